@@ -13,11 +13,13 @@ import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, Unauthorized
+from tpufleet.model import durations
 
 DEFAULT_SNAPSHOT_LIMIT = 100 * 2**20
 DEFAULT_LOG_LIMIT = 2**30
@@ -39,7 +41,10 @@ KEYS = (
     "snapshot_limit",
     "log_limit",
     "log_format",
+    "retention",
+    "secrets_kms_key",
     "slices_per_user",
+    "fair_share_half_life",
     "max_hosts_lost_percent",
     "bucket",
     "tpu_vm",
@@ -49,7 +54,7 @@ KEYS = (
 )
 LOG_FORMATS = ("text", "json")
 PROVIDERS = ("local", "tpu-vm", "gke")
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +75,10 @@ class Config:
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
     log_limit: int = DEFAULT_LOG_LIMIT  # bytes of all logs of a job
     log_format: str = "text"  # of the server's own log: `text` or `json`
+    retention: Mapping[str, Any] | None = None  # parsed by `compose.retention_settings`
+    secrets_kms_key: str | None = None  # Cloud KMS key that wraps the key of secrets
     slices_per_user: int | None = None  # quota per user; None: unlimited
+    fair_share_half_life: timedelta | None = timedelta(days=7)  # of usage; None: no fair share
     max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone
     bucket: str | None = None  # gs:// location for checkpoints, code and logs; None: `data`
     tpu_vm: Mapping[str, Any] | None = None  # parsed by `providers.tpu_vm.settings`
@@ -189,6 +197,9 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         log_limit=_size(*log_limit) if (log_limit := setting("log_limit")) else DEFAULT_LOG_LIMIT,
         log_format=_log_format(*log_format) if (log_format := setting("log_format")) else "text",
         slices_per_user=_count(*per_user) if per_user else None,
+        fair_share_half_life=_half_life(*half_life)
+        if (half_life := setting("fair_share_half_life"))
+        else timedelta(days=7),
         max_hosts_lost_percent=_percent(*lost)
         if (lost := setting("max_hosts_lost_percent"))
         else 20,
@@ -200,9 +211,19 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         bucket=_bucket(*bucket) if (bucket := setting("bucket")) else None,
         tpu_vm=_tpu_vm(environ, _mapping("tpu_vm", environ, values, file)),
         gke=_with_variables("gke", environ, _mapping("gke", environ, values, file)),
+        secrets_kms_key=_kms_key(*kms) if (kms := setting("secrets_kms_key")) else None,
+        retention=_mapping("retention", environ, values, file),
         prices=_mapping("prices", environ, values, file),
         budgets=_mapping("budgets", environ, values, file),
     )
+
+
+def origin(config: Config, key: str, environ: Mapping[str, str]) -> str:
+    """Where the value of a setting comes from: a variable, the config file, or the default."""
+    variable = f"TPUFLEET_{key.upper()}"
+    if environ.get(variable):
+        return variable
+    return str(config.config_file) if key in _read_file(config.config_file) else "default"
 
 
 def debug_enabled(environ: Mapping[str, str]) -> bool:
@@ -253,6 +274,14 @@ def read_secret_file(path: Path) -> str:
     if not value or not value.isprintable():
         raise Unauthorized(f"{path} contains no token; ask an admin to run `tpu token create`")
     return value
+
+
+def write_token(path: Path, token: str) -> None:
+    """Replace the token in a file, which only its owner can read. Never partly written."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(token + "\n")
+    os.replace(draft, path)
 
 
 def is_loopback(url: str) -> bool:
@@ -385,6 +414,15 @@ def _flag(text: str, source: str) -> bool:
     return text.lower() in ("true", "1")
 
 
+def _kms_key(text: str, source: str) -> str:
+    if not re.fullmatch(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+", text):
+        raise BadInput(
+            f"{source}: {text!r} is not a Cloud KMS key; use projects/PROJECT/locations/LOCATION/"
+            "keyRings/RING/cryptoKeys/KEY"
+        )
+    return text
+
+
 def _log_format(text: str, source: str) -> str:
     if text not in LOG_FORMATS:
         raise BadInput(f"{source}: {text!r} is not a log format; use {' or '.join(LOG_FORMATS)}")
@@ -399,14 +437,29 @@ def _count(text: str, source: str) -> int:
     return int(text)
 
 
+def _half_life(text: str, source: str) -> timedelta | None:
+    try:
+        span = durations.parse(text)
+    except BadInput as error:
+        raise BadInput(f"{source}: {error}") from error
+    if span is not None and span < timedelta(minutes=1):
+        raise BadInput(f"{source}: must be at least 1m; write none for no fair share")
+    return span
+
+
 def _percent(text: str, source: str) -> int:
     if not re.fullmatch(r"[0-9]{1,3}", text.strip()) or not 1 <= int(text) <= 100:
         raise BadInput(f"{source}: {text!r} is not a percentage; use a whole number from 1 to 100")
     return int(text)
 
 
+def parse_size(text: str, source: str) -> int:
+    """Bytes, such as `200M`."""
+    return _size(text, source)
+
+
 def _size(text: str, source: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,15})\s*([kmg]?)(i?b)?", text.strip().lower())
+    match = re.fullmatch(r"([0-9]{1,15})\s*([kmgt]?)(i?b)?", text.strip().lower())
     if match is None:
         raise BadInput(
             f"{source}: {text!r} is not a size in bytes; use a number with k, M or G, such as 200M"

@@ -6,6 +6,7 @@ import os
 import signal
 from datetime import datetime
 
+import httpx
 import pytest
 
 from tests.bridges.harness import ORDER, PROJECT, BridgeHarness
@@ -28,7 +29,10 @@ def test_a_document_runs_and_receives_its_result(harness: BridgeHarness):
     assert (found["challenge_number"], found["timeout"]) == (3, 60)
     job = harness.server.client.job(found["bridge"]["job"])
     assert {"challenge=3", f"job-id={name}"} <= set(job.job.spec.tags)
-    assert found["log_url"] == f"{harness.server.url}/api/v1/jobs/{job.job.id}/logs"
+    # The author of the document has no token.
+    assert found["log_url"].startswith(f"{harness.server.url}/api/v1/jobs/{job.job.id}/logs?")
+    response = httpx.get(found["log_url"])
+    assert (response.status_code, "hello" in response.text) == (200, True)
     assert "hello" in "".join(harness.server.client.logs(job.job.id))
     statuses = harness.observed_statuses(name)
     assert statuses == sorted(statuses, key=ORDER.index) and statuses[0] == "pending"

@@ -23,6 +23,7 @@ from tpufleet.bridges.firestore.bridge import Bridge
 from tpufleet.bridges.firestore.collection import DocumentChange, translate_errors
 from tpufleet.bridges.firestore.document_state import DocumentDriver, HeldDocument
 from tpufleet.bridges.firestore.documents import Document, DocumentClaim
+from tpufleet.bridges.firestore.metrics import exposition
 from tpufleet.errors import PermissionMissing, Unreachable
 from tpufleet.model.jobs import JobId
 
@@ -142,6 +143,30 @@ def test_a_dead_listener_is_replaced(bridged):
 
 def test_the_stream_of_job_changes_is_reopened_after_an_error(bridged, fleet):
     wait_until(lambda: fleet.connects.qsize() >= 2, 60, lambda: fleet.connects.qsize())
+
+
+def test_metrics_count_documents_claims_outcomes_and_errors(fleet):
+    collection, driver = FakeCollection(), FakeDriver()
+    bridge = Bridge(collection, driver, fleet, BridgeLimits(heartbeat_seconds=0.1))  # type: ignore[arg-type]
+    thread = threading.Thread(target=bridge.run)
+    thread.start()
+    try:
+        _, notify = collection.listeners.get(timeout=60)
+        notify([DocumentChange(id=name, document=pending(name)) for name in ("d1", "d2")])
+
+        def values() -> dict[str, str]:
+            lines = exposition(bridge.metrics()).splitlines()
+            return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+
+        wait_until(lambda: int(values()["tpufleet_bridge_ended_total"]) >= 2, 60, values)
+        shown = values()
+        assert shown['tpufleet_bridge_documents{status="pending"}'] == "2"
+        assert int(shown["tpufleet_bridge_claims_total"]) >= 2
+        assert int(shown["tpufleet_bridge_errors_total"]) >= 2, "the first claim of each fails"
+        assert shown["tpufleet_bridge_ready"] == "1"
+    finally:
+        bridge.stop()
+        thread.join(60)
 
 
 class FailingCollection:

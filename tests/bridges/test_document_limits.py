@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 
 pytest.importorskip(
@@ -66,6 +67,8 @@ def test_documents_of_every_size_end(harness: BridgeHarness):
             assert (found["status"], found["error"]) == ("completed", None), free
             assert found["result"].startswith("ééé") and found["log_url"], free
             assert ("result_url" in found) == (free < 90_000), free
+            if "result_url" in found:
+                assert httpx.get(found["result_url"]).json()["result"] == "é" * 40_000
     found = harness.wait_ended(failing)
     assert found["error"].startswith("ValueError: ééé") and found["log_url"]
 

@@ -91,6 +91,8 @@ def test_probes_report_when_the_bridge_is_ready(harness: BridgeHarness):
     bridge = harness.start_bridge("--probes", address, "--beat", "0.5")
     wait_until(lambda: fetch(f"http://{address}/readyz") == (200, "ok\n"), 60, harness.diagnostics)
     assert fetch(f"http://{address}/healthz") == (200, "ok\n")
+    status, metrics = fetch(f"http://{address}/metrics")
+    assert status == 200 and "tpufleet_bridge_ready 1\n" in metrics
     assert fetch(f"http://{address}/other")[0] == 404
     bridge.send_signal(signal.SIGTERM)
     assert bridge.wait(60) == 0

@@ -17,7 +17,7 @@ from tests.chaos.load_balancer import LoadBalancer
 from tests.server_process import Server, wait_until
 from tpufleet.controller.loop import LEASE_TTL
 from tpufleet.errors import Unreachable
-from tpufleet.stores.database import Session
+from tpufleet.stores.database import DatabaseSession
 from tpufleet.stores.open_store import open_store
 from tpufleet.stores.postgres import PostgresDatabase
 
@@ -117,7 +117,7 @@ def test_a_server_that_freezes_in_a_transaction_does_not_keep_the_lease(url, sto
     locked, thawed = threading.Event(), threading.Event()
     told: list[Exception] = []
 
-    def renew(session: Session) -> None:
+    def renew(session: DatabaseSession) -> None:
         session.rows("SELECT holder FROM leases FOR UPDATE")
         locked.set()
         thawed.wait(60)

@@ -581,6 +581,23 @@ def test_ended_objects_leave_the_live_state(store):
 # Events and the inbox.
 
 
+def test_old_events_are_deleted_except_those_of_live_jobs(store):
+    live, ended = a.job("live"), a.job("ended", state=JobState.FAILED, ended_at=a.NOW)
+    store.commit(ChangeSet(new_jobs=[live, ended]))
+    for number in range(3):
+        at = a.NOW + timedelta(days=number)
+        events = [replace(a.event(job_id=job_id), at=at) for job_id in ("live", "ended", None)]
+        store.commit(ChangeSet(events=events))
+    assert store.delete_events(a.NOW) == 0
+    assert store.delete_events(a.NOW + timedelta(days=1)) == 2
+    assert [event.seq for event in store.events(EventQuery())] == [1, 4, 5, 6, 7, 8, 9]
+    assert [event.seq for event in store.events(EventQuery(after=3, limit=2))] == [4, 5]
+    assert store.delete_events(a.NOW + timedelta(days=9)) == 4
+    assert [event.seq for event in store.events(EventQuery())] == [1, 4, 7]
+    store.commit(ChangeSet(events=[a.event()]))
+    assert store.last_event() == 10
+
+
 def test_events_are_numbered_from_one_in_the_order_of_commits(store):
     store.commit(ChangeSet(events=[a.event("one"), a.event("two")]))
     store.commit(ChangeSet(events=[a.event("three")]))

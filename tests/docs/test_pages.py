@@ -12,11 +12,17 @@ import yaml
 
 from tests.docs import markdown
 from tpufleet import config
+from tpufleet.environment.config import parse as cluster_file
 from tpufleet.model import job_file
 from tpufleet.providers.local import fault_plan
 from tpufleet.views.cli import job_files
 
-JOB_FILES = sorted(markdown.EXAMPLES.rglob("*.yaml"))
+# Examples of other kinds, such as JobSets, say what they are.
+JOB_FILES = sorted(
+    file
+    for file in markdown.EXAMPLES.rglob("*.yaml")
+    if file.name != "cluster.yaml" and "\napiVersion:" not in f"\n{file.read_text()}"
+)
 
 
 def _as_config(plain: dict[str, Any], folder: Path) -> None:
@@ -38,6 +44,7 @@ READERS: dict[str, Callable[[dict[str, Any], Path], object]] = {
     "# faults.yaml": lambda plain, _: fault_plan.parse(plain),
     "# config.yaml": _as_config,
     "# storm.yaml": _as_storm,
+    "# cluster.yaml": lambda plain, _: cluster_file.parse(plain),
 }
 
 

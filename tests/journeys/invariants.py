@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from tpufleet.model.attempts import Attempt, AttemptId
-from tpufleet.model.end_reasons import END_REASONS, Budget
+from tpufleet.model.end_reasons import END_REASONS, RetryBudget
 from tpufleet.model.jobs import JobState
 from tpufleet.model.lifecycle import can_reach, can_transition
 from tpufleet.model.slices import SliceId, SliceState
@@ -88,7 +88,7 @@ class Invariants:
                 self._failed_by_themselves.add(host.workload.assignment.attempt_id)
         for attempt in self._ended.values():
             budget = END_REASONS[attempt.end_reason].budget
-            if budget in (Budget.FAILURE, Budget.SETUP, Budget.MEMORY):
+            if budget in (RetryBudget.FAILURE, RetryBudget.SETUP, RetryBudget.MEMORY):
                 assert attempt.id in self._failed_by_themselves, (
                     f"{attempt.id} is charged to {budget}, but nothing of it failed by itself"
                 )

@@ -19,8 +19,8 @@ from tpufleet.controller.provider_calls import InlineExecutor
 from tpufleet.controller.reconcile import ControllerSettings
 from tpufleet.model import topology
 from tpufleet.model.attempts import Attempt
-from tpufleet.model.budgets import Budget as SpendingBudget
-from tpufleet.model.end_reasons import END_REASONS, Budget
+from tpufleet.model.budgets import Budget
+from tpufleet.model.end_reasons import END_REASONS, RetryBudget
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.jobs import Job, JobId, JobState
 from tpufleet.model.pools import Pool
@@ -63,7 +63,7 @@ class SimulatedFleet:
         zones: tuple[str, ...] = ("zone-a",),
         slices_per_user: int | None = None,
         boot_limit: timedelta = timedelta(minutes=5),
-        budgets: Sequence[SpendingBudget] = (),
+        budgets: Sequence[Budget] = (),
         other_clouds: Callable[[ManualClock], Sequence[AdvancingCloud]] = lambda clock: (),
     ) -> None:
         """`other_clouds` makes providers besides `fake`; they are tried before it."""
@@ -92,7 +92,7 @@ class SimulatedFleet:
         )
         self._job_storage = JobStorage(
             snapshots=SnapshotFiles(folder / "snapshots"),
-            secrets=SecretFiles(folder / "secrets"),
+            secrets=SecretFiles(folder / "secrets", [b"k" * 32]),
             checkpoints="/checkpoints",
             providers=names,
         )
@@ -112,18 +112,18 @@ class SimulatedFleet:
         job_id = JobId(f"job-{len(self.programs):03d}")
         self.programs[job_id] = program or Program()
         body = json.dumps({"jobs": [{"id": job_id, "spec": document}]}).encode()
-        submission.submit(self._context(owner), self._job_storage, body)
+        submission.submit(self.context(owner), self._job_storage, body)
         return job_id
 
     def cancel(self, job: JobId, by: str = "ann") -> None:
-        commands.cancel(self._context(by), self.job(job))
+        commands.cancel(self.context(by), self.job(job))
 
     def put_pool(self, **fields) -> None:
         fields = {"provider": "fake", "accelerator": "v5litepod-16", **fields}
-        commands.put_pool(self._context("root"), Pool(**fields), ("fake",))
+        commands.put_pool(self.context("root"), Pool(**fields), ("fake", "gke"))
 
     def delete_pool(self, name: str) -> None:
-        commands.delete_pool(self._context("root"), name)
+        commands.delete_pool(self.context("root"), name)
 
     # Faults.
     def preempt(self, job: JobId, which: int = 0) -> None:
@@ -247,7 +247,7 @@ class SimulatedFleet:
         return sum(
             1
             for attempt in self.store.attempts(job)
-            if attempt.end_reason and END_REASONS[attempt.end_reason].budget is Budget.FAILURE
+            if attempt.end_reason and END_REASONS[attempt.end_reason].budget is RetryBudget.FAILURE
         )
 
     def gang(self, job: JobId) -> list[TpuSlice]:
@@ -305,7 +305,7 @@ class SimulatedFleet:
         alive = [peer for peer in peers if peer.workload.running_since and not peer.stalled]
         return len(alive) == attempt.num_processes
 
-    def _context(self, who: str) -> CommandContext:
+    def context(self, who: str) -> CommandContext:
         role = Role.ADMIN if who == "root" else Role.MEMBER
         return CommandContext(
             store=self.store, caller=Caller(name=who, role=role), now=self.clock.now()

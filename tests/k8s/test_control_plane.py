@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psutil
 import pytest
+import yaml
 
 from tests.k8s.rigs import eventually
 from tpufleet.errors import Conflict, NotFound
+from tpufleet.kubernetes.connections import JOBSET
 from tpufleet.testbed.kubernetes import binaries, cluster
 
 pytestmark = pytest.mark.timeout(600)
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_jobset_of_two_slices_runs_on_kwok_nodes(rig):
@@ -34,6 +39,19 @@ def test_a_failed_pod_restarts_its_jobset(rig):
         and not before & {pod["metadata"]["uid"] for pod in rig.pods("fails")},
         120, rig.describe,
     )  # fmt: skip
+
+
+def test_pods_that_request_chips_tolerate_the_taint_of_tpu_nodes(rig):
+    """As on GKE, so that manifests of users need no toleration."""
+    example = next(yaml.safe_load_all((ROOT / "examples/jobset/jobset.yaml").read_text()))
+    assert "google.com/tpu" not in str(
+        example["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["tolerations"]
+    )
+    example["metadata"]["namespace"] = rig.namespace
+    rig.connection.create(JOBSET, example)
+    [pod, *_] = eventually(lambda: rig.pods("example"), 60, rig.describe)
+    tolerations = {each.get("key") for each in pod["spec"]["tolerations"]}
+    assert {"google.com/tpu", "cloud.google.com/gke-spot"} <= tolerations
 
 
 @pytest.mark.scale  # the session fixture covers the rest

@@ -19,12 +19,14 @@ from tpufleet.testbed.kubernetes import binaries
 
 ROOT = Path(__file__).parents[2] / "deploy" / "k8s"
 OVERLAYS = ["overlays/gke", "overlays/local"]
+EVERYTHING = [*OVERLAYS, "base/bridge"]
 pytestmark = pytest.mark.timeout(600)
 
 # Third-party kinds without a schema here: only their presence is checked.
 THIRD_PARTY = {
     "monitoring.coreos.com": {
-        "ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules",
+        "ServiceMonitor": "servicemonitors", "PodMonitor": "podmonitors",
+        "PrometheusRule": "prometheusrules",
     },
     "cert-manager.io": {"Issuer": "issuers", "Certificate": "certificates"},
 }  # fmt: skip
@@ -91,7 +93,7 @@ def test_no_role_reads_secrets_and_cluster_roles_write_only_events():
 
 
 def pods():
-    for folder in OVERLAYS:
+    for folder in EVERYTHING:
         for manifest in rendered(folder):
             if manifest["kind"] == "Deployment":
                 yield manifest["metadata"]["name"], manifest["spec"]["template"]["spec"], manifest
@@ -100,7 +102,7 @@ def pods():
 def test_every_deployment_is_restricted_with_probes_and_limits():
     budgets = {
         manifest["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"]
-        for folder in OVERLAYS
+        for folder in EVERYTHING
         for manifest in rendered(folder)
         if manifest["kind"] == "PodDisruptionBudget"
     }
@@ -128,21 +130,62 @@ def test_every_deployment_runs_a_valid_command():
 
 
 def test_the_server_accepts_the_shipped_config(tmp_path):
-    (config_map,) = [
-        manifest for manifest in rendered("overlays/gke")
-        if manifest["kind"] == "ConfigMap" and "config.yaml" in manifest["data"]
-    ]  # fmt: skip
+    config_maps = [
+        manifest["data"] for manifest in rendered("overlays/gke") if manifest["kind"] == "ConfigMap"
+    ]
     file = tmp_path / "config.yaml"
-    file.write_text(config_map["data"]["config.yaml"].replace("PROJECT", "my-project"))
-    read = config.load({"TPUFLEET_CONFIG": str(file)}, tmp_path)
-    assert read.provider == "gke"
-    assert settings.parse(read.gke).queue == "tpu-training-jobs"
+    file.write_text(next(data["config.yaml"] for data in config_maps if "config.yaml" in data))
+    variables = next(data for data in config_maps if "TPUFLEET_BUCKET" in data)
+    read = config.load(
+        {"TPUFLEET_CONFIG": str(file), "TPUFLEET_STORE": "postgresql://db/fleet",
+         **{name: value.replace("PROJECT", "my-project") for name, value in variables.items()}},
+        tmp_path,
+    )  # fmt: skip
+    assert read.provider == "gke" and read.shares_files
+    parsed = settings.parse(read.gke)
+    assert parsed.queue == "tpu-training-jobs"
+    assert parsed.image == "us-docker.pkg.dev/my-project/tpufleet/tpufleet:0.1.0"
+
+
+def test_every_placeholder_is_in_the_settings():
+    """`tpu deploy init` replaces them there."""
+    shipped = [path for path in ROOT.rglob("*") if path.is_file()]
+    found = {path.relative_to(ROOT) for path in shipped if "PROJECT" in path.read_text()}
+    assert found == {
+        Path("overlays/gke/settings.env"),
+        Path("base/bridge/account.yaml"),  # replaced by components/gke
+        Path("components/gke/kustomization.yaml"),  # GOOGLE_CLOUD_PROJECT
+    }
+    for manifest in rendered("overlays/gke"):
+        if manifest["kind"] == "Deployment":
+            for container in manifest["spec"]["template"]["spec"]["containers"]:
+                assert container["image"] == "us-docker.pkg.dev/PROJECT/tpufleet/tpufleet:0.1.0"
+
+
+def test_every_secret_and_config_map_that_a_pod_uses_is_created_or_documented():
+    documented = (ROOT.parents[1] / "docs" / "kubernetes.md").read_text()
+    documented += (ROOT.parents[1] / "docs" / "firestore.md").read_text()
+    created = {
+        (manifest["kind"], manifest["metadata"]["name"])
+        for folder in EVERYTHING
+        for manifest in rendered(folder)
+    }
+    for _, pod, _ in pods():
+        text = str(pod)
+        for name in re.findall(
+            r"'secretName': '([^']+)'|'secretKeyRef': {[^}]*'name': '([^']+)'", text
+        ):
+            secret = name[0] or name[1]
+            issued = secret == "admission-controller-tls"  # by cert-manager
+            assert issued or f"`{secret}`" in documented, secret
+        for name in re.findall(r"'config[mM]ap(?:Ref)?': {'name': '([^']+)'", text):
+            assert ("ConfigMap", name) in created, name
 
 
 def test_every_deployment_has_a_network_policy():
     selected = [
         manifest["spec"]["podSelector"]["matchLabels"]
-        for folder in OVERLAYS
+        for folder in EVERYTHING
         for manifest in rendered(folder)
         if manifest["kind"] == "NetworkPolicy"
     ]
@@ -187,12 +230,17 @@ def test_alerts_use_metrics_that_the_provisioner_exports():
 
 def test_pods_use_workload_identity_and_mount_no_keys():
     annotated = {
-        manifest["metadata"]["name"]
+        manifest["metadata"]["name"]: manifest["metadata"]["annotations"][
+            "iam.gke.io/gcp-service-account"
+        ]
         for manifest in rendered("overlays/gke")
         if manifest["kind"] == "ServiceAccount"
         and "iam.gke.io/gcp-service-account" in manifest["metadata"].get("annotations", {})
     }
-    assert annotated == {"tpu-provisioner-controller-manager", "tpufleet", "tpufleet-bridge"}
+    assert annotated == {
+        "tpu-provisioner-controller-manager": "tpu-provisioner@PROJECT.iam.gserviceaccount.com",
+        "tpufleet": "tpufleet@PROJECT.iam.gserviceaccount.com",
+    }
     assert "GOOGLE_APPLICATION_CREDENTIALS" not in str(rendered("overlays/gke"))
 
 
@@ -225,7 +273,7 @@ def third_party_crds() -> list[dict]:
 
 
 def test_a_real_api_server_accepts_every_manifest(plane):
-    manifests = [manifest for folder in OVERLAYS for manifest in rendered(folder)]
+    manifests = [manifest for folder in EVERYTHING for manifest in rendered(folder)]
     # Overlays share objects; sending each once saves seconds for a hundred flavors.
     manifests = [
         manifest for index, manifest in enumerate(manifests) if manifest not in manifests[:index]

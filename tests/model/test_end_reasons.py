@@ -6,27 +6,27 @@ from dataclasses import fields
 
 import pytest
 
-from tpufleet.model.end_reasons import END_REASONS, Budget, EndReason
+from tpufleet.model.end_reasons import END_REASONS, EndReason, RetryBudget
 from tpufleet.model.jobs import Retries
 
 PAYS = {
-    EndReason.FINISHED: Budget.NONE,
-    EndReason.USER_ERROR: Budget.FAILURE,
-    EndReason.DATA_ERROR: Budget.NONE,
-    EndReason.TIMEOUT: Budget.NONE,
-    EndReason.OUT_OF_HBM: Budget.NONE,
-    EndReason.OUT_OF_HOST_MEMORY: Budget.MEMORY,
-    EndReason.DISK_FULL: Budget.INFRASTRUCTURE,
-    EndReason.DEVICE_BUSY: Budget.INFRASTRUCTURE,
-    EndReason.CONNECTION_LOST: Budget.INFRASTRUCTURE,
-    EndReason.SETUP_FAILED: Budget.SETUP,
-    EndReason.HUNG: Budget.HANG,
-    EndReason.HOST_LOST: Budget.INFRASTRUCTURE,
-    EndReason.PREEMPTED: Budget.FREE,
-    EndReason.MAINTENANCE: Budget.FREE,
-    EndReason.CANCELLED: Budget.NONE,
-    EndReason.OVER_BUDGET: Budget.NONE,
-    EndReason.SUPERSEDED: Budget.FREE,
+    EndReason.FINISHED: RetryBudget.NONE,
+    EndReason.USER_ERROR: RetryBudget.FAILURE,
+    EndReason.DATA_ERROR: RetryBudget.NONE,
+    EndReason.TIMEOUT: RetryBudget.NONE,
+    EndReason.OUT_OF_HBM: RetryBudget.NONE,
+    EndReason.OUT_OF_HOST_MEMORY: RetryBudget.MEMORY,
+    EndReason.DISK_FULL: RetryBudget.INFRASTRUCTURE,
+    EndReason.DEVICE_BUSY: RetryBudget.INFRASTRUCTURE,
+    EndReason.CONNECTION_LOST: RetryBudget.INFRASTRUCTURE,
+    EndReason.SETUP_FAILED: RetryBudget.SETUP,
+    EndReason.HUNG: RetryBudget.HANG,
+    EndReason.HOST_LOST: RetryBudget.INFRASTRUCTURE,
+    EndReason.PREEMPTED: RetryBudget.FREE,
+    EndReason.MAINTENANCE: RetryBudget.FREE,
+    EndReason.CANCELLED: RetryBudget.NONE,
+    EndReason.OVER_BUDGET: RetryBudget.NONE,
+    EndReason.SUPERSEDED: RetryBudget.FREE,
 }
 NOTHING_TO_DO = {
     EndReason.FINISHED, EndReason.CANCELLED, EndReason.PREEMPTED, EndReason.MAINTENANCE,
@@ -51,7 +51,7 @@ def test_no_two_reasons_read_the_same():
 
 
 def test_every_limited_budget_is_a_field_of_retries():
-    counted = set(Budget) - {Budget.NONE, Budget.FREE}
+    counted = set(RetryBudget) - {RetryBudget.NONE, RetryBudget.FREE}
     assert {field.name for field in fields(Retries)} == {budget.value for budget in counted}
     retries = Retries(failure=1, setup=2, memory=3, hang=4, infrastructure=5)
-    assert [retries.limit(Budget(field.name)) for field in fields(Retries)] == [1, 2, 3, 4, 5]
+    assert [retries.limit(RetryBudget(field.name)) for field in fields(Retries)] == [1, 2, 3, 4, 5]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.model.log_corpus import TAILS, Tail
 from tpufleet.model import failure_signatures
-from tpufleet.model.end_reasons import END_REASONS, Budget, EndReason
+from tpufleet.model.end_reasons import END_REASONS, EndReason, RetryBudget
 
 Reader = Callable[[list[str]], EndReason | None]
 
@@ -86,7 +86,9 @@ def test_the_corpus_has_several_tails_of_every_reason_that_a_log_can_tell():
     reasons = {signature.reason for signature in failure_signatures.SIGNATURES}
     for reason in reasons:
         assert sum(tail.expected is reason for tail in TAILS) >= 5, reason
-        assert END_REASONS[reason].budget is not Budget.FREE, "a log is no proof of a preemption"
+        assert END_REASONS[reason].budget is not RetryBudget.FREE, (
+            "a log is no proof of a preemption"
+        )
     assert sum(tail.expected is None for tail in TAILS) >= 20
 
 

@@ -20,7 +20,7 @@ from tests.policy.builders import (
     make_slice,
 )
 from tpufleet.model.attempts import AttemptState
-from tpufleet.model.end_reasons import END_REASONS, Budget, EndReason
+from tpufleet.model.end_reasons import END_REASONS, EndReason, RetryBudget
 from tpufleet.model.hosts import Phase, Progress
 from tpufleet.model.jobs import JobState, Retries, Rule
 from tpufleet.model.lifecycle import can_transition
@@ -35,7 +35,7 @@ LOST = (
     LossReason.OUT_OF_MEMORY,
     LossReason.VANISHED,
 )
-GOES_ON = [reason for reason in EndReason if END_REASONS[reason].budget is not Budget.NONE]
+GOES_ON = [reason for reason in EndReason if END_REASONS[reason].budget is not RetryBudget.NONE]
 exits = st.sampled_from(
     [
         {"status": 0},

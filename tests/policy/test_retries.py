@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.policy.builders import after, ended_attempt, make_job
 from tpufleet.model import job_file
-from tpufleet.model.end_reasons import END_REASONS, Budget, EndReason
+from tpufleet.model.end_reasons import END_REASONS, EndReason, RetryBudget
 from tpufleet.model.jobs import Capacity, Retries, Rule
 from tpufleet.policy import retries, retry_rules
 from tpufleet.policy.retries import RetryAction, RetryDecision
@@ -72,7 +72,7 @@ def test_a_preempted_slice_is_replaced_and_its_healthy_siblings_are_kept():
 INFRASTRUCTURE = [
     reason
     for reason, info in END_REASONS.items()
-    if info.budget in (Budget.FREE, Budget.INFRASTRUCTURE)
+    if info.budget in (RetryBudget.FREE, RetryBudget.INFRASTRUCTURE)
 ]
 
 
@@ -104,7 +104,9 @@ def test_the_decision_for_each_reason(reason):
 
 
 CHARGED = [
-    reason for reason in EndReason if END_REASONS[reason].budget not in (Budget.NONE, Budget.FREE)
+    reason
+    for reason in EndReason
+    if END_REASONS[reason].budget not in (RetryBudget.NONE, RetryBudget.FREE)
 ]
 
 
@@ -242,7 +244,7 @@ def simulate(job, reasons):
 def test_retries_never_exceed_a_budget(reasons, limits, rule):
     job = make_job(retries=limits, rule=rule, crash_loop=99)
     history, last = simulate(job, reasons)
-    for budget in set(Budget) - {Budget.NONE, Budget.FREE}:
+    for budget in set(RetryBudget) - {RetryBudget.NONE, RetryBudget.FREE}:
         allowed = limits.limit(budget)
         assert retries.charged_attempts(history, budget) <= allowed + (last is not None)
         if last is None:
@@ -260,7 +262,9 @@ def test_free_reasons_never_use_up_a_retry(reasons, data, limits):
         mixed.append((reason, True))
     plain, plain_end = simulate(job, [(reason, True) for reason in reasons])
     history, end = simulate(job, mixed)
-    charged = [item for item in history if END_REASONS[item.end_reason].budget is not Budget.FREE]
+    charged = [
+        item for item in history if END_REASONS[item.end_reason].budget is not RetryBudget.FREE
+    ]
     assert [item.end_reason for item in charged] == [item.end_reason for item in plain]
     assert (end is None) == (plain_end is None)
 
@@ -277,7 +281,7 @@ def test_a_job_that_makes_progress_is_never_a_crash_loop(reasons, limit):
 def test_without_progress_the_retries_end(reasons, limits, limit):
     job = make_job(retries=limits, crash_loop=limit)
     history, end = simulate(job, [(reason, False) for reason in reasons])
-    total = sum(limits.limit(Budget(name)) for name in Retries.__dataclass_fields__)
+    total = sum(limits.limit(RetryBudget(name)) for name in Retries.__dataclass_fields__)
     lost_hosts = sum(item.end_reason is EndReason.HOST_LOST for item in history)
     assert end is not None and end.action is RetryAction.FAIL
     assert len(history) <= total + 1

@@ -18,7 +18,7 @@ from tests.policy.builders import (
     make_attempt,
     make_slice,
 )
-from tpufleet.model.end_reasons import END_REASONS, Budget, EndReason
+from tpufleet.model.end_reasons import END_REASONS, EndReason, RetryBudget
 from tpufleet.model.hosts import Exit, Phase
 from tpufleet.model.slices import LossReason, SliceState
 from tpufleet.policy.verdicts import LOSS_DETECTION_DELAY, cause_of, judge
@@ -155,6 +155,23 @@ def test_a_connection_lost_before_the_loss_was_detected_is_explained_by_it(loss,
     lost = make_slice(state=SliceState.GONE, loss=loss, lost_at=after(10))
     verdict = judge(ATTEMPT, [lost], [exited(ATTEMPT, 0, at=after(3), **PEER_DIED)])
     assert verdict.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [("", ""), ("preempted", ""), ("the zone is full", ": the zone is full")],
+    ids=["none", "the reason again", "more"],
+)
+def test_a_loss_is_described_once(message, shown):
+    lost = make_slice(
+        "s0",
+        state=SliceState.GONE,
+        loss=LossReason.PREEMPTED,
+        lost_at=after(60),
+        reason=message,
+    )
+    verdict = judge(make_attempt(), [lost], [])
+    assert verdict.message == f"slice s0 was preempted{shown}"
 
 
 def test_a_released_slice_explains_nothing():
@@ -310,7 +327,10 @@ def test_a_preemption_before_all_failures_is_never_charged_to_the_user(gang, los
     assume(attempt.stop_reason is None)
     slices[0] = make_slice(slices[0].id, state=SliceState.GONE, loss=loss, lost_at=after(4))
     verdict = judge(attempt, slices, hosts)
-    assert verdict.reason is EndReason.FINISHED or END_REASONS[verdict.reason].budget is Budget.FREE
+    assert (
+        verdict.reason is EndReason.FINISHED
+        or END_REASONS[verdict.reason].budget is RetryBudget.FREE
+    )
 
 
 @given(gangs())

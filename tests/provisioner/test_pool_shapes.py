@@ -64,7 +64,6 @@ BY_RULE = [
     (V4, "12x16x16", 768),
     (V4, "16x16x16", 1024),
     (V4, "4x4x256", 1024),
-    (V5P, "4x4x560", 2240),
     (V5P, "16x16x24", 1536),
     (V7, "4x8x40", 320),
 ]
@@ -107,6 +106,8 @@ REFUSED = [
     ),
     pytest.param(V5E, "1x1", 4, "each pod requests 4", id="more chips than the slice has"),
     pytest.param(V4, "16x16x20", 4, "up to 4096 chips", id="larger than a pod"),
+    # A pod has 8960 chips: https://cloud.google.com/tpu/docs/v5p
+    pytest.param(V5P, "16x16x28", 4, "up to 6144 chips", id="larger than the largest slice"),
     pytest.param(V4, "2x8x8", 4, "multiples of 4", id="not built of cubes"),
     pytest.param(V5P, "4x4x6", 4, "multiples of 4", id="not a multiple of four"),
     pytest.param(V5E, "3x5", 4, "no topology 3x5", id="topology not offered"),

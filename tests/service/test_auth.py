@@ -59,7 +59,7 @@ def test_every_route_is_closed_to_whoever_has_no_right_to_it(shared_service, rou
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/api/v1", "/api/v1/nothing", "/api/v1/agent/nothing", "/docs", "/api/v1/jobs/"]
+    "path", ["/api/v1", "/api/v1/nothing", "/api/v1/agent/nothing", "/docs", "/api/v1/jobs/"]
 )
 def test_an_unknown_path_tells_a_stranger_nothing(shared_service, path):
     with shared_service.http() as http:

@@ -14,20 +14,29 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.clocks import SystemClock
-from tpufleet.compose import first_start, server_files, server_log
+from tpufleet.compose import (
+    backup,
+    first_start,
+    retention_settings,
+    secrets_key,
+    server_files,
+    server_log,
+)
 from tpufleet.compose.providers import fleet_id, providers
 from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import thread_executor
+from tpufleet.errors import BadInput
 from tpufleet.model import budgets, prices
-from tpufleet.model.users import Role, Token, User
+from tpufleet.model.users import TOKEN_PREFIX, Role, Token, User
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.local.provider import LocalProvider
 from tpufleet.service import auth
 from tpufleet.service.app import create_app
 from tpufleet.service.event_streams import EventHub
 from tpufleet.service.http_server import FleetServer, make_server
+from tpufleet.service.recent_errors import RecentErrors
 from tpufleet.service.routing import ServiceDependencies
 from tpufleet.stores.base import Store
 from tpufleet.stores.open_store import open_store
@@ -44,7 +53,7 @@ SWITCH_INTERVAL_SECONDS = 0.001
 
 def serve(settings: Config, *, embedded: bool) -> int:
     """Run the control plane until SIGTERM or SIGINT. Returns the exit status."""
-    server_log.set_up(settings.log_format)
+    recent_errors = server_log.set_up(settings.log_format)
     if settings.ca_file is not None:
         os.environ["TPUFLEET_CA_FILE"] = str(settings.ca_file)  # for the agents that we start
     home = settings.home
@@ -59,13 +68,21 @@ def serve(settings: Config, *, embedded: bool) -> int:
             server_files.require_private(path)
     with (
         server_files.exclusive_lock(home),
-        contextlib.closing(open_store(store_url(settings))) as store,
+        contextlib.closing(_open_store(settings)) as store,
     ):
-        control_plane = ControlPlane(settings, store, providers(settings, store))
+        control_plane = ControlPlane(settings, store, providers(settings, store), recent_errors)
         if settings.tpu_vm is not None and "tpu-vm" in settings.enabled_providers:
             first_start.check_cloud_once(settings)
         control_plane.run()
     return 0
+
+
+def _open_store(settings: Config) -> Store:
+    url = store_url(settings)
+    saved = backup.before_migration(settings, url)
+    if saved is not None:
+        log.info("backed up the database to %s before migrating it", saved)
+    return open_store(url)
 
 
 def store_url(settings: Config) -> str:
@@ -75,7 +92,14 @@ def store_url(settings: Config) -> str:
 class ControlPlane:
     """One server: the HTTP API in the main thread, the controller in another."""
 
-    def __init__(self, settings: Config, store: Store, providers: Mapping[str, Provider]) -> None:
+    def __init__(
+        self,
+        settings: Config,
+        store: Store,
+        providers: Mapping[str, Provider],
+        recent_errors: RecentErrors | None = None,
+    ) -> None:
+        self._recent_errors = recent_errors
         self._settings = settings
         self._store = store
         self._providers = providers
@@ -125,6 +149,10 @@ class ControlPlane:
                 providers=tuple(self._providers),
                 default_provider=self._settings.default_provider,
                 faults=tuple(fault.value for fault in Fault),
+                secrets_key=secrets_key.secrets_key(self._settings, self._store),
+                retention=retention_settings.parse(self._settings.retention),
+                recent_errors=self._recent_errors,
+                started_at=self._clock.now(),
                 **_bucket_options(self._settings),
             )
         )
@@ -141,12 +169,14 @@ class ControlPlane:
             holder=server_files.lease_holder(self._settings),
             fleet=fleet_id(self._store),
             server_url=self._settings.public_url or self.url,
+            ca_certificates=server_files.ca_certificates(self._settings.ca_file),
             slice_token=lambda slice_id: auth.slice_token(self._secret, slice_id),
             bootstrap_token=lambda slice_id: auth.bootstrap_token(self._secret, slice_id),
             settings=ControllerSettings(
                 default_providers=(default,),
                 zones_by_provider={name: item.zones for name, item in self._providers.items()},
                 slices_per_user=self._settings.slices_per_user,
+                fair_share_half_life=self._settings.fair_share_half_life,
                 max_hosts_lost_percent=self._settings.max_hosts_lost_percent,
                 budgets=budgets.parse(self._settings.budgets),
                 prices=prices.price_table(self._settings.prices),
@@ -160,8 +190,10 @@ class ControlPlane:
 
     def _register_admin_token(self, path: Path) -> None:
         """Accept the token in this file, and no longer one that was in it before."""
-        digest = auth.token_hash(server_files.read_mounted_secret(path, "admin_token_file"))
-        now = self._clock.now()
+        value = server_files.read_mounted_secret(path, "admin_token_file")
+        if not value.startswith(TOKEN_PREFIX):
+            raise BadInput(f"admin_token_file: the token in {path} must start with {TOKEN_PREFIX}")
+        digest, now = auth.token_hash(value), self._clock.now()
         if self._store.user(ADMIN) is None:
             self._store.put_user(User(name=ADMIN, role=Role.ADMIN, created_at=now))
         for token in self._store.tokens(ADMIN):
@@ -176,9 +208,10 @@ class ControlPlane:
     def _create_local_admin(self, path: Path) -> None:
         """Make the local user an admin, with a token file that only they can read."""
         token = path.read_text().strip() if path.exists() else ""
-        if token and self._store.token_by_hash(auth.token_hash(token)):
-            return
+        known = self._store.token_by_hash(auth.token_hash(token)) if token else None
         name, now = server_files.user_name(), self._clock.now()
+        if known is not None and not known.expired(now):
+            return
         if self._store.user(name) is None:
             self._store.put_user(User(name=name, role=Role.ADMIN, created_at=now))
         token = auth.new_token()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from tpufleet.linux import stderr_rotation
+from tpufleet.service.recent_errors import RecentErrors
 from tpufleet.service.redaction import RedactionFilter
 
 MAX_PER_MESSAGE = 60
@@ -18,15 +19,17 @@ MAX_MESSAGES = 1_000
 WINDOW_SECONDS = 60.0
 
 
-def set_up(log_format: str) -> None:
+def set_up(log_format: str) -> RecentErrors:
     """Log to standard error. Called once."""
     handler = _StderrHandler()
     text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(JsonFormatter() if log_format == "json" else text)
     handler.addFilter(RepeatFilter())
     handler.addFilter(RedactionFilter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    recent = RecentErrors()
+    logging.basicConfig(level=logging.INFO, handlers=[handler, recent])
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    return recent
 
 
 class JsonFormatter(logging.Formatter):

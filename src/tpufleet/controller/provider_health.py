@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+import tpufleet
 from tpufleet.controller.provider_calls import CallKind, CallResult
 from tpufleet.errors import BadInput, BadRequest, NoCapacity
 from tpufleet.model.cloud_slices import SliceListing
@@ -58,6 +59,7 @@ class ProviderHealthLog:
             holder=self._holder,
             leader_since=self._leader_since,
             reported_at=now,
+            version=tpufleet.__version__,
             providers=tuple(
                 ProviderHealth(
                     name=name,

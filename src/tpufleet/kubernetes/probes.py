@@ -64,7 +64,7 @@ class ProbeServer:
 
 
 def _handler(pages: Mapping[str, ProbePage]) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class ProbeHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             page = pages.get(self.path.partition("?")[0])
             status, text = page() if page else (404, "not found\n")
@@ -78,4 +78,4 @@ def _handler(pages: Mapping[str, ProbePage]) -> type[BaseHTTPRequestHandler]:
         def log_message(self, format: str, *args: object) -> None:
             return  # a probe request every few seconds is not worth a log line
 
-    return Handler
+    return ProbeHandler

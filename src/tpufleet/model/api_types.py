@@ -14,9 +14,11 @@ from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import HostId, NoticeKind, Phase, Progress
 from tpufleet.model.jobs import Capacity, Job, JobId, JobState
+from tpufleet.model.metric_points import MetricPoint
 from tpufleet.model.pools import Pool
+from tpufleet.model.reservations import DEFAULT_DURATION, Reservation
 from tpufleet.model.slices import LossReason, SliceId, SliceState
-from tpufleet.model.users import Role, User
+from tpufleet.model.users import Role, TokenScope, User
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -38,6 +40,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attempts: int
     progress: Progress | None  # of process 0; after an attempt, the last of any process
     parent: JobId | None
+    notes: str = ""
+    held_by: str | None = None  # a user who keeps it from being placed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +81,8 @@ class SliceRow:
     requested_at: datetime
     ready_at: datetime | None
     gone_at: datetime | None
+    reserved_for: str | None = None  # kept for this user after a failure
+    reserved_until: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +143,102 @@ class ResubmitRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class JobChanges:
+    """Change a live or ended job. Fields that are missing stay as they are."""
+
+    name: str | None = None
+    tags: tuple[str, ...] | None = None  # all tags; then `add_tags` and `remove_tags` apply
+    add_tags: tuple[str, ...] = ()
+    remove_tags: tuple[str, ...] = ()  # `*` and `?` are wildcards
+    notes: str | None = None
+    priority: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricSeries:
+    """What a job reported over time, thinned to a bounded number of points."""
+
+    job_id: JobId
+    name: str
+    points: tuple[MetricPoint, ...]  # oldest first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileDifference:
+    path: str
+    change: str  # added, deleted or changed
+    diff: str  # unified; empty for binary and large files
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeDifference:
+    """The code of one job, compared with that of the first."""
+
+    job_id: JobId
+    same: bool
+    files: tuple[FileDifference, ...] = ()
+    message: str = ""  # why it cannot be compared
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Values are in the order of `jobs`; None where a job has none."""
+
+    jobs: tuple[JobRow, ...]
+    config: dict[str, tuple[str | None, ...]]  # only what differs
+    metrics: dict[str, tuple[float | None, ...]]  # last values
+    code: tuple[CodeDifference, ...]  # of each job but the first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueEntry:
+    """A job that waits."""
+
+    job: JobRow
+    queue: str  # pool, or TPU type of jobs without a pool
+    position: int | None  # from 1; None while it is held
+    blocked_by: str
+    behind: str | None  # OWNER/NAME of the job whose end it waits for, if known
+    behind_until: datetime | None  # when that job ends at the latest
+    earliest_start: datetime | None  # as far as time limits tell
+    owner_chip_hours: float  # decayed usage, which decides between users
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueuePage:
+    entries: tuple[QueueEntry, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueMove:
+    """One of these."""
+
+    first: bool = False
+    last: bool = False
+    before: str | None = None  # another job in the same queue
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewReservation:
+    id: str  # chosen by the sender, so that a resend is the same reservation
+    pool: str
+    slices: int | None = None  # None: all of the pool
+    starts_at: datetime | None = None  # None: now
+    duration: timedelta = DEFAULT_DURATION
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReservationExtension:
+    extend_by: timedelta = DEFAULT_DURATION
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReservationPage:
+    reservations: tuple[Reservation, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EventPage:
     events: tuple[Event, ...]
     last: int  # pass it as `after` for the next page
@@ -163,12 +265,28 @@ class CurrentUser:
     name: str
     role: Role
     version: str
+    token_id: str = ""
+    scope: TokenScope = TokenScope.FULL
+    pool: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrowserSession:
+    user: str
+    role: Role
+    csrf: str  # to send in the header X-Tpufleet-Csrf with every change
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoginLink:
+    path: str  # on this server; valid once, for two minutes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewUser:
     name: str
     role: Role = Role.MEMBER
+    service: bool | None = None  # a service account; None: as it was
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,7 +298,14 @@ class UserPage:
 class NewToken:
     user: str | None = None  # the caller, when missing
     note: str = ""
-    expires_in: timedelta | None = None  # None: never
+    expires_in: timedelta | None = None  # None: never; service accounts: after 90 days
+    scope: TokenScope = TokenScope.FULL
+    pool: str | None = None  # limited to jobs in this pool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRotation:
+    overlap: timedelta = timedelta(hours=1)  # for which the old token stays valid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,6 +316,8 @@ class CreatedToken:
     user: str
     token: str
     expires_at: datetime | None = None
+    scope: TokenScope = TokenScope.FULL
+    pool: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,6 +328,8 @@ class TokenRow:
     created_at: datetime
     last_used_at: datetime | None
     expires_at: datetime | None = None
+    scope: TokenScope = TokenScope.FULL
+    pool: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,6 +434,20 @@ ERROR_HEADER = "X-Tpufleet-Error"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorResponse:
     error: ErrorDetail
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewLink:
+    """A link to a file of a job that works without a token."""
+
+    resource: str  # `logs` or `result`
+    expires_in: timedelta
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignedLink:
+    path: str  # with its query; the server's address precedes it
+    expires_at: datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

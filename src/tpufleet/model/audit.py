@@ -11,6 +11,7 @@ class AuditAction(StrEnum):
     PUT_USER = "user.put"
     DELETE_USER = "user.delete"
     CREATE_TOKEN = "token.create"
+    ROTATE_TOKEN = "token.rotate"
     REVOKE_TOKEN = "token.revoke"
     PUT_SECRET = "secret.put"
     DELETE_SECRET = "secret.delete"

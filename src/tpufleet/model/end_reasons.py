@@ -30,7 +30,7 @@ class EndReason(StrEnum):
 DATA_ERROR_STATUS = 65
 
 
-class Budget(StrEnum):
+class RetryBudget(StrEnum):
     """What a retry is charged to. The job's `retries` says how much of each there is."""
 
     NONE = "none"  # never retried
@@ -48,90 +48,90 @@ class EndReasonInfo:
 
     description: str
     detected_by: str
-    budget: Budget
+    budget: RetryBudget
     advice: str = ""
 
 
 END_REASONS: dict[EndReason, EndReasonInfo] = {
     EndReason.FINISHED: EndReasonInfo(
-        "finished", "all processes exited with status 0", Budget.NONE
+        "finished", "all processes exited with status 0", RetryBudget.NONE
     ),
     EndReason.USER_ERROR: EndReasonInfo(
         "program error",
         "a non-zero exit status or a signal without another explanation",
-        Budget.FAILURE,
+        RetryBudget.FAILURE,
         "read `tpu logs JOB`, fix the program, then run `tpu resume JOB --new-code`",
     ),
     EndReason.DATA_ERROR: EndReasonInfo(
         "invalid input",
         f"exit status {DATA_ERROR_STATUS} (EX_DATAERR), by which a program says not to retry it",
-        Budget.NONE,
+        RetryBudget.NONE,
         "read `tpu logs JOB`, correct the input of the program, and submit it again",
     ),
     EndReason.TIMEOUT: EndReasonInfo(
         "time limit reached",
         "running time, summed over all attempts, exceeded `timeout`",
-        Budget.NONE,
+        RetryBudget.NONE,
         "run `tpu resume JOB --set timeout=…` with a larger `timeout`",
     ),
     EndReason.OUT_OF_HBM: EndReasonInfo(
         "out of device memory (HBM)",
         "exit with RESOURCE_EXHAUSTED and an HBM allocation in the last log lines",
-        Budget.NONE,
+        RetryBudget.NONE,
         "use a smaller batch, more sharding or rematerialisation, or a larger slice",
     ),
     EndReason.OUT_OF_HOST_MEMORY: EndReasonInfo(
         "out of host memory",
         "killed by the kernel's out-of-memory killer, or MemoryError / bad_alloc at exit",
-        Budget.MEMORY,
+        RetryBudget.MEMORY,
         "load less data per host, or use a type with more memory per host",
     ),
     EndReason.DISK_FULL: EndReasonInfo(
         "disk full",
         "exit with `No space left on device`",
-        Budget.INFRASTRUCTURE,
+        RetryBudget.INFRASTRUCTURE,
         "write less, or write to the checkpoint location instead of the host's disk",
     ),
     EndReason.DEVICE_BUSY: EndReasonInfo(
         "TPU busy or locked",
         "exit with `The TPU is already in use`, a libtpu lock or `Could not open any log file`",
-        Budget.INFRASTRUCTURE,
+        RetryBudget.INFRASTRUCTURE,
         "another process uses the chips; run `tpu resume JOB` after it has ended",
     ),
     EndReason.CONNECTION_LOST: EndReasonInfo(
         "connection between hosts lost",
         "exit with gRPC UNAVAILABLE / DEADLINE_EXCEEDED or a coordination-service heartbeat error",
-        Budget.INFRASTRUCTURE,
+        RetryBudget.INFRASTRUCTURE,
     ),
     EndReason.SETUP_FAILED: EndReasonInfo(
         "setup failed",
         "the setup command, the snapshot or a secret failed before the program started",
-        Budget.SETUP,
+        RetryBudget.SETUP,
         "read `tpu logs JOB`; the setup step runs on every host of every attempt",
     ),
     EndReason.HUNG: EndReasonInfo(
         "no progress",
         "the program reported progress, then none for `hung_after`",
-        Budget.HANG,
+        RetryBudget.HANG,
         "read `tpu logs JOB`; increase `hung_after` if the program was only slow",
     ),
     EndReason.HOST_LOST: EndReasonInfo(
-        "host lost", "no heartbeat, or reported as lost by the provider", Budget.INFRASTRUCTURE
+        "host lost", "no heartbeat, or reported as lost by the provider", RetryBudget.INFRASTRUCTURE
     ),
     EndReason.PREEMPTED: EndReasonInfo(
-        "preempted", "a preemption notice, or reported by the provider", Budget.FREE
+        "preempted", "a preemption notice, or reported by the provider", RetryBudget.FREE
     ),
     EndReason.MAINTENANCE: EndReasonInfo(
-        "host maintenance", "a maintenance notice from the host", Budget.FREE
+        "host maintenance", "a maintenance notice from the host", RetryBudget.FREE
     ),
     EndReason.OVER_BUDGET: EndReasonInfo(
         "limit on cost reached",
         "`max_cost` or `max_hours` of the job, or the budget of its owner or pool",
-        Budget.NONE,
+        RetryBudget.NONE,
         "run `tpu resume JOB --set max_cost=…` with a larger limit, or raise the budget first",
     ),
-    EndReason.CANCELLED: EndReasonInfo("cancelled", "requested by a user", Budget.NONE),
+    EndReason.CANCELLED: EndReasonInfo("cancelled", "requested by a user", RetryBudget.NONE),
     EndReason.SUPERSEDED: EndReasonInfo(
-        "superseded by a job of higher priority", "decided by placement", Budget.FREE
+        "superseded by a job of higher priority", "decided by placement", RetryBudget.FREE
     ),
 }

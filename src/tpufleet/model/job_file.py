@@ -11,6 +11,7 @@ from typing import Any
 
 from tpufleet.errors import BadInput
 from tpufleet.model import field_types as types
+from tpufleet.model import pod_fields
 from tpufleet.model.field_types import FieldType, ParseErrors, label_error, zone_error
 from tpufleet.model.jobs import JobSpec
 
@@ -123,6 +124,26 @@ FIELDS: tuple[JobField, ...] = (
         example="pip install -r requirements.txt",
         default_text="none",
         metavar="SCRIPT",
+    ),
+    JobField(
+        name="python",
+        type=types.PYTHON,
+        description="Python version of the job's environment, which uv makes on each host.",
+        example="'3.12'",
+        default_text="3.12 on TPU VMs; the server's Python on simulated slices; the image's on GKE",
+        metavar="VERSION",
+    ),
+    JobField(
+        name="dependencies",
+        type=types.DEPENDENCIES,
+        description="Packages of the job's environment: requirements, or files in the working "
+        "directory that list them. `[]` is an environment without packages.",
+        example="[jax[tpu], optax, requirements.txt]",
+        default_text="on TPU VMs uv.lock, pyproject.toml or requirements.txt in the working "
+        "directory, else jax[tpu]",
+        style=OptionStyle.REPEATED,
+        flag="--dependency",
+        metavar="REQUIREMENT",
     ),
     JobField(
         name="slices",
@@ -294,6 +315,16 @@ FIELDS: tuple[JobField, ...] = (
         metavar="DURATION",
     ),
     JobField(
+        name="pod",
+        type=pod_fields.POD,
+        description="Settings of the pods on GKE: image, cpu, memory, service_account, volumes, "
+        "labels, tolerations. Other providers ignore them.",
+        example="{cpu: 8, service_account: trainer}",
+        default_text="as the server is configured",
+        style=OptionStyle.PAIRS,
+        metavar="NAME=VALUE",
+    ),
+    JobField(
         name="tags",
         type=types.TAGS,
         description="Tags to find the job by. `name=value` also becomes a label of its pods.",
@@ -311,6 +342,17 @@ FIELDS: tuple[JobField, ...] = (
         default_text="empty",
         flag="--note",
         metavar="TEXT",
+    ),
+    JobField(
+        name="metrics",
+        type=types.METRICS,
+        description="Metrics to read from the output of a program that reports none. Each value is "
+        "a regular expression whose first group is the number; `step` and `total` are progress.",
+        example="{loss: 'loss: ([0-9.]+)', step: 'step ([0-9]+)'}",
+        default_text="empty",
+        style=OptionStyle.PAIRS,
+        flag="--metric",
+        metavar="NAME=REGEX",
     ),
 )
 
@@ -337,6 +379,8 @@ def parse_job(document: Any) -> JobSpec:
     for name in parsed["secrets"]:
         if name in parsed["env"]:
             errors.add(f"secrets.{name}", "also in env; remove one")
+    if parsed["pool"] is not None and parsed["pod"] != _DEFAULTS["pod"]:
+        errors.add("pod", "not with pool: its slices have their pods already; remove one")
     if errors.lines:
         raise BadInput("\n".join(errors.lines))
     return JobSpec(**parsed)

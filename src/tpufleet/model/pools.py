@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 from tpufleet.errors import BadInput, BadRequest, NoCapacity, Permanent, QuotaExceeded
 from tpufleet.model.jobs import Capacity
+from tpufleet.model.pod_settings import PodSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +23,9 @@ class Pool:
     members: tuple[str, ...] = ()  # users that may use it; empty: all
     slices_per_user: int | None = None
     supersede: bool = False  # a job of higher priority may take slices from a running one
+    hold_after_failure: timedelta = timedelta(0)  # slices of a failed job stay for its owner
     idle_after: timedelta = timedelta(minutes=10)  # idle slices above `smallest` are released
+    pod: PodSettings = field(default_factory=PodSettings)  # on Kubernetes
 
 
 class RefusalKind(StrEnum):

@@ -39,6 +39,17 @@ class ControllerReport:
     leader_since: datetime
     reported_at: datetime
     providers: tuple[ProviderHealth, ...] = ()
+    version: str = ""  # of tpufleet
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoggedError:
+    """A warning or an error in the log of this server."""
+
+    at: datetime  # the last time
+    level: str
+    message: str
+    count: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,3 +61,7 @@ class ServerStatus:
     jobs: dict[JobState, int]
     slices: int  # that exist or are requested
     waiting_for: tuple[CapacityRefusal, ...] = ()  # sources that are not requested from now
+    oldest_queued_at: datetime | None = None  # when the job that waits longest was submitted
+    hosts: int = 0  # that sent a heartbeat within two minutes
+    started_at: datetime | None = None  # of the server that answers
+    errors: tuple[LoggedError, ...] = ()  # of the server that answers, in the last hour

@@ -13,11 +13,21 @@ class Role(StrEnum):
     ADMIN = "admin"  # changes anything
 
 
+TOKEN_PREFIX = "tpf_"  # lets secret scanners recognise a token
+
+
+class TokenScope(StrEnum):
+    FULL = "full"  # all that its user may do
+    READ = "read"  # reads what its user may read, changes nothing
+    SUBMIT = "submit"  # submits jobs, and follows and cancels those of its user; nothing else
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class User:
     name: str
     role: Role
     created_at: datetime
+    service: bool = False  # a program: an admin creates its tokens, and they expire
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +41,9 @@ class Token:
     note: str = ""
     last_used_at: datetime | None = None
     expires_at: datetime | None = None  # None: never
+    scope: TokenScope = TokenScope.FULL
+    pool: str | None = None  # limited to jobs in this pool; None: not limited
+    replaced_by: str | None = None  # id of the token that it was rotated to
 
     def expired(self, now: datetime) -> bool:
         return self.expires_at is not None and now >= self.expires_at

@@ -122,9 +122,7 @@ class RefusalHistory:
         key = (source, accelerator)
         if key not in self._cache:
             refusal = self._find_refusal(source, accelerator, now)
-            self._cache[key] = refusal and BlockedSource(
-                refusal, refusal.until, f"{source}: {refusal.message}"
-            )
+            self._cache[key] = _blocked_by(source, refusal) if refusal else None
         return self._cache[key]
 
     def _find_refusal(
@@ -140,6 +138,10 @@ class RefusalHistory:
             if refusal.until > now and _covers(refusal, accelerator_type)
         ]
         return max(blocked, key=lambda refusal: refusal.until, default=None)
+
+
+def _blocked_by(source: CapacitySource, refusal: CapacityRefusal) -> BlockedSource:
+    return BlockedSource(refusal, refusal.until, f"{source}: {refusal.message}")
 
 
 def choose_source(

@@ -13,7 +13,7 @@ class RateLimit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bucket:
+class TokenBucket:
     """What a caller has left, and since when it has been refilled."""
 
     tokens: float
@@ -28,13 +28,15 @@ PER_SLICE_TOKEN = RateLimit(per_second=500, burst=10_000)
 PER_STRANGER = RateLimit(per_second=20, burst=300)
 
 
-def take(bucket: Bucket | None, limit: RateLimit, now: datetime) -> tuple[Bucket, timedelta | None]:
+def take(
+    bucket: TokenBucket | None, limit: RateLimit, now: datetime
+) -> tuple[TokenBucket, timedelta | None]:
     """The bucket after one request; and, when it is rejected, how long to wait."""
     if bucket is None:
-        bucket = Bucket(tokens=limit.burst, at=now)
+        bucket = TokenBucket(tokens=limit.burst, at=now)
     elapsed = max(0.0, (now - bucket.at).total_seconds())
     tokens = min(float(limit.burst), bucket.tokens + elapsed * limit.per_second)
     if tokens < 1:
         wait = timedelta(seconds=(1 - tokens) / limit.per_second)
-        return Bucket(tokens=tokens, at=now), wait
-    return Bucket(tokens=tokens - 1, at=now), None
+        return TokenBucket(tokens=tokens, at=now), wait
+    return TokenBucket(tokens=tokens - 1, at=now), None

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from tpufleet.backoff import BackoffPolicy
 from tpufleet.model.attempts import Attempt
-from tpufleet.model.end_reasons import END_REASONS, Budget, EndReason
+from tpufleet.model.end_reasons import END_REASONS, EndReason, RetryBudget
 from tpufleet.model.jobs import Job
 from tpufleet.policy import retry_rules
 from tpufleet.policy.retry_rules import RuleAction
@@ -69,9 +69,9 @@ def decide_retry(job: Job, ended: Attempt, history: Sequence[Attempt]) -> RetryD
     if action is RuleAction.PASS:
         advice = "run `tpu resume JOB` to continue from the last checkpoint"
         return _fail(ended, f"not retried under rule `{job.spec.rule}`", advice)
-    if info.budget is Budget.NONE:
+    if info.budget is RetryBudget.NONE:
         return _fail(ended, "a retry would fail the same way", info.advice)
-    if info.budget is not Budget.FREE:
+    if info.budget is not RetryBudget.FREE:
         allowed = job.spec.retries.limit(info.budget)
         if charged_attempts(history, info.budget) > allowed:
             used_up = ", all used" if allowed else ""
@@ -96,7 +96,7 @@ def decide_retry(job: Job, ended: Attempt, history: Sequence[Attempt]) -> RetryD
     )
 
 
-def charged_attempts(history: Sequence[Attempt], budget: Budget) -> int:
+def charged_attempts(history: Sequence[Attempt], budget: RetryBudget) -> int:
     """How many attempts were charged to this budget."""
     return sum(
         1

@@ -137,7 +137,8 @@ def _earliest_loss(
 
 
 def _loss_message(tpu_slice: TpuSlice, reason: EndReason) -> str:
-    detail = f": {tpu_slice.reason}" if tpu_slice.reason else ""
+    # Some providers have no more to say than that it was preempted.
+    detail = f": {tpu_slice.reason}" if tpu_slice.reason not in ("", reason) else ""
     return f"slice {tpu_slice.id} {LOSS_DESCRIPTIONS[reason]}{detail}"
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.jobs import Capacity
+from tpufleet.model.pod_settings import PodSettings
 from tpufleet.model.slices import SliceId
 
 
@@ -28,11 +29,13 @@ class Order:
     tokens: dict[SliceId, str]  # bootstrap tokens of the agents, by slice
     server_url: str
     fleet: str  # label value that marks the slices of this installation
+    ca_certificates: str = ""  # PEM; what agents trust besides the system's, for `server_url`
     job_id: str | None = None
     pool: str | None = None
     priority: int = 0  # the job's, for providers with their own queue
     grace: timedelta = timedelta(seconds=30)  # the job's, between SIGTERM and SIGKILL
     labels: dict[str, str] = field(default_factory=dict)  # copied where the provider has labels
+    pod: PodSettings = field(default_factory=PodSettings)  # the job's, on Kubernetes
 
 
 __all__ = ["CloudSlice", "CloudState", "Fault", "Order", "Provider"]

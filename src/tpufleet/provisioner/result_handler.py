@@ -81,7 +81,9 @@ class ResultHandler:
         self._metrics.calls.labels(verb="delete", outcome=outcome).inc()
         if error is not None:
             cause = failure_causes.classify_error(error)
-            self._tracker.backoff.record_failed_deletion(pool.name, cause, str(error), now)
+            self._tracker.backoff.record_failed_deletion(
+                pool.name, pool.status, cause, str(error), now
+            )
             message = f"node pool {pool.name}: {error}"
             self._reporter.report_on_pool(pool, call.node_name, state, DELETE_FAILED, message)
             return

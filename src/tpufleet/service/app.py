@@ -1,4 +1,5 @@
-"""The HTTP application. Without a valid token every path answers 401, whether it exists or not."""
+"""The HTTP application. Without a valid token or a signed link every path answers 401, whether it
+exists or not."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import contextlib
 import logging
 import re
 import threading
+import time
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -25,7 +27,15 @@ from tpufleet.model.api_types import ERROR_HEADER, ErrorDetail, ErrorResponse
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
 from tpufleet.policy import rate_limits
-from tpufleet.service import audit, auth, housekeeping, openapi
+from tpufleet.service import (
+    audit,
+    auth,
+    housekeeping,
+    openapi,
+    probes,
+    signed_links,
+    token_scopes,
+)
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.connection_limits import AUTHENTICATED
@@ -33,11 +43,12 @@ from tpufleet.service.event_streams import EventHub
 from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults, ArchivedSnapshots
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
-from tpufleet.service.files.secrets import SecretFiles, SharedSecrets
+from tpufleet.service.files.secrets import SecretFiles, SharedSecrets, derived_key
 from tpufleet.service.files.shared_logs import SharedLogs
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.service.host_commands import HostCommandQueue
+from tpufleet.service.metrics import ServerMetrics
 from tpufleet.service.queries import EndedJobRows
 from tpufleet.service.rate_limiter import RateLimiter, TooManyRequests
 from tpufleet.service.routing import (
@@ -51,6 +62,9 @@ from tpufleet.service.routing import (
     TooLarge,
 )
 from tpufleet.service.submission import JobStorage
+from tpufleet.service.web import sessions
+from tpufleet.service.web.pages import WebPages
+from tpufleet.service.web.sessions import LoginLinks
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +94,7 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
         stopping = threading.Event()
         housekeeping_thread = threading.Thread(
             target=housekeeping.run_until,
-            args=(stopping, deps.store, deps.state, deps.clock),
+            args=(stopping, deps.store, components.job_files, deps.retention, deps.clock),
             name="housekeeping",
             daemon=True,
         )
@@ -107,7 +121,15 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
             )
             for route in ROUTES
         ],
-        middleware=[Middleware(AuthMiddleware, deps=deps, limiter=limiter or RateLimiter())],
+        middleware=[
+            Middleware(
+                AuthMiddleware,
+                deps=deps,
+                limiter=limiter or RateLimiter(),
+                pages=WebPages(),
+                links=components.login_links,
+            )
+        ],
         exception_handlers={HTTPException: _no_such_route},
         lifespan=lifespan,
     )
@@ -120,10 +142,20 @@ class AuthMiddleware:
     """Authenticates users before anything else happens. The routes for agents do it themselves,
     because their token depends on the slice that the request names."""
 
-    def __init__(self, app: ASGIApp, deps: ServiceDependencies, limiter: RateLimiter) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        deps: ServiceDependencies,
+        limiter: RateLimiter,
+        pages: WebPages,
+        links: LoginLinks,
+    ) -> None:
         self._app = app
         self._deps = deps
         self._limiter = limiter
+        self._probes = probes.Probes(deps.store, deps.clock)
+        self._pages = pages
+        self._links = links
         agents = "|".join(
             re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(API_PREFIX + route.path))
             for route in ROUTES
@@ -135,16 +167,38 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        address, token_hash, caller = _address(scope), "", None
+        if scope["path"] == "/metrics":  # where scrapers look by default
+            scope = {**scope, "path": f"{API_PREFIX}/metrics"}
+        if scope["path"] in probes.PATHS:
+            await (await self._probes.respond(scope["path"]))(scope, receive, send)
+            return
+        if self._pages.is_public(scope["path"], scope["method"]):
+            await self._pages.respond(Request(scope))(scope, receive, send)
+            return
+        address, token, token_hash, caller = _address(scope), "", "", None
         try:
-            token = auth.bearer_token(_header(scope, b"authorization"))
-            token_hash = auth.token_hash(token)
+            header, query = _header(scope, b"authorization"), scope["query_string"]
+            signature = None if header else signed_links.signature_of(scope["method"], query)
+            if signature is not None:
+                token, token_hash = signature, auth.token_hash(signature)
+            else:
+                token, token_hash = self._credentials(scope, header, address)
             self._limiter.check_address(address, token_hash)
-            if self._is_agent_path(scope["path"]):
+            if signature is not None:
+                secret, now = self._deps.secret, self._deps.clock.now()
+                caller = await run_in_threadpool(
+                    signed_links.authenticate, scope["path"], query, secret, self._deps.store, now
+                )
+                self._limiter.check_caller(token_hash, rate_limits.PER_USER_TOKEN)
+                self._accept(scope, token_hash)
+                scope["query_string"] = signed_links.without_signature(query)
+            elif self._is_agent_path(scope["path"]):
                 self._limiter.check_caller(token_hash, rate_limits.PER_SLICE_TOKEN)
             else:
                 now = self._deps.clock.now()
-                caller = await run_in_threadpool(auth.authenticate, token, self._deps.store, now)
+                caller = await run_in_threadpool(
+                    auth.authenticate, token_hash, self._deps.store, now
+                )
                 self._limiter.check_caller(token_hash, rate_limits.PER_USER_TOKEN)
                 self._accept(scope, token_hash)
         except FleetError as error:
@@ -157,6 +211,7 @@ class AuthMiddleware:
             await _internal_error()(scope, receive, send)
             return
         scope["tpufleet.token"], scope["tpufleet.caller"] = token, caller
+        scope["tpufleet.token_hash"] = token_hash
         if caller is not None:
             await self._app(scope, receive, send)
             return
@@ -172,6 +227,24 @@ class AuthMiddleware:
 
         await self._app(scope, receive, send_agent_response)
 
+    def _credentials(self, scope: Scope, header: str | None, address: str) -> tuple[str, str]:
+        """The token of the request and its hash. Browsers send a cookie, or a login link, instead
+        of a token; then only the hash is known."""
+        now = self._deps.clock.now()
+        cookie = sessions.cookie_from(_header(scope, b"cookie")) if header is None else None
+        if cookie is not None and not self._is_agent_path(scope["path"]):
+            self._limiter.check_address(address, "")
+            hashed = sessions.read_cookie(self._deps.secret, cookie, now)
+            if scope["method"] not in sessions.SAFE_METHODS:
+                sent = _header(scope, sessions.CSRF_HEADER.encode())
+                sessions.check_csrf(self._deps.secret, cookie, sent)
+            return "", hashed
+        token = auth.bearer_token(header)
+        if token.startswith(sessions.LINK_PREFIX) and _creates_session(scope):
+            self._limiter.check_address(address, "")
+            return "", self._links.redeem(token, now)
+        return token, auth.token_hash(token)
+
     def _accept(self, scope: Scope, token_hash: str) -> None:
         scope[AUTHENTICATED] = True
         self._limiter.accept(token_hash)
@@ -182,6 +255,14 @@ def _endpoint(
 ) -> Callable[[Request], Awaitable[Response]]:
 
     async def endpoint(request: Request) -> Response:
+        started = time.monotonic()
+        response = await respond(request)
+        components.metrics.count(
+            route.operation_id, response.status_code, time.monotonic() - started
+        )
+        return response
+
+    async def respond(request: Request) -> Response:
         try:
             call = ApiCall(
                 components=components,
@@ -189,10 +270,12 @@ def _endpoint(
                 request=request,
                 now=components.deps.clock.now(),
                 token=request.scope["tpufleet.token"],
+                token_hash=request.scope["tpufleet.token_hash"],
                 caller=request.scope["tpufleet.caller"],
             )
             if isinstance(route.role, Role):
                 call.user.require_role(route.role)
+                token_scopes.require(call.user, route.method, route.operation_id)
             call.read_query()
             if not route.stream_body:
                 await call.read_body()
@@ -267,6 +350,10 @@ def _no_such_route(request: Request, error: Exception) -> Response:
     return _error(error.status_code, "NotFound", message)
 
 
+def _creates_session(scope: Scope) -> bool:
+    return scope["method"] == "POST" and scope["path"] == f"{API_PREFIX}/session"
+
+
 def _address(scope: Scope) -> str:
     """The client's IPv4 address, or its IPv6 network: one client often has all of that."""
     host: str = scope["client"][0] if scope.get("client") else ""
@@ -295,6 +382,8 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
         hub=hub,
         ended_job_rows=EndedJobRows(),
         host_commands=HostCommandQueue(deps.store),
+        metrics=ServerMetrics(deps.store, deps.clock),
+        login_links=LoginLinks(deps.secret),
         openapi=openapi.document(ROUTES),
     )
 
@@ -312,9 +401,17 @@ def _results(deps: ServiceDependencies) -> ResultFiles:
 
 
 def _secrets(deps: ServiceDependencies) -> SecretFiles:
-    if deps.shared:
-        return SharedSecrets(deps.store, deps.secret, deps.clock)
-    return SecretFiles(deps.state / "secrets")
+    folder = deps.state / "secrets"
+    keys = [key for key in (deps.secrets_key, derived_key(deps.secret)) if key is not None]
+    files = SecretFiles(folder, keys)
+    if not deps.shared:
+        if count := files.encrypt_all():
+            logger.info("encrypted %s secrets", count)
+        return files
+    secrets = SharedSecrets(deps.store, keys, deps.clock)
+    if count := secrets.import_files(files):
+        logger.info("copied %d secrets from %s to the database", count, folder)
+    return secrets
 
 
 def _logs(deps: ServiceDependencies) -> LogFiles:
@@ -322,5 +419,11 @@ def _logs(deps: ServiceDependencies) -> LogFiles:
     if deps.archive is None:
         return LogFiles(folder, deps.log_limit)
     if deps.shared:
-        return SharedLogs(deps.store, deps.archive, deps.clock, deps.log_limit)
+        return SharedLogs(
+            deps.store,
+            deps.archive,
+            deps.clock,
+            deps.log_limit,
+            earlier=ArchivedLogs(folder, deps.archive),
+        )
     return ArchivedLogs(folder, deps.archive, deps.log_limit)

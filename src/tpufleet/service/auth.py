@@ -12,10 +12,9 @@ from datetime import datetime, timedelta
 
 from tpufleet.errors import Forbidden, Unauthorized
 from tpufleet.model.slices import SliceId
-from tpufleet.model.users import Role, Token
+from tpufleet.model.users import TOKEN_PREFIX, Role, Token, TokenScope
 from tpufleet.stores.base import Store
 
-TOKEN_PREFIX = "tpf_"
 _RANK = {Role.VIEWER: 0, Role.MEMBER: 1, Role.ADMIN: 2}
 _RECORD_USE_INTERVAL = timedelta(minutes=5)  # a write for every call would be too expensive
 
@@ -25,6 +24,13 @@ class Caller:
     name: str
     role: Role
     token_id: str = ""
+    scope: TokenScope = TokenScope.FULL
+    pool: str | None = None  # limited to jobs in this pool
+
+    @property
+    def limited(self) -> bool:
+        """Whether its token allows less than its role."""
+        return self.scope is not TokenScope.FULL or self.pool is not None
 
     @property
     def is_admin(self) -> bool:
@@ -83,9 +89,9 @@ def bearer_token(header: str | None) -> str:
     return token.strip()
 
 
-def authenticate(token: str, store: Store, now: datetime) -> Caller:
-    """The user of this token. Also records its use, every few minutes."""
-    known = store.token_by_hash(token_hash(token)) if token.startswith(TOKEN_PREFIX) else None
+def authenticate(hashed: str, store: Store, now: datetime) -> Caller:
+    """The user of the token with this hash. Also records its use, every few minutes."""
+    known = store.token_by_hash(hashed)
     user = store.user(known.user) if known is not None else None
     if known is None or user is None:
         raise Unauthorized("unknown token; it may have been revoked")
@@ -96,7 +102,9 @@ def authenticate(token: str, store: Store, now: datetime) -> Caller:
         )
     if known.last_used_at is None or now - known.last_used_at > _RECORD_USE_INTERVAL:
         record_use(known, store, now)
-    return Caller(name=user.name, role=user.role, token_id=known.id)
+    return Caller(
+        name=user.name, role=user.role, token_id=known.id, scope=known.scope, pool=known.pool
+    )
 
 
 def record_use(token: Token, store: Store, now: datetime) -> None:

@@ -1,25 +1,24 @@
-"""Commands of users: on jobs, pools, slices, users, tokens and secrets. Each is one commit; the
-controller reacts to it."""
+"""Commands of users: on jobs, pools, slices and secrets. Each is one commit; the controller reacts
+to it."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
-from tpufleet.model import topology
-from tpufleet.model.api_types import CreatedToken, FaultRequest, NewToken, NewUser, SecretValue
-from tpufleet.model.durations import MAX_DURATION
+from tpufleet.model import job_file, pod_fields, topology
+from tpufleet.model.api_types import FaultRequest, JobChanges, SecretValue
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
+from tpufleet.model.job_edits import JobEdit
 from tpufleet.model.job_file import label_error
+from tpufleet.model.job_search import wildcard_pattern
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
-from tpufleet.model.users import Role, Token, User
-from tpufleet.service import auth, identifiers
+from tpufleet.service import identifiers
 from tpufleet.service.auth import Caller
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.stores.base import ChangeSet, JobQuery, Store
@@ -57,6 +56,57 @@ def cancel(context: CommandContext, job: Job) -> None:
     context.store.commit(ChangeSet(messages=[message], events=[event]))
 
 
+def change_job(context: CommandContext, job: Job, changes: JobChanges) -> Job:
+    """Change what users may change of a live or ended job."""
+    context.caller.require_owner(job.owner, f"job {job.id}")
+    fresh = {
+        name: value
+        for name in ("name", "notes", "priority")
+        if (value := getattr(changes, name)) is not None
+    }
+    tags = _changed_tags(job, changes)
+    if tags != job.spec.tags:
+        fresh["tags"] = list(tags)
+    # The same rules as for a job file.
+    spec = job_file.parse_job({**job_file.to_document(job.spec), **fresh})
+    changed = {name: getattr(spec, name) for name in fresh if spec != job.spec}
+    changed = {name: value for name, value in changed.items() if value != getattr(job.spec, name)}
+    if not changed:
+        return job
+    by = context.caller.name
+    values = ", ".join(f"{name} to {_shown(value)}" for name, value in changed.items())
+    return edit_job(context, job, JobEdit(job_id=job.id, **changed), f"{by} changed {values}")
+
+
+def edit_job(context: CommandContext, job: Job, edit: JobEdit, message: str) -> Job:
+    """Record the edit, why, and tell the controller if the job is live."""
+    by = context.caller.name
+    event = Event(
+        at=context.now,
+        kind=EventKind.JOB,
+        state="edited",
+        message=message,
+        job_id=job.id,
+        by=by,
+    )
+    told = InboxMessage(kind=InboxMessageKind.EDITED, at=context.now, by=by, job_id=job.id)
+    context.store.commit(
+        ChangeSet(edits=[edit], events=[event], messages=[] if job.ended else [told])
+    )
+    return context.store.job(job.id) or job
+
+
+def _changed_tags(job: Job, changes: JobChanges) -> tuple[str, ...]:
+    tags = job.spec.tags if changes.tags is None else changes.tags
+    removed = [wildcard_pattern(tag) for tag in changes.remove_tags]
+    kept = [tag for tag in tags if not any(each.fullmatch(tag.lower()) for each in removed)]
+    return tuple(dict.fromkeys((*kept, *changes.add_tags)))
+
+
+def _shown(value: object) -> str:
+    return ", ".join(value) or "none" if isinstance(value, tuple) else repr(value)
+
+
 def require_files_deletable(context: CommandContext, job: Job) -> None:
     context.caller.require_owner(job.owner, f"job {job.id}")
     if not job.ended:
@@ -78,10 +128,13 @@ def put_pool(context: CommandContext, pool: Pool, providers: Sequence[str]) -> P
         raise BadInput("slices_per_user: must be at least 1; leave it out for no limit")
     if not pool.capacity:
         raise BadInput("capacity: must list at least one kind, such as spot")
+    if not timedelta(0) <= pool.hold_after_failure <= timedelta(days=1):
+        raise BadInput("hold_after_failure: must be from 0 to 24 hours")
     if pool.idle_after.total_seconds() < 0:
         raise BadInput("idle_after: must not be negative")
     for member in pool.members:
         identifiers.check_user_name(member)
+    pod_fields.parse_pod(pod_fields.POD.to_document(pool.pod))
     pool = replace(pool, accelerator=topology.find(pool.accelerator).name)
     _commit_pool(context, pool.name, "changed", ChangeSet(pools=[pool]))
     return pool
@@ -119,6 +172,9 @@ def require_slice_access(context: CommandContext, tpu_slice: TpuSlice) -> JobId 
     """For admins, and for the owner of the job that holds the slice: then that job."""
     if context.caller.is_admin:
         return None
+    held = tpu_slice.job_id is None and tpu_slice.is_reserved(context.now)
+    if held and tpu_slice.reserved_for == context.caller.name:
+        return None
     job = context.store.job(tpu_slice.job_id) if tpu_slice.job_id is not None else None
     if job is None or job.owner != context.caller.name:
         holder = f"is held by a job of {job.owner}" if job is not None else "is held by no job"
@@ -126,6 +182,23 @@ def require_slice_access(context: CommandContext, tpu_slice: TpuSlice) -> JobId 
             f"slice {tpu_slice.id} {holder}; requires the admin role, or a job of yours on it"
         )
     return job.id
+
+
+def release_held_slice(context: CommandContext, slice_id: SliceId) -> None:
+    """Return a slice that is held after a failure to its pool."""
+    tpu_slice = context.store.slice(slice_id)
+    if tpu_slice is None or tpu_slice.state is SliceState.GONE:
+        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
+    if tpu_slice.reserved_for is None:
+        raise Conflict(f"slice {slice_id} is not held after a failure")
+    context.caller.require_owner(tpu_slice.reserved_for, f"the hold on slice {slice_id}")
+    message = InboxMessage(
+        kind=InboxMessageKind.HELD_SLICE_RELEASED,
+        at=context.now,
+        by=context.caller.name,
+        slice_id=slice_id,
+    )
+    context.store.commit(ChangeSet(messages=[message]))
 
 
 def request_fault(
@@ -157,62 +230,6 @@ def request_fault(
     context.store.commit(ChangeSet(messages=[message]))
 
 
-def put_user(context: CommandContext, new: NewUser) -> User:
-    """Create a user, or change their role."""
-    known = context.store.user(identifiers.check_user_name(new.name))
-    if known is not None and known.role is Role.ADMIN and new.role is not Role.ADMIN:
-        _require_another_admin(context, new.name)
-    user = User(
-        name=new.name, role=new.role, created_at=context.now if known is None else known.created_at
-    )
-    context.store.put_user(user)
-    return user
-
-
-def delete_user(context: CommandContext, files: SecretFiles, name: str) -> None:
-    _require_user(context, name)
-    _require_another_admin(context, name)
-    _cancel_jobs_of(context, name)
-    context.store.delete_user(name)
-    _cancel_jobs_of(context, name)  # submitted meanwhile
-    files.delete_all(name)
-
-
-def _cancel_jobs_of(context: CommandContext, owner: str) -> None:
-    """They would go on with the rights and the secrets of a user who no longer exists."""
-    for job in context.store.jobs(JobQuery(owner=owner, states=LIVE_STATES, limit=1_000_000)):
-        cancel(context, job)
-
-
-def create_token(context: CommandContext, new: NewToken) -> CreatedToken:
-    user = new.user or context.caller.name
-    if user != context.caller.name and not context.caller.is_admin:
-        raise Forbidden(f"creating a token for {user} requires the admin role")
-    if len(new.note) > 200 or "\0" in new.note:
-        raise BadInput("note: must be at most 200 characters, without null characters")
-    if new.expires_in is not None and not timedelta(0) < new.expires_in <= MAX_DURATION:
-        raise BadInput("expires_in: must be more than zero and at most ten years")
-    _require_user(context, user)
-    text = auth.new_token()
-    token = Token(
-        id=secrets.token_hex(6),
-        user=user,
-        hash=auth.token_hash(text),
-        created_at=context.now,
-        note=new.note,
-        expires_at=None if new.expires_in is None else context.now + new.expires_in,
-    )
-    context.store.put_token(token)
-    return CreatedToken(id=token.id, user=user, token=text, expires_at=token.expires_at)
-
-
-def revoke_token(context: CommandContext, token_id: str) -> None:
-    mine = context.store.tokens(None if context.caller.is_admin else context.caller.name)
-    if token_id not in {token.id for token in mine}:
-        raise NotFound(f"no token with id {token_id!r}; list your tokens with `tpu token list`")
-    context.store.delete_token(token_id)
-
-
 def put_secret(context: CommandContext, files: SecretFiles, name: str, secret: SecretValue) -> None:
     files.put(name, secret.value, _secret_owner(context, shared=secret.shared))
 
@@ -233,15 +250,3 @@ def _secret_owner(context: CommandContext, *, shared: bool) -> str | None:
             "changing a shared secret requires the admin role; omit --shared to set your own"
         )
     return None if shared else context.caller.name
-
-
-def _require_user(context: CommandContext, name: str) -> None:
-    if context.store.user(name) is None:
-        known = [user.name for user in context.store.users()]
-        raise NotFound(f"no user named {name!r}{identifiers.suggestion(name, known)}")
-
-
-def _require_another_admin(context: CommandContext, name: str) -> None:
-    admins = {user.name for user in context.store.users() if user.role is Role.ADMIN}
-    if admins == {name}:
-        raise Conflict(f"{name} is the only admin; create another one first")

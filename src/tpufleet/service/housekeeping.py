@@ -1,4 +1,5 @@
-"""Deletes files that nothing refers to: uploads that were never finished, and code of no job."""
+"""Every hour: deletes files that nothing refers to (uploads that were never finished, code of no
+job), and what the retention rules say."""
 
 from __future__ import annotations
 
@@ -10,6 +11,9 @@ from pathlib import Path
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError
+from tpufleet.policy.retention import RetentionRules
+from tpufleet.service import retention_rules
+from tpufleet.service.files.job_files import JobFiles
 from tpufleet.stores.base import JobQuery, Store
 
 logger = logging.getLogger(__name__)
@@ -23,11 +27,14 @@ _NO_LIMIT = 10_000_000
 _DRAFTS = ("snapshots/.upload-*", "results/.upload-*", "logs/**/.*.fetched", "secrets/**/.draft-*")
 
 
-def run_until(stopping: threading.Event, store: Store, state: Path, clock: Clock) -> None:
+def run_until(
+    stopping: threading.Event, store: Store, files: JobFiles, rules: RetentionRules, clock: Clock
+) -> None:
     """Every hour until `stopping` is set. Runs in its own thread."""
     while True:
         try:
-            delete_orphans(store, state, clock.now())
+            delete_orphans(store, files.state, clock.now())
+            retention_rules.apply(store, files, rules, clock.now())
         except (FleetError, OSError) as error:
             logger.warning("cannot delete unused files; retrying in an hour: %s", error)
         if stopping.wait(INTERVAL_SECONDS):
@@ -40,7 +47,7 @@ def delete_orphans(store: Store, state: Path, now: datetime) -> list[Path]:
     # In this order: code that is submitted after the files were listed is not deleted.
     old = [path for path in state.glob("snapshots/*.tar.gz") if _age(path, now) > UNUSED_AFTER]
     if old:
-        used = {job.snapshot for job in store.jobs(JobQuery(limit=_NO_LIMIT))}
+        used = {job.snapshot for job in store.jobs(JobQuery(archived=None, limit=_NO_LIMIT))}
         orphans += [path for path in old if path.name.removesuffix(".tar.gz") not in used]
     for path in orphans:
         path.unlink(missing_ok=True)

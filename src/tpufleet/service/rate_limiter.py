@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from tpufleet.errors import Unreachable
 from tpufleet.policy import rate_limits
-from tpufleet.policy.rate_limits import Bucket, RateLimit
+from tpufleet.policy.rate_limits import RateLimit, TokenBucket
 
 _MAX_REMEMBERED = 100_000
 _VALID_FOR = timedelta(minutes=10)
@@ -38,7 +38,7 @@ class RateLimiter:
 
     def __init__(self, now: Callable[[], datetime] = monotonic_now) -> None:
         self._now = now
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         self._valid: OrderedDict[str, datetime] = OrderedDict()  # token hash → last accepted
 
     def check_caller(self, token_hash: str, limit: RateLimit) -> None:

@@ -16,20 +16,26 @@ from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, Unauthorized
 from tpufleet.model.bounds import check_bounds
 from tpufleet.model.encoding import from_json
+from tpufleet.model.jobs import Job
 from tpufleet.model.users import Role
-from tpufleet.service import identifiers
+from tpufleet.policy.retention import RetentionRules
+from tpufleet.service import identifiers, queries, token_scopes
 from tpufleet.service.audit import AuditSubject
 from tpufleet.service.auth import Caller
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.event_streams import EventHub
 from tpufleet.service.files import logs
+from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
 from tpufleet.service.files.shared_logs import SegmentArchive
 from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.service.host_commands import HostCommandQueue
+from tpufleet.service.metrics import ServerMetrics
 from tpufleet.service.queries import EndedJobRows
+from tpufleet.service.recent_errors import RecentErrors
 from tpufleet.service.submission import JobStorage
+from tpufleet.service.web.sessions import LoginLinks
 from tpufleet.stores.base import Store
 
 T = TypeVar("T")
@@ -57,6 +63,10 @@ class ServiceDependencies:
     checkpoints: str | None = None  # folder or URL; default `<state>/checkpoints`
     archive: SegmentArchive | None = None  # keeps snapshots, results and logs
     shared: bool = False  # other servers, with disks of their own, use this store and archive
+    secrets_key: bytes | None = None  # encrypts the secrets of jobs; None: derived from `secret`
+    retention: RetentionRules = field(default_factory=RetentionRules)
+    recent_errors: RecentErrors | None = None  # in the log of this server
+    started_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +81,18 @@ class ServiceComponents:
     hub: EventHub
     ended_job_rows: EndedJobRows
     host_commands: HostCommandQueue
+    metrics: ServerMetrics
+    login_links: LoginLinks
     openapi: bytes = b""
+
+    @property
+    def job_files(self) -> JobFiles:
+        return JobFiles(
+            state=self.deps.state,
+            snapshots=self.storage.snapshots,
+            archive=self.deps.archive,
+            store=self.deps.store if self.deps.shared else None,
+        )
 
 
 class MediaType(StrEnum):
@@ -79,6 +100,7 @@ class MediaType(StrEnum):
 
     JSON = "application/json"
     TEXT = "text/plain; charset=utf-8"
+    METRICS = "text/plain; version=0.0.4; charset=utf-8"
     EVENTS = "text/event-stream"
     ARCHIVE = "application/gzip"
     BYTES = "application/octet-stream"
@@ -158,6 +180,7 @@ class ApiCall:
     request: Request
     now: datetime
     token: str
+    token_hash: str = ""
     caller: Caller | None = None  # None on the routes for agents
     body: bytes = b""
     query: dict[str, str] = field(default_factory=dict)
@@ -180,6 +203,12 @@ class ApiCall:
     @property
     def context(self) -> CommandContext:
         return CommandContext(store=self.store, caller=self.user, now=self.now)
+
+    def find_job(self, ref: str) -> Job:
+        """The job that a path or a parameter refers to."""
+        job = queries.find_job(self.store, ref, self.user.name)
+        token_scopes.require_job(self.user, job)
+        return job
 
     def notify(self) -> None:
         """After a commit: wake the controller and the event streams."""

@@ -6,15 +6,33 @@ from datetime import datetime, timedelta
 
 import tpufleet
 from tpufleet.model import encoding
-from tpufleet.model.server_status import CONTROLLER_REPORT, ControllerReport, ServerStatus
-from tpufleet.stores.base import Store
+from tpufleet.model.jobs import JobState
+from tpufleet.model.server_status import (
+    CONTROLLER_REPORT,
+    ControllerReport,
+    LoggedError,
+    ServerStatus,
+)
+from tpufleet.stores.base import JobQuery, Store
 
 # The leader reports every 15 seconds, and another takes over within 15.
 STALE_AFTER = timedelta(seconds=60)
 
 
-def status(store: Store, now: datetime) -> ServerStatus:
+HOST_SEEN_WITHIN = timedelta(minutes=2)
+# Jobs are listed newest first; the oldest of this many stands for the oldest of all.
+_MAX_QUEUED = 10_000
+
+
+def status(
+    store: Store,
+    now: datetime,
+    *,
+    started_at: datetime | None = None,
+    errors: tuple[LoggedError, ...] = (),
+) -> ServerStatus:
     report = controller_report(store)
+    queued = store.jobs(JobQuery(states=frozenset({JobState.QUEUED}), limit=_MAX_QUEUED))
     blocked = [refusal for refusal in store.refusals() if refusal.until > now]
     return ServerStatus(
         version=tpufleet.__version__,
@@ -24,6 +42,10 @@ def status(store: Store, now: datetime) -> ServerStatus:
         jobs=store.count_jobs(),
         slices=len(store.slices()),
         waiting_for=tuple(sorted(blocked, key=lambda refusal: (refusal.until, refusal.key))),
+        oldest_queued_at=queued[-1].submitted_at if queued else None,
+        hosts=store.count_seen_hosts(now - HOST_SEEN_WITHIN),
+        started_at=started_at,
+        errors=errors,
     )
 
 

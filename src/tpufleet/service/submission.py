@@ -17,7 +17,7 @@ from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.jobs import Job, JobId, JobSpec, ParentRelation
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SIMULATED_PROVIDERS
-from tpufleet.service import checkpoint_leases, identifiers, retention
+from tpufleet.service import checkpoint_leases, identifiers, retention, token_scopes
 from tpufleet.service.assignments import HOST_FILE_PREFIX, checkpoint_location
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.files.secrets import SecretFiles
@@ -156,6 +156,7 @@ class _Checks:
         return spec
 
     def spec(self, spec: JobSpec) -> None:
+        token_scopes.require_pool(self._context.caller, spec.pool)
         for index, name in enumerate(spec.providers):
             known = self._storage.providers
             if name not in known:

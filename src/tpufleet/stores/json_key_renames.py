@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tpufleet.model.encoding import from_json, to_json
-from tpufleet.stores.database import Row, Session
+from tpufleet.stores.database import DatabaseSession, Row
 
 Document = dict[str, Any]
 _ROWS_PER_BATCH = 5_000
 
 
-def rename_json_keys(session: Session) -> None:
+def rename_json_keys(session: DatabaseSession) -> None:
     for table, key, convert in _TABLES:
         _rewrite(session, table, key, convert)
     results = session.rows("SELECT errand_id, host_id, data FROM errand_results")
@@ -23,7 +23,7 @@ def rename_json_keys(session: Session) -> None:
 
 
 def _rewrite(
-    session: Session, table: str, key: str, convert: Callable[[Document], Document]
+    session: DatabaseSession, table: str, key: str, convert: Callable[[Document], Document]
 ) -> None:
     select = f"SELECT {key}, data FROM {table} {{where}} ORDER BY {key} LIMIT {_ROWS_PER_BATCH}"
     rows: list[Row] = session.rows(select.format(where=""))

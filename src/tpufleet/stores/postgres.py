@@ -17,7 +17,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from tpufleet.errors import BadInput, FleetError, Unreachable
-from tpufleet.stores.database import Row, Session
+from tpufleet.stores.database import DatabaseSession, Row
 from tpufleet.stores.sql import SqlStore
 
 if TYPE_CHECKING:
@@ -58,7 +58,12 @@ def _driver():
 class PostgresDatabase:
     text_type = 'TEXT COLLATE "C"'
     integer_type = "BIGINT"
+    clustered = ""
     for_update = " FOR UPDATE"
+    columns = (
+        "SELECT table_name, column_name FROM information_schema.columns "
+        "WHERE table_schema = current_schema() ORDER BY table_name, ordinal_position"
+    )
     # Migrations may take as long as they need. The key is arbitrary, the same for all servers.
     migration_lock = (
         "SELECT set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true), "
@@ -80,17 +85,17 @@ class PostgresDatabase:
         self._idle: list[psycopg.Connection] = []
         self._closed = False
 
-    def read(self, work: Callable[[Session], T]) -> T:
+    def read(self, work: Callable[[DatabaseSession], T]) -> T:
         return self._with_retry(lambda connection: work(self._session(connection)))
 
-    def snapshot(self, work: Callable[[Session], T]) -> T:
+    def snapshot(self, work: Callable[[DatabaseSession], T]) -> T:
         return self._with_retry(
             lambda connection: self._transact(
                 connection, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", work
             )
         )
 
-    def write(self, work: Callable[[Session], T], *, durable: bool = True) -> T:
+    def write(self, work: Callable[[DatabaseSession], T], *, durable: bool = True) -> T:
         begin = "BEGIN" if durable else "BEGIN; SET LOCAL synchronous_commit = off"
         return self._with_retry(lambda connection: self._transact(connection, begin, work))
 
@@ -148,7 +153,7 @@ class PostgresDatabase:
             self._release(connection)
 
     def _transact(
-        self, connection: psycopg.Connection, begin: str, work: Callable[[Session], T]
+        self, connection: psycopg.Connection, begin: str, work: Callable[[DatabaseSession], T]
     ) -> T:
         session = self._session(connection)
         session.run(begin)

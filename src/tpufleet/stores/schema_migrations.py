@@ -11,12 +11,13 @@ from functools import cache
 from importlib import resources
 
 from tpufleet.errors import Conflict
-from tpufleet.stores.database import Database, Session
+from tpufleet.stores.database import Database, DatabaseSession
 from tpufleet.stores.json_key_renames import rename_json_keys
+from tpufleet.stores.search_backfill import fill_job_search
 
-Migration = str | Callable[[Session], None]  # SQL, or a function
+Migration = str | Callable[[DatabaseSession], None]  # SQL, or a function
 
-_FUNCTIONS: dict[int, Migration] = {5: rename_json_keys}
+_FUNCTIONS: dict[int, Migration] = {5: rename_json_keys, 13: fill_job_search}
 
 
 @cache
@@ -32,26 +33,51 @@ def migrations() -> dict[int, Migration]:
     return dict(sorted({**files, **_FUNCTIONS}.items()))
 
 
+@cache
+def table_names() -> frozenset[str]:
+    scripts = [script for script in migrations().values() if isinstance(script, str)]
+    created = [name for script in scripts for name in re.findall(r"CREATE TABLE (\w+)", script)]
+    return frozenset({"migrations", *created})
+
+
+def newest_version() -> int:
+    return max(migrations())
+
+
+def applied_version(session: DatabaseSession) -> int:
+    return session.rows("SELECT COALESCE(MAX(number), 0) FROM migrations")[0][0]
+
+
+def version(database: Database) -> int:
+    """Of a database that may be empty."""
+    return database.read(
+        lambda session: (
+            applied_version(session)
+            if any(table == "migrations" for table, _ in session.rows(database.columns))
+            else 0
+        )
+    )
+
+
 def migrate(database: Database) -> None:
     """Safe when several servers start at once: one applies, the others find it applied."""
-    database.write(lambda session: _apply(session, database))
+    database.write(lambda session: apply(session, database))
 
 
-def _apply(session: Session, database: Database) -> None:
+def apply(session: DatabaseSession, database: Database, *, up_to: int | None = None) -> None:
     if database.migration_lock:
         session.run(database.migration_lock)
     session.run(
         f"CREATE TABLE IF NOT EXISTS migrations (number {database.integer_type} PRIMARY KEY)"
     )
-    applied = session.rows("SELECT COALESCE(MAX(number), 0) FROM migrations")[0][0]
-    newest = max(migrations())
+    applied, newest = applied_version(session), newest_version()
     if applied > newest:
         raise Conflict(
             f"the database has schema version {applied}; this tpufleet supports versions up to "
             f"{newest}: install the tpufleet that wrote it, or a newer one"
         )
     for number, migration in migrations().items():
-        if number > applied:
+        if applied < number <= (up_to or newest):
             if callable(migration):
                 migration(session)
             else:
@@ -65,4 +91,5 @@ def statements(script: str, database: Database) -> list[str]:
     without_comments = re.sub(r"--[^\n]*", "", script)
     typed = without_comments.replace("$text", database.text_type)
     typed = typed.replace("$number", database.integer_type)
+    typed = typed.replace("$clustered", database.clustered)
     return [part.strip() for part in typed.split(";") if part.strip()]

@@ -5,7 +5,7 @@ Commits are in `sql_commit`, SELECTs with several filters in `sql_queries`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -16,16 +16,27 @@ from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import Host, HostId, HostLiveness
 from tpufleet.model.inbox import InboxMessage
+from tpufleet.model.job_search import MetricTerm
 from tpufleet.model.jobs import Job, JobId, JobState
+from tpufleet.model.metric_points import MetricPoint
 from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.model.users import Token, User
-from tpufleet.stores import schema_migrations, sql_commit, sql_queries, sql_rows
-from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Lease, LiveState, StoredObject
-from tpufleet.stores.database import Database, Row, Session
+from tpufleet.stores import schema_migrations, sql_commit, sql_people, sql_queries, sql_rows
+from tpufleet.stores.base import (
+    DOCUMENT_KINDS,
+    ChangeSet,
+    EventQuery,
+    JobQuery,
+    Lease,
+    LiveState,
+    StoredObject,
+)
+from tpufleet.stores.database import Database, DatabaseSession, Row
 
 T = TypeVar("T")
 
+_EVENTS_PER_DELETE = 10_000
 
 _UPSERT_LIVENESS = """
 INSERT INTO pulses (host_id, seen_at, attempt_id, progress) VALUES (?, ?, ?, ?)
@@ -65,8 +76,17 @@ class SqlStore:
         last = None if query.before is None else self.job(query.before)
         if last is None and query.before is not None:
             return []
-        statement, values = sql_queries.select_jobs(query, last)
+        terms = query.search.terms if query.search is not None else ()
+        large = [
+            term for term in terms if isinstance(term, MetricTerm) and self._is_large_set(term)
+        ]
+        statement, values = sql_queries.select_jobs(query, last, large)
         return self._decode_jobs(self._rows(statement, *values))
+
+    def _is_large_set(self, term: MetricTerm) -> bool:
+        condition, values = sql_people.metric_condition(term)
+        statement = sql_people.METRIC_SET_SIZE.format(condition=condition)
+        return self._rows(statement, *values)[0][0] >= sql_people.MAX_METRIC_SET
 
     def jobs_like(self, prefix: str, limit: int = 10) -> list[Job]:
         statement, values = sql_queries.select_jobs_like(prefix, limit)
@@ -141,6 +161,36 @@ class SqlStore:
     def last_event(self) -> int:
         return self._rows("SELECT events FROM numbers WHERE id = 1")[0][0]
 
+    def delete_events(self, before: datetime) -> int:
+        """In steps, so that no statement takes long."""
+        end, deleted = self._first_event_since(before), 0
+        first = self._rows("SELECT COALESCE(MIN(seq), 0) FROM events")[0][0]
+        selected = (
+            "FROM events WHERE seq >= ? AND seq < ? AND (job_id IS NULL OR job_id NOT IN "
+            "(SELECT id FROM jobs WHERE ended = 0))"
+        )
+        for start in range(first, end, _EVENTS_PER_DELETE):
+            bounds = (start, min(start + _EVENTS_PER_DELETE, end))
+            count = self._rows(f"SELECT COUNT(*) {selected}", *bounds)[0][0]
+            if count:
+                self._write(f"DELETE {selected}", *bounds)
+            deleted += count
+        return deleted
+
+    def _first_event_since(self, moment: datetime) -> int:
+        """By bisection: events are numbered in the order of their times, apart from clock steps."""
+        low, high = 0, self.last_event() + 1
+        while low < high:
+            middle = (low + high) // 2
+            following = self._all(
+                Event, "SELECT data FROM events WHERE seq >= ? ORDER BY seq LIMIT 1", middle
+            )
+            if following and following[0].at < moment:
+                low = following[0].seq + 1
+            else:
+                high = middle
+        return low
+
     def inbox(self, after: int = 0, limit: int = 10_000) -> list[InboxMessage]:
         return self._all(
             InboxMessage, "SELECT data FROM inbox WHERE seq > ? ORDER BY seq LIMIT ?", after, limit
@@ -210,7 +260,7 @@ class SqlStore:
         return self._rows(statement, sql_rows.to_micros(since))[0][0]
 
     def bind_agent(self, host_id: HostId, digest: str) -> str:
-        def work(session: Session) -> str:
+        def work(session: DatabaseSession) -> str:
             session.run(
                 "INSERT INTO entries (host_id, digest) VALUES (?, ?) ON CONFLICT DO NOTHING",
                 host_id,
@@ -225,6 +275,51 @@ class SqlStore:
         self._write_each("DELETE FROM pulses WHERE host_id = ?", keys)
         self._write_each("DELETE FROM entries WHERE host_id = ?", keys)
 
+    # Metrics.
+
+    def record_metrics(self, points: Sequence[MetricPoint]) -> None:
+        if points:
+            self._database.write(
+                lambda session: sql_people.write_points(session, points), durable=False
+            )
+
+    def metric_points(self, job_id: JobId) -> list[MetricPoint]:
+        return self._all(
+            MetricPoint, "SELECT data FROM job_points WHERE job_id = ? ORDER BY at", job_id
+        )
+
+    def delete_metric_points(self, points: Sequence[MetricPoint]) -> None:
+        self._write_each(
+            "DELETE FROM job_points WHERE job_id = ? AND at = ?", sql_people.point_keys(points)
+        )
+
+    # Documents.
+
+    def document(self, kind: type[T], key: str) -> T | None:
+        statement = "SELECT data FROM documents WHERE kind = ? AND id = ?"
+        return self._one(kind, statement, DOCUMENT_KINDS[kind], key)
+
+    def documents(self, kind: type[T]) -> list[T]:
+        statement = "SELECT data FROM documents WHERE kind = ? ORDER BY id"
+        return self._all(kind, statement, DOCUMENT_KINDS[kind])
+
+    def update_document(
+        self, kind: type[T], key: str, change: Callable[[T | None], T | None]
+    ) -> T | None:
+        def work(session: DatabaseSession) -> T | None:
+            # Locks, also where there is no row yet.
+            session.rows(f"SELECT id FROM numbers WHERE id = 1{self._database.for_update}")
+            where = (DOCUMENT_KINDS[kind], key)
+            rows = session.rows("SELECT data FROM documents WHERE kind = ? AND id = ?", *where)
+            changed = change(sql_rows.decode_first(rows, kind))
+            session.run("DELETE FROM documents WHERE kind = ? AND id = ?", *where)
+            if changed is not None:
+                statement = "INSERT INTO documents (kind, id, data) VALUES (?, ?, ?)"
+                session.run(statement, *where, sql_rows.to_text(changed))
+            return changed
+
+        return self._database.write(work)
+
     # Leases.
 
     def time(self) -> datetime | None:
@@ -233,7 +328,7 @@ class SqlStore:
         return sql_rows.from_micros(self._rows(self._database.time_in_micros)[0][0])
 
     def acquire_lease(self, name: str, holder: str, ttl: timedelta, now: datetime) -> Lease | None:
-        def work(session: Session) -> Lease | None:
+        def work(session: DatabaseSession) -> Lease | None:
             session.run(
                 "INSERT INTO leases (name, holder, token, expires_at) VALUES (?, NULL, 0, 0) "
                 "ON CONFLICT DO NOTHING",
@@ -269,7 +364,7 @@ class SqlStore:
     # Host commands.
 
     def put_host_command(self, sent: SentHostCommand) -> SentHostCommand:
-        def work(session: Session) -> SentHostCommand:
+        def work(session: DatabaseSession) -> SentHostCommand:
             session.run(
                 "INSERT INTO errands (id, sent_at, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
                 sent.host_command.id,
@@ -327,7 +422,7 @@ class SqlStore:
         return self._all(User, "SELECT data FROM users ORDER BY name")
 
     def delete_user(self, name: str) -> None:
-        def work(session: Session) -> None:
+        def work(session: DatabaseSession) -> None:
             session.run("DELETE FROM users WHERE name = ?", name)
             session.run("DELETE FROM tokens WHERE owner = ?", name)
 
@@ -354,7 +449,7 @@ class SqlStore:
         self._write("DELETE FROM tokens WHERE id = ?", token_id)
 
     def append_audit(self, entry: AuditEntry) -> None:
-        def work(session: Session) -> None:
+        def work(session: DatabaseSession) -> None:
             session.run("UPDATE numbers SET audit = audit + 1 WHERE id = 1")
             seq = session.rows("SELECT audit FROM numbers WHERE id = 1")[0][0]
             session.run(
@@ -428,7 +523,7 @@ class SqlStore:
     def _rows_in_batches(self, statement: str, keys: Sequence[str]) -> list[Row]:
         """For a statement with `IN ({keys})` and any number of keys."""
 
-        def work(session: Session) -> list[Row]:
+        def work(session: DatabaseSession) -> list[Row]:
             return [
                 row
                 for batch in sql_rows.batches(keys)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.jobs import JobState
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
-from tpufleet.stores import invariants, sql_rows
+from tpufleet.stores import invariants, sql_people, sql_rows
 from tpufleet.stores.base import ChangeSet, Lease
-from tpufleet.stores.database import Row, Session
+from tpufleet.stores.database import DatabaseSession, Row
 
 
 def upsert(table: str, columns: str) -> str:
@@ -26,7 +26,7 @@ _NEW_JOB = (
     "INSERT INTO jobs (id, submitted_at, owner, state, ended, pool, name, parent, data) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-# Owner, parent, spec and submission time never change, so neither do their indexes.
+# Owner, parent and submission time never change, and the name only by an edit.
 _JOB = (
     f"{_NEW_JOB} ON CONFLICT (id) DO UPDATE SET "
     "state = excluded.state, ended = excluded.ended, data = excluded.data"
@@ -40,7 +40,7 @@ _POOL = upsert("pools", "name, data")
 
 
 def apply_change_set(
-    session: Session, change: ChangeSet, fence: Lease | None, for_update: str
+    session: DatabaseSession, change: ChangeSet, fence: Lease | None, for_update: str
 ) -> None:
     if fence is not None:
         _check_fence(session, fence, for_update)
@@ -64,40 +64,47 @@ def apply_change_set(
         _write_numbered(session, change)
 
 
-def _write_each(session: Session, statement: str, values: Sequence[tuple[object, ...]]) -> None:
+def _write_each(
+    session: DatabaseSession, statement: str, values: Sequence[tuple[object, ...]]
+) -> None:
     if values:
         session.run_many(statement, values)
 
 
-def _check_fence(session: Session, fence: Lease, for_update: str) -> None:
+def _check_fence(session: DatabaseSession, fence: Lease, for_update: str) -> None:
     rows = session.rows(f"SELECT holder, token FROM leases WHERE name = ?{for_update}", fence.name)
     holder, token = rows[0] if rows else (None, 0)
     invariants.check_fence(fence, holder, token)
 
 
-def _write_jobs(session: Session, change: ChangeSet) -> None:
-    new, changed = change.new_jobs, change.jobs
-    stored = {
-        job_id: JobState(state)
-        for job_id, state in _select(
-            session, "id, state FROM jobs", [job.id for job in (*new, *changed)]
-        )
-    }
+def _write_jobs(session: DatabaseSession, change: ChangeSet) -> None:
+    new = change.new_jobs
+    ids = [job.id for job in (*new, *change.jobs)]
+    rows = _select(session, "id, state, edits FROM jobs", ids)
+    stored = {job_id: JobState(state) for job_id, state, _ in rows}
+    edits = {job_id: text for job_id, _, text in rows}
     invariants.check_new_job_ids(new, stored.keys())
+    changed = [sql_people.with_stored_edits(job, edits.get(job.id)) for job in change.jobs]
     invariants.check_transitions("job", ((job.id, job.state) for job in changed), stored.items())
     _write_each(session, _NEW_JOB, [sql_rows.job_row(job) for job in new])
     _write_each(session, _JOB, [sql_rows.job_row(job) for job in changed])
     _write_each(session, _TAG, sql_rows.tag_rows([*new, *changed]))
+    searched = [*new, *(job for job in changed if job.ended or job.id not in stored)]
+    _write_each(session, sql_people.SEARCH, [sql_people.search_row(job) for job in searched])
+    sql_people.write_edits(session, change.edits)
 
 
-def _write_attempts(session: Session, attempts: Sequence[Attempt]) -> None:
+def _write_attempts(session: DatabaseSession, attempts: Sequence[Attempt]) -> None:
     rows = _select(session, "data FROM attempts", [attempt.id for attempt in attempts])
     stored = {attempt.id: attempt for attempt in sql_rows.decode_all(rows, Attempt)}
     changed = invariants.attempts_to_write(attempts, stored)
     _write_each(session, _ATTEMPT, [sql_rows.attempt_row(attempt) for attempt in changed])
+    ended = [attempt for attempt in changed if not attempt.live]
+    metrics = [row for attempt in ended for row in sql_people.metric_rows(attempt)]
+    _write_each(session, sql_people.LATEST_METRIC, metrics)
 
 
-def _write_slices(session: Session, slices: Sequence[TpuSlice]) -> None:
+def _write_slices(session: DatabaseSession, slices: Sequence[TpuSlice]) -> None:
     rows = _select(session, "data FROM slices", [tpu_slice.id for tpu_slice in slices])
     stored = ((each.id, each.state) for each in sql_rows.decode_all(rows, _StoredSlice))
     invariants.check_transitions("slice", ((each.id, each.state) for each in slices), stored)
@@ -112,7 +119,7 @@ class _StoredSlice:
     state: SliceState
 
 
-def _select(session: Session, columns_and_table: str, ids: Sequence[str]) -> list[Row]:
+def _select(session: DatabaseSession, columns_and_table: str, ids: Sequence[str]) -> list[Row]:
     return [
         row
         for batch in sql_rows.batches(ids)
@@ -122,7 +129,7 @@ def _select(session: Session, columns_and_table: str, ids: Sequence[str]) -> lis
     ]
 
 
-def _write_numbered(session: Session, change: ChangeSet) -> None:
+def _write_numbered(session: DatabaseSession, change: ChangeSet) -> None:
     last_event, last_message = session.rows("SELECT events, inbox FROM numbers WHERE id = 1")[0]
     first_event = last_event - len(change.events) + 1
     first_message = last_message - len(change.messages) + 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tpufleet.errors import FleetError, Unreachable
-from tpufleet.stores.database import Row, Session
+from tpufleet.stores.database import DatabaseSession, Row
 from tpufleet.stores.sql import SqlStore
 
 T = TypeVar("T")
@@ -40,7 +40,13 @@ def open_sqlite(path: Path) -> SqlStore:
 class SqliteDatabase:
     text_type = "TEXT"
     integer_type = "INTEGER"
+    clustered = "WITHOUT ROWID"
     for_update = ""  # there is only one writer
+    columns = (
+        "SELECT tables.name, columns.name FROM sqlite_master AS tables "
+        "JOIN pragma_table_info(tables.name) AS columns "
+        "WHERE tables.type = 'table' ORDER BY tables.name, columns.cid"
+    )
     migration_lock = ""
     time_in_micros = ""  # the clock of this machine
 
@@ -54,13 +60,13 @@ class SqliteDatabase:
         # Contains environments and token hashes: readable only by the owner.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
 
-    def read(self, work: Callable[[Session], T]) -> T:
+    def read(self, work: Callable[[DatabaseSession], T]) -> T:
         return self._with_connection(lambda connection: work(_SqliteSession(connection)))
 
-    def snapshot(self, work: Callable[[Session], T]) -> T:
+    def snapshot(self, work: Callable[[DatabaseSession], T]) -> T:
         return self._with_connection(lambda connection: _transact(connection, "BEGIN", work))
 
-    def write(self, work: Callable[[Session], T], *, durable: bool = True) -> T:
+    def write(self, work: Callable[[DatabaseSession], T], *, durable: bool = True) -> T:
         def use(connection: sqlite3.Connection) -> T:
             if durable:
                 return _transact(connection, "BEGIN IMMEDIATE", work)
@@ -131,7 +137,9 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             time.sleep(0.01)
 
 
-def _transact(connection: sqlite3.Connection, begin: str, work: Callable[[Session], T]) -> T:
+def _transact(
+    connection: sqlite3.Connection, begin: str, work: Callable[[DatabaseSession], T]
+) -> T:
     connection.execute(begin)
     try:
         result = work(_SqliteSession(connection))

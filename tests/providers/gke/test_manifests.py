@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tpufleet.bridges.firestore.jobs import JobTemplate
 from tpufleet.errors import BadRequest
 from tpufleet.model import job_file
 from tpufleet.model.jobs import Capacity, JobId
+from tpufleet.model.pod_settings import PodSettings
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Order
 from tpufleet.providers.gke import keys, manifests, slice_slots
@@ -229,3 +231,80 @@ def test_only_the_init_container_mounts_the_tokens_of_the_gang():
     assert secret in [mount["name"] for mount in first["volumeMounts"]]
     assert secret not in [mount["name"] for mount in agent["volumeMounts"]]
     assert first["securityContext"] == agent["securityContext"]
+
+
+def test_pods_get_the_private_ca_and_the_egress_proxy():
+    settings = GkeSettings(image="registry/agent:1", https_proxy="http://p:1", no_proxy=".svc")
+    manifest = manifests.jobset(order(ca_certificates="-----BEGIN CERTIFICATE-----"), settings)
+    env = {item["name"]: item.get("value") for item in container(manifest)["env"]}
+    assert env["TPUFLEET_CA_CERTIFICATES"] == "-----BEGIN CERTIFICATE-----"
+    assert (env["HTTPS_PROXY"], env["NO_PROXY"]) == ("http://p:1", ".svc")
+    plain = {item["name"] for item in container(manifests.jobset(order(), SETTINGS))["env"]}
+    assert not plain & {"TPUFLEET_CA_CERTIFICATES", "HTTPS_PROXY", "NO_PROXY"}
+
+
+def test_pods_have_the_service_account_of_the_job_else_that_of_the_server():
+    with_default = replace(SETTINGS, service_account="tpu-worker")
+    named = PodSettings(service_account="trainer")
+    assert "serviceAccountName" not in pod(manifests.jobset(order(), SETTINGS))
+    for settings, own, expected in (
+        (with_default, PodSettings(), "tpu-worker"),
+        (with_default, named, "trainer"),
+        (SETTINGS, named, "trainer"),
+    ):
+        spec = pod(manifests.jobset(order(pod=own), settings))
+        assert spec["serviceAccountName"] == expected
+        assert spec["automountServiceAccountToken"] is False
+
+
+def test_a_service_account_that_is_not_allowed_is_rejected():
+    settings = replace(SETTINGS, service_accounts=("trainer",))
+    manifests.jobset(order(pod=PodSettings(service_account="trainer")), settings)
+    with pytest.raises(BadRequest, match="admin is not allowed on this server; allowed: trainer"):
+        manifests.jobset(order(pod=PodSettings(service_account="admin")), settings)
+
+
+def test_a_job_chooses_image_resources_labels_and_tolerations():
+    own = PodSettings(
+        image="registry/train:7",
+        cpu="24",
+        memory="96Gi",
+        labels={"team": "nlp"},
+        tolerations=("dedicated=research:NoSchedule", "maintenance:NoExecute", "any"),
+    )
+    manifest = manifests.jobset(order(pod=own), SETTINGS)
+    spec = pod(manifest)
+    assert {each["image"] for each in spec["containers"] + spec["initContainers"]} == {
+        "registry/train:7"
+    }
+    limits = container(manifest)["resources"]["limits"]
+    assert (limits["cpu"], limits["memory"]) == ("24", "96Gi")
+    labels = job(manifest)["template"]["metadata"]["labels"]
+    assert labels["team"] == "nlp" and labels["app"] == "tpu-worker"
+    assert spec["tolerations"][-3:] == [
+        {"key": "dedicated", "operator": "Equal", "value": "research", "effect": "NoSchedule"},
+        {"key": "maintenance", "operator": "Exists", "effect": "NoExecute"},
+        {"key": "any", "operator": "Exists"},
+    ]
+
+
+def test_volumes_are_claims_or_buckets_mounted_by_gcs_fuse():
+    settings = replace(SETTINGS, volumes={"/shared": "everyone"})
+    own = PodSettings(volumes={"/data": "my-claim", "/weights": "gs://my-bucket/a/b/"})
+    manifest = manifests.jobset(order(pod=own), settings)
+    by_name = {each["name"]: each for each in pod(manifest)["volumes"]}
+    mounted = {
+        each["mountPath"]: by_name[each["name"]] for each in container(manifest)["volumeMounts"]
+    }
+    assert mounted["/shared"]["persistentVolumeClaim"] == {"claimName": "everyone"}
+    assert mounted["/data"]["persistentVolumeClaim"] == {"claimName": "my-claim"}
+    assert mounted["/weights"]["csi"] == {
+        "driver": "gcsfuse.csi.storage.gke.io",
+        "volumeAttributes": {
+            "bucketName": "my-bucket",
+            "mountOptions": "implicit-dirs,uid=65532,gid=65532,only-dir=a/b",
+        },
+    }
+    template = job(manifest)["template"]["metadata"]
+    assert template["annotations"] == {"gke-gcsfuse/volumes": "true"}
+    assert "annotations" not in job(manifests.jobset(order(), SETTINGS))["template"]["metadata"]

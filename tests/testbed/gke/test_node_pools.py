@@ -42,13 +42,6 @@ class Cluster:
         return self.client.get_operation(name=name, timeout=60)
 
 
-@pytest.fixture
-def cluster():
-    cluster = Cluster()
-    yield cluster
-    cluster.server.close()
-
-
 def node_pool(machine="ct5lp-hightpu-4t", nodes=4, topology="4x4", name="pool", **config):
     policy = api.NodePool.PlacementPolicy(tpu_topology=topology) if topology else None
     return api.NodePool(

@@ -283,7 +283,7 @@ def test_a_damaged_model_is_rejected_with_a_message(tmp_path, name, damage, mess
     shutil.copytree(FIXTURES / "qwen2", tmp_path, dirs_exist_ok=True)
     (tmp_path / name).write_bytes(damage((tmp_path / name).read_bytes()))
     with pytest.raises(BadInput, match=message):
-        weights.Checkpoint(tmp_path)
+        weights.ModelCheckpoint(tmp_path)
         architectures.from_folder(tmp_path)
 
 

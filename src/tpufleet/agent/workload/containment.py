@@ -73,8 +73,9 @@ class Containment:
             parts.append(f"jobs can read the server's state ({self.isolation_error})")
         return "; ".join(parts)
 
-    def open(self, folder: Path, checkpoint: str) -> AttemptProcesses:
-        """Prepare for one attempt. Call `close` when it has ended."""
+    def open(self, folder: Path, checkpoint: str, shared: Sequence[Path] = ()) -> AttemptProcesses:
+        """Prepare for one attempt, which also uses the `shared` folders. Call `close` when it has
+        ended."""
         cgroup = None
         if self.cgroup is not None:
             cgroup = Cgroup(self.cgroup.path / f"{self._prefix}{folder.name}").create()
@@ -84,7 +85,7 @@ class Containment:
             cgroup.limit(limits)
         if self.mechanism is not Mechanism.NAMESPACE and not self.isolated:
             return AttemptProcesses(cgroup=cgroup, adopted=self.mechanism is Mechanism.MARKS)
-        visible = [folder, *_visible_checkpoint(checkpoint, self.hidden)]
+        visible = [folder, *shared, *_visible_checkpoint(checkpoint, self.hidden)]
         init = NamespaceInit(self.isolated, self.hidden, visible)
         return AttemptProcesses(cgroup=cgroup, init=init, isolated=self.isolated)
 

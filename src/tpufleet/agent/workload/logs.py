@@ -27,13 +27,16 @@ INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
 MAX_CLOSING_RETRY_SECONDS = 1.0  # while `drain` waits
 BATCH_SECONDS = 0.1  # pause between chunks, so that not every line becomes a request
 TAIL_BYTES = 256 * 1024
+ECHO_WAIT_SECONDS = 0.1
 
 
 class LogFile:
-    """Appended to by the pipe reader and by the agent itself."""
+    """Appended to by the pipe reader and by the agent itself. `echo` is a descriptor that gets a
+    copy, such as the standard output of a pod, for `kubectl logs`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, echo: int | None = None) -> None:
         self.path = path
+        self._echo = echo
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._lock = threading.Lock()
         self._at_line_start = True
@@ -60,6 +63,7 @@ class LogFile:
         if self._lost_bytes:
             note = f"\n{AGENT_LINE_PREFIX}{self._lost_bytes} bytes of output lost: disk full\n"
             data = note.encode() + data
+        self._write_echo(data)
         left = memoryview(data)
         while left:
             try:
@@ -75,6 +79,17 @@ class LogFile:
         if data:
             self._at_line_start = data.endswith(b"\n")
             self.grew.set()
+
+    def _write_echo(self, data: bytes) -> None:
+        """Left out while its reader does not keep up: it must not block the program either."""
+        for start in range(0, len(data), select.PIPE_BUF):
+            if self._echo is None or not select.select([], [self._echo], [], ECHO_WAIT_SECONDS)[1]:
+                return
+            try:
+                os.write(self._echo, data[start : start + select.PIPE_BUF])
+            except OSError:
+                threads.log_exception("cannot copy the output of programs; no longer trying")
+                self._echo = None
 
     def tail(self, lines: int, since: int = 0) -> list[str]:
         """The last lines after byte `since`. Each redraw of a progress bar counts as a line."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from tpufleet.bridges.firestore.collection import (
 )
 from tpufleet.bridges.firestore.document_state import DocumentDriver, HeldDocument
 from tpufleet.bridges.firestore.documents import Document, DocumentStatus
+from tpufleet.bridges.firestore.metrics import BridgeMetrics
 from tpufleet.client.fleet import FleetClient
 from tpufleet.clocks import jittered
 from tpufleet.errors import Fenced, FleetError
@@ -76,6 +78,7 @@ class Bridge:
         self._listen_at = 0.0
         self._resync_at = 0.0
         self._last_iteration = time.monotonic()
+        self._claims = self._ended = self._errors = 0  # since the start
         self._background = BackgroundTasks(
             collection,
             client,
@@ -96,6 +99,20 @@ class Bridge:
         if self._listener is None or not self._listener.alive:
             return "not listening to the collection"
         return self._background.heartbeat_problem()
+
+    def metrics(self) -> BridgeMetrics:
+        """From any thread."""
+        documents = list(self._documents.values())
+        return BridgeMetrics(
+            documents=Counter(str(document.status) for document in documents),
+            claimed=len(self._held),
+            retrying=len(self._backoffs),
+            loop_age_seconds=time.monotonic() - self._last_iteration,
+            ready=not self.unready_reason(),
+            claims=self._claims,
+            ended=self._ended,
+            errors=self._errors,
+        )
 
     def stop(self) -> None:
         """From any thread or a signal handler. Claims are left for other bridges to take over."""
@@ -216,7 +233,9 @@ class Bridge:
         if held is None:  # claimed by another bridge, or rejected: a change will be reported
             self._retry_at[document_id] = time.monotonic() + RECHECK_SECONDS
             return
+        self._claims += newly_claimed
         if held.ended:
+            self._ended += 1
             self._held.pop(document_id, None)
             self._rows.pop(held.claim.job_id, None)
             return
@@ -231,6 +250,7 @@ class Bridge:
             if held is not None:
                 self._rows.pop(held.claim.job_id, None)
             return
+        self._errors += 1
         if not isinstance(error, FleetError):
             log.error("unexpected error with %s; retrying", document_id, exc_info=error)
         backoff = self._backoffs.setdefault(

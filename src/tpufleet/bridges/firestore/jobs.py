@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 import secrets
 import tempfile
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from tpufleet.bridges.firestore.documents import CodeRequest
 from tpufleet.bridges.firestore.outcomes import CodeOutcome
 from tpufleet.client import snapshots
 from tpufleet.client.fleet import FleetClient
-from tpufleet.errors import Conflict, NotFound
+from tpufleet.errors import Conflict, Forbidden, NotFound
 from tpufleet.model.api_types import JobRow, NewJob
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.jobs import ENDED_STATES, JobId
+
+log = logging.getLogger("tpufleet.bridge")
 
 PROGRAM_FILES = ("supervise.py", "job_context.py", "run_code.py")
 # The supervisor enforces the code's timeout. The job's own timeout applies if the code has stopped
@@ -44,12 +48,23 @@ class JobTemplate:
     capacity: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkSettings:
+    """Of `log_url` and `result_url` in documents."""
+
+    lifetime: timedelta = timedelta(days=7)
+    server_url: str | None = None  # at which clients reach the control plane; None: as the bridge
+
+
 class FleetJobs:
     """Thread-safe."""
 
-    def __init__(self, client: FleetClient, template: JobTemplate) -> None:
+    def __init__(
+        self, client: FleetClient, template: JobTemplate, links: LinkSettings | None = None
+    ) -> None:
         self._client = client
         self._template = template
+        self._links = links or LinkSettings()
 
     def submit(self, job_id: JobId, document_id: str, request: CodeRequest) -> JobRow:
         """The job with this id, created if it does not exist."""
@@ -93,7 +108,14 @@ class FleetJobs:
             return  # it has already ended
 
     def link(self, job_id: JobId, resource: str) -> str:
-        return f"{self._client.url}/api/v1/jobs/{job_id}/{resource}"
+        """A link that works without a token, because authors of documents have none. One that needs
+        a token, if the job is of the user of another bridge or the control plane is older."""
+        try:
+            path = self._client.create_link(job_id, resource, self._links.lifetime).path
+        except (Forbidden, NotFound) as error:
+            log.warning("cannot create a link to the %s of %s: %s", resource, job_id, error)
+            path = f"/api/v1/jobs/{job_id}/{resource}"
+        return (self._links.server_url or self._client.url).rstrip("/") + path
 
     def _upload(self, request: CodeRequest) -> str:
         with tempfile.TemporaryDirectory(prefix="tpufleet-bridge-") as folder:

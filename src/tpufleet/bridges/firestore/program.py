@@ -21,7 +21,8 @@ from tpufleet.bridges.firestore.cleanup import ResultCleanup
 from tpufleet.bridges.firestore.collection import JobCollection
 from tpufleet.bridges.firestore.document_state import DocumentDriver
 from tpufleet.bridges.firestore.documents import CodeRequest
-from tpufleet.bridges.firestore.jobs import FleetJobs, JobTemplate
+from tpufleet.bridges.firestore.jobs import FleetJobs, JobTemplate, LinkSettings
+from tpufleet.bridges.firestore.metrics import exposition
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput
 from tpufleet.kubernetes.probes import ProbeServer
@@ -30,7 +31,7 @@ from tpufleet.model.jobs import JobId
 
 log = logging.getLogger("tpufleet.bridge")
 
-# From command-line option to field, for each of the three settings classes.
+# From command-line option to field, for each of the settings classes.
 _TEMPLATE_OPTIONS = (
     "accelerator", "pool", "python", "user", "allow_root", "retries", "priority", "capacity",
 )  # fmt: skip
@@ -45,7 +46,8 @@ _SETTINGS_OPTIONS = {
     "probes": "probe_address",
 }
 
-_DURATION_OPTIONS = {"keep", "adopt_after"}
+_LINK_OPTIONS = {"link_lifetime": "lifetime", "public_url": "server_url"}
+_DURATION_OPTIONS = {"keep", "adopt_after", "link_lifetime"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +60,8 @@ class BridgeSettings:
     retention: timedelta | None = None  # of results and code; None keeps them
     # A document of the former worker is run after its timeout and this time without a change.
     adopt_after: timedelta = timedelta(minutes=10)
-    probe_address: str | None = None  # of /healthz and /readyz; None serves neither
+    probe_address: str | None = None  # of /healthz, /readyz and /metrics; None: not served
+    links: LinkSettings = field(default_factory=LinkSettings)
     limits: BridgeLimits = field(default_factory=BridgeLimits)
 
 
@@ -69,9 +72,11 @@ def settings_from_options(options: dict[str, Any], program_dir: Path) -> BridgeS
         chosen[name] = durations.parse(chosen[name])
     template = {name: chosen[name] for name in _TEMPLATE_OPTIONS if name in chosen}
     limits = {name: chosen[option] for option, name in _LIMIT_OPTIONS.items() if option in chosen}
+    links = {name: chosen[option] for option, name in _LINK_OPTIONS.items() if option in chosen}
     return BridgeSettings(
         template=JobTemplate(**template, program_dir=program_dir),
         limits=BridgeLimits(**limits),
+        links=LinkSettings(**links),
         **{name: chosen[option] for option, name in _SETTINGS_OPTIONS.items() if option in chosen},
     )
 
@@ -92,7 +97,8 @@ def run(settings: BridgeSettings, client: FleetClient) -> int:
 
 
 def serve_probes(bridge: Bridge, address: str) -> ProbeServer:
-    """`/healthz` fails when the bridge should be restarted, `/readyz` while it does no work."""
+    """`/healthz` fails when the bridge should be restarted, `/readyz` while it does no work;
+    `/metrics` is for Prometheus."""
 
     def page(problem: Callable[[], str], status: int) -> Callable[[], tuple[int, str]]:
         return lambda: (status, f"{message}\n") if (message := problem()) else (200, "ok\n")
@@ -100,13 +106,14 @@ def serve_probes(bridge: Bridge, address: str) -> ProbeServer:
     pages = {
         "/healthz": page(bridge.stuck_reason, 500),
         "/readyz": page(bridge.unready_reason, 503),
+        "/metrics": lambda: (200, exposition(bridge.metrics())),
     }
     return ProbeServer(address, pages).start()
 
 
 def build_bridge(settings: BridgeSettings, client: FleetClient) -> Bridge:
     check_template(settings.template, client)
-    fleet_jobs = FleetJobs(client, settings.template)
+    fleet_jobs = FleetJobs(client, settings.template, settings.links)
     results = large_results.result_store(
         settings.results_location, lambda job_id: fleet_jobs.link(job_id, "result")
     )

@@ -52,8 +52,10 @@ AUTOMATION_ROLES = (
     "roles/artifactregistry.admin",
     "roles/compute.networkAdmin",
     "roles/container.admin",
+    "roles/iam.roleAdmin",
     "roles/iam.serviceAccountAdmin",
     "roles/iam.serviceAccountUser",
+    "roles/logging.logWriter",
     "roles/resourcemanager.projectIamAdmin",
     "roles/serviceusage.serviceUsageConsumer",
     "roles/storage.admin",
@@ -255,7 +257,7 @@ class Team:
     namespace: str = option(NAME, "Namespace of its jobs (default: the team's name).", default="")
     queue: str = option(NAME, "Name of its Kueue LocalQueue.", default="tpu-training-jobs")
     service_account: str = option(
-        NAME, "Kubernetes service account of its jobs.", default="training"
+        NAME, "Kubernetes service account of its jobs.", default="tpu-worker"
     )
     roles: tuple[str, ...] = option(
         list_of(ROLE), "Roles of its jobs on the project, besides its buckets.",

@@ -83,6 +83,7 @@ def slot_entry(slice_id: str, token: str) -> str:
 
 def jobset(order: Order, settings: GkeSettings) -> Json:
     accelerator = accelerator_of(order)
+    settings = pod_template.with_job_settings(settings, order.pod)
     name = jobset_name(order)
     labels = _labels(order)
     kueue = {}
@@ -139,7 +140,10 @@ def _job(order: Order, settings: GkeSettings, accelerator: Accelerator, labels: 
             ]
         },
         "template": {
-            "metadata": {"labels": labels},
+            "metadata": {
+                "labels": {**order.pod.labels, **labels},
+                **pod_template.fuse_annotations(settings),
+            },
             "spec": pod_template.pod_template(jobset_name(order), order, settings, accelerator),
         },
     }  # fmt: skip

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from tpufleet.errors import BadRequest
 from tpufleet.model.jobs import Capacity
+from tpufleet.model.pod_settings import BUCKET, PodSettings, parse_toleration
 from tpufleet.model.topology import Accelerator
 from tpufleet.providers.base import Order
 from tpufleet.providers.gke import keys
@@ -22,7 +24,38 @@ TPU_PORT, MEGASCALE_PORT, COORDINATOR_PORT = 8471, 8080, 8476
 SHUTDOWN_MARGIN = timedelta(seconds=30)
 
 
+# https://cloud.google.com/kubernetes-engine/docs/how-to/cloud-storage-fuse-csi-driver-ephemeral
+GCS_FUSE_DRIVER = "gcsfuse.csi.storage.gke.io"
+GCS_FUSE_ANNOTATION = "gke-gcsfuse/volumes"  # GKE adds the sidecar that mounts buckets
+
+
+def with_job_settings(settings: GkeSettings, pod: PodSettings) -> GkeSettings:
+    """What the job asks for, and for the rest the settings of the operator."""
+    account = pod.service_account
+    if account and settings.service_accounts and account not in settings.service_accounts:
+        allowed = ", ".join(settings.service_accounts)
+        raise BadRequest(
+            f"pod.service_account: {account} is not allowed on this server; allowed: {allowed}"
+        )
+    return replace(
+        settings,
+        image=pod.image or settings.image,
+        cpu=pod.cpu or settings.cpu,
+        memory=pod.memory or settings.memory,
+        service_account=account or settings.service_account,
+        volumes={**settings.volumes, **pod.volumes},
+    )
+
+
+def fuse_annotations(settings: GkeSettings) -> Json:
+    """Part of the pods' metadata."""
+    if any(BUCKET.fullmatch(source) for source in settings.volumes.values()):
+        return {"annotations": {GCS_FUSE_ANNOTATION: "true"}}
+    return {}
+
+
 def pod_template(name: str, order: Order, settings: GkeSettings, accelerator: Accelerator) -> Json:
+    """`settings` are those of `with_job_settings`."""
     grace = order.grace + SHUTDOWN_MARGIN
     pod: Json = {
         "restartPolicy": "Never",
@@ -58,14 +91,28 @@ def pod_template(name: str, order: Order, settings: GkeSettings, accelerator: Ac
                 },
             },
             *(
-                {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
-                for number, claim in enumerate(settings.volumes.values())
+                {"name": f"claim-{number}", **_volume(source, settings)}
+                for number, source in enumerate(settings.volumes.values())
             ),
         ],
     }
+    if settings.service_account:
+        pod["serviceAccountName"] = settings.service_account
     if settings.pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
     return pod
+
+
+def _volume(source: str, settings: GkeSettings) -> Json:
+    match = BUCKET.fullmatch(source)
+    if match is None:
+        return {"persistentVolumeClaim": {"claimName": source}}
+    # Objects have no owner: they belong to the user of the pod.
+    options = ["implicit-dirs", f"uid={settings.user}", f"gid={settings.user}"]
+    if folder := (match["folder"] or "").strip("/"):
+        options.append(f"only-dir={folder}")
+    attributes = {"bucketName": match["bucket"], "mountOptions": ",".join(options)}
+    return {"csi": {"driver": GCS_FUSE_DRIVER, "volumeAttributes": attributes}}
 
 
 def _selector(order: Order, settings: GkeSettings, accelerator: Accelerator) -> dict[str, str]:
@@ -108,6 +155,14 @@ def _tolerations(order: Order) -> list[Json]:
         tolerations.append(
             {"key": keys.SPOT, "operator": "Equal", "value": "true", "effect": "NoSchedule"}
         )
+    for text in order.pod.tolerations:
+        parsed = parse_toleration(text)
+        toleration: Json = {"key": parsed.key, "operator": "Exists"}
+        if parsed.value is not None:
+            toleration |= {"operator": "Equal", "value": parsed.value}
+        if parsed.effect is not None:
+            toleration["effect"] = parsed.effect
+        tolerations.append(toleration)
     return tolerations
 
 
@@ -193,8 +248,13 @@ def _environment(
         "TPUFLEET_NOTICE_FILE": f"{PODINFO_DIR}/notice",
         "TPUFLEET_SCRATCH": WORK_DIR,
         "TPUFLEET_SCRATCH_BYTES": str(parse_quantity(settings.scratch)),
+        "TPUFLEET_ECHO": "1",  # for kubectl logs and Cloud Logging
         "HOME": f"{WORK_DIR}",
     }
+    if order.ca_certificates:
+        plain["TPUFLEET_CA_CERTIFICATES"] = order.ca_certificates
+    if settings.https_proxy:
+        plain |= {"HTTPS_PROXY": settings.https_proxy, "NO_PROXY": settings.no_proxy}
     if settings.platform:
         plain["TPUFLEET_PLATFORM"] = settings.platform
     return [

@@ -11,6 +11,7 @@ from typing import Any
 from tpufleet.errors import BadInput
 from tpufleet.kubernetes import quantities
 from tpufleet.model import encoding, topology
+from tpufleet.model.pod_settings import BUCKET, OBJECT_NAME
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # of a Kubernetes object
 ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-(ai[0-9]+)?[a-z]")
@@ -35,6 +36,10 @@ class GkeSettings:
     platform: str = ""  # `cpu` where chips are simulated
     extra_selector: Mapping[str, str] = field(default_factory=dict)
     volumes: Mapping[str, str] = field(default_factory=dict)  # where in pods → its claim
+    https_proxy: str = ""  # egress proxy of pods
+    no_proxy: str = ""  # what they reach without it, comma-separated
+    service_account: str = ""  # of pods; empty: `default` of the namespace
+    service_accounts: tuple[str, ...] = ()  # that jobs may name; empty: any
     kubeconfig: str = ""  # empty: the pod's own service account
 
     def __post_init__(self) -> None:
@@ -68,7 +73,7 @@ def parse_quantity(quantity: str) -> int:
 
 def _normalize(config: Mapping[str, Any]) -> dict[str, Any]:
     plain = dict(config)
-    for key in ("zones", "pull_secrets"):
+    for key in ("zones", "pull_secrets", "service_accounts"):
         if isinstance(plain.get(key), str):
             plain[key] = _items(plain[key])
     for key in ("reservations", "extra_selector", "volumes"):
@@ -107,9 +112,9 @@ def _check(settings: GkeSettings) -> None:
         raise BadInput(
             f"image: {settings.image!r} is not an image reference; write registry/name:tag"
         )
-    for key in ("namespace", "queue"):
+    for key in ("namespace", "queue", "service_account"):
         name = getattr(settings, key)
-        if name and not NAME.fullmatch(name):
+        if name and not (OBJECT_NAME if key == "service_account" else NAME).fullmatch(name):
             raise BadInput(
                 f"{key}: {name!r} is not a valid name; use lower-case letters, digits and dashes"
             )
@@ -122,7 +127,8 @@ def _check(settings: GkeSettings) -> None:
     if settings.most_slices is not None and settings.most_slices < 1:
         raise BadInput(f"most_slices: {settings.most_slices} is below 1; leave it out for no limit")
     for path, claim in settings.volumes.items():
-        if not VOLUME_PATH.fullmatch(path) or not NAME.fullmatch(claim):
-            raise BadInput(f"volumes: {path}={claim} is not /PATH=CLAIM")
+        source = OBJECT_NAME.fullmatch(claim) or BUCKET.fullmatch(claim)
+        if not VOLUME_PATH.fullmatch(path) or not source:
+            raise BadInput(f"volumes: {path}={claim} is not /PATH=CLAIM or /PATH=gs://BUCKET")
     if settings.user < 1:
         raise BadInput("user: pods must not run as root; set a UID of 1 or more")

@@ -203,6 +203,8 @@ def translate_errors() -> Iterator[None]:
     except api.AlreadyExists as error:
         raise Conflict(f"GKE: {error.message}") from error
     except (api.Forbidden, api.Unauthenticated, api.Unauthorized) as error:
+        if failure_causes.classify_operation(0, error.message) is FailureCause.QUOTA:
+            raise QuotaExceeded(f"GKE: {error.message}") from error
         raise PermissionMissing(
             f"GKE: {error.message}; grant the provisioner container.nodePools.* on this cluster"
         ) from error

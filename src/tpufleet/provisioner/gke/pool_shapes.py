@@ -25,10 +25,12 @@ MACHINE_RESOURCES = {
     "ct6e-standard-8t": (180, 1440),
     "tpu7x-standard-4t": (224, 960),
 }
-# Three-dimensional slices of more than 64 chips are built of cubes of 4x4x4, up to a whole pod.
-# From https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+# Three-dimensional slices of more than 64 chips are built of cubes of 4x4x4. The largest slice is a
+# whole pod, except for v5p: 96 cubes, 16x16x24, of a pod of 8960 chips. From
+# https://cloud.google.com/tpu/docs/v5p and https://cloud.google.com/tpu/docs/tpu7x. Larger types
+# that the Cloud TPU API lists (v5p-13824 and v5p-17920) are in `tpu_types` and accepted from there.
 CUBE_SIDE = 4
-POD_CHIPS = {"tpu-v4-podslice": 4096, "tpu-v5p-slice": 8960, "tpu7x": 9216}
+MAX_SLICE_CHIPS = {"tpu-v4-podslice": 4096, "tpu-v5p-slice": 6144, "tpu7x": 9216}
 _TOPOLOGY = re.compile(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2}")
 
 
@@ -123,16 +125,16 @@ def _sizes(topology: str, accelerator: str, generation: _Generation) -> tuple[in
         )
     if sizes in generation.topologies:
         return sizes
-    if accelerator not in POD_CHIPS:
+    if accelerator not in MAX_SLICE_CHIPS:
         raise BadInput(f"{accelerator} has no topology {topology}")
     if any(size % CUBE_SIDE for size in sizes):
         raise BadInput(
             f"{accelerator} has no topology {topology}; above 64 chips all sizes are multiples of 4"
         )
-    if math.prod(sizes) > POD_CHIPS[accelerator]:
+    if math.prod(sizes) > MAX_SLICE_CHIPS[accelerator]:
         raise BadInput(
             f"{accelerator} has no topology {topology}; slices have up to "
-            f"{POD_CHIPS[accelerator]} chips"
+            f"{MAX_SLICE_CHIPS[accelerator]} chips"
         )
     return sizes
 

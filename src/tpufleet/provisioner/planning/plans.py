@@ -33,7 +33,10 @@ class CreatePool:
 
     @property
     def pending_pool(self) -> PendingPool:
-        return PendingPool(self.spec.namespace, self.spec.shape.chips)
+        shape = self.spec.shape
+        return PendingPool(
+            self.spec.namespace, shape.chips, shape.machine_type, self.location.capacity
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,7 +194,7 @@ class _Planner:
 
     def _add_delete(self, delete: DeletePool) -> None:
         """Unless GKE refused it a moment ago."""
-        failed = self.backoff.failed_deletion(delete.pool.name)
+        failed = self.backoff.failed_deletion(delete.pool.name, delete.pool.status)
         if failed is not None and failed.retry_at > self.now:
             self.recheck_times.append(failed.retry_at)
             return

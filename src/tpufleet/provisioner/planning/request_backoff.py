@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from tpufleet.backoff import BackoffPolicy
@@ -12,6 +12,8 @@ from tpufleet.provisioner.planning.cluster_state import FailureCause
 MAX_WAIT = timedelta(minutes=10)
 CAPACITY_BACKOFF = BackoffPolicy(first=timedelta(seconds=15), longest=MAX_WAIT)
 TRANSIENT_BACKOFF = BackoffPolicy(first=timedelta(seconds=2), longest=MAX_WAIT)
+# For creations that GKE is too busy to accept: they cost nothing.
+BUSY_BACKOFF = BackoffPolicy(first=timedelta(seconds=2), longest=timedelta(seconds=30))
 # Someone has to grant a permission or change the request; check again now and then.
 PERMANENT_WAIT = timedelta(hours=1)
 # Each try costs a pool for some minutes, and only a change of the pod or the cluster helps.
@@ -30,7 +32,9 @@ class RequestBackoff:
     def __init__(self) -> None:
         self._locations: dict[tuple[str, str, str, int], FailedRequest] = {}
         self._pools: dict[str, FailedRequest] = {}
-        self._deletions: dict[str, FailedRequest] = {}  # by pool name
+        # By pool and its status: GKE refuses to delete a pool that it is creating or upgrading, and
+        # accepts it as soon as that is over.
+        self._deletions: dict[tuple[str, str], FailedRequest] = {}
 
     def failure_at(self, spec: PoolSpec, location: PoolLocation) -> FailedRequest | None:
         key = _location_key(location, spec.shape.machine_type, spec.shape.nodes)
@@ -40,21 +44,22 @@ class RequestBackoff:
         """Of this exact request: a changed one is sent at once."""
         return self._pools.get(_pool_key(spec))
 
-    def failed_deletion(self, pool: str) -> FailedRequest | None:
-        return self._deletions.get(pool)
+    def failed_deletion(self, pool: str, status: str) -> FailedRequest | None:
+        return self._deletions.get((pool, status))
 
     def record_failed_deletion(
-        self, pool: str, cause: FailureCause, message: str, now: datetime
+        self, pool: str, status: str, cause: FailureCause, message: str, now: datetime
     ) -> None:
-        """The pool is paid for meanwhile, so even a permission is checked again soon."""
-        failures = (self._deletions[pool].failures if pool in self._deletions else 0) + 1
+        """Even a permission is checked again soon."""
+        previous = self._deletions.get((pool, status))
+        failures = (previous.failures if previous else 0) + 1
         wait = TRANSIENT_BACKOFF.delay(failures, key=pool)
-        self._deletions[pool] = FailedRequest(
+        self._deletions[pool, status] = FailedRequest(
             message=message, retry_at=now + wait, failures=failures, cause=cause
         )
 
     def clear_deletion(self, pool: str) -> None:
-        self._deletions.pop(pool, None)
+        self._deletions = {key: one for key, one in self._deletions.items() if key[0] != pool}
 
     def record_location_failure(
         self,
@@ -75,7 +80,10 @@ class RequestBackoff:
         self, spec: PoolSpec, cause: FailureCause, message: str, now: datetime
     ) -> None:
         key = _pool_key(spec)
-        self._pools[key] = _next_failure(self._pools.get(key), cause, message, now, key=key)
+        failed = _next_failure(self._pools.get(key), cause, message, now, key=key)
+        if cause is FailureCause.TRANSIENT:
+            failed = replace(failed, retry_at=now + BUSY_BACKOFF.delay(failed.failures, key=key))
+        self._pools[key] = failed
 
     def clear_location(self, location: PoolLocation, machine_type: str, nodes: int) -> None:
         self._locations.pop(_location_key(location, machine_type, nodes), None)
@@ -89,7 +97,7 @@ class RequestBackoff:
             key: failure for key, failure in self._pools.items() if failure.retry_at >= moment
         }
         self._deletions = {
-            pool: failure for pool, failure in self._deletions.items() if failure.retry_at >= moment
+            key: failure for key, failure in self._deletions.items() if failure.retry_at >= moment
         }
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from tpufleet.errors import BadInput
 from tpufleet.model.api_types import EventPage
 from tpufleet.model.jobs import JobId
-from tpufleet.model.users import Role
+from tpufleet.model.users import Role, TokenScope
 from tpufleet.service import event_streams, queries
 from tpufleet.service.routing import ApiCall, MediaType, Param, Router
 from tpufleet.stores.base import EventQuery
@@ -44,9 +45,9 @@ def list_events(call: ApiCall) -> EventPage:
 async def stream_events(call: ApiCall) -> Response:
     last_id = call.request.headers.get("last-event-id") or call.query_text("after")
     ref = call.query_text("job")
-    job = (
-        await run_in_threadpool(queries.find_job, call.store, ref, call.user.name) if ref else None
-    )
+    if ref is None and (call.user.pool is not None or call.user.scope is TokenScope.SUBMIT):
+        raise BadInput("job: required with a limited token")
+    job = await run_in_threadpool(call.find_job, ref) if ref else None
     after = event_streams.parse_last_event_id(last_id)
     hub = call.components.hub
     chunks = event_streams.stream_changes(

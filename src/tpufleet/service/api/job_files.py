@@ -8,26 +8,29 @@ from collections.abc import AsyncIterator, Iterator
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, Response, StreamingResponse
 
+from tpufleet.errors import BadInput
 from tpufleet.model.api_types import (
     Acknowledgement,
     ArchiveRequest,
     JobPage,
+    NewLink,
     PurgeReport,
     PurgeRequest,
+    SignedLink,
     UnarchiveRequest,
 )
 from tpufleet.model.jobs import Job
 from tpufleet.model.users import Role
-from tpufleet.service import commands, event_streams, log_streams, retention
+from tpufleet.service import commands, event_streams, log_streams, retention, signed_links
 from tpufleet.service.api.jobs import find_job
-from tpufleet.service.files.job_files import JobFiles
-from tpufleet.service.routing import ApiCall, MediaType, Param, Router
+from tpufleet.service.routing import API_PREFIX, ApiCall, MediaType, Param, Router
 
 _LOG_PARAMS = (
     Param("host", "rank of the host in the gang; default: all hosts", number=True),
     Param("attempt", "attempt number; default: the newest", number=True),
     Param("tail", "only the last lines of each host", number=True),
 )
+_LINKED_RESOURCES = ("logs", "result")
 
 router = Router()
 
@@ -89,6 +92,28 @@ def get_job_result(call: ApiCall) -> Response:
 
 
 @router.route(
+    "POST",
+    "/jobs/{ref}/links",
+    role=Role.MEMBER,
+    summary="Create a link to the logs or the result of a job that works without a token",
+    body=NewLink,
+    response=SignedLink,
+)
+def create_link(call: ApiCall) -> SignedLink:
+    job, new = find_job(call), call.parse_body(NewLink)
+    call.user.require_owner(job.owner, f"job {job.id}")
+    if new.resource not in _LINKED_RESOURCES:
+        raise BadInput(f"resource: must be logs or result, not {new.resource[:40]!r}")
+    signed_links.check_lifetime(new.expires_in)
+    expires_at = (call.now + new.expires_in).replace(microsecond=0)
+    path = f"{API_PREFIX}/jobs/{job.id}/{new.resource}"
+    secret = call.components.deps.secret
+    return SignedLink(
+        path=signed_links.sign(path, call.user.name, expires_at, secret), expires_at=expires_at
+    )
+
+
+@router.route(
     "DELETE",
     "/jobs/{ref}/files",
     role=Role.MEMBER,
@@ -137,13 +162,7 @@ def unarchive_jobs(call: ApiCall) -> JobPage:
     response=PurgeReport,
 )
 def purge_jobs(call: ApiCall) -> PurgeReport:
-    deps = call.components.deps
-    files = JobFiles(
-        state=deps.state,
-        snapshots=call.components.storage.snapshots,
-        archive=deps.archive,
-        store=deps.store if deps.shared else None,
-    )
+    files = call.components.job_files
     return retention.purge(call.context, files, call.parse_body(PurgeRequest))
 
 

@@ -16,7 +16,14 @@ router = Router()
 
 @router.route("GET", "/me", role=Role.VIEWER, summary="Current user", response=CurrentUser)
 def get_me(call: ApiCall) -> CurrentUser:
-    return CurrentUser(name=call.user.name, role=call.user.role, version=tpufleet.__version__)
+    return CurrentUser(
+        name=call.user.name,
+        role=call.user.role,
+        version=tpufleet.__version__,
+        token_id=call.user.token_id,
+        scope=call.user.scope,
+        pool=call.user.pool,
+    )
 
 
 @router.route(
@@ -27,7 +34,26 @@ def get_me(call: ApiCall) -> CurrentUser:
     response=ServerStatus,
 )
 def get_status(call: ApiCall) -> ServerStatus:
-    return server_status.status(call.store, call.now)
+    deps, recent = call.components.deps, call.components.deps.recent_errors
+    return server_status.status(
+        call.store,
+        call.now,
+        started_at=deps.started_at,
+        # They may name hosts, files and users of the database.
+        errors=recent.list(call.now) if recent is not None and call.user.is_admin else (),
+    )
+
+
+@router.route(
+    "GET",
+    "/metrics",
+    role=Role.VIEWER,
+    summary="Metrics in the text format of Prometheus",
+    response=str,
+    media_type=MediaType.METRICS,
+)
+def get_metrics(call: ApiCall) -> Response:
+    return Response(call.components.metrics.text(), media_type=MediaType.METRICS.value)
 
 
 @router.route("GET", "/openapi.json", role=Role.VIEWER, summary="This document", response=dict)

@@ -47,7 +47,7 @@ def list_slices(call: ApiCall) -> SlicePage:
     slices = call.store.slices(
         live_only=call.query_text("all") is None,
         pool=call.query_text("pool"),
-        job_id=queries.find_job(call.store, ref, call.user.name).id if ref else None,
+        job_id=call.find_job(ref).id if ref else None,
     )
     return SlicePage(slices=tuple(queries.slice_rows(call.store, slices, call.now)))
 

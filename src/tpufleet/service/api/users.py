@@ -10,11 +10,12 @@ from tpufleet.model.api_types import (
     SecretNames,
     SecretValue,
     TokenPage,
+    TokenRotation,
     UserPage,
 )
 from tpufleet.model.audit import AuditAction
 from tpufleet.model.users import Role, User
-from tpufleet.service import commands, queries
+from tpufleet.service import commands, queries, user_commands
 from tpufleet.service.audit import AuditSubject
 from tpufleet.service.routing import ApiCall, Param, Router
 
@@ -24,7 +25,8 @@ router = Router()
 def _audit_put_user(call: ApiCall) -> AuditSubject:
     new = call.parse_body(NewUser)
     known = call.store.user(new.name)
-    before = "new user" if known is None else f"was {known.role}"
+    kind = "new service account" if new.service else "new user"
+    before = kind if known is None else f"was {known.role}"
     return AuditSubject(
         action=AuditAction.PUT_USER, target=new.name, detail=f"role {new.role} ({before})"
     )
@@ -34,10 +36,11 @@ def _audit_create_token(call: ApiCall) -> AuditSubject:
     new = call.parse_body(NewToken)
     lifetime = "does not expire" if new.expires_in is None else f"expires in {new.expires_in}"
     note = f"; note: {new.note}" if new.note else ""
+    pool = f"; pool {new.pool}" if new.pool else ""
     return AuditSubject(
         action=AuditAction.CREATE_TOKEN,
         target=new.user or call.user.name,
-        detail=f"{lifetime}{note}",
+        detail=f"scope {new.scope}{pool}; {lifetime}{note}",
     )
 
 
@@ -68,7 +71,7 @@ def list_users(call: ApiCall) -> UserPage:
     audit=_audit_put_user,
 )
 def put_user(call: ApiCall) -> User:
-    return commands.put_user(call.context, call.parse_body(NewUser))
+    return user_commands.put_user(call.context, call.parse_body(NewUser))
 
 
 @router.route(
@@ -80,7 +83,9 @@ def put_user(call: ApiCall) -> User:
     audit=lambda call: AuditSubject(action=AuditAction.DELETE_USER, target=call.path_param("name")),
 )
 def delete_user(call: ApiCall) -> Acknowledgement:
-    commands.delete_user(call.context, call.components.storage.secrets, call.path_param("name"))
+    user_commands.delete_user(
+        call.context, call.components.storage.secrets, call.path_param("name")
+    )
     call.notify()
     return Acknowledgement()
 
@@ -107,7 +112,22 @@ def list_tokens(call: ApiCall) -> TokenPage:
     audit=_audit_create_token,
 )
 def create_token(call: ApiCall) -> CreatedToken:
-    return commands.create_token(call.context, call.parse_body(NewToken))
+    return user_commands.create_token(call.context, call.parse_body(NewToken))
+
+
+@router.route(
+    "POST",
+    "/tokens/{id}/rotate",
+    role=Role.VIEWER,
+    summary="Replace a token by a new one with the same rights; the old one expires soon",
+    body=TokenRotation,
+    response=CreatedToken,
+    audit=lambda call: AuditSubject(action=AuditAction.ROTATE_TOKEN, target=call.path_param("id")),
+)
+def rotate_token(call: ApiCall) -> CreatedToken:
+    return user_commands.rotate_token(
+        call.context, call.path_param("id"), call.parse_body(TokenRotation)
+    )
 
 
 @router.route(
@@ -119,7 +139,7 @@ def create_token(call: ApiCall) -> CreatedToken:
     audit=lambda call: AuditSubject(action=AuditAction.REVOKE_TOKEN, target=call.path_param("id")),
 )
 def revoke_token(call: ApiCall) -> Acknowledgement:
-    commands.revoke_token(call.context, call.path_param("id"))
+    user_commands.revoke_token(call.context, call.path_param("id"))
     return Acknowledgement()
 
 

@@ -52,6 +52,28 @@ class JobFiles:
         if self.store is not None:
             self.store.delete_objects([each.name for each in self._chunks(job_id)])
 
+    def sizes(self, kind: str) -> dict[JobId, int]:
+        """Jobs that have files of this kind (`logs` or `checkpoints`), with their bytes."""
+        sizes: dict[JobId, int] = {}
+        folder = self.state / kind
+        for path in folder.iterdir() if folder.is_dir() else ():
+            sizes[JobId(path.name)] = _size(path)
+        for name, listed in self.archive.names(f"{kind}/").items() if self.archive else ():
+            job_id = JobId(name.split("/")[1])
+            sizes[job_id] = sizes.get(job_id, 0) + listed.size
+        return sizes
+
+    def delete_kind(self, job_id: JobId, kind: str) -> None:
+        """Idempotent."""
+        for path in self._paths(job_id, (kind,)):
+            if path.is_dir():
+                shutil.rmtree(path)
+        objects = [name for name, _ in self._objects(job_id, (kind,))]
+        if self.archive is not None and objects:
+            self.archive.delete(objects)
+        if self.store is not None and kind == "logs":
+            self.store.delete_objects([each.name for each in self._chunks(job_id)])
+
     def _paths(self, job_id: JobId, kinds: tuple[str, ...]) -> Iterator[Path]:
         for kind in kinds:
             yield self.state / kind / identifiers.parse_job_id(job_id)

@@ -97,7 +97,7 @@ class MetadataServer:
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         respond, write = self._respond, self._write
 
-        class Handler(BaseHTTPRequestHandler):
+        class MetadataHandler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
@@ -125,7 +125,7 @@ class MetadataServer:
             def log_message(self, format: str, *args: object) -> None:
                 """Not logged: hosts poll all the time."""
 
-        return Handler
+        return MetadataHandler
 
     def _respond(self, target: str, flavor: str | None) -> tuple[int, str, str]:
         if flavor != "Google":

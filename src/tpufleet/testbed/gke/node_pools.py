@@ -15,9 +15,10 @@ from google.rpc import code_pb2, status_pb2
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput
-from tpufleet.testbed.gke import validation
+from tpufleet.testbed.gke import capacity, error_texts, validation
 
 OPERATION_RETENTION = timedelta(hours=12)  # of finished operations
+_DOING = {"CREATE_NODE_POOL": "creating", "DELETE_NODE_POOL": "deleting"}
 Status: Any = api.NodePool.Status
 Operation: Any = api.Operation
 ConditionCode: Any = api.StatusCondition.Code
@@ -67,9 +68,14 @@ class GkeEmulator:
     # From the creation of a flex-start pool until it has its nodes.
     flex_start_delay: timedelta = timedelta(0)
     policies: set[str] | None = None  # existing workload policies; None: any
-    # Free nodes by (zone, machine type), or (zone, machine type, `spot`, `on-demand` or `reserved`)
-    # for one kind of capacity; absent: unlimited.
+    # Nodes by (zone, machine type), or (zone, machine type, `spot`, `on-demand` or `reserved`)
+    # for one kind of capacity; running pools use them up. Absent: unlimited.
     stock: dict[tuple[str, ...], int] = field(default_factory=dict)
+    # Chips by (region, accelerator label), or (region, label, `spot` or `on-demand`); reservations
+    # need none. Absent: unlimited.
+    quotas: dict[tuple[str, ...], int] = field(default_factory=dict)
+    max_operations: int | None = None  # at the same time
+    upgrade_time: timedelta = timedelta(minutes=5)
     pools: dict[str, Any] = field(default_factory=dict)
     operations: dict[str, Any] = field(default_factory=dict)
     created: list[str] = field(default_factory=list)  # pool of every accepted request, in order
@@ -77,6 +83,9 @@ class GkeEmulator:
     calls: list[str] = field(default_factory=list)
     _call_errors: list[tuple[str, GkeApiError]] = field(default_factory=list)
     _creation_errors: list[tuple[int, str]] = field(default_factory=list)
+    _deletion_errors: list[tuple[int, str]] = field(default_factory=list)
+    _creation_times: list[timedelta] = field(default_factory=list)
+    _missing_nodes: list[int] = field(default_factory=list)
     _pending: list[_PendingOperation] = field(default_factory=list)
     _numbers: itertools.count = field(default_factory=itertools.count)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -95,6 +104,35 @@ class GkeEmulator:
     def fail_next_creation(self, code: int, message: str) -> None:
         """Accept the next creation and fail its operation; the pool stays in state ERROR."""
         self._creation_errors.append((code, message))
+
+    def fail_next_deletion(self, code: int, message: str) -> None:
+        """Accept the next deletion and fail its operation; the pool stays, in state ERROR."""
+        self._deletion_errors.append((code, message))
+
+    def slow_next_creation(self, duration: timedelta) -> None:
+        """GKE tries for up to 35 minutes to get the instances of a pool."""
+        self._creation_times.append(duration)
+
+    def lose_nodes_of_next_creation(self, count: int) -> None:
+        """So many nodes of the next pool never join the cluster; the pool is RUNNING_WITH_ERROR."""
+        self._missing_nodes.append(count)
+
+    def start_upgrade(self, name: str) -> Any:
+        """As auto-upgrade does: the pool is RECONCILING and its nodes are replaced."""
+        with self._lock:
+            pool = self._pool(name)
+            pool.status, pool.status_message = Status.RECONCILING, "upgrading node software"
+            record = self._operation(Operation.Type.UPGRADE_NODES, self._cluster_of(name), name)
+            self.nodes.delete_nodes(name)
+
+            def finish() -> None:
+                pool.status, pool.status_message = Status.RUNNING, ""
+                self.nodes.create_nodes(pool)
+                self._done(record)
+
+            due = self.clock.now() + self.upgrade_time
+            self._pending.append(_PendingOperation(record, name, due, finish))
+            return record
 
     def set_status(self, name: str, status: str, message: str = "", condition: str = "") -> None:
         with self._lock:
@@ -138,11 +176,14 @@ class GkeEmulator:
             policy = pool.placement_policy.policy_name
             if policy and self.policies is not None and policy not in self.policies:
                 raise GkeApiError("INVALID_ARGUMENT", f"resource policy {policy!r} was not found")
+            self._check_quota(pool)
+            self._check_operations(parent)
             pool.status = Status.PROVISIONING
             self.pools[pool.name] = pool
             self.created.append(pool.name)
             record = self._operation(Operation.Type.CREATE_NODE_POOL, parent, pool.name)
-            due = self.clock.now() + self.creation_time
+            duration = self._creation_times.pop(0) if self._creation_times else self.creation_time
+            due = self.clock.now() + duration
             finish = lambda: self._finish_creation(record, pool)
             self._pending.append(_PendingOperation(record, pool.name, due, finish))
             return record
@@ -150,14 +191,24 @@ class GkeEmulator:
     def delete(self, parent: str, name: str) -> Any:
         with self._called("delete"):
             pool = self._pool(name)
-            if pool.status is Status.STOPPING:
-                raise GkeApiError("FAILED_PRECONDITION", f"node pool {name} is being deleted")
+            running = next(
+                (one.record for one in self._pending
+                 if one.pool == name and one.record.status is Operation.Status.RUNNING), None,
+            )  # fmt: skip
+            if running is not None:
+                doing = _DOING.get(running.operation_type.name, "upgrading")
+                cluster = parent.rpartition("/")[2]
+                raise GkeApiError(
+                    "FAILED_PRECONDITION", error_texts.busy(running.name, doing, cluster)
+                )
+            self._check_operations(parent)
+            # A flex-start pool may still wait for its nodes.
             self._pending = [pending for pending in self._pending if pending.pool != name]
             pool.status = Status.STOPPING
             self.deleted_at[name] = self.clock.now()
             record = self._operation(Operation.Type.DELETE_NODE_POOL, parent, name)
             due = self.clock.now() + self.deletion_time
-            finish = lambda: self._finish_deletion(record, name)
+            finish = lambda: self._finish_deletion(record, pool)
             self._pending.append(_PendingOperation(record, name, due, finish))
             return record
 
@@ -196,8 +247,29 @@ class GkeEmulator:
         self.operations[name] = record
         return record
 
+    def _cluster_of(self, name: str) -> str:
+        """From the link of an operation on this pool."""
+        for record in self.operations.values():
+            parent, _, pool = record.target_link.partition("/nodePools/")
+            if pool == name:
+                return str(parent.partition("/v1/")[2])
+        return "projects/p/locations/l/clusters/c"
+
+    def _check_quota(self, pool: Any) -> None:
+        message = capacity.exceeded_quota(pool, list(self.pools.values()), self.quotas)
+        if message:
+            raise GkeApiError("PERMISSION_DENIED", message)
+
+    def _check_operations(self, parent: str) -> None:
+        running = {id(one.record) for one in self._pending
+                   if one.record.status is Operation.Status.RUNNING}  # fmt: skip
+        if self.max_operations is not None and len(running) >= self.max_operations:
+            cluster = parent.rpartition("/")[2]
+            message = error_texts.too_many_operations(cluster, self.max_operations)
+            raise GkeApiError("RESOURCE_EXHAUSTED", message)
+
     def _finish_creation(self, record: Any, pool: Any) -> None:
-        free = self._free_nodes(pool)
+        free = capacity.free_nodes(pool, list(self.pools.values()), self.stock)
         if self._creation_errors:
             self._fail(record, pool, *self._creation_errors.pop(0))
         elif pool.config.flex_start:
@@ -209,24 +281,27 @@ class GkeEmulator:
             )
             self._pending.append(_PendingOperation(record, pool.name, due, appear))
         elif free is not None and free < validation.node_count(pool):
-            self._fail(
-                record, pool, code_pb2.RESOURCE_EXHAUSTED,
-                f"GCE_STOCKOUT: the zone {pool.locations[0]} does not have enough resources "
-                f"for {validation.node_count(pool)} × {pool.config.machine_type}",
-                condition="GCE_STOCKOUT",
+            _, project, _, _, _, cluster = self._cluster_of(pool.name).split("/")
+            started = datetime.fromisoformat(record.start_time)
+            message = error_texts.stockout(
+                project, pool.locations[0], cluster, pool.name, validation.node_count(pool),
+                (self.clock.now() - started).total_seconds(),
             )  # fmt: skip
+            self._fail(record, pool, code_pb2.RESOURCE_EXHAUSTED, message, condition="GCE_STOCKOUT")
+        elif self._missing_nodes:
+            partial = api.NodePool(pool)
+            partial.initial_node_count -= self._missing_nodes.pop(0)
+            message = (
+                f"Google Compute Engine: Not all instances running in IGM. Expected "
+                f"{pool.initial_node_count}, running {partial.initial_node_count}."
+            )
+            self._done(record)
+            self.set_status(pool.name, "RUNNING_WITH_ERROR", message)
+            self.nodes.create_nodes(partial)
         else:
             pool.status = Status.RUNNING
             self._done(record)
             self.nodes.create_nodes(pool)
-
-    def _free_nodes(self, pool: Any) -> int | None:
-        """Not used by other pools; None for unlimited."""
-        key = (pool.locations[0] if pool.locations else "", pool.config.machine_type)
-        kind = "spot" if pool.config.spot else "on-demand"
-        if pool.config.reservation_affinity.values:
-            kind = "reserved"
-        return self.stock.get((*key, kind), self.stock.get(key))
 
     def _fail(self, record: Any, pool: Any, code: int, message: str, condition: str = "") -> None:
         record.error = status_pb2.Status(code=code, message=message)
@@ -234,9 +309,12 @@ class GkeEmulator:
         self._done(record)
         self.set_status(pool.name, "ERROR", message, condition)
 
-    def _finish_deletion(self, record: Any, name: str) -> None:
-        self.nodes.delete_nodes(name)
-        self.pools.pop(name, None)
+    def _finish_deletion(self, record: Any, pool: Any) -> None:
+        if self._deletion_errors:
+            self._fail(record, pool, *self._deletion_errors.pop(0))
+            return
+        self.nodes.delete_nodes(pool.name)
+        self.pools.pop(pool.name, None)
         self._done(record)
 
     def _done(self, record: Any) -> None:

@@ -14,7 +14,7 @@ from tpufleet.errors import FleetError
 PORT_NAMES = (
     "etcd", "etcd_peer", "apiserver", "controllers", "scheduler", "kueue_health",
     "kueue_metrics", "kueue_webhook", "jobset_health", "jobset_metrics", "jobset_webhook", "kwok",
-    "lws_health", "lws_webhook",
+    "lws_health", "lws_webhook", "gke", "gke_health",
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tpufleet.testbed.kubernetes import binaries, cluster, leader_worker_sets
+from tpufleet.testbed.kubernetes import binaries, cluster, emulated_gke, leader_worker_sets
 from tpufleet.testbed.kubernetes.binaries import Progress
 from tpufleet.testbed.kubernetes.cluster import ComponentStatus
 from tpufleet.testbed.kubernetes.image import builder
@@ -38,6 +38,10 @@ def add_node(folder: Path, progress: Progress, accelerator: str, topology: str, 
     job_namespace.save_image(node, image.reference)
 
 
+def add_gke(folder: Path, progress: Progress) -> None:
+    emulated_gke.start(cluster.find(folder), progress)
+
+
 def check_node() -> None:
     """Fail early, before minutes are spent on a build."""
     reason = real_node.unsupported_reason()
@@ -46,9 +50,14 @@ def check_node() -> None:
 
 
 def settings(folder: Path) -> Mapping[str, str]:
-    """Environment variables for a server that runs jobs on the real node."""
+    """Environment variables for a server that runs jobs on the real node, and for a provisioner
+    that uses the emulated GKE; whichever there are."""
     plane = cluster.find(folder)
-    return job_namespace.server_settings(plane, real_node.get(plane.layout))
+    if not emulated_gke.is_running(plane.layout):
+        return job_namespace.server_settings(plane, real_node.get(plane.layout))
+    node = real_node.find(plane.layout)
+    on_node = job_namespace.server_settings(plane, node) if node is not None else {}
+    return {**on_node, **emulated_gke.provisioner_settings(plane)}
 
 
 def kubectl(folder: Path, args: Sequence[str]) -> int:

@@ -42,10 +42,8 @@ def config_files(layout: ControlPlaneLayout) -> dict[str, Any]:
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
             "clientConnection": {"kubeconfig": str(layout.kubeconfig), "qps": 500, "burst": 1000},
+            # The back-off of pods is the default, as on GKE: 1 to 10 seconds.
             "leaderElection": {"leaderElect": False},
-            # The defaults make a pod wait up to ten seconds for a new node.
-            "podInitialBackoffSeconds": 1,
-            "podMaxBackoffSeconds": 1,
         },
         "kueue.yaml": {
             "apiVersion": "config.kueue.x-k8s.io/v1beta2",
@@ -57,10 +55,8 @@ def config_files(layout: ControlPlaneLayout) -> dict[str, Any]:
             "leaderElection": {"leaderElect": False},
             "internalCertManagement": {"enable": False},
             "integrations": {"frameworks": ["batch/job", "jobset.x-k8s.io/jobset"]},
-            # The default would evict a job that waits half an hour for a TPU node pool.
-            "waitForPodsReady": {"timeout": "24h"},
+            # The rest is as Kueue's release manifests have it: without waitForPodsReady.
             "featureGates": {"VisibilityOnDemand": False},
-            "resources": {"excludeResourcePrefixes": ["cpu", "memory", "ephemeral-storage"]},
         },
         "jobset.yaml": {
             "apiVersion": "config.jobset.x-k8s.io/v1alpha1",
@@ -126,6 +122,8 @@ def base_components(layout: ControlPlaneLayout, build: Build) -> tuple[Component
                 "--service-cluster-ip-range=10.96.0.0/16",
                 "--authorization-mode=Node,RBAC",
                 "--allow-privileged=true",
+                # GKE has it: pods that request google.com/tpu tolerate the taint of that name.
+                "--enable-admission-plugins=ExtendedResourceToleration",
                 "--kubelet-preferred-address-types=InternalIP",
                 f"--kubelet-client-certificate={pki / 'admin.crt'}",
                 f"--kubelet-client-key={pki / 'admin.key'}",

@@ -49,6 +49,16 @@ Examples:
     "the documents are kept (default: never).",
 )
 @click.option(
+    "--link-lifetime",
+    metavar="SPAN",
+    help="How long `log_url` and `result_url` of a document work (default: 7d).",
+)
+@click.option(
+    "--public-url",
+    metavar="URL",
+    help="Address of the control plane in these links (default: that of --server).",
+)
+@click.option(
     "--adopt-after",
     metavar="SPAN",
     help="Run documents that are `scheduled` or `running` without a bridge, as the former worker "
@@ -57,7 +67,7 @@ Examples:
 @click.option("--python", help="Python with JAX on the hosts (default: python3).")
 @click.option(
     "--user",
-    help="User that runs the code if the agent is root (default: nobody).",
+    help="User that runs the code if the agent is root (default: `nobody`).",
 )
 @click.option(
     "--allow-root",
@@ -69,7 +79,7 @@ Examples:
 @click.option(
     "--probes",
     metavar="ADDRESS",
-    help="Address of /healthz and /readyz, such as 127.0.0.1:8081 (default: none).",
+    help="Address of /healthz, /readyz and /metrics, such as 127.0.0.1:8081 (default: none).",
 )
 @click.option("--beat", type=float, metavar="SECONDS", help="Seconds between heartbeats.")
 @click.pass_context

@@ -1,4 +1,4 @@
-"""`tpu cluster local`: a Kubernetes cluster on this machine."""
+"""`tpu cluster`: GKE environments, and `tpu cluster local`, a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from tpufleet.model import topology
 from tpufleet.testbed.kubernetes import commands as local
-from tpufleet.views.cli import connection, output
+from tpufleet.views.cli import cluster_addons, cluster_environment, connection, output
 from tpufleet.views.cli.output import json_option
 
 MEBIBYTE = 2**20
@@ -23,7 +23,20 @@ folder_option = click.option(
 
 @click.group()
 def cluster() -> None:
-    """Kubernetes clusters that jobs can run on."""
+    """Kubernetes clusters that jobs can run on: on GKE, from a cluster.yaml; or on this machine."""
+
+
+for command in (
+    cluster_environment.init,
+    cluster_environment.plan,
+    cluster_environment.apply,
+    cluster_addons.render,
+    cluster_addons.install,
+    cluster_addons.doctor,
+    cluster_addons.example,
+    cluster_environment.destroy,
+):
+    cluster.add_command(command)
 
 
 @cluster.group(
@@ -51,7 +64,9 @@ def build(as_json: bool) -> None:
 
 
 @local_group.command(
-    "up", epilog="\b\nExamples:\n  tpu cluster local up\n  sudo tpu cluster local up --node\n"
+    "up",
+    epilog="\b\nExamples:\n  tpu cluster local up\n  tpu cluster local up --gke\n"
+    "  sudo tpu cluster local up --node\n",
 )
 @folder_option
 @click.option("--node", is_flag=True, help="Add a real node that runs pods.")
@@ -63,8 +78,11 @@ def build(as_json: bool) -> None:
     help="With --node: type of the slice that it provides.",
 )
 @click.option("--lws", is_flag=True, help="Install LeaderWorkerSet.")
+@click.option("--gke", is_flag=True, help="Emulate GKE's node-pool API, for `tpu provisioner`.")
 @json_option
-def up(folder: Path | None, node: bool, accelerator: str, lws: bool, as_json: bool) -> None:
+def up(
+    folder: Path | None, node: bool, accelerator: str, lws: bool, gke: bool, as_json: bool
+) -> None:
     """Start the cluster and print the path of its kubeconfig.
 
     A real node needs Linux, root, and the packages containerd, runc and
@@ -79,21 +97,27 @@ def up(folder: Path | None, node: bool, accelerator: str, lws: bool, as_json: bo
     kubeconfig = str(local.up(path, output.print_status))
     if lws:
         local.add_leader_worker_sets(path, output.print_status)
+    if gke:
+        local.add_gke(path, output.print_status)
     if node:
         local.add_node(path, output.print_status, kind.gke_accelerator, kind.topology, kind.chips)
     output.print_result({"kubeconfig": kubeconfig}, kubeconfig, as_json)  # fmt: skip
 
 
 @local_group.command(
-    "env", epilog='\b\nExamples:\n  eval "$(tpu cluster local env)" && tpu serve\n'
+    "env",
+    epilog='\b\nExamples:\n  eval "$(tpu cluster local env)" && tpu serve\n'
+    '  eval "$(tpu cluster local env)" && tpu provisioner\n',
 )
 @folder_option
 @json_option
 def env(folder: Path | None, as_json: bool) -> None:
-    """Print the variables with which a server runs jobs on the real node, for a shell."""
-    # The server is not on loopback, so its token is not read from the state folder by default.
-    token_file = str(connection.settings().home / "token")
-    variables = {**local.settings(_folder(folder)), "TPUFLEET_TOKEN_FILE": token_file}
+    """Print variables for a shell. With them, a server runs jobs on the real node (`up --node`),
+    and a provisioner uses the emulated GKE (`up --gke`)."""
+    variables = dict(local.settings(_folder(folder)))
+    if "TPUFLEET_SERVER" in variables:
+        # The server is not on loopback, so its token is not read from the state folder by default.
+        variables["TPUFLEET_TOKEN_FILE"] = str(connection.settings().home / "token")
     if as_json:
         output.print_json(variables)
         return

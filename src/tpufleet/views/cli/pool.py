@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.model import durations, topology
+from tpufleet.model import durations, pod_fields, topology
 from tpufleet.model.job_file import label_error, zone_error
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import Pool
@@ -51,7 +53,20 @@ def pool() -> None:
     "--supersede", is_flag=True, help="Jobs of higher priority take slices of lower ones."
 )
 @click.option(
+    "--hold-after-failure",
+    "hold",
+    metavar="DURATION",
+    default="0s",
+    show_default=True,
+    help="Keep the slices of a failed job for its owner, to look at them.",
+)
+@click.option(
     "--idle-after", default="10m", show_default=True, help="Release idle slices after this."
+)
+@output.repeatable(
+    "--pod",
+    metavar="NAME=VALUE",
+    help="With gke: image, cpu, memory or service_account of the pods; repeatable.",
 )
 @json_option
 def create(
@@ -65,7 +80,9 @@ def create(
     member: tuple[str, ...],
     per_user: int | None,
     supersede: bool,
+    hold: str,
     idle_after: str,
+    pod: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Create or change pool NAME of slices of TYPE. If no server is configured, one is started on
@@ -95,6 +112,8 @@ def create(
         slices_per_user=per_user,
         supersede=supersede,
         idle_after=idle,
+        hold_after_failure=durations.parse(hold) or timedelta(0),
+        pod=pod_fields.parse_pod(dict(item.partition("=")[::2] for item in pod)),
     )
     with connection.connect(start=True) as client:
         saved = client.put_pool(wanted)
@@ -148,7 +167,15 @@ def show(name: str, as_json: bool) -> None:
         ("members", ", ".join(row.members) or "all users"),
         ("per user", str(row.slices_per_user or "")),
         ("supersede", "yes" if row.supersede else "no"),
+        (
+            "held after a failure",
+            str(durations.to_builtin(row.hold_after_failure)) if row.hold_after_failure else "",
+        ),
         ("idle after", str(durations.to_builtin(row.idle_after))),
+        *(
+            (f"pod {name}", str(value))
+            for name, value in pod_fields.POD.to_document(row.pod).items()
+        ),
     ]
     output.print_fields(fields)
     for tpu_slice in slices:

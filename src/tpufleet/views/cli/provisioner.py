@@ -38,7 +38,14 @@ from tpufleet.views.cli.registry import HintedUsageError
     show_default=True,
     help="Namespace of the lease.",
 )
-@click.option("--gke-endpoint", default="", hidden=True)
+@click.option(
+    "--gke-endpoint",
+    default="",
+    envvar="GKE_ENDPOINT",
+    metavar="HOST:PORT",
+    help="An emulated GKE, as of `tpu cluster local up --gke` (default: Google's; also as "
+    "GKE_ENDPOINT).",
+)
 @click.option(
     "--make-policies",
     metavar="REGION",

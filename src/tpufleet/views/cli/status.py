@@ -9,13 +9,16 @@ from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 
+MAX_ERRORS = 5
+
 
 @click.command(epilog="\b\nExamples:\n  tpu status\n  tpu status --json\n")
 @json_option
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
-    """Show the state of the server: its leader, what each provider answered last, the queue, and
-    where capacity was refused. The exit status is 1 if something fails."""
+    """Show the state of the server: its leader, the queue, what each provider answered last, where
+    capacity was refused, and what the server logged in the last hour. The exit status is 1 if there
+    is no leader or a provider fails."""
     with connection.connect() as client:
         report = client.status()
     if as_json:
@@ -36,7 +39,8 @@ def problems(status: ServerStatus) -> bool:
 
 def lines(status: ServerStatus) -> list[str]:
     now, controller = status.now, status.controller
-    shown = [f"server     {status.version}"]
+    up = f", up {text.duration(now - status.started_at)}" if status.started_at else ""
+    shown = [f"server     {status.version}{up}"]
     if controller is None:
         shown.append("leader     none; start a server with `tpu serve`")
     elif status.controller_stale:
@@ -44,10 +48,14 @@ def lines(status: ServerStatus) -> list[str]:
         shown.append(f"leader     none; {controller.holder} reported last {last}")
     else:
         since = text.duration(now - controller.leader_since)
-        shown.append(f"leader     {controller.holder}, for {since}")
+        other = f", version {controller.version}" if _is_other_version(status) else ""
+        shown.append(f"leader     {controller.holder}, for {since}{other}")
     counts = ", ".join(f"{count} {state}" for state, count in status.jobs.items() if count)
     shown.append(f"jobs       {counts or 'none'}")
-    shown.append(f"slices     {status.slices}")
+    if status.oldest_queued_at is not None:
+        waited = text.duration(now - status.oldest_queued_at)
+        shown.append(f"queue      oldest job waits for {waited}; see `tpu jobs --state queued`")
+    shown.append(f"slices     {status.slices}, {text.counted(status.hosts, 'host')} reporting")
     for provider in controller.providers if controller else ():
         answered = f"answered {text.age(provider.answered_at, now)}"
         never = "has not answered yet"
@@ -64,4 +72,14 @@ def lines(status: ServerStatus) -> list[str]:
             f"refused    {refusal.accelerator} ({refusal.capacity}) in {refusal.zone}, retry "
             f"{text.age(refusal.until, now)}: {text.one_line(refusal.message)}"
         )
+    for error in status.errors[:MAX_ERRORS]:
+        times = f" ({error.count} times)" if error.count > 1 else ""
+        shown.append(
+            f"{error.level:<10} {text.age(error.at, now)}{times}: {text.one_line(error.message)}"
+        )
     return shown
+
+
+def _is_other_version(status: ServerStatus) -> bool:
+    controller = status.controller
+    return controller is not None and controller.version not in ("", status.version)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import click
 
+from tpufleet import config
 from tpufleet.errors import BadInput
 from tpufleet.model import durations
-from tpufleet.model.users import Role
+from tpufleet.model.api_types import CreatedToken
+from tpufleet.model.users import Role, TokenScope
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option, yes_option
@@ -81,7 +83,9 @@ def user() -> None:
     """Manage users: viewers read, members run jobs, admins change anything."""
 
 
-@user.command(epilog="\b\nExample:\n  tpu user add ada --role member\n")
+@user.command(
+    epilog="\b\nExamples:\n  tpu user add ada --role member\n  tpu user add ci --service\n"
+)
 @click.argument("name")
 @click.option(
     "--role",
@@ -89,12 +93,19 @@ def user() -> None:
     default=Role.MEMBER.value,
     show_default=True,
 )
+@click.option(
+    "--service",
+    is_flag=True,
+    help="A service account, for programs such as CI: admins create its tokens, which expire.",
+)
 @json_option
-def add(name: str, role: str, as_json: bool) -> None:
+def add(name: str, role: str, service: bool, as_json: bool) -> None:
     """Add user NAME, or change their role."""
     with connection.connect() as client:
-        saved = client.put_user(name, Role(role))
-    message = f"{saved.name}: {saved.role}\n  next: tpu token create --user {name}"
+        saved = client.put_user(name, Role(role), service=service or None)
+    kind = ", service account" if saved.service else ""
+    scope = " --scope submit" if saved.service else ""
+    message = f"{saved.name}: {saved.role}{kind}\n  next: tpu token create --user {name}{scope}"
     output.print_result(saved, message, as_json)
 
 
@@ -109,10 +120,14 @@ def list_users(as_json: bool) -> None:
         return
     now = datetime.now(UTC)
     output.print_table(
-        ("USER", "ROLE", "CREATED"),
-        ((row.name, row.role.value, text.age(row.created_at, now)) for row in users),
+        ("USER", "ROLE", "KIND", "CREATED"),
+        (
+            (row.name, row.role.value, "service" if row.service else "person",
+             text.age(row.created_at, now))
+            for row in users
+        ),
         "no users",
-    )
+    )  # fmt: skip
 
 
 @user.command("delete", epilog="\b\nExample:\n  tpu user delete ada --yes\n")
@@ -138,32 +153,107 @@ def token() -> None:
 
 
 @token.command(
-    "create", epilog="\b\nExample:\n  (umask 077; tpu token create --expires 30d > ~/.tpu-token)\n"
+    "create",
+    epilog="\b\nExamples:\n  (umask 077; tpu token create --expires 30d > ~/.tpu-token)\n"
+    "  tpu token create --user ci --scope submit --pool lab\n",
 )
 @click.option("--user", "name", help="Owner of the token (default: you).")
 @click.option("--note", default="", help="What it is for.")
-@click.option("--expires", metavar="DURATION", help="Lifetime, such as 30d (default: no limit).")
+@click.option(
+    "--expires",
+    metavar="DURATION",
+    help="Lifetime, such as 30d (default: no limit; 90d for a service account).",
+)
+@click.option(
+    "--scope",
+    type=click.Choice([scope.value for scope in TokenScope]),
+    default=TokenScope.FULL.value,
+    show_default=True,
+    help="full: all that its user may do. read: only read. submit: only submit jobs, and follow "
+    "and cancel those of its user.",
+)
+@click.option("--pool", help="Limit it to jobs in this pool.")
 @json_option
-def create_token(name: str | None, note: str, expires: str | None, as_json: bool) -> None:
+def create_token(
+    name: str | None, note: str, expires: str | None, scope: str, pool: str | None, as_json: bool
+) -> None:
     """Create a token and print it. It is shown only once; the server keeps its hash."""
-    try:
-        lifetime = None if expires is None else durations.parse(expires)
-    except BadInput as error:
-        raise BadInput(f"--expires: {error}") from error
+    lifetime = None if expires is None else _duration(expires, "--expires")
     with connection.connect() as client:
-        created = client.create_token(user=name, note=note, expires_in=lifetime)
+        created = client.create_token(
+            user=name, note=note, expires_in=lifetime, scope=TokenScope(scope), pool=pool
+        )
     if not as_json:
         output.print_status(
-            f"created token {created.id} for {created.user}\n"
+            f"created token {created.id} for {created.user}{_limits(created)}\n"
             "  next: save it in a file of mode 600 and set TPUFLEET_TOKEN_FILE to its path"
         )
     output.print_result(created, created.token, as_json)
 
 
+def _duration(value: str, option: str) -> timedelta:
+    try:
+        span = durations.parse(value)
+    except BadInput as error:
+        raise BadInput(f"{option}: {error}") from error
+    if span is None:
+        raise BadInput(f"{option}: must be a duration, such as 30d")
+    return span
+
+
+def _limits(created: CreatedToken) -> str:
+    parts = [
+        f"scope {created.scope}" if created.scope is not TokenScope.FULL else "",
+        f"pool {created.pool}" if created.pool else "",
+        f"expires on {created.expires_at:%Y-%m-%d}" if created.expires_at else "",
+    ]
+    shown = ", ".join(part for part in parts if part)
+    return f" ({shown})" if shown else ""
+
+
+@token.command(
+    "rotate", epilog="\b\nExamples:\n  tpu token rotate\n  tpu token rotate 7f3a --overlap 1d\n"
+)
+@click.argument("token_id", metavar="[TOKEN]", required=False)
+@click.option(
+    "--overlap",
+    metavar="DURATION",
+    default="1h",
+    show_default=True,
+    help="For how long the old token stays valid.",
+)
+@json_option
+def rotate_token(token_id: str | None, overlap: str, as_json: bool) -> None:
+    """Replace TOKEN (its id) by a new one with the same rights and lifetime, and print that.
+
+    Without TOKEN, replace the token in use and write the new one to your token file.
+    """
+    span = _duration(overlap, "--overlap")
+    settings = connection.settings()
+    with connection.connect() as client:
+        chosen = token_id or client.me().token_id
+        created = client.rotate_token(chosen, span)
+    old = f"{chosen} is valid for another {text.duration(span)}"
+    if token_id is not None:
+        if not as_json:
+            output.print_status(f"created token {created.id}{_limits(created)}; {old}")
+        output.print_result(created, created.token, as_json)
+        return
+    path = settings.token_file or settings.home / "token"
+    try:
+        config.write_token(path, created.token)
+    except OSError as error:
+        output.print_status(f"error: cannot write {path}: {error.strerror}; the new token follows")
+        output.print_result(created, created.token, as_json)
+        return
+    message = f"wrote token {created.id} to {path}{_limits(created)}; {old}"
+    output.print_result({"id": created.id, "file": str(path)}, message, as_json)
+
+
 @token.command("list", epilog="\b\nExample:\n  tpu token list\n")
 @json_option
 def list_tokens(as_json: bool) -> None:
-    """List tokens with their owner, note and last use."""
+    """List tokens with their owner, scope, last use and expiry."""
     with connection.connect() as client:
         tokens = client.tokens()
     if as_json:
@@ -171,10 +261,10 @@ def list_tokens(as_json: bool) -> None:
         return
     now = datetime.now(UTC)
     output.print_table(
-        ("TOKEN", "USER", "CREATED", "LAST USED", "EXPIRES", "NOTE"),
+        ("TOKEN", "USER", "SCOPE", "POOL", "CREATED", "LAST USED", "EXPIRES", "NOTE"),
         (
-            (row.id, row.user, text.age(row.created_at, now), text.age(row.last_used_at, now),
-             text.age(row.expires_at, now), row.note)
+            (row.id, row.user, row.scope.value, row.pool or "-", text.age(row.created_at, now),
+             text.age(row.last_used_at, now), text.age(row.expires_at, now), row.note)
             for row in tokens
         ),
         "no tokens",

@@ -163,7 +163,7 @@ def plan(prices: Any, out: str, **options: Any) -> None:
         **{name: options[name] for name in _PLAN_OPTIONS},
     )
     output.show_plan(new_plan, as_json=options["as_json"])
-    budget = planning.Budget(
+    budget = planning.PlanLimits(
         bytes=None if options["max_gb"] is None else options["max_gb"] * 1e9,
         hours=options["max_hours"],
         cost=options["max_cost"],

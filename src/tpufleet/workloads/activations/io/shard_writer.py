@@ -31,7 +31,7 @@ class TaskExecutor(Protocol):
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]: ...
 
 
-class InlineExecutor:
+class InlineWriter:
     """Runs each task immediately, in the calling thread."""
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -89,7 +89,7 @@ class RawShardWriter:
         tensors: Iterable[shards.Tensor],
         executor: TaskExecutor | None = None,
     ):
-        self._draft, self._name, self._executor = draft, name, executor or InlineExecutor()
+        self._draft, self._name, self._executor = draft, name, executor or InlineWriter()
         self._header, positioned = shards.build_header(tensors)
         self._streams = {tensor.name: _Stream(tensor) for tensor in positioned}
         self._size = len(self._header) + sum(tensor.nbytes for tensor in positioned)

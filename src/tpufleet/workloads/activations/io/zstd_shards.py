@@ -48,7 +48,7 @@ class ZstdShardWriter:
         self._draft, self._name, self._executor = (
             draft,
             name,
-            executor or shard_writer.InlineExecutor(),
+            executor or shard_writer.InlineWriter(),
         )
         self._plain = {tensor.name: tensor for tensor in tensors}
         self._compressed = frozenset(compressed)

@@ -54,7 +54,7 @@ def _tensors(path: Path) -> list[shards.Tensor]:
     return tensors
 
 
-class Checkpoint:
+class ModelCheckpoint:
     """All tensors of a model folder by name, memory-mapped."""
 
     def __init__(self, folder: Path):
@@ -129,7 +129,7 @@ def load_parameters(
     final_norm: bool = False,
 ) -> dict[str, Any]:
     """The parameters on the devices, with the weights of all layers stacked."""
-    checkpoint = Checkpoint(folder)
+    checkpoint = ModelCheckpoint(folder)
     check_weights(checkpoint, arch, depth=depth, final_norm=final_norm)
 
     def put(name: str, read: Callable[[], np.ndarray]) -> jax.Array:
@@ -138,7 +138,7 @@ def load_parameters(
             read().astype(wanted, copy=False), meshes.parameter_sharding(mesh, name)
         )
 
-    def stack(name: str, rule: Callable[[Checkpoint, int], np.ndarray]) -> jax.Array:
+    def stack(name: str, rule: Callable[[ModelCheckpoint, int], np.ndarray]) -> jax.Array:
         return put(name, lambda: np.stack([rule(checkpoint, n) for n in range(depth)]))
 
     rules = layer_loaders(arch, grouped=mesh.shape["tensor"] > 1)
@@ -157,21 +157,21 @@ def load_parameters(
 
 def layer_loaders(
     arch: Architecture, grouped: bool = False
-) -> dict[str, Callable[[Checkpoint, int], np.ndarray]]:
+) -> dict[str, Callable[[ModelCheckpoint, int], np.ndarray]]:
     """Functions that read a layer's part of each stacked parameter. With `grouped`, the queries,
     key and value of each key-value head are adjacent; otherwise all queries come first."""
     hidden, wide, inner = arch.hidden, arch.heads * arch.head_dim, arch.intermediate
     narrow = arch.kv_heads * arch.head_dim
 
-    def one(name: str, *shape: int) -> Callable[[Checkpoint, int], np.ndarray]:
+    def one(name: str, *shape: int) -> Callable[[ModelCheckpoint, int], np.ndarray]:
         return lambda checkpoint, layer: checkpoint.read(f"layers.{layer}.{name}", shape)
 
-    def transposed(name: str, out: int, into: int) -> Callable[[Checkpoint, int], np.ndarray]:
+    def transposed(name: str, out: int, into: int) -> Callable[[ModelCheckpoint, int], np.ndarray]:
         read = one(name, out, into)
         return lambda checkpoint, layer: read(checkpoint, layer).T
 
-    def qkv(part: str, *tail: int) -> Callable[[Checkpoint, int], np.ndarray]:
-        def read(checkpoint: Checkpoint, layer: int) -> np.ndarray:
+    def qkv(part: str, *tail: int) -> Callable[[ModelCheckpoint, int], np.ndarray]:
+        def read(checkpoint: ModelCheckpoint, layer: int) -> np.ndarray:
             heads = (arch.kv_heads, -1) if grouped else (-1,)
             pieces = [
                 one(f"self_attn.{letter}_proj.{part}", size, *tail)(checkpoint, layer).reshape(
@@ -184,8 +184,8 @@ def layer_loaders(
 
         return read
 
-    def gate_up(part: str, *tail: int) -> Callable[[Checkpoint, int], np.ndarray]:
-        def read(checkpoint: Checkpoint, layer: int) -> np.ndarray:
+    def gate_up(part: str, *tail: int) -> Callable[[ModelCheckpoint, int], np.ndarray]:
+        def read(checkpoint: ModelCheckpoint, layer: int) -> np.ndarray:
             pieces = [
                 one(f"mlp.{name}_proj.{part}", inner, *tail)(checkpoint, layer)
                 for name in ("gate", "up")
@@ -223,7 +223,7 @@ def layer_loaders(
 
 
 def check_weights(
-    checkpoint: Checkpoint, arch: Architecture, *, depth: int, final_norm: bool
+    checkpoint: ModelCheckpoint, arch: Architecture, *, depth: int, final_norm: bool
 ) -> None:
     """Raise if `load_parameters` would, without reading any weight."""
     checkpoint.find("embed_tokens.weight", (arch.vocabulary, arch.hidden))
@@ -238,7 +238,7 @@ def check_weights(
     check_unknown_weights(checkpoint, arch)
 
 
-def check_unknown_weights(checkpoint: Checkpoint, arch: Architecture) -> None:
+def check_unknown_weights(checkpoint: ModelCheckpoint, arch: Architecture) -> None:
     """Raise if there are weights that this architecture ignores: results would be wrong."""
     known = set(_expected(arch))
     unknown = sorted(
@@ -262,7 +262,7 @@ def _expected(arch: Architecture) -> Iterator[str]:
         )
 
 
-class ShapeRecorder(Checkpoint):
+class ShapeRecorder(ModelCheckpoint):
     """A checkpoint of uninitialized weights that records which names are read."""
 
     def __init__(self) -> None:

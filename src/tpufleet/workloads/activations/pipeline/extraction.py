@@ -108,7 +108,7 @@ def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> Locations:
     holds the versions of the data files that were checked."""
     versions = sources.check_data(resolved.data, plan.seed, plan.data_digest)
     digests = {
-        "model": (plan.model_digest, weights.Checkpoint(resolved.model).digest()),
+        "model": (plan.model_digest, weights.ModelCheckpoint(resolved.model).digest()),
         "tokenizer": (
             plan.tokenizer_digest,
             tokenization.Tokenizer(resolved.tokenizer).digest(),

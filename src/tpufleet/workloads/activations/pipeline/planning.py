@@ -63,7 +63,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
+class PlanLimits:
     """Limits on a plan; None: unlimited."""
 
     bytes: float | None = None
@@ -115,7 +115,7 @@ def make_plan(
     names = sites.resolve(choices, arch)
     widths = {name: sites.width(name, arch) for name in names}
     depth = sites.layers_needed(names, arch)
-    checkpoint = weights.Checkpoint(resolved.model)
+    checkpoint = weights.ModelCheckpoint(resolved.model)
     final_norm = str(sites.Site.FINAL_NORM) in names
     weights.check_weights(checkpoint, arch, depth=depth, final_norm=final_norm)
     source = sources.open_files(resolved.data, options["seed"])

@@ -1,0 +1,263 @@
+"""Backups: the database and the files that belong to it, in one archive with checksums.
+
+A tar.gz of `database.jsonl`, files of the state folder under `home/` and `data/`, and at the end
+`manifest.json`, which has the SHA-256 of every other member.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+import tpufleet
+from tpufleet.compose import server_files
+from tpufleet.config import Config
+from tpufleet.errors import BadInput, Conflict
+from tpufleet.stores import dump, schema_migrations
+from tpufleet.stores.open_store import open_database
+
+FORMAT = 1
+_DATABASE, _MANIFEST = "database.jsonl", "manifest.json"
+# Patterns below the state folder and below `data`. `local` are records of simulated slices, without
+# the working folders of their hosts.
+_HOME_FILES = ("token", "port")
+_DATA_FILES = (
+    "secret", "secrets.key", "secrets/**/*", "snapshots/*.tar.gz", "results/*", "faults.yaml",
+    "local/.root.json", "local/*/slice.json", "tpu-vm/**/*",
+)  # fmt: skip
+OPTIONAL_FILES = {"logs": "logs/**/*", "checkpoints": "checkpoints/**/*"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackupReport:
+    file: str
+    size: int
+    sha256: str
+    created_at: datetime
+    version: str  # of tpufleet
+    schema: int
+    files: int
+    rows: int
+
+
+def before_migration(settings: Config, store_url: str) -> Path | None:
+    """Back up a database that this version is about to migrate, for the way back."""
+    if store_url == "memory:" or (
+        settings.store is None and not (settings.home / "fleet.db").exists()
+    ):
+        return None
+    with contextlib.closing(open_database(store_url)) as database:
+        version = schema_migrations.version(database)
+    if not 0 < version < schema_migrations.newest_version():
+        return None
+    folder = settings.home / "backups"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    target = folder / f"schema-{version}-{datetime.now(UTC):%Y%m%dT%H%M%S}.tar.gz"
+    create(settings, store_url, target, None)
+    return target
+
+
+def create(
+    settings: Config, store_url: str, target: Path, optional: tuple[str, ...] | None
+) -> BackupReport:
+    """While servers are running. The database is read first: files that it refers to are kept.
+    `optional=None`: only the database."""
+    if target.exists():
+        raise Conflict(f"{target} exists; choose another name")
+    require_sql(store_url)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with open(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b") as file:
+            manifest = _write(settings, store_url, file, optional)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(draft, target)  # fails if another one was created meanwhile
+    except FileExistsError as error:
+        raise Conflict(f"{target} exists; choose another name") from error
+    except OSError as error:
+        raise BadInput(f"cannot write {target}: {error.strerror}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return _report(target, manifest)
+
+
+def verify(source: Path) -> BackupReport:
+    """Raises BadInput unless it is complete and unchanged."""
+    return _report(source, _verified_manifest(source))
+
+
+def restore(
+    settings: Config, store_url: str, source: Path, *, keep_schema: bool = False
+) -> BackupReport:
+    """Into an empty database and a state folder without a server."""
+    require_sql(store_url)
+    manifest = _verified_manifest(source)
+    for folder in (settings.home, settings.data):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with server_files.exclusive_lock(settings.home):
+        for name in ("data/secret", "home/token"):
+            if name in manifest["sha256"] and (path := _target(settings, name)).exists():
+                raise Conflict(
+                    f"{path} exists, so this state folder belongs to another installation\n"
+                    "  next: restore into a new TPUFLEET_HOME, or move the old folder away"
+                )
+        with tarfile.open(source, "r:gz") as tar, contextlib.ExitStack() as stack:
+            for member in tar:
+                content = tar.extractfile(member)
+                if content is None or member.name == _MANIFEST:
+                    continue
+                if member.name == _DATABASE:
+                    database = open_database(store_url)
+                    stack.callback(database.close)
+                    lines = io.TextIOWrapper(content, encoding="utf-8")
+                    dump.load_dump(
+                        database, lines, int(manifest["schema"]), migrate=not keep_schema
+                    )
+                else:
+                    _extract(content, _target(settings, member.name))
+    return _report(source, manifest)
+
+
+def require_sql(store_url: str) -> None:
+    if store_url == "memory:":
+        raise BadInput("store: a memory: store cannot be backed up")
+
+
+def _write(
+    settings: Config, store_url: str, file: IO[bytes], optional: tuple[str, ...] | None
+) -> dict[str, Any]:
+    checksums: dict[str, str] = {}
+    with (
+        tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as rows,
+        contextlib.closing(open_database(store_url)) as database,
+    ):
+        schema = dump.write_dump(database, rows)
+        rows.flush()
+        rows.seek(0)
+        count = sum(line.startswith("[") for line in rows)
+        _add(tar, _DATABASE, rows.buffer, os.fstat(rows.fileno()), checksums)
+        for name, path in _files(settings, optional):
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as content:
+                _add(tar, name, content, os.fstat(content.fileno()), checksums)
+        manifest = {
+            "format": FORMAT,
+            "created_at": datetime.now(UTC).isoformat(),
+            "version": tpufleet.__version__,
+            "schema": schema,
+            "rows": count,
+            "sha256": checksums,
+        }
+        text = json.dumps(manifest, indent=1).encode()
+        entry = tarfile.TarInfo(_MANIFEST)
+        entry.size, entry.mode = len(text), 0o600
+        tar.addfile(entry, io.BytesIO(text))
+    return manifest
+
+
+def _files(settings: Config, optional: tuple[str, ...] | None) -> Iterator[tuple[str, Path]]:
+    if optional is None:
+        return
+    patterns = (*_DATA_FILES, *(OPTIONAL_FILES[name] for name in optional))
+    for prefix, folder, chosen in (
+        ("home", settings.home, _HOME_FILES), ("data", settings.data, patterns),
+    ):  # fmt: skip
+        for pattern in chosen:
+            for path in sorted(folder.glob(pattern)):
+                if path.is_file() and not path.is_symlink() and ".draft-" not in path.name:
+                    yield f"{prefix}/{path.relative_to(folder)}", path
+
+
+def _add(
+    tar: tarfile.TarFile,
+    name: str,
+    content: IO[bytes],
+    status: os.stat_result,
+    checksums: dict[str, str],
+) -> None:
+    """A file that grows meanwhile, as logs do, is cut at its size at the beginning."""
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode, entry.mtime = status.st_size, 0o600, int(status.st_mtime)
+    content.seek(0)
+    reader = _HashingReader(content)
+    tar.addfile(entry, reader)  # type: ignore[arg-type]  # only `read` is called
+    checksums[name] = reader.hash.hexdigest()
+
+
+class _HashingReader:
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.hash = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.hash.update(data)
+        return data
+
+
+def _verified_manifest(source: Path) -> dict[str, Any]:
+    if not source.is_file():
+        raise BadInput(f"{source}: no such file")
+    found: dict[str, str] = {}
+    manifest: dict[str, Any] = {}
+    try:
+        with tarfile.open(source, "r:gz") as tar:
+            for member in tar:
+                content = tar.extractfile(member) if member.isreg() else None
+                if content is None:
+                    raise BadInput(f"{source} is not a backup: it contains {member.name!r}")
+                if member.name == _MANIFEST:
+                    manifest = json.loads(content.read())
+                else:
+                    found[member.name] = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]  # a BufferedReader
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        raise BadInput(f"{source} is not a complete backup: {error}") from error
+    if manifest.get("format") != FORMAT:
+        known = "no manifest" if not manifest else f"format {manifest.get('format')}"
+        raise BadInput(f"{source} is not a complete backup of this version: {known}")
+    if found != manifest["sha256"]:
+        names = found.keys() | manifest["sha256"].keys()
+        wrong = sorted(name for name in names if found.get(name) != manifest["sha256"].get(name))
+        raise BadInput(f"{source} is damaged: the checksum of {wrong[0]} does not match")
+    return manifest
+
+
+def _target(settings: Config, name: str) -> Path:
+    prefix, _, relative = name.partition("/")
+    folder = {"home": settings.home, "data": settings.data}.get(prefix)
+    if folder is None or not relative or relative.startswith("/") or ".." in relative.split("/"):
+        raise BadInput(f"the backup contains {name!r}, which is outside the state folder")
+    return folder / relative
+
+
+def _extract(content: IO[bytes], path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with open(os.open(path, flags, 0o600), "wb") as file:
+        shutil.copyfileobj(content, file)
+
+
+def _report(path: Path, manifest: dict[str, Any]) -> BackupReport:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return BackupReport(
+        file=str(path),
+        size=path.stat().st_size,
+        sha256=digest,
+        created_at=datetime.fromisoformat(manifest["created_at"]),
+        version=manifest["version"],
+        schema=manifest["schema"],
+        files=len(manifest["sha256"]) - 1,
+        rows=manifest["rows"],
+    )

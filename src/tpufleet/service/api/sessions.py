@@ -1,0 +1,79 @@
+"""Sessions of browsers: log in with a token or a link, and log out."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from tpufleet.errors import NotFound
+from tpufleet.model.api_types import BrowserSession, LoginLink
+from tpufleet.model.encoding import to_json
+from tpufleet.model.users import Role
+from tpufleet.service.routing import ApiCall, MediaType, Router
+from tpufleet.service.web import sessions
+
+router = Router()
+
+
+@router.route(
+    "POST",
+    "/session",
+    role=Role.VIEWER,
+    summary="Log a browser in: sets a cookie that stands for the token of this request",
+    response=BrowserSession,
+)
+def create_session(call: ApiCall) -> Response:
+    cookie = sessions.sign_cookie(call.components.deps.secret, call.token_hash, call.now)
+    response = _session_response(call, cookie)
+    response.set_cookie(
+        sessions.COOKIE,
+        cookie,
+        max_age=int(sessions.LIFETIME.total_seconds()),
+        httponly=True,
+        samesite="strict",
+        secure=call.request.url.scheme == "https",
+    )
+    return response
+
+
+@router.route(
+    "GET",
+    "/session",
+    role=Role.VIEWER,
+    summary="The session of this browser, with the token that its changes must carry",
+    response=BrowserSession,
+)
+def get_session(call: ApiCall) -> Response:
+    cookie = sessions.cookie_from(call.request.headers.get("cookie"))
+    if cookie is None:
+        raise NotFound("no session; log in with a token")
+    return _session_response(call, cookie)
+
+
+@router.route("DELETE", "/session", role=Role.VIEWER, summary="Log this browser out", response=dict)
+def delete_session(call: ApiCall) -> Response:
+    response = Response(b"{}", media_type=MediaType.JSON.value)
+    response.delete_cookie(sessions.COOKIE, httponly=True, samesite="strict")
+    return response
+
+
+@router.route(
+    "POST",
+    "/session/link",
+    role=Role.VIEWER,
+    summary="A path that logs a browser in as the caller, once, within two minutes",
+    response=LoginLink,
+)
+def create_login_link(call: ApiCall) -> LoginLink:
+    code = call.components.login_links.create(call.token_hash, call.now)
+    return LoginLink(path=f"/#/login/{code}")
+
+
+def _session_response(call: ApiCall, cookie: str) -> Response:
+    session = BrowserSession(
+        user=call.user.name,
+        role=call.user.role,
+        csrf=sessions.csrf_token(call.components.deps.secret, cookie),
+    )
+    response = Response(to_json(session), media_type=MediaType.JSON.value)
+    response.headers["Cache-Control"] = "no-store"
+    return response

@@ -1,0 +1,171 @@
+"""Commands of users on users and tokens."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
+from tpufleet.model.api_types import CreatedToken, NewToken, NewUser, TokenRotation
+from tpufleet.model.durations import MAX_DURATION
+from tpufleet.model.users import Role, Token, User
+from tpufleet.service import auth, identifiers
+from tpufleet.service.commands import LIVE_STATES, CommandContext, cancel
+from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.stores.base import JobQuery
+
+SERVICE_TOKEN_LIFETIME = timedelta(days=90)
+MAX_SERVICE_TOKEN_LIFETIME = timedelta(days=366)
+MAX_OVERLAP = timedelta(days=7)
+
+
+def put_user(context: CommandContext, new: NewUser) -> User:
+    """Create a user or a service account, or change its role."""
+    known = context.store.user(identifiers.check_user_name(new.name))
+    service = new.service if new.service is not None else known is not None and known.service
+    if known is not None and known.service != service:
+        raise Conflict(f"{new.name} exists and is {_kind(known.service)}; choose another name")
+    if service and new.role is Role.ADMIN:
+        raise BadInput("role: a service account cannot have the admin role")
+    if known is not None and known.role is Role.ADMIN and new.role is not Role.ADMIN:
+        _require_another_admin(context, new.name)
+    user = User(
+        name=new.name,
+        role=new.role,
+        created_at=context.now if known is None else known.created_at,
+        service=service,
+    )
+    context.store.put_user(user)
+    return user
+
+
+def delete_user(context: CommandContext, files: SecretFiles, name: str) -> None:
+    _require_user(context, name)
+    _require_another_admin(context, name)
+    _cancel_jobs_of(context, name)
+    context.store.delete_user(name)
+    _cancel_jobs_of(context, name)  # submitted meanwhile
+    files.delete_all(name)
+
+
+def _cancel_jobs_of(context: CommandContext, owner: str) -> None:
+    """They would go on with the rights and the secrets of a user who no longer exists."""
+    for job in context.store.jobs(JobQuery(owner=owner, states=LIVE_STATES, limit=1_000_000)):
+        cancel(context, job)
+
+
+def create_token(context: CommandContext, new: NewToken) -> CreatedToken:
+    name = new.user or context.caller.name
+    if name != context.caller.name and not context.caller.is_admin:
+        raise Forbidden(f"creating a token for {name} requires the admin role")
+    if len(new.note) > 200 or "\0" in new.note:
+        raise BadInput("note: must be at most 200 characters, without null characters")
+    if new.pool is not None and context.store.pool(new.pool) is None:
+        known = [pool.name for pool in context.store.pools()]
+        raise BadInput(f"pool: no pool named {new.pool!r}{identifiers.suggestion(new.pool, known)}")
+    user = _require_user(context, name)
+    if user.service and not context.caller.is_admin:
+        raise Forbidden(
+            "a service account cannot create tokens; it can replace its own with "
+            "`tpu token rotate`, and an admin can create more"
+        )
+    return _put_token(
+        context,
+        Token(
+            id=secrets.token_hex(6),
+            user=name,
+            hash="",
+            created_at=context.now,
+            note=new.note,
+            expires_at=_expiry(context.now, new.expires_in, user),
+            scope=new.scope,
+            pool=new.pool,
+        ),
+    )
+
+
+def _expiry(now: datetime, expires_in: timedelta | None, user: User) -> datetime | None:
+    if expires_in is None:
+        return now + SERVICE_TOKEN_LIFETIME if user.service else None
+    if not timedelta(0) < expires_in <= MAX_DURATION:
+        raise BadInput("expires_in: must be more than zero and at most ten years")
+    if user.service and expires_in > MAX_SERVICE_TOKEN_LIFETIME:
+        days = MAX_SERVICE_TOKEN_LIFETIME.days
+        raise BadInput(f"expires_in: tokens of service accounts last at most {days} days")
+    return now + expires_in
+
+
+def rotate_token(context: CommandContext, token_id: str, rotation: TokenRotation) -> CreatedToken:
+    """Replace a token by a new one with the same rights and lifetime. The old one stays valid for
+    a while, so that the programs that use it can change over."""
+    if not timedelta(0) <= rotation.overlap <= MAX_OVERLAP:
+        raise BadInput(f"overlap: must be from zero to {MAX_OVERLAP.days} days")
+    token = _find_token(context, token_id)
+    itself = token.id == context.caller.token_id
+    if not itself and context.caller.limited:
+        raise Forbidden(f"token {context.caller.token_id} can only replace itself")
+    if token.replaced_by is not None:
+        raise Conflict(
+            f"token {token.id} was replaced by {token.replaced_by} and expires on "
+            f"{token.expires_at:%Y-%m-%d}; rotate that one"
+        )
+    lifetime = None if token.expires_at is None else token.expires_at - token.created_at
+    created = _put_token(
+        context,
+        replace(
+            token,
+            id=secrets.token_hex(6),
+            created_at=context.now,
+            last_used_at=None,
+            expires_at=None if lifetime is None else context.now + lifetime,
+        ),
+    )
+    ends = context.now + rotation.overlap
+    if token.expires_at is not None:
+        ends = min(ends, token.expires_at)
+    context.store.refresh_token(replace(token, expires_at=ends, replaced_by=created.id))
+    return created
+
+
+def _put_token(context: CommandContext, token: Token) -> CreatedToken:
+    text = auth.new_token()
+    context.store.put_token(replace(token, hash=auth.token_hash(text)))
+    return CreatedToken(
+        id=token.id,
+        user=token.user,
+        token=text,
+        expires_at=token.expires_at,
+        scope=token.scope,
+        pool=token.pool,
+    )
+
+
+def revoke_token(context: CommandContext, token_id: str) -> None:
+    context.store.delete_token(_find_token(context, token_id).id)
+
+
+def _find_token(context: CommandContext, token_id: str) -> Token:
+    """One of the caller's own; for an admin, any."""
+    for token in context.store.tokens(None if context.caller.is_admin else context.caller.name):
+        if token.id == token_id:
+            return token
+    raise NotFound(f"no token with id {token_id!r}; list your tokens with `tpu token list`")
+
+
+def _kind(service: bool) -> str:
+    return "a service account" if service else "a person"
+
+
+def _require_user(context: CommandContext, name: str) -> User:
+    user = context.store.user(name)
+    if user is None:
+        known = [each.name for each in context.store.users()]
+        raise NotFound(f"no user named {name!r}{identifiers.suggestion(name, known)}")
+    return user
+
+
+def _require_another_admin(context: CommandContext, name: str) -> None:
+    admins = {user.name for user in context.store.users() if user.role is Role.ADMIN}
+    if admins == {name}:
+        raise Conflict(f"{name} is the only admin; create another one first")

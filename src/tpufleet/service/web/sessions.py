@@ -1,0 +1,101 @@
+"""Browser sessions. A cookie names a user token by its hash, and is signed with the server secret:
+nothing is stored, every server accepts it, and revoking the token ends its sessions."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import secrets
+from collections import OrderedDict
+from datetime import UTC, datetime, timedelta
+from http.cookies import CookieError, SimpleCookie
+
+from tpufleet.errors import Forbidden, Unauthorized
+
+COOKIE = "tpufleet_session"
+CSRF_HEADER = "x-tpufleet-csrf"
+LIFETIME = timedelta(days=7)
+LINK_LIFETIME = timedelta(minutes=2)
+LINK_PREFIX = "tpl_"
+SAFE_METHODS = frozenset({"GET", "HEAD"})
+_MAX_USED_LINKS = 10_000
+
+
+def sign_cookie(secret: bytes, token_hash: str, now: datetime) -> str:
+    return _sign(secret, "session", token_hash, now + LIFETIME)
+
+
+def read_cookie(secret: bytes, cookie: str, now: datetime) -> str:
+    """The hash of the user token."""
+    token_hash = _verify(secret, "session", cookie, now)
+    if token_hash is None:
+        raise Unauthorized("the session has expired; log in again")
+    return token_hash
+
+
+def csrf_token(secret: bytes, cookie: str) -> str:
+    """Only scripts of our own page can read it, so a request that has it comes from there."""
+    return _signature(secret, f"csrf:{cookie}")
+
+
+def check_csrf(secret: bytes, cookie: str, sent: str | None) -> None:
+    if not hmac.compare_digest(csrf_token(secret, cookie).encode(), (sent or "").encode()):
+        raise Forbidden("the request does not come from the page; reload it, and try again")
+
+
+def cookie_from(header: str | None) -> str | None:
+    """The session cookie in a Cookie header."""
+    try:
+        morsel = SimpleCookie(header or "").get(COOKIE)
+    except CookieError:
+        return None
+    return morsel.value if morsel is not None else None
+
+
+class LoginLinks:
+    """Codes that log a browser in, once, within two minutes. Shown by `tpu dash`."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._used: OrderedDict[str, None] = OrderedDict()
+
+    def create(self, token_hash: str, now: datetime) -> str:
+        nonce = secrets.token_hex(8)
+        signed = _sign(self._secret, "link", f"{token_hash}.{nonce}", now + LINK_LIFETIME)
+        return LINK_PREFIX + signed
+
+    def redeem(self, code: str, now: datetime) -> str:
+        """The hash of the user token."""
+        value = _verify(self._secret, "link", code.removeprefix(LINK_PREFIX), now)
+        if value is None or code in self._used:
+            raise Unauthorized("the login link was used already, or is older than 2 minutes")
+        self._used[code] = None
+        while len(self._used) > _MAX_USED_LINKS:
+            self._used.popitem(last=False)
+        return value.partition(".")[0]
+
+
+def _sign(secret: bytes, purpose: str, value: str, expires: datetime) -> str:
+    payload = f"{value}|{int(expires.timestamp())}"
+    encoded = base64.urlsafe_b64encode(payload.encode()).rstrip(b"=").decode()
+    return f"{encoded}.{_signature(secret, f'{purpose}:{payload}')}"
+
+
+def _verify(secret: bytes, purpose: str, signed: str, now: datetime) -> str | None:
+    encoded, _, signature = signed.partition(".")
+    try:
+        padded = encoded + "=" * (-len(encoded) % 4)
+        payload = base64.urlsafe_b64decode(padded).decode("ascii")
+    except (binascii.Error, ValueError):
+        return None
+    expected = _signature(secret, f"{purpose}:{payload}")
+    if not hmac.compare_digest(expected.encode(), signature.encode()):
+        return None
+    value, _, expires = payload.rpartition("|")
+    return value if now < datetime.fromtimestamp(int(expires), UTC) else None
+
+
+def _signature(secret: bytes, text: str) -> str:
+    digest = hmac.digest(secret, b"web:" + text.encode(), "sha256")
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

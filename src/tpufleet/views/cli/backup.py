@@ -1,0 +1,97 @@
+"""`tpu backup` and `tpu restore`: everything that a server needs to go on, in one file."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tpufleet.views import text
+from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.output import json_option
+
+if TYPE_CHECKING:
+    from tpufleet.compose.backup import BackupReport
+
+store_option = click.option(
+    "--store",
+    metavar="URL",
+    help="Database (default: as configured, or SQLite in the state folder).",
+)
+
+
+@click.command(
+    epilog="\b\nExamples:\n  tpu backup fleet-2026-01-31.tar.gz\n"
+    "  tpu backup --with logs --with checkpoints full.tar.gz\n  tpu backup --check full.tar.gz\n",
+)
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--with",
+    "optional",
+    multiple=True,
+    type=click.Choice(["logs", "checkpoints"]),
+    help="Include these files too; repeatable.",
+)
+@click.option("--check", is_flag=True, help="Check the checksums of an existing backup instead.")
+@store_option
+@json_option
+def backup(
+    file: Path, optional: tuple[str, ...], check: bool, store: str | None, as_json: bool
+) -> None:
+    """Write a backup of the server on this machine to FILE (tar.gz, mode 600).
+
+    It has the database at one moment, code, results, secrets and keys; not what is in a bucket, and
+    logs and checkpoints only with --with. Servers may run meanwhile. The file contains credentials:
+    keep it private.
+    """
+    from tpufleet.compose import backup as backups
+    from tpufleet.compose.control_plane import store_url
+
+    settings = connection.settings()
+    settings = dataclasses.replace(settings, store=store or settings.store)
+    if check:
+        report = backups.verify(file)
+        output.print_result(report, f"complete: {_describe(report)}", as_json)
+        return
+    report = backups.create(settings, store_url(settings), file, optional)
+    message = f"wrote {_describe(report)}\n  next: restore it with `tpu restore {file}`"
+    output.print_result(report, message, as_json)
+
+
+@click.command(
+    epilog="\b\nExample:\n  TPUFLEET_HOME=/srv/fleet tpu restore fleet-2026-01-31.tar.gz\n",
+)
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--keep-schema",
+    is_flag=True,
+    help="Do not migrate the database, for the earlier version of tpufleet that used it.",
+)
+@store_option
+@json_option
+def restore(file: Path, keep_schema: bool, store: str | None, as_json: bool) -> None:
+    """Restore the backup FILE into an empty state folder and an empty database.
+
+    Checks the checksums first. Running jobs continue when a server with the same address is
+    started, as far as their hosts still exist. A backup of an earlier version is migrated.
+    """
+    from tpufleet.compose import backup as backups
+    from tpufleet.compose.control_plane import store_url
+
+    settings = connection.settings()
+    settings = dataclasses.replace(settings, store=store or settings.store)
+    report = backups.restore(settings, store_url(settings), file, keep_schema=keep_schema)
+    next_step = "install the version that made it, then tpu serve" if keep_schema else "tpu serve"
+    message = f"restored {_describe(report)}\n  into {settings.home}\n  next: {next_step}"
+    output.print_result(report, message, as_json)
+
+
+def _describe(report: BackupReport) -> str:
+    made = f"{report.created_at:%Y-%m-%d %H:%M:%S} UTC"
+    return (
+        f"{report.file}: {text.size(report.size)}, {report.rows} rows, {report.files} files\n"
+        f"  made: {made}, by tpufleet {report.version} (schema {report.schema})\n"
+        f"  sha256: {report.sha256}"
+    )

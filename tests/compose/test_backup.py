@@ -1,0 +1,207 @@
+"""Backups: made while a server runs, checked, and restored into a new server."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests import postgres
+from tests.contract.test_schema_migrations import OLD_DATABASE, write_old_database
+from tests.polling import wait_until
+from tests.server_process import Server
+from tpufleet import config
+from tpufleet.compose import backup
+from tpufleet.errors import BadInput, Conflict
+from tpufleet.model.api_types import NewJob
+from tpufleet.model.attempts import AttemptState
+from tpufleet.model.jobs import JobId, JobState
+from tpufleet.stores import schema_migrations
+from tpufleet.stores.base import EventQuery
+from tpufleet.stores.open_store import open_database, open_store
+
+
+def settings(home: Path, **changes) -> config.Config:
+    home.mkdir(mode=0o700, exist_ok=True)
+    return dataclasses.replace(config.load({"TPUFLEET_HOME": str(home)}, home), **changes)
+
+
+def url_of(kind: str, folder: Path) -> str:
+    return f"sqlite:///{folder}/fleet.db" if kind == "sqlite" else postgres.fresh_url()
+
+
+def all_rows(url: str) -> dict[str, list]:
+    with contextlib.closing(open_database(url)) as database:
+        tables = schema_migrations.table_names() - {"leases"}
+        return {
+            table: database.read(
+                lambda session, table=table: session.rows(f"SELECT * FROM {table}")
+            )
+            for table in sorted(tables)
+        }
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def filled(request, tmp_path) -> tuple[config.Config, str]:
+    """A database with every kind of row, written by an earlier version and then used."""
+    home = tmp_path / "old"
+    home.mkdir(mode=0o700)
+    url = url_of(request.param, home)
+    write_old_database(open_database(url), copies=12_001, cleaned=["j1"])
+    store = open_store(url)
+    store.put_metadata("note", 'ünïcode \\ " line\nbreak')
+    store.put_object("results/j1", bytes(range(256)), store.users()[0].created_at)
+    store.close()
+    (home / "token").write_text("tpf_x\n")
+    (home / "secret").write_text("s\n")
+    (home / "secrets" / ".own" / "ada").mkdir(parents=True)
+    (home / "secrets" / ".own" / "ada" / "wandb").write_text("key")
+    (home / "logs").mkdir()
+    (home / "logs" / "large.log").write_bytes(b"x" * 100_000)
+    return settings(home), url
+
+
+@pytest.mark.parametrize("target", ["sqlite", "postgres"])
+def test_every_row_and_file_is_restored_also_into_another_kind_of_database(
+    filled, target, tmp_path
+):
+    old, url = filled
+    file = tmp_path / "b.tar.gz"
+    made = backup.create(old, url, file, ())
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert made.rows > 12_000 and backup.verify(file) == made
+    new = settings(tmp_path / "new")
+    new_url = url_of(target, new.home)
+    backup.restore(new, new_url, file)
+    assert all_rows(new_url) == all_rows(url)
+    restored = {
+        str(path.relative_to(new.home)): path.stat().st_mode & 0o777
+        for path in new.home.rglob("*") if path.is_file() and "fleet.db" not in path.name
+    }  # fmt: skip
+    files = ("token", "secret", "secrets/.own/ada/wandb", "serve.lock")
+    assert set(restored) == set(files)
+    assert all(restored[name] == 0o600 for name in files[:-1])
+
+
+def test_logs_and_checkpoints_are_included_on_request(tmp_path):
+    old = settings(tmp_path / "old")
+    url = url_of("sqlite", old.home)
+    open_store(url).close()
+    (old.home / "logs").mkdir()
+    (old.home / "logs" / "a.log").write_text("line\n")
+    backup.create(old, url, tmp_path / "b.tar.gz", ("logs", "checkpoints"))
+    new = settings(tmp_path / "new")
+    backup.restore(new, url_of("sqlite", new.home), tmp_path / "b.tar.gz")
+    assert (new.home / "logs" / "a.log").read_text() == "line\n"
+
+
+def test_a_database_before_its_migration_is_saved_and_can_be_restored_as_it_was(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    url = f"sqlite:///{home}/fleet.db"
+    write_old_database(open_database(url), copies=1)
+    server = Server(home)
+    try:
+        server.start()
+        assert server.client.job("j1").job.spec.name == "train"
+        server.stop()
+    finally:
+        server.cleanup()
+    (saved,) = (home / "backups").iterdir()
+    assert saved.name.startswith("schema-4-") and saved.stat().st_mode & 0o777 == 0o600
+    for name in ("fleet.db", "fleet.db-wal", "fleet.db-shm"):
+        (home / name).unlink(missing_ok=True)
+    backup.restore(settings(home), url, saved, keep_schema=True)
+    with contextlib.closing(open_database(url)) as database:
+        assert schema_migrations.version(database) == 4
+        for table, content in OLD_DATABASE.items():
+            if table != "leases":
+                columns = ", ".join(content["columns"])
+                rows = database.read(
+                    lambda session, columns=columns, table=table: session.rows(
+                        f"SELECT {columns} FROM {table}"
+                    )
+                )
+                assert sorted(map(list, rows)) == sorted(content["rows"]), table
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "not a backup"])
+def test_a_damaged_backup_is_refused_before_anything_is_written(tmp_path, damage):
+    old = settings(tmp_path / "old")
+    url = url_of("sqlite", old.home)
+    open_store(url).close()
+    (old.home / "secret").write_text("s\n")
+    file = tmp_path / "b.tar.gz"
+    backup.create(old, url, file, ())
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-200])
+    elif damage == "changed":
+        _change_member(file, "data/secret", b"t\n")
+    else:
+        file.write_text("hello")
+    new = settings(tmp_path / "new")
+    with pytest.raises(BadInput, match=r"complete backup|checksum of data/secret"):
+        backup.restore(new, url_of("sqlite", new.home), file)
+    assert list(new.home.iterdir()) == []
+
+
+def _change_member(file: Path, name: str, content: bytes) -> None:
+    import io
+
+    with tarfile.open(file) as tar:
+        members = [(member, tar.extractfile(member).read()) for member in tar]
+    with tarfile.open(file, "w:gz") as tar:
+        for member, data in members:
+            tar.addfile(member, io.BytesIO(content if member.name == name else data))
+
+
+def test_nothing_is_overwritten(tmp_path):
+    old = settings(tmp_path / "old")
+    url = url_of("sqlite", old.home)
+    open_store(url).close()
+    (old.home / "secret").write_text("s\n")
+    file = tmp_path / "b.tar.gz"
+    backup.create(old, url, file, ())
+    with pytest.raises(Conflict, match="exists; choose another name"):
+        backup.create(old, url, file, ())
+    with pytest.raises(Conflict, match="belongs to another installation"):
+        backup.restore(old, url, file)
+
+
+def test_a_new_server_takes_over_running_jobs_from_a_backup(tmp_path):
+    old = Server(tmp_path / "old")
+    new = Server(tmp_path / "new")
+    script = (
+        "import pathlib, time\n"
+        f"while not pathlib.Path({str(tmp_path / 'finish')!r}).exists(): time.sleep(0.1)"
+    )
+    try:
+        old.start()
+        spec = {"name": "job", "command": [sys.executable, "-c", script], "accelerator": "v5e-4"}
+        old.client.put_secret("wandb", "key-of-ada")
+        old.client.submit([NewJob(id=JobId("job-1"), spec=spec)])
+        wait_until(lambda: old.client.job("job-1").job.state is JobState.RUNNING, 90, old.log_tail)
+        file = tmp_path / "b.tar.gz"
+        backup.create(settings(old.home), f"sqlite:///{old.home}/fleet.db", file, ())
+        old.kill()
+        backup.restore(settings(new.home), f"sqlite:///{new.home}/fleet.db", file)
+        new.start()
+        assert new.url == old.url  # so agents find it
+        events = new.client.events().events
+        (tmp_path / "finish").touch()
+        wait_until(lambda: new.client.job("job-1").job.ended_at is not None, 90, new.log_tail)
+        detail = new.client.job("job-1")
+        assert detail.job.state is JobState.SUCCEEDED
+        assert [attempt.state for attempt in detail.attempts] == [AttemptState.ENDED]
+        assert new.client.secrets().own == ("wandb",)
+        store = open_store(f"sqlite:///{new.home}/fleet.db")
+        assert len(store.events(EventQuery())) > len(events)
+        store.close()
+        wait_until(lambda: not new.client.slices(), 60, new.log_tail)
+    finally:
+        new.cleanup()
+        old.cleanup()

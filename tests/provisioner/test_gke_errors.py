@@ -1,0 +1,85 @@
+"""What the provisioner does when GKE refuses, is slow or fails in the middle."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
+
+from tests.provisioner.harness import ProvisionerHarness
+
+MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
+LABEL = "tpu-v5-lite-podslice"
+
+
+@pytest.fixture
+def harness():
+    harness = ProvisionerHarness(
+        simulate_nodes=True, zones=("us-central1-a", "us-east5-b"), concurrency=8
+    )
+    yield harness
+    harness.close()
+
+
+def phases(harness):
+    return [pod["status"]["phase"] for pod in harness.pod_list]
+
+
+def test_a_region_without_quota_is_left_for_the_next(harness):
+    """GKE answers PERMISSION_DENIED, which must not be read as a missing role."""
+    harness.gke.quotas["us-central1", LABEL] = 8
+    harness.submit()
+    harness.advance(MINUTE)
+    assert phases(harness) == ["Running"]
+    assert [pool.locations[0] for pool in harness.gke.pools.values()] == ["us-east5-b"]
+    assert "grant the provisioner" not in str(harness.events.recorded)
+
+
+def test_a_pool_of_a_deleted_jobset_is_deleted_soon_after_its_creation(harness):
+    """GKE refuses to delete a pool that it is creating, for up to 35 minutes."""
+    harness.gke.slow_next_creation(20 * MINUTE)
+    harness.submit()
+    harness.advance(10 * SECOND)
+    assert len(harness.gke.pools) == 1
+    harness.jobsets, harness.pod_list = [], []
+    harness.advance(20 * MINUTE)
+    harness.advance(MINUTE)
+    assert harness.states() == {}
+    assert harness.gke.calls.count("delete") < 20  # no hot loop meanwhile
+
+
+def test_the_limit_of_concurrent_operations_delays_pools_and_fails_none(harness):
+    harness.gke.max_operations = 5
+    harness.submit(slices=40)  # on at least 10 pools of 4 nodes
+    harness.advance(5 * MINUTE)
+    assert phases(harness) == ["Running"] * 40
+    assert 10 <= len(harness.gke.created) <= 40
+
+
+def test_a_pool_is_left_alone_while_it_is_upgraded(harness):
+    harness.submit()
+    harness.advance(MINUTE)
+    (name,) = harness.gke.pools
+    harness.gke.start_upgrade(name)
+    harness.advance(harness.gke.upgrade_time + MINUTE)
+    assert phases(harness) == ["Running"] and harness.gke.created == [name]
+    assert harness.gke.deleted_at == {}
+
+
+def test_a_failed_deletion_is_repeated(harness):
+    harness.submit()
+    harness.advance(MINUTE)
+    harness.gke.fail_next_deletion(13, "internal error")
+    harness.complete()
+    harness.advance(3 * MINUTE)
+    assert harness.states() == {}
+
+
+def test_a_pool_that_lost_a_node_is_replaced_once(harness):
+    harness.gke.lose_nodes_of_next_creation(1)
+    harness.submit()
+    harness.reconcile(60, every=20 * SECOND)
+    assert phases(harness) == ["Running"]
+    assert len(harness.gke.created) <= 2

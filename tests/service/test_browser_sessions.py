@@ -1,0 +1,78 @@
+"""Cookies of browsers: what they permit, and what they do not."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+
+from tpufleet.errors import Forbidden, Unauthorized
+from tpufleet.service.web import sessions
+
+SECRET, NOW = b"s" * 32, datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_a_cookie_lasts_a_week_and_cannot_be_changed():
+    cookie = sessions.sign_cookie(SECRET, "abc", NOW)
+    assert sessions.read_cookie(SECRET, cookie, NOW + timedelta(days=6)) == "abc"
+    payload, _, signature = cookie.partition(".")
+    for bad in (
+        cookie + "x",
+        payload,
+        f"{payload}.",
+        f".{signature}",
+        "",
+        "é",
+        "a|b.c",
+        cookie[1:],
+    ):
+        with pytest.raises(Unauthorized):
+            sessions.read_cookie(SECRET, bad, NOW)
+    with pytest.raises(Unauthorized):
+        sessions.read_cookie(SECRET, cookie, NOW + timedelta(days=8))
+    with pytest.raises(Unauthorized):
+        sessions.read_cookie(b"another" * 5, cookie, NOW)
+
+
+def test_a_link_is_no_cookie_and_works_once():
+    links = sessions.LoginLinks(SECRET)
+    code = links.create("abc", NOW)
+    with pytest.raises(Unauthorized):
+        sessions.read_cookie(SECRET, code.removeprefix(sessions.LINK_PREFIX), NOW)
+    assert links.redeem(code, NOW + timedelta(minutes=1)) == "abc"
+    with pytest.raises(Unauthorized):
+        links.redeem(code, NOW + timedelta(minutes=1))
+    with pytest.raises(Unauthorized):
+        links.redeem(links.create("abc", NOW), NOW + timedelta(minutes=3))
+
+
+def test_a_change_needs_the_token_of_the_page():
+    cookie = sessions.sign_cookie(SECRET, "abc", NOW)
+    sessions.check_csrf(SECRET, cookie, sessions.csrf_token(SECRET, cookie))
+    other = sessions.sign_cookie(SECRET, "abd", NOW)
+    for sent in (None, "", "x", sessions.csrf_token(SECRET, other)):
+        with pytest.raises(Forbidden):
+            sessions.check_csrf(SECRET, cookie, sent)
+
+
+def test_a_session_over_http(service):
+    url, token = service.url, service.tokens["ada"]
+    with httpx.Client(base_url=f"{url}/api/v1") as browser:
+        assert browser.get("/me").status_code == 401
+        answer = browser.post("/session", headers={"Authorization": f"Bearer {token}"})
+        assert answer.status_code == 200
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=strict" in cookie
+        assert browser.get("/me").json()["name"] == "ada"
+        assert browser.post("/tokens", json={"note": "x"}).status_code == 403
+        csrf = {"X-Tpufleet-Csrf": browser.get("/session").json()["csrf"]}
+        assert browser.post("/tokens", json={"note": "x"}, headers=csrf).status_code == 200
+        # A revoked token ends its sessions, and no session is a token of an agent.
+        assert browser.post("/agent/beat", content=b"{}", headers=csrf).status_code == 401
+        mine = [
+            row["id"] for row in browser.get("/tokens").json()["tokens"] if row["user"] == "ada"
+        ]
+        assert "ada-1" in mine
+        browser.delete("/tokens/ada-1", headers=csrf)
+        assert browser.get("/me").status_code == 401

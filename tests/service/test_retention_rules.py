@@ -1,0 +1,164 @@
+"""The retention rules of a server, on real files and a real store."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.service.harness import ServiceHarness
+from tests.service.test_files import packed
+from tpufleet.compose import retention_settings
+from tpufleet.errors import BadInput
+from tpufleet.model.api_types import NewJob
+from tpufleet.model.jobs import JobId
+from tpufleet.policy.retention import RetentionRule, RetentionRules
+from tpufleet.service import housekeeping, retention_rules
+from tpufleet.service.files.job_files import JobFiles
+from tpufleet.service.files.snapshots import SnapshotFiles
+from tpufleet.stores.base import EventQuery
+
+DAY = timedelta(days=1)
+NONE = RetentionRule()
+KEEP_ALL = RetentionRules(logs=NONE, code=NONE, checkpoints=NONE, events=NONE)
+
+
+def job_with_files(service: ServiceHarness, name: str, *, size: int = 100, ended: bool = True):
+    service.submit(name)
+    for kind in ("logs", "checkpoints"):
+        folder = service.folder / kind / name / "0"
+        folder.mkdir(parents=True)
+        (folder / "file.log").write_bytes(b"x" * size)
+    if ended:
+        service.end_job(name)
+
+
+def apply(service: ServiceHarness, **rules: RetentionRule) -> dict[str, int]:
+    service.clock.advance(timedelta(hours=1))
+    files = JobFiles(state=service.folder, snapshots=SnapshotFiles(service.folder / "snapshots"))
+    wanted = RetentionRules(**{**dict(logs=NONE, code=NONE, events=NONE), **rules})
+    return retention_rules.apply(service.store, files, wanted, service.clock.now())
+
+
+def left(service: ServiceHarness, kind: str) -> set[str]:
+    return {path.name for path in (service.folder / kind).iterdir()}
+
+
+def messages(service: ServiceHarness, job: str) -> list[str]:
+    return [event.message for event in service.store.events(EventQuery(job_id=JobId(job)))]
+
+
+@pytest.mark.parametrize("kind", ["logs", "checkpoints"])
+def test_files_of_jobs_that_ended_long_ago_are_deleted_with_an_event(service, kind):
+    job_with_files(service, "old")
+    job_with_files(service, "live", ended=False)
+    service.clock.advance(31 * DAY)
+    job_with_files(service, "new")
+    assert apply(service, **{kind: RetentionRule(age=30 * DAY)})[kind] == 1
+    assert left(service, kind) == {"live", "new"}
+    other = {"logs": "checkpoints", "checkpoints": "logs"}[kind]
+    assert left(service, other) == {"old", "live", "new"}
+    reason = f"older than 30 days (retention.{kind}.age)"
+    assert messages(service, "old")[-1] == f"{kind} deleted: {reason}"
+    assert apply(service, **{kind: RetentionRule(age=30 * DAY)})[kind] == 0
+
+
+def test_the_oldest_logs_are_deleted_when_all_take_too_much(service):
+    for number in range(5):
+        job_with_files(service, f"job-{number}", size=1000)
+        service.clock.advance(DAY)
+    assert apply(service, logs=RetentionRule(size=2500))["logs"] == 3
+    assert left(service, "logs") == {"job-3", "job-4"}
+
+
+def test_checkpoints_of_a_lineage_are_kept_while_one_of_its_jobs_is_live_or_recent(service):
+    job_with_files(service, "parent")
+    service.client("mel").resume("parent", job_id="child")
+    service.clock.advance(100 * DAY)
+    rule = RetentionRule(age=30 * DAY)
+    assert apply(service, checkpoints=rule)["checkpoints"] == 0
+    service.end_job("child")
+    assert apply(service, checkpoints=rule)["checkpoints"] == 0
+    service.clock.advance(31 * DAY)
+    assert apply(service, checkpoints=rule)["checkpoints"] == 1
+    assert left(service, "checkpoints") == set()
+
+
+def test_old_code_is_purged_and_the_job_says_so(service, tmp_path_factory):
+    code = tmp_path_factory.mktemp("code")
+    (code / "train.py").write_text("print(1)")
+    digest, data = packed(code)
+    with service.http(service.tokens["mel"]) as http:
+        assert http.put(f"/snapshots/{digest}", content=data).status_code == 200
+    spec = {"name": "x", "command": ["true"], "accelerator": "v5litepod-16"}
+    service.client("mel").submit([NewJob(id=JobId("job-1"), spec=spec, snapshot=digest)])
+    service.end_job("job-1")
+    service.clock.advance(366 * DAY)
+    assert apply(service, code=RetentionRules().code)["code"] == 1
+    assert not list((service.folder / "snapshots").glob("*.tar.gz"))
+    assert messages(service, "job-1")[-1] == "purged by retention: deleted logs and code"
+
+
+def test_old_events_are_deleted_except_those_of_live_jobs(service):
+    service.submit("old")
+    service.end_job("old")
+    service.submit("live")
+    service.clock.advance(400 * DAY)
+    service.submit("new")
+    before = service.store.last_event()
+    assert apply(service, events=RetentionRules().events)["events"] >= 1
+    assert {event.job_id for event in service.store.events(EventQuery())} == {"live", "new"}
+    assert service.store.last_event() == before  # numbers are never used again
+
+
+def test_one_server_at_a_time_applies_the_rules(service):
+    assert apply(service) != {}
+    files = JobFiles(state=service.folder, snapshots=SnapshotFiles(service.folder / "snapshots"))
+    assert retention_rules.apply(service.store, files, KEEP_ALL, service.clock.now()) == {}
+
+
+def test_the_code_of_an_archived_job_is_kept(service, tmp_path_factory):
+    code = tmp_path_factory.mktemp("code")
+    (code / "train.py").write_text("print(2)")
+    digest, data = packed(code)
+    with service.http(service.tokens["mel"]) as http:
+        http.put(f"/snapshots/{digest}", content=data)
+    spec = {"name": "x", "command": ["true"], "accelerator": "v5litepod-16"}
+    service.client("mel").submit([NewJob(id=JobId("job-1"), spec=spec, snapshot=digest)])
+    service.end_job("job-1")
+    service.store.archive([JobId("job-1")], service.clock.now())
+    service.clock.advance(10 * DAY)
+    path = next(Path(service.folder / "snapshots").glob("*.tar.gz"))
+    os.utime(path, (0, 0))
+    assert housekeeping.delete_orphans(service.store, service.folder, service.clock.now()) == []
+
+
+@pytest.mark.parametrize(
+    ("document", "rules"),
+    [
+        (None, RetentionRules()),
+        ({"logs": {"size": "2T"}}, RetentionRules(logs=RetentionRule(age=365 * DAY, size=2**41))),
+        ({"logs": "none"}, RetentionRules(logs=NONE)),
+        ({"checkpoints": {"age": "90d"}}, RetentionRules(checkpoints=RetentionRule(age=90 * DAY))),
+    ],
+)
+def test_the_setting_is_read(document, rules):
+    assert retention_settings.parse(document) == rules
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"log": {}}, "known kinds: logs, code, checkpoints, events"),
+        ({"logs": 5}, "must be none, or have age or size"),
+        ({"logs": {"age": "5x"}}, r"retention.logs.age: "),
+        ({"logs": {"age": "0s"}}, "at least an hour"),
+        ({"events": {"size": "1G"}}, "not supported"),
+        ({"logs": {"size": "much"}}, "not a size in bytes"),
+    ],
+)
+def test_a_wrong_setting_is_explained(document, message):
+    with pytest.raises(BadInput, match=message):
+        retention_settings.parse(document)

@@ -1,0 +1,164 @@
+"""Limited tokens, service accounts and rotation."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import httpx
+import pytest
+
+from tests.service.harness import ServiceHarness
+from tests.service.test_auth import ask, name_of
+from tpufleet.client.fleet import FleetClient
+from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound, Unauthorized
+from tpufleet.model.api_types import NewJob
+from tpufleet.model.audit import AuditAction
+from tpufleet.model.jobs import JobId
+from tpufleet.model.pools import Pool
+from tpufleet.model.users import Role, TokenScope
+from tpufleet.service.api.routes import ROUTES
+from tpufleet.service.routing import SLICE_TOKEN
+from tpufleet.stores.base import ChangeSet
+
+DAY = timedelta(days=1)
+USER_ROUTES = [route for route in ROUTES if route.role != SLICE_TOKEN]
+OWN_JOBS = {
+    "POST /jobs", "GET /jobs", "GET /jobs/{ref}", "GET /jobs/{ref}/why", "POST /jobs/{ref}/cancel",
+    "GET /jobs/{ref}/events", "GET /jobs/{ref}/logs", "GET /jobs/{ref}/logs/stream",
+    "GET /jobs/{ref}/result", "GET /stream", "HEAD /snapshots/{digest}", "PUT /snapshots/{digest}",
+}  # fmt: skip
+ALWAYS = {
+    "GET /me", "GET /openapi.json", "POST /tokens/{id}/rotate", "POST /session", "GET /session",
+    "DELETE /session", "POST /session/link",
+}  # fmt: skip
+ALLOWED = {
+    "read": ALWAYS | {name_of(route) for route in USER_ROUTES if route.method in ("GET", "HEAD")},
+    "submit": ALWAYS | OWN_JOBS,
+    "pool": ALWAYS | OWN_JOBS | {"POST /jobs/{ref}/resume", "POST /jobs/{ref}/rerun"},
+}
+OPTIONS = {"read": {"scope": TokenScope.READ}, "submit": {"scope": TokenScope.SUBMIT}}
+
+
+@pytest.fixture
+def pool(service: ServiceHarness) -> str:
+    pools = [
+        Pool(name=name, provider="local", accelerator="v5litepod-16", largest=4)
+        for name in ("lab", "prod")
+    ]
+    service.store.commit(ChangeSet(pools=pools))
+    return "lab"
+
+
+def limited(service: ServiceHarness, user: str, **options) -> FleetClient:
+    token = service.client("ada").create_token(user, **options).token
+    service.tokens["limited"] = token
+    return service.client("limited")
+
+
+@pytest.mark.parametrize("limit", ALLOWED)
+def test_a_limited_token_of_an_admin_reaches_only_what_it_allows(service, pool, limit):
+    limited(service, "ada", **OPTIONS.get(limit, {"pool": pool}))
+    for route in USER_ROUTES:
+        status = ask(service, route, service.tokens["limited"])
+        if name_of(route) in ALLOWED[limit]:
+            assert status not in (401, 403), name_of(route)
+        else:
+            assert status == 403, name_of(route)
+
+
+@pytest.mark.parametrize("scope", TokenScope)
+def test_a_token_never_allows_more_than_its_user_may(service, scope):
+    with pytest.raises(Forbidden, match="requires the member role"):
+        limited(service, "vic", scope=scope).submit([NewJob(id=JobId("j"), spec={})])
+
+
+def test_a_submit_token_reaches_only_jobs_of_its_user(service):
+    service.submit("job-mel", by="mel")
+    service.submit("job-mo", by="mo")
+    client = limited(service, "mel", scope=TokenScope.SUBMIT)
+    assert [job.id for job in client.jobs().jobs] == ["job-mel"]
+    assert client.job("job-mel").job.owner == "mel"
+    client.cancel("job-mel")
+    for call in (client.job, client.why, client.cancel):
+        with pytest.raises(Forbidden, match="limited to jobs of mel"):
+            call("job-mo")
+    with service.http(service.tokens["limited"]) as http:
+        assert http.get("/stream").status_code == 400
+        assert http.get("/stream", params={"job": "job-mo"}).status_code == 403
+
+
+def test_a_pool_token_reaches_only_jobs_in_its_pool(service, pool):
+    service.submit("job-in", by="mel", pool="lab")
+    service.submit("job-out", by="mel", pool="prod")
+    client = limited(service, "mel", pool=pool)
+    assert [job.id for job in client.jobs().jobs] == ["job-in"]
+    with pytest.raises(Forbidden, match="limited to jobs in pool lab"):
+        client.cancel("job-out")
+    spec = {"name": "x", "command": ["true"], "accelerator": "v5litepod-16"}
+    client.submit([NewJob(id=JobId("new-in"), spec={**spec, "pool": "lab"})])
+    for number, other in enumerate(({}, {"pool": "prod"})):
+        with pytest.raises(Forbidden, match="pass --pool lab"):
+            client.submit([NewJob(id=JobId(f"new-{number}"), spec={**spec, **other})])
+    service.end_job("job-in")
+    with pytest.raises(Forbidden, match="pass --pool lab"):
+        client.rerun("job-in", changes={"pool": "prod"})
+
+
+def test_the_pool_of_a_token_must_exist(service):
+    with pytest.raises(BadInput, match="no pool named 'lba'"):
+        service.client("ada").create_token("mel", pool="lba")
+
+
+def test_a_service_account_gets_tokens_that_expire_from_an_admin_only(service):
+    ada = service.client("ada")
+    assert ada.put_user("ci", Role.MEMBER, service=True).service
+    created = ada.create_token("ci")
+    assert created.expires_at == service.clock.now() + 90 * DAY
+    with pytest.raises(BadInput, match="at most 366 days"):
+        ada.create_token("ci", expires_in=400 * DAY)
+    with pytest.raises(BadInput, match="cannot have the admin role"):
+        ada.put_user("ci", Role.ADMIN)
+    with pytest.raises(Conflict, match="ci exists and is a service account"):
+        ada.put_user("ci", Role.MEMBER, service=False)
+    assert ada.put_user("ci", Role.VIEWER).service  # changing its role keeps what it is
+    service.tokens["ci"] = created.token
+    with pytest.raises(Forbidden, match="cannot create tokens"):
+        service.client("ci").create_token()
+
+
+def test_a_rotated_token_has_the_same_rights_and_the_old_one_expires(service, pool):
+    client = limited(service, "mel", scope=TokenScope.SUBMIT, pool=pool, expires_in=30 * DAY)
+    old = client.me()
+    service.clock.advance(10 * DAY)
+    new = client.rotate_token(old.token_id, timedelta(hours=1))
+    assert (new.scope, new.pool, new.user) == (TokenScope.SUBMIT, pool, "mel")
+    assert new.expires_at == service.clock.now() + 30 * DAY
+    with pytest.raises(Conflict, match=f"was replaced by {new.id}"):
+        client.rotate_token(old.token_id, timedelta(days=7))
+    service.clock.advance(timedelta(minutes=59))
+    assert client.me().name == "mel"
+    service.clock.advance(timedelta(minutes=2))
+    with pytest.raises(Unauthorized, match="expired"):
+        client.me()
+    service.tokens["new"] = new.token
+    assert service.client("new").me().token_id == new.id
+    assert service.client("ada").audit(limit=1)[0].action is AuditAction.ROTATE_TOKEN
+
+
+def test_a_limited_token_replaces_only_itself(service):
+    other = service.client("mel").create_token(note="other")
+    client = limited(service, "mel", scope=TokenScope.READ)
+    with pytest.raises(Forbidden, match="can only replace itself"):
+        client.rotate_token(other.id, timedelta(0))
+    with pytest.raises(NotFound):
+        client.rotate_token("mo-1", timedelta(0))
+    with pytest.raises(Forbidden):
+        client.create_token()
+
+
+def test_an_expired_overlap_never_lengthens_a_token(service):
+    client = limited(service, "mel", expires_in=timedelta(minutes=10))
+    client.rotate_token(client.me().token_id, timedelta(days=7))
+    service.clock.advance(timedelta(minutes=11))
+    with service.http(service.tokens["limited"]) as http:
+        assert http.get("/me").status_code == httpx.codes.UNAUTHORIZED

@@ -1,0 +1,197 @@
+"""The emulated GKE behaves as Google documents, seen through Google's client.
+
+Statuses are from the API reference,
+https://cloud.google.com/kubernetes-engine/docs/reference/rest/v1/projects.locations.clusters.nodePools
+(`Status`, `StatusCondition.Code`); error texts from the reports listed in `error_texts`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+pytest.importorskip("google.cloud.container_v1", reason="pip install 'tpufleet[gke]'")
+
+from google.api_core import exceptions
+from google.cloud import container_v1 as api
+
+from tests.testbed.gke.test_node_pools import PARENT, ZONE, Cluster, node_pool
+
+MACHINE, LABEL, REGION = "ct5lp-hightpu-4t", "tpu-v5-lite-podslice", "us-central1"
+
+
+def create(cluster: Cluster, name: str = "pool", **options: object) -> None:
+    cluster.create(node_pool(name=name, **options))
+
+
+def running(cluster: Cluster, name: str = "pool", **options: object) -> None:
+    create(cluster, name, **options)
+    cluster.clock.advance(cluster.gke.creation_time)
+    cluster.gke.advance()
+
+
+def delete(cluster: Cluster, name: str = "pool") -> None:
+    cluster.client.delete_node_pool(name=f"{PARENT}/nodePools/{name}", timeout=60)
+
+
+def second_over_quota(cluster: Cluster) -> None:
+    cluster.gke.quotas[REGION, LABEL] = 24
+    create(cluster, "first")
+    create(cluster)
+
+
+def delete_while_creating(cluster: Cluster) -> None:
+    create(cluster)
+    delete(cluster)
+
+
+def delete_twice(cluster: Cluster) -> None:
+    running(cluster)
+    delete(cluster)
+    delete(cluster)
+
+
+def delete_while_upgrading(cluster: Cluster) -> None:
+    running(cluster)
+    cluster.gke.start_upgrade("pool")
+    delete(cluster)
+
+
+def sixth_operation(cluster: Cluster) -> None:
+    cluster.gke.max_operations = 5
+    for number in range(6):
+        create(cluster, f"pool-{number}")
+
+
+REFUSALS: dict[str, tuple[Callable[[Cluster], None], type, str]] = {
+    "over quota": (
+        second_over_quota,
+        exceptions.PermissionDenied,
+        r"Insufficient regional quota to satisfy request for resource: \".*\". The request "
+        r"requires '16.0' and is short '8.0'. The regional quota is '24.0' with '8.0' available.",
+    ),
+    "deleted while it is created": (
+        delete_while_creating,
+        exceptions.FailedPrecondition,
+        "Operation operation-.* is currently creating a node pool for cluster c. Please wait and "
+        "try again once it is done.",
+    ),
+    "deleted twice": (
+        delete_twice,
+        exceptions.FailedPrecondition,
+        "Operation operation-.* is currently deleting a node pool",
+    ),
+    "deleted while it is upgraded": (
+        delete_while_upgrading,
+        exceptions.FailedPrecondition,
+        "Operation operation-.* is currently upgrading a node pool",
+    ),
+    "too many operations": (
+        sixth_operation,
+        exceptions.ResourceExhausted,
+        'Too many operations: cluster "c" hits the concurrent operations quota 5, please try',
+    ),
+    "no such pool": (delete, exceptions.NotFound, "Not found"),
+}
+
+
+@pytest.mark.parametrize(("act", "error", "text"), REFUSALS.values(), ids=REFUSALS)
+def test_a_refused_call(cluster, act, error, text):
+    with pytest.raises(error, match=text):
+        act(cluster)
+
+
+def out_of_stock(cluster: Cluster) -> None:
+    cluster.gke.stock[ZONE, MACHINE] = 7
+    running(cluster, "first")
+    running(cluster)
+
+
+def out_of_spot(cluster: Cluster) -> None:
+    cluster.gke.stock[ZONE, MACHINE, "spot"] = 0
+    running(cluster, spot=True)
+
+
+def lost_node(cluster: Cluster) -> None:
+    cluster.gke.lose_nodes_of_next_creation(1)
+    running(cluster)
+
+
+def slow(cluster: Cluster) -> None:
+    cluster.gke.slow_next_creation(timedelta(minutes=35))
+    running(cluster)
+
+
+def upgrading(cluster: Cluster) -> None:
+    running(cluster)
+    cluster.gke.start_upgrade("pool")
+
+
+def upgraded(cluster: Cluster) -> None:
+    upgrading(cluster)
+    cluster.clock.advance(cluster.gke.upgrade_time)
+    cluster.gke.advance()
+
+
+def undeletable(cluster: Cluster) -> None:
+    running(cluster)
+    cluster.gke.fail_next_deletion(13, "internal error")
+    delete(cluster)
+    cluster.clock.advance(cluster.gke.deletion_time)
+    cluster.gke.advance()
+
+
+STOCKOUT = (
+    r"Google Compute Engine: Not all instances running in IGM after \S+s. Expected 4, running 0, "
+    r"transitioning 4. Current errors: \[GCE_STOCKOUT\]: Instance 'gke-c-pool-\S+' creation "
+    r"failed: The zone 'projects/p/zones/us-central1-a' does not have enough resources"
+)
+OUTCOMES: dict[str, tuple[Callable[[Cluster], None], str, list[str], str]] = {
+    "created": (running, "RUNNING", [], ""),
+    "out of stock": (out_of_stock, "ERROR", ["GCE_STOCKOUT"], STOCKOUT),
+    "out of one kind of capacity": (out_of_spot, "ERROR", ["GCE_STOCKOUT"], STOCKOUT),
+    "a node does not join": (
+        lost_node,
+        "RUNNING_WITH_ERROR",
+        [],
+        "Not all instances running in IGM. Expected 4, running 3",
+    ),
+    "a slow creation": (slow, "PROVISIONING", [], ""),
+    "an upgrade": (upgrading, "RECONCILING", [], "upgrading"),
+    "after an upgrade": (upgraded, "RUNNING", [], ""),
+    "a deletion that fails": (undeletable, "ERROR", [], "internal error"),
+}
+
+
+@pytest.mark.parametrize(("act", "status", "codes", "text"), OUTCOMES.values(), ids=OUTCOMES)
+def test_the_status_of_a_pool(cluster, act, status, codes, text):
+    act(cluster)
+    pool = cluster.get()
+    assert pool.status.name == status
+    assert [condition.code.name for condition in pool.conditions] == codes
+    if text:
+        assert re.search(text, pool.status_message)
+
+
+def test_stock_returns_when_a_pool_is_deleted(cluster):
+    out_of_stock(cluster)
+    for name in ("first", "pool"):
+        delete(cluster, name)
+    cluster.clock.advance(cluster.gke.deletion_time)
+    cluster.gke.advance()
+    running(cluster)
+    assert cluster.get().status.name == "RUNNING"
+
+
+def test_reservations_need_no_quota(cluster):
+    cluster.gke.quotas[REGION, LABEL] = 0
+    affinity = api.ReservationAffinity(
+        consume_reservation_type="SPECIFIC_RESERVATION",
+        key="compute.googleapis.com/reservation-name",
+        values=["r"],
+    )
+    running(cluster, reservation_affinity=affinity)
+    assert cluster.get().status.name == "RUNNING"

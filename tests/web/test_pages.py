@@ -1,0 +1,191 @@
+"""The web page in Chromium: journeys of users."""
+
+from __future__ import annotations
+
+import gzip
+import re
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from tests.polling import wait_until
+from tests.server_process import Server
+from tests.web.conftest import screenshot, token_of
+from tpufleet.client.fleet import new_job_id
+from tpufleet.model.api_types import NewJob
+from tpufleet.service.web.pages import STATIC_FOLDER
+
+WAIT = 120.0
+PAGES = ("jobs", "fleet", "pools", "events", "costs", "people")
+TRAIN = """
+import time
+from tpufleet import runtime
+
+runtime.install_stop_handler()
+newest = runtime.checkpoints.latest()
+start = newest.step if newest else 0
+for step in range(start + 1, 61):
+    runtime.progress(step, total=60, loss=1.0 / step)
+    print(f"step {step}", flush=True)
+    runtime.checkpoints.save(step, lambda folder: (folder / "state").write_text(str(step)))
+    time.sleep(0.1)
+"""
+
+
+def submit(server: Server, script: str, name: str, **fields: object) -> str:
+    job = new_job_id()
+    spec = {"name": name, "command": ["python", "-c", script], "accelerator": "v5e-1", **fields}
+    server.client.submit([NewJob(id=job, spec=spec)])
+    return job
+
+
+def test_a_job_is_watched_through_a_preemption_to_its_end(page: Page, server: Server):
+    job = submit(server, TRAIN, "watched", tags=["tour"])
+    row = page.locator(f'tr[data-job="{job}"]')
+    expect(row).to_contain_text("watched")
+    expect(row).to_contain_text("running")
+    row.get_by_role("link", name="watched").click()
+    expect(page.get_by_role("heading", name=re.compile("watched"))).to_be_visible()
+    wait_until(
+        lambda: (
+            (server.client.job(job).row.progress or None) is not None
+            and (server.client.job(job).row.progress.step or 0) > 5
+        ),  # type: ignore[union-attr]
+        WAIT,
+        lambda: repr(server.client.job(job).row),
+    )
+    (slice_row,) = server.client.slices(job=job)
+    server.client.inject_fault(slice_row.id, "preempt")
+    expect(page.locator(".timeline")).to_contain_text("preempted", timeout=WAIT * 1000)
+    expect(page.get_by_role("heading", name=re.compile("watched"))).to_contain_text(
+        "succeeded", timeout=WAIT * 1000
+    )
+    expect(page.locator(".timeline li")).to_have_count(2)
+    screenshot(page, "job")
+    page.get_by_role("link", name="logs").click()
+    expect(page.get_by_role("log")).to_contain_text("step 60")
+    page.get_by_label("Search in the log").fill("step 60")
+    expect(page.locator(".log div")).to_have_count(1)
+    screenshot(page, "logs")
+    page.get_by_role("link", name="events").last.click()
+    expect(page.locator("table.events")).to_contain_text("preempted")
+    page.get_by_role("link", name="config").click()
+    expect(page.get_by_label("Configuration")).to_contain_text("v5litepod-1")
+
+
+def test_a_job_is_cancelled_and_run_again_from_the_page(page: Page, server: Server):
+    job = submit(server, "import time; time.sleep(600)", "stopped")
+    page.goto(f"{server.url}/#/jobs/{job}")
+    page.get_by_role("button", name="Cancel").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(f"tpu cancel {job}")
+    screenshot(page, "confirm")
+    dialog.get_by_role("button", name="Keep").click()
+    assert server.client.job(job).row.state != "cancelled"
+    page.get_by_role("button", name="Cancel").click()
+    dialog.get_by_role("button", name="Cancel job").click()
+    expect(page.get_by_role("heading", name=re.compile("stopped"))).to_contain_text(
+        "cancelled", timeout=WAIT * 1000
+    )
+    page.get_by_role("button", name="Rerun").click()
+    dialog.get_by_role("button", name="Rerun", exact=True).click()
+    page.wait_for_url(re.compile(rf"#/jobs/(?!{job})"))
+    again = page.url.rpartition("/")[2]
+    assert server.client.job(again).row.parent == job
+    server.client.cancel(again)
+
+
+def test_several_jobs_are_cancelled_together(page: Page, server: Server):
+    jobs = [submit(server, "import time; time.sleep(600)", f"bulk-{n}") for n in range(2)]
+    for n in range(2):
+        page.get_by_label(f"choose bulk-{n}").check()
+    toolbar = page.get_by_role("toolbar", name="Chosen jobs")
+    toolbar.get_by_role("button", name="Cancel").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel jobs").click()
+    expect(page.get_by_role("status").last).to_contain_text("cancelled 2 jobs")
+    for job in jobs:
+        wait_until(
+            lambda job=job: server.client.job(job).row.state == "cancelled",
+            WAIT,
+            lambda job=job: repr(server.client.job(job).row),
+        )
+
+
+def test_two_users_have_different_rights(browser: Browser, server: Server):
+    job = submit(server, "import time; time.sleep(600)", "of-the-admin")
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(server.url)
+        page.get_by_label("Token").fill("tpf_wrong")
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_role("alert")).to_contain_text("unknown token")
+        page.get_by_label("Token").fill(token_of(server, "grace", "member"))
+        page.get_by_role("button", name="Log in").click()
+        page.goto(f"{server.url}/#/jobs/{job}")
+        expect(page.get_by_role("heading", name=re.compile("of-the-admin"))).to_be_visible()
+        expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
+        page.get_by_role("link", name="Users").click()
+        expect(page.get_by_role("heading", name="My tokens")).to_be_visible()
+        page.get_by_role("button", name="log out").click()
+        expect(page.get_by_label("Token")).to_be_visible()
+        page.reload()
+        expect(page.get_by_label("Token")).to_be_visible()
+    server.client.cancel(job)
+
+
+def test_text_of_jobs_is_never_markup(page: Page, server: Server):
+    script = "print('<img src=x onerror=alert(1)>'); raise SystemExit('<script>x</script>')"
+    job = submit(server, script, "hostile", notes="<b>bold</b>")
+    page.goto(f"{server.url}/#/jobs/{job}/logs")
+    expect(page.get_by_role("log")).to_contain_text("<img src=x onerror=alert(1)>")
+    assert page.locator(".log img").count() == 0
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_is_accessible_in_light_and_dark(page: Page, server: Server, name: str):
+    page.goto(f"{server.url}/#/{name}")
+    page.get_by_role("navigation", name="Pages").wait_for()
+    page.get_by_role("heading", level=1).wait_for(state="attached")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        found = Axe().run(page)
+        assert found.violations_count == 0, found.generate_report()
+        screenshot(page, f"{name}-{scheme}")
+
+
+def test_it_fits_a_phone(page: Page, server: Server):
+    submit(server, "pass", "on-the-phone")
+    page.set_viewport_size({"width": 360, "height": 740})
+    for name in PAGES:
+        page.goto(f"{server.url}/#/{name}")
+        page.get_by_role("heading", level=1).wait_for(state="attached")
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 360, f"{name} is {width} pixels wide"
+    screenshot(page, "phone")
+
+
+def test_a_login_link_works_once(browser: Browser, server: Server):
+    link = server.url + server.client.login_link().path
+    with browser.new_context() as first, browser.new_context() as second:
+        page = first.new_page()
+        page.goto(link)
+        page.get_by_role("navigation", name="Pages").wait_for()
+        assert "tpl_" not in page.url
+        other = second.new_page()
+        other.goto(link)
+        expect(other.get_by_role("alert")).to_contain_text("login link")
+
+
+def test_the_page_is_small_and_strict(server: Server):
+    if not (STATIC_FOLDER / "index.html").is_file():
+        pytest.skip("the web page was not built: scripts/build-web")
+    size = sum(
+        len(gzip.compress(path.read_bytes())) for path in STATIC_FOLDER.rglob("*") if path.is_file()
+    )
+    assert size < 200_000
+    answer = httpx.get(server.url)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    assert httpx.get(f"{server.url}/assets/../../auth.py").status_code in (401, 404)

@@ -1,0 +1,176 @@
+// Client of the HTTP API. Types name only the fields that the page uses.
+
+export interface Progress {
+  step: number | null;
+  total: number | null;
+  checkpoint_step: number | null;
+  message: string;
+  metrics: Record<string, number> | null;
+}
+
+export interface JobRow {
+  id: string;
+  name: string;
+  owner: string;
+  state: string;
+  reason: string;
+  accelerator: string;
+  slices: number;
+  pool: string | null;
+  priority: number;
+  tags: string[];
+  notes?: string;
+  submitted_at: string;
+  ended_at: string | null;
+  attempts: number;
+  progress: Progress | null;
+  parent: string | null;
+}
+
+export interface Attempt {
+  number: number;
+  state: string;
+  created_at: string;
+  started_at: string | null;
+  ended_at: string | null;
+  end_reason: string | null;
+  reason?: string;
+  message?: string;
+}
+
+export interface SliceRow {
+  id: string;
+  provider: string;
+  accelerator: string;
+  zone: string;
+  capacity: string;
+  state: string;
+  reason: string;
+  pool: string | null;
+  job_id: string | null;
+  hosts: number;
+  hosts_seen: number;
+  requested_at: string;
+  ready_at: string | null;
+}
+
+export interface HostRow {
+  id: string;
+  process: number;
+  slice_id: string;
+  address: string;
+  phase: string;
+  notice: string | null;
+  seen_at: string | null;
+  progress: Progress | null;
+}
+
+export interface JobDetail {
+  job: { spec: Record<string, unknown>; [field: string]: unknown };
+  row: JobRow;
+  attempts: Attempt[];
+  slices: SliceRow[];
+  hosts: HostRow[];
+  children: JobRow[];
+}
+
+export interface FleetEvent {
+  seq: number;
+  at: string;
+  kind: string;
+  state: string;
+  message: string;
+  job_id: string | null;
+  slice_id?: string | null;
+  by?: string | null;
+}
+
+export interface Explanation {
+  message: string;
+  details?: string[];
+  advice?: string;
+  until?: string | null;
+  attempts?: { number: number; state: string; end_reason: string | null; message: string }[];
+}
+
+export interface Session {
+  user: string;
+  role: "viewer" | "member" | "admin";
+  csrf: string;
+}
+
+export class ApiError extends Error {
+  constructor(
+    message: string,
+    readonly status: number,
+  ) {
+    super(message);
+  }
+}
+
+const PREFIX = "/api/v1";
+let csrf = "";
+
+async function request<T>(method: string, path: string, body?: unknown, token?: string): Promise<T> {
+  const headers: Record<string, string> = {};
+  if (token) headers["Authorization"] = `Bearer ${token}`;
+  else if (method !== "GET") headers["X-Tpufleet-Csrf"] = csrf;
+  let response: Response;
+  try {
+    response = await fetch(PREFIX + path, {
+      method,
+      headers,
+      credentials: "same-origin",
+      body: body === undefined ? undefined : JSON.stringify(body),
+    });
+  } catch {
+    throw new ApiError("the server does not respond; retrying", 0);
+  }
+  if (!response.ok) {
+    const answer = await response.json().catch(() => null);
+    throw new ApiError(answer?.error?.message ?? `the server answered ${response.status}`, response.status);
+  }
+  const kind = response.headers.get("content-type") ?? "";
+  return (kind.includes("json") ? await response.json() : await response.text()) as T;
+}
+
+export const get = <T>(path: string) => request<T>("GET", path);
+export const post = <T>(path: string, body?: unknown) => request<T>("POST", path, body);
+export const patch = <T>(path: string, body: unknown) => request<T>("PATCH", path, body);
+export const remove = <T>(path: string) => request<T>("DELETE", path);
+
+export async function login(token: string): Promise<Session> {
+  return remember(await request<Session>("POST", "/session", undefined, token));
+}
+
+export async function currentSession(): Promise<Session> {
+  return remember(await get<Session>("/session"));
+}
+
+function remember(session: Session): Session {
+  csrf = session.csrf;
+  return session;
+}
+
+export function jobPath(id: string): string {
+  return `/jobs/${encodeURIComponent(id)}`;
+}
+
+const LETTERS = "abcdefghijklmnopqrstuvwxyz234567";
+
+/** The sender chooses the id of a new job, so that a resend is the same job. */
+export function newJobId(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(12));
+  return Array.from(bytes, (byte) => LETTERS[byte % 32]).join("");
+}
+
+/** Server-sent events; the browser reconnects after the last event that it received. */
+export function listen(path: string, handlers: Record<string, (data: string) => void>): () => void {
+  const source = new EventSource(PREFIX + path);
+  for (const [name, handle] of Object.entries(handlers)) {
+    source.addEventListener(name, (message) => handle((message as MessageEvent<string>).data));
+  }
+  source.onopen = () => handlers["open"]?.("");
+  source.onerror = () => handlers["closed"]?.("");
+  return () => source.close();
+}

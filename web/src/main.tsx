@@ -1,0 +1,147 @@
+import { render } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { currentSession, login, remove } from "./api";
+import { Compare } from "./pages/compare";
+import { Costs, EventsPage, Fleet, People, Pools } from "./pages/fleet";
+import { JobPage } from "./pages/job";
+import { Jobs } from "./pages/jobs";
+import "./style.css";
+import { connect, connected, disconnect, go, route, session, start, toast } from "./state";
+
+const LINKS: [string, string][] = [
+  ["jobs", "Jobs"],
+  ["fleet", "Fleet"],
+  ["pools", "Pools"],
+  ["events", "Events"],
+  ["costs", "Cost"],
+  ["people", "Users"],
+];
+
+function Login() {
+  const [error, setError] = useState("");
+  const enter = async (token: string) => {
+    try {
+      session.value = await login(token);
+    } catch (failure) {
+      setError(failure instanceof Error ? failure.message : String(failure));
+    }
+  };
+  useEffect(() => {
+    const [page, code] = route.value;
+    if (page !== "login" || !code) return;
+    // The code must not stay in the history of the browser.
+    history.replaceState(null, "", "#/jobs");
+    route.value = ["jobs"];
+    void enter(code);
+  }, []);
+  return (
+    <main class="login">
+      <h1>tpufleet</h1>
+      <form
+        onSubmit={(event) => {
+          event.preventDefault();
+          void enter(String(new FormData(event.currentTarget).get("token")).trim());
+        }}
+      >
+        <label>
+          Token <input name="token" type="password" autoComplete="current-password" required autoFocus />
+        </label>
+        <button type="submit">Log in</button>
+      </form>
+      {error ? (
+        <p class="failure" role="alert">
+          {error}
+        </p>
+      ) : null}
+      <p class="quiet">
+        <code>tpu dash</code> opens this page logged in; <code>tpu token create</code> makes a token.
+      </p>
+    </main>
+  );
+}
+
+function Page() {
+  const [page, ...rest] = route.value;
+  switch (page) {
+    case "fleet":
+      return <Fleet />;
+    case "pools":
+      return <Pools />;
+    case "events":
+      return <EventsPage />;
+    case "costs":
+      return <Costs />;
+    case "people":
+      return <People />;
+    case "compare":
+      return <Compare ids={rest} />;
+    default:
+      return rest[0] ? <JobPage key={rest[0]} id={rest[0]} /> : <Jobs />;
+  }
+}
+
+function App() {
+  const [checked, setChecked] = useState(false);
+  useEffect(() => {
+    currentSession()
+      .then((found) => (session.value = found))
+      .catch(() => null)
+      .finally(() => setChecked(true));
+  }, []);
+  const user = session.value?.user;
+  useEffect(() => {
+    if (user) connect();
+    return disconnect;
+  }, [user]);
+  if (!checked) return null;
+  if (!session.value) return <Login />;
+  const page = route.value[0] || "jobs";
+  return (
+    <>
+      <a class="skip" href="#main" onClick={(event) => (event.preventDefault(), document.getElementById("main")?.focus())}>
+        Skip to content
+      </a>
+      <header class="top">
+        <a class="brand" href="#/jobs">
+          tpufleet
+        </a>
+        <nav aria-label="Pages">
+          {LINKS.map(([path, name]) => (
+            <a key={path} href={`#/${path}`} aria-current={path === page ? "page" : undefined}>
+              {name}
+            </a>
+          ))}
+        </nav>
+        <span class={connected.value ? "live" : "live off"} role="status">
+          {connected.value ? "live" : "reconnecting"}
+        </span>
+        <span class="who">
+          {session.value.user} ({session.value.role}){" "}
+          <button
+            type="button"
+            class="link"
+            onClick={() =>
+              void remove("/session").finally(() => {
+                session.value = null;
+                go("/jobs");
+              })
+            }
+          >
+            log out
+          </button>
+        </span>
+      </header>
+      <main id="main" tabIndex={-1}>
+        <Page />
+      </main>
+      {toast.value ? (
+        <div class={toast.value.bad ? "toast bad" : "toast"} role={toast.value.bad ? "alert" : "status"}>
+          {toast.value.text}
+        </div>
+      ) : null}
+    </>
+  );
+}
+
+start();
+render(<App />, document.getElementById("app")!);

@@ -1,0 +1,88 @@
+import { signal } from "@preact/signals";
+import { ApiError, type FleetEvent, type JobRow, type Session, listen } from "./api";
+
+export const session = signal<Session | null>(null);
+export const route = signal<string[]>([]);
+export const query = signal(new URLSearchParams());
+export const now = signal(Date.now());
+export const connected = signal(true);
+/** Rows of jobs that changed since the page was opened, newest row of each. */
+export const changed = signal<Map<string, JobRow>>(new Map());
+/** The newest events, newest first. */
+export const recent = signal<FleetEvent[]>([]);
+export const toast = signal<{ text: string; bad: boolean } | null>(null);
+
+const RECENT = 500;
+
+function readLocation() {
+  const [path = "", search = ""] = location.hash.replace(/^#\/?/, "").split("?", 2);
+  route.value = path.split("/").map(decodeURIComponent);
+  query.value = new URLSearchParams(search);
+}
+
+export function go(path: string) {
+  location.hash = path;
+}
+
+export function start() {
+  readLocation();
+  addEventListener("hashchange", readLocation);
+  setInterval(() => (now.value = Date.now()), 1000);
+}
+
+let stop: (() => void) | null = null;
+
+/** One stream for the whole page. Changes are applied together, ten times a second at most. */
+export function connect() {
+  stop?.();
+  let rows: JobRow[] = [];
+  let events: FleetEvent[] = [];
+  let waiting = false;
+  const flush = () => {
+    waiting = false;
+    if (rows.length) {
+      const next = new Map(changed.value);
+      for (const row of rows) next.set(row.id, row);
+      changed.value = next;
+    }
+    if (events.length) recent.value = [...events.reverse(), ...recent.value].slice(0, RECENT);
+    rows = [];
+    events = [];
+  };
+  const soon = () => {
+    if (!waiting) setTimeout(flush, 100);
+    waiting = true;
+  };
+  stop = listen("/stream", {
+    open: () => (connected.value = true),
+    closed: () => (connected.value = false),
+    job: (data) => (rows.push(JSON.parse(data)), soon()),
+    event: (data) => (events.push(JSON.parse(data)), soon()),
+  });
+}
+
+export function disconnect() {
+  stop?.();
+  stop = null;
+  changed.value = new Map();
+  recent.value = [];
+}
+
+export function say(text: string, bad = false) {
+  const shown = { text, bad };
+  toast.value = shown;
+  setTimeout(() => toast.value === shown && (toast.value = null), bad ? 8000 : 4000);
+}
+
+/** Runs an action, and shows its error. */
+export async function attempt(action: () => Promise<string>) {
+  try {
+    say(await action());
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 401) session.value = null;
+    say(error instanceof Error ? error.message : String(error), true);
+  }
+}
+
+export const mayChange = (owner: string) =>
+  session.value?.role === "admin" || (session.value?.role === "member" && session.value.user === owner);
