@@ -83,6 +83,7 @@ class Assignment:
     stop: EndReason | None = None  # set: stop the workload gracefully
     python: str | None = None  # of the job's environment; see JobSpec
     dependencies: tuple[str, ...] | None = None
+    image: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

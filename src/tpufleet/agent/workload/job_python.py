@@ -48,7 +48,7 @@ def plan(
 ) -> JobPython | None:
     """None if the job runs with the Python of the host. BadInput if uv is missing."""
     declared = assignment.python is not None or assignment.dependencies is not None
-    if not declared and settings.job_python != UV:
+    if assignment.image is not None or (not declared and settings.job_python != UV):
         return None
     uv = uv_tool.find_uv()
     folder, shared = attempt_folder / "python", shared_folder(settings.work_dir)
