@@ -165,7 +165,11 @@ class Workload:
         exit = self._exit_without_process("the job has no command")
         try:
             self._python = job_python.plan(
-                self.assignment, self._context.settings, self.folder.path, self.folder.code
+                self.assignment,
+                self._context.settings,
+                self.folder.path,
+                self.folder.code,
+                hard_links=not self._context.containment.isolated,
             )
             if self.assignment.image is not None:
                 self._image = JobContainer(
