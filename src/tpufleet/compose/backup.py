@@ -207,6 +207,8 @@ class _HashingReader:
 
 
 def _verified_manifest(source: Path) -> dict[str, Any]:
+    if not source.is_file():
+        raise BadInput(f"{source}: no such file")
     found: dict[str, str] = {}
     manifest: dict[str, Any] = {}
     try:

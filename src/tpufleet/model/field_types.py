@@ -36,6 +36,8 @@ _LABEL = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _ZONE = re.compile(r"[a-z]+(?:-[a-z]+)*[0-9]{0,2}-(?:[a-z]|ai[0-9][a-z])")
 _REGION = re.compile(r"[a-z]+(?:-[a-z]+)*[0-9]{0,2}")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=:/-]{0,62}")
+_METRIC = re.compile(r"[A-Za-z_][\w./-]{0,99}", re.ASCII)
+_MAX_METRICS, _MAX_PATTERN = 50, 500
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SECRET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}|file:/[^\0\n]+")
 _PYTHON = re.compile(r"3\.(?:[89]|[1-9][0-9])(?:\.[0-9]{1,3})?")
@@ -253,6 +255,31 @@ def _parse_secrets(errors: ParseErrors, path: str, value: Any) -> dict[str, str]
     return parsed if len(errors.lines) == before else None
 
 
+def _parse_metrics(errors: ParseErrors, path: str, value: Any) -> dict[str, str] | None:
+    if not isinstance(value, dict):
+        message = f"must be a mapping, not {quote_value(value)}; write {{loss: 'loss: ([0-9.]+)'}}"
+        return errors.add(path, message)
+    before = len(errors.lines)
+    if len(value) > _MAX_METRICS:
+        errors.add(path, f"has {len(value)} metrics; at most {_MAX_METRICS}")
+    for name, pattern in value.items():
+        if not isinstance(name, str) or not _METRIC.fullmatch(name):
+            errors.add(path, f"{quote_value(name)} is not a name; use letters, digits, _ . / and -")
+        elif not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN or "\0" in pattern:
+            errors.add(f"{path}.{name}", f"must be text of at most {_MAX_PATTERN} characters")
+        elif problem := _pattern_error(pattern):
+            errors.add(f"{path}.{name}", problem)
+    return dict(value) if len(errors.lines) == before else None
+
+
+def _pattern_error(pattern: str) -> str:
+    try:
+        groups = re.compile(pattern).groups
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"not a regular expression: {error}"
+    return "" if groups else "has no group; put the number in parentheses: loss: ([0-9.]+)"
+
+
 def _parse_capacity(errors: ParseErrors, path: str, value: Any) -> tuple[Capacity, ...] | None:
     kinds = [kind.value for kind in Capacity]
     if isinstance(value, (list, tuple)):
@@ -446,6 +473,12 @@ ENV = FieldType(
     label="mapping",
     parse=_parse_env,
     schema={"type": "object", "propertyNames": _ENV_NAMES, "additionalProperties": _TEXT},
+    to_document=dict,
+)
+METRICS = FieldType(
+    label="mapping",
+    parse=_parse_metrics,
+    schema={"type": "object", "additionalProperties": _STRING},
     to_document=dict,
 )
 SECRETS = FieldType(

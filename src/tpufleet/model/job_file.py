@@ -341,6 +341,17 @@ FIELDS: tuple[JobField, ...] = (
         flag="--note",
         metavar="TEXT",
     ),
+    JobField(
+        name="metrics",
+        type=types.METRICS,
+        description="Metrics to read from the output of a program that reports none. Each value is "
+        "a regular expression whose first group is the number; `step` and `total` are progress.",
+        example="{loss: 'loss: ([0-9.]+)', step: 'step ([0-9]+)'}",
+        default_text="empty",
+        style=OptionStyle.PAIRS,
+        flag="--metric",
+        metavar="NAME=REGEX",
+    ),
 )
 
 _NAMES = tuple(each.name for each in FIELDS)

@@ -108,6 +108,7 @@ class Assignments:
             python=job.spec.python,
             dependencies=job.spec.dependencies,
             image=job.spec.image,
+            metrics=job.spec.metrics,
         )
         return _CachedAssignment(attempt, job.owner, assignment, job.spec.secrets)
 

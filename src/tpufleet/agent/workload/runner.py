@@ -22,6 +22,7 @@ from tpufleet.agent.workload.attempt_folder import AttemptFolder
 from tpufleet.agent.workload.container_image import JobContainer
 from tpufleet.agent.workload.containment import AttemptProcesses, Containment
 from tpufleet.agent.workload.job_python import JobPython
+from tpufleet.agent.workload.log_metrics import LogMetrics
 from tpufleet.agent.workload.logs import LogFile, LogShipper, PipeReader
 from tpufleet.agent.workload.progress import ProgressReader
 from tpufleet.agent.workload.step_process import StepProcess
@@ -390,6 +391,7 @@ class Workload:
             self.folder.run,
             checkpoint,
             clock=self._context.clock,
+            log_metrics=LogMetrics(self.folder.output, self.assignment.metrics),
         )
         return threads.start("progress", lambda: reader.watch(ended))
 
