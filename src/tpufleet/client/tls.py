@@ -40,6 +40,7 @@ def verification(
 def proxy_for(url: str, environ: Mapping[str, str]) -> str | None:
     """The proxy of `HTTPS_PROXY`, unless `NO_PROXY` excludes the host. Only for https: a proxy then
     forwards an encrypted connection, and never sees a token."""
+    # Not in typeshed.
     from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
     proxy = environ.get("HTTPS_PROXY") or environ.get("https_proxy")

@@ -85,6 +85,11 @@ def _tpu_vm(settings: Config, store: Store) -> Provider:
     except ImportError as error:
         raise _no_client(error) from error
     parsed = tpu_vm.parse(settings.tpu_vm or {})
+    if not parsed.bundle and not parsed.emulated:
+        raise BadInput(
+            "tpu_vm: bundle is not set, so hosts could not install tpufleet\n"
+            f"  next: run `tpu bundle` and put what it prints into {settings.config_file}"
+        )
     return TpuVmProvider(parsed, fleet=fleet_id(store), folder=settings.data / "tpu-vm")
 
 
