@@ -41,6 +41,7 @@ KEYS = (
     "log_format",
     "retention",
     "secrets_kms_key",
+    "local_user",
     "slices_per_user",
     "max_hosts_lost_percent",
     "bucket",
@@ -74,6 +75,7 @@ class Config:
     log_format: str = "text"  # of the server's own log: `text` or `json`
     retention: Mapping[str, Any] | None = None  # parsed by `compose.retention_settings`
     secrets_kms_key: str | None = None  # Cloud KMS key that wraps the key of secrets
+    local_user: str | None = None  # as whom jobs on `local` run, if the server runs as root
     slices_per_user: int | None = None  # quota per user; None: unlimited
     max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone
     bucket: str | None = None  # gs:// location for checkpoints, code and logs; None: `data`
@@ -205,6 +207,7 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         tpu_vm=_mapping("tpu_vm", environ, values, file),
         gke=_with_variables("gke", environ, _mapping("gke", environ, values, file)),
         secrets_kms_key=_kms_key(*kms) if (kms := setting("secrets_kms_key")) else None,
+        local_user=local_user[0] if (local_user := setting("local_user")) else None,
         retention=_mapping("retention", environ, values, file),
         prices=_mapping("prices", environ, values, file),
         budgets=_mapping("budgets", environ, values, file),

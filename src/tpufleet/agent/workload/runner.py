@@ -198,7 +198,7 @@ class Workload:
         try:
             step = StepProcess(
                 argv,
-                env=self._environment(),
+                env={**self._environment(), **self._container.environment},
                 folder=self.folder.code,
                 output=pipe.writer,
                 container=self._container,
