@@ -14,6 +14,7 @@ import pytest
 import tpufleet
 
 ROOT = Path(__file__).parents[2]
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 def run(*command: str | Path, cwd: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
@@ -46,10 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             target = source / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((ROOT / name).read_bytes())
-    built = run(
-        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, source),
-        cwd=folder,
-    )
+    built = run(*PIP, "wheel", "--quiet", "--no-deps", "-w", folder, source, cwd=folder)
     if "Could not find a version that satisfies" in built.stderr:
         pytest.skip("the package index is not reachable, so setuptools cannot be installed")
     assert built.returncode == 0, built.stderr
@@ -73,17 +71,17 @@ def test_wheel_holds_every_data_file_of_the_package(wheel: Path):
 @pytest.mark.timeout(900)
 def test_demo_runs_from_the_wheel_in_an_empty_environment(wheel: Path, tmp_path: Path):
     environment = tmp_path / "venv"
-    venv.create(environment, with_pip=True)
+    venv.create(environment, with_pip=False)
     python = environment / "bin" / "python"
+    # The pip of this environment installs into the other one. Python compiles what is imported.
+    install = (*PIP, "--python", python, "install", "--quiet", "--no-compile")
     installed = run(
-        *(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
-        *("--require-hashes", "-r", ROOT / "requirements" / "demo.txt"),
-        cwd=tmp_path,
+        *install, "--require-hashes", "-r", ROOT / "requirements" / "demo.txt", cwd=tmp_path
     )
     if "Could not find a version that satisfies" in installed.stderr:
         pytest.skip("the package index is not reachable")
     assert installed.returncode == 0, installed.stderr
-    installed = run(python, "-m", "pip", "install", "--quiet", "--no-deps", wheel, cwd=tmp_path)
+    installed = run(*install, "--no-deps", wheel, cwd=tmp_path)
     assert installed.returncode == 0, installed.stderr
     where = run(python, "-c", "import tpufleet; print(tpufleet.__file__)", cwd=tmp_path)
     assert str(environment) in where.stdout

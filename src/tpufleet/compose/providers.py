@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import secrets
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from tpufleet.clocks import SystemClock
 from tpufleet.config import Config
 from tpufleet.errors import BadInput
+from tpufleet.model.jobs import Capacity
+from tpufleet.model.preflight import Check
 from tpufleet.providers.base import Provider
 from tpufleet.providers.local import fault_plan
 from tpufleet.providers.local.provider import LocalProvider
@@ -136,6 +139,36 @@ def manual_nodes(
     parsed = tpu_vm.parse({"zones": ["us-central1-a"], **document, "project": project})
     cloud = api.TpuApi(lambda: api.connect(parsed.endpoint))
     return ManualNodes(cloud, parsed, report, zones=parsed.zones if "zones" in document else ())
+
+
+def preflight(
+    settings: Config, accelerators: Sequence[str] = (), capacity: Capacity = Capacity.SPOT
+) -> list[Check]:
+    """Check the cloud project of the configuration, with the credentials on this machine."""
+    if settings.tpu_vm is None:
+        raise BadInput(
+            f"no cloud project is configured\n  next: run `tpu init`, or set tpu_vm in "
+            f"{settings.config_file}"
+        )
+    try:
+        from tpufleet.providers.tpu_vm import fault_injection
+        from tpufleet.providers.tpu_vm import settings as tpu_vm
+        from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+        from tpufleet.providers.tpu_vm.preflight import Preflight, PreflightInput
+    except ImportError as error:
+        raise _no_client(error) from error
+    parsed = tpu_vm.parse(settings.tpu_vm)
+    root = ""
+    if parsed.emulated:
+        root = json.loads(fault_injection.call_admin(parsed.endpoint, "ProjectApi"))["url"]
+    wanted = PreflightInput(
+        settings=parsed,
+        bucket=settings.bucket or "",
+        public_url=settings.public_url or "",
+        accelerators=accelerators,
+        capacity=capacity,
+    )
+    return Preflight(wanted, GoogleRest(root)).run()
 
 
 def _no_client(error: ImportError) -> BadInput:

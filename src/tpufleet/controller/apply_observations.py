@@ -52,9 +52,15 @@ class ObservationApplier:
         for job in observation.new_jobs:
             if job.id not in self._working_set.jobs and not job.ended:
                 self._working_set.add_job(job)
+        for job in observation.edited_jobs:
+            self._working_set.apply_edits(job)
         if observation.pools is not None:
             self._working_set.pools = {pool.name: pool for pool in observation.pools}
             self._working_set.placement_due = True
+        if observation.reservations is not None:
+            if list(observation.reservations) != list(self._working_set.reservations):
+                self._working_set.placement_due = True
+            self._working_set.reservations = observation.reservations
         for attempt_id, progress in observation.progress.items():
             known = self._working_set.progress.get(attempt_id)
             self._working_set.progress[attempt_id] = observe.merge_progress(known, progress)
@@ -76,6 +82,12 @@ class ObservationApplier:
                     self._working_set.dirty_jobs.add(job.id)
             case InboxMessageKind.HEARTBEAT if message.heartbeat is not None:
                 self._apply_heartbeat(message.heartbeat, now)
+            case InboxMessageKind.HELD_SLICE_RELEASED if message.slice_id is not None:
+                held = self._working_set.slices.get(message.slice_id)
+                if held is not None and held.reserved_until is not None:
+                    self._working_set.put_slice(
+                        replace(held, reserved_for=None, reserved_until=None, reason="free")
+                    )
             case InboxMessageKind.FAULT:
                 self._faults.append(message)
 

@@ -27,15 +27,21 @@ COMMON_ALIASES: dict[str, str] = {
     "checkpoint_dir": "checkpoint", "time_limit": "timeout", "max_run_time": "timeout",
     "retry": "retries", "max_restarts": "retries", "grace_period": "grace", "tag": "tags",
     "note": "notes", "description": "notes", "spot": "capacity", "preemptible": "capacity",
-    "infra": "infrastructure", "failures": "failure", "oom": "memory",
+    "python_version": "python", "requires_python": "python", "requirements": "dependencies",
+    "packages": "dependencies", "pip": "dependencies", "infra": "infrastructure",
+    "failures": "failure", "oom": "memory",
 }  # fmt: skip
 
 _LABEL = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _ZONE = re.compile(r"[a-z]+(?:-[a-z]+)*[0-9]{0,2}-(?:[a-z]|ai[0-9][a-z])")
 _REGION = re.compile(r"[a-z]+(?:-[a-z]+)*[0-9]{0,2}")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=:/-]{0,62}")
+_METRIC = re.compile(r"[A-Za-z_][\w./-]{0,99}", re.ASCII)
+_MAX_METRICS, _MAX_PATTERN = 50, 500
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SECRET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}|file:/[^\0\n]+")
+_PYTHON = re.compile(r"3\.(?:[89]|[1-9][0-9])(?:\.[0-9]{1,3})?")
+_DEPENDENCY = re.compile(r"[^\s\0-][^\0\n]{0,500}")
 _LOCATION = re.compile(r"/|[a-z][a-z0-9+]*://[^/]")
 _UNENCODABLE = re.compile("[\0\ud800-\udfff]")  # neither a program argument nor UTF-8
 _RESERVED_ENV = re.compile(
@@ -142,6 +148,21 @@ def tag_error(item: str) -> str | None:
     )
 
 
+def dependency_error(item: str) -> str | None:
+    if _DEPENDENCY.fullmatch(item):
+        return None
+    return f"{quote_value(item)} is not a requirement; for example optax==0.2.4"
+
+
+def _parse_python(errors: ParseErrors, path: str, value: Any) -> str | None:
+    text = str(value) if isinstance(value, str | float) else ""
+    if _PYTHON.fullmatch(text):
+        return text
+    # YAML reads 3.10 without quotes as the number 3.1.
+    example = "'3.10'" if text == "3.1" else "'3.12'"
+    return errors.add(path, f"{quote_value(value)} is not a Python version; write {example}")
+
+
 def _parse_text(errors: ParseErrors, path: str, value: Any) -> str | None:
     if type(value) is float or (type(value) is int and value.bit_length() <= 64):
         return str(value)
@@ -225,6 +246,31 @@ def _parse_secrets(errors: ParseErrors, path: str, value: Any) -> dict[str, str]
                 "not a secret reference; write a name from `tpu secret set`, or file:/path/on/host",
             )
     return parsed if len(errors.lines) == before else None
+
+
+def _parse_metrics(errors: ParseErrors, path: str, value: Any) -> dict[str, str] | None:
+    if not isinstance(value, dict):
+        message = f"must be a mapping, not {quote_value(value)}; write {{loss: 'loss: ([0-9.]+)'}}"
+        return errors.add(path, message)
+    before = len(errors.lines)
+    if len(value) > _MAX_METRICS:
+        errors.add(path, f"has {len(value)} metrics; at most {_MAX_METRICS}")
+    for name, pattern in value.items():
+        if not isinstance(name, str) or not _METRIC.fullmatch(name):
+            errors.add(path, f"{quote_value(name)} is not a name; use letters, digits, _ . / and -")
+        elif not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN or "\0" in pattern:
+            errors.add(f"{path}.{name}", f"must be text of at most {_MAX_PATTERN} characters")
+        elif problem := _pattern_error(pattern):
+            errors.add(f"{path}.{name}", problem)
+    return dict(value) if len(errors.lines) == before else None
+
+
+def _pattern_error(pattern: str) -> str:
+    try:
+        groups = re.compile(pattern).groups
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"not a regular expression: {error}"
+    return "" if groups else "has no group; put the number in parentheses: loss: ([0-9.]+)"
 
 
 def _parse_capacity(errors: ParseErrors, path: str, value: Any) -> tuple[Capacity, ...] | None:
@@ -399,6 +445,12 @@ ACCELERATOR = FieldType(label="TPU type", parse=_parse_accelerator, schema=_STRI
 ZONES = names(zone_error, _ZONE)
 PROVIDERS = names(provider_error, _LABEL)
 TAGS = names(tag_error, _TAG)
+PYTHON = FieldType(
+    label="version",
+    parse=_parse_python,
+    schema={"type": ["string", "number"]},
+)
+DEPENDENCIES = names(dependency_error, _DEPENDENCY)
 CAPACITY = FieldType(
     label="one or a list",
     parse=_parse_capacity,
@@ -409,6 +461,12 @@ ENV = FieldType(
     label="mapping",
     parse=_parse_env,
     schema={"type": "object", "propertyNames": _ENV_NAMES, "additionalProperties": _TEXT},
+    to_document=dict,
+)
+METRICS = FieldType(
+    label="mapping",
+    parse=_parse_metrics,
+    schema={"type": "object", "additionalProperties": _STRING},
     to_document=dict,
 )
 SECRETS = FieldType(

@@ -126,6 +126,26 @@ FIELDS: tuple[JobField, ...] = (
         metavar="SCRIPT",
     ),
     JobField(
+        name="python",
+        type=types.PYTHON,
+        description="Python version of the job's environment, which uv makes on each host.",
+        example="'3.12'",
+        default_text="3.12 on TPU VMs; the server's Python on simulated slices; the image's on GKE",
+        metavar="VERSION",
+    ),
+    JobField(
+        name="dependencies",
+        type=types.DEPENDENCIES,
+        description="Packages of the job's environment: requirements, or files in the working "
+        "directory that list them. `[]` is an environment without packages.",
+        example="[jax[tpu], optax, requirements.txt]",
+        default_text="on TPU VMs uv.lock, pyproject.toml or requirements.txt in the working "
+        "directory, else jax[tpu]",
+        style=OptionStyle.REPEATED,
+        flag="--dependency",
+        metavar="REQUIREMENT",
+    ),
+    JobField(
         name="slices",
         type=types.integer(1, MAX_SLICES),
         description="Number of slices that run together (multislice).",
@@ -311,6 +331,17 @@ FIELDS: tuple[JobField, ...] = (
         default_text="empty",
         flag="--note",
         metavar="TEXT",
+    ),
+    JobField(
+        name="metrics",
+        type=types.METRICS,
+        description="Metrics to read from the output of a program that reports none. Each value is "
+        "a regular expression whose first group is the number; `step` and `total` are progress.",
+        example="{loss: 'loss: ([0-9.]+)', step: 'step ([0-9]+)'}",
+        default_text="empty",
+        style=OptionStyle.PAIRS,
+        flag="--metric",
+        metavar="NAME=REGEX",
     ),
 )
 

@@ -105,6 +105,9 @@ class Assignments:
             chips=kind.chips_per_host,
             accelerator=kind.name,
             stop=_stop(attempt),
+            python=job.spec.python,
+            dependencies=job.spec.dependencies,
+            metrics=job.spec.metrics,
         )
         return _CachedAssignment(attempt, job.owner, assignment, job.spec.secrets)
 

@@ -79,8 +79,9 @@ class Containment:
             parts.append(f"jobs can read the server's state ({self.isolation_error})")
         return "; ".join(parts)
 
-    def open(self, folder: Path, checkpoint: str) -> AttemptProcesses:
-        """Prepare for one attempt. Call `close` when it has ended."""
+    def open(self, folder: Path, checkpoint: str, shared: Sequence[Path] = ()) -> AttemptProcesses:
+        """Prepare for one attempt, which also uses the `shared` folders. Call `close` when it has
+        ended."""
         cgroup = None
         if self.cgroup is not None:
             cgroup = Cgroup(self.cgroup.path / f"{self._prefix}{folder.name}").create()
@@ -90,7 +91,7 @@ class Containment:
             cgroup.limit(limits)
         if self.mechanism is not Mechanism.NAMESPACE and not self.isolated:
             return AttemptProcesses(cgroup=cgroup, adopted=self.mechanism is Mechanism.MARKS)
-        visible = [folder, *_visible_checkpoint(checkpoint, self.hidden)]
+        visible = [folder, *shared, *_visible_checkpoint(checkpoint, self.hidden)]
         if self.user is not None:
             _give_to(self.user, visible)
         init = NamespaceInit(self.isolated, self.hidden, visible)

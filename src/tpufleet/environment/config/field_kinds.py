@@ -36,7 +36,9 @@ def is_required(item: Field[Any]) -> bool:
 
 
 def default_of(item: Field[Any]) -> Any:
-    return item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc]  # mypy: a factory or MISSING
+    if item.default_factory is not MISSING:
+        return item.default_factory()
+    return item.default
 
 
 def section(cls: type) -> FieldType:

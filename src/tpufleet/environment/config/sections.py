@@ -257,7 +257,7 @@ class Team:
     namespace: str = option(NAME, "Namespace of its jobs (default: the team's name).", default="")
     queue: str = option(NAME, "Name of its Kueue LocalQueue.", default="tpu-training-jobs")
     service_account: str = option(
-        NAME, "Kubernetes service account of its jobs.", default="training"
+        NAME, "Kubernetes service account of its jobs.", default="tpu-worker"
     )
     roles: tuple[str, ...] = option(
         list_of(ROLE), "Roles of its jobs on the project, besides its buckets.",

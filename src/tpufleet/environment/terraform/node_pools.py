@@ -41,8 +41,8 @@ def tpu_pools(environment: Environment) -> list[Block]:
     static = {
         name: pool for name, pool in environment.tpu_pools.items() if pool.managed_by == "terraform"
     }
-    policies = {}
-    blocks = []
+    policies: dict[str, Block] = {}
+    blocks: list[Block] = []
     for name, pool in static.items():
         kind = capacity.shape(pool)
         if kind.generation == WORKLOAD_POLICY_GENERATION and kind.hosts > 1:

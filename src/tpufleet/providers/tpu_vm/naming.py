@@ -22,7 +22,7 @@ GUEST_ATTRIBUTES = "enable-guest-attributes"
 BUNDLE, BUNDLE_SHA256 = "tpufleet-bundle", "tpufleet-bundle-sha256"
 CA_CERTIFICATES = "tpufleet-ca"
 HTTPS_PROXY, NO_PROXY = "tpufleet-https-proxy", "tpufleet-no-proxy"
-CONTAINERS, FORMAT_DISKS = "tpufleet-containers", "tpufleet-format-disks"
+FORMAT_DISKS = "tpufleet-format-disks"
 NODE_ID = fleets.NODE_ID
 _NOT_IN_LABELS = re.compile(r"[^a-z0-9_-]")
 
@@ -92,11 +92,12 @@ def label_value(text: str) -> str:
 
 def metadata(order: Order) -> dict[str, str]:
     """What hosts need to know: the gang's slices in the order of its nodes."""
-    return {
+    values = {
         SERVER: order.server_url,
         SLICES: json.dumps(list(order.slices)),
         TOKENS: json.dumps(order.tokens),
     }
+    return {**values, CA_CERTIFICATES: order.ca_certificates} if order.ca_certificates else values
 
 
 def slices_of(metadata: Mapping[str, str]) -> tuple[SliceId, ...]:

@@ -28,7 +28,7 @@ class AlphaService:
             TPU_ALPHA,
             {
                 name: grpc.unary_unary_rpc_method_handler(
-                    self._service.wrap(name, handler),
+                    self._service.wrap(f"v2alpha1.{name}", handler),
                     request_deserializer=request.deserialize,
                     response_serializer=serialize,
                 )

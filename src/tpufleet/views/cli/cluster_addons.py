@@ -37,6 +37,7 @@ def render(file: Path, folder: Path, as_json: bool) -> None:
     files = {
         **{f"k8s/{name}": text for name, text in team_manifests.files(environment).items()},
         "helm/values.yaml": helm_values.text(environment),
+        "settings.env": helm_values.settings_env(environment),
         **{f"cloud-build/{name}": text for name, text in pipelines.files(environment).items()},
     }
     for name, text in files.items():
