@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kubernetes": {"errors", "clocks", "backoff"},
     "provisioner": {"policy", "model", "clocks", "backoff", "errors", "kubernetes"},
     "testbed": {"model", "clocks", "backoff", "errors", "providers", "kubernetes"},
+    "environment": {"model", "errors", "providers.gke", "provisioner.gke"},
     "client": {"model", "errors", "backoff"},
     "agent": {"client", "runtime", "model", "clocks", "backoff", "errors", "linux"},
     "controller": {
@@ -39,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "client", "model", "config", "errors", "backoff", "policy.retry_rules",
         # The programs that the command line starts, imported when the command is called:
         "compose", "agent.main", "provisioner", "bridges.firestore", "workloads.activations",
-        "testbed.kubernetes",
+        "testbed.kubernetes", "testbed.terraform", "environment",
     },
 }  # fmt: skip
 TOP = {"compose", "__main__", "__init__"}  # compose alone names concrete classes

@@ -40,6 +40,7 @@ KEYS = (
     "log_limit",
     "log_format",
     "retention",
+    "secrets_kms_key",
     "slices_per_user",
     "max_hosts_lost_percent",
     "bucket",
@@ -72,6 +73,7 @@ class Config:
     log_limit: int = DEFAULT_LOG_LIMIT  # bytes of all logs of a job
     log_format: str = "text"  # of the server's own log: `text` or `json`
     retention: Mapping[str, Any] | None = None  # parsed by `compose.retention_settings`
+    secrets_kms_key: str | None = None  # Cloud KMS key that wraps the key of secrets
     slices_per_user: int | None = None  # quota per user; None: unlimited
     max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone
     bucket: str | None = None  # gs:// location for checkpoints, code and logs; None: `data`
@@ -202,6 +204,7 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         bucket=_bucket(*bucket) if (bucket := setting("bucket")) else None,
         tpu_vm=_mapping("tpu_vm", environ, values, file),
         gke=_with_variables("gke", environ, _mapping("gke", environ, values, file)),
+        secrets_kms_key=_kms_key(*kms) if (kms := setting("secrets_kms_key")) else None,
         retention=_mapping("retention", environ, values, file),
         prices=_mapping("prices", environ, values, file),
         budgets=_mapping("budgets", environ, values, file),
@@ -386,6 +389,15 @@ def _flag(text: str, source: str) -> bool:
     if text.lower() not in ("true", "false", "1", "0"):
         raise BadInput(f"{source}: {text!r} is neither true nor false")
     return text.lower() in ("true", "1")
+
+
+def _kms_key(text: str, source: str) -> str:
+    if not re.fullmatch(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+", text):
+        raise BadInput(
+            f"{source}: {text!r} is not a Cloud KMS key; use projects/PROJECT/locations/LOCATION/"
+            "keyRings/RING/cryptoKeys/KEY"
+        )
+    return text
 
 
 def _log_format(text: str, source: str) -> str:

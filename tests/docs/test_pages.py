@@ -12,6 +12,7 @@ import yaml
 
 from tests.docs import markdown
 from tpufleet import config
+from tpufleet.environment.config import parse as cluster_file
 from tpufleet.model import job_file
 from tpufleet.providers.local import fault_plan
 from tpufleet.views.cli import job_files
@@ -20,7 +21,7 @@ from tpufleet.views.cli import job_files
 JOB_FILES = sorted(
     file
     for file in markdown.EXAMPLES.rglob("*.yaml")
-    if "\napiVersion:" not in f"\n{file.read_text()}"
+    if file.name != "cluster.yaml" and "\napiVersion:" not in f"\n{file.read_text()}"
 )
 
 
@@ -43,6 +44,7 @@ READERS: dict[str, Callable[[dict[str, Any], Path], object]] = {
     "# faults.yaml": lambda plain, _: fault_plan.parse(plain),
     "# config.yaml": _as_config,
     "# storm.yaml": _as_storm,
+    "# cluster.yaml": lambda plain, _: cluster_file.parse(plain),
 }
 
 

@@ -92,7 +92,7 @@ class SimulatedFleet:
         )
         self._job_storage = JobStorage(
             snapshots=SnapshotFiles(folder / "snapshots"),
-            secrets=SecretFiles(folder / "secrets"),
+            secrets=SecretFiles(folder / "secrets", [b"k" * 32]),
             checkpoints="/checkpoints",
             providers=names,
         )

@@ -9,10 +9,14 @@ import pytest
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 pytest.importorskip("lightkube", reason="needs the extra `k8s`: pip install 'tpufleet[k8s]'")
 
+pytest.importorskip("google.cloud.tpu_v2", reason="needs the extra `gcp`")
+
 from tests.journeys.gke_cloud import GkeCloud
+from tests.journeys.tpu_vm_cloud import TpuVmCloud
 from tpufleet.model.jobs import Capacity, JobState
 
 A, B = "us-central1-a", "us-central1-b"
+VM_ZONE = "europe-west4-a"
 MACHINE = "ct6e-standard-8t"
 TYPE = "v6e-8"
 
@@ -120,5 +124,57 @@ def test_a_gang_moves_together(gke_fleet):
         accelerator=TYPE, slices=2, providers=["gke"], zones=[A, B], capacity=["on-demand"]
     )
     fleet.until(lambda: [one.zone for one in fleet.gang(job)] == [B, B], 90)
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.SUCCEEDED
+
+
+@pytest.fixture
+def two_clouds(make_fleet):
+    """A fleet on GKE and on TPU VMs, both with their real provider and an emulated API."""
+    clouds = []
+
+    def both(clock):
+        clouds.extend([GkeCloud(clock, (A, B)), TpuVmCloud(clock, (VM_ZONE,))])
+        return clouds
+
+    yield make_fleet(other_clouds=both, boot_limit=timedelta(minutes=20)), *clouds
+    for cloud in clouds:
+        cloud.close()
+
+
+# One job file for every journey below.
+ONE_FILE = {
+    "accelerator": TYPE,
+    "providers": ["gke", "tpu-vm"],
+    "capacity": ["spot", "on-demand"],
+}
+
+
+def test_one_job_file_moves_from_gke_to_tpu_vms_when_gke_is_out_of_stock(two_clouds):
+    fleet, gke, _ = two_clouds
+    gke.gke.stock |= {(A, MACHINE): 0, (B, MACHINE): 0}
+    job = fleet.submit(**ONE_FILE)
+    fleet.until(lambda: placed(fleet, job) == [("tpu-vm", VM_ZONE, Capacity.SPOT)], 240)
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.SUCCEEDED
+    fleet.run(120)
+    assert gke.provisioner.states() == {} and fleet.existing() == []
+
+
+def test_one_job_file_moves_back_to_gke_when_tpu_vms_are_out_of_stock(two_clouds):
+    fleet, _, vms = two_clouds
+    vms.sell_out()
+    job = fleet.submit(**{**ONE_FILE, "providers": ["tpu-vm", "gke"]})
+    fleet.until(lambda: placed(fleet, job) == [("gke", A, Capacity.SPOT)], 120)
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.SUCCEEDED
+
+
+def test_one_job_file_uses_on_demand_on_gke_when_no_provider_has_spot(two_clouds):
+    fleet, gke, vms = two_clouds
+    vms.sell_out()
+    gke.gke.stock |= {(A, MACHINE, "spot"): 0, (B, MACHINE, "spot"): 0}
+    job = fleet.submit(**ONE_FILE)
+    fleet.until(lambda: placed(fleet, job) == [("gke", A, Capacity.ON_DEMAND)], 240)
     fleet.settle(job)
     assert fleet.job(job).state is JobState.SUCCEEDED

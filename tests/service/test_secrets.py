@@ -11,6 +11,7 @@ from tests.service.harness import ServiceHarness
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model.api_types import SecretNames
 from tpufleet.model.users import Role
+from tpufleet.service.files.secrets import SecretFiles
 
 CANARY = "canary-7f3a9"
 
@@ -24,7 +25,7 @@ def test_a_secret_is_a_file_that_only_the_servers_user_reads(service, shared, pl
     admin = service.client("ada")
     admin.put_secret("hf", CANARY, shared=shared)
     file = service.folder / "secrets" / place / "hf"
-    assert file.read_text() == CANARY
+    assert CANARY not in file.read_text() and file.read_text().startswith("tpufleet-sealed-1:")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     for folder in (file.parent, service.folder / "secrets"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -133,4 +134,29 @@ def test_the_value_of_a_secret_is_told_to_the_agents_of_its_job_and_to_nobody_el
     holders = [
         path for path in service.folder.rglob("*") if path.is_file() and CANARY in path.read_text()
     ]
-    assert holders == [service.folder / "secrets" / OWN / "mel" / "hf"]
+    assert holders == []
+
+
+KEYS = [b"1" * 32, b"2" * 32]
+
+
+def test_secrets_of_an_earlier_version_and_of_an_earlier_key_are_encrypted_again(tmp_path):
+    (tmp_path / ".own" / "ada").mkdir(parents=True)
+    (tmp_path / ".own" / "ada" / "hf").write_text(CANARY)
+    SecretFiles(tmp_path, KEYS[:1]).put("wandb", "other-canary")
+    files = SecretFiles(tmp_path, KEYS[::-1])
+    assert files.get("hf", "ada") == CANARY and files.get("wandb", "ada") == "other-canary"
+    assert files.encrypt_all() == 2 and files.encrypt_all() == 0
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or "canary" not in path.read_text()
+    with_new_key_only = SecretFiles(tmp_path, KEYS[1:])
+    assert with_new_key_only.get("hf", "ada") == CANARY
+    assert SecretFiles(tmp_path, KEYS[:1]).get("hf", "ada") is None
+
+
+def test_a_secret_cannot_be_passed_off_as_another(tmp_path):
+    files = SecretFiles(tmp_path, KEYS)
+    files.put("hf", CANARY, "ada")
+    files.put("hf", "value-of-mel", "mel")
+    (tmp_path / ".own" / "ada" / "hf").rename(tmp_path / ".own" / "mel" / "hf")
+    assert files.get("hf", "mel") is None

@@ -20,7 +20,7 @@ from tpufleet.model.jobs import JobId
 from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.logs import LogGap
-from tpufleet.service.files.secrets import SecretFiles, SharedSecrets
+from tpufleet.service.files.secrets import SecretFiles, SharedSecrets, derived_key
 from tpufleet.service.files.shared_logs import IDLE_AFTER, MIN_AGE, SharedLogs
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.stores.open_store import open_store
@@ -209,7 +209,7 @@ def test_the_first_result_is_kept_and_every_server_has_it(archive, tmp_path):
 
 
 def test_secrets_are_shared_and_encrypted(store, clock):
-    first, second = (SharedSecrets(store, b"server secret", clock) for _ in range(2))
+    first, second = (SharedSecrets(store, [derived_key(b"server secret")], clock) for _ in range(2))
     first.put("TOKEN", "hunter2 ünïcode", "ada")
     first.put("TOKEN", "everyone's")
     assert second.get("TOKEN", "ada") == "hunter2 ünïcode"
@@ -232,25 +232,29 @@ def test_secrets_are_shared_and_encrypted(store, clock):
 
 
 def test_a_secret_that_was_copied_to_another_name_cannot_be_read(store, clock, caplog):
-    secrets = SharedSecrets(store, b"server secret", clock)
+    secrets = SharedSecrets(store, [derived_key(b"server secret")], clock)
     secrets.put("MINE", "hunter2", "ada")
     [stored] = store.read_objects(["secrets/own/ada/MINE"]).values()
     store.put_object("secrets/own/bob/MINE", stored, clock.now())
     assert secrets.get("MINE", "bob") is None
-    assert SharedSecrets(store, b"another server secret", clock).get("MINE", "ada") is None
+    assert (
+        SharedSecrets(store, [derived_key(b"another server secret")], clock).get("MINE", "ada")
+        is None
+    )
     assert "cannot decrypt secrets/own/bob/MINE" in caplog.text
 
 
 def test_secrets_on_the_disk_of_a_server_are_taken_over(store, clock, tmp_path):
-    files = SecretFiles(tmp_path)
+    keys = [derived_key(b"server secret")]
+    files = SecretFiles(tmp_path, keys)
     files.put("HUB", "shared")
     files.put("TOKEN", "old", "ada")
-    secrets = SharedSecrets(store, b"server secret", clock)
+    secrets = SharedSecrets(store, keys, clock)
     secrets.put("TOKEN", "new", "ada")
-    assert secrets.import_files(tmp_path) == 1
-    assert secrets.import_files(tmp_path) == 0
+    assert secrets.import_files(files) == 1
+    assert secrets.import_files(files) == 0
     assert (secrets.get("HUB", "bob"), secrets.get("TOKEN", "ada")) == ("shared", "new")
-    assert secrets.import_files(tmp_path / "none") == 0
+    assert secrets.import_files(SecretFiles(tmp_path / "none", keys)) == 0
 
 
 def test_logs_of_the_time_before_servers_shared_them_are_read(store, archive, clock, tmp_path):

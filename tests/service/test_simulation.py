@@ -23,7 +23,7 @@ def submit(folder: Path, default: str, **fields):
     store = MemoryStore()
     storage = submission.JobStorage(
         snapshots=SnapshotFiles(folder / "snapshots"),
-        secrets=SecretFiles(folder / "secrets"),
+        secrets=SecretFiles(folder / "secrets", [b"k" * 32]),
         checkpoints="/checkpoints",
         providers=("local", "tpu-vm"),
         default_provider=default,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.clocks import SystemClock
-from tpufleet.compose import backup, retention_settings, server_files, server_log
+from tpufleet.compose import backup, retention_settings, secrets_key, server_files, server_log
 from tpufleet.compose.providers import fleet_id, providers
 from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
@@ -139,6 +139,7 @@ class ControlPlane:
                 providers=tuple(self._providers),
                 default_provider=self._settings.default_provider,
                 faults=tuple(fault.value for fault in Fault),
+                secrets_key=secrets_key.secrets_key(self._settings, self._store),
                 retention=retention_settings.parse(self._settings.retention),
                 recent_errors=self._recent_errors,
                 started_at=self._clock.now(),

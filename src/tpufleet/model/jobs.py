@@ -86,9 +86,9 @@ class JobSpec:
     hung_after: timedelta | None = timedelta(minutes=30)
     tags: tuple[str, ...] = ()
     notes: str = ""
-    pod: PodSettings = field(default_factory=PodSettings)  # on Kubernetes only
     max_cost: float | None = None  # in dollars, over all attempts
     max_hours: float | None = None  # billed, per slice, over all attempts
+    pod: PodSettings = field(default_factory=PodSettings)  # on Kubernetes only
 
     @property
     def labels(self) -> dict[str, str]:

@@ -13,13 +13,13 @@ class Role(StrEnum):
     ADMIN = "admin"  # changes anything
 
 
+TOKEN_PREFIX = "tpf_"  # lets secret scanners recognise a token
+
+
 class TokenScope(StrEnum):
     FULL = "full"  # all that its user may do
     READ = "read"  # reads what its user may read, changes nothing
     SUBMIT = "submit"  # submits jobs, and follows and cancels those of its user; nothing else
-
-
-TOKEN_PREFIX = "tpf_"  # lets secret scanners recognise a token
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,7 +43,7 @@ from tpufleet.service.event_streams import EventHub
 from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults, ArchivedSnapshots
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
-from tpufleet.service.files.secrets import SecretFiles, SharedSecrets
+from tpufleet.service.files.secrets import SecretFiles, SharedSecrets, derived_key
 from tpufleet.service.files.shared_logs import SharedLogs
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.heartbeats import Heartbeats
@@ -153,9 +153,9 @@ class AuthMiddleware:
         self._app = app
         self._deps = deps
         self._limiter = limiter
+        self._probes = probes.Probes(deps.store, deps.clock)
         self._pages = pages
         self._links = links
-        self._probes = probes.Probes(deps.store, deps.clock)
         agents = "|".join(
             re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(API_PREFIX + route.path))
             for route in ROUTES
@@ -167,13 +167,13 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if self._pages.is_public(scope["path"], scope["method"]):
-            await self._pages.respond(Request(scope))(scope, receive, send)
-            return
         if scope["path"] == "/metrics":  # where scrapers look by default
             scope = {**scope, "path": f"{API_PREFIX}/metrics"}
         if scope["path"] in probes.PATHS:
             await (await self._probes.respond(scope["path"]))(scope, receive, send)
+            return
+        if self._pages.is_public(scope["path"], scope["method"]):
+            await self._pages.respond(Request(scope))(scope, receive, send)
             return
         address, token, token_hash, caller = _address(scope), "", "", None
         try:
@@ -382,8 +382,8 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
         hub=hub,
         ended_job_rows=EndedJobRows(),
         host_commands=HostCommandQueue(deps.store),
-        login_links=LoginLinks(deps.secret),
         metrics=ServerMetrics(deps.store, deps.clock),
+        login_links=LoginLinks(deps.secret),
         openapi=openapi.document(ROUTES),
     )
 
@@ -401,12 +401,15 @@ def _results(deps: ServiceDependencies) -> ResultFiles:
 
 
 def _secrets(deps: ServiceDependencies) -> SecretFiles:
-    folder = deps.state / "secrets"
+    keys = [key for key in (deps.secrets_key, derived_key(deps.secret)) if key is not None]
+    files = SecretFiles(deps.state / "secrets", keys)
     if not deps.shared:
-        return SecretFiles(folder)
-    secrets = SharedSecrets(deps.store, deps.secret, deps.clock)
-    if count := secrets.import_files(folder):
-        logger.info("copied %d secrets from %s to the database", count, folder)
+        if count := files.encrypt_all():
+            logger.info("encrypted %s secrets", count)
+        return files
+    secrets = SharedSecrets(deps.store, keys, deps.clock)
+    if count := secrets.import_files(files):
+        logger.info("copied %s secrets from this disk to the database", count)
     return secrets
 
 

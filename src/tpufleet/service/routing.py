@@ -63,6 +63,7 @@ class ServiceDependencies:
     checkpoints: str | None = None  # folder or URL; default `<state>/checkpoints`
     archive: SegmentArchive | None = None  # keeps snapshots, results and logs
     shared: bool = False  # other servers, with disks of their own, use this store and archive
+    secrets_key: bytes | None = None  # encrypts the secrets of jobs; None: derived from `secret`
     retention: RetentionRules = field(default_factory=RetentionRules)
     recent_errors: RecentErrors | None = None  # in the log of this server
     started_at: datetime | None = None
@@ -80,8 +81,8 @@ class ServiceComponents:
     hub: EventHub
     ended_job_rows: EndedJobRows
     host_commands: HostCommandQueue
-    login_links: LoginLinks
     metrics: ServerMetrics
+    login_links: LoginLinks
     openapi: bytes = b""
 
     @property

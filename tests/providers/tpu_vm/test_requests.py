@@ -181,7 +181,7 @@ def test_fuzzed_names_zones_and_types_are_rejected_without_a_call(world, text):
 @settings(max_examples=150, deadline=None)
 def test_fuzzed_settings_are_accepted_or_rejected_with_a_message(key, value):
     for field in ({"metadata": {key: value}}, {"tags": (value,)}, {"zones": (value,)},
-                  {"project": value}, {"wheel": value, "wheel_sha256": key}):  # fmt: skip
+                  {"project": value}, {"bundle": value, "bundle_sha256": key}):  # fmt: skip
         try:
             TpuVmSettings(**{"project": "my-project", "zones": (ZONE,), **field})
         except BadInput as error:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import io
 import shutil
 import subprocess
 import sys
+import tarfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,26 +21,34 @@ from tpufleet.providers.tpu_vm import startup_script
 from tpufleet.testbed.cloud_tpu import metadata_server
 from tpufleet.testbed.cloud_tpu.metadata_server import MetadataServer
 
-BUILD = b"the bytes of a wheel"
 STUB = """#!/bin/bash
 echo "$(basename "$0") $*" >>"$CALLS"
 case "$(basename "$0") $*" in
   "systemctl is-active"*) [[ -e "$CALLS.active" ]] ;;
   "systemctl restart"*) touch "$CALLS.active" ;;
-  "python3.1"?" -m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
   "mountpoint"*) false ;;
   "blkid "*) [[ "$1" != *-empty ]] ;;
   "id "*) true ;;
-  "python -c import jax") [[ -e "$CALLS.jax" ]] ;;
-  "python -c import jax; print"*) env | grep ^TPU_ >"$CALLS.env"; cat "$CALLS.jax" ;;
-  "python3.1"?" -c import ensurepip, venv") [[ ! -e "$CALLS.bare" ]] ;;
-  "apt-get -qq update") [[ "$(grep -c "qq update" "$CALLS")" -gt 1 ]] ;;
-  "apt-get "*install*) rm "$CALLS.bare" ;;
+  "python3 -c import jax") [[ -e "$CALLS.jax" ]] ;;
+  "python3 -c import jax; print"*) env | grep ^TPU_ >"$CALLS.env"; cat "$CALLS.jax" ;;
 esac
 """
+
+
+def packed(marker: str) -> bytes:
+    """A bundle whose Python is a stub."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        entry = tarfile.TarInfo("python/bin/python3")
+        entry.size, entry.mode = len(STUB) + len(marker) + 3, 0o755
+        archive.addfile(entry, io.BytesIO(f"{STUB}# {marker}\n".encode()))
+    return buffer.getvalue()
+
+
+BUNDLE = packed("1")
 STUBBED_COMMANDS = (
     "systemctl", "useradd", "chown", "fuser", "mount", "mountpoint", "blkid", "mkfs.ext4", "id",
-    "apt-get", "sleep", "python3.11", "python3.12", "python3.13",
+    "sleep", "python3", "update-ca-certificates",
 )  # fmt: skip
 
 
@@ -56,7 +66,7 @@ class Machine:
             (self._bin / name).chmod(0o755)
         for chip in range(4):
             (self.root / f"dev/vfio/{chip}").touch()
-        (folder / "bucket/tpufleet-1-py3-none-any.whl").write_bytes(BUILD)
+        (folder / "bucket/bundle-1.tar.gz").write_bytes(BUNDLE)
         self._metadata = MetadataServer()
         self._storage = _serve(folder / "bucket")
         self.describe()
@@ -66,8 +76,9 @@ class Machine:
             "node",
             metadata_server.instance_values(
                 {
-                    "tpufleet-wheel": "gs://tpufleet-1-py3-none-any.whl",
-                    "tpufleet-wheel-sha256": hashlib.sha256(BUILD).hexdigest(),
+                    "tpufleet-bundle": "gs://bundle-1.tar.gz",
+                    "tpufleet-bundle-sha256": hashlib.sha256(BUNDLE).hexdigest(),
+                    "enable-guest-attributes": "TRUE",
                     "tpufleet-chips": "4",
                     **{key.replace("_", "-"): value for key, value in attributes.items()},
                 }
@@ -130,15 +141,14 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     machine.close()
 
 
-def test_a_new_host_installs_the_wheel_and_starts_the_agent(machine):
+def test_a_new_host_installs_the_bundle_and_starts_the_agent(machine):
     result = machine.boot()
     assert result.returncode == 0, result.stderr
-    digest = hashlib.sha256(BUILD).hexdigest()
-    assert any("pip install" in call and ".whl" in call for call in machine.calls)
+    digest = hashlib.sha256(BUNDLE).hexdigest()
     assert (machine.root / "opt/tpufleet/current").readlink().name == digest
     unit = (machine.root / "etc/systemd/system/tpufleet-agent.service").read_text()
-    for line in ("Restart=on-failure", "KillMode=mixed", "User=tpufleet",
-                 "ExecStart=/opt/tpufleet/current/bin/python -m tpufleet agent"):  # fmt: skip
+    start = "ExecStart=/opt/tpufleet/current/python/bin/python3 -I -m tpufleet agent"
+    for line in ("Restart=on-failure", "KillMode=mixed", "User=tpufleet", start):
         assert line in unit.splitlines()
     assert machine.calls[-1] == "systemctl restart tpufleet-agent"
 
@@ -149,7 +159,7 @@ def test_a_second_run_changes_nothing(machine, tmp_path):
     (machine.root / "tmp/libtpu_lockfile").touch()
     result = machine.boot()
     assert result.returncode == 0, result.stderr
-    assert not [call for call in machine.calls if "pip" in call or "restart" in call]
+    assert not [call for call in machine.calls if "restart" in call]
     assert not [call for call in machine.calls if call.startswith("fuser")]
     assert (machine.root / "tmp/libtpu_lockfile").exists(), "it is the running workload's"
 
@@ -182,20 +192,11 @@ def test_the_agent_does_not_start_if_jax_sees_too_few_chips(machine, tmp_path):
     assert not [call for call in machine.calls if "restart" in call]
 
 
-def test_a_usable_python_is_installed_even_while_apt_is_locked(machine, tmp_path):
-    (tmp_path / "calls.bare").touch()
-    result = machine.boot()
-    assert result.returncode == 0, result.stderr
-    tried = [call for call in machine.calls if call.startswith(("apt-get", "sleep"))]
-    assert tried[:3] == ["apt-get -qq update", "sleep 10", "apt-get -qq update"]
-    assert tried[3].endswith("install -y python3.11 python3.11-venv")
-
-
-def test_a_wheel_with_a_wrong_checksum_is_not_installed(machine):
-    machine.describe(tpufleet_wheel_sha256="0" * 64)
+def test_a_bundle_with_a_wrong_checksum_is_not_installed(machine):
+    machine.describe(tpufleet_bundle_sha256="0" * 64)
     result = machine.boot()
     assert result.returncode != 0 and "does not match" in result.stderr
-    assert not [call for call in machine.calls if "pip" in call or "restart" in call]
+    assert not [call for call in machine.calls if "restart" in call]
 
 
 def test_the_agent_does_not_start_if_a_chip_is_missing(machine):
@@ -219,24 +220,51 @@ def test_chips_of_a_driver_that_loads_late_are_waited_for(machine):
     assert machine.boot().returncode == 0
 
 
-def test_a_new_wheel_replaces_the_old_one_and_restarts_the_agent(machine, tmp_path):
+def test_a_new_bundle_replaces_the_old_one_and_restarts_the_agent(machine, tmp_path):
     assert machine.boot().returncode == 0
-    (tmp_path / "bucket/tpufleet-2-py3-none-any.whl").write_bytes(b"newer")
+    newer = packed("2")
+    (tmp_path / "bucket/bundle-2.tar.gz").write_bytes(newer)
     machine.describe(
-        tpufleet_wheel="gs://tpufleet-2-py3-none-any.whl",
-        tpufleet_wheel_sha256=hashlib.sha256(b"newer").hexdigest(),
+        tpufleet_bundle="gs://bundle-2.tar.gz",
+        tpufleet_bundle_sha256=hashlib.sha256(newer).hexdigest(),
     )
     assert machine.boot().returncode == 0
     assert "systemctl restart tpufleet-agent" in machine.calls
 
 
 @pytest.mark.parametrize(
-    "evil", ["gs://x;touch PWNED.whl", "gs://$(touch PWNED).whl", "file:///etc/passwd", "-o x"]
+    "evil",
+    ["gs://x;touch PWNED.gz", "gs://$(touch PWNED).gz", "file:///etc/passwd", "-o x"],
 )
 def test_metadata_is_never_executed(machine, evil, tmp_path):
-    machine.describe(tpufleet_wheel=evil, tpufleet_chips="4")
+    machine.describe(tpufleet_bundle=evil, tpufleet_chips="4")
     assert machine.boot().returncode != 0
     assert not list(tmp_path.rglob("PWNED*"))
+
+
+PROXY = {"tpufleet_https_proxy": "http://proxy:3128", "tpufleet_no_proxy": ".example.com"}
+
+
+def test_proxy_and_private_ca_of_the_operator_reach_the_agent(machine):
+    machine.describe(**PROXY, tpufleet_ca="-----BEGIN CERTIFICATE-----\n")
+    result = machine.boot()
+    assert result.returncode == 0, result.stderr
+    unit = (machine.root / "etc/systemd/system/tpufleet-agent.service").read_text().splitlines()
+    assert "Environment=HTTPS_PROXY=http://proxy:3128" in unit
+    [no_proxy] = [line for line in unit if line.startswith("Environment=NO_PROXY=")]
+    assert no_proxy.endswith(",.example.com") and "metadata.google.internal" in no_proxy
+    assert "Environment=SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt" in unit
+    installed = machine.root / "usr/local/share/ca-certificates/tpufleet.crt"
+    assert installed.read_text() == "-----BEGIN CERTIFICATE-----\n"
+    assert "update-ca-certificates " in machine.calls
+
+
+@pytest.mark.parametrize("value", ["http://x\nExecStartPre=/bin/evil", "x y", "http://a%h", "$(x)"])
+@pytest.mark.parametrize("key", list(PROXY))
+def test_a_proxy_setting_cannot_add_lines_to_the_unit(machine, key, value):
+    machine.describe(**{**PROXY, key: value})
+    assert machine.boot().returncode != 0
+    assert not (machine.root / "etc/systemd/system/tpufleet-agent.service").exists()
 
 
 def test_formatted_disks_are_mounted_and_empty_ones_are_not(machine):

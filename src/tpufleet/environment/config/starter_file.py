@@ -73,7 +73,7 @@ def _field(item: Field[Any], indent: int) -> Iterator[str]:
         yield f"{pad}{item.name}:"
         yield from _comments(cls, indent + 2)
         return
-    text = item.metadata["example"] if is_required(item) else _yaml(value)
+    text = item.metadata["example"] if is_required(item) else shown(value)
     yield f"{pad}{item.name}: {text}"
 
 
@@ -92,11 +92,12 @@ def _comments(cls: type, indent: int, without: str = "") -> Iterator[str]:
         yield from rest
 
 
-def _yaml(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A default as it is written in the file."""
     if value in ("", None):
         return ""
     if isinstance(value, tuple):
         return "[" + ", ".join(str(item) for item in value) + "]"
-    if isinstance(value, (bool, int, float)) or isinstance(value, Mapping):
+    if isinstance(value, (bool, int, float, Mapping)):
         return json.dumps(value)
     return str(value)

@@ -22,6 +22,14 @@ class Expression:
         return f"${{{self.text}}}"
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of one argument: jsonencode({ … })."""
+
+    function: str
+    argument: Any
+
+
 class Nested(dict[str, Any]):
     """A nested block, in contrast to a mapping, which is a value."""
 
@@ -38,10 +46,10 @@ class Block:
         return ".".join(self.labels)
 
 
-def resource(kind: str, name: str, comment: str = "", **body: Any) -> Block:
+def resource(kind: str, label: str, /, comment: str = "", **body: Any) -> Block:
     """Arguments that are None are left out."""
     kept = {key: value for key, value in body.items() if value is not None}
-    return Block(kind="resource", labels=(kind, identifier(name)), body=kept, comment=comment)
+    return Block(kind="resource", labels=(kind, identifier(label)), body=kept, comment=comment)
 
 
 def output(name: str, value: Any, description: str) -> Block:
@@ -99,7 +107,7 @@ def _is_nested(value: Any) -> bool:
     return several and all(isinstance(each, Nested) for each in value)
 
 
-def _aligned(pairs: Sequence[tuple[str, str]], pad: str, quoted: bool = False) -> Iterator[str]:
+def _aligned(pairs: Sequence[tuple[str, str]], pad: str) -> Iterator[str]:
     """Neighbours on one line each are aligned; a value over several lines starts a new group."""
     group: list[tuple[str, str]] = []
 
@@ -121,6 +129,8 @@ def _aligned(pairs: Sequence[tuple[str, str]], pad: str, quoted: bool = False) -
 def _value(value: Any, pad: str) -> str:
     if isinstance(value, Expression):
         return value.text
+    if isinstance(value, Call):
+        return f"{value.function}({_value(value.argument, pad)})"
     if isinstance(value, Mapping):
         if not value:
             return "{}"

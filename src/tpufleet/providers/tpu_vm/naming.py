@@ -19,7 +19,10 @@ SLICES, TOKENS, SERVER = "tpufleet-slices", "tpufleet-tokens", "tpufleet-server"
 HOSTS = "tpufleet-hosts"
 # Of Compute Engine: lets a host write guest attributes.
 GUEST_ATTRIBUTES = "enable-guest-attributes"
-WHEEL, WHEEL_SHA256 = "tpufleet-wheel", "tpufleet-wheel-sha256"
+BUNDLE, BUNDLE_SHA256 = "tpufleet-bundle", "tpufleet-bundle-sha256"
+CA_CERTIFICATES = "tpufleet-ca"
+HTTPS_PROXY, NO_PROXY = "tpufleet-https-proxy", "tpufleet-no-proxy"
+CONTAINERS, FORMAT_DISKS = "tpufleet-containers", "tpufleet-format-disks"
 NODE_ID = fleets.NODE_ID
 _NOT_IN_LABELS = re.compile(r"[^a-z0-9_-]")
 

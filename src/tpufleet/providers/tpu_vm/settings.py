@@ -18,6 +18,9 @@ PROJECT = re.compile(r"([a-z][a-z0-9.-]{0,61}:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 TAG = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 METADATA_KEY = re.compile(r"[A-Za-z0-9_-]{1,128}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
+# The same expressions as in startup.sh: values become lines of a systemd unit.
+PROXY = re.compile(r"https?://[A-Za-z0-9._:@-]+/?")
+NO_PROXY = re.compile(r"[A-Za-z0-9.,:*/_-]+")
 EMAIL = re.compile(r"[^@\s/]+@[^@\s/]+|default")
 # Set by tpufleet, or changing how a host boots.
 RESERVED_METADATA = ("startup-script", "startup-script-url", "shutdown-script")
@@ -47,8 +50,12 @@ class TpuVmSettings:
     valid_for: timedelta = timedelta(hours=24)  # how long a queued resource may wait
     gang_patience: timedelta = timedelta(minutes=3)  # the same for a gang of another capacity type
     reservation: str = ""  # projects/…/locations/…/reservations/…
-    wheel: str = ""  # gs:// or https:// URL of the tpufleet wheel that hosts install
-    wheel_sha256: str = ""
+    bundle: str = ""  # gs:// or https:// URL of what hosts install, made by `tpu bundle`
+    bundle_sha256: str = ""
+    https_proxy: str = ""  # egress proxy of the hosts
+    no_proxy: str = ""  # hosts and domains that are reached without it, comma-separated
+    containers: bool = False  # jobs may name a container image; they can become root on their host
+    format_disks: bool = False  # format attached disks that have no file system
     endpoint: str = ""  # host:port of an emulator; empty: Google's API
 
     def __post_init__(self) -> None:
@@ -63,6 +70,8 @@ def parse(config: Mapping[str, Any]) -> TpuVmSettings:
     """From a config file. Durations are written like 24h."""
     known = {item.name for item in fields(TpuVmSettings)}
     for key in config:
+        if key in ("wheel", "wheel_sha256"):
+            raise BadInput(f"tpu_vm: {key}: replaced by bundle; run `tpu bundle`")
         if key not in known:
             close = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
@@ -91,12 +100,22 @@ def _check(settings: TpuVmSettings) -> None:
     if settings.service_account and not EMAIL.fullmatch(settings.service_account):
         raise BadInput(f"service_account: {settings.service_account!r} is not an e-mail address")
     check_metadata(settings.metadata)
-    if bool(settings.wheel) != bool(settings.wheel_sha256):
-        raise BadInput("set both wheel and wheel_sha256, or neither")
-    if settings.wheel and not settings.wheel.startswith(("gs://", "https://")):
-        raise BadInput(f"wheel: {settings.wheel!r} must start with gs:// or https://")
-    if settings.wheel_sha256 and not SHA256.fullmatch(settings.wheel_sha256):
-        raise BadInput("wheel_sha256: must be 64 hexadecimal digits; run `sha256sum FILE`")
+    if bool(settings.bundle) != bool(settings.bundle_sha256):
+        raise BadInput("set both bundle and bundle_sha256, or neither; `tpu bundle` prints both")
+    if settings.bundle and not settings.bundle.startswith(("gs://", "https://")):
+        raise BadInput(f"bundle: {settings.bundle!r} must start with gs:// or https://")
+    if settings.bundle_sha256 and not SHA256.fullmatch(settings.bundle_sha256):
+        raise BadInput("bundle_sha256: must be 64 hexadecimal digits; `tpu bundle` prints it")
+    if settings.https_proxy and not PROXY.fullmatch(settings.https_proxy):
+        raise BadInput(
+            f"https_proxy: {settings.https_proxy!r} is not a proxy; for example "
+            "http://proxy.example.com:3128"
+        )
+    if settings.no_proxy and not NO_PROXY.fullmatch(settings.no_proxy):
+        raise BadInput(
+            f"no_proxy: {settings.no_proxy!r} is not a list of hosts; for example "
+            ".googleapis.com,10.0.0.0/8"
+        )
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:

@@ -11,14 +11,44 @@ readonly STORAGE="${TPUFLEET_STORAGE_URL:-https://storage.googleapis.com}"
 readonly HOME_DIR="$ROOT/opt/tpufleet"
 readonly STATE_DIR="$ROOT/var/lib/tpufleet"
 readonly UNIT="$ROOT/etc/systemd/system/tpufleet-agent.service"
-readonly DOWNLOAD_TRIES=5
 readonly CHIP_WAIT="${TPUFLEET_CHIP_WAIT:-180}" # seconds
+readonly RETRY=(--retry 10 --retry-max-time 300 --retry-connrefused)
+readonly GUEST_ATTRIBUTE="$METADATA/computeMetadata/v1/instance/guest-attributes/tpufleet/bootstrap"
+
+STAGE=started
+REPORTED=no
 
 say() { echo "tpufleet: $*"; }
+
+# Writes the stage, and whether it failed, to the guest attributes of this host. The server reads
+# them through the Cloud TPU API, also if this host cannot reach it. Format: model/bootstrap.py.
+report() {
+  local failed="$1" host message
+  host="$(attribute_or agent-worker-number 0)"
+  message="$(printf '%s' "$2" | tr -d '\000-\037"\134' | cut -c 1-900)"
+  [[ "$host" =~ ^[0-9]+$ ]] || host=0
+  curl --fail --silent --noproxy '*' --max-time 5 --retry 3 --request PUT \
+    --header 'Metadata-Flavor: Google' "$GUEST_ATTRIBUTE" --data \
+    "{\"host\": $host, \"stage\": \"$STAGE\", \"failed\": $failed, \"message\": \"$message\"}" \
+    >/dev/null || true
+}
+stage() {
+  STAGE="$1"
+  say "$STAGE${2:+: $2}"
+  report false "${2:-}"
+}
 fail() {
-  say "$*" >&2
+  say "$STAGE failed: $*" >&2
+  REPORTED=yes
+  report true "$*"
   exit 1
 }
+on_exit() {
+  if [[ "$1" -ne 0 && "$REPORTED" = no ]]; then
+    report true "the startup script exited with status $1; see journalctl -t startup-script"
+  fi
+}
+trap 'on_exit $?' EXIT
 
 # instance/$1 of the metadata server; fails if it does not exist.
 metadata() {
@@ -43,6 +73,7 @@ mount_disks() {
     number=$((number + 1))
     target="$ROOT/mnt/disks/$number"
     if mountpoint --quiet "$target"; then continue; fi
+    stage 'mounting disks' "$device"
     mkdir -p "$target"
     if ! blkid "$device" >/dev/null 2>&1; then
       if [[ "$(attribute_or tpufleet-format-disks no)" != yes ]]; then
@@ -75,6 +106,7 @@ free_chips() {
     fuser --kill --silent "$device" || true
     chmod a+rw "$device"
   done < <(chip_devices)
+  if [[ -e "$ROOT/dev/vfio/vfio" ]]; then chmod a+rw "$ROOT/dev/vfio/vfio"; fi
   rm -f "$ROOT/tmp/libtpu_lockfile"
   rm -rf "$ROOT/tmp/tpu_logs"
 }
@@ -84,6 +116,7 @@ check_chips() {
   local wanted found waited=0
   wanted="$(attribute_or tpufleet-chips 0)"
   while found="$(chip_devices | wc -l)" && [[ "$found" -lt "$wanted" ]]; do
+    if [[ "$waited" -eq 0 ]]; then stage 'waiting for chips' "$found of $wanted"; fi
     if [[ "$waited" -ge "$CHIP_WAIT" ]]; then
       fail "$found of $wanted chips present in /dev/accel* and /dev/vfio after $waited s; replace the node"
     fi
@@ -92,28 +125,14 @@ check_chips() {
   done
 }
 
-# A Python with JAX: the agent's, or the system's.
-python_with_jax() {
-  local python
-  for python in "$HOME_DIR/current/bin/python" "$(command -v python3)"; do
-    if "$python" -c 'import jax' 2>/dev/null; then
-      printf '%s' "$python"
-      return
-    fi
-  done
-  return 1
-}
-
 # JAX must see all chips that the kernel shows. The host is checked as a slice of its own, because
 # others may not be up yet. Two cores of one chip have the same coordinates.
 check_jax() {
   local wanted python bounds chips seen
   if agent_runs; then return; fi
   wanted="$(attribute_or tpufleet-chips 0)"
-  if ! python="$(python_with_jax)"; then
-    say "JAX is not installed; skipping the chip check"
-    return
-  fi
+  # Jobs bring their own JAX; only some images have one.
+  if ! python="$(command -v python3)" || ! "$python" -c 'import jax' 2>/dev/null; then return; fi
   case "$wanted" in
     1) bounds=1,1,1 ;;
     2) bounds=1,2,1 ;;
@@ -121,6 +140,7 @@ check_jax() {
     8) bounds=2,4,1 ;;
     *) return ;;
   esac
+  stage 'checking chips'
   chips="$(seq --separator=, 0 $((wanted - 1)))"
   seen="$(TPU_PROCESS_BOUNDS=1,1,1 TPU_CHIPS_PER_PROCESS_BOUNDS="$bounds" \
     TPU_VISIBLE_CHIPS="$chips" CLOUD_TPU_TASK_ID=0 timeout 300 "$python" -c \
@@ -131,82 +151,99 @@ check_jax() {
   rm -f "$ROOT/tmp/libtpu_lockfile"
 }
 
-# Some images have a Python without venv.
-find_python() {
-  local name try
-  for name in python3.13 python3.12 python3.11; do
-    if command -v "$name" >/dev/null && "$name" -c 'import ensurepip, venv' 2>/dev/null; then
-      command -v "$name"
-      return
+# Egress proxy and private CA of the operator. Values are checked: they become lines of a unit.
+PROXY_ENVIRONMENT=()
+configure_network() {
+  local proxy no_proxy ca="$ROOT/usr/local/share/ca-certificates/tpufleet.crt"
+  proxy="$(attribute_or tpufleet-https-proxy '')"
+  if [[ -n "$proxy" ]]; then
+    [[ "$proxy" =~ ^https?://[A-Za-z0-9._:@-]+/?$ ]] || fail "https_proxy is not an address: $proxy"
+    no_proxy="$(attribute_or tpufleet-no-proxy '')"
+    no_proxy="metadata.google.internal,169.254.169.254,localhost,127.0.0.1${no_proxy:+,$no_proxy}"
+    [[ "$no_proxy" =~ ^[A-Za-z0-9.,:*/_-]+$ ]] || fail "no_proxy is not a list of hosts: $no_proxy"
+    PROXY_ENVIRONMENT=(
+      "HTTPS_PROXY=$proxy" "https_proxy=$proxy" "NO_PROXY=$no_proxy" "no_proxy=$no_proxy"
+    )
+    export "${PROXY_ENVIRONMENT[@]}"
+  fi
+  if attribute tpufleet-ca >"$HOME_DIR/.ca" 2>/dev/null; then
+    if ! cmp --silent "$HOME_DIR/.ca" "$ca"; then
+      mkdir -p "$(dirname "$ca")"
+      install -m 644 "$HOME_DIR/.ca" "$ca"
+      update-ca-certificates >/dev/null 2>&1 || say "update-ca-certificates failed"
     fi
-  done
-  say "installing Python 3.11" >&2
-  # The machine's own upgrades may hold the lists and the packages for a while after boot.
-  for try in 1 2 3 4 5; do
-    if DEBIAN_FRONTEND=noninteractive apt-get -qq update >&2 \
-      && DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install -y \
-        python3.11 python3.11-venv >&2; then
-      command -v python3.11
-      return
-    fi
-    sleep $((try * 10))
-  done
-  fail "cannot install Python 3.11"
+    # For pip, uv, requests and other programs that bring their own certificates.
+    PROXY_ENVIRONMENT+=(
+      "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt"
+      "REQUESTS_CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt"
+    )
+  fi
+  rm -f "$HOME_DIR/.ca"
 }
 
 # gs:// with the host's service account, https:// without credentials.
 download() {
-  local source="$1" target="$2" token
+  local source="$1" target="$2" token errors
+  errors="$(mktemp)"
   case "$source" in
     gs://*)
-      token="$(metadata service-accounts/default/token | python3 -c \
-        'import json, sys; print(json.load(sys.stdin)["access_token"])')"
+      token="$(metadata service-accounts/default/token 2>"$errors" \
+        | sed -n 's/.*"access_token": *"\([^"]*\)".*/\1/p')"
+      [[ -n "$token" ]] || fail "no token of the service account of this host: $(tail -n 1 "$errors")"
       printf 'header = "Authorization: Bearer %s"\n' "$token" \
-        | curl --fail --silent --show-error --retry "$DOWNLOAD_TRIES" --config - \
-          --output "$target" "$STORAGE/${source#gs://}"
+        | curl --fail --silent --show-error "${RETRY[@]}" --config - \
+          --output "$target" "$STORAGE/${source#gs://}" 2>"$errors" \
+        || fail "cannot download $source: $(tail -n 1 "$errors")"
       ;;
     https://*)
-      curl --fail --silent --show-error --location --proto '=https' \
-        --retry "$DOWNLOAD_TRIES" --output "$target" "$source"
+      curl --fail --silent --show-error --location --proto '=https' "${RETRY[@]}" \
+        --output "$target" "$source" 2>"$errors" \
+        || fail "cannot download $source: $(tail -n 1 "$errors")"
       ;;
-    *) fail "tpufleet-wheel must be a gs:// or https:// URL" ;;
+    *) fail "tpufleet-bundle must be a gs:// or https:// URL" ;;
   esac
+  rm -f "$errors"
 }
 
-# Installed by checksum: an existing installation is never modified.
-install_build() {
-  local source sum folder draft name python
-  source="$(attribute tpufleet-wheel)" || fail "metadata tpufleet-wheel is missing"
-  sum="$(attribute tpufleet-wheel-sha256)" || fail "metadata tpufleet-wheel-sha256 is missing"
-  [[ "$sum" =~ ^[0-9a-f]{64}$ ]] || fail "metadata tpufleet-wheel-sha256 is not a SHA-256"
+# The bundle holds its own Python and everything that the agent imports: nothing else is fetched, and
+# nothing of the system's Python is used. Installed by checksum: an existing one is never modified.
+install_bundle() {
+  local source sum folder draft
+  source="$(attribute tpufleet-bundle)" || fail "metadata tpufleet-bundle is missing; run tpu bundle"
+  sum="$(attribute tpufleet-bundle-sha256)" || fail "metadata tpufleet-bundle-sha256 is missing"
+  [[ "$sum" =~ ^[0-9a-f]{64}$ ]] || fail "metadata tpufleet-bundle-sha256 is not a SHA-256"
   folder="$HOME_DIR/$sum"
+  rm -rf "$HOME_DIR"/.draft.*
   if [[ ! -e "$folder/ready" ]]; then
     draft="$(mktemp -d "$HOME_DIR/.draft.XXXXXX")"
-    name="$(basename "$source")"
-    download "$source" "$draft/$name"
-    echo "$sum  $draft/$name" | sha256sum --check --quiet - \
-      || fail "checksum of $source does not match tpufleet-wheel-sha256"
-    python="$(find_python)"
+    stage 'downloading tpufleet' "$source"
+    download "$source" "$draft/bundle.tar.gz"
+    stage 'installing tpufleet'
+    echo "$sum  $draft/bundle.tar.gz" | sha256sum --check --status - \
+      || fail "checksum of $source does not match tpufleet-bundle-sha256"
+    mkdir "$draft/root"
+    tar --extract --gzip --file "$draft/bundle.tar.gz" --directory "$draft/root" --no-same-owner \
+      || fail "$source is not a tar.gz"
+    [[ -x "$draft/root/python/bin/python3" ]] \
+      || fail "$source is not a bundle; make one with tpu bundle"
+    python_runs "$draft/root" || fail "the Python of $source does not run on this host"
     rm -rf "$folder"
-    "$python" -m venv "$folder"
-    case "$name" in
-      *.whl) "$folder/bin/python" -m pip install --quiet --no-input "$draft/$name" ;;
-      *.tar.gz) # a folder of wheels: nothing else is fetched
-        mkdir "$draft/wheels"
-        tar --extract --gzip --file "$draft/$name" --directory "$draft/wheels" --no-same-owner
-        "$folder/bin/python" -m pip install --quiet --no-input --no-index \
-          --find-links "$draft/wheels" tpufleet
-        ;;
-      *) fail "$name is neither a wheel nor a tar.gz of wheels" ;;
-    esac
+    chmod 755 "$draft/root"
+    mv "$draft/root" "$folder"
     touch "$folder/ready"
     rm -rf "$draft"
   fi
   ln -sfn "$folder" "$HOME_DIR/current"
 }
+python_runs() { "$1/python/bin/python3" -I -c 'import tpufleet.agent.main'; }
 
 start_agent() {
-  local draft
+  local draft line extra=''
+  for line in "${PROXY_ENVIRONMENT[@]}"; do extra+="Environment=$line"$'\n'; done
+  # Root on the host, for those who may use it: only where the operator allows it.
+  if [[ "$(attribute_or tpufleet-containers no)" = yes ]]; then
+    if getent group docker >/dev/null; then extra+=$'SupplementaryGroups=docker\n'; fi
+  fi
   draft="$(mktemp)"
   cat >"$draft" <<UNIT
 [Unit]
@@ -219,8 +256,10 @@ User=tpufleet
 Delegate=yes
 Environment=TPUFLEET_METADATA=$METADATA
 Environment=TPUFLEET_WORK=/var/lib/tpufleet/work
-WorkingDirectory=/var/lib/tpufleet
-ExecStart=/opt/tpufleet/current/bin/python -m tpufleet agent
+Environment=TPUFLEET_JOB_PYTHON=uv
+${extra}WorkingDirectory=/var/lib/tpufleet
+# -I: neither variables nor folders of the user reach the agent's Python.
+ExecStart=/opt/tpufleet/current/python/bin/python3 -I -m tpufleet agent
 # Exit status 3: the slice was released. All other failures restart the agent.
 Restart=on-failure
 RestartPreventExitStatus=3
@@ -245,6 +284,7 @@ UNIT
   running="$(cat "$STATE_DIR/running-build" 2>/dev/null || true)"
   wanted="$(readlink "$HOME_DIR/current")"
   if [[ "$running" != "$wanted" ]] || ! agent_runs; then
+    stage 'starting the agent'
     systemctl restart tpufleet-agent
     printf '%s' "$wanted" >"$STATE_DIR/running-build"
   fi
@@ -253,9 +293,10 @@ UNIT
 main() {
   make_folders
   mount_disks
-  free_chips
   check_chips
-  install_build
+  free_chips
+  configure_network
+  install_bundle
   check_jax
   start_agent
   say "agent started"

@@ -26,6 +26,12 @@ def metadata(accelerator: Accelerator, settings: TpuVmSettings) -> dict[str, str
         naming.GUEST_ATTRIBUTES: "TRUE",
         "tpufleet-chips": str(accelerator.chips_per_host),
     }
-    if settings.wheel:
-        values |= {naming.WHEEL: settings.wheel, naming.WHEEL_SHA256: settings.wheel_sha256}
-    return values
+    optional = {
+        naming.BUNDLE: settings.bundle,
+        naming.BUNDLE_SHA256: settings.bundle_sha256,
+        naming.HTTPS_PROXY: settings.https_proxy,
+        naming.NO_PROXY: settings.no_proxy,
+        naming.CONTAINERS: "yes" if settings.containers else "",
+        naming.FORMAT_DISKS: "yes" if settings.format_disks else "",
+    }
+    return values | {key: value for key, value in optional.items() if value}

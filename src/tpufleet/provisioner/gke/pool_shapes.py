@@ -28,7 +28,7 @@ MACHINE_RESOURCES = {
 # Three-dimensional slices of more than 64 chips are built of cubes of 4x4x4. The largest slice is a
 # whole pod, except for v5p: 96 cubes, 16x16x24, of a pod of 8960 chips. From
 # https://cloud.google.com/tpu/docs/v5p and https://cloud.google.com/tpu/docs/tpu7x. Larger types
-# that the Cloud TPU API lists (v5p-13824 and v5p-17920) are in `tpu_types`, accepted from there.
+# that the Cloud TPU API lists (v5p-13824 and v5p-17920) are in `tpu_types` and accepted from there.
 CUBE_SIDE = 4
 MAX_SLICE_CHIPS = {"tpu-v4-podslice": 4096, "tpu-v5p-slice": 6144, "tpu7x": 9216}
 _TOPOLOGY = re.compile(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2}")

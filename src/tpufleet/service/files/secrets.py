@@ -1,16 +1,18 @@
-"""Secrets: one file each, readable by the server's user only; encrypted in the store when several
-servers share it. Never in a log.
+"""Secrets: encrypted (AES-256-GCM), one file each, readable by the server's user only; in the store
+when several servers share it. Never in a log.
 
 A user's own secrets are only given to their jobs; shared secrets to all jobs.
 """
 
 from __future__ import annotations
 
+import base64
 import hmac
 import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,15 +26,67 @@ if TYPE_CHECKING:
 
 _OWN = ".own"  # one folder per user; not a valid secret name
 _NONCE_BYTES = 12
+_SEALED_PREFIX = "tpufleet-sealed-1:"
 MAX_SECRET_BYTES = 64 * 1024  # it becomes an environment variable
 
 
 logger = logging.getLogger(__name__)
 
 
+def derived_key(server_secret: bytes) -> bytes:
+    """For servers without a key of their own for secrets."""
+    return hmac.digest(server_secret, b"secrets of jobs", "sha256")
+
+
+class SealedValues:
+    """Encrypts with the first key. What an earlier key encrypted can still be read. The name is
+    authenticated too, so a secret cannot be passed off as another."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._ciphers = [_cipher(key) for key in dict.fromkeys(keys)]
+
+    def seal(self, name: str, value: str) -> bytes:
+        nonce = os.urandom(_NONCE_BYTES)
+        return nonce + self._ciphers[0].encrypt(nonce, value.encode(), name.encode())
+
+    def open(self, name: str, sealed: bytes) -> str | None:
+        """None, with an error in the log, when no key fits."""
+        value, _ = self.open_with_age(name, sealed)
+        return value
+
+    def open_with_age(self, name: str, sealed: bytes) -> tuple[str | None, bool]:
+        """The value, and whether the newest key encrypted it."""
+        from cryptography.exceptions import InvalidTag
+
+        nonce, content = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
+        for number, cipher in enumerate(self._ciphers):
+            try:
+                return cipher.decrypt(nonce, content, name.encode()).decode(), number == 0
+            except (InvalidTag, ValueError):
+                continue
+        logger.error("cannot decrypt %s; set it again with `tpu secret set`", name)
+        return None, False
+
+
 class SecretFiles:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, keys: Sequence[bytes]) -> None:
         self._folder = folder
+        self._sealed = SealedValues(keys)
+
+    def encrypt_all(self) -> int:
+        """Encrypt files that earlier versions, or an earlier key, wrote. Returns how many."""
+        count = 0
+        for owner in (None, *self.owners()):
+            for name in self.names(owner):
+                value, current = self._open(name, owner)
+                if value is not None and not current:
+                    self._write(name, value, owner)
+                    count += 1
+        return count
+
+    def owners(self) -> list[str]:
+        """Users with secrets of their own."""
+        return sorted(path.name for path in (self._folder / _OWN).glob("*") if path.is_dir())
 
     def names(self, owner: str | None = None) -> tuple[str, ...]:
         """Of a user; None: the shared ones."""
@@ -78,20 +132,28 @@ class SecretFiles:
             shutil.rmtree(folder)
 
     def _read(self, name: str, owner: str | None) -> str | None:
+        return self._open(name, owner)[0]
+
+    def _open(self, name: str, owner: str | None) -> tuple[str | None, bool]:
         try:
-            return (self._folder_of(owner) / name).read_text()
+            text = (self._folder_of(owner) / name).read_text()
         except FileNotFoundError:
-            return None
+            return None, False
+        if not text.startswith(_SEALED_PREFIX):
+            return text, False  # written by an earlier version
+        sealed = base64.b64decode(text.removeprefix(_SEALED_PREFIX))
+        return self._sealed.open_with_age(_object_name(name, owner), sealed)
 
     def _write(self, name: str, value: str, owner: str | None) -> None:
         folder = self._folder_of(owner)
         for each in (self._folder, self._folder / _OWN, folder):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Created with mode 0600 and renamed, so that a reader never sees a partial secret.
+        sealed = self._sealed.seal(_object_name(name, owner), value)
         handle, draft = tempfile.mkstemp(dir=folder, prefix=".draft-")
         try:
             with os.fdopen(handle, "w") as file:
-                file.write(value)
+                file.write(_SEALED_PREFIX + base64.b64encode(sealed).decode())
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, folder / name)
@@ -116,24 +178,21 @@ class SecretFiles:
 
 
 class SharedSecrets(SecretFiles):
-    """In the store, encrypted with a key that is derived from the server secret (AES-256-GCM). The
-    name is authenticated too, so a secret cannot be passed off as another."""
+    """In the store."""
 
-    def __init__(self, store: Store, server_secret: bytes, clock: Clock) -> None:
-        super().__init__(Path("unused"))
+    def __init__(self, store: Store, keys: Sequence[bytes], clock: Clock) -> None:
+        super().__init__(Path("unused"), keys)
         self._store = store
         self._clock = clock
-        key = hmac.digest(server_secret, b"secrets of jobs", "sha256")
-        self._cipher = _cipher(key)
 
-    def import_files(self, folder: Path) -> int:
+    def encrypt_all(self) -> int:
+        return 0  # each is encrypted with the newest key when it is set again
+
+    def import_files(self, files: SecretFiles) -> int:
         """Take over secrets that this server kept on its disk; return how many. Those that the
         store has are kept."""
-        files = SecretFiles(folder)
-        own = folder / _OWN
-        owners = sorted(entry.name for entry in own.iterdir()) if own.is_dir() else []
         count = 0
-        for owner in (None, *owners):
+        for owner in (None, *files.owners()):
             known = self.names(owner)
             for name in files.names(owner):
                 value = files._read(name, owner)
@@ -152,22 +211,12 @@ class SharedSecrets(SecretFiles):
 
     def _read(self, name: str, owner: str | None) -> str | None:
         key = _object_name(name, owner)
-        from cryptography.exceptions import InvalidTag
-
         sealed = self._store.read_objects([key]).get(key)
-        if sealed is None:
-            return None
-        nonce, content = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
-        try:
-            return self._cipher.decrypt(nonce, content, key.encode()).decode()
-        except InvalidTag:
-            logger.error("cannot decrypt %s; set it again with `tpu secret set %s`", key, name)
-            return None
+        return None if sealed is None else self._sealed.open(key, sealed)
 
     def _write(self, name: str, value: str, owner: str | None) -> None:
         key = _object_name(name, owner)
-        nonce = os.urandom(_NONCE_BYTES)
-        sealed = nonce + self._cipher.encrypt(nonce, value.encode(), key.encode())
+        sealed = self._sealed.seal(key, value)
         self._store.put_object(key, sealed, self._clock.now(), replace=True)
 
     def _remove(self, name: str, owner: str | None) -> bool:
@@ -184,13 +233,8 @@ def _object_name(name: str, owner: str | None) -> str:
 
 
 def _cipher(key: bytes) -> AESGCM:
-    try:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-    except ImportError as error:
-        raise BadInput(
-            "secrets that servers share are encrypted, which requires the package cryptography; "
-            "run `pip install 'tpufleet[postgres]'`"
-        ) from error
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
     return AESGCM(key)
 
 

@@ -1,4 +1,4 @@
-"""`tpu cluster local`: a Kubernetes cluster on this machine."""
+"""`tpu cluster`: GKE environments, and `tpu cluster local`, a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from tpufleet.model import topology
 from tpufleet.testbed.kubernetes import commands as local
-from tpufleet.views.cli import connection, output
+from tpufleet.views.cli import cluster_addons, cluster_environment, connection, output
 from tpufleet.views.cli.output import json_option
 
 MEBIBYTE = 2**20
@@ -23,7 +23,20 @@ folder_option = click.option(
 
 @click.group()
 def cluster() -> None:
-    """Kubernetes clusters that jobs can run on."""
+    """Kubernetes clusters that jobs can run on: on GKE, from a cluster.yaml; or on this machine."""
+
+
+for command in (
+    cluster_environment.init,
+    cluster_environment.plan,
+    cluster_environment.apply,
+    cluster_addons.render,
+    cluster_addons.install,
+    cluster_addons.doctor,
+    cluster_addons.example,
+    cluster_environment.destroy,
+):
+    cluster.add_command(command)
 
 
 @cluster.group(

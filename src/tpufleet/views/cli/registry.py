@@ -35,6 +35,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "submit": LazyCommand("Submit the jobs in a file.", "submit:submit"),
         "demo": LazyCommand("Show a job that is preempted and finishes.", "demo:demo"),
         "extract": LazyCommand("Extract activations, each sample once.", "extract:extract"),
+        "workload": LazyCommand("Run jobs with the options of xpk.", "workload:workload"),
         "submit-code": LazyCommand("Submit code through Firestore.", "submit_code:submit_code"),
     },
     "Inspect jobs": {
@@ -94,10 +95,11 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "restore": LazyCommand("Restore a backup into a new server.", "backup:restore"),
         "agent": LazyCommand("Run the agent of one host.", "agent:agent"),
         "deploy": LazyCommand("Write manifests for GKE.", "deploy:deploy"),
-        "cluster": LazyCommand("Run Kubernetes on this machine.", "cluster:cluster"),
+        "cluster": LazyCommand("Create GKE environments; run one here.", "cluster:cluster"),
         "provisioner": LazyCommand("Create node pools for JobSets.", "provisioner:provisioner"),
         "emulator": LazyCommand("Run an emulator of the Cloud TPU API.", "emulator:emulator"),
         "bridge": LazyCommand("Run jobs from a Firestore collection.", "bridge:bridge"),
+        "bundle": LazyCommand("Build what TPU hosts install, and upload it.", "bundle:bundle"),
         "version": LazyCommand("Print the version.", "version:version"),
     },
 }  # fmt: skip

@@ -1,0 +1,165 @@
+"""Generate deploy/helm/tpufleet from deploy/k8s/overlays/gke, so that both stay the same.
+
+    python scripts/helm_chart.py --write     # after a change of deploy/k8s
+
+The manifests are those that kustomize renders, with placeholders replaced by values. Queues are
+not part of the chart: they come from cluster.yaml (`tpu cluster install`).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+OVERLAY = ROOT / "deploy/k8s/overlays/gke"
+CHART = ROOT / "deploy/helm/tpufleet"
+IMAGE = "us-docker.pkg.dev/PROJECT/tpufleet/tpufleet:0.1.0"
+QUEUE_GROUP = "kueue.x-k8s.io"
+ACCOUNTS = {
+    "server": "tpufleet",
+    "provisioner": "tpu-provisioner",
+    "bridge": "tpufleet-bridge",
+}
+# Deployment → its key below `replicas`.
+REPLICAS = {
+    "tpufleet": "server",
+    "tpu-provisioner-controller-manager": "provisioner",
+    "admission-controller": "admission",
+    "tpufleet-bridge": "bridge",
+}
+# Text of the manifests → template. Longer texts first.
+SUBSTITUTIONS = (
+    (IMAGE, "{{ .Values.image }}"),
+    *(
+        (f"{account}@PROJECT.iam.gserviceaccount.com", f"{{{{ .Values.serviceAccounts.{key} }}}}")
+        for key, account in sorted(ACCOUNTS.items(), key=lambda item: -len(item[1]))
+    ),
+    ("_ZONES: us-central1-a", '_ZONES: {{ join "," .Values.zones | quote }}'),
+    (
+        "gs://PROJECT-tpufleet",
+        '{{ .Values.bucket | default (printf "gs://%s-tpufleet" .Values.project) }}',
+    ),
+    ("queue: tpu-training-jobs", "queue: {{ .Values.queue }}"),
+    (": PROJECT", ": {{ .Values.project }}"),
+)
+VALUES = f"""\
+# Values of the chart. `tpu cluster render` writes those of a cluster.yaml.
+
+# Google Cloud project id.
+project: PROJECT
+
+# Image of the server, the provisioner, the bridge and the pods of jobs.
+image: {IMAGE}
+
+# Zones of slices.
+zones: [us-central1-a]
+
+# Bucket of code, results, logs and checkpoints (default: gs://PROJECT-tpufleet). Create the Secrets
+# tpufleet-store and tpufleet-secret as docs/kubernetes.md#deploying describes.
+bucket: ""
+
+# Kueue LocalQueue of jobs.
+queue: tpu-training-jobs
+
+# Google service accounts, used through Workload Identity.
+serviceAccounts:
+  server: tpufleet@PROJECT.iam.gserviceaccount.com
+  provisioner: tpu-provisioner@PROJECT.iam.gserviceaccount.com
+  bridge: tpufleet-bridge@PROJECT.iam.gserviceaccount.com
+
+# Replicas of each Deployment.
+replicas:
+"""
+
+
+class BlockDumper(yaml.SafeDumper):
+    """Writes text of several lines as a block, where expressions need no quoting."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in value else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+BlockDumper.add_representer(str, _text)
+
+
+def rendered(kubectl: Sequence[str] = ("kubectl",)) -> list[dict[str, Any]]:
+    """What kustomize makes of the overlay, without the queues."""
+    text = subprocess.run(
+        [*kubectl, "kustomize", str(OVERLAY)], capture_output=True, text=True, check=True
+    ).stdout
+    # A chart has no generated names.
+    text = re.sub(r"\b(tpufleet-settings)-[a-z0-9]{10}\b", r"\1", text)
+    return [
+        document
+        for document in yaml.safe_load_all(text)
+        if document and not document["apiVersion"].startswith(QUEUE_GROUP)
+    ]
+
+
+def template(document: dict[str, Any]) -> str:
+    """One manifest as a Helm template."""
+    text = yaml.dump(document, Dumper=BlockDumper, sort_keys=False, width=1000)
+    text = re.sub(r"\{\{(.*?)\}\}", r"{{ `{{\1}}` }}", text)  # alerts have templates of their own
+    for plain, expression in SUBSTITUTIONS:
+        text = text.replace(plain, expression)
+    name = document["metadata"]["name"]
+    if document["kind"] == "Deployment" and name in REPLICAS:
+        replicas = document["spec"]["replicas"]
+        expression = f"replicas: {{{{ .Values.replicas.{REPLICAS[name]} }}}}"
+        text = text.replace(f"replicas: {replicas}", expression, 1)
+    return text
+
+
+def files(documents: Sequence[dict[str, Any]]) -> dict[str, str]:
+    version = re.search(r'__version__ = "([^"]+)"', (ROOT / "src/tpufleet/__init__.py").read_text())
+    assert version
+    chart = {
+        "apiVersion": "v2",
+        "name": "tpufleet",
+        "description": "Runs JAX jobs on Cloud TPUs: server, provisioner, webhook and bridge.",
+        "type": "application",
+        "version": version[1],
+        "appVersion": version[1],
+    }
+    replicas = {
+        REPLICAS[document["metadata"]["name"]]: document["spec"]["replicas"]
+        for document in documents
+        if document["kind"] == "Deployment" and document["metadata"]["name"] in REPLICAS
+    }
+    counts = "".join(f"  {name}: {count}\n" for name, count in sorted(replicas.items()))
+    parts: dict[str, list[str]] = {}
+    for document in documents:
+        namespace = document["metadata"].get("namespace") or "cluster"
+        parts.setdefault(f"templates/{namespace}.yaml", []).append(template(document))
+    return {
+        "Chart.yaml": yaml.safe_dump(chart, sort_keys=False),
+        "values.yaml": VALUES + counts,
+        **{name: "---\n".join(texts) for name, texts in parts.items()},
+    }
+
+
+def main() -> None:
+    generated = files(rendered())
+    if "--write" not in sys.argv:
+        print("\n".join(generated))
+        return
+    for old in CHART.rglob("*.yaml"):
+        old.unlink()
+    for name, text in generated.items():
+        path = CHART / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    print(f"{CHART}: {len(generated)} files")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Packs the running tpufleet as a wheel: hosts and jobs get exactly this code, whether it was
+installed from an index, a file or a checkout."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+
+import tpufleet
+
+PACKAGE = Path(tpufleet.__file__).parent
+# A fixed time: the same code gives the same bytes.
+TIMESTAMP = (2020, 1, 1, 0, 0, 0)
+
+
+def wheel_name() -> str:
+    return f"tpufleet-{tpufleet.__version__}-py3-none-any.whl"
+
+
+def build(folder: Path) -> Path:
+    """Write the wheel into the folder, unless it is there already."""
+    target = folder / wheel_name()
+    content = _content()
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor, draft = tempfile.mkstemp(dir=folder, suffix=".new")
+    with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w") as archive:
+        for name, data in sorted(content.items()):
+            info = zipfile.ZipInfo(name, TIMESTAMP)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, data)
+    os.replace(draft, target)
+    return target
+
+
+def _content() -> dict[str, bytes]:
+    info = f"tpufleet-{tpufleet.__version__}.dist-info"
+    content = {
+        f"tpufleet/{path.relative_to(PACKAGE).as_posix()}": path.read_bytes()
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    content[f"{info}/METADATA"] = _metadata().encode()
+    content[f"{info}/WHEEL"] = (
+        b"Wheel-Version: 1.0\nGenerator: tpufleet\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
+    content[f"{info}/entry_points.txt"] = b"[console_scripts]\ntpu = tpufleet.__main__:main\n"
+    record = [f"{name},{_digest(data)},{len(data)}" for name, data in sorted(content.items())]
+    content[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
+    return content
+
+
+def _metadata() -> str:
+    """Of the installed distribution, with the version of the code that runs."""
+    installed = importlib.metadata.metadata("tpufleet")
+    lines = [
+        f"Metadata-Version: {installed['Metadata-Version']}",
+        "Name: tpufleet",
+        f"Version: {tpufleet.__version__}",
+        f"Requires-Python: {installed['Requires-Python']}",
+    ]
+    for key in ("Provides-Extra", "Requires-Dist"):
+        lines += [f"{key}: {value}" for value in installed.get_all(key) or ()]
+    return "\n".join(lines) + "\n"
+
+
+def _digest(data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    return f"sha256={digest}"

@@ -1,0 +1,26 @@
+"""Finds uv, which makes the environments of jobs and the bundles of hosts."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from tpufleet.errors import BadInput
+
+
+def find_uv(path: str | None = None) -> str:
+    """The uv of our own environment, or else the one on `path`. BadInput if there is none."""
+    candidates = [Path(sys.prefix) / "bin" / "uv"]
+    package = importlib.util.find_spec("uv")
+    if package is not None and package.origin:  # installed with --target, as in a bundle
+        candidates.append(Path(package.origin).parents[1] / "bin" / "uv")
+    for candidate in candidates:
+        if os.access(candidate, os.X_OK):
+            return str(candidate)
+    found = shutil.which("uv", path=path)
+    if found is None:
+        raise BadInput("uv is not installed; run `pip install uv`")
+    return found

@@ -1,0 +1,1 @@
+"""An emulated Google Cloud behind the plugin protocol of Terraform and OpenTofu."""

@@ -1,0 +1,137 @@
+"""Resources of an emulated Google Cloud, kept in one JSON file: create, read, update, delete.
+
+It refuses what Google Cloud refuses in the same situation: a second resource of the same name, and
+a reference to a bucket, cluster or service account that does not exist.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+# What identifies a resource among those of its type.
+IDENTITY = {
+    "google_artifact_registry_repository": ("project", "location", "repository_id"),
+    "google_billing_budget": ("billing_account", "display_name"),
+    "google_compute_router_nat": ("project", "region", "router", "name"),
+    "google_container_node_pool": ("project", "location", "cluster", "name"),
+    "google_project_iam_custom_role": ("project", "role_id"),
+    "google_project_iam_member": ("project", "role", "member"),
+    "google_project_service": ("project", "service"),
+    "google_service_account": ("project", "account_id"),
+    "google_service_account_iam_member": ("service_account_id", "role", "member"),
+    "google_storage_bucket": ("name",),
+    "google_storage_bucket_iam_member": ("bucket", "role", "member"),
+    "google_storage_bucket_object": ("bucket", "name"),
+    "google_vertex_ai_tensorboard": ("project", "region", "display_name"),
+}
+DEFAULT_IDENTITY = ("project", "location", "region", "name")
+# Argument that must name an existing resource: its type, and the attribute that it names.
+REFERENCES = {
+    ("google_storage_bucket_iam_member", "bucket"): ("google_storage_bucket", "name"),
+    ("google_storage_bucket_object", "bucket"): ("google_storage_bucket", "name"),
+    ("google_container_node_pool", "cluster"): ("google_container_cluster", "name"),
+    ("google_service_account_iam_member", "service_account_id"): ("google_service_account", "name"),
+    ("google_compute_subnetwork", "network"): ("google_compute_network", "id"),
+    ("google_compute_router_nat", "router"): ("google_compute_router", "name"),
+}
+
+
+class Refused(Exception):
+    """Google Cloud's answer to a request that it does not carry out."""
+
+
+class EmulatedGoogleCloud:
+    def __init__(self, file: Path, *, creates_before_failure: int | None = None) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._creates_left = creates_before_failure
+
+    def records(self) -> dict[str, Record]:
+        """By `type/identity`."""
+        if not self._file.exists():
+            return {}
+        records: dict[str, Record] = json.loads(self._file.read_text())
+        return records
+
+    def write(self, records: dict[str, Record]) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(json.dumps(records, indent=1, sort_keys=True))
+
+    def create(self, kind: str, record: Record) -> None:
+        with self._lock:
+            if self._creates_left is not None:
+                if self._creates_left <= 0:
+                    raise Refused("503 backendError: The service is currently unavailable.")
+                self._creates_left -= 1
+            records, key = self.records(), key_of(kind, record)
+            if key in records:
+                raise Refused(f"409 alreadyExists: {key} already exists.")
+            self._check_references(kind, record, records)
+            self.write({**records, key: record})
+
+    def update(self, kind: str, record: Record) -> None:
+        with self._lock:
+            self.write({**self.records(), key_of(kind, record): record})
+
+    def delete(self, kind: str, record: Record) -> None:
+        if kind == "google_container_cluster" and record.get("deletion_protection"):
+            raise Refused(
+                "Cannot destroy cluster because deletion_protection is set to true. "
+                "Set it to false to proceed with cluster deletion."
+            )
+        with self._lock:
+            records = self.records()
+            records.pop(key_of(kind, record), None)
+            self.write(records)
+
+    def read(self, kind: str, record: Record) -> Record | None:
+        return self.records().get(key_of(kind, record))
+
+    def find(self, kind: str, name: str) -> Record | None:
+        """A resource to import, by its name."""
+        for key, record in self.records().items():
+            if key.startswith(f"{kind}/") and record.get("name") == name:
+                return record
+        return None
+
+    def _check_references(self, kind: str, record: Record, records: dict[str, Record]) -> None:
+        for (owner, argument), (target, attribute) in REFERENCES.items():
+            if owner != kind or record.get(argument) is None:
+                continue
+            wanted = record[argument]
+            existing = [
+                other[attribute]
+                for key, other in records.items()
+                if key.startswith(f"{target}/") and other.get(attribute)
+            ]
+            if wanted not in existing:
+                raise Refused(f"404 notFound: {target} {wanted} does not exist.")
+
+
+def key_of(kind: str, record: Record) -> str:
+    parts = [str(record[name]) for name in IDENTITY.get(kind, DEFAULT_IDENTITY) if record.get(name)]
+    return f"{kind}/{'/'.join(parts)}"
+
+
+def computed_values(kind: str, record: Record) -> Record:
+    """Attributes that Google Cloud sets, by name; `id` stands for those not listed."""
+    identifier = key_of(kind, record).removeprefix(f"{kind}/")
+    values: Record = {"id": identifier, "name": identifier}
+    if kind == "google_service_account":
+        email = f"{record['account_id']}@{record['project']}.iam.gserviceaccount.com"
+        values |= {
+            "email": email,
+            "member": f"serviceAccount:{email}",
+            "name": f"projects/{record['project']}/serviceAccounts/{email}",
+        }
+    if kind == "google_compute_network":
+        values["id"] = f"projects/{record['project']}/global/networks/{record['name']}"
+    if kind == "google_vertex_ai_tensorboard":
+        location = f"projects/{record['project']}/locations/{record['region']}"
+        values["name"] = f"{location}/tensorboards/1"
+    return values

@@ -1,0 +1,244 @@
+"""`tpu cluster init|plan|apply|destroy`: the GKE environment of a cluster.yaml."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tpufleet.environment.config import capacity, parse, starter_file
+from tpufleet.environment.config.sections import Environment
+from tpufleet.environment.terraform import costs, plan_summary, stages
+from tpufleet.environment.terraform.plan_summary import Change
+from tpufleet.environment.terraform.stages import Backend, StageName
+from tpufleet.errors import BadInput
+from tpufleet.views.cli import output
+from tpufleet.views.cli.output import json_option, yes_option
+
+if TYPE_CHECKING:
+    from tpufleet.environment.terraform.runner import StagePlan, StageRunner
+
+REHEARSAL = ".rehearsal"
+file_option = click.option(
+    "--file",
+    "-f",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("cluster.yaml"),
+    show_default=True,
+    help="The environment; files are generated beside it.",
+)
+rehearse_option = click.option(
+    "--rehearse",
+    is_flag=True,
+    help="Use an emulated Google Cloud, kept in the folder .rehearsal; needs no account.",
+)
+
+
+@click.command(
+    epilog="\b\nExample:\n  tpu cluster init --project my-project --zone us-central1-a\n"
+)
+@click.option("--project", required=True, help="Google Cloud project id.")
+@click.option("--zone", "zones", multiple=True, required=True, help="Zone of TPUs. Repeatable.")
+@click.option("--type", "tpu_type", default="v5e-16", show_default=True, help="TPU type.")
+@file_option
+@json_option
+def init(project: str, zones: tuple[str, ...], tpu_type: str, file: Path, as_json: bool) -> None:
+    """Write a commented cluster.yaml, and its JSON schema for editors."""
+    if file.exists():
+        raise BadInput(f"{file} exists\n  next: edit it, or pass --file with another name")
+    text = starter_file.starter_file(project, zones[0].rpartition("-")[0], zones, tpu_type)
+    parse.parse_text(text, str(file))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    schema = json.dumps(parse.json_schema(), indent=1)
+    (file.parent / starter_file.SCHEMA_FILE).write_text(f"{schema}\n")
+    written = {"file": str(file), "schema": str(file.parent / starter_file.SCHEMA_FILE)}
+    output.print_result(written, f"wrote {file} and {starter_file.SCHEMA_FILE}", as_json)
+    output.print_status("  next: `tpu cluster plan --rehearse` shows what it creates and costs")
+
+
+@click.command(
+    short_help="Show what apply would change, and its cost.",
+    epilog="\b\nExamples:\n  tpu cluster plan\n  tpu cluster plan --rehearse\n",
+)
+@file_option
+@rehearse_option
+@json_option
+def plan(file: Path, rehearse: bool, as_json: bool) -> None:
+    """Show what apply would change, with the cost per hour. Changes nothing.
+
+    Also shows drift: what was changed outside. The generated Terraform files are written beside
+    cluster.yaml, to read and to commit; state never is.
+    """
+    environment = read_environment(file)
+    with _runner(file, environment, rehearse) as runner:
+        planned = [runner.plan(stage) for stage in StageName]
+    _show(environment, planned, as_json)
+
+
+@click.command(
+    short_help="Create or change a GKE environment.",
+    epilog="\b\nExamples:\n  tpu cluster apply\n  tpu cluster apply --rehearse --yes\n",
+)
+@file_option
+@rehearse_option
+@yes_option
+@json_option
+def apply(file: Path, rehearse: bool, yes: bool, as_json: bool) -> None:
+    """Create or change the environment, stage by stage, after showing each plan.
+
+    After an interruption or an error, give the same command again: it continues.
+    """
+    environment = read_environment(file)
+    with _runner(file, environment, rehearse) as runner:
+        changed = _carry_out(runner, list(StageName), yes, destroy=False)
+        _save_outputs(runner)
+    output.print_result({"changes": changed}, f"applied {len(changed)} changes", as_json)
+    output.print_status("  next: `tpu cluster doctor` checks the environment")
+
+
+@click.command(
+    short_help="Delete a GKE environment.",
+    epilog="\b\nExamples:\n  tpu cluster destroy\n  tpu cluster destroy --bootstrap\n",
+)
+@file_option
+@rehearse_option
+@click.option("--bootstrap", is_flag=True, help="Also the service account and state bucket.")
+@yes_option
+@json_option
+def destroy(file: Path, rehearse: bool, bootstrap: bool, yes: bool, as_json: bool) -> None:
+    """Delete the environment, last stage first, after showing what goes.
+
+    Refused while cluster.yaml has deletion_protection; set it to false and apply first.
+    """
+    environment = read_environment(file)
+    if environment.deletion_protection:
+        raise BadInput(
+            f"{file}: deletion_protection: true protects this environment\n"
+            "  next: write deletion_protection: false, then `tpu cluster apply`, then this again"
+        )
+    chosen = [stage for stage in reversed(StageName) if bootstrap or stage != StageName.BOOTSTRAP]
+    with _runner(file, environment, rehearse) as runner:
+        deleted = _carry_out(runner, chosen, yes, destroy=True)
+    output.print_result({"changes": deleted}, f"deleted {len(deleted)} resources", as_json)
+
+
+def _carry_out(
+    runner: StageRunner, chosen: Sequence[StageName], yes: bool, *, destroy: bool
+) -> list[Change]:
+    """Plan, show, ask and apply, one stage after the other."""
+    done: list[Change] = []
+    for stage in chosen:
+        planned = runner.plan(stage, destroy=destroy)
+        if not planned.changes:
+            output.print_status(f"{stage}: {'nothing left' if destroy else 'up to date'}")
+            continue
+        _show_changes(planned.changes, output.print_status)
+        output.confirm(f"{'Delete all of' if destroy else 'Apply'} {stage}?", yes)
+        runner.apply(planned, output.print_status)
+        done += planned.changes
+    return done
+
+
+def read_environment(file: Path) -> Environment:
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise BadInput(
+            f"cannot read {file} ({reason})\n"
+            "  next: `tpu cluster init --project PROJECT --zone ZONE` writes one"
+        ) from error
+    return parse.parse_text(text, str(file))
+
+
+@contextlib.contextmanager
+def _runner(file: Path, environment: Environment, rehearse: bool) -> Iterator[StageRunner]:
+    from tpufleet.environment.terraform import runner
+
+    folder = file.parent
+    program = runner.find_program(os.environ)
+    if not rehearse:
+        _ensure_state_bucket(environment)
+        runner.write_stages(folder, stages.all_files(environment))
+        yield runner.StageRunner(program=program, folder=folder)
+        return
+    from tpufleet.testbed.terraform.emulated_google_cloud import EmulatedGoogleCloud
+    from tpufleet.testbed.terraform.google_provider import serve
+
+    work = (folder / REHEARSAL).resolve()
+    runner.write_stages(work, stages.all_files(environment, Backend(folder=str(work))))
+    with serve(EmulatedGoogleCloud(work / "google-cloud.json")) as variables:
+        environ = {**os.environ, **variables}
+        yield runner.StageRunner(program=program, folder=work, environ=environ)
+
+
+def _ensure_state_bucket(environment: Environment) -> None:
+    """State is kept in the bucket from the beginning; the first stage then manages the bucket."""
+    from tpufleet.environment.terraform import state_bucket
+
+    state_bucket.ensure(environment, output.print_status)
+
+
+def _save_outputs(runner: StageRunner) -> None:
+    folder = runner.folder / "outputs"
+    folder.mkdir(exist_ok=True)
+    for stage in StageName:
+        path = folder / f"{stage}.json"
+        path.write_text(json.dumps(runner.outputs(stage), indent=1, sort_keys=True) + "\n")
+
+
+def _show(environment: Environment, planned: Sequence[StagePlan], as_json: bool) -> None:
+    found = [change for stage in planned for change in stage.changes]
+    drifted = [change for stage in planned for change in stage.drift]
+    estimate = costs.estimate(environment)
+    if as_json:
+        output.print_json({"changes": found, "drift": drifted, "cost": estimate})
+        return
+    if drifted:
+        click.echo("changed outside:")
+        _show_changes(drifted)
+    if found:
+        _show_changes(found)
+    else:
+        click.echo("no changes")
+    output.print_table(
+        ("PART", "WHAT", "USD/HOUR IDLE", "USD/HOUR FULL"),
+        [(line.name, line.what, _usd(line.least_usd), _usd(line.most_usd)) for line in estimate],
+        "",
+    )
+    least = sum(line.least_usd or 0 for line in estimate)
+    most = sum(line.most_usd or 0 for line in estimate)
+    unknown = [line.name for line in estimate if line.most_usd is None]
+    without = f", without {', '.join(unknown)} (price not known)" if unknown else ""
+    click.echo(
+        f"cost: {_usd(least)} USD/hour idle, {_usd(most)} USD/hour with every pool full{without}; "
+        "list prices, see `tpu cost`"
+    )
+    addresses = capacity.pods_range(environment)
+    click.echo(f"room: {capacity.max_nodes(environment)} nodes, pods in {addresses}")
+
+
+def _show_changes(found: Sequence[Change], show: Callable[[str], None] = click.echo) -> None:
+    for line, usd in plan_summary.sentences(found):
+        cost = "" if usd == 0.0 else f"  [{_signed(usd)} USD/hour]"
+        show(f"{line}{cost}")
+    kinds = {
+        action: sum(change.action is action for change in found) for action in plan_summary.Action
+    }
+    summary = ", ".join(f"{count} to {action}" for action, count in kinds.items() if count)
+    show(summary)
+
+
+def _usd(value: float | None) -> str:
+    return "?" if value is None else f"{value:.2f}"
+
+
+def _signed(value: float | None) -> str:
+    return "?" if value is None else f"{value:+.2f}"

@@ -1,0 +1,177 @@
+"""`tpu workload`: the verbs and options of xpk, carried out as jobs.
+
+Options are those of https://github.com/AI-Hypercomputer/xpk, `xpk workload`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tpufleet.errors import BadInput
+from tpufleet.model import job_file
+from tpufleet.views.cli import cancel as cancel_command
+from tpufleet.views.cli import jobs as jobs_command
+from tpufleet.views.cli import output, submit
+from tpufleet.views.cli.output import json_option
+
+# xpk's priority → priority of a job that maps to the Kueue class of the same rank.
+PRIORITIES = {"very-low": -100, "low": -10, "medium": 0, "high": 10, "very-high": 100}
+# xpk's status → states of jobs.
+STATES = {
+    "EVERYTHING": (),
+    "FINISHED": ("succeeded", "failed", "cancelled"),
+    "RUNNING": ("starting", "running", "recovering"),
+    "QUEUED": ("queued", "waiting"),
+    "FAILED": ("failed",),
+    "SUCCESSFUL": ("succeeded",),
+}
+status_option = click.option(
+    "--filter-by-status",
+    "status",
+    type=click.Choice(list(STATES)),
+    default="EVERYTHING",
+    show_default=True,
+    help="Only workloads in this state.",
+)
+
+
+def _accepted(*names: str) -> Callable[[Any], Any]:
+    """Options that name what the server knows already: accepted, and not needed."""
+
+    def decorate(command: Any) -> Any:
+        for name in reversed(names):
+            command = click.option(
+                name, expose_value=False, metavar="TEXT", help="Accepted; the server knows it."
+            )(command)
+        return command
+
+    return decorate
+
+
+@click.group()
+def workload() -> None:
+    """Workloads with the options of xpk. Each is a job: `tpu jobs`, `tpu logs` and others work."""
+
+
+@workload.command(
+    epilog="\b\nExample:\n  tpu workload create --workload hello --tpu-type v5litepod-16 \\\n"
+    '    --num-slices 2 --command "python train.py"\n'
+)
+@click.option("--workload", "name", required=True, help="Name of the workload.")
+@click.option("--command", required=True, help="Command to run on each host.")
+@click.option("--tpu-type", "--device-type", "tpu_type", required=True, help="TPU type.")
+@click.option("--num-slices", default=1, show_default=True, help="Number of slices.")
+@click.option(
+    "--priority", type=click.Choice(list(PRIORITIES)), default="medium", show_default=True,
+    help="Priority.",
+)  # fmt: skip
+@click.option("--max-restarts", default=0, show_default=True, help="Restarts after a failure.")
+@click.option("--termination-grace-period-seconds", "grace", type=int, help="Grace period.")
+@click.option("--script-dir", default=".", help="Folder to copy to hosts.", show_default=True)
+@output.repeatable("--env", metavar="NAME=VALUE", help="Environment variable. Repeatable.")
+@click.option("--env-file", type=click.Path(path_type=Path), help="File of NAME=VALUE lines.")
+@click.option("--docker-image", "--base-docker-image", "image", help="Container image.")
+@click.option("--zone", "zone", help="Zone of slices.")
+@click.option("--spot", is_flag=True, help="Spot capacity.")
+@click.option("--on-demand", is_flag=True, help="On-demand capacity.")
+@click.option("--reservation", help="Reserved capacity; the server knows the reservation.")
+@_accepted("--cluster", "--project", "--scheduler", "--ttl-seconds-after-finished")
+@click.option("--dry-run", is_flag=True, help="Validate without submitting.")
+@json_option
+@click.pass_context
+def create(
+    context: click.Context,
+    name: str,
+    command: str,
+    tpu_type: str,
+    num_slices: int,
+    priority: str,
+    max_restarts: int,
+    grace: int | None,
+    script_dir: str,
+    env: tuple[str, ...],
+    env_file: Path | None,
+    image: str | None,
+    zone: str | None,
+    spot: bool,
+    on_demand: bool,
+    reservation: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Submit a workload and return. Preemptions are retried, whatever --max-restarts is."""
+    options = ["--name", name, "--slices", str(num_slices), "--workdir", script_dir, "--detach"]
+    options += ["--priority", str(PRIORITIES[priority])]
+    options += ["--retries", f"failure={max_restarts}"]
+    for variable in (*env, *_env_file(env_file)):
+        options += ["--env", variable]
+    if grace is not None:
+        options += ["--grace", f"{grace}s"]
+    if zone:
+        options += ["--zone", zone]
+    chosen = {"--spot": spot, "--on-demand": on_demand, "--reserved": bool(reservation)}
+    options += [flag for flag, given in chosen.items() if given]
+    options += _image(image)
+    options += ["--dry-run"] * dry_run + ["--json"] * as_json
+    args = [*options, tpu_type, "--", command]
+    with submit.run.make_context("run", args, parent=context) as inner:
+        submit.run.invoke(inner)
+
+
+@workload.command("list", epilog="\b\nExample:\n  tpu workload list --filter-by-status RUNNING\n")
+@status_option
+@click.option("--filter-by-job", "pattern", help="Only the workload of this name.")
+@_accepted("--cluster", "--project", "--zone")
+@json_option
+@click.pass_context
+def list_workloads(context: click.Context, status: str, pattern: str | None, as_json: bool) -> None:
+    """List workloads, newest first."""
+    args = [part for state in STATES[status] for part in ("--state", state)]
+    args += ["--name", pattern] if pattern else []
+    args += ["--json"] * as_json
+    with jobs_command.jobs.make_context("jobs", args, parent=context) as inner:
+        jobs_command.jobs.invoke(inner)
+
+
+@workload.command(epilog="\b\nExample:\n  tpu workload delete --workload hello\n")
+@click.option("--workload", "name", required=True, help="Name of the workload.")
+@click.option("--force", is_flag=True, help="Accepted; a workload named here is not asked about.")
+@_accepted("--cluster", "--project", "--zone")
+@json_option
+@click.pass_context
+def delete(context: click.Context, name: str, force: bool, as_json: bool) -> None:
+    """Cancel a workload. Its logs and checkpoints are kept; `tpu purge` deletes them."""
+    args = [name, *(["--json"] * as_json)]
+    with cancel_command.cancel.make_context("cancel", args, parent=context) as inner:
+        cancel_command.cancel.invoke(inner)
+
+
+def _env_file(path: Path | None) -> list[str]:
+    """NAME=VALUE, or NAME alone for the value of this shell; # starts a comment."""
+    if path is None:
+        return []
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"--env-file: cannot read {path}: {error}") from error
+    lines = [line.strip() for line in text.splitlines()]
+    kept = [line for line in lines if line and not line.startswith("#")]
+    return [line if "=" in line else f"{line}={os.environ.get(line, '')}" for line in kept]
+
+
+def _image(image: str | None) -> list[str]:
+    if image is None:
+        return []
+    if not any(field.name == "image" for field in job_file.FIELDS):
+        tag = re.sub(r".*/", "", image)
+        raise BadInput(
+            f"--docker-image: jobs run in the image of the server, not in {tag}\n"
+            "  next: set gke.image in the server's config, and leave this option out"
+        )
+    return ["--image", image]

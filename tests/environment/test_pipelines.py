@@ -1,0 +1,51 @@
+"""Cloud Build pipelines: pinned builders, a plan gate, no downloads by script."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from tests.environment.environments import example
+from tpufleet.environment.cloud_build import pipelines
+
+FILES = {name: yaml.safe_load(text) for name, text in pipelines.files(example()).items()}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_c11_builders_are_pinned_and_nothing_is_downloaded_by_a_script(name):
+    for step in FILES[name]["steps"]:
+        assert re.search(r":v?[0-9]+(\.[0-9]+)+[a-z0-9.-]*$", step["name"]), step["name"]
+        assert not re.search(r"curl|wget|\bsh\b|bash|sed ", str(step.get("args"))), step["id"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pipeline_runs_as_the_automation_account(name):
+    account = FILES[name]["serviceAccount"]
+    assert account.endswith("/tpu-automation@my-project.iam.gserviceaccount.com")
+    assert FILES[name]["options"]["logging"] == "CLOUD_LOGGING_ONLY"
+
+
+def test_c12_only_a_saved_plan_is_applied():
+    """Was: -auto-approve of whatever the configuration said at that moment."""
+    for name, pipeline in FILES.items():
+        for step in pipeline["steps"]:
+            assert "-auto-approve" not in step.get("args", []), name
+            if "apply" in step.get("args", []):
+                assert step["args"][-1] == pipelines.PLAN
+    assert FILES["provision.yaml"]["substitutions"] == {"_PLAN_BUILD": ""}
+    planned = [step["id"] for step in FILES["plan.yaml"]["steps"]]
+    assert "plan-1-infrastructure" in planned and "save-1-infrastructure" in planned
+    assert not [step for step in planned if step.startswith("apply")]
+
+
+def test_destroy_goes_backwards_and_keeps_the_bootstrap():
+    steps = [step["id"] for step in FILES["destroy.yaml"]["steps"] if "apply" in step["id"]]
+    assert steps == ["apply-2-cluster-config", "apply-1-infrastructure"]
+
+
+def test_images_go_to_the_registry_of_the_environment():
+    for image in FILES["images.yaml"]["images"]:
+        assert image.startswith("us-central1-docker.pkg.dev/my-project/ml-images/tpufleet")
+        assert not image.endswith(":latest")

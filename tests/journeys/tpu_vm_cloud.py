@@ -1,0 +1,76 @@
+"""TPU VMs on a manual clock: the real provider `tpu-vm` with the emulated Cloud TPU API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from tpufleet.clocks import ManualClock
+from tpufleet.model.cloud_slices import CloudState, SliceListing
+from tpufleet.model.slices import SliceId
+from tpufleet.providers.base import Fault, Order
+from tpufleet.providers.tpu_vm.provider import TpuVmProvider
+from tpufleet.providers.tpu_vm.settings import TpuVmSettings
+from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
+from tpufleet.testbed.cloud_tpu.emulator import Emulator
+from tpufleet.testbed.cloud_tpu.locations import Latencies
+
+
+class TpuVmCloud:
+    name = "tpu-vm"
+    exposes_tokens = True
+    outage = None  # always reachable
+
+    def __init__(self, clock: ManualClock, zones: Sequence[str]) -> None:
+        self.zones = tuple(zones)
+        latencies = Latencies(boot=timedelta(seconds=10), deletion=timedelta(seconds=2))
+        self.emulator = Emulator(clock=clock, latencies=latencies)
+        self.emulator.start()
+        settings = TpuVmSettings(
+            project="my-project", zones=self.zones, endpoint=self.emulator.endpoint
+        )
+        self.provider = TpuVmProvider(
+            settings,
+            fleet="test",
+            clock=clock,
+            deadline=30.0,
+            min_wait=20.0,
+            monotonic=lambda: clock.now().timestamp(),
+        )
+
+    def close(self) -> None:
+        self.provider.close()
+        self.emulator.close()
+
+    def sell_out(self) -> None:
+        self.emulator.cloud.stock = CloudCapacity(nodes=(CapacityLimit(most=0),))
+
+    # Provider
+
+    def request(self, order: Order) -> None:
+        self.provider.request(order)
+
+    def release(self, slice_id: SliceId, zone: str) -> None:
+        self.provider.release(slice_id, zone)
+
+    def listing(self) -> SliceListing:
+        return self.provider.listing()
+
+    def inject(self, slice_id: SliceId, fault: Fault, host_index: int | None = None) -> None:
+        self.provider.inject(slice_id, fault, host_index)
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        self.provider.on_change(wake)
+
+    # Cloud
+
+    def advance(self) -> None:
+        with self.emulator.cloud.lock:
+            self.emulator.cloud.run_due()
+
+    def existing(self) -> list[SliceId]:
+        with self.emulator.cloud.lock:
+            return [SliceId(name.rpartition("/")[2]) for name in self.emulator.cloud.nodes]
+
+    def is_up(self, slice_id: SliceId) -> bool:
+        return any(one.id == slice_id and one.state is CloudState.UP for one in self.listing())

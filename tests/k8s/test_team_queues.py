@@ -1,0 +1,128 @@
+"""Queues of two teams on a real Kueue: guaranteed quota, borrowing, reclaim, priorities."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from tests.environment.environments import environment
+from tests.k8s.rigs import eventually
+from tpufleet.environment.addons import install, queues
+from tpufleet.kubernetes.connections import JOBSET
+from tpufleet.testbed.kubernetes import binaries
+
+pytestmark = pytest.mark.timeout(600)
+QUEUE = "kueue.x-k8s.io/queue-name"
+PRIORITY = "kueue.x-k8s.io/priority-class"
+
+
+class Teams:
+    """Two namespaces, three slices of v5e-16: two of red, one of blue."""
+
+    def __init__(self, rig) -> None:
+        self.rig = rig
+        self.red, self.blue = f"{rig.namespace}-red", f"{rig.namespace}-blue"
+        self.built = environment(
+            tpu_pools={"v5e": {"type": "v5e-16", "slices": 3}},
+            teams={self.red: {"quota": {"v5e-16": 2}}, self.blue: {"quota": {"v5e-16": 1}}},
+        )
+        build = binaries.find_cached()
+        assert build is not None
+        config = ["--kubeconfig", str(rig.plane.kubeconfig)]
+        self.kubectl = install.Kubectl(command=[str(build.harness), "kubectl", *config])
+
+    def submit(self, team: str, name: str, priority: str = "medium") -> None:
+        pod = {
+            "restartPolicy": "Never",
+            "nodeSelector": {
+                "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+                "cloud.google.com/gke-tpu-topology": "4x4",
+            },
+            "securityContext": {"runAsNonRoot": True, "runAsUser": 1000,
+                                "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{
+                "name": "main", "image": "busybox",
+                "securityContext": {"allowPrivilegeEscalation": False,
+                                    "capabilities": {"drop": ["ALL"]}},
+                "resources": {"requests": {"cpu": "4", "memory": "16Gi", "google.com/tpu": "4"},
+                              "limits": {"google.com/tpu": "4"}},
+            }],
+        }  # fmt: skip
+        job = {"parallelism": 4, "completions": 4, "backoffLimit": 0, "template": {"spec": pod}}
+        self.rig.connection.create(JOBSET, {
+            "metadata": {"name": name, "namespace": team,
+                         "labels": {QUEUE: "tpu-training-jobs", PRIORITY: priority}},
+            "spec": {"replicatedJobs": [
+                {"name": "slice", "replicas": 1, "template": {"spec": job}}]},
+        })  # fmt: skip
+
+    def admitted(self) -> set[str]:
+        """JobSets that are not suspended."""
+        return {
+            jobset["metadata"]["name"]
+            for namespace in (self.red, self.blue)
+            for jobset in self.rig.connection.list(JOBSET, namespace)[0]
+            if not jobset["spec"].get("suspend")
+        }
+
+    def settle(self, *expected: str) -> None:
+        eventually(lambda: self.admitted() == set(expected), 120, lambda: sorted(self.admitted()))
+
+    def close(self) -> None:
+        self.kubectl.run("delete", "namespace", self.red, self.blue, "--wait=false")
+        for name in (self.red, self.blue):
+            self.kubectl.run("delete", "clusterqueue", name, "--wait=false")
+
+
+@pytest.fixture
+def teams(rig):
+    teams = Teams(rig)
+    install.apply_queues(teams.built, teams.kubectl, lambda message: None)
+    yield teams
+    teams.close()
+
+
+def test_two_teams_borrow_reclaim_and_preempt(teams):
+    def queue_checks():
+        found = install.checks(teams.built, teams.kubectl)
+        return [check for check in found if check.name.startswith("queue")]
+
+    eventually(lambda: all(check.ok for check in queue_checks()), 60, queue_checks)
+    # Red has two slices, and borrows the one that blue leaves idle.
+    for name in ("red-1", "red-2", "red-3"):
+        teams.submit(teams.red, name)
+    teams.settle("red-1", "red-2", "red-3")
+    # A fourth one has to wait.
+    teams.submit(teams.red, "red-4", "low")
+    # Blue takes its slice back from a borrower, though its priority is lower.
+    teams.submit(teams.blue, "blue-1", "verylow")
+    eventually(lambda: "blue-1" in teams.admitted(), 120, lambda: sorted(teams.admitted()))
+    assert len(teams.admitted()) == 3 and "red-4" not in teams.admitted()
+    # Within red, a higher priority preempts a lower one; blue keeps its slice.
+    teams.submit(teams.red, "red-urgent", "veryhigh")
+    eventually(lambda: "red-urgent" in teams.admitted(), 120, lambda: sorted(teams.admitted()))
+    eventually(lambda: len(teams.admitted()) == 3, 60, lambda: sorted(teams.admitted()))
+    assert "blue-1" in teams.admitted()
+
+
+def test_kueue_accepts_the_queues_of_every_kind_of_capacity(rig):
+    built = environment(
+        tpu_pools={
+            "a": {"type": "v5e-16", "slices": 2},
+            "b": {"type": "v5e-16", "capacity": "spot"},
+            "c": {"type": "v6e-16", "capacity": "flex-start"},
+            "d": {"type": "v5p-128", "capacity": "reserved", "reservation": "r"},
+        },
+        teams={f"{rig.namespace}-x": {"borrow": False}, f"{rig.namespace}-y": {"lend": False}},
+    )
+    build = binaries.find_cached()
+    assert build is not None
+    config = ["--kubeconfig", str(rig.plane.kubeconfig)]
+    kubectl = install.Kubectl(command=[str(build.harness), "kubectl", *config])
+    # LocalQueues need their namespace, which a dry run does not create.
+    documents = [item for item in queues.manifests(built) if item["kind"] != "LocalQueue"]
+    printed = kubectl.run(
+        "apply", "--server-side", "--dry-run=server", "-f", "-",
+        stdin=yaml.safe_dump_all(documents),
+    )  # fmt: skip
+    assert len(printed.splitlines()) == len(documents)

@@ -1,0 +1,127 @@
+"""The startup script end to end on Ubuntu 22.04: a real bundle, a real agent, a real disk."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
+
+from tests.agent.control_plane import FakeControlPlane
+from tests.polling import wait_until
+from tests.providers.tpu_vm.ubuntu_host import UbuntuHost, relocatable_python, ubuntu_root
+from tpufleet.compose import host_bundle
+from tpufleet.model.bootstrap import BootstrapStage
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    ubuntu_root()
+    folder = tmp_path_factory.mktemp("bundle")
+    python = relocatable_python(folder)
+    target = folder / "bucket" / "bundle.tar.gz"
+    try:
+        host_bundle.build(target, python_folder=python)
+    except host_bundle.BadInput as error:
+        if "dns error" in str(error) or "Failed to fetch" in str(error):
+            pytest.skip(f"the package index is not reachable: {error}")
+        raise
+    return target
+
+
+@pytest.fixture
+def control_plane():
+    control_plane = FakeControlPlane()
+    yield control_plane
+    control_plane.close()
+
+
+@pytest.fixture
+def host(bundle, control_plane, tmp_path):
+    host = UbuntuHost(tmp_path / "host", bundle, control_plane.url)
+    yield host
+    host.close()
+
+
+def connected(host, control_plane):
+    wait_until(lambda: control_plane.heartbeats, 120, host.agent_log)
+    wait_until(lambda: host.report.stage is BootstrapStage.CONNECTED, 60, host.agent_log)
+
+
+def test_a_host_with_python_3_10_installs_the_bundle_and_its_agent_connects(host, control_plane):
+    assert host.run("python3", "-V").stdout.startswith("Python 3.10")
+    result = host.startup()
+    assert result.returncode == 0, result.stdout + result.stderr
+    connected(host, control_plane)
+    agent = host.run("cat", "/run/agent.pid").stdout.strip()
+    program = host.run("readlink", f"/proc/{agent}/exe").stdout
+    assert program.startswith("/opt/tpufleet/") and "/python/bin/python3" in program
+    # Run again, as an operator would: nothing changes.
+    result = host.startup()
+    assert result.returncode == 0, result.stderr
+    assert host.systemctl_calls().count("restart tpufleet-agent") == 1
+    assert host.run("cat", "/run/agent.pid").stdout.strip() == agent
+    assert host.report.stage is BootstrapStage.CONNECTED
+    # After a reboot the bundle is there; the bootstrap token has been used, which is reported.
+    host.reboot()
+    result = host.startup()
+    assert result.returncode == 0 and "downloading" not in result.stdout
+    wait_until(lambda: host.report.failed, 60, host.agent_log)
+    assert host.report.stage is BootstrapStage.CONNECTING
+    assert host.run("cat", "/proc/1/comm").stdout == "sleep\n"
+
+
+def test_a_host_that_cannot_reach_the_server_reports_its_address_and_the_error(host):
+    host.attributes["tpufleet-server"] = "http://127.0.0.1:1"
+    assert host.startup().returncode == 0
+    wait_until(lambda: host.report.stage is BootstrapStage.CONNECTING, 60, host.agent_log)
+    assert "http://127.0.0.1:1" in host.report.message and "refused" in host.report.message
+    assert not host.report.failed, "it keeps trying"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"tpufleet-bundle-sha256": "0" * 64}, "does not match", id="checksum"),
+        pytest.param({"tpufleet-bundle": "gs://missing.tar.gz"}, "404", id="missing"),
+        pytest.param({"tpufleet-bundle": "ftp://x"}, "must be a gs:// or https:// URL", id="url"),
+    ],
+)
+def test_a_bundle_that_cannot_be_installed_is_a_reported_failure(host, changes, message):
+    host.attributes |= changes
+    result = host.startup()
+    assert result.returncode != 0, result.stdout
+    assert host.report.failed and message in host.report.message
+    assert not (host.root / "opt/tpufleet/current").exists()
+    assert not list((host.root / "opt/tpufleet").glob(".draft*/root")), "nothing is left installed"
+
+
+def test_chips_of_a_driver_that_loads_late_are_waited_for(host, control_plane):
+    (host.root / "dev/vfio/3").unlink()
+    done = threading.Thread(target=host.startup)
+    done.start()
+    wait_until(lambda: host.report and host.report.stage is BootstrapStage.WAITING_FOR_CHIPS, 60)
+    assert host.report.message == "3 of 4"
+    host.add_chips(4)
+    done.join(240)
+    connected(host, control_plane)
+
+
+def test_an_attached_disk_is_formatted_only_if_allowed_and_mounted_after_each_boot(host):
+    device = host.add_disk()
+    assert host.startup().returncode == 0
+    assert host.run("blkid", device).returncode != 0, "not formatted without permission"
+    host.attributes["tpufleet-format-disks"] = "yes"
+    host.reboot()
+    result = host.startup()
+    assert result.returncode == 0, result.stderr
+    assert host.run("mountpoint", "/mnt/disks/1").returncode == 0
+    assert host.run("touch", "/mnt/disks/1/kept").returncode == 0
+    host.run("sync")
+    host.reboot()
+    assert host.startup().returncode == 0
+    assert host.run("ls", "/mnt/disks/1/kept").returncode == 0, "a file system is never formatted"

@@ -1,0 +1,70 @@
+"""`tpu bundle`, as far as it needs no network; tests/providers/tpu_vm installs a real one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import tpufleet
+from tests import fake_gcs
+from tests.views.cli_runner import Tpu
+from tpufleet.agent import own_wheel
+from tpufleet.compose import host_bundle
+
+
+@pytest.fixture
+def tpu(tmp_path: Path) -> Tpu:
+    return Tpu(
+        HOME=str(tmp_path),
+        TPUFLEET_HOME=str(tmp_path / "state"),
+        TPUFLEET_CONFIG=str(tmp_path / "config.yaml"),
+    )
+
+
+def test_without_a_bucket_the_command_says_where_to_set_one(tpu):
+    result = tpu("bundle")
+    assert "no bucket to upload the bundle to" in result.stderr
+    assert "--bucket gs://BUCKET/FOLDER" in result.stderr and "config.yaml" in result.stderr
+
+
+def test_a_folder_that_is_not_a_python_is_rejected(tpu, tmp_path):
+    result = tpu("bundle", "--output", str(tmp_path / "b"), "--python-folder", "/etc")
+    assert "/etc is not a Python" in result.stderr
+    assert not (tmp_path / "b").exists()
+
+
+def test_the_running_code_becomes_the_same_wheel_each_time(tmp_path):
+    first, second = (own_wheel.build(tmp_path / name) for name in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes()
+    names = set(zipfile.ZipFile(first).namelist())
+    package = Path(tpufleet.__file__).parent
+    sources = {f"tpufleet/{path.relative_to(package)}" for path in package.rglob("*.py")}
+    assert sources <= names and not [name for name in names if "__pycache__" in name]
+    assert "tpufleet/providers/tpu_vm/startup.sh" in names
+
+
+def test_a_job_can_import_the_runtime_from_the_wheel_alone(tmp_path):
+    wheel = own_wheel.build(tmp_path)
+    code = f"import sys; sys.path.insert(0, {str(wheel)!r}); import tpufleet.runtime"
+    clean = [sys.executable, "-I", "-S", "-c", code]
+    done = subprocess.run(clean, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_bundle_is_uploaded_once_under_a_name_with_its_checksum(tmp_path, monkeypatch):
+    path = tmp_path / "bundle.tar.gz"
+    path.write_bytes(b"content")
+    bundle = host_bundle.Bundle(path=path, sha256="ab" * 32, python="3.12", packages={})
+    with fake_gcs.server() as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        from tpufleet.runtime import gcs
+
+        gcs.connect().create_bucket("lab")
+        first = host_bundle.upload(bundle, "gs://lab/fleet/")
+        assert first == host_bundle.upload(bundle, "gs://lab/fleet")
+        assert first.endswith("/bundles/tpufleet-" + tpufleet.__version__ + "-abababababab.tar.gz")
+        assert gcs.Bucket("gs://lab/fleet").read(bundle.object_name) == b"content"

@@ -1,0 +1,50 @@
+"""`tpu workload` takes the options of xpk and makes jobs of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from tpufleet.providers.gke.manifests import priority_class
+from tpufleet.views.cli import registry
+from tpufleet.views.cli.workload import PRIORITIES, STATES
+
+
+def planned(folder, monkeypatch, *options: str) -> dict:
+    """The job that `tpu workload create` would submit."""
+    monkeypatch.chdir(folder)
+    base = ["workload", "create", "--workload", "hello", "--cluster", "c", "--command", "bash x.sh"]
+    args = [*base, *options, "--dry-run", "--json"]
+    done = CliRunner().invoke(registry.root(), args, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    (job,) = json.loads(done.stdout)["jobs"]
+    return job["spec"]
+
+
+def test_the_options_of_xpk_become_fields_of_a_job(tmp_path, monkeypatch):
+    (tmp_path / "env").write_text("# comment\nLR=0.1\n")
+    spec = planned(
+        tmp_path, monkeypatch, "--tpu-type=v5litepod-16", "--num-slices=2", "--priority=high",
+        "--max-restarts=3", "--env-file=env", "--zone", "us-central1-a", "--on-demand",
+        "--project=p", "--scheduler=s", "--ttl-seconds-after-finished=5",
+        "--termination-grace-period-seconds=60",
+    )  # fmt: skip
+    assert spec["accelerator"] == "v5litepod-16"
+    assert (spec["name"], spec["slices"], spec["priority"]) == ("hello", 2, 10)
+    assert spec["capacity"] == ["on-demand"]
+    assert spec["env"] == {"LR": "0.1"}
+    assert spec["zones"] == ["us-central1-a"]
+    assert spec["retries"]["failure"] == 3
+    assert spec["command"][-1] == "bash x.sh"
+
+
+@pytest.mark.parametrize(("name", "priority"), PRIORITIES.items())
+def test_a_priority_of_xpk_is_the_kueue_class_of_the_same_rank(name, priority):
+    assert priority_class(priority) == name.replace("-", "")
+
+
+def test_every_status_of_xpk_has_states():
+    names = {"EVERYTHING", "FINISHED", "RUNNING", "QUEUED", "FAILED", "SUCCESSFUL"}
+    assert set(STATES) == names
