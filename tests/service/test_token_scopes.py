@@ -29,7 +29,7 @@ OWN_JOBS = {
 }  # fmt: skip
 ALWAYS = {
     "GET /me", "GET /openapi.json", "POST /tokens/{id}/rotate", "POST /session", "GET /session",
-    "DELETE /session", "POST /session/link",
+    "DELETE /session", "POST /session/link", "GET /preferences",
 }  # fmt: skip
 ALLOWED = {
     "read": ALWAYS | {name_of(route) for route in USER_ROUTES if route.method in ("GET", "HEAD")},
