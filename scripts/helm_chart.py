@@ -41,10 +41,17 @@ SUBSTITUTIONS = (
         (f"{account}@PROJECT.iam.gserviceaccount.com", f"{{{{ .Values.serviceAccounts.{key} }}}}")
         for key, account in sorted(ACCOUNTS.items(), key=lambda item: -len(item[1]))
     ),
-    ("zones: [us-central1-a]", 'zones: [{{ join ", " .Values.zones }}]'),
+    ("_ZONES: us-central1-a", '_ZONES: {{ join "," .Values.zones | quote }}'),
+    (
+        "gs://PROJECT-tpufleet",
+        '{{ .Values.bucket | default (printf "gs://%s-tpufleet" .Values.project) }}',
+    ),
     ("queue: tpu-training-jobs", "queue: {{ .Values.queue }}"),
-    ("PROJECT", "{{ .Values.project }}"),
+    (": PROJECT", ": {{ .Values.project }}"),
 )
+# kustomize names settings after their content, so that a change restarts pods; so does the chart.
+SETTINGS_NAME = re.compile(r"\btpufleet-settings-[0-9a-z]{10}\b")
+SETTINGS_TEMPLATE = "tpufleet-settings-{{ toJson .Values | sha256sum | trunc 10 }}"
 VALUES = f"""\
 # Values of the chart. `tpu cluster render` writes those of a cluster.yaml.
 
@@ -54,8 +61,15 @@ project: PROJECT
 # Image of the server, the provisioner, the bridge and the pods of jobs.
 image: {IMAGE}
 
+# Where the server keeps code, logs, results and checkpoints.
+bucket: gs://PROJECT-tpufleet
+
 # Zones of slices.
 zones: [us-central1-a]
+
+# Bucket of code, results, logs and checkpoints (default: gs://PROJECT-tpufleet). Create the Secrets
+# tpufleet-store and tpufleet-secret as docs/kubernetes.md#deploying describes.
+bucket: ""
 
 # Kueue LocalQueue of jobs.
 queue: tpu-training-jobs
@@ -88,6 +102,8 @@ def rendered(kubectl: Sequence[str] = ("kubectl",)) -> list[dict[str, Any]]:
     text = subprocess.run(
         [*kubectl, "kustomize", str(OVERLAY)], capture_output=True, text=True, check=True
     ).stdout
+    # A chart has no generated names.
+    text = re.sub(r"\b(tpufleet-settings)-[a-z0-9]{10}\b", r"\1", text)
     return [
         document
         for document in yaml.safe_load_all(text)
@@ -99,6 +115,7 @@ def template(document: dict[str, Any]) -> str:
     """One manifest as a Helm template."""
     text = yaml.dump(document, Dumper=BlockDumper, sort_keys=False, width=1000)
     text = re.sub(r"\{\{(.*?)\}\}", r"{{ `{{\1}}` }}", text)  # alerts have templates of their own
+    text = SETTINGS_NAME.sub(SETTINGS_TEMPLATE, text)
     for plain, expression in SUBSTITUTIONS:
         text = text.replace(plain, expression)
     name = document["metadata"]["name"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -260,3 +261,13 @@ def test_a_server_does_not_start_on_files_that_others_can_read(tmp_path, name):
     settings = config.load({"TPUFLEET_HOME": str(tmp_path)}, tmp_path)
     with pytest.raises(BadInput, match=f"{path} can be read by other users; run `chmod 600"):
         control_plane.serve(settings, embedded=False)
+
+
+def test_the_half_life_of_usage(tmp_path):
+    load = lambda text: config.load({"TPUFLEET_FAIR_SHARE_HALF_LIFE": text}, tmp_path)
+    assert config.load({}, tmp_path).fair_share_half_life == timedelta(days=7)
+    assert load("1d").fair_share_half_life == timedelta(days=1)
+    assert load("none").fair_share_half_life is None
+    for wrong in ("soon", "1s"):
+        with pytest.raises(BadInput, match="TPUFLEET_FAIR_SHARE_HALF_LIFE"):
+            load(wrong)

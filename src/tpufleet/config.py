@@ -13,11 +13,13 @@ import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, Unauthorized
+from tpufleet.model import durations
 
 DEFAULT_SNAPSHOT_LIMIT = 100 * 2**20
 DEFAULT_LOG_LIMIT = 2**30
@@ -41,7 +43,9 @@ KEYS = (
     "log_format",
     "retention",
     "secrets_kms_key",
+    "local_user",
     "slices_per_user",
+    "fair_share_half_life",
     "max_hosts_lost_percent",
     "bucket",
     "tpu_vm",
@@ -74,7 +78,9 @@ class Config:
     log_format: str = "text"  # of the server's own log: `text` or `json`
     retention: Mapping[str, Any] | None = None  # parsed by `compose.retention_settings`
     secrets_kms_key: str | None = None  # Cloud KMS key that wraps the key of secrets
+    local_user: str | None = None  # as whom jobs on `local` run, if the server runs as root
     slices_per_user: int | None = None  # quota per user; None: unlimited
+    fair_share_half_life: timedelta | None = timedelta(days=7)  # of usage; None: no fair share
     max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone
     bucket: str | None = None  # gs:// location for checkpoints, code and logs; None: `data`
     tpu_vm: Mapping[str, Any] | None = None  # parsed by `providers.tpu_vm.settings`
@@ -193,6 +199,9 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         log_limit=_size(*log_limit) if (log_limit := setting("log_limit")) else DEFAULT_LOG_LIMIT,
         log_format=_log_format(*log_format) if (log_format := setting("log_format")) else "text",
         slices_per_user=_count(*per_user) if per_user else None,
+        fair_share_half_life=_half_life(*half_life)
+        if (half_life := setting("fair_share_half_life"))
+        else timedelta(days=7),
         max_hosts_lost_percent=_percent(*lost)
         if (lost := setting("max_hosts_lost_percent"))
         else 20,
@@ -202,13 +211,22 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         if (admin := setting("admin_token_file"))
         else None,
         bucket=_bucket(*bucket) if (bucket := setting("bucket")) else None,
-        tpu_vm=_mapping("tpu_vm", environ, values, file),
+        tpu_vm=_tpu_vm(environ, _mapping("tpu_vm", environ, values, file)),
         gke=_with_variables("gke", environ, _mapping("gke", environ, values, file)),
         secrets_kms_key=_kms_key(*kms) if (kms := setting("secrets_kms_key")) else None,
+        local_user=local_user[0] if (local_user := setting("local_user")) else None,
         retention=_mapping("retention", environ, values, file),
         prices=_mapping("prices", environ, values, file),
         budgets=_mapping("budgets", environ, values, file),
     )
+
+
+def origin(config: Config, key: str, environ: Mapping[str, str]) -> str:
+    """Where the value of a setting comes from: a variable, the config file, or the default."""
+    variable = f"TPUFLEET_{key.upper()}"
+    if environ.get(variable):
+        return variable
+    return str(config.config_file) if key in _read_file(config.config_file) else "default"
 
 
 def debug_enabled(environ: Mapping[str, str]) -> bool:
@@ -344,6 +362,14 @@ def _mapping(
     return value
 
 
+def _tpu_vm(
+    environ: Mapping[str, str], mapping: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    """TPUFLEET_TPU_VM_ENDPOINT points a configuration for Google Cloud at an emulator."""
+    endpoint = environ.get("TPUFLEET_TPU_VM_ENDPOINT", "").strip()
+    return {**mapping, "endpoint": endpoint} if mapping and endpoint else mapping
+
+
 def _with_variables(
     key: str, environ: Mapping[str, str], mapping: Mapping[str, Any] | None
 ) -> Mapping[str, Any] | None:
@@ -412,6 +438,16 @@ def _count(text: str, source: str) -> int:
             f"{source}: {text!r} is not a number of slices; use a whole number of at least 1"
         )
     return int(text)
+
+
+def _half_life(text: str, source: str) -> timedelta | None:
+    try:
+        span = durations.parse(text)
+    except BadInput as error:
+        raise BadInput(f"{source}: {error}") from error
+    if span is not None and span < timedelta(minutes=1):
+        raise BadInput(f"{source}: must be at least 1m; write none for no fair share")
+    return span
 
 
 def _percent(text: str, source: str) -> int:

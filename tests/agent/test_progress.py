@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from tpufleet.agent.workload.log_metrics import LogMetrics
 from tpufleet.agent.workload.progress import ProgressReader, step_from_name
 from tpufleet.clocks import ManualClock
 
@@ -139,3 +140,26 @@ def test_a_checkpoint_in_a_bucket_counts_once_orbax_has_committed_it(tmp_path, c
     bucket.objects.add("ck/200/commit_success.txt")
     reading.poll(last=True)
     assert reading.latest.checkpoint_step == 200
+
+
+def test_metrics_are_read_from_the_output_of_a_program_that_reports_none(tmp_path, clock):
+    log = tmp_path / "output.log"
+    patterns = {"loss": r"loss[:=] ?(\S+)", "step": r"step (\d+)", "epoch": r"epoch ([\d.]+)"}
+    (tmp_path / "run").mkdir()
+    progress = ProgressReader(
+        tmp_path / "run", "", clock=clock, log_metrics=LogMetrics(log, patterns)
+    )
+    progress.poll()
+    assert progress.latest is None
+    log.write_text("epoch 1 step 10 loss: 0.5\nepoch 2.5 step 20 loss=nan\nstep 9")
+    progress.poll()
+    assert progress.latest.step == 20 and progress.latest.at == clock.now()
+    assert progress.latest.metrics == {"loss": 0.5, "epoch": 2.5}
+    with log.open("a") as file:
+        file.write("9 loss: 0.25\rstep 100\r")
+    clock.advance(timedelta(seconds=5))
+    progress.poll()
+    assert (progress.latest.step, progress.latest.metrics["loss"]) == (100, 0.25)
+    (tmp_path / "run" / "progress.json").write_text('{"step": 7, "metrics": {"loss": 9.0}}')
+    progress.poll()
+    assert progress.latest.step == 7 and progress.latest.metrics == {"loss": 9.0, "epoch": 2.5}

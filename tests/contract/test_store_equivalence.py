@@ -14,7 +14,10 @@ from tests.contract import store_builders as a
 from tpufleet.errors import FleetError
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.hosts import HostLiveness, Progress
+from tpufleet.model.job_edits import JobEdit
+from tpufleet.model.job_search import parse_search
 from tpufleet.model.jobs import JobState
+from tpufleet.model.metric_points import MetricPoint
 from tpufleet.model.slices import SliceState
 from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery
 from tpufleet.stores.open_store import open_store
@@ -58,8 +61,32 @@ hosts = st.builds(a.host, names, st.integers(0, 2))
 events = st.builds(
     lambda job, tpu_slice: a.event(job_id=job, slice_id=tpu_slice), maybe(names), maybe(names)
 )
+edits = st.builds(
+    JobEdit,
+    job_id=names,
+    name=maybe(st.sampled_from(["x", "y_%"])),
+    tags=maybe(st.sampled_from([(), ("T", "all"), ("é",)])),
+    notes=maybe(st.sampled_from(["", "100% Ünïcode"])),
+    held_by=maybe(st.sampled_from(["", "ada"])),
+)
+terms = st.sampled_from(
+    ["owner:me", "owner:B*", "tag:all", "tag:t", "tag:?", "-tag:*", "x", "100%", "_", "ünï", "é",
+     "state:live", "-state:ended,queued", "name:y*", "-name:x", "loss<1", "-loss>=1", "step!=2",
+     "since:2026-01-01T00:00:02", "until:2026-01-01T00:00:02", "pool:lab", "-pool:lab", "id:a*"]
+)  # fmt: skip
+searches = st.lists(terms, min_size=1, max_size=3).map(
+    lambda parts: parse_search(" ".join(parts), caller="ada", now=a.NOW)
+)
+points = st.builds(
+    MetricPoint,
+    job_id=names,
+    at=moments.map(a.later),
+    step=maybe(moments),
+    values=st.dictionaries(st.just("loss"), st.sampled_from([0.5, 1.0])),
+)
 changes = st.builds(
     ChangeSet,
+    edits=few(edits),
     new_jobs=few(jobs),
     jobs=few(jobs),
     attempts=few(attempts),
@@ -165,6 +192,22 @@ class Alike(RuleBasedStateMachine):
     )
     def find_jobs(self, query, prefix):
         self.same(lambda store: (store.jobs(query), store.jobs_like(prefix, 2)))
+
+    @rule(
+        search=searches,
+        limit=st.integers(1, 4),
+        before=maybe(names),
+        archived=maybe(st.booleans()),
+        owner=maybe(people),
+    )
+    def search_jobs(self, **query):
+        self.same(lambda store: store.jobs(JobQuery(**query)))
+
+    @rule(some=few(points), dropped=few(points))
+    def report_metrics(self, some, dropped):
+        self.same(lambda store: store.record_metrics(some))
+        self.same(lambda store: store.delete_metric_points(dropped))
+        self.same(lambda store: [store.metric_points(name) for name in ("a", "ab")])
 
     @rule(
         query=st.builds(

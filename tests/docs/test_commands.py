@@ -63,8 +63,10 @@ def check(arguments: list[str]) -> None:
         context = current.make_context(name, rest, parent=context)
         if not isinstance(current, click.Group):
             return
-        name, command, rest = current.resolve_command(context, [*context._protected_args,
-                                                              *context.args])  # fmt: skip
+        left = [*context._protected_args, *context.args]
+        if not left and current.invoke_without_command:
+            return
+        name, command, rest = current.resolve_command(context, left)
         assert command is not None
         current = command
 

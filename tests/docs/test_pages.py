@@ -17,8 +17,11 @@ from tpufleet.model import job_file
 from tpufleet.providers.local import fault_plan
 from tpufleet.views.cli import job_files
 
+# Examples of other kinds, such as JobSets, say what they are.
 JOB_FILES = sorted(
-    file for file in markdown.EXAMPLES.rglob("*.yaml") if file.name != "cluster.yaml"
+    file
+    for file in markdown.EXAMPLES.rglob("*.yaml")
+    if file.name != "cluster.yaml" and "\napiVersion:" not in f"\n{file.read_text()}"
 )
 
 

@@ -110,7 +110,7 @@ def test_c9_pods_are_restricted():
     pod = leaves(hello())
     assert f"{POD}.hostNetwork" not in pod
     assert not [path for path in pod if path.endswith("privileged")]
-    assert pod[f"{POD}.serviceAccountName"] == "training"
+    assert pod[f"{POD}.serviceAccountName"] == "tpu-worker"
 
 
 def test_c13_checkpoints_are_on_and_a_preemption_does_not_end_the_run():

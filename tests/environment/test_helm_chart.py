@@ -13,6 +13,7 @@ import yaml
 from scripts import helm_chart
 
 from tests.environment.environments import example
+from tests.environment.provider_checks import resources
 from tests.k8s.test_manifests import kubectl
 from tpufleet.environment.addons import helm_values
 
@@ -36,8 +37,10 @@ def helm_rendered(*options: str) -> list[dict[str, Any]]:
 
 
 def ordered(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By kind and name; names of settings without the hash of their content."""
+    text = helm_chart.SETTINGS_NAME.sub("tpufleet-settings", yaml.safe_dump_all(documents))
     return sorted(
-        documents,
+        yaml.safe_load_all(text),
         key=lambda item: (
             item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"],
         ),
@@ -61,7 +64,7 @@ def test_values_of_an_environment_leave_no_placeholder(tmp_path):
     values = tmp_path / "values.yaml"
     values.write_text(helm_values.text(example()))
     documents = helm_rendered("--values", str(values))
-    assert "PROJECT" not in yaml.safe_dump_all(documents)
+    assert "PROJECT" not in yaml.safe_dump_all(documents).replace("GOOGLE_CLOUD_PROJECT", "")
     accounts = {
         item["metadata"]["name"]: item["metadata"].get("annotations", {})
         for item in documents if item["kind"] == "ServiceAccount"
@@ -77,3 +80,40 @@ def test_every_value_of_an_environment_is_one_of_the_chart():
     assert set(given) <= set(defaults)
     for key in ("serviceAccounts", "replicas"):
         assert set(given[key]) <= set(defaults[key])
+
+
+def test_c7_terraform_binds_the_service_accounts_of_the_manifests():
+    """Was: Terraform bound `wid-ksa`, the manifests used `wid-sa`."""
+    used = {
+        f"[{item['metadata']['namespace']}/{item['metadata']['name']}]"
+        for item in helm_chart.rendered(kubectl())
+        if item["kind"] == "ServiceAccount"
+        and "iam.gke.io/gcp-service-account" in item["metadata"].get("annotations", {})
+    }
+    bound = {
+        block.body["member"].partition("goog")[2]
+        for block in resources(example(), "google_service_account_iam_member")
+        if isinstance(block.body["member"], str) and "tpu" in block.body["member"]
+    }
+    assert used and used <= bound
+
+
+def test_a_changed_value_renames_the_settings_so_that_pods_restart():
+    def settings(*options: str) -> set[str]:
+        documents = helm_rendered(*options)
+        return set(helm_chart.SETTINGS_NAME.findall(yaml.safe_dump_all(documents)))
+
+    before, after = settings(), settings("--set", "bucket=gs://other")
+    assert len(before) == len(after) == 1 and before != after
+
+
+def test_the_settings_of_the_overlay_are_all_rendered():
+    """`tpu cluster render` writes the same file that the overlay has, with values."""
+
+    def names(text: str) -> list[str]:
+        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+        return sorted(line.partition("=")[0] for line in lines)
+
+    written = helm_values.settings_env(example())
+    assert names(written) == names((helm_chart.OVERLAY / "settings.env").read_text())
+    assert "PROJECT" not in written.replace("GOOGLE_CLOUD_PROJECT", "")

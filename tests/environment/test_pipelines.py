@@ -32,7 +32,7 @@ def test_c12_only_a_saved_plan_is_applied():
     for name, pipeline in FILES.items():
         for step in pipeline["steps"]:
             assert "-auto-approve" not in step.get("args", []), name
-            if "apply" in step.get("args", []):
+            if step["name"] == pipelines.OPENTOFU and "apply" in step["args"]:
                 assert step["args"][-1] == pipelines.PLAN
     assert FILES["provision.yaml"]["substitutions"] == {"_PLAN_BUILD": ""}
     planned = [step["id"] for step in FILES["plan.yaml"]["steps"]]
@@ -49,3 +49,21 @@ def test_images_go_to_the_registry_of_the_environment():
     for image in FILES["images.yaml"]["images"]:
         assert image.startswith("us-central1-docker.pkg.dev/my-project/ml-images/tpufleet")
         assert not image.endswith(":latest")
+
+
+def test_c12_add_ons_are_waited_for_before_the_queues():
+    steps = [step["id"] for step in FILES["provision.yaml"]["steps"]]
+    order = [
+        "credentials",
+        "install-jobset",
+        "wait-jobset",
+        "install-kueue",
+        "wait-kueue",
+        "queues",
+    ]
+    assert [step for step in steps if step in order] == order
+
+
+def test_the_stage_that_grants_the_roles_of_the_account_is_left_to_a_person():
+    for name, pipeline in FILES.items():
+        assert not [step["id"] for step in pipeline["steps"] if "bootstrap" in step["id"]], name

@@ -113,8 +113,8 @@ def test_c7_the_service_account_of_a_team_is_the_one_that_terraform_binds():
         for item in team_manifests.teams(example()) if item["kind"] == "ServiceAccount"
     ]  # fmt: skip
     assert accounts == [
-        ("research", "training", "ml-research-jobs@my-project.iam.gserviceaccount.com"),
-        ("serving", "training", "ml-serving-jobs@my-project.iam.gserviceaccount.com"),
+        ("research", "tpu-worker", "ml-research-jobs@my-project.iam.gserviceaccount.com"),
+        ("serving", "tpu-worker", "ml-serving-jobs@my-project.iam.gserviceaccount.com"),
     ]
 
 

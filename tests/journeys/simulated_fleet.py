@@ -112,18 +112,18 @@ class SimulatedFleet:
         job_id = JobId(f"job-{len(self.programs):03d}")
         self.programs[job_id] = program or Program()
         body = json.dumps({"jobs": [{"id": job_id, "spec": document}]}).encode()
-        submission.submit(self._context(owner), self._job_storage, body)
+        submission.submit(self.context(owner), self._job_storage, body)
         return job_id
 
     def cancel(self, job: JobId, by: str = "ann") -> None:
-        commands.cancel(self._context(by), self.job(job))
+        commands.cancel(self.context(by), self.job(job))
 
     def put_pool(self, **fields) -> None:
         fields = {"provider": "fake", "accelerator": "v5litepod-16", **fields}
-        commands.put_pool(self._context("root"), Pool(**fields), ("fake", "gke"))
+        commands.put_pool(self.context("root"), Pool(**fields), ("fake", "gke"))
 
     def delete_pool(self, name: str) -> None:
-        commands.delete_pool(self._context("root"), name)
+        commands.delete_pool(self.context("root"), name)
 
     # Faults.
     def preempt(self, job: JobId, which: int = 0) -> None:
@@ -305,7 +305,7 @@ class SimulatedFleet:
         alive = [peer for peer in peers if peer.workload.running_since and not peer.stalled]
         return len(alive) == attempt.num_processes
 
-    def _context(self, who: str) -> CommandContext:
+    def context(self, who: str) -> CommandContext:
         role = Role.ADMIN if who == "root" else Role.MEMBER
         return CommandContext(
             store=self.store, caller=Caller(name=who, role=role), now=self.clock.now()

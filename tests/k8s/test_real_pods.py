@@ -130,6 +130,30 @@ def test_an_evicted_job_checkpoints_in_its_grace_period_and_reaches_the_same_res
         check_pod_environment(report)
 
 
+def test_a_job_has_the_account_and_volumes_that_it_names_and_kubectl_shows_its_output(fleet_with):
+    fleet = fleet_with()
+    kubectl = lambda *args: fleet.plane.kubectl("-n", fleet.namespace, *args)
+    kubectl("create", "serviceaccount", "trainer")
+    fleet.shared.mkdir(parents=True, exist_ok=True)
+    (fleet.shared / "hello").write_text("hello from a volume\n")
+    fleet.submit(
+        "own", f"cat /mine/{fleet.namespace}/hello\nsleep 300", pod={
+            "service_account": "trainer", "memory": "512Mi", "labels": {"team": "nlp"},
+            "volumes": {"/mine": job_namespace.CLAIM},
+        },
+    )  # fmt: skip
+    eventually(lambda: len(fleet.running()) == HOSTS, 300, fleet.describe)
+    job_id = fleet.show("own")["row"]["id"]
+    shown = lambda: kubectl("logs", "-l", f"job-id={job_id}", "-c", "agent", "--tail=-1")
+    eventually(lambda: shown().count("hello from a volume\n") == HOSTS, 120, fleet.describe)
+    for pod in fleet.running():
+        assert pod["spec"]["serviceAccountName"] == "trainer"
+        assert pod["metadata"]["labels"]["team"] == "nlp"
+        [container] = pod["spec"]["containers"]
+        assert container["resources"]["limits"]["memory"] == "512Mi"
+    fleet.tpu("cancel", "own", "--yes")
+
+
 def check_pod_spec(pod: dict) -> None:
     """The pod as the API server has it."""
     spec = pod["spec"]

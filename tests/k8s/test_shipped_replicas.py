@@ -288,3 +288,35 @@ def test_a_job_finishes_although_the_replica_that_leads_is_killed(overlay, stora
                 replica.kill()
         balancer.close()
         emulator.close()
+
+
+def test_two_pods_are_admitted_and_one_that_is_deleted_comes_back(overlay, rig):
+    """The manifests on a real API server, whose nodes only pretend to run pods. What the containers
+    do is above."""
+    ours = ("tpufleet-system", "tpu-training")
+    manifests = [
+        each
+        for each in render(overlay)
+        if (
+            each["metadata"].get("namespace") in ours and not each["apiVersion"].startswith("kueue")
+        )
+        or (each["kind"] == "Namespace" and each["metadata"]["name"] in ours)
+    ]
+    rig.add_plain_node("system")
+    rig.plane.kubectl("label", "node", "system", "iam.gke.io/gke-metadata-server-enabled=true")
+    text = yaml.safe_dump_all(manifests)
+    kubectl = lambda *args: rig.plane.kubectl("--namespace=tpufleet-system", *args)
+    try:
+        rig.plane.kubectl("apply", "--server-side", "-f", "-", stdin=text)
+        available = ("wait", "--for=condition=Available", "deployment/tpufleet", "--timeout=120s")
+        kubectl(*available)
+        kubectl("wait", "--for=jsonpath={.status.readyReplicas}=2", *available[2:])
+        names = kubectl("get", "pods", "-o", "name").split()
+        assert len(names) == 2
+        kubectl("delete", "--wait=false", names[0])
+        kubectl("wait", "--for=jsonpath={.status.readyReplicas}=2", *available[2:])
+        # Applying again changes nothing.
+        again = rig.plane.kubectl("apply", "--server-side", "-f", "-", stdin=text)
+        assert "created" not in again
+    finally:
+        rig.plane.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", "-", stdin=text)

@@ -7,7 +7,7 @@ import yaml
 
 from tests.environment.environments import environment
 from tests.k8s.rigs import eventually
-from tpufleet.environment.addons import install, queues
+from tpufleet.environment.addons import example_jobsets, install, queues
 from tpufleet.kubernetes.connections import JOBSET
 from tpufleet.testbed.kubernetes import binaries
 
@@ -72,6 +72,7 @@ class Teams:
         self.kubectl.run("delete", "namespace", self.red, self.blue, "--wait=false")
         for name in (self.red, self.blue):
             self.kubectl.run("delete", "clusterqueue", name, "--wait=false")
+        self.kubectl.run("delete", "cohort", queues.SHARED_COHORT, "--wait=false")
 
 
 @pytest.fixture
@@ -122,7 +123,21 @@ def test_kueue_accepts_the_queues_of_every_kind_of_capacity(rig):
     # LocalQueues need their namespace, which a dry run does not create.
     documents = [item for item in queues.manifests(built) if item["kind"] != "LocalQueue"]
     printed = kubectl.run(
-        "apply", "--server-side", "--dry-run=server", "-f", "-",
+        "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-",
         stdin=yaml.safe_dump_all(documents),
     )  # fmt: skip
     assert len(printed.splitlines()) == len(documents)
+
+
+def test_the_example_jobsets_are_accepted_and_queued(teams):
+    image = "us-docker.pkg.dev/my-project/ml-images/maxtext:1"
+    for suffix, jobset in {
+        "hello": example_jobsets.hello_world(
+            teams.built, teams.blue, "v5e-16", slices=1, image=image, suffix="hello"),
+        "maxtext": example_jobsets.maxtext(
+            teams.built, teams.blue, "v5e-16", slices=1, image=image, suffix="maxtext",
+            run_name="r", output="gs://b", dataset="gs://d"),
+    }.items():  # fmt: skip
+        teams.kubectl.apply([jobset])
+        name = f"tpu-training-job-{suffix}"
+        eventually(lambda name=name: name in teams.admitted(), 120, lambda: teams.admitted())

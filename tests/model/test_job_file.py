@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -347,3 +348,17 @@ def test_the_example_of_each_field_is_valid(field):
     assert getattr(spec, field.name) != getattr(
         job_file.parse_job({**MINIMAL, "command": ["x"], "accelerator": "v4-8"}), field.name
     )
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({"loss": "loss [0-9.]+"}, "metrics.loss: has no group; put the number in parentheses"),
+        ({"loss": "(["}, "metrics.loss: not a regular expression"),
+        ({"a b": "(x)"}, "is not a name"),
+        ("loss", "metrics: must be a mapping"),
+    ],
+)
+def test_patterns_of_metrics_are_checked(metrics, message):
+    with pytest.raises(BadInput, match=re.escape(message)):
+        job_file.parse_job({"command": "x", "accelerator": "v5e-16", "metrics": metrics})

@@ -8,9 +8,10 @@ from datetime import timedelta
 import pytest
 
 from tests.provisioner.builders import NOW, pool_spec, settings
+from tpufleet.model import topology
 from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolLocation
 from tpufleet.provisioner.kube import label_keys
-from tpufleet.provisioner.planning import plans
+from tpufleet.provisioner.planning import budgets, plans
 from tpufleet.provisioner.planning.cluster_state import (
     ClusterState,
     FailureCause,
@@ -298,7 +299,41 @@ BUDGETS = [
         id="this namespace",
     ),
     pytest.param(
-        ProvisionerBudget(max_chips=32, max_pools=2, max_chips_per_namespace=32),
+        ProvisionerBudget(max_pools_per_namespace=1),
+        "1 of 1 node pools in use in namespace default",
+        id="pools of a namespace",
+    ),
+    pytest.param(
+        ProvisionerBudget(max_pools_by_namespace={"default": 1}, max_pools_per_namespace=9),
+        "1 of 1 node pools in use in namespace default",
+        id="pools of this namespace",
+    ),
+    # 16 chips of v5e at $1.20 per hour each.
+    pytest.param(
+        ProvisionerBudget(max_dollars=38),
+        "$19.20 of $38.00 per hour in use, $19.20 requested",
+        id="dollars",
+    ),
+    pytest.param(
+        ProvisionerBudget(max_dollars_per_namespace=38),
+        "$19.20 of $38.00 per hour in use in namespace default, $19.20 requested",
+        id="dollars of a namespace",
+    ),
+    pytest.param(
+        ProvisionerBudget(max_dollars_by_namespace={"default": 38}, max_dollars_per_namespace=99),
+        "of $38.00 per hour",
+        id="dollars of this namespace",
+    ),
+    pytest.param(
+        ProvisionerBudget(max_dollars=38.4, chip_hour_dollars={"v5e": 2}),
+        "$32.00 of $38.40 per hour in use, $32.00 requested",
+        id="own prices",
+    ),
+    pytest.param(ProvisionerBudget(max_dollars=38.4), None, id="just enough dollars"),
+    pytest.param(
+        ProvisionerBudget(
+            max_chips=32, max_pools=2, max_chips_per_namespace=32, max_pools_per_namespace=2
+        ),
         None,
         id="just enough",
     ),
@@ -316,6 +351,23 @@ def test_no_pool_is_created_over_budget_and_the_reason_is_reported(budget, messa
     if message is not None:
         (waiting,) = result.waiting
         assert message in waiting.reason and waiting.report
+
+
+def test_a_machine_without_a_known_price_is_not_bought_while_dollars_are_limited():
+    limited = ProvisionerBudget(max_dollars=1e9)
+    machine, on_demand = "tpu7x-standard-4t", PoolCapacity.ON_DEMAND
+    assert budgets.chip_hour_dollars(machine, on_demand, limited) is None
+    generation = next(
+        each.generation for each in topology.all_types().values() if each.machine_type == machine
+    )
+    priced = ProvisionerBudget(max_dollars=1e9, chip_hour_dollars={generation: 12})
+    assert budgets.chip_hour_dollars(machine, on_demand, priced) == 12
+    unpriced = pool_spec()
+    unpriced = replace(unpriced, shape=replace(unpriced.shape, machine_type=machine))
+    for budget, bought in ((limited, 0), (priced, 1), (ProvisionerBudget(), 1)):
+        result = plan(demands=[demand(unpriced)], with_settings=settings(budget=budget))
+        assert len(result.creates) == bought
+        assert bought or "set CHIP_HOUR_DOLLARS" in result.waiting[0].reason
 
 
 def test_under_a_budget_the_longest_waiting_pod_is_served_first():

@@ -55,6 +55,20 @@ VARIABLES = [
         "a=1,b=2",
         {"budget": ProvisionerBudget(max_chips_by_namespace={"a": 1, "b": 2})},
     ),
+    ("BUDGET_NAMESPACE_POOLS", "3", {"budget": ProvisionerBudget(max_pools_per_namespace=3)}),
+    ("BUDGET_POOLS_OF", "a=1", {"budget": ProvisionerBudget(max_pools_by_namespace={"a": 1})}),
+    ("BUDGET_DOLLARS", "99.50", {"budget": ProvisionerBudget(max_dollars=99.5)}),
+    (
+        "BUDGET_NAMESPACE_DOLLARS",
+        "20",
+        {"budget": ProvisionerBudget(max_dollars_per_namespace=20)},
+    ),
+    (
+        "BUDGET_DOLLARS_OF",
+        "a=1.5",
+        {"budget": ProvisionerBudget(max_dollars_by_namespace={"a": 1.5})},
+    ),
+    ("CHIP_HOUR_DOLLARS", "v5e=0.9", {"budget": ProvisionerBudget(chip_hour_dollars={"v5e": 0.9})}),
     ("ALLOWED_NODE_NETWORKS", "a, b", {"allowed_networks": ("a", "b")}),
     ("ALLOWED_NODE_NETWORKS", "none", {"allowed_networks": ()}),
     ("NOT_SERVING_TIMEOUT", "20m", {"not_serving_timeout": timedelta(minutes=20)}),
@@ -80,6 +94,10 @@ INVALID = [
     ("CONCURRENCY", "many"),
     ("GCP_FORCE_ON_DEMAND", "maybe"),
     ("BUDGET_CHIPS_OF", "a"),
+    ("BUDGET_DOLLARS", "-1"),
+    ("BUDGET_DOLLARS", "nan"),
+    ("BUDGET_DOLLARS_OF", "a=many"),
+    ("CHIP_HOUR_DOLLARS", "=1"),
     ("GCP_NODE_ADDITIONAL_NETWORKS", "only-a-network"),
 ]
 

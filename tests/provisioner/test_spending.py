@@ -12,6 +12,7 @@ pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 from tests.provisioner.harness import ProvisionerHarness
 from tpufleet.provisioner.kube import label_keys
 
+ZONE = "us-central1-a"
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
 SPOT_TOLERATION = {"key": label_keys.SPOT, "operator": "Exists", "effect": "NoSchedule"}
 
@@ -130,3 +131,51 @@ def test_over_many_jobsets_no_more_pools_are_bought_than_needed(harness):
         harness.jobsets = []
     assert harness.states() == {}
     assert len(harness.gke.created) <= needed + misfits
+
+
+def spend(harness, seed, batches):
+    """JobSets of every kind on a GKE that runs out of stock, loses nodes, and fails deletions.
+    Returns pools bought, pools needed (or tried once for a pod that fits none), and failures."""
+    chosen = random.Random(seed)
+    fitting = [{}, {}, {"node_selector": {label_keys.TOPOLOGY: "2x4"}}]
+    impossible = [pod for pod, _ in IMPOSSIBLE.values()]
+    misfits = [pod for pod, _ in MISFITS.values()]
+    needed = failures = 0
+    for batch in range(batches):
+        harness.simulated.device_plugin_delay = chosen.choice([0, 20, 90]) * SECOND
+        sold_out = chosen.random() < 0.3
+        harness.gke.stock = {(ZONE, "ct5lp-hightpu-4t"): 8} if sold_out else {}
+        for _ in range(chosen.choice([0, 0, 1, 2])):
+            harness.gke.lose_nodes_of_next_creation(1)
+            failures += 1
+        if chosen.random() < 0.3:
+            harness.gke.fail_next_deletion(13, "internal error")
+        names = [f"job-{batch}-{number}" for number in range(20)]
+        for name in names:
+            pod = chosen.choice(fitting * 3 + impossible + misfits)
+            harness.submit(name, **pod)
+            needed += pod not in impossible
+        harness.reconcile(20, every=10 * SECOND)
+        harness.gke.stock = {}
+        for name in names:
+            harness.end(name)
+        harness.reconcile(12, every=10 * SECOND)
+        harness.jobsets = []
+    harness.reconcile(30, every=20 * SECOND)
+    failures += sum(
+        one.operation_type.name == "CREATE_NODE_POOL" and bool(one.error.code)
+        for one in harness.gke.operations.values()
+    )
+    return len(harness.gke.created), needed, failures
+
+
+def test_on_a_failing_gke_no_more_pools_are_bought_than_needed_and_retried(harness):
+    bought, needed, failures = spend(harness, seed=3, batches=4)
+    assert harness.states() == {} and bought <= needed + failures
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("seed", range(3))
+def test_over_500_jobsets_on_a_failing_gke_spending_stays_bounded(harness, seed):
+    bought, needed, failures = spend(harness, seed=seed, batches=25)
+    assert harness.states() == {} and bought <= needed + failures

@@ -5,25 +5,39 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from tests.service.harness import SPEC, ServiceHarness
 from tests.service.test_files import packed
-from tpufleet.model.api_types import NewJob, PurgeRequest
+from tpufleet.model.api_types import NewJob, NewReservation, PurgeRequest
 from tpufleet.model.jobs import JobId
+from tpufleet.model.pools import Pool
 from tpufleet.model.users import Role
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.routing import SLICE_TOKEN
+from tpufleet.stores.base import ChangeSet
 
 OWN = "own"  # it writes something of the caller's own, never of another user
 ADMIN = "admin"  # requires the admin role
 OWNER = "owner"  # of the object, or an admin
+SHARED = "shared"  # any member
 
 # What each route that writes protects. A new route must be added here.
 RULES = {
     "POST /jobs": OWN,
+    "PATCH /jobs/{ref}": OWNER,
+    "POST /queue/{ref}/move": OWNER,
+    "POST /queue/{ref}/hold": OWNER,
+    "POST /queue/{ref}/release": OWNER,
+    "POST /reservations": OWN,
+    "PATCH /reservations/{id}": OWNER,
+    "DELETE /reservations/{id}": OWNER,
+    "POST /slices/{id}/release": OWNER,
+    "PATCH /inventory/{name}": SHARED,
+    "PATCH /preferences": OWN,
     "POST /jobs/{ref}/cancel": OWNER,
     "POST /jobs/{ref}/resume": OWNER,
     "POST /jobs/{ref}/rerun": OWNER,
@@ -32,6 +46,10 @@ RULES = {
     "POST /unarchive": OWNER,
     "POST /purge": OWNER,
     "PUT /snapshots/{digest}": OWN,
+    "POST /session": OWN,
+    "DELETE /session": OWN,
+    "POST /session/link": OWN,
+    "POST /jobs/{ref}/links": OWNER,
     "POST /tokens": OWNER,
     "DELETE /tokens/{id}": OWNER,
     "POST /tokens/{id}/rotate": OWNER,
@@ -54,6 +72,14 @@ class Call:
 
 # Each names an object of mo.
 CALLS: dict[str, Call] = {
+    "POST /jobs/{ref}/links": Call("/jobs/ended/links", {"resource": "logs", "expires_in": "PT1H"}),
+    "PATCH /jobs/{ref}": Call("/jobs/ended", {"notes": "mine"}),
+    "POST /queue/{ref}/move": Call("/queue/live/move", {"last": True}),
+    "POST /queue/{ref}/hold": Call("/queue/live/hold"),
+    "POST /queue/{ref}/release": Call("/queue/live/release"),
+    "PATCH /reservations/{id}": Call("/reservations/r1", {"extend_by": "PT5M"}),
+    "DELETE /reservations/{id}": Call("/reservations/r1?reason=deadline"),
+    "POST /slices/{id}/release": Call("/slices/s2/release"),
     "POST /jobs/{ref}/cancel": Call("/jobs/live/cancel"),
     "POST /jobs/{ref}/resume": Call("/jobs/ended/resume", {"id": "again"}),
     "POST /jobs/{ref}/rerun": Call("/jobs/ended/rerun", {"id": "again"}),
@@ -88,6 +114,11 @@ def test_only_the_owner_or_an_admin_changes_an_object(service, name, caller):
     service.submit("ended", by="mo")
     service.end_job("ended")
     service.add_slice("s1", "live", provider="tpu-vm")
+    soon = service.clock.now() + timedelta(minutes=5)
+    lab = Pool(name="lab", provider="local", accelerator="v5litepod-16", largest=1)
+    service.store.commit(ChangeSet(pools=[lab]))
+    service.add_slice("s2", None, pool="lab", reserved_for="mo", reserved_until=soon)
+    service.client("mo").reserve(NewReservation(id="r1", pool="lab"))
     call = CALLS[name]
     with service.http(service.tokens[caller]) as http:
         status = http.request(name.partition(" ")[0], call.path, json=call.body).status_code

@@ -17,10 +17,10 @@ from tpufleet.errors import NotFound
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import HostId
 from tpufleet.model.jobs import JobId
-from tpufleet.service.files.archived import ArchivedResults
+from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.logs import LogGap
-from tpufleet.service.files.secrets import SharedSecrets, derived_key
+from tpufleet.service.files.secrets import SecretFiles, SharedSecrets, derived_key
 from tpufleet.service.files.shared_logs import IDLE_AFTER, MIN_AGE, SharedLogs
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.stores.open_store import open_store
@@ -242,6 +242,33 @@ def test_a_secret_that_was_copied_to_another_name_cannot_be_read(store, clock, c
         is None
     )
     assert "cannot decrypt secrets/own/bob/MINE" in caplog.text
+
+
+def test_secrets_on_the_disk_of_a_server_are_taken_over(store, clock, tmp_path):
+    keys = [derived_key(b"server secret")]
+    files = SecretFiles(tmp_path, keys)
+    files.put("HUB", "shared")
+    files.put("TOKEN", "old", "ada")
+    secrets = SharedSecrets(store, keys, clock)
+    secrets.put("TOKEN", "new", "ada")
+    assert secrets.import_files(files) == 1
+    assert secrets.import_files(files) == 0
+    assert (secrets.get("HUB", "bob"), secrets.get("TOKEN", "ada")) == ("shared", "new")
+    assert secrets.import_files(SecretFiles(tmp_path / "none", keys)) == 0
+
+
+def test_logs_of_the_time_before_servers_shared_them_are_read(store, archive, clock, tmp_path):
+    before = ArchivedLogs(tmp_path / "one", archive)
+    before.append(ATTEMPT, HOST, 0, b"old\n")
+    before.upload_changes()
+    logs = SharedLogs(store, archive, clock, earlier=ArchivedLogs(tmp_path / "two", archive))
+    assert (logs.size(ATTEMPT, HOST), whole(logs)) == (4, b"old\n")
+    # An agent that runs meanwhile sends its log again, as the server has nothing of it.
+    with pytest.raises(LogGap) as gap:
+        logs.append(ATTEMPT, HOST, 4, b"new\n")
+    assert gap.value.size == 0
+    assert logs.append(ATTEMPT, HOST, 0, b"old\nnew\n") == 8
+    assert whole(logs) == b"old\nnew\n"
 
 
 def test_the_age_of_a_chunk_is_longer_than_any_database_call():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
+import socketserver
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +19,7 @@ from tests.polling import wait_until
 from tests.server_process import Server
 from tests.service.harness import ServiceHarness
 from tests.service.test_connection_limits import is_closed
+from tpufleet.client import tls
 from tpufleet.client.agents import AgentClient
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Unreachable
@@ -94,6 +97,113 @@ def test_a_job_runs_on_a_server_with_tls(certificate, tmp_path):
         )
     finally:
         server.cleanup()
+
+
+def test_hosts_of_a_cloud_get_the_private_ca_with_their_metadata(certificate, tmp_path):
+    pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
+    from tests.providers.tpu_vm.emulated_fleet import Fleet
+
+    # The file also holds the key, which must stay here.
+    both = tmp_path / "both.pem"
+    both.write_text(certificate.key.read_text() + certificate.cert.read_text())
+    fleet = Fleet(
+        tmp_path / "fleet",
+        ("us-central1-a",),
+        environ={
+            "TPUFLEET_TLS_CERT": str(certificate.cert),
+            "TPUFLEET_TLS_KEY": str(certificate.key),
+            "TPUFLEET_CA_FILE": str(both),
+        },
+    )
+    try:
+        [job] = fleet.submit({"command": ["true"]})
+        fleet.until(lambda: fleet.nodes() != [], "a node is created")
+        with fleet.emulator.cloud.lock:
+            [node] = fleet.emulator.cloud.nodes.values()
+            assert node.template.metadata["tpufleet-ca"] == certificate.cert.read_text()
+        fleet.until(lambda: fleet.states()[job] == "succeeded", "the job succeeds")
+    finally:
+        fleet.close()
+
+
+class ConnectProxy:
+    """Forwards CONNECT requests, as an egress proxy does; remembers their targets."""
+
+    def __init__(self) -> None:
+        self.targets: list[str] = []
+        proxy = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                target = self.rfile.readline().split()[1].decode()
+                while self.rfile.readline().strip():
+                    pass
+                proxy.targets.append(target)
+                host, _, port = target.rpartition(":")
+                with socket.create_connection((host, int(port))) as upstream:
+                    self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+                    back = threading.Thread(target=self._copy, args=(upstream, self.connection))
+                    back.start()
+                    self._copy(self.connection, upstream)
+                    back.join()
+
+            @staticmethod
+            def _copy(source: socket.socket, target: socket.socket) -> None:
+                with contextlib.suppress(OSError):
+                    while data := source.recv(65536):
+                        target.sendall(data)
+                with contextlib.suppress(OSError):
+                    target.shutdown(socket.SHUT_WR)
+
+        self.server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+
+@pytest.fixture
+def egress_proxy() -> Iterator[ConnectProxy]:
+    proxy = ConnectProxy()
+    yield proxy
+    proxy.server.shutdown()
+    proxy.server.server_close()
+
+
+def test_clients_and_agents_use_the_egress_proxy(secure, certificate, egress_proxy, monkeypatch):
+    url = f"https://127.0.0.1:{secure.port}"
+    monkeypatch.setenv("HTTPS_PROXY", egress_proxy.url)
+    monkeypatch.setenv("NO_PROXY", "example.com")
+    with FleetClient(url, secure.tokens["mel"], ca_file=certificate.cert) as client:
+        assert client.me().name == "mel"
+    assert len(egress_proxy.targets) == 1
+    secure.add_slice("s1", None)
+    environ = {"HTTPS_PROXY": egress_proxy.url}
+    agent = AgentClient(
+        url,
+        secure.slice_token("s1"),
+        ca_certificates=certificate.cert.read_text(),
+        proxy=tls.proxy_for(url, environ),
+    )
+    try:
+        assert agent.send_heartbeat(secure.make_heartbeat("s1/0")).assignment is None
+    finally:
+        agent.close()
+    assert egress_proxy.targets == [f"127.0.0.1:{secure.port}"] * 2
+
+
+@pytest.mark.parametrize(
+    ("url", "environ", "proxy"),
+    [
+        ("https://fleet.example", {"HTTPS_PROXY": "http://p:1"}, "http://p:1"),
+        ("https://fleet.example", {"https_proxy": "p:1"}, "http://p:1"),
+        ("https://fleet.example", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": ".example"}, None),
+        ("https://fleet.example", {"HTTPS_PROXY": "http://p:1", "no_proxy": "*"}, None),
+        ("https://fleet.example", {}, None),
+        ("http://fleet.example", {"HTTPS_PROXY": "http://p:1", "HTTP_PROXY": "http://p:1"}, None),
+    ],
+)
+def test_the_proxy_is_that_of_the_environment_and_never_sees_a_token(url, environ, proxy):
+    assert tls.proxy_for(url, environ) == proxy
 
 
 CLIENT_HELLO_PREFIX = bytes.fromhex("1603010200010001fc0303")  # of 517 bytes

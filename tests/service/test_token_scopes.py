@@ -27,7 +27,10 @@ OWN_JOBS = {
     "GET /jobs/{ref}/events", "GET /jobs/{ref}/logs", "GET /jobs/{ref}/logs/stream",
     "GET /jobs/{ref}/result", "GET /stream", "HEAD /snapshots/{digest}", "PUT /snapshots/{digest}",
 }  # fmt: skip
-ALWAYS = {"GET /me", "GET /openapi.json", "POST /tokens/{id}/rotate"}
+ALWAYS = {
+    "GET /me", "GET /openapi.json", "POST /tokens/{id}/rotate", "POST /session", "GET /session",
+    "DELETE /session", "POST /session/link",
+}  # fmt: skip
 ALLOWED = {
     "read": ALWAYS | {name_of(route) for route in USER_ROUTES if route.method in ("GET", "HEAD")},
     "submit": ALWAYS | OWN_JOBS,

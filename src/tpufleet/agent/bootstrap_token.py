@@ -33,7 +33,13 @@ def exchange(
     from tpufleet.client.agents import AgentClient  # httpx is slow to import
 
     protect_memory()
-    client = AgentClient(settings.server, settings.bootstrap_token, settings.ca_file)
+    client = AgentClient(
+        settings.server,
+        settings.bootstrap_token,
+        settings.ca_file,
+        ca_certificates=settings.ca_certificates,
+        proxy=settings.proxy,
+    )
     nonce = secrets.token_hex(16)
     backoff = Backoff(first=INITIAL_BACKOFF_SECONDS, longest=MAX_BACKOFF_SECONDS)
     timeout, waited = settings.server_timeout_seconds, 0.0

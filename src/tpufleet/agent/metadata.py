@@ -99,6 +99,7 @@ def _identity(metadata: MetadataClient) -> dict[str, str]:
         "TPUFLEET_CHIPS": attribute("tpufleet-chips"),
         "TPUFLEET_ADDRESS": (metadata.get("network-interfaces/0/ip") or "").strip(),
         "TPUFLEET_COORDINATOR_PORT": str(COORDINATOR_PORT),
+        settings.CA_VARIABLE: attribute("tpufleet-ca"),
     }
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.metadata
+import io
 import os
 import tempfile
 import zipfile
@@ -23,17 +24,23 @@ def wheel_name() -> str:
 
 
 def build(folder: Path) -> Path:
-    """Write the wheel into the folder, unless it is there already."""
+    """Write the wheel into the folder. One that is there already is not touched: caches go by its
+    time."""
     target = folder / wheel_name()
-    content = _content()
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor, draft = tempfile.mkstemp(dir=folder, suffix=".new")
-    with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w") as archive:
-        for name, data in sorted(content.items()):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in sorted(_content().items()):
             info = zipfile.ZipInfo(name, TIMESTAMP)
             info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = 0o644 << 16
             archive.writestr(info, data)
+    packed = buffer.getvalue()
+    if target.is_file() and target.read_bytes() == packed:
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor, draft = tempfile.mkstemp(dir=folder, suffix=".new")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(packed)
     os.replace(draft, target)
     return target
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpufleet import errors
+from tpufleet.client import tls
 from tpufleet.model import hosts
 from tpufleet.model.hosts import HostId, NoticeKind
 from tpufleet.model.slices import SliceId
 
+CA_VARIABLE = "TPUFLEET_CA_CERTIFICATES"
 TOKEN_VARIABLE, BOOTSTRAP_TOKEN_VARIABLE = "TPUFLEET_TOKEN", "TPUFLEET_ENTRY"
 
 
@@ -28,6 +30,9 @@ class AgentSettings:
     chips: int
     notice_file: Path | None = None
     ca_file: Path | None = None  # CAs of the control plane's certificate, besides the system's
+    job_python: str = ""  # "uv": every job gets an environment, not only those that ask for one
+    ca_certificates: str = ""  # the same, in PEM, as the provider passed them on
+    proxy: str | None = None  # on the way to the control plane
     platform: str = ""  # "cpu" on simulated slices
     # The agent exits when the control plane is unreachable for this long; None: never.
     server_timeout_seconds: float | None = None
@@ -60,6 +65,9 @@ def from_environ(environ: Mapping[str, str]) -> AgentSettings:
         chips=_integer(environ, "TPUFLEET_CHIPS"),
         notice_file=Path(notice_file) if notice_file else None,
         ca_file=Path(environ["TPUFLEET_CA_FILE"]) if environ.get("TPUFLEET_CA_FILE") else None,
+        job_python=environ.get("TPUFLEET_JOB_PYTHON", ""),
+        ca_certificates=environ.get(CA_VARIABLE, ""),
+        proxy=tls.proxy_for(_text(environ, "TPUFLEET_SERVER"), environ),
         platform=environ.get("TPUFLEET_PLATFORM", ""),
         server_timeout_seconds=float(server_timeout) if server_timeout else None,
         metadata_url=environ.get("TPUFLEET_METADATA", ""),

@@ -60,13 +60,22 @@ class AgentClient:
 
     reachable = True  # False after a call without response, until a heartbeat is answered
 
-    def __init__(self, server: str, token: str, ca_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        server: str,
+        token: str,
+        ca_file: Path | None = None,
+        *,
+        ca_certificates: str = "",
+        proxy: str | None = None,
+    ) -> None:
         self._server = server.rstrip("/")
         self._http = httpx.Client(
             base_url=server.rstrip("/") + "/api/v1/agent",
             headers={"Authorization": f"Bearer {token}"},
-            verify=tls.verification(server, ca_file),
-            trust_env=False,  # a proxy or netrc of the machine must never see the token
+            verify=tls.verification(server, ca_file, ca_certificates),
+            proxy=proxy,
+            trust_env=False,  # a netrc of the machine must never replace the token
         )
 
     def close(self) -> None:

@@ -17,23 +17,32 @@ from tpufleet.errors import NotFound
 from tpufleet.model.api_types import (
     ArchiveRequest,
     AuditPage,
+    Comparison,
     CreatedToken,
     CurrentUser,
     EventPage,
     FaultRequest,
+    JobChanges,
     JobDetail,
     JobExplanation,
     JobPage,
     JobRow,
     LoginLink,
     LogLine,
+    MetricSeries,
     NewJob,
     NewLink,
+    NewReservation,
     NewToken,
     NewUser,
     PoolPage,
     PurgeReport,
     PurgeRequest,
+    QueueEntry,
+    QueueMove,
+    QueuePage,
+    ReservationExtension,
+    ReservationPage,
     ResubmitRequest,
     SecretNames,
     SecretValue,
@@ -53,8 +62,11 @@ from tpufleet.model.costs import CostReport, StockReport
 from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandReport, HostCommandRequest
+from tpufleet.model.inventory import Inventory, InventoryChange, InventoryNote
 from tpufleet.model.jobs import JobId
 from tpufleet.model.pools import Pool
+from tpufleet.model.preferences import PreferenceChanges, Preferences
+from tpufleet.model.reservations import Reservation
 from tpufleet.model.server_status import ServerStatus
 from tpufleet.model.users import Role, TokenScope, User
 
@@ -122,10 +134,12 @@ class FleetClient:
         name: str | None = None,
         parent: str | None = None,
         archived: bool = False,
+        query: str | None = None,
         limit: int | None = None,
         before: str | None = None,
     ) -> JobPage:
-        """One page, newest first. `state`: states separated by commas, `live` or `ended`."""
+        """One page, newest first. `state`: states separated by commas, `live` or `ended`; `query`:
+        see `model.job_search`."""
         return self._get(
             "/jobs",
             JobPage,
@@ -136,6 +150,7 @@ class FleetClient:
             name=name,
             parent=parent,
             archived="true" if archived else None,
+            q=query,
             limit=limit,
             before=before,
         )
@@ -152,6 +167,16 @@ class FleetClient:
 
     def why(self, ref: str) -> JobExplanation:
         return self._get(f"/jobs/{job_segment(ref)}/why", JobExplanation)
+
+    def change_job(self, ref: str, changes: JobChanges) -> JobRow:
+        """Change name, tags, notes or priority."""
+        return self._transport.call("PATCH", f"/jobs/{job_segment(ref)}", JobRow, body=changes)
+
+    def metrics(self, ref: str) -> MetricSeries:
+        return self._get(f"/jobs/{job_segment(ref)}/metrics", MetricSeries)
+
+    def compare(self, refs: Sequence[str]) -> Comparison:
+        return self._get("/compare", Comparison, jobs=",".join(refs))
 
     def cancel(self, ref: str) -> JobRow:
         return self._transport.call("POST", f"/jobs/{job_segment(ref)}/cancel", JobRow)
@@ -252,6 +277,76 @@ class FleetClient:
         """Delete the files of ended jobs, or list which ones (dry run)."""
         return self._transport.call(
             "POST", "/purge", PurgeReport, body=request, timeout=_BULK_SECONDS
+        )
+
+    # The queue
+
+    def queue(
+        self,
+        *,
+        pool: str | None = None,
+        accelerator: str | None = None,
+        zone: str | None = None,
+        owner: str | None = None,
+    ) -> tuple[QueueEntry, ...]:
+        page = self._get("/queue", QueuePage, pool=pool, type=accelerator, zone=zone, owner=owner)
+        return page.entries
+
+    def move_in_queue(
+        self, ref: str, *, first: bool = False, last: bool = False, before: str | None = None
+    ) -> JobRow:
+        body = QueueMove(first=first, last=last, before=before)
+        return self._transport.call("POST", f"/queue/{job_segment(ref)}/move", JobRow, body=body)
+
+    def hold_in_queue(self, ref: str) -> JobRow:
+        return self._transport.call("POST", f"/queue/{job_segment(ref)}/hold", JobRow)
+
+    def release_in_queue(self, ref: str) -> JobRow:
+        return self._transport.call("POST", f"/queue/{job_segment(ref)}/release", JobRow)
+
+    # Reservations
+
+    def reservations(self, *, ended: bool = False) -> tuple[Reservation, ...]:
+        page = self._get("/reservations", ReservationPage, all="1" if ended else None)
+        return page.reservations
+
+    def reserve(self, new: NewReservation) -> Reservation:
+        return self._transport.call("POST", "/reservations", Reservation, body=new)
+
+    def extend_reservation(self, reservation_id: str, by: timedelta) -> Reservation:
+        path = f"/reservations/{path_segment(reservation_id)}"
+        body = ReservationExtension(extend_by=by)
+        return self._transport.call("PATCH", path, Reservation, body=body)
+
+    def end_reservation(self, reservation_id: str, reason: str = "") -> Reservation:
+        """Release one's own; an admin breaks that of another user, with a reason."""
+        path = f"/reservations/{path_segment(reservation_id)}"
+        params = {"reason": reason or None}
+        return self._transport.call("DELETE", path, Reservation, params=params)
+
+    def release_held_slice(self, slice_id: str) -> None:
+        self._transport.call("POST", f"/slices/{path_segment(slice_id)}/release")
+
+    # The inventory
+
+    def inventory(self) -> Inventory:
+        return self._get("/inventory", Inventory)
+
+    def annotate(self, name: str, change: InventoryChange) -> InventoryNote:
+        """Change alias, note or belongs-to of a slice or a pool."""
+        path = f"/inventory/{path_segment(name)}"
+        return self._transport.call("PATCH", path, InventoryNote, body=change)
+
+    # Preferences
+
+    def preferences(self, user: str | None = None) -> Preferences:
+        return self._get("/preferences", Preferences, user=user)
+
+    def change_preferences(
+        self, changes: PreferenceChanges, user: str | None = None
+    ) -> Preferences:
+        return self._transport.call(
+            "PATCH", "/preferences", Preferences, body=changes, params={"user": user}
         )
 
     # Users, tokens and secrets

@@ -1,9 +1,11 @@
-"""Which certificates of a control plane are trusted."""
+"""How clients and agents reach a control plane: trusted certificates, and the proxy on the way."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput
 
@@ -11,17 +13,41 @@ if TYPE_CHECKING:
     import ssl
 
 
-def verification(url: str, ca_file: str | PathLike[str] | None) -> ssl.SSLContext | bool:
-    """For httpx. Loading certificates takes longer than a call, and plain HTTP needs none."""
+def verification(
+    url: str, ca_file: str | PathLike[str] | None = None, ca_certificates: str = ""
+) -> ssl.SSLContext | bool:
+    """For httpx. Loading certificates takes longer than a call, and plain HTTP needs none.
+
+    `ca_certificates`: CAs in PEM, besides those of the file and the system's."""
     if not url.startswith("https:"):
         return False
-    if ca_file is None:
+    if ca_file is None and not ca_certificates:
         return True
     import ssl
 
     context = ssl.create_default_context()
     try:
-        context.load_verify_locations(cafile=ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise BadInput(f"ca_file: cannot read certificates from {ca_file}: {error}") from error
+        if ca_file is not None:
+            context.load_verify_locations(cafile=ca_file)
+        if ca_certificates:
+            context.load_verify_locations(cadata=ca_certificates)
+    except (OSError, ssl.SSLError, ValueError) as error:
+        where = ca_file if ca_file is not None else "the certificates that the server passed on"
+        raise BadInput(f"ca_file: cannot read certificates from {where}: {error}") from error
     return context
+
+
+def proxy_for(url: str, environ: Mapping[str, str]) -> str | None:
+    """The proxy of `HTTPS_PROXY`, unless `NO_PROXY` excludes the host. Only for https: a proxy then
+    forwards an encrypted connection, and never sees a token."""
+    # Not in typeshed.
+    from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
+
+    proxy = environ.get("HTTPS_PROXY") or environ.get("https_proxy")
+    if not proxy or not url.startswith("https:"):
+        return None
+    excluded = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
+    host = urlsplit(url).hostname or ""
+    if proxy_bypass_environment(host, {"no": excluded}):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"

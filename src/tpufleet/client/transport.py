@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
@@ -55,7 +56,8 @@ class Transport:
             headers={"Authorization": f"Bearer {token}"},
             timeout=timeout,
             verify=tls.verification(self.url, ca_file),
-            trust_env=False,  # a proxy or netrc of the machine must never see the token
+            proxy=tls.proxy_for(self.url, os.environ),
+            trust_env=False,  # a netrc of the machine must never replace the token
         )
         self._transport_error = httpx.TransportError
 

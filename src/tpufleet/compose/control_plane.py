@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.clocks import SystemClock
-from tpufleet.compose import backup, retention_settings, secrets_key, server_files, server_log
+from tpufleet.compose import (
+    backup,
+    first_start,
+    retention_settings,
+    secrets_key,
+    server_files,
+    server_log,
+)
 from tpufleet.compose.providers import fleet_id, providers
 from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
@@ -63,7 +70,10 @@ def serve(settings: Config, *, embedded: bool) -> int:
         server_files.exclusive_lock(home),
         contextlib.closing(_open_store(settings)) as store,
     ):
-        ControlPlane(settings, store, providers(settings, store), recent_errors).run()
+        control_plane = ControlPlane(settings, store, providers(settings, store), recent_errors)
+        if settings.tpu_vm is not None and "tpu-vm" in settings.enabled_providers:
+            first_start.check_cloud_once(settings)
+        control_plane.run()
     return 0
 
 
@@ -159,12 +169,14 @@ class ControlPlane:
             holder=server_files.lease_holder(self._settings),
             fleet=fleet_id(self._store),
             server_url=self._settings.public_url or self.url,
+            ca_certificates=server_files.ca_certificates(self._settings.ca_file),
             slice_token=lambda slice_id: auth.slice_token(self._secret, slice_id),
             bootstrap_token=lambda slice_id: auth.bootstrap_token(self._secret, slice_id),
             settings=ControllerSettings(
                 default_providers=(default,),
                 zones_by_provider={name: item.zones for name, item in self._providers.items()},
                 slices_per_user=self._settings.slices_per_user,
+                fair_share_half_life=self._settings.fair_share_half_life,
                 max_hosts_lost_percent=self._settings.max_hosts_lost_percent,
                 budgets=budgets.parse(self._settings.budgets),
                 prices=prices.price_table(self._settings.prices),

@@ -28,8 +28,8 @@ DEFAULT_PYTHON = "3.12"
 # Of the agent on hosts, besides those of tpufleet itself.
 EXTRAS, TOOLS = "gcs", ("uv",)
 FOLDER = "bundles"  # below the bucket
-# Parts of a Python that an agent does not import.
-UNUSED = ("test", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "pydoc_data")
+# Parts of a Python that neither an agent nor the environment of a job needs.
+UNUSED = ("test", "idlelib", "turtledemo")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +115,7 @@ def _copy_python(source: Path, target: Path) -> Path:
         here = Path(folder)
         drop = {name for name in names if name == "__pycache__" or name.endswith(".a")}
         if here == source:
-            drop |= {name for name in names if name not in ("bin", "lib")}
+            drop |= {name for name in names if name not in ("bin", "include", "lib")}
         elif here == source / library:
             drop |= {name for name in names if name in UNUSED or name.startswith("config-")}
             drop |= {"site-packages"} & set(names)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pwd
 import secrets
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 from tpufleet.clocks import SystemClock
 from tpufleet.config import Config
 from tpufleet.errors import BadInput
+from tpufleet.model.jobs import Capacity
+from tpufleet.model.preflight import Check
 from tpufleet.providers.base import Provider
 from tpufleet.providers.local import fault_plan
 from tpufleet.providers.local.provider import LocalProvider
@@ -51,11 +57,39 @@ def _provider(name: str, settings: Config, store: Store) -> Provider:
     if name == "local":
         plan_file = settings.data / "faults.yaml"
         plan = fault_plan.load(plan_file) if plan_file.exists() else fault_plan.NO_FAULTS
-        return LocalProvider(settings.data / "local", plan=plan, hidden=_private_paths(settings))
+        if settings.local_user is not None:
+            _check_local_user(settings.local_user, settings.data)
+        return LocalProvider(
+            settings.data / "local",
+            plan=plan,
+            hidden=_private_paths(settings),
+            job_user=settings.local_user,
+        )
     raise BadInput(
         f"providers: {name} is enabled but not configured\n"
         f"  next: set {name.replace('-', '_')} in {settings.config_file}"
     )
+
+
+def _check_local_user(name: str, data: Path) -> None:
+    """At start rather than in every job: whether this user can reach what jobs need."""
+    if os.geteuid() != 0:
+        raise BadInput("local_user: only a server that runs as root can run jobs as another user")
+    try:
+        group = pwd.getpwnam(name).pw_gid
+    except KeyError as error:
+        raise BadInput(f"local_user: no user named {name!r} on this machine") from error
+    for needed in (Path(sys.executable), data.parent):
+        probe = subprocess.run(
+            ["/bin/sh", "-c", 'test -x "$0"', str(needed)],
+            user=name, group=group, extra_groups=[], cwd="/",
+        )  # fmt: skip
+        if probe.returncode != 0:
+            raise BadInput(
+                f"local_user: {name} has no access to {needed}, which its jobs need\n"
+                "  next: install tpufleet and set TPUFLEET_HOME where all users have access, such "
+                "as /opt and /var/lib"
+            )
 
 
 def _private_paths(settings: Config) -> list[Path]:
@@ -82,6 +116,11 @@ def _tpu_vm(settings: Config, store: Store) -> Provider:
     except ImportError as error:
         raise _no_client(error) from error
     parsed = tpu_vm.parse(settings.tpu_vm or {})
+    if not parsed.bundle and not parsed.emulated:
+        raise BadInput(
+            "tpu_vm: bundle is not set, so hosts could not install tpufleet\n"
+            f"  next: run `tpu bundle` and put what it prints into {settings.config_file}"
+        )
     return TpuVmProvider(parsed, fleet=fleet_id(store), folder=settings.data / "tpu-vm")
 
 
@@ -105,6 +144,36 @@ def manual_nodes(
     parsed = tpu_vm.parse({"zones": ["us-central1-a"], **document, "project": project})
     cloud = api.TpuApi(lambda: api.connect(parsed.endpoint))
     return ManualNodes(cloud, parsed, report, zones=parsed.zones if "zones" in document else ())
+
+
+def preflight(
+    settings: Config, accelerators: Sequence[str] = (), capacity: Capacity = Capacity.SPOT
+) -> list[Check]:
+    """Check the cloud project of the configuration, with the credentials on this machine."""
+    if settings.tpu_vm is None:
+        raise BadInput(
+            f"no cloud project is configured\n  next: run `tpu init`, or set tpu_vm in "
+            f"{settings.config_file}"
+        )
+    try:
+        from tpufleet.providers.tpu_vm import fault_injection
+        from tpufleet.providers.tpu_vm import settings as tpu_vm
+        from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+        from tpufleet.providers.tpu_vm.preflight import Preflight, PreflightInput
+    except ImportError as error:
+        raise _no_client(error) from error
+    parsed = tpu_vm.parse(settings.tpu_vm)
+    root = ""
+    if parsed.emulated:
+        root = json.loads(fault_injection.call_admin(parsed.endpoint, "ProjectApi"))["url"]
+    wanted = PreflightInput(
+        settings=parsed,
+        bucket=settings.bucket or "",
+        public_url=settings.public_url or "",
+        accelerators=accelerators,
+        capacity=capacity,
+    )
+    return Preflight(wanted, GoogleRest(root)).run()
 
 
 def _no_client(error: ImportError) -> BadInput:

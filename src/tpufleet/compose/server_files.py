@@ -7,6 +7,7 @@ import fcntl
 import getpass
 import hashlib
 import os
+import re
 import secrets
 import socket
 import threading
@@ -16,6 +17,9 @@ from pathlib import Path
 from tpufleet.config import Config
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.stores.base import Store
+
+# Only certificates: a file may hold a private key too, which no host may get.
+CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----")
 
 MIN_SECRET_LENGTH = 32  # characters
 
@@ -138,3 +142,13 @@ def write_private(path: Path, text: str) -> None:
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
     os.replace(draft, path)
+
+
+def ca_certificates(path: Path | None) -> str:
+    """The certificates in the file, in PEM, for hosts that cannot read it."""
+    if path is None:
+        return ""
+    certificates = CERTIFICATE.findall(path.read_text())
+    if not certificates:
+        raise BadInput(f"ca_file: {path} has no certificate in PEM; it must begin with -----BEGIN")
+    return "\n".join(certificates) + "\n"

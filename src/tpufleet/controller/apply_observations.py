@@ -11,7 +11,7 @@ from tpufleet.controller.provider_calls import CallKind, CallResult, ProviderCal
 from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model import topology
 from tpufleet.model.agent_protocol import Heartbeat
-from tpufleet.model.cloud_slices import CloudState, SliceListing
+from tpufleet.model.cloud_slices import CloudSlice, CloudState, SliceListing
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.hosts import Host, HostId, Phase, host_id, slice_id_of
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
@@ -52,9 +52,15 @@ class ObservationApplier:
         for job in observation.new_jobs:
             if job.id not in self._working_set.jobs and not job.ended:
                 self._working_set.add_job(job)
+        for job in observation.edited_jobs:
+            self._working_set.apply_edits(job)
         if observation.pools is not None:
             self._working_set.pools = {pool.name: pool for pool in observation.pools}
             self._working_set.placement_due = True
+        if observation.reservations is not None:
+            if list(observation.reservations) != list(self._working_set.reservations):
+                self._working_set.placement_due = True
+            self._working_set.reservations = observation.reservations
         for attempt_id, progress in observation.progress.items():
             known = self._working_set.progress.get(attempt_id)
             self._working_set.progress[attempt_id] = observe.merge_progress(known, progress)
@@ -76,6 +82,12 @@ class ObservationApplier:
                     self._working_set.dirty_jobs.add(job.id)
             case InboxMessageKind.HEARTBEAT if message.heartbeat is not None:
                 self._apply_heartbeat(message.heartbeat, now)
+            case InboxMessageKind.HELD_SLICE_RELEASED if message.slice_id is not None:
+                held = self._working_set.slices.get(message.slice_id)
+                if held is not None and held.reserved_until is not None:
+                    self._working_set.put_slice(
+                        replace(held, reserved_for=None, reserved_until=None, reason="free")
+                    )
             case InboxMessageKind.FAULT:
                 self._faults.append(message)
 
@@ -177,6 +189,7 @@ class ObservationApplier:
                     self._working_set.last_queued_at[tpu_slice.id] = now
                 self._working_set.bootstrap[tpu_slice.id] = cloud.bootstrap
                 after = slice_observation.apply_cloud_slice(tpu_slice, cloud, now)
+                after = self._apply_maintenance(after, cloud, now)
                 if after is not tpu_slice and after.loss in (
                     LossReason.REFUSED,
                     LossReason.BOOT_FAILED,
@@ -201,6 +214,22 @@ class ObservationApplier:
                         slice_id=cloud.id,
                     )
                 )
+
+    def _apply_maintenance(self, tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> TpuSlice:
+        after, message = slice_observation.apply_maintenance(tpu_slice, cloud)
+        if message:
+            self._working_set.record_events(
+                Event(
+                    at=now,
+                    kind=EventKind.SLICE,
+                    state="maintenance_planned",
+                    message=f"slice {tpu_slice.id}: {message}",
+                    job_id=tpu_slice.job_id,
+                    slice_id=tpu_slice.id,
+                    pool=tpu_slice.pool,
+                )
+            )
+        return after
 
     def _apply_request(self, result: CallResult, now: datetime) -> None:
         slices = [

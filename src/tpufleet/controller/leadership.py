@@ -27,12 +27,14 @@ from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model import encoding
 from tpufleet.model.server_status import CONTROLLER_REPORT
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
+from tpufleet.policy import fair_share
 from tpufleet.providers.base import Order, Provider
 from tpufleet.stores.base import ChangeSet, Lease, LiveState, Store
 
 log = logging.getLogger("tpufleet.controller")
 
 LIST_INTERVAL = timedelta(seconds=5)
+STORE_USAGE_INTERVAL = timedelta(minutes=1)  # a crash loses at most this much usage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +47,7 @@ class Installation:
     executor: Executor
     fleet: str  # label of our slices in the cloud
     server_url: str
+    ca_certificates: str
     slice_token: Callable[[SliceId], str]
     bootstrap_token: Callable[[SliceId], str]
     settings: ControllerSettings
@@ -74,7 +77,9 @@ class LeadershipTerm:
             installation.settings,
             installation.new_name,
             installation.server_url,
+            load_usage(installation.store),
         )
+        self._stored_usage = self._reconciler.usage
         self._spending = SpendingMonitor(
             installation.store, self._working_set, installation.settings
         )
@@ -119,11 +124,21 @@ class LeadershipTerm:
         self._release_slices(now)
         self._inject_faults()
         self._list_slices(now)
+        self._store_usage()
         self._spending.save()
         report = self._health.due_report(now)
         if report is not None:
             text = encoding.to_json(report).decode()
             self._installation.store.put_metadata(CONTROLLER_REPORT, text)
+
+    def _store_usage(self) -> None:
+        usage, stored = self._reconciler.usage, self._stored_usage
+        if usage is None or (stored is not None and usage.at - stored.at < STORE_USAGE_INTERVAL):
+            return
+        if usage.usage or (stored is not None and stored.usage):
+            text = encoding.to_json(usage).decode()
+            self._installation.store.put_metadata(fair_share.LEDGER_NAME, text)
+        self._stored_usage = usage
 
     def next_due_at(self) -> datetime | None:
         """When there is something to do even if nothing happens until then."""
@@ -174,6 +189,7 @@ class LeadershipTerm:
             capacity=first.capacity,
             tokens={tpu_slice.id: token(tpu_slice.id) for tpu_slice in slices},
             server_url=self._installation.server_url,
+            ca_certificates=self._installation.ca_certificates,
             fleet=self._installation.fleet,
             job_id=first.job_id,
             pool=first.pool,
@@ -209,6 +225,11 @@ class LeadershipTerm:
             if (due or requested) and self._calls.may_start(CallKind.LISTING, name, now):
                 self._listed_at[name] = now
                 self._calls.list(name)
+
+
+def load_usage(store: Store) -> fair_share.UsageLedger | None:
+    text = store.metadata(fair_share.LEDGER_NAME)
+    return encoding.from_json(text, fair_share.UsageLedger) if text else None
 
 
 def load_state(store: Store) -> LiveState:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -14,10 +14,12 @@ from tpufleet.model.hosts import HostId, HostLiveness, Progress, host_id, slice_
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.pools import Pool
+from tpufleet.model.reservations import Reservation
 from tpufleet.model.slices import SliceState
 from tpufleet.stores.base import ChangeSet, Store
 
 HANG_CHECK_INTERVAL = timedelta(seconds=30)
+RESERVATION_INTERVAL = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +27,9 @@ class Observation:
     at: datetime
     messages: Sequence[InboxMessage] = ()
     new_jobs: Sequence[Job] = ()
+    edited_jobs: Sequence[Job] = ()
     pools: Sequence[Pool] | None = None  # None: unchanged
+    reservations: Sequence[Reservation] | None = None  # None: unchanged
     silent_hosts: Sequence[HostId] = ()
     due_jobs: Sequence[JobId] = ()  # jobs whose timer has expired
     results: Sequence[CallResult] = ()
@@ -42,6 +46,7 @@ class Observer:
         self._working_set = working_set
         self._silence = silence
         self._hangs_checked_at = now
+        self._reservations_read_at: datetime | None = None
         self._last_consumed = 0
 
     def committed(self, change: ChangeSet) -> None:
@@ -57,21 +62,33 @@ class Observer:
         return Observation(
             at=now,
             messages=messages,
-            new_jobs=self._submitted(messages),
+            new_jobs=self._named(messages, InboxMessageKind.SUBMITTED),
+            edited_jobs=self._named(messages, InboxMessageKind.EDITED),
             pools=self._store.pools() if InboxMessageKind.POOL_CHANGED in kinds else None,
+            reservations=self._reservations(kinds, now),
             silent_hosts=silent,
             due_jobs=due,
             results=results,
             progress=self._progress(messages, silent, due, results, now),
         )
 
-    def _submitted(self, messages: Sequence[InboxMessage]) -> list[Job]:
-        submitted = [
-            message.job_id
-            for message in messages
-            if message.kind is InboxMessageKind.SUBMITTED and message.job_id
-        ]
-        return [job for job_id in submitted if (job := self._store.job(job_id)) is not None]
+    def _reservations(
+        self, kinds: Collection[InboxMessageKind], now: datetime
+    ) -> list[Reservation] | None:
+        """Read at the start of a term, when one changed, and now and then."""
+        read_at = self._reservations_read_at
+        due = read_at is None or now - read_at >= RESERVATION_INTERVAL
+        if not due and InboxMessageKind.RESERVED not in kinds:
+            return None
+        self._reservations_read_at = now
+        return [each for each in self._store.documents(Reservation) if each.ends_at > now]
+
+    def _named(self, messages: Sequence[InboxMessage], kind: InboxMessageKind) -> list[Job]:
+        """The jobs that these messages name, as stored."""
+        named = dict.fromkeys(
+            message.job_id for message in messages if message.kind is kind and message.job_id
+        )
+        return [job for job_id in named if (job := self._store.job(job_id)) is not None]
 
     def _progress(
         self,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from tpufleet.controller.working_set import WorkingSet
+from tpufleet.model import topology
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.budgets import Budget
 from tpufleet.model.jobs import JobId, JobSpec
 from tpufleet.model.pools import Pool
 from tpufleet.model.prices import Price, price_table
 from tpufleet.model.slices import SliceState, TpuSlice
-from tpufleet.policy import capacity, job_step, liveness, placement
+from tpufleet.policy import capacity, fair_share, job_step, liveness, placement
 from tpufleet.policy.capacity import CapacitySource
 
 
@@ -24,6 +25,7 @@ class ControllerSettings:
     default_providers: tuple[str, ...] = ("local",)
     zones_by_provider: Mapping[str, Sequence[str]]
     slices_per_user: int | None = None
+    fair_share_half_life: timedelta | None = fair_share.DEFAULT_HALF_LIFE  # None: no fair share
     max_hosts_lost_percent: int = liveness.MAX_LOST_PERCENT  # per minute, by silence alone
     budgets: tuple[Budget, ...] = ()
     prices: Mapping[tuple[str, str], Price] = field(default_factory=price_table)
@@ -47,6 +49,7 @@ class PlacementInputs:
             sources=self._allowed_sources(spec),
             held_source=None if held is None else _source_of(held),
             rejected=self._working_set.rejections.get(view.job.id, {}),
+            usage_step=self._working_set.usage_steps.get(view.job.owner, 0),
         )
 
     def _allowed_sources(self, spec: JobSpec) -> tuple[CapacitySource, ...]:
@@ -60,18 +63,22 @@ class PlacementInputs:
             )
         return self._sources[constraints]
 
-    def supply(self, pool_names: set[str]) -> placement.Supply:
+    def supply(self, pool_names: set[str], now: datetime) -> placement.Supply:
         working_set = self._working_set
+        reservations = {
+            name: [each for each in working_set.reservations if each.pool == name]
+            for name in pool_names
+        }
         pools = {name: working_set.pools[name] for name in pool_names if name in working_set.pools}
         slices_by_pool = {name: working_set.pool_slices(name) for name in pools}
         limited = self._settings.slices_per_user is not None or any(
-            pool.slices_per_user is not None for pool in pools.values()
+            pool.slices_per_user is not None or reservations[pool.name] for pool in pools.values()
         )
         return placement.Supply(
             pools=pools,
             free={
                 name: [
-                    placement.FreeSlice(tpu_slice.id, tpu_slice.zone)
+                    _free_slice(tpu_slice, now)
                     for tpu_slice in slices
                     if tpu_slice.state is SliceState.READY and tpu_slice.job_id is None
                 ]
@@ -86,6 +93,7 @@ class PlacementInputs:
             pending_requests=self._pending_requests(),
             pool_sources={name: self.pool_sources(pool) for name, pool in pools.items()},
             slices_per_user=self._settings.slices_per_user,
+            reservations=reservations,
             exhausted_budgets=working_set.exhausted_budgets,
         )
 
@@ -117,6 +125,20 @@ class PlacementInputs:
             )
         return occupants
 
+    def chips_by_owner(self) -> dict[str, int]:
+        """Chips that the jobs of each user hold."""
+        chips: dict[str, int] = {}
+        working_set = self._working_set
+        for job_id, slice_ids in working_set.slices_by_job.items():
+            if job_id in working_set.jobs:
+                owner = working_set.jobs[job_id].owner
+                for slice_id in slice_ids:
+                    tpu_slice = working_set.slices[slice_id]
+                    if tpu_slice.state in (SliceState.READY, SliceState.DOOMED):
+                        kind = topology.find(tpu_slice.accelerator)
+                        chips[owner] = chips.get(owner, 0) + kind.chips
+        return chips
+
     def _held_by_owner(self) -> dict[tuple[str | None, str], int]:
         held: dict[tuple[str | None, str], int] = {}
         for job_id, slice_ids in self._working_set.slices_by_job.items():
@@ -135,6 +157,14 @@ class PlacementInputs:
             source = _source_of(tpu_slice)
             counts[source] = counts.get(source, 0) + 1
         return counts
+
+
+def _free_slice(tpu_slice: TpuSlice, now: datetime) -> placement.FreeSlice:
+    if not tpu_slice.is_reserved(now):
+        return placement.FreeSlice(tpu_slice.id, tpu_slice.zone)
+    return placement.FreeSlice(
+        tpu_slice.id, tpu_slice.zone, tpu_slice.reserved_for or "", tpu_slice.reserved_until
+    )
 
 
 def _source_of(tpu_slice: TpuSlice) -> CapacitySource:

@@ -6,7 +6,7 @@ Decisions come from `policy`; this module applies them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from tpufleet.controller.placement_inputs import ControllerSettings, PlacementInputs
 from tpufleet.controller.working_set import WorkingSet
@@ -17,8 +17,10 @@ from tpufleet.model.events import Event, EventKind
 from tpufleet.model.jobs import JobState
 from tpufleet.model.records import replace
 from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice
-from tpufleet.policy import capacity, job_step, liveness, placement, pool_scaling
+from tpufleet.policy import capacity, fair_share, job_step, liveness, placement, pool_scaling
 from tpufleet.policy.events import slice_event
+
+USAGE_INTERVAL = timedelta(seconds=30)
 
 
 class Reconciler:
@@ -28,18 +30,22 @@ class Reconciler:
         settings: ControllerSettings,
         new_name: Callable[[], str],
         server_url: str,
+        usage: fair_share.UsageLedger | None = None,
     ) -> None:
         self._working_set = working_set
         self._settings = settings
         self._new_name = new_name
         self._server_url = server_url
         self._inputs = PlacementInputs(working_set, settings)
+        self.usage = usage  # of chips, by user; None: none yet
+        working_set.set_usage_steps(fair_share.usage_steps(usage))
         self.next_placement_at: datetime | None = None  # when placement may succeed next
 
     def run(self, now: datetime) -> None:
         working_set = self._working_set
         self._check_boot_timeouts(now)
         self.step_dirty_jobs(now)
+        self._account_usage(now)
         if self.next_placement_at is not None and self.next_placement_at <= now:
             working_set.placement_due = True
         if working_set.placement_due:
@@ -49,6 +55,19 @@ class Reconciler:
             for decision in self.decide_placement(now):
                 self._apply_placement(decision, now)
             self.step_dirty_jobs(now)
+
+    def _account_usage(self, now: datetime) -> None:
+        half_life = self._settings.fair_share_half_life
+        if half_life is None:
+            return
+        if self.usage is None:
+            self.usage = fair_share.UsageLedger(at=now)
+        elif now - self.usage.at < USAGE_INTERVAL:
+            return
+        else:
+            chips = self._inputs.chips_by_owner()
+            self.usage = fair_share.advance(self.usage, chips, now, half_life)
+        self._working_set.set_usage_steps(fair_share.usage_steps(self.usage))
 
     # Steps.
     def step_dirty_jobs(self, now: datetime) -> None:
@@ -70,7 +89,7 @@ class Reconciler:
                 working_set.placement_due = True
         working_set.put_job(step.job)
         for tpu_slice in step.slices:
-            working_set.put_slice(tpu_slice)
+            working_set.put_slice(self._held_after_failure(tpu_slice, step, now))
         working_set.record_events(*step.events)
         working_set.schedule(job_id, step.wake_at)
         working_set.dirty_jobs.discard(job_id)
@@ -86,6 +105,23 @@ class Reconciler:
         missing = job_step.missing_slices(view, now)
         pending = self._inputs.pending_job(view, missing) if missing else None
         working_set.put_pending_job(job_id, pending)
+
+    def _held_after_failure(
+        self, tpu_slice: TpuSlice, step: job_step.Step, now: datetime
+    ) -> TpuSlice:
+        """A slice that a failed job gives back stays for its owner, if the pool says so."""
+        pool = self._working_set.pools.get(tpu_slice.pool or "")
+        failed = step.job.state is JobState.FAILED and tpu_slice.job_id is None
+        if pool is None or not failed or not pool.hold_after_failure or not tpu_slice.live:
+            return tpu_slice
+        until = now + pool.hold_after_failure
+        self._place_again_at(until)
+        return replace(
+            tpu_slice,
+            reserved_for=step.job.owner,
+            reserved_until=until,
+            reason=f"reserved(error) for {step.job.owner} after job {step.job.id} failed",
+        )
 
     def _check_boot_timeouts(self, now: datetime) -> None:
         working_set = self._working_set
@@ -155,7 +191,11 @@ class Reconciler:
         if not pending:
             return []
         pools = {each.job.spec.pool for each in pending if each.job.spec.pool}
-        supply = self._inputs.supply(pools)
+        supply = self._inputs.supply(pools, now)
+        for reservation in self._working_set.reservations:
+            if reservation.pool in pools:
+                for moment in (reservation.starts_at, reservation.ends_at):
+                    self._place_again_at(moment if moment > now else None)
         return placement.place(pending, supply, self._working_set.refusals, now)
 
     def _apply_placement(self, decision: placement.PlacementDecision, now: datetime) -> None:
@@ -178,6 +218,8 @@ class Reconciler:
                     self._working_set.slices[slice_id],
                     job_id=decision.job_id,
                     idle_since=None,
+                    reserved_for=None,
+                    reserved_until=None,
                     reason=f"assigned to job {decision.job_id}",
                 )
             )

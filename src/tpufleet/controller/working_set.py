@@ -3,8 +3,9 @@ last commit. It belongs to one leadership term and is dropped when a tick fails.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from tpufleet.model.attempts import Attempt, AttemptId, AttemptState
@@ -14,6 +15,8 @@ from tpufleet.model.events import Event
 from tpufleet.model.hosts import Host, HostId, Progress
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.pools import CapacityRefusal, Pool, RefusalKind
+from tpufleet.model.records import replace
+from tpufleet.model.reservations import Reservation
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.policy import capacity, placement
 from tpufleet.policy.capacity import CapacitySource, RefusalHistory
@@ -30,6 +33,7 @@ class WorkingSet:
         self.hosts: dict[SliceId, dict[int, Host]] = {}
         self.progress: dict[AttemptId, Progress] = {}
         self.pools: dict[str, Pool] = {pool.name: pool for pool in live.pools}
+        self.reservations: Sequence[Reservation] = ()
         self.refusals = RefusalHistory(live.refusals)
         self.present_since: datetime | None = None  # since when hosts could report without a gap
         # Sources that rejected a job's request as invalid. Not stored: a new controller asks again.
@@ -49,6 +53,7 @@ class WorkingSet:
             state: set() for state in SliceState
         }
         self._last_wait: dict[JobId, tuple[int, str]] = {}  # number of attempts, reason
+        self.usage_steps: dict[str, int] = {}  # of users with any usage, see `policy.fair_share`
         self._pending: dict[JobId, PendingJob] = {}  # jobs that lack slices
         self._pending_sorted = True
         self.stopping_jobs: set[JobId] = set()  # jobs whose attempt is stopping
@@ -127,6 +132,18 @@ class WorkingSet:
         """Add a job that the store already has."""
         self.jobs[job.id] = job
         self.dirty_jobs.add(job.id)
+
+    def apply_edits(self, stored: Job) -> None:
+        """Take over what users changed of a job; the store already has it."""
+        job = self.jobs.get(stored.id)
+        if job is None:
+            return
+        self.jobs[job.id] = replace(
+            job, spec=stored.spec, held_by=stored.held_by, queued_at=stored.queued_at
+        )
+        self.dirty_jobs.add(job.id)
+        self._pending.pop(job.id, None)  # it may have another place in the queue
+        self.placement_due = True
 
     def put_job(self, job: Job) -> None:
         if self.jobs.get(job.id) is not job:
@@ -213,6 +230,18 @@ class WorkingSet:
                 self.placement_due = True
                 self._pending_sorted = False
             self._pending[job_id] = pending
+
+    def set_usage_steps(self, steps: dict[str, int]) -> None:
+        """Reorders the queue where the usage of a user has changed."""
+        if steps == self.usage_steps:
+            return
+        self.usage_steps = steps
+        self._pending = {
+            job_id: dataclasses.replace(each, usage_step=steps.get(each.job.owner, 0))
+            for job_id, each in self._pending.items()
+        }
+        self._pending_sorted = False
+        self.placement_due = True
 
     def is_news(self, job_id: JobId, reason: str) -> bool:
         """Whether this reason to wait differs from the last one of this job and attempt."""

@@ -6,7 +6,7 @@ and unknown enum values are read as described in `read_heartbeat` and `read_repl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tpufleet.model import encoding
@@ -81,6 +81,10 @@ class Assignment:
     chips: int  # on this host
     accelerator: str
     stop: EndReason | None = None  # set: stop the workload gracefully
+    python: str | None = None  # of the job's environment; see JobSpec
+    dependencies: tuple[str, ...] | None = None
+    image: str | None = None
+    metrics: dict[str, str] = field(default_factory=dict)  # name → pattern for lines of the log
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,9 @@ from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import HostId, NoticeKind, Phase, Progress
 from tpufleet.model.jobs import Capacity, Job, JobId, JobState
+from tpufleet.model.metric_points import MetricPoint
 from tpufleet.model.pools import Pool
+from tpufleet.model.reservations import DEFAULT_DURATION, Reservation
 from tpufleet.model.slices import LossReason, SliceId, SliceState
 from tpufleet.model.users import Role, TokenScope, User
 
@@ -38,6 +40,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attempts: int
     progress: Progress | None  # of process 0; after an attempt, the last of any process
     parent: JobId | None
+    notes: str = ""
+    held_by: str | None = None  # a user who keeps it from being placed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +81,8 @@ class SliceRow:
     requested_at: datetime
     ready_at: datetime | None
     gone_at: datetime | None
+    reserved_for: str | None = None  # kept for this user after a failure
+    reserved_until: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +140,102 @@ class ResubmitRequest:
     id: JobId  # of the new job, chosen by the sender
     changes: dict[str, Any] = field(default_factory=dict)  # job file fields that differ
     snapshot: str | None = None  # digest of new code; None: the code of the parent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobChanges:
+    """Change a live or ended job. Fields that are missing stay as they are."""
+
+    name: str | None = None
+    tags: tuple[str, ...] | None = None  # all tags; then `add_tags` and `remove_tags` apply
+    add_tags: tuple[str, ...] = ()
+    remove_tags: tuple[str, ...] = ()  # `*` and `?` are wildcards
+    notes: str | None = None
+    priority: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricSeries:
+    """What a job reported over time, thinned to a bounded number of points."""
+
+    job_id: JobId
+    name: str
+    points: tuple[MetricPoint, ...]  # oldest first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileDifference:
+    path: str
+    change: str  # added, deleted or changed
+    diff: str  # unified; empty for binary and large files
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeDifference:
+    """The code of one job, compared with that of the first."""
+
+    job_id: JobId
+    same: bool
+    files: tuple[FileDifference, ...] = ()
+    message: str = ""  # why it cannot be compared
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Values are in the order of `jobs`; None where a job has none."""
+
+    jobs: tuple[JobRow, ...]
+    config: dict[str, tuple[str | None, ...]]  # only what differs
+    metrics: dict[str, tuple[float | None, ...]]  # last values
+    code: tuple[CodeDifference, ...]  # of each job but the first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueEntry:
+    """A job that waits."""
+
+    job: JobRow
+    queue: str  # pool, or TPU type of jobs without a pool
+    position: int | None  # from 1; None while it is held
+    blocked_by: str
+    behind: str | None  # OWNER/NAME of the job whose end it waits for, if known
+    behind_until: datetime | None  # when that job ends at the latest
+    earliest_start: datetime | None  # as far as time limits tell
+    owner_chip_hours: float  # decayed usage, which decides between users
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueuePage:
+    entries: tuple[QueueEntry, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueMove:
+    """One of these."""
+
+    first: bool = False
+    last: bool = False
+    before: str | None = None  # another job in the same queue
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewReservation:
+    id: str  # chosen by the sender, so that a resend is the same reservation
+    pool: str
+    slices: int | None = None  # None: all of the pool
+    starts_at: datetime | None = None  # None: now
+    duration: timedelta = DEFAULT_DURATION
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReservationExtension:
+    extend_by: timedelta = DEFAULT_DURATION
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReservationPage:
+    reservations: tuple[Reservation, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 from tpufleet.errors import BadInput
 from tpufleet.model import durations, topology
 from tpufleet.model.jobs import Capacity, Retries, Rule
+from tpufleet.model.mounts import BUCKET, PATH, Mount
 
 SHELL = ("bash", "-euo", "pipefail", "-c")  # runs a command that is given as text
 KNOWN_PROVIDERS = ("local", "tpu-vm", "gke")
@@ -27,15 +28,22 @@ COMMON_ALIASES: dict[str, str] = {
     "checkpoint_dir": "checkpoint", "time_limit": "timeout", "max_run_time": "timeout",
     "retry": "retries", "max_restarts": "retries", "grace_period": "grace", "tag": "tags",
     "note": "notes", "description": "notes", "spot": "capacity", "preemptible": "capacity",
-    "infra": "infrastructure", "failures": "failure", "oom": "memory",
+    "python_version": "python", "requires_python": "python", "requirements": "dependencies",
+    "packages": "dependencies", "pip": "dependencies", "infra": "infrastructure",
+    "failures": "failure", "oom": "memory",
 }  # fmt: skip
 
 _LABEL = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _ZONE = re.compile(r"[a-z]+(?:-[a-z]+)*[0-9]{0,2}-(?:[a-z]|ai[0-9][a-z])")
 _REGION = re.compile(r"[a-z]+(?:-[a-z]+)*[0-9]{0,2}")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=:/-]{0,62}")
+_METRIC = re.compile(r"[A-Za-z_][\w./-]{0,99}", re.ASCII)
+_MAX_METRICS, _MAX_PATTERN = 50, 500
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SECRET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}|file:/[^\0\n]+")
+_PYTHON = re.compile(r"3\.(?:[89]|[1-9][0-9])(?:\.[0-9]{1,3})?")
+_IMAGE = re.compile(r"[a-z0-9](?:[a-zA-Z0-9._:/@-]{0,250}[a-zA-Z0-9])?")
+_DEPENDENCY = re.compile(r"[^\s\0-][^\0\n]{0,500}")
 _LOCATION = re.compile(r"/|[a-z][a-z0-9+]*://[^/]")
 _UNENCODABLE = re.compile("[\0\ud800-\udfff]")  # neither a program argument nor UTF-8
 _RESERVED_ENV = re.compile(
@@ -142,6 +150,27 @@ def tag_error(item: str) -> str | None:
     )
 
 
+def dependency_error(item: str) -> str | None:
+    if _DEPENDENCY.fullmatch(item):
+        return None
+    return f"{quote_value(item)} is not a requirement; for example optax==0.2.4"
+
+
+def _parse_python(errors: ParseErrors, path: str, value: Any) -> str | None:
+    text = str(value) if isinstance(value, str | float) else ""
+    if _PYTHON.fullmatch(text):
+        return text
+    # YAML reads 3.10 without quotes as the number 3.1.
+    example = "'3.10'" if text == "3.1" else "'3.12'"
+    return errors.add(path, f"{quote_value(value)} is not a Python version; write {example}")
+
+
+def _parse_image(errors: ParseErrors, path: str, value: Any) -> str | None:
+    if isinstance(value, str) and _IMAGE.fullmatch(value):
+        return value
+    return errors.add(path, f"{quote_value(value)} is not an image; write registry/name:tag")
+
+
 def _parse_text(errors: ParseErrors, path: str, value: Any) -> str | None:
     if type(value) is float or (type(value) is int and value.bit_length() <= 64):
         return str(value)
@@ -227,6 +256,31 @@ def _parse_secrets(errors: ParseErrors, path: str, value: Any) -> dict[str, str]
     return parsed if len(errors.lines) == before else None
 
 
+def _parse_metrics(errors: ParseErrors, path: str, value: Any) -> dict[str, str] | None:
+    if not isinstance(value, dict):
+        message = f"must be a mapping, not {quote_value(value)}; write {{loss: 'loss: ([0-9.]+)'}}"
+        return errors.add(path, message)
+    before = len(errors.lines)
+    if len(value) > _MAX_METRICS:
+        errors.add(path, f"has {len(value)} metrics; at most {_MAX_METRICS}")
+    for name, pattern in value.items():
+        if not isinstance(name, str) or not _METRIC.fullmatch(name):
+            errors.add(path, f"{quote_value(name)} is not a name; use letters, digits, _ . / and -")
+        elif not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN or "\0" in pattern:
+            errors.add(f"{path}.{name}", f"must be text of at most {_MAX_PATTERN} characters")
+        elif problem := _pattern_error(pattern):
+            errors.add(f"{path}.{name}", problem)
+    return dict(value) if len(errors.lines) == before else None
+
+
+def _pattern_error(pattern: str) -> str:
+    try:
+        groups = re.compile(pattern).groups
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"not a regular expression: {error}"
+    return "" if groups else "has no group; put the number in parentheses: loss: ([0-9.]+)"
+
+
 def _parse_capacity(errors: ParseErrors, path: str, value: Any) -> tuple[Capacity, ...] | None:
     kinds = [kind.value for kind in Capacity]
     if isinstance(value, (list, tuple)):
@@ -272,6 +326,48 @@ def _parse_retries(errors: ParseErrors, path: str, value: Any) -> Retries | None
         if name in document
     }
     return Retries(**parsed) if len(errors.lines) == before else None
+
+
+def _parse_mounts(errors: ParseErrors, path: str, value: Any) -> tuple[Mount, ...] | None:
+    example = "[{bucket: my-data, path: /data, read_only: true}]"
+    if not isinstance(value, list):
+        return errors.add(path, f"must be a list, not {quote_value(value)}; write {example}")
+    before, mounts = len(errors.lines), []
+    for index, item in enumerate(value):
+        where = f"{path}[{index}]"
+        if isinstance(item, str):
+            item = _mount_from_text(item)
+        if not isinstance(item, dict):
+            errors.add(where, f"must be a mapping, not {quote_value(item)}; write {example}")
+            continue
+        errors.add_unknown(item, ("bucket", "path", "read_only"), f"{where}.")
+        bucket = str(item.get("bucket", "")).removeprefix("gs://").rstrip("/")
+        folder, read_only = str(item.get("path", "")), item.get("read_only", False)
+        if not BUCKET.fullmatch(bucket):
+            errors.add(f"{where}.bucket", f"{quote_value(bucket)} is not the name of a bucket")
+        if not PATH.fullmatch(folder) or "/.." in folder:
+            errors.add(f"{where}.path", "must be an absolute path, such as /data")
+        if not isinstance(read_only, bool):
+            errors.add(f"{where}.read_only", "must be true or false")
+        if folder in [mount.path for mount in mounts]:
+            errors.add(f"{where}.path", f"{folder} is used twice")
+        mounts.append(Mount(bucket=bucket, path=folder, read_only=bool(read_only)))
+    return tuple(mounts) if len(errors.lines) == before else None
+
+
+def _mount_documents(mounts: tuple[Mount, ...]) -> list[dict[str, Any]]:
+    return [
+        {"bucket": mount.bucket, "path": mount.path}
+        | ({"read_only": True} if mount.read_only else {})
+        for mount in mounts
+    ]
+
+
+def _mount_from_text(text: str) -> dict[str, Any]:
+    """`my-data:/data` or `my-data:/data:ro`."""
+    bucket, _, rest = text.removeprefix("gs://").partition(":")
+    folder = rest.removesuffix(":ro")
+    return {"bucket": bucket, "path": folder, "read_only": folder != rest}
 
 
 def _parse_items(
@@ -399,6 +495,17 @@ ACCELERATOR = FieldType(label="TPU type", parse=_parse_accelerator, schema=_STRI
 ZONES = names(zone_error, _ZONE)
 PROVIDERS = names(provider_error, _LABEL)
 TAGS = names(tag_error, _TAG)
+PYTHON = FieldType(
+    label="version",
+    parse=_parse_python,
+    schema={"type": ["string", "number"]},
+)
+IMAGE = FieldType(
+    label="image",
+    parse=_parse_image,
+    schema={"type": "string", "pattern": f"^(?:{_IMAGE.pattern})$"},
+)
+DEPENDENCIES = names(dependency_error, _DEPENDENCY)
 CAPACITY = FieldType(
     label="one or a list",
     parse=_parse_capacity,
@@ -409,6 +516,12 @@ ENV = FieldType(
     label="mapping",
     parse=_parse_env,
     schema={"type": "object", "propertyNames": _ENV_NAMES, "additionalProperties": _TEXT},
+    to_document=dict,
+)
+METRICS = FieldType(
+    label="mapping",
+    parse=_parse_metrics,
+    schema={"type": "object", "additionalProperties": _STRING},
     to_document=dict,
 )
 SECRETS = FieldType(
@@ -444,4 +557,22 @@ RETRIES = FieldType(
         budget.name: getattr(retries, budget.name) for budget in fields(Retries)
     },
     from_option=_integer_option,
+)
+MOUNTS = FieldType(
+    label="list",
+    parse=_parse_mounts,
+    schema={
+        "type": "array",
+        "items": {
+            "type": ["object", "string"],
+            "required": ["bucket", "path"],
+            "additionalProperties": False,
+            "properties": {
+                "bucket": {"type": "string"},
+                "path": {"type": "string", "pattern": "^/"},
+                "read_only": {"type": "boolean"},
+            },
+        },
+    },
+    to_document=_mount_documents,
 )

@@ -14,7 +14,10 @@ from tpufleet.model.slices import SliceId
 class InboxMessageKind(StrEnum):
     SUBMITTED = "submitted"  # a job was inserted
     CANCEL = "cancel"
+    EDITED = "edited"  # name, tags, notes, priority or place in the queue
     HEARTBEAT = "heartbeat"  # one that reports a change
+    RESERVED = "reserved"  # a reservation was made, changed or ended
+    HELD_SLICE_RELEASED = "held_slice_released"  # by its owner
     POOL_CHANGED = "pool_changed"
     FAULT = "fault"  # inject a fault into a slice
 

@@ -126,6 +126,35 @@ FIELDS: tuple[JobField, ...] = (
         metavar="SCRIPT",
     ),
     JobField(
+        name="python",
+        type=types.PYTHON,
+        description="Python version of the job's environment, which uv makes on each host.",
+        example="'3.12'",
+        default_text="3.12 on TPU VMs; the server's Python on simulated slices; the image's on GKE",
+        metavar="VERSION",
+    ),
+    JobField(
+        name="dependencies",
+        type=types.DEPENDENCIES,
+        description="Packages of the job's environment: requirements, or files in the working "
+        "directory that list them. `[]` is an environment without packages.",
+        example="[jax[tpu], optax, requirements.txt]",
+        default_text="on TPU VMs uv.lock, pyproject.toml or requirements.txt in the working "
+        "directory, else jax[tpu]",
+        style=OptionStyle.REPEATED,
+        flag="--dependency",
+        metavar="REQUIREMENT",
+    ),
+    JobField(
+        name="image",
+        type=types.IMAGE,
+        description="Container image that setup and command run in, instead of `python` and "
+        "`dependencies`. TPU VMs need `tpu_vm.containers`; on GKE use `pod.image`.",
+        example="us-docker.pkg.dev/my-project/lab/train:7",
+        default_text="none",
+        metavar="IMAGE",
+    ),
+    JobField(
         name="slices",
         type=types.integer(1, MAX_SLICES),
         description="Number of slices that run together (multislice).",
@@ -205,6 +234,17 @@ FIELDS: tuple[JobField, ...] = (
         example="gs://bucket/tiny-lm",
         default_text="chosen by the server",
         metavar="LOCATION",
+    ),
+    JobField(
+        name="mounts",
+        type=types.MOUNTS,
+        description="Cloud Storage buckets that the command sees as folders, through gcsfuse. "
+        "`--mount BUCKET:PATH[:ro]` on the command line.",
+        example="[{bucket: my-data, path: /data, read_only: true}]",
+        default_text="none",
+        style=OptionStyle.REPEATED,
+        flag="--mount",
+        metavar="BUCKET:PATH",
     ),
     JobField(
         name="timeout",
@@ -312,6 +352,17 @@ FIELDS: tuple[JobField, ...] = (
         flag="--note",
         metavar="TEXT",
     ),
+    JobField(
+        name="metrics",
+        type=types.METRICS,
+        description="Metrics to read from the output of a program that reports none. Each value is "
+        "a regular expression whose first group is the number; `step` and `total` are progress.",
+        example="{loss: 'loss: ([0-9.]+)', step: 'step ([0-9]+)'}",
+        default_text="empty",
+        style=OptionStyle.PAIRS,
+        flag="--metric",
+        metavar="NAME=REGEX",
+    ),
 )
 
 _NAMES = tuple(each.name for each in FIELDS)
@@ -339,6 +390,9 @@ def parse_job(document: Any) -> JobSpec:
             errors.add(f"secrets.{name}", "also in env; remove one")
     if parsed["pool"] is not None and parsed["pod"] != _DEFAULTS["pod"]:
         errors.add("pod", "not with pool: its slices have their pods already; remove one")
+    for name in ("python", "dependencies"):
+        if parsed["image"] is not None and parsed[name] is not None:
+            errors.add(name, "the image has its own packages; remove this field or image")
     if errors.lines:
         raise BadInput("\n".join(errors.lines))
     return JobSpec(**parsed)

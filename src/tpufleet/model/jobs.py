@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NewType
 
 from tpufleet.model.end_reasons import EndReason, RetryBudget
+from tpufleet.model.mounts import Mount
 from tpufleet.model.pod_settings import PodSettings
 
 JobId = NewType("JobId", str)
@@ -68,6 +69,9 @@ class JobSpec:
     command: tuple[str, ...]  # argv; no shell unless the user names one
     accelerator: str  # canonical: v5litepod-16
     setup: tuple[str, ...] = ()
+    python: str | None = None  # version; None: the host's default
+    dependencies: tuple[str, ...] | None = None  # None: those declared in the working directory
+    image: str | None = None  # container image instead of an environment
     slices: int = 1
     capacity: tuple[Capacity, ...] = (Capacity.SPOT,)
     zones: tuple[str, ...] = ()  # in order of preference; empty: the provider's default
@@ -86,7 +90,9 @@ class JobSpec:
     hung_after: timedelta | None = timedelta(minutes=30)
     tags: tuple[str, ...] = ()
     notes: str = ""
+    metrics: dict[str, str] = field(default_factory=dict)  # name → regular expression
     max_cost: float | None = None  # in dollars, over all attempts
+    mounts: tuple[Mount, ...] = ()
     max_hours: float | None = None  # billed, per slice, over all attempts
     pod: PodSettings = field(default_factory=PodSettings)  # on Kubernetes only
 
@@ -127,6 +133,8 @@ class Job:
     ended_at: datetime | None = None
     end_reason: EndReason | None = None
     advice: str = ""
+    held_by: str | None = None  # a user who keeps it from being placed
+    queued_at: datetime | None = None  # its place among jobs of one priority; None: submitted_at
     over_limit: str = ""  # the limit on cost or time that it has reached: it is being stopped
 
     @property

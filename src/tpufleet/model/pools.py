@@ -23,6 +23,7 @@ class Pool:
     members: tuple[str, ...] = ()  # users that may use it; empty: all
     slices_per_user: int | None = None
     supersede: bool = False  # a job of higher priority may take slices from a running one
+    hold_after_failure: timedelta = timedelta(0)  # slices of a failed job stay for its owner
     idle_after: timedelta = timedelta(minutes=10)  # idle slices above `smallest` are released
     pod: PodSettings = field(default_factory=PodSettings)  # on Kubernetes
 

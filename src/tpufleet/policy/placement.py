@@ -1,9 +1,9 @@
 """Which waiting job gets which slices. Gangs are all-or-nothing, and the head of a queue is never
 starved.
 
-Jobs are considered by priority, then first in, first out. The first job of a pool that cannot be
-placed reserves the pool's free slices; a later job may use them only if it is sure to end before
-the head could have started (backfill).
+Jobs are considered by priority, then fair share, then first in, first out. The first job of a pool
+that cannot be placed reserves the pool's free slices; a later job may use them only if it is sure
+to end before the head could have started (backfill).
 """
 
 from __future__ import annotations
@@ -11,19 +11,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import NamedTuple
 
 from tpufleet.model.budgets import BudgetUse
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.pools import Pool
+from tpufleet.model.reservations import Reservation
 from tpufleet.model.slices import SliceId
 from tpufleet.policy import budgets, capacity
 from tpufleet.policy.capacity import CapacitySource, RefusalHistory
 
 # Pending requests per source. More would only hit the provider's rate limit.
 MAX_PENDING_REQUESTS = 256
+# A job without a time limit starts before a reservation only if that begins later than this.
+UNLIMITED_COUNTS_AS = timedelta(hours=1)
+
+
+QueueRank = tuple[int, int, datetime, JobId]
+
+
+def queue_rank(job: Job, usage_step: int) -> QueueRank:
+    """Higher priority first; then users with less usage; then first in, first out."""
+    return (-job.spec.priority, usage_step, job.queued_at or job.submitted_at, job.id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,10 +47,11 @@ class PendingJob:
     held_source: CapacitySource | None = None  # where it already holds part of its gang
     # Sources that rejected a request of this job as invalid, with their messages.
     rejected: Mapping[CapacitySource, str] = field(default_factory=dict)
-    rank: tuple[int, datetime, JobId] = field(init=False, repr=False, compare=False)
+    usage_step: int = 0  # of its owner, see `fair_share`
+    rank: QueueRank = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        rank = (-self.job.spec.priority, self.job.submitted_at, self.job.id)
+        rank = queue_rank(self.job, self.usage_step)
         object.__setattr__(self, "rank", rank)  # computed once: queues are sorted often
 
 
@@ -60,6 +72,8 @@ class FreeSlice(NamedTuple):
 
     id: SliceId
     zone: str
+    reserved_for: str = ""  # only jobs of this user may have it
+    reserved_until: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +88,7 @@ class Supply:
     pending_requests: Mapping[CapacitySource, int] = field(default_factory=dict)
     pool_sources: Mapping[str, tuple[CapacitySource, ...]] = field(default_factory=dict)
     slices_per_user: int | None = None  # over all pools
+    reservations: Mapping[str, Sequence[Reservation]] = field(default_factory=dict)  # by pool
     exhausted_budgets: Sequence[BudgetUse] = ()
 
 
@@ -125,7 +140,7 @@ PlacementDecision = AssignSlices | RequestSlices | Wait | ReleaseGang | Supersed
 
 
 def queue_order(pending: Iterable[PendingJob]) -> list[PendingJob]:
-    """Higher priority first; within one priority, first in, first out."""
+    """See `queue_rank`."""
     return sorted(pending, key=attrgetter("rank"))
 
 
@@ -135,7 +150,9 @@ def place(
     """A decision for every pending job."""
     placement_pass = _PlacementPass(supply, refusals, now)
     for pending_job in queue_order(pending):
-        if pending_job.job.spec.pool is None:
+        if pending_job.job.held_by is not None:
+            placement_pass.hold(pending_job.job)
+        elif pending_job.job.spec.pool is None:
             placement_pass.place_anywhere(pending_job)
         else:
             placement_pass.place_in_pool(pending_job)
@@ -145,11 +162,14 @@ def place(
 class _PoolQueue:
     """The state of one pool during a placement pass."""
 
-    __slots__ = ("blocked", "free", "head", "headroom", "opens_at", "placed", "pool")
+    __slots__ = (
+        "blocked", "free", "head", "headroom", "opens_at", "placed", "pool", "some_reserved"
+    )  # fmt: skip
 
     def __init__(self, pool: Pool, free: Sequence[FreeSlice], live: int) -> None:
         self.pool = pool
-        self.free = sorted(free)
+        self.free = sorted(free, key=lambda each: each.id)
+        self.some_reserved = any(each.reserved_for for each in free)
         self.headroom = max(0, pool.largest - live)
         self.placed: list[Occupant] = []  # in this pass
         self.head: JobId | None = None  # the first job that could not be placed
@@ -157,14 +177,20 @@ class _PoolQueue:
         self.opens_at: datetime | None = None  # when the head can start at the latest, if known
 
     def usable(self, pending: PendingJob) -> list[FreeSlice]:
-        """Free slices that can form one gang: those in the zone it is in, or the best zone."""
+        """Free slices that can form one gang: those in the zone it is in, or the best zone. Those
+        held for its owner come first."""
+        free = self.free
+        if self.some_reserved:
+            owner = pending.job.owner
+            free = [each for each in free if each.reserved_for in ("", owner)]
+            free.sort(key=lambda each: each.reserved_for != owner)
         if pending.held_source is not None:
-            return [free for free in self.free if free.zone == pending.held_source.zone]
-        if pending.missing == 1 or not self.free:
-            return self.free
-        zones = Counter(free.zone for free in self.free)
+            return [each for each in free if each.zone == pending.held_source.zone]
+        if pending.missing == 1 or not free:
+            return free
+        zones = Counter(each.zone for each in free)
         best = max(zones, key=lambda zone: zones[zone])
-        return [free for free in self.free if free.zone == best]
+        return [each for each in free if each.zone == best]
 
 
 class _PlacementPass:
@@ -185,6 +211,9 @@ class _PlacementPass:
             for name, pool in supply.pools.items()
         }
         self._choices: dict[tuple[tuple[CapacitySource, ...], str], capacity.SourceChoice] = {}
+
+    def hold(self, job: Job) -> None:
+        self._wait(job, f"held by {job.held_by}; `tpu queue release {job.id}` lets it start")
 
     def place_anywhere(self, pending: PendingJob) -> None:
         job = pending.job
@@ -207,6 +236,9 @@ class _PlacementPass:
         if queue is None:
             self._wait(job, f"pool {job.spec.pool} does not exist", unsatisfiable=True)
             return
+        if reserved := self._reserved_by_others(pending, queue):
+            self._wait(job, *reserved)
+            return
         if queue.head is not None:
             self._place_behind_head(pending, queue)
             return
@@ -218,6 +250,43 @@ class _PlacementPass:
             self._assign(pending, queue, usable[: pending.missing])
         else:
             self._grow_or_block(pending, queue, usable)
+
+    def _reserved_by_others(
+        self, pending: PendingJob, queue: _PoolQueue
+    ) -> tuple[str, datetime] | None:
+        """Why, and until when, reservations leave too few slices for this job. They do not block
+        the queue: a job of the user who has the reservation may be behind it."""
+        job, pool = pending.job, queue.pool
+        ends_by = self._now + (job.spec.timeout or UNLIMITED_COUNTS_AS)
+        claims = [
+            (claim, outstanding)
+            for claim in self._supply.reservations.get(pool.name, ())
+            if claim.owner != job.owner
+            and claim.overlaps(self._now, ends_by)
+            and (outstanding := claim.slices - self._held.get((pool.name, claim.owner), 0)) > 0
+        ]
+        held = [free for free in queue.free if free.reserved_for not in ("", job.owner)]
+        if not claims and not held:
+            return None
+        occupants = (*self._supply.occupants.get(pool.name, ()), *queue.placed)
+        in_use = sum(occupant.slices for occupant in occupants)
+        kept = sum(outstanding for _, outstanding in claims) + len(held)
+        if pending.missing <= pool.largest - in_use - kept or job.spec.slices > pool.largest:
+            return None
+        if pending.missing > pool.largest - in_use:
+            return None  # it would wait anyway, in its place in the queue
+        if not claims:
+            first = min(held, key=lambda free: free.reserved_until or self._now)
+            until = first.reserved_until or self._now
+            return f"slice {first.id} is held for {first.reserved_for} after a failure", until
+        claim = min((claim for claim, _ in claims), key=lambda claim: claim.ends_at)
+        note = f" ({claim.note})" if claim.note else ""
+        when = "" if claim.active(self._now) else f" from {claim.starts_at:%Y-%m-%d %H:%M}"
+        return (
+            f"{claim.slices} of {pool.largest} slices of pool {pool.name} are reserved by "
+            f"{claim.owner}{when} until {claim.ends_at:%Y-%m-%d %H:%M} UTC{note}",
+            claim.ends_at,
+        )
 
     def _place_behind_head(self, pending: PendingJob, queue: _PoolQueue) -> None:
         """Backfill, or wait."""
@@ -290,7 +359,8 @@ class _PlacementPass:
 
     def _assign(self, pending: PendingJob, queue: _PoolQueue, chosen: Sequence[FreeSlice]) -> None:
         assigned = tuple(free.id for free in chosen)
-        if queue.free[0] is chosen[0] and queue.free[len(assigned) - 1] is chosen[-1]:
+        first, last = queue.free[0], queue.free[len(assigned) - 1]
+        if first is chosen[0] and last is chosen[-1] and not queue.some_reserved:
             del queue.free[: len(assigned)]  # the usual case; the general one is quadratic
         else:
             queue.free = [free for free in queue.free if free.id not in assigned]
@@ -336,9 +406,9 @@ class _PlacementPass:
     def _limit_reason(self, job: Job, count: int, pool: Pool | None) -> str:
         """Why a quota or a budget forbids this many more slices; empty when none does."""
         if self._supply.exhausted_budgets:
-            held = budgets.hold_reason(job, self._supply.exhausted_budgets)
-            if held:
-                return held
+            reason = budgets.hold_reason(job, self._supply.exhausted_budgets)
+            if reason:
+                return reason
         limit = self._supply.slices_per_user
         if limit is not None and self._held_by_owner.get(job.owner, 0) + count > limit:
             return f"quota: {job.owner} may hold {limit} slices"

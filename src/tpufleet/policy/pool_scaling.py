@@ -15,7 +15,13 @@ def surplus_slices(pool: Pool | None, slices: Sequence[TpuSlice], now: datetime)
     An unused doomed slice is released at once.
     """
     idle = sorted(
-        (item for item in slices if item.live and item.job_id is None),
+        (
+            item
+            for item in slices
+            if item.live
+            and item.job_id is None
+            and (not item.is_reserved(now) or item.state is SliceState.DOOMED)
+        ),
         key=lambda item: item.idle_since or item.requested_at,
     )
     if pool is None:

@@ -29,6 +29,7 @@ class Order:
     tokens: dict[SliceId, str]  # bootstrap tokens of the agents, by slice
     server_url: str
     fleet: str  # label value that marks the slices of this installation
+    ca_certificates: str = ""  # PEM; what agents trust besides the system's, for `server_url`
     job_id: str | None = None
     pool: str | None = None
     priority: int = 0  # the job's, for providers with their own queue

@@ -11,6 +11,7 @@ from tpufleet.errors import BadInput
 from tpufleet.provisioner.kube import label_keys, pod_owners
 
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?")
+_AMOUNT = re.compile(r"\d+(\.\d+)?")
 _NETWORKS = "GCP_NODE_ADDITIONAL_NETWORKS"
 _TRUE, _FALSE = {"1", "t", "true"}, {"0", "f", "false"}
 
@@ -23,9 +24,21 @@ class ProvisionerBudget:
     max_pools: int | None = None
     max_chips_per_namespace: int | None = None  # for namespaces not listed below
     max_chips_by_namespace: Mapping[str, int] = field(default_factory=dict)  # by namespace
+    max_pools_per_namespace: int | None = None
+    max_pools_by_namespace: Mapping[str, int] = field(default_factory=dict)
+    max_dollars: float | None = None  # per hour
+    max_dollars_per_namespace: float | None = None
+    max_dollars_by_namespace: Mapping[str, float] = field(default_factory=dict)
+    chip_hour_dollars: Mapping[str, float] = field(default_factory=dict)  # by TPU generation
 
     def max_chips_in(self, namespace: str) -> int | None:
         return self.max_chips_by_namespace.get(namespace, self.max_chips_per_namespace)
+
+    def max_pools_in(self, namespace: str) -> int | None:
+        return self.max_pools_by_namespace.get(namespace, self.max_pools_per_namespace)
+
+    def max_dollars_in(self, namespace: str) -> float | None:
+        return self.max_dollars_by_namespace.get(namespace, self.max_dollars_per_namespace)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +131,13 @@ def from_environ(environ: Mapping[str, str]) -> ProvisionerSettings:
             max_chips=read.number("BUDGET_CHIPS", None),
             max_pools=read.number("BUDGET_POOLS", None),
             max_chips_per_namespace=read.number("BUDGET_NAMESPACE_CHIPS", None),
-            max_chips_by_namespace=read.numbers_by_namespace("BUDGET_CHIPS_OF"),
+            max_chips_by_namespace=read.numbers_by_name("BUDGET_CHIPS_OF", "NAMESPACE=CHIPS"),
+            max_pools_per_namespace=read.number("BUDGET_NAMESPACE_POOLS", None),
+            max_pools_by_namespace=read.numbers_by_name("BUDGET_POOLS_OF", "NAMESPACE=POOLS"),
+            max_dollars=read.amount("BUDGET_DOLLARS"),
+            max_dollars_per_namespace=read.amount("BUDGET_NAMESPACE_DOLLARS"),
+            max_dollars_by_namespace=read.amounts("BUDGET_DOLLARS_OF", "NAMESPACE=DOLLARS"),
+            chip_hour_dollars=read.amounts("CHIP_HOUR_DOLLARS", "GENERATION=DOLLARS"),
         ),
         allowed_service_accounts=read.list_of("ALLOWED_NODE_SERVICE_ACCOUNTS"),
         allowed_networks=_allowed(read.list_of("ALLOWED_NODE_NETWORKS") or ("*",)),
@@ -181,14 +200,29 @@ class _Reader:
             raise BadInput(f"{name}: expected a whole number, got {value!r}")
         return int(value) if value else default
 
-    def numbers_by_namespace(self, name: str) -> dict[str, int]:
+    def numbers_by_name(self, name: str, form: str) -> dict[str, int]:
         numbers = {}
         for item in self.list_of(name):
-            namespace, _, value = item.partition("=")
-            if not namespace.strip() or not value.strip().isdecimal():
-                raise BadInput(f"{name}: expected NAMESPACE=CHIPS, got {item!r}")
-            numbers[namespace.strip()] = int(value)
+            key, _, value = (part.strip() for part in item.partition("="))
+            if not key or not value.isdecimal():
+                raise BadInput(f"{name}: expected {form}, got {item!r}")
+            numbers[key] = int(value)
         return numbers
+
+    def amount(self, name: str) -> float | None:
+        value = self.text(name)
+        if value and not _AMOUNT.fullmatch(value):
+            raise BadInput(f"{name}: expected an amount such as 120 or 99.50, got {value!r}")
+        return float(value) if value else None
+
+    def amounts(self, name: str, form: str) -> dict[str, float]:
+        amounts = {}
+        for item in self.list_of(name):
+            key, _, value = (part.strip() for part in item.partition("="))
+            if not key or not _AMOUNT.fullmatch(value):
+                raise BadInput(f"{name}: expected {form}, got {item!r}")
+            amounts[key] = float(value)
+        return amounts
 
     def positive_duration(self, name: str, default: timedelta) -> timedelta:
         value = self.duration(name, default)

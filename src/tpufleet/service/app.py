@@ -402,12 +402,15 @@ def _results(deps: ServiceDependencies) -> ResultFiles:
 
 def _secrets(deps: ServiceDependencies) -> SecretFiles:
     keys = [key for key in (deps.secrets_key, derived_key(deps.secret)) if key is not None]
-    if deps.shared:
-        return SharedSecrets(deps.store, keys, deps.clock)
     files = SecretFiles(deps.state / "secrets", keys)
-    if count := files.encrypt_all():
-        logger.info("encrypted %s secrets", count)
-    return files
+    if not deps.shared:
+        if count := files.encrypt_all():
+            logger.info("encrypted %s secrets", count)
+        return files
+    secrets = SharedSecrets(deps.store, keys, deps.clock)
+    if count := secrets.import_files(files):
+        logger.info("copied %s secrets from this disk to the database", count)
+    return secrets
 
 
 def _logs(deps: ServiceDependencies) -> LogFiles:
@@ -415,5 +418,11 @@ def _logs(deps: ServiceDependencies) -> LogFiles:
     if deps.archive is None:
         return LogFiles(folder, deps.log_limit)
     if deps.shared:
-        return SharedLogs(deps.store, deps.archive, deps.clock, deps.log_limit)
+        return SharedLogs(
+            deps.store,
+            deps.archive,
+            deps.clock,
+            deps.log_limit,
+            earlier=ArchivedLogs(folder, deps.archive),
+        )
     return ArchivedLogs(folder, deps.archive, deps.log_limit)

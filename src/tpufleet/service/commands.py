@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
-from tpufleet.model import pod_fields, topology
-from tpufleet.model.api_types import FaultRequest, SecretValue
+from tpufleet.model import job_file, pod_fields, topology
+from tpufleet.model.api_types import FaultRequest, JobChanges, SecretValue
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
+from tpufleet.model.job_edits import JobEdit
 from tpufleet.model.job_file import label_error
+from tpufleet.model.job_search import wildcard_pattern
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
@@ -54,6 +56,57 @@ def cancel(context: CommandContext, job: Job) -> None:
     context.store.commit(ChangeSet(messages=[message], events=[event]))
 
 
+def change_job(context: CommandContext, job: Job, changes: JobChanges) -> Job:
+    """Change what users may change of a live or ended job."""
+    context.caller.require_owner(job.owner, f"job {job.id}")
+    fresh = {
+        name: value
+        for name in ("name", "notes", "priority")
+        if (value := getattr(changes, name)) is not None
+    }
+    tags = _changed_tags(job, changes)
+    if tags != job.spec.tags:
+        fresh["tags"] = list(tags)
+    # The same rules as for a job file.
+    spec = job_file.parse_job({**job_file.to_document(job.spec), **fresh})
+    changed = {name: getattr(spec, name) for name in fresh if spec != job.spec}
+    changed = {name: value for name, value in changed.items() if value != getattr(job.spec, name)}
+    if not changed:
+        return job
+    by = context.caller.name
+    values = ", ".join(f"{name} to {_shown(value)}" for name, value in changed.items())
+    return edit_job(context, job, JobEdit(job_id=job.id, **changed), f"{by} changed {values}")
+
+
+def edit_job(context: CommandContext, job: Job, edit: JobEdit, message: str) -> Job:
+    """Record the edit, why, and tell the controller if the job is live."""
+    by = context.caller.name
+    event = Event(
+        at=context.now,
+        kind=EventKind.JOB,
+        state="edited",
+        message=message,
+        job_id=job.id,
+        by=by,
+    )
+    told = InboxMessage(kind=InboxMessageKind.EDITED, at=context.now, by=by, job_id=job.id)
+    context.store.commit(
+        ChangeSet(edits=[edit], events=[event], messages=[] if job.ended else [told])
+    )
+    return context.store.job(job.id) or job
+
+
+def _changed_tags(job: Job, changes: JobChanges) -> tuple[str, ...]:
+    tags = job.spec.tags if changes.tags is None else changes.tags
+    removed = [wildcard_pattern(tag) for tag in changes.remove_tags]
+    kept = [tag for tag in tags if not any(each.fullmatch(tag.lower()) for each in removed)]
+    return tuple(dict.fromkeys((*kept, *changes.add_tags)))
+
+
+def _shown(value: object) -> str:
+    return ", ".join(value) or "none" if isinstance(value, tuple) else repr(value)
+
+
 def require_files_deletable(context: CommandContext, job: Job) -> None:
     context.caller.require_owner(job.owner, f"job {job.id}")
     if not job.ended:
@@ -75,6 +128,8 @@ def put_pool(context: CommandContext, pool: Pool, providers: Sequence[str]) -> P
         raise BadInput("slices_per_user: must be at least 1; leave it out for no limit")
     if not pool.capacity:
         raise BadInput("capacity: must list at least one kind, such as spot")
+    if not timedelta(0) <= pool.hold_after_failure <= timedelta(days=1):
+        raise BadInput("hold_after_failure: must be from 0 to 24 hours")
     if pool.idle_after.total_seconds() < 0:
         raise BadInput("idle_after: must not be negative")
     for member in pool.members:
@@ -117,6 +172,9 @@ def require_slice_access(context: CommandContext, tpu_slice: TpuSlice) -> JobId 
     """For admins, and for the owner of the job that holds the slice: then that job."""
     if context.caller.is_admin:
         return None
+    held = tpu_slice.job_id is None and tpu_slice.is_reserved(context.now)
+    if held and tpu_slice.reserved_for == context.caller.name:
+        return None
     job = context.store.job(tpu_slice.job_id) if tpu_slice.job_id is not None else None
     if job is None or job.owner != context.caller.name:
         holder = f"is held by a job of {job.owner}" if job is not None else "is held by no job"
@@ -124,6 +182,23 @@ def require_slice_access(context: CommandContext, tpu_slice: TpuSlice) -> JobId 
             f"slice {tpu_slice.id} {holder}; requires the admin role, or a job of yours on it"
         )
     return job.id
+
+
+def release_held_slice(context: CommandContext, slice_id: SliceId) -> None:
+    """Return a slice that is held after a failure to its pool."""
+    tpu_slice = context.store.slice(slice_id)
+    if tpu_slice is None or tpu_slice.state is SliceState.GONE:
+        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
+    if tpu_slice.reserved_for is None:
+        raise Conflict(f"slice {slice_id} is not held after a failure")
+    context.caller.require_owner(tpu_slice.reserved_for, f"the hold on slice {slice_id}")
+    message = InboxMessage(
+        kind=InboxMessageKind.HELD_SLICE_RELEASED,
+        at=context.now,
+        by=context.caller.name,
+        slice_id=slice_id,
+    )
+    context.store.commit(ChangeSet(messages=[message]))
 
 
 def request_fault(

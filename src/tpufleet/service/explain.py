@@ -9,13 +9,12 @@ from tpufleet.model.api_types import AttemptSummary, JobExplanation, JobRow, Sli
 from tpufleet.model.attempts import Attempt, AttemptState
 from tpufleet.model.end_reasons import END_REASONS
 from tpufleet.model.hosts import Progress
-from tpufleet.model.jobs import Job, JobId, JobState
+from tpufleet.model.jobs import Job, JobState
 from tpufleet.model.pools import CapacityRefusal, RefusalKind
 from tpufleet.policy import liveness, placement
 from tpufleet.policy.capacity import CapacitySource, RefusalHistory
 from tpufleet.policy.events import count_of
-from tpufleet.policy.placement import Occupant
-from tpufleet.service import queries, server_status
+from tpufleet.service import job_queue, queries, server_status
 from tpufleet.stores.base import JobQuery, Store
 
 _REFUSED = {
@@ -24,7 +23,6 @@ _REFUSED = {
     RefusalKind.ACCESS: "no access",
     RefusalKind.REQUEST: "invalid request",
 }
-_WAITING_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RECOVERING})
 
 
 def explain(store: Store, job: Job, now: datetime) -> JobExplanation:
@@ -149,15 +147,20 @@ def _explain_ended(
 
 def jobs_ahead(store: Store, job: Job) -> int:
     """Jobs before this one in the same queue: its pool, or without a pool its accelerator type."""
-    waiting = store.jobs(JobQuery(states=_WAITING_STATES, pool=job.spec.pool, limit=1_000_000))
-    own_key = _queue_key(job)
+    waiting = store.jobs(
+        JobQuery(states=job_queue.WAITING_STATES, pool=job.spec.pool, limit=1_000_000)
+    )
+    steps = job_queue.usage_steps(store)
+    rank = lambda each: placement.queue_rank(each, steps.get(each.owner, 0))
+    own_rank = rank(job)
     return sum(
         1
         for other in waiting
         if other.id != job.id
         and other.spec.pool == job.spec.pool
         and (job.spec.pool is not None or other.spec.accelerator == job.spec.accelerator)
-        and _queue_key(other) < own_key
+        and other.held_by is None
+        and rank(other) < own_rank
     )
 
 
@@ -174,20 +177,7 @@ def latest_start_in_pool(store: Store, job: Job) -> datetime | None:
     if short <= 0 or job.spec.slices > pool.largest:
         return None
     return placement.earliest_start(
-        [_occupant(store, each, count) for each, count in held.items()], short
-    )
-
-
-def _occupant(store: Store, job_id: JobId, count: int) -> Occupant:
-    other = store.job(job_id)
-    assert other is not None  # a slice is only held by a job that exists
-    ends = liveness.timeout_at(other, tuple(store.attempts(job_id)))
-    return Occupant(
-        job_id=job_id,
-        priority=other.spec.priority,
-        since=other.submitted_at,
-        slices=count,
-        ends_by=ends + other.spec.grace if ends else None,
+        [job_queue.occupant(store, each, count) for each, count in held.items()], short
     )
 
 
@@ -276,7 +266,3 @@ def _summarize(attempt: Attempt, now: datetime) -> AttemptSummary:
         end_reason=attempt.end_reason,
         message=message,
     )
-
-
-def _queue_key(job: Job) -> tuple[int, datetime, str]:
-    return (-job.spec.priority, job.submitted_at, job.id)

@@ -22,6 +22,7 @@ from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.policy import liveness
 from tpufleet.service import identifiers
 from tpufleet.service.assignments import Assignments
+from tpufleet.service.metric_series import MetricRecorder
 from tpufleet.stores.base import ChangeSet, Store
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class Heartbeats:
         min_interval: timedelta = timedelta(seconds=1),
     ) -> None:
         self._store = store
+        self._metrics = MetricRecorder(store)
         self._assignments = assignments
         self._wake = wake
         self._min_interval = min_interval
@@ -100,6 +102,9 @@ class Heartbeats:
                     kind=InboxMessageKind.HEARTBEAT, at=now, slice_id=slice_id, heartbeat=heartbeat
                 )
             )
+        reports = assignment is not None and heartbeat.attempt_id == assignment.attempt_id
+        if assignment is not None and reports and assignment.process_id == 0:
+            self._metrics.report(assignment.job_id, heartbeat.progress, now)
         if assignment is not None and _agent_restarted(heartbeat, host, assignment):
             assignment = replace(assignment, stop=EndReason.HOST_LOST)
         if assignment is not None and heartbeat.attempt_id == assignment.attempt_id:
@@ -107,7 +112,9 @@ class Heartbeats:
         return self._reply(assignment, release=tpu_slice.state is SliceState.RELEASING)
 
     async def flush(self) -> None:
-        """Write the liveness gathered since the last flush."""
+        """Write the liveness and the metrics gathered since the last flush."""
+        if self._metrics.pending:
+            await asyncio.to_thread(self._metrics.flush)
         if not self._liveness:
             return
         gathered, self._liveness = self._liveness, {}

@@ -97,21 +97,22 @@ def _by_id_prefix(store: Store, prefix: str) -> Job | None:
 
 
 class EndedJobRows:
-    """Cached rows of ended jobs. They never change, and are the bulk of a long listing."""
+    """Cached rows of ended jobs, which are the bulk of a long listing. They only change by an edit,
+    and then the store returns another object."""
 
     def __init__(self, max_rows: int = 50_000) -> None:
         self._max_rows = max_rows  # a row takes about 0.5 kB
-        self._rows: dict[JobId, JobRow] = {}
+        self._rows: dict[JobId, tuple[Job, JobRow]] = {}
 
     def rows(self, store: Store, jobs: Sequence[Job]) -> list[JobRow]:
         """Like `job_rows`, which is only called for jobs that are not cached."""
         known = self._rows
-        fresh = [job for job in jobs if job.id not in known]
+        fresh = [job for job in jobs if job.id not in known or known[job.id][0] is not job]
         rows = {row.id: row for row in job_rows(store, fresh)}
-        ordered = [rows.get(job.id) or known[job.id] for job in jobs]
+        ordered = [rows.get(job.id) or known[job.id][1] for job in jobs]
         if len(known) + len(fresh) > self._max_rows:
             known = self._rows = {}
-        known.update((job.id, rows[job.id]) for job in fresh if job.ended)
+        known.update((job.id, (job, rows[job.id])) for job in fresh if job.ended)
         return ordered
 
 
@@ -195,6 +196,8 @@ def job_row(job: Job, newest: Attempt | None, progress: Progress | None) -> JobR
         attempts=0 if newest is None else newest.number + 1,
         progress=progress,
         parent=job.parent,
+        notes=spec.notes,
+        held_by=job.held_by,
     )
 
 
@@ -266,6 +269,8 @@ def slice_rows(store: Store, slices: Sequence[TpuSlice], now: datetime) -> list[
             requested_at=each.requested_at,
             ready_at=each.ready_at,
             gone_at=each.gone_at,
+            reserved_for=each.reserved_for if each.is_reserved(now) else None,
+            reserved_until=each.reserved_until if each.is_reserved(now) else None,
         )
         for each in slices
     ]

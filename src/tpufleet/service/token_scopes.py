@@ -7,8 +7,14 @@ from tpufleet.model.jobs import Job
 from tpufleet.model.users import TokenScope
 from tpufleet.service.auth import Caller
 
-# By operation id of the route. Every token may ask who it is and replace itself.
-_ALWAYS = frozenset({"get_me", "get_openapi", "rotate_token"})
+# By operation id of the route. Every token may ask who it is, replace itself, read the settings of
+# its user, and log a browser in, whose session has the limits of the token.
+_ALWAYS = frozenset(
+    {
+        "get_me", "get_openapi", "get_preferences", "rotate_token", "create_session", "get_session",
+        "delete_session", "create_login_link",
+    }
+)  # fmt: skip
 _SUBMIT = frozenset(
     {
         "submit_jobs", "head_snapshot", "put_snapshot", "list_jobs", "get_job", "explain_job",

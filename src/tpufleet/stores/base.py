@@ -2,15 +2,16 @@
 
 Writers are separate: the service inserts jobs, messages, users and pools; only the controller
 changes jobs, attempts, slices and hosts, and it holds a lease to do so. So rows need no versions.
+What users edit of a job is kept beside its row, and applied to whatever the controller writes.
 Events are written in the same commit as the change they explain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.audit import AuditEntry
@@ -18,10 +19,18 @@ from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import Host, HostId, HostLiveness
 from tpufleet.model.inbox import InboxMessage
+from tpufleet.model.inventory import InventoryNote
+from tpufleet.model.job_edits import JobEdit
+from tpufleet.model.job_search import JobSearch
 from tpufleet.model.jobs import Job, JobId, JobState
+from tpufleet.model.metric_points import MetricPoint
 from tpufleet.model.pools import CapacityRefusal, Pool
+from tpufleet.model.preferences import Preferences
+from tpufleet.model.reservations import Reservation
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.model.users import Token, User
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +48,8 @@ class ChangeSet:
     """Everything that one commit writes, atomically."""
 
     new_jobs: Sequence[Job] = ()  # Conflict if an id is taken
-    jobs: Sequence[Job] = ()
+    jobs: Sequence[Job] = ()  # earlier edits are kept
+    edits: Sequence[JobEdit] = ()  # of jobs that exist; others are ignored
     attempts: Sequence[Attempt] = ()  # Conflict if it changes one that has ended
     slices: Sequence[TpuSlice] = ()
     hosts: Sequence[Host] = ()
@@ -65,6 +75,7 @@ class JobQuery:
     tag: str | None = None
     name: str | None = None
     parent: JobId | None = None
+    search: JobSearch | None = None
     archived: bool | None = False  # None: both
     files_deleted: bool | None = None  # None: both
     limit: int = 100
@@ -101,6 +112,14 @@ class StoredObject:
     name: str
     size: int
     at: datetime  # when it was written
+
+
+# Objects that are stored as documents, and the name of each kind in the database.
+DOCUMENT_KINDS: dict[type, str] = {
+    Preferences: "preferences",
+    Reservation: "reservation",
+    InventoryNote: "inventory",
+}
 
 
 class Store(Protocol):
@@ -188,6 +207,26 @@ class Store(Protocol):
 
     def delete_liveness(self, hosts: Sequence[HostId]) -> None:
         """Delete liveness and agent bindings of hosts that are gone."""
+        ...
+
+    # Metrics. The last values of each job can be searched.
+    def record_metrics(self, points: Sequence[MetricPoint]) -> None: ...
+    def metric_points(self, job_id: JobId) -> list[MetricPoint]:
+        """Oldest first."""
+        ...
+
+    def delete_metric_points(self, points: Sequence[MetricPoint]) -> None: ...
+
+    # Small objects that users change as a whole, by type (see DOCUMENT_KINDS) and key.
+    def document(self, kind: type[T], key: str) -> T | None: ...
+    def documents(self, kind: type[T]) -> list[T]:
+        """Ordered by key."""
+        ...
+
+    def update_document(
+        self, kind: type[T], key: str, change: Callable[[T | None], T | None]
+    ) -> T | None:
+        """Atomic: nothing else changes it between `change` and the write. None deletes it."""
         ...
 
     # Leases.

@@ -22,6 +22,7 @@ class Database(Protocol):
 
     text_type: str  # column type for text, sorted by code point
     integer_type: str  # column type for 64-bit integers
+    clustered: str  # suffix of a table that is stored in the order of its key; empty: as inserted
     for_update: str  # suffix of a SELECT that locks its rows until the commit
     time_in_micros: str  # statement that reads the database's clock; empty: it has none of its own
     columns: str  # statement that lists tables and their columns, in order

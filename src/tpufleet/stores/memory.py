@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.audit import AuditEntry
@@ -16,7 +16,10 @@ from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import Host, HostId, HostLiveness
 from tpufleet.model.inbox import InboxMessage
+from tpufleet.model.job_edits import JobEdit, apply_edit, merge_edits
+from tpufleet.model.job_search import matches as matches_search
 from tpufleet.model.jobs import Job, JobId, JobState
+from tpufleet.model.metric_points import MetricPoint, searchable_values
 from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.users import Token, User
@@ -52,6 +55,10 @@ class MemoryStore:
         self._host_commands: dict[str, SentHostCommand] = {}
         self._host_command_results: dict[str, dict[HostId, HostCommandResult]] = {}
         self._jobs: dict[JobId, Job] = {}
+        self._documents: dict[tuple[type, str], Any] = {}
+        self._edits: dict[JobId, JobEdit] = {}
+        self._metrics: dict[JobId, dict[str, float]] = {}  # last values
+        self._points: dict[tuple[JobId, datetime], MetricPoint] = {}
         self._archived: dict[JobId, datetime] = {}
         self._files_deleted: dict[JobId, datetime] = {}
         self._attempts: dict[AttemptId, Attempt] = {}
@@ -85,6 +92,10 @@ class MemoryStore:
                 query.archived in (None, job.id in self._archived)
                 and query.files_deleted in (None, job.id in self._files_deleted)
                 and _matches(job, query)
+                and (
+                    query.search is None
+                    or matches_search(job, query.search, self._metrics.get(job.id, {}))
+                )
             )
 
         if query.before is None:
@@ -256,8 +267,17 @@ class MemoryStore:
                 ),
             )
             # Nothing below can fail.
-            self._jobs.update((job.id, job) for job in (*change.new_jobs, *change.jobs))
+            self._jobs.update((job.id, job) for job in change.new_jobs)
+            for job in change.jobs:
+                edit = self._edits.get(job.id)
+                self._jobs[job.id] = job if edit is None else apply_edit(job, edit)
+            for edit in change.edits:
+                self._edit(edit)
             for attempt in attempts:
+                if not attempt.live:
+                    self._metrics.setdefault(attempt.job_id, {}).update(
+                        searchable_values(attempt.last_step, attempt.metrics)
+                    )
                 self._attempts[attempt.id] = attempt
                 self._attempts_of.setdefault(attempt.job_id, {})[attempt.id] = attempt.number
             self._slices.update((tpu_slice.id, tpu_slice) for tpu_slice in change.slices)
@@ -276,6 +296,33 @@ class MemoryStore:
             for event in change.events:
                 self._last_event += 1
                 self._events.append(replace(event, seq=self._last_event))
+
+    def _edit(self, edit: JobEdit) -> None:
+        if edit.job_id in self._jobs:
+            earlier = self._edits.get(edit.job_id)
+            merged = edit if earlier is None else merge_edits(earlier, edit)
+            self._edits[edit.job_id] = merged
+            self._jobs[edit.job_id] = apply_edit(self._jobs[edit.job_id], merged)
+
+    # Metrics.
+
+    def record_metrics(self, points: Sequence[MetricPoint]) -> None:
+        with self._lock:
+            for point in points:
+                self._points[point.job_id, point.at] = point
+                self._metrics.setdefault(point.job_id, {}).update(
+                    searchable_values(point.step, point.values)
+                )
+
+    def metric_points(self, job_id: JobId) -> list[MetricPoint]:
+        with self._lock:
+            points = [point for point in self._points.values() if point.job_id == job_id]
+        return sorted(points, key=lambda point: point.at)
+
+    def delete_metric_points(self, points: Sequence[MetricPoint]) -> None:
+        with self._lock:
+            for point in points:
+                self._points.pop((point.job_id, point.at), None)
 
     # Liveness.
 
@@ -316,6 +363,27 @@ class MemoryStore:
             for host in hosts:
                 self._liveness.pop(host, None)
                 self._bound_agents.pop(host, None)
+
+    # Documents.
+
+    def document(self, kind: type[T], key: str) -> T | None:
+        return self._documents.get((kind, key))
+
+    def documents(self, kind: type[T]) -> list[T]:
+        with self._lock:
+            return [self._documents[each] for each in sorted(
+                (each for each in self._documents if each[0] is kind), key=lambda each: each[1]
+            )]  # fmt: skip
+
+    def update_document(
+        self, kind: type[T], key: str, change: Callable[[T | None], T | None]
+    ) -> T | None:
+        with self._lock:
+            changed = change(self._documents.get((kind, key)))
+            self._documents.pop((kind, key), None)
+            if changed is not None:
+                self._documents[kind, key] = changed
+            return changed
 
     # Leases.
 

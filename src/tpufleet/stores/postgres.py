@@ -58,6 +58,7 @@ def _driver():
 class PostgresDatabase:
     text_type = 'TEXT COLLATE "C"'
     integer_type = "BIGINT"
+    clustered = ""
     for_update = " FOR UPDATE"
     columns = (
         "SELECT table_name, column_name FROM information_schema.columns "

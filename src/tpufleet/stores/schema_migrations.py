@@ -13,10 +13,11 @@ from importlib import resources
 from tpufleet.errors import Conflict
 from tpufleet.stores.database import Database, DatabaseSession
 from tpufleet.stores.json_key_renames import rename_json_keys
+from tpufleet.stores.search_backfill import fill_job_search
 
 Migration = str | Callable[[DatabaseSession], None]  # SQL, or a function
 
-_FUNCTIONS: dict[int, Migration] = {5: rename_json_keys}
+_FUNCTIONS: dict[int, Migration] = {5: rename_json_keys, 13: fill_job_search}
 
 
 @cache
@@ -90,4 +91,5 @@ def statements(script: str, database: Database) -> list[str]:
     without_comments = re.sub(r"--[^\n]*", "", script)
     typed = without_comments.replace("$text", database.text_type)
     typed = typed.replace("$number", database.integer_type)
+    typed = typed.replace("$clustered", database.clustered)
     return [part.strip() for part in typed.split(";") if part.strip()]

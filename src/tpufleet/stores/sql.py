@@ -5,7 +5,7 @@ Commits are in `sql_commit`, SELECTs with several filters in `sql_queries`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -16,12 +16,22 @@ from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import Host, HostId, HostLiveness
 from tpufleet.model.inbox import InboxMessage
+from tpufleet.model.job_search import MetricTerm
 from tpufleet.model.jobs import Job, JobId, JobState
+from tpufleet.model.metric_points import MetricPoint
 from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.model.users import Token, User
-from tpufleet.stores import schema_migrations, sql_commit, sql_queries, sql_rows
-from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Lease, LiveState, StoredObject
+from tpufleet.stores import schema_migrations, sql_commit, sql_people, sql_queries, sql_rows
+from tpufleet.stores.base import (
+    DOCUMENT_KINDS,
+    ChangeSet,
+    EventQuery,
+    JobQuery,
+    Lease,
+    LiveState,
+    StoredObject,
+)
 from tpufleet.stores.database import Database, DatabaseSession, Row
 
 T = TypeVar("T")
@@ -66,8 +76,17 @@ class SqlStore:
         last = None if query.before is None else self.job(query.before)
         if last is None and query.before is not None:
             return []
-        statement, values = sql_queries.select_jobs(query, last)
+        terms = query.search.terms if query.search is not None else ()
+        large = [
+            term for term in terms if isinstance(term, MetricTerm) and self._is_large_set(term)
+        ]
+        statement, values = sql_queries.select_jobs(query, last, large)
         return self._decode_jobs(self._rows(statement, *values))
+
+    def _is_large_set(self, term: MetricTerm) -> bool:
+        condition, values = sql_people.metric_condition(term)
+        statement = sql_people.METRIC_SET_SIZE.format(condition=condition)
+        return self._rows(statement, *values)[0][0] >= sql_people.MAX_METRIC_SET
 
     def jobs_like(self, prefix: str, limit: int = 10) -> list[Job]:
         statement, values = sql_queries.select_jobs_like(prefix, limit)
@@ -255,6 +274,51 @@ class SqlStore:
         keys = [(host_id,) for host_id in sorted(hosts)]
         self._write_each("DELETE FROM pulses WHERE host_id = ?", keys)
         self._write_each("DELETE FROM entries WHERE host_id = ?", keys)
+
+    # Metrics.
+
+    def record_metrics(self, points: Sequence[MetricPoint]) -> None:
+        if points:
+            self._database.write(
+                lambda session: sql_people.write_points(session, points), durable=False
+            )
+
+    def metric_points(self, job_id: JobId) -> list[MetricPoint]:
+        return self._all(
+            MetricPoint, "SELECT data FROM job_points WHERE job_id = ? ORDER BY at", job_id
+        )
+
+    def delete_metric_points(self, points: Sequence[MetricPoint]) -> None:
+        self._write_each(
+            "DELETE FROM job_points WHERE job_id = ? AND at = ?", sql_people.point_keys(points)
+        )
+
+    # Documents.
+
+    def document(self, kind: type[T], key: str) -> T | None:
+        statement = "SELECT data FROM documents WHERE kind = ? AND id = ?"
+        return self._one(kind, statement, DOCUMENT_KINDS[kind], key)
+
+    def documents(self, kind: type[T]) -> list[T]:
+        statement = "SELECT data FROM documents WHERE kind = ? ORDER BY id"
+        return self._all(kind, statement, DOCUMENT_KINDS[kind])
+
+    def update_document(
+        self, kind: type[T], key: str, change: Callable[[T | None], T | None]
+    ) -> T | None:
+        def work(session: DatabaseSession) -> T | None:
+            # Locks, also where there is no row yet.
+            session.rows(f"SELECT id FROM numbers WHERE id = 1{self._database.for_update}")
+            where = (DOCUMENT_KINDS[kind], key)
+            rows = session.rows("SELECT data FROM documents WHERE kind = ? AND id = ?", *where)
+            changed = change(sql_rows.decode_first(rows, kind))
+            session.run("DELETE FROM documents WHERE kind = ? AND id = ?", *where)
+            if changed is not None:
+                statement = "INSERT INTO documents (kind, id, data) VALUES (?, ?, ?)"
+                session.run(statement, *where, sql_rows.to_text(changed))
+            return changed
+
+        return self._database.write(work)
 
     # Leases.
 

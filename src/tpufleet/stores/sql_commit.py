@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.jobs import JobState
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
-from tpufleet.stores import invariants, sql_rows
+from tpufleet.stores import invariants, sql_people, sql_rows
 from tpufleet.stores.base import ChangeSet, Lease
 from tpufleet.stores.database import DatabaseSession, Row
 
@@ -26,7 +26,7 @@ _NEW_JOB = (
     "INSERT INTO jobs (id, submitted_at, owner, state, ended, pool, name, parent, data) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-# Owner, parent, spec and submission time never change, so neither do their indexes.
+# Owner, parent and submission time never change, and the name only by an edit.
 _JOB = (
     f"{_NEW_JOB} ON CONFLICT (id) DO UPDATE SET "
     "state = excluded.state, ended = excluded.ended, data = excluded.data"
@@ -78,18 +78,20 @@ def _check_fence(session: DatabaseSession, fence: Lease, for_update: str) -> Non
 
 
 def _write_jobs(session: DatabaseSession, change: ChangeSet) -> None:
-    new, changed = change.new_jobs, change.jobs
-    stored = {
-        job_id: JobState(state)
-        for job_id, state in _select(
-            session, "id, state FROM jobs", [job.id for job in (*new, *changed)]
-        )
-    }
+    new = change.new_jobs
+    ids = [job.id for job in (*new, *change.jobs)]
+    rows = _select(session, "id, state, edits FROM jobs", ids)
+    stored = {job_id: JobState(state) for job_id, state, _ in rows}
+    edits = {job_id: text for job_id, _, text in rows}
     invariants.check_new_job_ids(new, stored.keys())
+    changed = [sql_people.with_stored_edits(job, edits.get(job.id)) for job in change.jobs]
     invariants.check_transitions("job", ((job.id, job.state) for job in changed), stored.items())
     _write_each(session, _NEW_JOB, [sql_rows.job_row(job) for job in new])
     _write_each(session, _JOB, [sql_rows.job_row(job) for job in changed])
     _write_each(session, _TAG, sql_rows.tag_rows([*new, *changed]))
+    searched = [*new, *(job for job in changed if job.ended or job.id not in stored)]
+    _write_each(session, sql_people.SEARCH, [sql_people.search_row(job) for job in searched])
+    sql_people.write_edits(session, change.edits)
 
 
 def _write_attempts(session: DatabaseSession, attempts: Sequence[Attempt]) -> None:
@@ -97,6 +99,9 @@ def _write_attempts(session: DatabaseSession, attempts: Sequence[Attempt]) -> No
     stored = {attempt.id: attempt for attempt in sql_rows.decode_all(rows, Attempt)}
     changed = invariants.attempts_to_write(attempts, stored)
     _write_each(session, _ATTEMPT, [sql_rows.attempt_row(attempt) for attempt in changed])
+    ended = [attempt for attempt in changed if not attempt.live]
+    metrics = [row for attempt in ended for row in sql_people.metric_rows(attempt)]
+    _write_each(session, sql_people.LATEST_METRIC, metrics)
 
 
 def _write_slices(session: DatabaseSession, slices: Sequence[TpuSlice]) -> None:

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
+from tpufleet.model.job_search import MetricTerm
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId
-from tpufleet.stores import sql_rows
+from tpufleet.stores import sql_people, sql_rows
 from tpufleet.stores.base import EventQuery, JobQuery
 
 Select = tuple[str, list[Any]]
 
 _NEWEST_FIRST = "ORDER BY submitted_at DESC, id DESC LIMIT ?"
+# In this order: SQLite reads the left table of a CROSS JOIN first.
+_SEARCHED_JOBS = "job_search AS found CROSS JOIN jobs"
+_NEWEST_FOUND_FIRST = "ORDER BY found.submitted_at DESC, found.job_id DESC LIMIT ?"
 
 
-def select_jobs(query: JobQuery, last: Job | None) -> Select:
-    """`last` is the last job of the previous page."""
-    where, values = _equals(
-        owner=query.owner, pool=query.pool, name=query.name, parent=query.parent
-    )
+def select_jobs(
+    query: JobQuery, last: Job | None, large_sets: Collection[MetricTerm] = ()
+) -> Select:
+    """`last` is the last job of the previous page; `large_sets`, see `sql_people`."""
+    columns = {
+        "owner": query.owner,
+        "pool": query.pool,
+        "name": query.name,
+        "parent": query.parent,
+    }
+    where, values = _equals(**{f"jobs.{name}": value for name, value in columns.items()})
     if query.states:
-        where.append(f"state IN ({sql_rows.placeholders(list(query.states))})")
+        where.append(f"jobs.state IN ({sql_rows.placeholders(list(query.states))})")
         values.extend(sorted(state.value for state in query.states))
     if query.tag is not None:
-        where.append("id IN (SELECT job_id FROM job_tags WHERE tag = ?)")
+        where.append("jobs.id IN (SELECT job_id FROM job_tags WHERE tag = ?)")
         values.append(query.tag)
     for table, wanted in (("archived_jobs", query.archived), ("cleaned_jobs", query.files_deleted)):
         # Live jobs are in neither table.
@@ -30,9 +41,18 @@ def select_jobs(query: JobQuery, last: Job | None) -> Select:
             marked = f"EXISTS (SELECT 1 FROM {table} WHERE job_id = jobs.id)"
             where.append(marked if wanted else f"NOT {marked}")
     if last is not None:
-        where.append("(submitted_at, id) < (?, ?)")
+        searched = query.search is not None and query.search.terms
+        key = "found.submitted_at, found.job_id" if searched else "submitted_at, id"
+        where.append(f"({key}) < (?, ?)")
         values.extend((sql_rows.to_micros(last.submitted_at), last.id))
-    return f"SELECT data FROM jobs {_where(where)} {_NEWEST_FIRST}", [*values, query.limit]
+    if query.search is None or not query.search.terms:
+        return f"SELECT data FROM jobs {_where(where)} {_NEWEST_FIRST}", [*values, query.limit]
+    conditions, parameters = sql_people.search_conditions(query.search, large_sets)
+    where = ["jobs.id = found.job_id", *conditions, *where]
+    return (
+        f"SELECT jobs.data FROM {_SEARCHED_JOBS} {_where(where)} {_NEWEST_FOUND_FIRST}",
+        [*parameters, *values, query.limit],
+    )
 
 
 def select_jobs_like(prefix: str, limit: int) -> Select:

@@ -40,6 +40,7 @@ def open_sqlite(path: Path) -> SqlStore:
 class SqliteDatabase:
     text_type = "TEXT"
     integer_type = "INTEGER"
+    clustered = "WITHOUT ROWID"
     for_update = ""  # there is only one writer
     columns = (
         "SELECT tables.name, columns.name FROM sqlite_master AS tables "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from contextvars import ContextVar
+from datetime import datetime, timedelta, tzinfo
 
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import Progress
@@ -84,10 +85,19 @@ def age(at: datetime | None, now: datetime) -> str:
     return f"{duration(since)} ago" if since > timedelta(0) else f"in {duration(-since)}"
 
 
+_time_zone: ContextVar[tzinfo | None] = ContextVar("time_zone", default=None)
+
+
+def show_times_in(zone: tzinfo | None) -> None:
+    """None: the time zone of this machine."""
+    _time_zone.set(zone)
+
+
 def local_time(at: datetime, now: datetime | None = None) -> str:
     """Local time, with the date when that is not today: `14:03:11`, `2026-01-01 14:03:11`."""
-    local = at.astimezone()
-    today = (now or datetime.now().astimezone()).astimezone().date()
+    zone = _time_zone.get()
+    local = at.astimezone(zone)
+    today = (now or datetime.now().astimezone()).astimezone(zone).date()
     return local.strftime("%H:%M:%S" if local.date() == today else "%Y-%m-%d %H:%M:%S")
 
 

@@ -233,6 +233,16 @@ def test_only_the_init_container_mounts_the_tokens_of_the_gang():
     assert first["securityContext"] == agent["securityContext"]
 
 
+def test_pods_get_the_private_ca_and_the_egress_proxy():
+    settings = GkeSettings(image="registry/agent:1", https_proxy="http://p:1", no_proxy=".svc")
+    manifest = manifests.jobset(order(ca_certificates="-----BEGIN CERTIFICATE-----"), settings)
+    env = {item["name"]: item.get("value") for item in container(manifest)["env"]}
+    assert env["TPUFLEET_CA_CERTIFICATES"] == "-----BEGIN CERTIFICATE-----"
+    assert (env["HTTPS_PROXY"], env["NO_PROXY"]) == ("http://p:1", ".svc")
+    plain = {item["name"] for item in container(manifests.jobset(order(), SETTINGS))["env"]}
+    assert not plain & {"TPUFLEET_CA_CERTIFICATES", "HTTPS_PROXY", "NO_PROXY"}
+
+
 def test_pods_have_the_service_account_of_the_job_else_that_of_the_server():
     with_default = replace(SETTINGS, service_account="tpu-worker")
     named = PodSettings(service_account="trainer")

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,13 @@ WORKLOAD = Path(__file__).parent / "workload"
 
 
 class Fleet:
-    def __init__(self, folder: Path, zones: tuple[str, ...], **emulator: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        zones: tuple[str, ...],
+        environ: Mapping[str, str] | None = None,
+        **emulator: Any,
+    ) -> None:
         self.folder = folder
         self.emulator = Emulator(zones=zones, agents_folder=folder / "machines", **emulator)
         self.emulator.start()
@@ -32,6 +38,7 @@ class Fleet:
             HOME=str(folder),
             TPUFLEET_HOME=str(home),
             TPUFLEET_PROVIDER="tpu-vm",
+            **(environ or {}),
             TPUFLEET_TPU_VM=json.dumps(
                 {
                     "project": "my-project",

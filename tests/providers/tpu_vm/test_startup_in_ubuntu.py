@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
 from tests.agent.control_plane import FakeControlPlane
+from tests.agent.test_environment import ASSIGNMENT
 from tests.polling import wait_until
 from tests.providers.tpu_vm.ubuntu_host import UbuntuHost, relocatable_python, ubuntu_root
 from tpufleet.compose import host_bundle
+from tpufleet.model.attempts import AttemptId
 from tpufleet.model.bootstrap import BootstrapStage
 
 pytestmark = pytest.mark.timeout(600)
@@ -60,6 +63,7 @@ def test_a_host_with_python_3_10_installs_the_bundle_and_its_agent_connects(host
     agent = host.run("cat", "/run/agent.pid").stdout.strip()
     program = host.run("readlink", f"/proc/{agent}/exe").stdout
     assert program.startswith("/opt/tpufleet/") and "/python/bin/python3" in program
+    _run_job(control_plane, host)
     # Run again, as an operator would: nothing changes.
     result = host.startup()
     assert result.returncode == 0, result.stderr
@@ -73,6 +77,31 @@ def test_a_host_with_python_3_10_installs_the_bundle_and_its_agent_connects(host
     wait_until(lambda: host.report.failed, 60, host.agent_log)
     assert host.report.stage is BootstrapStage.CONNECTING
     assert host.run("cat", "/proc/1/comm").stdout == "sleep\n"
+
+
+PROGRAM = """
+import os, sys, tpufleet.runtime
+print(sys.version_info[:2], "python" in sys.prefix, os.environ["VIRTUAL_ENV"] == sys.prefix)
+print([name for name in os.environ if "/opt/tpufleet" in os.environ[name]])
+"""
+
+
+def _run_job(control_plane, host):
+    """In its own environment, made by the bundle's uv, without a trace of the agent's."""
+    control_plane.assignment = replace(
+        ASSIGNMENT,
+        attempt_id=AttemptId("j1.0"),
+        command=("python", "-c", PROGRAM),
+        dependencies=(),
+        checkpoint="",
+    )
+
+    def ended() -> bool:
+        return "exited with status" in control_plane.log("j1.0").partition("command:")[2]
+
+    wait_until(ended, 120, lambda: control_plane.log("j1.0") + host.agent_log())
+    assert "True True\n[]" in control_plane.log("j1.0"), control_plane.log("j1.0")
+    control_plane.assignment = None
 
 
 def test_a_host_that_cannot_reach_the_server_reports_its_address_and_the_error(host):

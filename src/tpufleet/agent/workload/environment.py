@@ -45,9 +45,9 @@ def _inherited(
         for name, value in base_env.items()
         if not name.startswith(("TPUFLEET_", "KUBERNETES_")) and settings.token not in value
     }
-    if agent_bin_dir:
-        # On a simulated host `python` is the agent's own; on a real host the agent's is the
-        # fallback where there is no other.
+    if agent_bin_dir and not settings.job_python:
+        # On a simulated host `python` is the agent's own; in a pod the agent's is the fallback
+        # where there is no other. A TPU VM makes an environment for each job.
         path = inherited.get("PATH", "")
         simulated = settings.platform == SIMULATED_PLATFORM
         folders = (agent_bin_dir, path) if simulated else (path, agent_bin_dir)

@@ -13,9 +13,11 @@ from threading import Event
 from typing import Protocol
 
 from tpufleet.agent import threads
+from tpufleet.agent.workload.log_metrics import LogMetrics
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, FleetError
 from tpufleet.model import encoding
+from tpufleet.model.bounds import MAX_NUMBER
 from tpufleet.model.hosts import Progress
 from tpufleet.runtime import gcs
 from tpufleet.runtime.gcs import Bucket
@@ -119,7 +121,10 @@ class ProgressReader:
         open_bucket: Callable[[str], CheckpointFolder] = lambda url: BucketCheckpointFolder(
             Bucket(url)
         ),
+        log_metrics: LogMetrics | None = None,
     ) -> None:
+        self._log_metrics = log_metrics
+        self._log_metrics_at: datetime | None = None
         self._file = run_dir / "progress.json"
         self._in_bucket = checkpoint.startswith(gcs.SCHEME)
         self._folder: CheckpointFolder | None = None
@@ -148,7 +153,9 @@ class ProgressReader:
         self._read_file()
         if self._reported is None or self._reported.checkpoint_step is None:
             self._read_folder(last)
-        self.latest = self._merged()
+        if self._log_metrics is not None and self._log_metrics.poll():
+            self._log_metrics_at = self._clock.now()
+        self.latest = self._with_log_metrics(self._merged())
 
     def _read_file(self) -> None:
         try:
@@ -190,6 +197,22 @@ class ProgressReader:
         self._next_folder_poll = now + timedelta(seconds=BUCKET_POLL_SECONDS)
         return True
 
+    def _with_log_metrics(self, progress: Progress | None) -> Progress | None:
+        """What the program reports itself takes precedence."""
+        if self._log_metrics is None or self._log_metrics_at is None:
+            return progress
+        values = dict(self._log_metrics.values)
+        step, total = (values.pop(name, None) for name in ("step", "total"))
+        reported = progress or Progress()
+        times = [at for at in (reported.at, self._log_metrics_at) if at]
+        return replace(
+            reported,
+            step=_whole(step) if reported.step is None else reported.step,
+            total=_whole(total) if reported.total is None else reported.total,
+            at=max(times),
+            metrics={**values, **(reported.metrics or {})} or None,
+        )
+
     def _merged(self) -> Progress | None:
         if self._reported is None and self._checkpoint_step is None:
             return None
@@ -202,3 +225,7 @@ class ProgressReader:
             checkpoint_step=self._checkpoint_step,
             at=max(times) if times else None,
         )
+
+
+def _whole(number: float | None) -> int | None:
+    return int(number) if number is not None and 0 <= number <= MAX_NUMBER else None

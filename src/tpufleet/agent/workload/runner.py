@@ -11,14 +11,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 
 from tpufleet.agent import threads
 from tpufleet.agent.settings import AgentSettings
-from tpufleet.agent.workload import environment, exit_diagnosis, processes, results
+from tpufleet.agent.workload import environment, exit_diagnosis, job_python, processes, results
 from tpufleet.agent.workload.attempt_folder import AttemptFolder
+from tpufleet.agent.workload.container_image import JobContainer
 from tpufleet.agent.workload.containment import AttemptProcesses, Containment
+from tpufleet.agent.workload.job_python import JobPython
+from tpufleet.agent.workload.log_metrics import LogMetrics
 from tpufleet.agent.workload.logs import LogFile, LogShipper, PipeReader
 from tpufleet.agent.workload.progress import ProgressReader
 from tpufleet.agent.workload.step_process import StepProcess
@@ -73,6 +77,8 @@ class Workload:
         self._secrets: dict[str, str] = {}
         self._steps: list[StepProcess] = []
         self._container: AttemptProcesses | None = None
+        self._python: JobPython | None = None
+        self._image: JobContainer | None = None
         self._progress_reader: ProgressReader | None = None
         self._log_shipper: LogShipper | None = None
 
@@ -159,12 +165,30 @@ class Workload:
         steps = {"setup": self.assignment.setup, "command": self.assignment.command}
         exit = self._exit_without_process("the job has no command")
         try:
-            self._container = self._context.containment.open(
-                self.folder.path, self.assignment.checkpoint
+            self._python = job_python.plan(
+                self.assignment,
+                self._context.settings,
+                self.folder.path,
+                self.folder.code,
+                hard_links=not self._context.containment.isolated,
             )
-        except OSError as error:
+            if self.assignment.image is not None:
+                self._image = JobContainer(
+                    self.assignment.image,
+                    self.assignment.attempt_id,
+                    self._context.base_env.get("PATH"),
+                )
+            shared = [self._python.cache] if self._python is not None else []
+            self._container = self._context.containment.open(
+                self.folder.path, self.assignment.checkpoint, shared
+            )
+        except (OSError, FleetError) as error:
             log.note(f"cannot start: {error}")
             return self._exit_without_process(str(error))
+        if self._python is not None:
+            failed = self._make_python(self._python, log, pipe)
+            if failed is not None:
+                return failed
         for name, argv in steps.items():
             if self._stop.is_set():
                 log.note(f"stopped before {name}: {self._stop_reason}")
@@ -174,6 +198,27 @@ class Workload:
                 if name == "setup" and (exit.status != 0 or exit.stopped_by_agent):
                     return exit
         return exit
+
+    def _make_python(self, python: JobPython, log: LogFile, pipe: PipeReader) -> Exit | None:
+        """The exit if that fails, in uv's own words."""
+        log.note(f"environment: from {python.source}")
+        log_start, started = log.size, time.monotonic()
+        for argv in python.steps:
+            if self._stop.is_set():
+                return self._exit_without_process(self._stop_reason, stopped=True)
+            step_start = log.size
+            exit = self._run_step("environment", argv, log, pipe)
+            if exit.status != 0 or exit.stopped_by_agent:
+                error = job_python.find_error(log.tail(exit_diagnosis.TAIL_LINES, step_start))
+                return replace(exit, log_line=error or exit.log_line)
+        seconds = time.monotonic() - started
+        summary = job_python.summarize(log.tail(exit_diagnosis.TAIL_LINES, log_start))
+        log.note(f"environment: ready after {seconds:.1f} s: {summary}")
+        if self._context.settings.platform == "" and job_python.runs_on_cpu(python.folder):
+            log.note(
+                "environment: jax is installed without libtpu and will use the CPU; write jax[tpu]"
+            )
+        return None
 
     def _fetch_code(self) -> None:
         backoff = Backoff(first=INITIAL_RETRY_SECONDS, longest=MAX_RETRY_SECONDS)
@@ -193,12 +238,17 @@ class Workload:
 
     def _run_step(self, name: str, argv: tuple[str, ...], log: LogFile, pipe: PipeReader) -> Exit:
         log.note(f"{name}: {_on_one_line(argv)}")
-        log_start, is_setup = log.size, name == "setup"
+        log_start, is_setup = log.size, name != "command"
         assert self._container is not None
         try:
             step = StepProcess(
-                argv,
+<<<<<<< HEAD
+                self._in_image(argv),
                 env=self._environment(),
+=======
+                argv,
+                env={**self._environment(), **self._container.environment},
+>>>>>>> trust
                 folder=self.folder.code,
                 output=pipe.writer,
                 container=self._container,
@@ -223,6 +273,22 @@ class Workload:
         if stopped:
             return exit_diagnosis.exit_of_stopped(process_exit, self._stop_reason, self._fault)
         return exit_diagnosis.exit_of_finished(process_exit, tail)
+
+    def _in_image(self, argv: tuple[str, ...]) -> tuple[str, ...]:
+        if self._image is None:
+            return argv
+        checkpoint = Path(self.assignment.checkpoint)
+        folders = [self.folder.path]
+        if checkpoint.is_absolute() and "://" not in self.assignment.checkpoint:
+            checkpoint.mkdir(parents=True, exist_ok=True)
+            folders.append(checkpoint)
+        return self._image.wrap(
+            argv,
+            variables=self._environment(base_env={}),
+            folders=folders,
+            workdir=self.folder.code,
+            devices=self._context.settings.platform != environment.SIMULATED_PLATFORM,
+        )
 
     def _wait_for_step(self, step: StepProcess, log: LogFile) -> bool:
         """Wait until the step's first process has exited. True when the agent stopped it."""
@@ -260,6 +326,8 @@ class Workload:
                 grace = self.assignment.grace.total_seconds()
                 processes.wait_until_gone(self._processes, grace)
             self._kill_all()
+        if self._image is not None and self._steps:
+            self._image.remove(self._context.base_env)
         for step in self._steps:
             self._context.watchdog.untrack(step.session)
             step.reap()
@@ -282,14 +350,21 @@ class Workload:
             container=self._container,
         )
 
-    def _environment(self) -> dict[str, str]:
-        return environment.for_workload(
+    def _environment(self, base_env: Mapping[str, str] | None = None) -> dict[str, str]:
+        own = self._context.base_env if base_env is None else base_env
+        python = self._python
+        environ = environment.for_workload(
             replace(self.assignment, secrets=self._secrets),
             self._context.settings,
-            base_env=self._context.base_env,
+            base_env={
+                name: value
+                for name, value in own.items()
+                if python is None or name not in job_python.PYTHON_VARIABLES
+            },
             attempt_folder=self.folder.path,
-            agent_bin_dir=self._context.agent_bin_dir,
+            agent_bin_dir="" if python or self._image else self._context.agent_bin_dir,
         )
+        return environ if python is None else environ | python.variables(environ)
 
     def _send_log(self, offset: int, data: bytes) -> int:
         return self._context.client.send_log(
@@ -321,6 +396,7 @@ class Workload:
             self.folder.run,
             checkpoint,
             clock=self._context.clock,
+            log_metrics=LogMetrics(self.folder.output, self.assignment.metrics),
         )
         return threads.start("progress", lambda: reader.watch(ended))
 

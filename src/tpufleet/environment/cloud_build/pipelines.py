@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from tpufleet import __version__
+from tpufleet.environment.addons import install
 from tpufleet.environment.config import names
 from tpufleet.environment.config.sections import Environment
 from tpufleet.environment.terraform.stages import StageName
@@ -19,9 +20,13 @@ Json = dict[str, Any]
 
 HEADER = "# Generated from cluster.yaml by `tpu cluster render`; edit that file instead.\n"
 OPENTOFU = f"ghcr.io/opentofu/opentofu:{OPENTOFU_VERSION}"
-CLOUD_SDK = "gcr.io/google.com/cloudsdktool/google-cloud-cli:532.0.0-slim"
+CLOUD_SDK = "gcr.io/google.com/cloudsdktool/google-cloud-cli:532.0.0"  # gcloud and kubectl
 DOCKER = "gcr.io/cloud-builders/docker:24.0.9"
 PLAN = "stage.tfplan"
+# The first stage gives the automation account its roles, so a person applies it.
+STAGES = (StageName.INFRASTRUCTURE, StageName.CLUSTER_CONFIG)
+RENDERED = "rendered"  # folder of `tpu cluster render`
+KUBECONFIG = "KUBECONFIG=/workspace/.kubeconfig"
 # What images are built of, by target of the Containerfile.
 IMAGES = {"tpufleet": "image-tpu", "tpufleet-server": "image"}
 
@@ -38,7 +43,7 @@ def files(environment: Environment) -> dict[str, str]:
 def plan(environment: Environment) -> Json:
     """The gate: plans are saved to the bucket, to be read before `provision` applies them."""
     bucket = names.automation_bucket(environment)
-    steps = [step for stage in StageName for step in _plan_steps(stage)]
+    steps = [step for stage in STAGES for step in _plan_steps(stage)]
     saved = [
         {
             "name": CLOUD_SDK,
@@ -49,16 +54,16 @@ def plan(environment: Environment) -> Json:
                 f"gs://{bucket}/plans/$BUILD_ID/{stage}/",
             ],
         }
-        for stage in StageName
+        for stage in STAGES
     ]  # fmt: skip
     return _pipeline(environment, [*steps, *saved])
 
 
 def provision(environment: Environment) -> Json:
-    """Applies exactly the plans of an earlier build, named by _PLAN_BUILD."""
+    """Applies exactly the plans of an earlier build, named by _PLAN_BUILD; then the add-ons."""
     bucket = names.automation_bucket(environment)
     steps: list[Json] = []
-    for stage in StageName:
+    for stage in STAGES:
         source = f"gs://{bucket}/plans/${{_PLAN_BUILD}}/{stage}"
         steps += [
             {
@@ -74,7 +79,7 @@ def provision(environment: Environment) -> Json:
             _tofu(stage, "apply", "-input=false", PLAN),
         ]  # fmt: skip
     return {
-        **_pipeline(environment, steps),
+        **_pipeline(environment, [*steps, *_addon_steps(environment)]),
         # No default: a build without a plan that someone has read is refused.
         "substitutions": {"_PLAN_BUILD": ""},
         "options": {**_options(), "substitutionOption": "MUST_MATCH"},
@@ -82,9 +87,8 @@ def provision(environment: Environment) -> Json:
 
 
 def destroy(environment: Environment) -> Json:
-    stages = [stage for stage in reversed(StageName) if stage is not StageName.BOOTSTRAP]
     steps = []
-    for stage in stages:
+    for stage in reversed(STAGES):
         steps += [
             _tofu(stage, "init", "-input=false"),
             _tofu(stage, "plan", "-destroy", "-input=false", f"-out={PLAN}"),
@@ -109,6 +113,43 @@ def images(environment: Environment) -> Json:
         for name, requirements in IMAGES.items()
     ]  # fmt: skip
     return {**_pipeline(environment, steps), "images": references}
+
+
+def _addon_steps(environment: Environment) -> list[Json]:
+    """As `tpu cluster install` does: each add-on, a wait until it is available, the queues."""
+    steps = [
+        {
+            "name": CLOUD_SDK,
+            "id": "credentials",
+            "entrypoint": "gcloud",
+            "args": [
+                "container", "clusters", "get-credentials", names.cluster(environment),
+                f"--region={environment.region}", f"--project={environment.project}",
+            ],
+            "env": [KUBECONFIG],
+        }
+    ]  # fmt: skip
+    apply = ("apply", "--server-side", "--force-conflicts")
+    for addon in install.addons(environment):
+        deployment = f"deployment/{addon.deployment}"
+        steps += [
+            _kubectl(f"install-{addon.name.lower()}", *apply, "-f", addon.url),
+            _kubectl(
+                f"wait-{addon.name.lower()}", "wait", "--for=condition=Available",
+                f"--timeout={install.WAIT}", "-n", addon.namespace, deployment,
+            ),
+        ]  # fmt: skip
+    return [*steps, _kubectl("queues", *apply, "-k", f"{RENDERED}/k8s")]
+
+
+def _kubectl(step: str, *args: str) -> Json:
+    return {
+        "name": CLOUD_SDK,
+        "id": step,
+        "entrypoint": "kubectl",
+        "args": list(args),
+        "env": [KUBECONFIG],
+    }
 
 
 def _plan_steps(stage: StageName) -> list[Json]:

@@ -63,6 +63,10 @@ def server_account(environment: Environment) -> str:
     return f"{environment.name}-tpufleet"
 
 
+def bridge_account(environment: Environment) -> str:
+    return f"{environment.name}-tpufleet-bridge"
+
+
 def provisioner_account(environment: Environment) -> str:
     return f"{environment.name}-provisioner"
 

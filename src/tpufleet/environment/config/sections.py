@@ -18,6 +18,7 @@ from tpufleet.environment.config.field_kinds import (
     NUMBER,
     PROJECT,
     REGION,
+    RESOURCE_LABELS,
     ROLE,
     SERVICE,
     SERVICE_ACCOUNT,
@@ -257,7 +258,7 @@ class Team:
     namespace: str = option(NAME, "Namespace of its jobs (default: the team's name).", default="")
     queue: str = option(NAME, "Name of its Kueue LocalQueue.", default="tpu-training-jobs")
     service_account: str = option(
-        NAME, "Kubernetes service account of its jobs.", default="training"
+        NAME, "Kubernetes service account of its jobs.", default="tpu-worker"
     )
     roles: tuple[str, ...] = option(
         list_of(ROLE), "Roles of its jobs on the project, besides its buckets.",
@@ -311,7 +312,7 @@ class Environment:
     )
     name: str = option(SHORT_NAME, "Name of the environment, prefix of its parts.", default="ml")
     labels: Mapping[str, str] = option(
-        LABELS, "Labels of all Google Cloud resources.", factory=dict
+        RESOURCE_LABELS, "Labels of all Google Cloud resources.", factory=dict
     )
     deletion_protection: bool = option(
         BOOLEAN, "Refuse to delete the cluster and buckets.", default=True

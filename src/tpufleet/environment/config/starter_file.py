@@ -68,10 +68,10 @@ def _field(item: Field[Any], indent: int) -> Iterator[str]:
         yield from _comments(cls, indent + 4)
         return
     value = None if is_required(item) else default_of(item)
-    cls = OPTIONAL.get(item.name) or (type(value) if is_dataclass(value) else None)
-    if cls is not None:
+    section = OPTIONAL.get(item.name) or (type(value) if is_dataclass(value) else None)
+    if section is not None:
         yield f"{pad}{item.name}:"
-        yield from _comments(cls, indent + 2)
+        yield from _comments(section, indent + 2)
         return
     text = item.metadata["example"] if is_required(item) else shown(value)
     yield f"{pad}{item.name}: {text}"

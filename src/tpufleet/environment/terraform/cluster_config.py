@@ -17,6 +17,7 @@ BUCKET_READER = "roles/storage.legacyBucketReader"
 PROVISIONER_NAMESPACE = "tpu-provisioner-system"
 PROVISIONER_KSA = "tpu-provisioner-controller-manager"
 SERVER_KSA = "tpufleet"
+BRIDGE_KSA = "tpufleet-bridge"
 # What the provisioner calls, and nothing else.
 PROVISIONER_PERMISSIONS = (
     "compute.resourcePolicies.create", "compute.resourcePolicies.get",
@@ -74,7 +75,11 @@ def _server(environment: Environment) -> list[Block]:
     )  # fmt: skip
     for bucket in environment.buckets:
         blocks += _bucket_access(environment, "server", bucket)
-    return blocks
+    blocks += _account(
+        environment, "bridge", names.bridge_account(environment), "Firestore bridge",
+        environment.server.namespace, BRIDGE_KSA,
+    )  # fmt: skip
+    return [*blocks, *_project_roles(environment, "bridge", ["roles/datastore.user"])]
 
 
 def _provisioner(environment: Environment) -> list[Block]:

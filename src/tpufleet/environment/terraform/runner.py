@@ -6,11 +6,12 @@ stopped when the same command is given again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def find_program(environ: Mapping[str, str]) -> str:
 
 
 def write_stages(folder: Path, files: Mapping[str, str]) -> list[Path]:
-    """The files that changed. Generated files of a former cluster.yaml are removed."""
+    """All stages; the files that changed. Those of a former cluster.yaml are removed."""
     changed = []
     for stage in StageName:
         for old in sorted((folder / stage).glob("*.tf")):
@@ -90,26 +91,29 @@ class StageRunner:
         total = len(plan.changes)
         names = {change.address: change for change in plan.changes}
         done = 0
-        for event in self._stream(plan.stage, "apply", "-json", PLAN_FILE):
-            hook = event.get("hook") or {}
-            change = names.get((hook.get("resource") or {}).get("addr", ""))
-            if event["type"] == "apply_complete" and change is not None:
-                done += 1
+        with contextlib.closing(self._stream(plan.stage, "apply", "-json", PLAN_FILE)) as events:
+            for event in events:
+                hook = event.get("hook") or {}
+                change = names.get((hook.get("resource") or {}).get("addr", ""))
+                if change is None:
+                    continue
                 seconds = hook.get("elapsed_seconds", 0)
-                words = plan_summary.sentence(change)
-                progress(f"{plan.stage}: {done}/{total} {words} ({seconds:.0f} s)")
-            elif event["type"] == "apply_progress" and change is not None:
-                seconds = hook.get("elapsed_seconds", 0)
-                progress(f"{plan.stage}: {change.noun} {change.name} … {seconds:.0f} s")
+                if event["type"] == "apply_complete":
+                    done += 1
+                    words = plan_summary.sentence(change)
+                    progress(f"{plan.stage}: {done}/{total} {words} ({seconds:.0f} s)")
+                elif event["type"] == "apply_progress":
+                    progress(f"{plan.stage}: {change.noun} {change.name} … {seconds:.0f} s")
+
+    def move_state(self, stage: StageName, files: Mapping[str, str]) -> None:
+        """To the backend of these files, from where it is kept now."""
+        self._run(stage, "init", "-reconfigure")
+        write_stages(self.folder, files)
+        self._run(stage, "init", "-migrate-state", "-force-copy")
 
     def outputs(self, stage: StageName) -> dict[str, Any]:
         shown = json.loads(self._run(stage, "output", "-json", plain=True))
         return {name: entry["value"] for name, entry in shown.items()}
-
-    def resources(self, stage: StageName) -> list[str]:
-        """Addresses in the state."""
-        self._run(stage, "init", "-reconfigure")
-        return self._run(stage, "state", "list", plain=True).split()
 
     def _command(self, stage: StageName, *args: str, plain: bool = False) -> list[str]:
         flags = [] if plain else ["-input=false"]
@@ -135,7 +139,7 @@ class StageRunner:
             )
         return done.stdout
 
-    def _stream(self, stage: StageName, *args: str) -> Iterator[dict[str, Any]]:
+    def _stream(self, stage: StageName, *args: str) -> Generator[dict[str, Any], None, None]:
         """Events as they happen. Ctrl-C reaches the program too, which then saves its state."""
         errors: list[str] = []
         with subprocess.Popen(
@@ -143,22 +147,25 @@ class StageRunner:
             stderr=subprocess.STDOUT, text=True,
         ) as process:  # fmt: skip
             assert process.stdout is not None
-            for line in process.stdout:
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    errors.append(line.strip())
-                    continue
-                if event.get("type") == "diagnostic" and event.get("@level") == "error":
-                    diagnostic = event.get("diagnostic") or {}
-                    errors.append(
-                        ": ".join(
-                            filter(None, (diagnostic.get("summary"), diagnostic.get("detail")))
-                        )
-                    )
-                yield event
+            try:
+                for line in process.stdout:
+                    try:
+                        event = json.loads(line)
+                    except ValueError:
+                        errors.append(line.strip())
+                        continue
+                    if event.get("type") == "diagnostic" and event.get("@level") == "error":
+                        errors.append(_diagnostic(event.get("diagnostic") or {}))
+                    yield event
+            finally:
+                # After Ctrl-C too: until the program has saved its state and ended.
+                process.stdout.read()
         if process.returncode:
             raise TerraformFailed(_message(self.program, stage, args[0], "\n".join(errors)))
+
+
+def _diagnostic(diagnostic: Mapping[str, Any]) -> str:
+    return ": ".join(filter(None, (diagnostic.get("summary"), diagnostic.get("detail"))))
 
 
 def _message(program: str, stage: StageName, command: str, output: str) -> str:

@@ -27,6 +27,7 @@ GITIGNORE = """\
 *.tfstate.*
 *.tfplan
 .rehearsal/
+.terraform-state/
 outputs/
 """
 

@@ -17,21 +17,27 @@ class StateBucketFailed(FleetError):
     """gcloud could not read or create the bucket."""
 
 
-def ensure(environment: Environment, report: Callable[[str], None]) -> None:
-    """Does nothing where the bucket exists."""
+def exists(environment: Environment) -> bool:
     if shutil.which("gcloud") is None:
         raise BadInput(
             "gcloud not found; it creates the bucket of Terraform state\n"
             "  next: install the Google Cloud CLI and run `gcloud auth application-default login`, "
             "or rehearse without an account: --rehearse"
         )
-    url = f"gs://{names.automation_bucket(environment)}"
-    project = f"--project={environment.project}"
-    described = _gcloud("describe", url, project)
+    url = _url(environment)
+    described = _gcloud("describe", url, f"--project={environment.project}")
     if described.returncode == 0:
-        return
+        return True
     if not any(text in described.stderr.lower() for text in NOT_FOUND):
         raise StateBucketFailed(_message("cannot read", url, described.stderr))
+    return False
+
+
+def ensure(environment: Environment, report: Callable[[str], None]) -> None:
+    """Does nothing where the bucket exists."""
+    if exists(environment):
+        return
+    url, project = _url(environment), f"--project={environment.project}"
     if not environment.automation.create_bucket:
         raise BadInput(
             f"automation.bucket: {url} does not exist\n"
@@ -45,6 +51,10 @@ def ensure(environment: Environment, report: Callable[[str], None]) -> None:
     if created.returncode:
         raise StateBucketFailed(_message("cannot create", url, created.stderr))
     report(f"created {url} for Terraform state")
+
+
+def _url(environment: Environment) -> str:
+    return f"gs://{names.automation_bucket(environment)}"
 
 
 def _gcloud(verb: str, *args: str) -> subprocess.CompletedProcess[str]:

@@ -251,6 +251,10 @@ def _environment(
         "TPUFLEET_ECHO": "1",  # for kubectl logs and Cloud Logging
         "HOME": f"{WORK_DIR}",
     }
+    if order.ca_certificates:
+        plain["TPUFLEET_CA_CERTIFICATES"] = order.ca_certificates
+    if settings.https_proxy:
+        plain |= {"HTTPS_PROXY": settings.https_proxy, "NO_PROXY": settings.no_proxy}
     if settings.platform:
         plain["TPUFLEET_PLATFORM"] = settings.platform
     return [

@@ -36,6 +36,8 @@ class GkeSettings:
     platform: str = ""  # `cpu` where chips are simulated
     extra_selector: Mapping[str, str] = field(default_factory=dict)
     volumes: Mapping[str, str] = field(default_factory=dict)  # where in pods → its claim
+    https_proxy: str = ""  # egress proxy of pods
+    no_proxy: str = ""  # what they reach without it, comma-separated
     service_account: str = ""  # of pods; empty: `default` of the namespace
     service_accounts: tuple[str, ...] = ()  # that jobs may name; empty: any
     kubeconfig: str = ""  # empty: the pod's own service account

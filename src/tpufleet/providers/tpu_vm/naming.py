@@ -92,11 +92,12 @@ def label_value(text: str) -> str:
 
 def metadata(order: Order) -> dict[str, str]:
     """What hosts need to know: the gang's slices in the order of its nodes."""
-    return {
+    values = {
         SERVER: order.server_url,
         SLICES: json.dumps(list(order.slices)),
         TOKENS: json.dumps(order.tokens),
     }
+    return {**values, CA_CERTIFICATES: order.ca_certificates} if order.ca_certificates else values
 
 
 def slices_of(metadata: Mapping[str, str]) -> tuple[SliceId, ...]:

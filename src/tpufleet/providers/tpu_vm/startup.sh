@@ -240,9 +240,9 @@ python_runs() { "$1/python/bin/python3" -I -c 'import tpufleet.agent.main'; }
 start_agent() {
   local draft line extra=''
   for line in "${PROXY_ENVIRONMENT[@]}"; do extra+="Environment=$line"$'\n'; done
-  # Root on the host, for those who may use it: only where the operator allows it.
-  if [[ "$(attribute_or tpufleet-containers no)" = yes ]]; then
-    if getent group docker >/dev/null; then extra+=$'SupplementaryGroups=docker\n'; fi
+  # Docker gives its users root on the host, so the operator decides.
+  if [[ "$(attribute_or tpufleet-containers no)" = yes ]] && getent group docker >/dev/null; then
+    extra+=$'SupplementaryGroups=docker\n'
   fi
   draft="$(mktemp)"
   cat >"$draft" <<UNIT

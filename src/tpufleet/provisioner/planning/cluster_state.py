@@ -100,6 +100,8 @@ class PendingPool:
 
     namespace: str
     chips: int
+    machine_type: str = ""
+    capacity: PoolCapacity = PoolCapacity.ON_DEMAND
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,7 +33,10 @@ class CreatePool:
 
     @property
     def pending_pool(self) -> PendingPool:
-        return PendingPool(self.spec.namespace, self.spec.shape.chips)
+        shape = self.spec.shape
+        return PendingPool(
+            self.spec.namespace, shape.chips, shape.machine_type, self.location.capacity
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,20 +1,32 @@
-"""Jobs: submit, list, show, explain, cancel, resume, rerun."""
+"""Jobs: submit, list, search, show, explain, change, cancel, resume, rerun."""
 
 from __future__ import annotations
 
 from tpufleet.errors import BadInput
 from tpufleet.model.api_types import (
+    Comparison,
     EventPage,
+    JobChanges,
     JobDetail,
     JobExplanation,
     JobPage,
     JobRow,
+    MetricSeries,
     ResubmitRequest,
     SubmitRequest,
 )
+from tpufleet.model.job_search import JobSearch, parse_search
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState, ParentRelation
 from tpufleet.model.users import Role, TokenScope
-from tpufleet.service import commands, explain, identifiers, queries, submission
+from tpufleet.service import (
+    commands,
+    comparison,
+    explain,
+    identifiers,
+    metric_series,
+    queries,
+    submission,
+)
 from tpufleet.service.api import events
 from tpufleet.service.routing import ApiCall, Param, Router
 from tpufleet.stores.base import JobQuery
@@ -54,11 +66,14 @@ def submit_jobs(call: ApiCall) -> JobPage:
         Param("name", "job name"),
         Param("parent", "id of the job that was resumed or rerun"),
         Param("archived", "any value: list archived jobs instead"),
+        Param("q", "a query such as `owner:me tag:sweep-* loss<0.3 since:7d -state:failed text`"),
         events.LIMIT,
         Param("before", "`next` of the previous page"),
     ),
 )
 def list_jobs(call: ApiCall) -> JobPage:
+    search = _search(call)
+    archived = call.query_text("archived") is not None
     only_own = call.user.scope is TokenScope.SUBMIT
     query = JobQuery(
         owner=call.user.name if only_own else call.query_text("owner"),
@@ -67,7 +82,8 @@ def list_jobs(call: ApiCall) -> JobPage:
         tag=call.query_text("tag"),
         name=call.query_text("name"),
         parent=_job_id(call.query_text("parent")),
-        archived=call.query_text("archived") is not None,
+        search=search,
+        archived=archived if search is None or search.archived is None else search.archived,
         limit=call.query_int("limit", 100, least=1, most=MAX_JOBS_PER_PAGE),
         before=_job_id(call.query_text("before")),
     )
@@ -94,6 +110,45 @@ def get_job(call: ApiCall) -> JobDetail:
 )
 def explain_job(call: ApiCall) -> JobExplanation:
     return explain.explain(call.store, find_job(call), call.now)
+
+
+@router.route(
+    "PATCH",
+    "/jobs/{ref}",
+    role=Role.MEMBER,
+    summary="Change name, tags, notes or priority of a live or ended job",
+    body=JobChanges,
+    response=JobRow,
+)
+def change_job(call: ApiCall) -> JobRow:
+    job = commands.change_job(call.context, find_job(call), call.parse_body(JobChanges))
+    call.notify()
+    return queries.job_rows(call.store, [job])[0]
+
+
+@router.route(
+    "GET",
+    "/jobs/{ref}/metrics",
+    role=Role.VIEWER,
+    summary="Metrics that a job reported over time, thinned to a bounded number of points",
+    response=MetricSeries,
+)
+def job_metrics(call: ApiCall) -> MetricSeries:
+    return metric_series.series(call.store, find_job(call))
+
+
+@router.route(
+    "GET",
+    "/compare",
+    role=Role.MEMBER,
+    summary="Compare jobs: differing fields and code, last metrics",
+    response=Comparison,
+    params=(Param("jobs", "comma-separated references to jobs; code is compared with the first"),),
+)
+def compare_jobs(call: ApiCall) -> Comparison:
+    refs = [ref for ref in (call.query_text("jobs") or "").split(",") if ref]
+    jobs = [call.find_job(ref) for ref in refs[: comparison.MAX_JOBS + 1]]
+    return comparison.compare(call.store, call.components.storage.snapshots, jobs)
 
 
 @router.route(
@@ -161,6 +216,11 @@ def _resubmit(call: ApiCall, relation: ParentRelation) -> JobRow:
     )
     call.notify()
     return queries.job_row(job, None, None)
+
+
+def _search(call: ApiCall) -> JobSearch | None:
+    text = call.query_text("q")
+    return parse_search(text, caller=call.user.name, now=call.now) if text else None
 
 
 def _job_id(text: str | None) -> JobId | None:

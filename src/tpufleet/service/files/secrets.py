@@ -76,14 +76,17 @@ class SecretFiles:
     def encrypt_all(self) -> int:
         """Encrypt files that earlier versions, or an earlier key, wrote. Returns how many."""
         count = 0
-        owners = [path.name for path in (self._folder / _OWN).glob("*") if path.is_dir()]
-        for owner in (None, *owners):
+        for owner in (None, *self.owners()):
             for name in self.names(owner):
                 value, current = self._open(name, owner)
                 if value is not None and not current:
                     self._write(name, value, owner)
                     count += 1
         return count
+
+    def owners(self) -> list[str]:
+        """Users with secrets of their own."""
+        return sorted(path.name for path in (self._folder / _OWN).glob("*") if path.is_dir())
 
     def names(self, owner: str | None = None) -> tuple[str, ...]:
         """Of a user; None: the shared ones."""
@@ -184,6 +187,19 @@ class SharedSecrets(SecretFiles):
 
     def encrypt_all(self) -> int:
         return 0  # each is encrypted with the newest key when it is set again
+
+    def import_files(self, files: SecretFiles) -> int:
+        """Take over secrets that this server kept on its disk; return how many. Those that the
+        store has are kept."""
+        count = 0
+        for owner in (None, *files.owners()):
+            known = self.names(owner)
+            for name in files.names(owner):
+                value = files._read(name, owner)
+                if name not in known and value is not None:
+                    self._write(name, value, owner)
+                    count += 1
+        return count
 
     def names(self, owner: str | None = None) -> tuple[str, ...]:
         prefix = _object_name("", owner)

@@ -46,12 +46,19 @@ class SharedLogs(LogFiles):
     stays in the store, so its end is known without the bucket."""
 
     def __init__(
-        self, store: Store, archive: SegmentArchive, clock: Clock, limit: int = DEFAULT_LIMIT
+        self,
+        store: Store,
+        archive: SegmentArchive,
+        clock: Clock,
+        limit: int = DEFAULT_LIMIT,
+        earlier: LogFiles | None = None,
     ) -> None:
+        """`earlier` has logs of the time before servers shared them."""
         super().__init__(Path("unused"), limit)
         self._store = store
         self._archive = archive
         self._clock = clock
+        self._earlier = earlier
         self._lock = threading.Lock()
         self._growing: set[str] = set()  # logs with chunks that may be moved
         self._segments: dict[str, list[tuple[int, int]]] = {}
@@ -83,15 +90,21 @@ class SharedLogs(LogFiles):
 
     def size(self, attempt: AttemptId, host: HostId) -> int:
         last = self._last(_log_name(attempt, host))
+        if last is None and self._earlier is not None:
+            return self._earlier.size(attempt, host)
         return _end(last) if last is not None else 0
 
     def read(self, attempt: AttemptId, host: HostId, offset: int, count: int) -> bytes:
         log = _log_name(attempt, host)
         parts: list[bytes] = []
         while count > 0:
-            part = self._read_part(log, offset, count)
-            if not part:
+            # One query when there is nothing new, as followers ask often.
+            chunks = self._store.objects(f"{log}/", since=_chunk_name(log, offset))
+            if not chunks and self._earlier is not None:
+                return self._earlier.read(attempt, host, offset, count)
+            if not chunks or offset >= _end(chunks[-1]):
                 break
+            part = self._read_part(log, chunks, offset, count)
             parts.append(part)
             offset, count = offset + len(part), count - len(part)
         return b"".join(parts)
@@ -150,10 +163,9 @@ class SharedLogs(LogFiles):
         in_store = sum(each.size for each in self._store.objects(prefix))
         return in_store + sum(each.size for each in self._archive.names(prefix).values())
 
-    def _read_part(self, log: str, offset: int, count: int) -> bytes:
-        chunks = self._store.objects(f"{log}/", since=_chunk_name(log, offset))
-        if not chunks or offset >= _end(chunks[-1]):
-            return b""
+    def _read_part(
+        self, log: str, chunks: Sequence[StoredObject], offset: int, count: int
+    ) -> bytes:
         if _start(chunks[0]) > offset:
             return self._read_segment(log, offset)[:count]
         needed = [each for each in chunks if _start(each) < offset + count]
@@ -172,7 +184,7 @@ class SharedLogs(LogFiles):
         """From this offset to the end of a segment."""
         found = _covering(self._segments.get(log, ()), offset)
         if found is None:
-            names = self._archive.names(f"{log}/")
+            names = self._archive.names(f"{log}/")  # not the log itself, of an earlier version
             self._segments[log] = sorted(_span(name) for name in names)
             found = _covering(self._segments[log], offset)
         if found is None:

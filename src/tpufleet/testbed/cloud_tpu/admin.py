@@ -32,14 +32,16 @@ class ForceState:
 
 
 class AdminService:
-    def __init__(self, cloud: Cloud) -> None:
+    def __init__(self, cloud: Cloud, project_url: str = "") -> None:
         self._cloud = cloud
+        self._project_url = project_url
 
     def handler(self) -> grpc.GenericRpcHandler:
         methods: dict[str, Callable[[bytes], Any]] = {
             "InjectFault": self._inject_fault,
             "ForceState": self._force_state,
             "Ledger": self._ledger,
+            "ProjectApi": lambda body: {"url": self._project_url},
         }
         return grpc.method_handlers_generic_handler(
             ADMIN,

@@ -28,8 +28,8 @@ class AlphaService:
             TPU_ALPHA,
             {
                 name: grpc.unary_unary_rpc_method_handler(
-                    self._service.wrap(name, handler),
-                    request_deserializer=request.deserialize,
+                    self._service.wrap(f"v2alpha1.{name}", handler),
+                    request_deserializer=request.deserialize,  # type: ignore[attr-defined]
                     response_serializer=serialize,
                 )
                 for name, (request, handler) in methods.items()

@@ -18,6 +18,7 @@ from tpufleet.testbed.cloud_tpu.cloud import Cloud
 from tpufleet.testbed.cloud_tpu.fault_plan import NO_FAULTS, CloudFaultPlan
 from tpufleet.testbed.cloud_tpu.locations import ZONES, Latencies
 from tpufleet.testbed.cloud_tpu.metadata_server import MetadataServer
+from tpufleet.testbed.cloud_tpu.project_api import ProjectApi
 from tpufleet.testbed.cloud_tpu.queued_resources import QueuedResources
 from tpufleet.testbed.cloud_tpu.scheduled_faults import schedule_faults
 
@@ -42,6 +43,7 @@ class Emulator:
         address: str = "127.0.0.1:0",
     ) -> None:
         self.metadata = MetadataServer()
+        self.project = ProjectApi()
         self._hosts = (
             AgentHosts(agents_folder, self.metadata) if agents_folder is not None else None
         )
@@ -56,13 +58,14 @@ class Emulator:
         schedule_faults(self.cloud, plan)
         self.queue = QueuedResources(self.cloud, suspend_whole_gang=suspend_whole_gang)
         self.service = grpc_service.TpuService(self.cloud, self.queue)
-        admin = AdminService(self.cloud)
+        admin = AdminService(self.cloud, self.project.url)
         alpha = AlphaService(self.service)
         handlers = [*self.service.handlers(), alpha.handler(), admin.handler()]
         try:
             self._server, port = grpc_service.create_server(handlers, address)
         except BadInput:
             self.metadata.close()
+            self.project.close()
             raise
         self.endpoint = f"{address.rpartition(':')[0]}:{port}"
         self._closing = threading.Event()
@@ -86,6 +89,7 @@ class Emulator:
         if self._hosts is not None:
             self._hosts.close()
         self.metadata.close()
+        self.project.close()
 
     def billing_summary(self) -> str:
         """One line: nodes, preemptions, stockouts and billed chip hours."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from tpufleet.environment.config import capacity, parse, starter_file
+from tpufleet.environment.config import capacity, names, parse, starter_file
 from tpufleet.environment.config.sections import Environment
 from tpufleet.environment.terraform import costs, plan_summary, stages
 from tpufleet.environment.terraform.plan_summary import Change
@@ -77,7 +78,7 @@ def plan(file: Path, rehearse: bool, as_json: bool) -> None:
     cluster.yaml, to read and to commit; state never is.
     """
     environment = read_environment(file)
-    with _runner(file, environment, rehearse) as runner:
+    with _planner(file, environment, rehearse) as runner:
         planned = [runner.plan(stage) for stage in StageName]
     _show(environment, planned, as_json)
 
@@ -100,7 +101,14 @@ def apply(file: Path, rehearse: bool, yes: bool, as_json: bool) -> None:
         changed = _carry_out(runner, list(StageName), yes, destroy=False)
         _save_outputs(runner)
     output.print_result({"changes": changed}, f"applied {len(changed)} changes", as_json)
-    output.print_status("  next: `tpu cluster doctor` checks the environment")
+    login = (
+        f"`gcloud container clusters get-credentials {names.cluster(environment)} "
+        f"--region {environment.region} --project {environment.project}`"
+    )
+    following = (
+        "`tpu cluster destroy --rehearse`" if rehearse else f"{login}, `tpu cluster install`"
+    )
+    output.print_status(f"  next: {following}")
 
 
 @click.command(
@@ -125,7 +133,12 @@ def destroy(file: Path, rehearse: bool, bootstrap: bool, yes: bool, as_json: boo
         )
     chosen = [stage for stage in reversed(StageName) if bootstrap or stage != StageName.BOOTSTRAP]
     with _runner(file, environment, rehearse) as runner:
-        deleted = _carry_out(runner, chosen, yes, destroy=True)
+        rest = [stage for stage in chosen if stage != StageName.BOOTSTRAP]
+        deleted = _carry_out(runner, rest, yes, destroy=True)
+        if bootstrap:
+            if not rehearse:
+                _leave_state_bucket(runner, environment)
+            deleted += _carry_out(runner, [StageName.BOOTSTRAP], yes, destroy=True)
     output.print_result({"changes": deleted}, f"deleted {len(deleted)} resources", as_json)
 
 
@@ -156,6 +169,31 @@ def read_environment(file: Path) -> Environment:
             "  next: `tpu cluster init --project PROJECT --zone ZONE` writes one"
         ) from error
     return parse.parse_text(text, str(file))
+
+
+@contextlib.contextmanager
+def _planner(file: Path, environment: Environment, rehearse: bool) -> Iterator[StageRunner]:
+    """For an environment that does not exist yet, with empty state in a temporary folder."""
+    from tpufleet.environment.terraform import runner, state_bucket
+
+    if rehearse or state_bucket.exists(environment):
+        with _runner(file, environment, rehearse) as found:
+            yield found
+        return
+    with tempfile.TemporaryDirectory(prefix="tpufleet-plan-") as name:
+        folder = Path(name)
+        runner.write_stages(folder, stages.all_files(environment, Backend(folder=name)))
+        yield runner.StageRunner(program=runner.find_program(os.environ), folder=folder)
+
+
+def _leave_state_bucket(runner: StageRunner, environment: Environment) -> None:
+    """State moves to this machine before the bucket that holds it is deleted."""
+    folder = str((runner.folder / ".terraform-state").resolve())
+    local = Backend(folder=folder)
+    files = stages.all_files(environment)
+    for name, text in stages.stage_files(environment, StageName.BOOTSTRAP, local).items():
+        files[f"{StageName.BOOTSTRAP}/{name}"] = text
+    runner.move_state(StageName.BOOTSTRAP, files)
 
 
 @contextlib.contextmanager

@@ -29,33 +29,10 @@ def _renamed(line: str, note: str = "") -> Renamed:
 _LIST = _renamed("jobs", "`tpu logs -f JOB` follows one")
 _CANCEL = _renamed("cancel", "pass a job instead of a window number")
 _ARCHIVE = "nothing is deleted; `tpu purge` deletes files"
-_NO_FOLDERS = Unsupported(
-    "working directories have no numbers",
-    "change to the folder and use `tpu run`, or pass --workdir FOLDER",
-)
-_NO_SETTINGS = Unsupported(
-    "there are no settings per user on the server",
-    "set TPUFLEET_SERVER or edit ~/.config/tpufleet/config.yaml; options are in `tpu jobs --help`",
-)
 _NO_WINDOWS = Unsupported("jobs have ids and names instead of windows", "`tpu jobs` lists them")
-_NO_CONFIG_ALIASES = Unsupported(
-    "arguments reach your program as you write them",
-    "`tpu run v5e-16 -- python train.py lr=0.01`, or `tpu rerun JOB lr=0.02`",
-)
-_NO_TPU_ALIASES = Unsupported(
-    "a job gets its slices by type, or from a pool", "`tpu slices` lists slices, `tpu jobs` jobs"
-)
 _NO_REGISTRY = Unsupported(
     "slices are recorded when they are requested, not registered by hand",
     "`tpu pool create lab v5e-16 --largest 4` keeps slices for a group",
-)
-_NO_RESERVATIONS = Unsupported(
-    "a slice is held by the job that runs on it, and freed when the job ends",
-    "`tpu pool create lab v5e-16 --largest 4 --member USER` keeps slices for a group",
-)
-_NO_SHEET = Unsupported(
-    "there is no spreadsheet to update: state and owner are observed",
-    "`tpu slices --json` and `tpu jobs --all-users --json`",
 )
 _NO_CALLBACKS = Unsupported(
     "agents report start, progress and end of a job", "remove this line from your script"
@@ -80,15 +57,11 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     # Earlier versions of this program.
     "check-rules": _renamed("rules"),
     # Run and observe.
-    "check": _LIST,
     "check-simp": _LIST,
     "monitor": _renamed("jobs --watch"),
     "caj": _renamed("jobs --all-users"),
     "maj": _renamed("jobs --all-users --watch"),
-    "add-tag": Unsupported(
-        "tags are set when a job is created",
-        "`tpu run v5e-16 --tag TAG -- CMD`, or `tpu rerun JOB --tag TAG`",
-    ),
+    "add-tag": _renamed("tag", "pass a job instead of a window number"),
     "kill": _CANCEL,
     "kill-job": _CANCEL,
     "-k": _CANCEL,
@@ -114,31 +87,28 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     "change-ip": Unsupported(
         "jobs continue when the control plane restarts or moves", "`tpu serve`"
     ),
-    "init": Unsupported(
-        "no command deletes the jobs of all users", "`tpu archive --all-users` hides ended jobs"
-    ),
     # Directories.
-    "set-cur": _NO_FOLDERS,
-    "set-dir": _NO_FOLDERS,
-    "del-dir": _NO_FOLDERS,
-    "swap-dir": _NO_FOLDERS,
-    "ls": _NO_FOLDERS,
-    "lsdir": _NO_FOLDERS,
-    "get-dir": _NO_FOLDERS,
+    "set-cur": _renamed("dir here"),
+    "set-dir": _renamed("dir set"),
+    "del-dir": _renamed("dir delete"),
+    "swap-dir": _renamed("dir swap"),
+    "ls": _renamed("dir"),
+    "lsdir": _renamed("dir"),
+    "get-dir": _renamed("dir get"),
     # Settings.
-    "get-settings": _NO_SETTINGS,
-    "set-settings": _NO_SETTINGS,
-    "reset-settings": _NO_SETTINGS,
+    "get-settings": _renamed("config"),
+    "set-settings": _renamed("config set"),
+    "reset-settings": _renamed("config reset"),
     "reset-window-num": _NO_WINDOWS,
     "reset-window": _NO_WINDOWS,
     # Config aliases.
-    "-a": _NO_CONFIG_ALIASES,
-    "-alias": _NO_CONFIG_ALIASES,
-    "add-config-alias": _NO_CONFIG_ALIASES,
-    "-sa": _NO_CONFIG_ALIASES,
-    "-la": _NO_CONFIG_ALIASES,
-    "show-config-alias": _NO_CONFIG_ALIASES,
-    "del-config-alias": _NO_CONFIG_ALIASES,
+    "-a": _renamed("alias set"),
+    "-alias": _renamed("alias set"),
+    "add-config-alias": _renamed("alias set"),
+    "-sa": _renamed("alias"),
+    "-la": _renamed("alias"),
+    "show-config-alias": _renamed("alias"),
+    "del-config-alias": _renamed("alias delete"),
     # Nodes.
     "applyy": _renamed("apply"),
     "reapplyy": _renamed("reapply"),
@@ -149,11 +119,11 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     "mount-disk-new": _renamed("mount-disk"),
     "solve-env": _renamed("solve"),
     # Registry.
-    "-ta": _NO_TPU_ALIASES,
-    "-ata": _NO_TPU_ALIASES,
-    "add-tpu-alias": _NO_TPU_ALIASES,
-    "-lta": _NO_TPU_ALIASES,
-    "-sta": _NO_TPU_ALIASES,
+    "-ta": _renamed("alias set --tpu"),
+    "-ata": _renamed("alias set --tpu"),
+    "add-tpu-alias": _renamed("alias set --tpu"),
+    "-lta": _renamed("alias"),
+    "-sta": _renamed("alias"),
     "register": _NO_REGISTRY,
     "add-applied-tpu": _NO_REGISTRY,
     "add-applied": _NO_REGISTRY,
@@ -166,31 +136,21 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     "fang": _NO_REGISTRY,
     "fmd": _NO_REGISTRY,
     "keng": _renamed("stock", "it shows where capacity was granted and refused"),
-    "zhan": _NO_RESERVATIONS,
-    "rm-lock": _NO_RESERVATIONS,
+    "zhan": _renamed("reserve", "pass a pool"),
+    "rm-lock": _renamed("release"),
     # Sheet.
-    "find": _renamed("slices"),
-    "rel": _NO_RESERVATIONS,
-    "release": _NO_RESERVATIONS,
-    "ssn": Unsupported(
-        "notes are set when a job is created", "`tpu run v5e-16 --note TEXT -- CMD`"
-    ),
-    "asn": Unsupported(
-        "notes are set when a job is created", "`tpu run v5e-16 --note TEXT -- CMD`"
-    ),
-    "uss": _NO_SHEET,
-    "upd-status-spreadsheet": _NO_SHEET,
-    "gtis": _NO_SHEET,
-    "twsi": _NO_SHEET,
+    "rel": _renamed("release"),
+    "ssn": _renamed("note", "notes belong to a job"),
+    "asn": _renamed("note --append", "notes belong to a job"),
+    "uss": _renamed("inventory", "state and owner are observed"),
+    "upd-status-spreadsheet": _renamed("inventory", "state and owner are observed"),
+    "gtis": _renamed("inventory", "state and owner are observed"),
+    "twsi": _renamed("inventory", "state and owner are observed"),
     # Queue.
-    "queue": _renamed("run --detach", "a job waits for capacity by itself"),
-    "vq": _renamed("jobs --all-users --state queued --state waiting"),
-    "dequeue": _CANCEL,
-    "dq": _CANCEL,
-    "dqr": Unsupported(
-        "jobs start by themselves, in the order of the queue",
-        "`tpu why JOB` says what it waits for; `tpu rerun JOB --type TYPE` uses another type",
-    ),
+    "vq": _renamed("queue"),
+    "dequeue": _renamed("queue remove"),
+    "dq": _renamed("queue remove"),
+    "dqr": _renamed("queue run-now", "it runs where it fits first"),
     # Script callbacks.
     "upd-log": _NO_CALLBACKS,
     "upd-staging-info": _NO_CALLBACKS,

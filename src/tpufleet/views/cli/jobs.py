@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tpufleet.model import durations, job_file
 from tpufleet.model.api_types import JobDetail, JobExplanation, JobRow
 from tpufleet.model.attempts import Attempt
-from tpufleet.model.jobs import JobState
+from tpufleet.model.jobs import ENDED_STATES, JobState
+from tpufleet.model.preferences import Preferences
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import Cell, json_option
+from tpufleet.views.cli.preferences import saved_query, use_time_zone
 
-WATCH_SECONDS = 2.0
+if TYPE_CHECKING:
+    from tpufleet.client.fleet import FleetClient
+
+OUTPUT_LINES = 50  # of which the last characters are shown
 # On a narrow terminal these columns are left out, the first one first.
 DROPPED_FIRST = ("OWNER", "ATTEMPTS", "SUBMITTED", "PROGRESS", "TYPE")
 DROPPED_FIRST_OF_ALL_USERS = ("ATTEMPTS", "SUBMITTED", "PROGRESS", "TYPE", "OWNER")
 TITLES = ("ID", "NAME", "STATE", "TYPE", "PROGRESS", "ATTEMPTS", "SUBMITTED", "OWNER", "REASON")
 
 
+class _QueryCommand(click.Command):
+    """Its arguments may start with a dash: `-state:failed` is a term, not options."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        negated = re.compile(r"-(?=[A-Za-z_]{2,}[\w./-]*[:<>=!])")
+        return super().parse_args(
+            context, [negated.sub("!", arg, count=1) if negated.match(arg) else arg for arg in args]
+        )
+
+
 @click.command(
+    cls=_QueryCommand,
     epilog="\b\nExamples:\n  tpu jobs\n  tpu jobs --state running --state waiting --all-users\n"
+    "  tpu jobs 'tag:sweep-* loss<0.3 since:7d -state:failed resnet'\n"
     "  tpu jobs --tag sweep-3 --json\n",
 )
+@click.argument("query", metavar="[QUERY]…", nargs=-1)
 @click.option("--all-users", "-a", is_flag=True, help="Jobs of all users (default: yours).")
 @output.repeatable(
     "--state",
@@ -38,47 +57,112 @@ TITLES = ("ID", "NAME", "STATE", "TYPE", "PROGRESS", "ATTEMPTS", "SUBMITTED", "O
 @click.option("--name", help="Only jobs of this name.")
 @click.option("--pool", help="Only jobs of this pool.")
 @click.option("--archived", "--cleaned", "archived", is_flag=True, help="List archived jobs.")
+@click.option("--view", metavar="NAME", help="Jobs of a query saved with `tpu view save`.")
 @click.option("--limit", default=30, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--watch", "-w", is_flag=True, help="Refresh until interrupted.")
+@click.option("--verbose", "-v", is_flag=True, help="The newest output of each live job too.")
 @json_option
 def jobs(
-    all_users: bool, state: tuple[str, ...], limit: int, watch: bool, as_json: bool, **filters: Any
+    query: tuple[str, ...],
+    all_users: bool,
+    state: tuple[str, ...],
+    limit: int,
+    view: str | None,
+    watch: bool,
+    verbose: bool,
+    as_json: bool,
+    **filters: Any,
 ) -> None:
     """List jobs, newest first, with state, progress and reason.
 
     The default is the 30 newest of your own jobs in any state. On a terminal each job takes one
     line: columns that do not fit are left out, and `tpu why JOB` shows the whole reason.
+
+    QUERY is a list of terms that all match: owner:NAME (or owner:me), tag:T, state:S (live and
+    ended are groups), name:N, pool:P, type:v5e-16, id:I, parent:ID, since:7d, until:2026-01-31,
+    is:archived, a metric such as loss<0.3, or words of the name, command, notes and tags. `-`
+    before a term negates it, a comma means either, `*` matches anything. Quote the query for the
+    shell.
     """
-    filtered = all_users or bool(state) or any(filters.values())
+    filtered = all_users or bool(state) or any(filters.values()) or bool(query) or bool(view)
     with connection.connect() as client:
+        preferences = client.preferences()
+        saved = [saved_query(preferences, view)] if view is not None else []
+        search = " ".join([*saved, *query])
+        all_users = all_users or names_owner(search)
         owner = None if all_users else client.me().name
         while True:
             rows = client.jobs(
-                owner=owner, state=",".join(state) or None, limit=limit, **filters
+                owner=owner,
+                state=",".join(state) or None,
+                query=search or None,
+                limit=limit,
+                **filters,
             ).jobs
             if as_json:
                 output.print_json({"jobs": rows})
             else:
                 if watch and output.is_terminal():
                     click.clear()
-                show_rows(rows, EMPTY_FILTER if filtered else EMPTY, all_users=all_users)
+                show_rows(
+                    rows,
+                    EMPTY_FILTER if filtered else EMPTY,
+                    all_users=all_users,
+                    show_type=bool(preferences.setting("monitor_tpu")),
+                    reason_length=int(preferences.setting("show_length")),
+                )
+                if verbose or (watch and preferences.setting("monitor_verbose")):
+                    _show_output(client, rows, preferences)
             if not watch:
                 return
-            time.sleep(WATCH_SECONDS)
+            time.sleep(float(preferences.setting("monitor_upd_time")))
+
+
+def _show_output(client: FleetClient, rows: Iterable[JobRow], preferences: Preferences) -> None:
+    """The end of the output of each live job, and the folder that its code came from."""
+    length = int(preferences.setting("monitor_length"))
+    for row in rows:
+        if row.state in ENDED_STATES:
+            continue
+        folder = ""
+        if preferences.setting("monitor_dir"):
+            folder = f", {client.job(row.id).job.spec.workdir}"
+        click.echo(f"\n{row.name} ({row.id}{folder}):")
+        newest = "".join(client.logs(row.id, host=0, tail=OUTPUT_LINES))[-length:] if length else ""
+        for line in newest.splitlines():
+            click.echo(f"  {text.without_control_characters(line)}")
+
+
+def names_owner(query: str) -> bool:
+    """It says whose jobs are meant, so yours are not the default."""
+    return re.search(r"(^|\s)[-!]?(owner|user|by):", query) is not None
 
 
 EMPTY = "no jobs; start one with `tpu run v5e-16 -- CMD`, or list all with `tpu jobs --all-users`"
 EMPTY_FILTER = "no jobs match"
 
 
-def show_rows(rows: Iterable[JobRow], empty: str = EMPTY, *, all_users: bool = False) -> None:
+def show_rows(
+    rows: Iterable[JobRow],
+    empty: str = EMPTY,
+    *,
+    all_users: bool = False,
+    show_type: bool = True,
+    reason_length: int = 10_000,
+) -> None:
     now = datetime.now(UTC)
+    hidden = None if show_type else TITLES.index("TYPE")
+    cells = ([*_cells(row, now)[:-1], _shortened(row.reason, reason_length)] for row in rows)
     output.print_table(
-        TITLES,
-        (_cells(row, now) for row in rows),
+        [title for index, title in enumerate(TITLES) if index != hidden],
+        ([cell for index, cell in enumerate(row) if index != hidden] for row in cells),
         empty,
         droppable=DROPPED_FIRST_OF_ALL_USERS if all_users else DROPPED_FIRST,
     )
+
+
+def _shortened(reason: str, length: int) -> str:
+    return reason if len(reason) <= length else f"{reason[: length - 1]}…"
 
 
 def _cells(row: JobRow, now: datetime) -> list[Cell]:
@@ -186,6 +270,7 @@ def why(job: str, as_json: bool) -> None:
     """Explain why JOB waits and until when, what it is doing, or why it ended."""
     with connection.connect() as client:
         explanation = client.why(job)
+        use_time_zone(client)
     if as_json:
         output.print_json(explanation)
     else:

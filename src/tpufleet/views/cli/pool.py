@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import click
 
 from tpufleet.errors import BadInput
@@ -51,6 +53,14 @@ def pool() -> None:
     "--supersede", is_flag=True, help="Jobs of higher priority take slices of lower ones."
 )
 @click.option(
+    "--hold-after-failure",
+    "hold",
+    metavar="DURATION",
+    default="0s",
+    show_default=True,
+    help="Keep the slices of a failed job for its owner, to look at them.",
+)
+@click.option(
     "--idle-after", default="10m", show_default=True, help="Release idle slices after this."
 )
 @output.repeatable(
@@ -70,6 +80,7 @@ def create(
     member: tuple[str, ...],
     per_user: int | None,
     supersede: bool,
+    hold: str,
     idle_after: str,
     pod: tuple[str, ...],
     as_json: bool,
@@ -101,6 +112,7 @@ def create(
         slices_per_user=per_user,
         supersede=supersede,
         idle_after=idle,
+        hold_after_failure=durations.parse(hold) or timedelta(0),
         pod=pod_fields.parse_pod(dict(item.partition("=")[::2] for item in pod)),
     )
     with connection.connect(start=True) as client:
@@ -155,6 +167,10 @@ def show(name: str, as_json: bool) -> None:
         ("members", ", ".join(row.members) or "all users"),
         ("per user", str(row.slices_per_user or "")),
         ("supersede", "yes" if row.supersede else "no"),
+        (
+            "held after a failure",
+            str(durations.to_builtin(row.hold_after_failure)) if row.hold_after_failure else "",
+        ),
         ("idle after", str(durations.to_builtin(row.idle_after))),
         *(
             (f"pod {name}", str(value))

@@ -58,6 +58,14 @@ Examples:
 @click.argument("command", metavar="-- CMD…", nargs=-1, type=click.UNPROCESSED, required=True)
 @job_options.spec_options
 @click.option("--detach", "-d", is_flag=True, help="Submit, print the id, and return.")
+@output.repeatable(
+    "--config",
+    "-c",
+    "config_values",
+    metavar="KEY=VALUE",
+    help="Append --PATH=VALUE to CMD, where KEY is a path or an alias of one (`tpu alias`).",
+)
+@click.option("--dir", "folder", metavar="N", help="Your working directory N (`tpu dir`).")
 @_host
 @_dry_run
 @json_option
@@ -67,6 +75,8 @@ def run(
     accelerator: str,
     command: tuple[str, ...],
     detach: bool,
+    config_values: tuple[str, ...],
+    folder: str | None,
     host: str,
     dry_run: bool,
     as_json: bool,
@@ -82,11 +92,21 @@ def run(
     you detached. If no server is configured, one is started on this machine. `tpu types` lists the
     types.
     """
+    from tpufleet.views.cli import run_aliases
+
+    accelerator, command, workdir = run_aliases.resolve(accelerator, command, config_values, folder)
     document = job_options.plain_from(
         accelerator, command, job_options.capacity_of(context), options
     )
-    planned = [_plan(document, Path.cwd(), "")]
-    _submit(context, planned, follow=not detach, host=host, dry_run=dry_run, as_json=as_json)
+    planned = [_plan(document, workdir or Path.cwd(), "")]
+    _submit(
+        context,
+        planned,
+        follow=False if detach else None,
+        host=host,
+        dry_run=dry_run,
+        as_json=as_json,
+    )
 
 
 class _CommandWithFields(click.Command):
@@ -162,7 +182,7 @@ def _submit(
     context: click.Context,
     planned: list[PlannedJob],
     *,
-    follow: bool,
+    follow: bool | None,  # None: as the user has set
     host: str,
     dry_run: bool,
     as_json: bool,
@@ -187,6 +207,8 @@ def _submit(
         if not as_json:
             _show_estimate(planned, rows)
         accelerators = [job.accelerator for job in planned]
+        if follow is None:
+            follow = bool(client.preferences().setting("monitor_after_run"))
         if not follow:
             _show_submitted(rows, as_json, accelerators)
             return

@@ -193,9 +193,12 @@ def create_token(
 
 def _duration(value: str, option: str) -> timedelta:
     try:
-        return durations.parse(value)
+        span = durations.parse(value)
     except BadInput as error:
         raise BadInput(f"{option}: {error}") from error
+    if span is None:
+        raise BadInput(f"{option}: must be a duration, such as 30d")
+    return span
 
 
 def _limits(created: CreatedToken) -> str:

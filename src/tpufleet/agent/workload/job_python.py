@@ -1,0 +1,151 @@
+"""The Python environment of a job, made with uv for each attempt from a cache on the host. Of the
+agent's own environment it holds only the tpufleet package, for `tpufleet.runtime`."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpufleet.agent import own_wheel, uv_tool
+from tpufleet.agent.settings import AgentSettings
+from tpufleet.agent.workload.environment import SIMULATED_PLATFORM
+from tpufleet.agent.workload.exit_diagnosis import AGENT_LINE_PREFIX
+from tpufleet.model.agent_protocol import Assignment
+
+UV = "uv"  # value of `job_python`
+# Read in this order; the first that exists declares the dependencies of the job.
+LOCK_FILE, PROJECT_FILE, REQUIREMENTS_FILE = "uv.lock", "pyproject.toml", "requirements.txt"
+# Of the agent's own Python, in the environment that jobs inherit. A job may set them in its `env`.
+PYTHON_VARIABLES = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV"})
+OUR_MINIMUM = (3, 11)  # for tpufleet in the job's environment
+_COUNTS = re.compile(r"(Resolved|Prepared|Installed|Audited) (\d+) package")
+_ERROR_START = re.compile(r"error:|\s*×")
+MAX_ERROR_LENGTH = 500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobPython:
+    """What to run to make the environment, and the variables of what runs in it."""
+
+    folder: Path
+    cache: Path
+    source: str  # where the dependencies come from, for people
+    steps: tuple[tuple[str, ...], ...]
+    uv_variables: Mapping[str, str]
+
+    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """For the command: its `python` and `pip` are those of the environment."""
+        path = f"{self.folder / 'bin'}:{environ.get('PATH', '')}".rstrip(":")
+        return {**self.uv_variables, "PATH": path, "VIRTUAL_ENV": str(self.folder)}
+
+
+def plan(
+    assignment: Assignment,
+    settings: AgentSettings,
+    attempt_folder: Path,
+    code: Path,
+    *,
+    hard_links: bool = True,
+) -> JobPython | None:
+    """None if the job runs with the Python of the host. BadInput if uv is missing. `hard_links`:
+    the attempt sees its folder and the cache on one file system."""
+    declared = assignment.python is not None or assignment.dependencies is not None
+    if assignment.image is not None or (not declared and settings.job_python != UV):
+        return None
+    uv = uv_tool.find_uv()
+    folder, shared = attempt_folder / "python", shared_folder(settings.work_dir)
+    python = assignment.python or _agent_python()
+    source, install = _install(uv, assignment, settings, code, folder)
+    # Last, so that they are not removed again; pip, for a `setup` that calls it.
+    own = ["pip"]
+    if _supports_tpufleet(assignment.python):
+        own.append(str(own_wheel.build(shared / "wheels")))
+    steps = [
+        (uv, "venv", "--python", python, str(folder)),
+        *install,
+        (uv, "pip", "install", "--no-deps", "--python", str(folder), *own),
+    ]
+    return JobPython(
+        folder=folder,
+        cache=shared,
+        source=source,
+        steps=tuple(steps),
+        uv_variables={
+            "UV_CACHE_DIR": str(shared / "cache"),
+            "UV_PYTHON_INSTALL_DIR": str(shared / "pythons"),
+            "UV_PROJECT_ENVIRONMENT": str(folder),
+            "UV_NO_PROGRESS": "1",
+            **({} if hard_links else {"UV_LINK_MODE": "copy"}),
+        },
+    )
+
+
+def shared_folder(work_dir: Path) -> Path:
+    """The cache that the attempts on this host share."""
+    return work_dir / "uv"
+
+
+def _install(
+    uv: str, assignment: Assignment, settings: AgentSettings, code: Path, folder: Path
+) -> tuple[str, list[tuple[str, ...]]]:
+    pip = (uv, "pip", "install", "--python", str(folder))
+    if assignment.dependencies is not None:
+        arguments = [part for item in assignment.dependencies for part in _argument(item, code)]
+        return "dependencies of the job", [(*pip, *arguments)] if arguments else []
+    if (code / LOCK_FILE).is_file() and (code / PROJECT_FILE).is_file():
+        return LOCK_FILE, [(uv, "sync", "--frozen", "--no-dev")]
+    for name in (PROJECT_FILE, REQUIREMENTS_FILE):
+        if (code / name).is_file():
+            return name, [(*pip, "-r", name)]
+    default = "jax" if settings.platform == SIMULATED_PLATFORM else "jax[tpu]"
+    return f"{default}, the default", [(*pip, default)]
+
+
+def _argument(item: str, code: Path) -> tuple[str, ...]:
+    """A file of the working directory that lists requirements, or one requirement."""
+    is_file = item.endswith((".txt", ".toml", ".in")) and (code / item).is_file()
+    return ("-r", item) if is_file else (item,)
+
+
+def _agent_python() -> str:
+    """The interpreter that runs the agent, as the base of an environment without its packages."""
+    name = f"python3.{sys.version_info.minor}"
+    path = Path(os.path.realpath(sys.base_prefix), "bin", name)  # `current` may change
+    return str(path) if os.access(path, os.X_OK) else sys.executable
+
+
+def _supports_tpufleet(python: str | None) -> bool:
+    return python is None or tuple(map(int, python.split(".")[:2])) >= OUR_MINIMUM
+
+
+def summarize(log_lines: Sequence[str]) -> str:
+    """`14 packages, 11 from the cache`, from what uv printed."""
+    counts = {"Installed": 0, "Prepared": 0}
+    for line in log_lines:
+        match = _COUNTS.match(line)
+        if match and match[1] in counts:
+            counts[match[1]] += int(match[2])
+    cached = max(0, counts["Installed"] - counts["Prepared"])
+    return f"{counts['Installed']} packages, {cached} from the cache"
+
+
+def find_error(log_lines: Sequence[str]) -> str:
+    """uv's own words about a failure, on one line; empty if it gave none."""
+    lines = [line for line in log_lines if not line.startswith(AGENT_LINE_PREFIX)]
+    for index, line in enumerate(lines):
+        if _ERROR_START.match(line):
+            words = " ".join(lines[index:]).replace("×", "").replace("╰─▶", "")
+            return " ".join(words.split())[:MAX_ERROR_LENGTH]
+    return ""
+
+
+def runs_on_cpu(folder: Path) -> bool:
+    """JAX is installed without the library for TPUs."""
+    packages = {
+        path.name.partition("-")[0] for path in folder.glob("lib/*/site-packages/*.dist-info")
+    }
+    return "jax" in packages and not {"libtpu", "libtpu_nightly"} & packages

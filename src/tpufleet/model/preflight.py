@@ -1,0 +1,26 @@
+"""Results of the checks that a cloud project passes before the first slice is paid for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class CheckStatus(StrEnum):
+    OK = "ok"
+    WARNING = "warning"  # works, but not as most users expect; or cannot be checked
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    name: str
+    status: CheckStatus
+    message: str
+    fix: str = ""  # a command that can be pasted, or what to write where
+
+
+def passed(checks: Iterable[Check]) -> bool:
+    return not any(check.status is CheckStatus.FAILED for check in checks)

@@ -1,0 +1,351 @@
+"""Checks a Google Cloud project before the first slice is paid for. Each problem comes with the
+command that fixes it; nothing is changed."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from tpufleet.errors import PermissionMissing, ProviderError
+from tpufleet.model import topology, tpu_zones
+from tpufleet.model.jobs import Capacity
+from tpufleet.model.preflight import Check, CheckStatus
+from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+from tpufleet.providers.tpu_vm.settings import TpuVmSettings
+
+API = "tpu.googleapis.com"
+# Of the server, by role (cloud.google.com/iam/docs/roles-permissions).
+PERMISSIONS = {
+    "roles/tpu.admin": (
+        "tpu.nodes.create", "tpu.nodes.delete", "tpu.nodes.get", "tpu.nodes.list",
+        "tpu.queuedResources.create", "tpu.queuedResources.delete", "tpu.queuedResources.list",
+    ),
+}  # fmt: skip
+BUCKET_PERMISSIONS = (
+    "storage.objects.create", "storage.objects.delete", "storage.objects.get",
+    "storage.objects.list",
+)  # fmt: skip
+REACH_SECONDS = 10.0
+OK, WARNING, FAILED = CheckStatus.OK, CheckStatus.WARNING, CheckStatus.FAILED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreflightInput:
+    settings: TpuVmSettings
+    bucket: str = ""  # gs://name/folder
+    public_url: str = ""
+    accelerators: Sequence[str] = ()  # types that the user wants; empty: one per generation
+    capacity: Capacity = Capacity.SPOT
+
+
+class Preflight:
+    def __init__(self, wanted: PreflightInput, rest: GoogleRest) -> None:
+        self._wanted = wanted
+        self._settings = wanted.settings
+        self._project = wanted.settings.project
+        self._rest = rest
+
+    def run(self) -> list[Check]:
+        checks: list[Check] = []
+        groups: Sequence[Callable[[], Iterator[Check]]] = (
+            self._project_exists, self._api, self._roles, self._account, self._quota,
+            self._networks, self._bucket, self._bundle,
+        )  # fmt: skip
+        try:
+            self._rest.connect()
+        except PermissionMissing as error:
+            login = "gcloud auth application-default login"
+            checks.append(Check(name="credentials", status=FAILED, message=str(error), fix=login))
+        else:
+            checks.append(Check(name="credentials", status=OK, message=self._rest.principal))
+            for group in groups:
+                try:
+                    checks += group()
+                except ProviderError as error:
+                    name = group.__name__.strip("_").replace("_", " ")
+                    checks.append(Check(name=name, status=WARNING, message=f"unknown: {error}"))
+        checks.append(check_public_url(self._wanted.public_url, self._settings.emulated))
+        return checks
+
+    def _project_exists(self) -> Iterator[Check]:
+        answer = self._rest.get("projects", f"v1/projects/{self._project}")
+        if answer.status == 200:
+            yield Check(name="project", status=OK, message=self._project)
+        else:
+            yield Check(
+                name="project",
+                status=FAILED,
+                message=f"{self._project}: {answer.message or 'not found, or no access'}",
+                fix="gcloud projects list",
+            )
+
+    def _api(self) -> Iterator[Check]:
+        answer = self._rest.get("services", f"v1/projects/{self._project}/services/{API}")
+        if answer.status != 200:
+            yield self._unknown("Cloud TPU API", answer.message)
+        elif answer.body.get("state") == "ENABLED":
+            yield Check(name="Cloud TPU API", status=OK, message="enabled")
+        else:
+            fix = f"gcloud services enable {API} --project {self._project}"
+            yield Check(name="Cloud TPU API", status=FAILED, message="not enabled", fix=fix)
+
+    def _roles(self) -> Iterator[Check]:
+        for role, permissions in PERMISSIONS.items():
+            answer = self._rest.post(
+                "projects",
+                f"v1/projects/{self._project}:testIamPermissions",
+                {"permissions": list(permissions)},
+            )
+            if answer.status != 200:
+                yield self._unknown(role, answer.message)
+                continue
+            lacking = sorted(set(permissions) - set(answer.body.get("permissions", ())))
+            if not lacking:
+                yield Check(name=role, status=OK, message="granted")
+                continue
+            yield Check(
+                name=role,
+                status=FAILED,
+                message=f"missing {', '.join(lacking)}",
+                fix=f"gcloud projects add-iam-policy-binding {self._project} "
+                f'--member="{self._rest.principal}" --role={role}',
+            )
+
+    def _account(self) -> Iterator[Check]:
+        """The server attaches the hosts' service account to nodes."""
+        account = self._settings.service_account
+        if not account:
+            message = "hosts use the default compute service account of the project"
+            yield Check(name="service account", status=OK, message=message)
+            return
+        path = f"v1/projects/{self._project}/serviceAccounts/{account}:testIamPermissions"
+        answer = self._rest.post("iam", path, {"permissions": ["iam.serviceAccounts.actAs"]})
+        if answer.missing:
+            name = account.partition("@")[0]
+            fix = f"gcloud iam service-accounts create {name} --project {self._project}"
+            yield Check(
+                name="service account", status=FAILED, message=f"{account} not found", fix=fix
+            )
+        elif answer.body.get("permissions"):
+            yield Check(name="service account", status=OK, message=f"may attach {account}")
+        else:
+            yield Check(
+                name="service account",
+                status=FAILED,
+                message=f"may not attach {account} to nodes",
+                fix=f"gcloud iam service-accounts add-iam-policy-binding {account} "
+                f'--project {self._project} --member="{self._rest.principal}" '
+                "--role=roles/iam.serviceAccountUser",
+            )
+
+    def _quota(self) -> Iterator[Check]:
+        for accelerator, zone in self._pairs():
+            kind = topology.find(accelerator)
+            quota = tpu_zones.quota_id(kind.generation, self._wanted.capacity)
+            name = f"quota {accelerator} {zone}"
+            answer = self._rest.get(
+                "quotas",
+                f"v1/projects/{self._project}/locations/global/services/{API}/quotaInfos/{quota}",
+            )
+            if answer.status != 200:
+                yield self._unknown(name, answer.message)
+                continue
+            limit, needed = _limit_of(answer.body, zone), tpu_zones.quota_units(kind)
+            unit = "cores" if kind.generation in tpu_zones.QUOTA_IN_CORES else "chips"
+            if limit is None or limit >= needed:
+                allowed = "unlimited" if limit is None else f"{limit} {unit}"
+                yield Check(name=name, status=OK, message=f"{allowed} ({self._wanted.capacity})")
+                continue
+            # A type that the user asked for must work; the others only inform.
+            asked = bool(self._wanted.accelerators)
+            yield Check(
+                name=name,
+                status=FAILED if asked else WARNING,
+                message=f"{limit} of {needed} {unit} ({self._wanted.capacity})",
+                fix=f"gcloud beta quotas preferences create --service={API} "
+                f"--project={self._project} --quota-id={quota} --dimensions=zone={zone} "
+                f"--preferred-value={needed}",
+            )
+
+    def _pairs(self) -> Iterator[tuple[str, str]]:
+        """Types and zones to check. A type that no configured zone offers is checked in none."""
+        types = [topology.find(name).name for name in self._wanted.accelerators] or [
+            kind.name for kind in topology.all_types().values() if kind.runtime and kind.chips == 4
+        ]
+        for accelerator in types:
+            for zone in self._settings.zones:
+                if tpu_zones.is_offered(accelerator, zone):
+                    yield accelerator, zone
+
+    def _networks(self) -> Iterator[Check]:
+        network = self._settings.network or f"projects/{self._project}/global/networks/default"
+        short = network.rpartition("/")[2]
+        if self._rest.get("compute", f"compute/v1/{network}").missing:
+            fix = f"gcloud compute networks create {short} --project {self._project}"
+            yield Check(name="network", status=FAILED, message=f"{short} not found", fix=fix)
+            return
+        yield Check(name="network", status=OK, message=short)
+        for region in sorted({zone.rpartition("-")[0] for zone in self._settings.zones}):
+            yield from self._region(region)
+
+    def _region(self, region: str) -> Iterator[Check]:
+        default = f"projects/{self._project}/regions/{region}/subnetworks/default"
+        subnetwork = self._settings.subnetwork or default
+        short, name = subnetwork.rpartition("/")[2], f"subnetwork {region}"
+        answer = self._rest.get("compute", f"compute/v1/{subnetwork}")
+        if answer.missing:
+            fix = (
+                f"gcloud compute networks subnets create {short} --region {region} "
+                f"--network default --range 10.128.0.0/20 --project {self._project}"
+            )
+            yield Check(name=name, status=FAILED, message=f"{short} not found", fix=fix)
+            return
+        if self._settings.external_ips:
+            message = f"{short}; hosts have external addresses"
+            yield Check(name=name, status=OK, message=message)
+            return
+        if not answer.body.get("privateIpGoogleAccess"):
+            yield Check(
+                name=name,
+                status=FAILED,
+                message="hosts have no external address, and Private Google Access is off",
+                fix=f"gcloud compute networks subnets update {short} --region {region} "
+                f"--enable-private-ip-google-access --project {self._project}",
+            )
+            return
+        yield Check(name=name, status=OK, message=f"{short}; Private Google Access is on")
+        yield self._nat(region)
+
+    def _nat(self, region: str) -> Check:
+        answer = self._rest.get(
+            "compute", f"compute/v1/projects/{self._project}/regions/{region}/routers"
+        )
+        routers = answer.body.get("items", ())
+        if any(router.get("nats") for router in routers):
+            return Check(name=f"NAT {region}", status=OK, message="Cloud NAT is set up")
+        router = f"tpufleet-{region}"
+        return Check(
+            name=f"NAT {region}",
+            status=FAILED,
+            message="hosts have neither external addresses nor Cloud NAT: they reach no packages",
+            fix=f"gcloud compute routers create {router} --network default --region {region} "
+            f"--project {self._project} && gcloud compute routers nats create {router} "
+            f"--router {router} --region {region} --auto-allocate-nat-external-ips "
+            f"--nat-all-subnet-ip-ranges --project {self._project}",
+        )
+
+    def _bucket(self) -> Iterator[Check]:
+        if not self._wanted.bucket:
+            location = self._settings.zones[0].rpartition("-")[0]
+            yield Check(
+                name="bucket",
+                status=WARNING,
+                message="none: checkpoints stay on the hosts and are lost with them",
+                fix=f"gcloud storage buckets create gs://{self._project}-tpufleet "
+                f"--location {location} --project {self._project}, then set "
+                f"`bucket: gs://{self._project}-tpufleet` in the config file",
+            )
+            return
+        name = self._wanted.bucket.removeprefix("gs://").partition("/")[0]
+        answer = self._rest.get("storage", f"storage/v1/b/{name}")
+        if answer.missing:
+            location = self._settings.zones[0].rpartition("-")[0]
+            yield Check(
+                name="bucket",
+                status=FAILED,
+                message=f"gs://{name} does not exist",
+                fix=f"gcloud storage buckets create gs://{name} --location {location} "
+                f"--project {self._project}",
+            )
+            return
+        granted = self._rest.get(
+            "storage",
+            f"storage/v1/b/{name}/iam/testPermissions",
+            permissions=list(BUCKET_PERMISSIONS),  # type: ignore[arg-type]  # a repeated parameter
+        ).body.get("permissions", ())
+        lacking = sorted(set(BUCKET_PERMISSIONS) - set(granted))
+        if lacking:
+            fix = (
+                f"gcloud storage buckets add-iam-policy-binding gs://{name} "
+                f'--member="{self._rest.principal}" --role=roles/storage.objectUser'
+            )
+            message = f"gs://{name}: missing {', '.join(lacking)}"
+            yield Check(name="bucket", status=FAILED, message=message, fix=fix)
+        else:
+            yield Check(name="bucket", status=OK, message=f"gs://{name} can be read and written")
+
+    def _bundle(self) -> Iterator[Check]:
+        bundle = self._settings.bundle
+        if self._settings.emulated:
+            yield Check(name="bundle", status=CheckStatus.SKIPPED, message="an emulator needs none")
+        elif not bundle:
+            yield Check(
+                name="bundle",
+                status=FAILED,
+                message="hosts have nothing to install: tpu_vm.bundle is not set",
+                fix="tpu bundle",
+            )
+        elif not bundle.startswith("gs://"):
+            yield Check(name="bundle", status=OK, message=f"{bundle} (not checked)")
+        else:
+            bucket, _, name = bundle.removeprefix("gs://").partition("/")
+            answer = self._rest.get(
+                "storage", f"storage/v1/b/{bucket}/o/{name.replace('/', '%2F')}"
+            )
+            found = answer.status == 200
+            message = bundle if found else f"{bundle}: {answer.message or 'not found'}"
+            fix = "" if found else "tpu bundle"
+            yield Check(name="bundle", status=OK if found else FAILED, message=message, fix=fix)
+
+    def _unknown(self, name: str, message: str) -> Check:
+        return Check(
+            name=name, status=WARNING, message=f"cannot be checked: {message or 'no access'}"
+        )
+
+
+def _limit_of(info: dict[str, Any], zone: str) -> int | None:
+    """Of a zone, in Cloud Quotas' QuotaInfo; None: unlimited."""
+    for entry in info.get("dimensionsInfos", ()):
+        dimensions = entry.get("dimensions") or {}
+        if dimensions.get("zone") == zone or zone in entry.get("applicableLocations", ()):
+            value = int(entry.get("details", {}).get("value", 0))
+            return None if value < 0 else value
+    return 0
+
+
+def check_public_url(url: str, emulated: bool) -> Check:
+    """Whether hosts can reach the server. From here only the address itself can be tried."""
+    name = "public_url"
+    if emulated:
+        message = "emulated hosts run on this machine"
+        return Check(name=name, status=CheckStatus.SKIPPED, message=message)
+    fix = "set `public_url: https://HOST:PORT` in the config file, an address that TPU hosts reach"
+    parts = urlsplit(url)
+    if not url or not parts.hostname:
+        return Check(name=name, status=FAILED, message="not set", fix=fix)
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(parts.hostname, None)}
+    except OSError as error:
+        return Check(name=name, status=FAILED, message=f"{parts.hostname}: {error}", fix=fix)
+    addresses = [ipaddress.ip_address(address) for address in found]
+    if any(address.is_loopback for address in addresses):
+        return Check(name=name, status=FAILED, message=f"{url} is this machine only", fix=fix)
+    try:
+        with urllib.request.urlopen(f"{url}/healthz", timeout=REACH_SECONDS):
+            pass
+    except urllib.error.HTTPError:
+        pass  # something answers
+    except (OSError, ssl.SSLError) as error:
+        reason = getattr(error, "reason", error)
+        return Check(name=name, status=FAILED, message=f"{url}: {reason}", fix="tpu serve")
+    if any(address.is_private for address in addresses):
+        message = f"{url} responds; its address is private: hosts must be in the same VPC network"
+        return Check(name=name, status=WARNING, message=message)
+    return Check(name=name, status=OK, message=f"{url} responds")

@@ -1,0 +1,34 @@
+"""The inventory of slices and pools."""
+
+from __future__ import annotations
+
+from tpufleet.model.inventory import Inventory, InventoryChange, InventoryNote
+from tpufleet.model.users import Role
+from tpufleet.service import inventory
+from tpufleet.service.routing import ApiCall, Router
+
+router = Router()
+
+
+@router.route(
+    "GET",
+    "/inventory",
+    role=Role.VIEWER,
+    summary="Slices and room in pools, with state, owner, job and notes; chips by type and zone",
+    response=Inventory,
+)
+def get_inventory(call: ApiCall) -> Inventory:
+    return inventory.inventory(call.store, call.now)
+
+
+@router.route(
+    "PATCH",
+    "/inventory/{name}",
+    role=Role.MEMBER,
+    summary="Change alias, note or belongs-to of a slice or a pool",
+    body=InventoryChange,
+    response=InventoryNote,
+)
+def annotate_inventory(call: ApiCall) -> InventoryNote:
+    change = call.parse_body(InventoryChange)
+    return inventory.annotate(call.context, call.path_param("name"), change)

@@ -1,0 +1,55 @@
+"""Preferences of users: settings, aliases, working directories, saved views."""
+
+from __future__ import annotations
+
+from tpufleet.errors import Forbidden, NotFound
+from tpufleet.model.preferences import PreferenceChanges, Preferences, apply_changes
+from tpufleet.model.users import Role
+from tpufleet.service.routing import ApiCall, Param, Router
+
+router = Router()
+
+_USER = Param("user", "another user; requires the admin role")
+
+
+@router.route(
+    "GET",
+    "/preferences",
+    role=Role.VIEWER,
+    summary="Settings, aliases, working directories and views of the caller",
+    response=Preferences,
+    params=(_USER,),
+)
+def get_preferences(call: ApiCall) -> Preferences:
+    owner = _owner(call)
+    return call.store.document(Preferences, owner) or Preferences(owner=owner)
+
+
+@router.route(
+    "PATCH",
+    "/preferences",
+    role=Role.VIEWER,  # their own: it concerns nobody else
+    summary="Set or remove preferences; entries that are missing stay as they are",
+    body=PreferenceChanges,
+    response=Preferences,
+    params=(_USER,),
+)
+def change_preferences(call: ApiCall) -> Preferences:
+    owner, changes = _owner(call), call.parse_body(PreferenceChanges)
+    changed = call.store.update_document(
+        Preferences,
+        owner,
+        lambda before: apply_changes(before or Preferences(owner=owner), changes),
+    )
+    return changed or Preferences(owner=owner)
+
+
+def _owner(call: ApiCall) -> str:
+    user = call.query_text("user")
+    if user is None or user == call.user.name:
+        return call.user.name
+    if not call.user.is_admin:
+        raise Forbidden(f"preferences of {user}: requires the admin role")
+    if call.store.user(user) is None:
+        raise NotFound(f"no user named {user!r}; list users with `tpu user list`")
+    return user

@@ -1,0 +1,77 @@
+"""The queue: list it, and move, hold and release jobs."""
+
+from __future__ import annotations
+
+from tpufleet.model import topology
+from tpufleet.model.api_types import JobRow, QueueMove, QueuePage
+from tpufleet.model.jobs import Job
+from tpufleet.model.users import Role
+from tpufleet.service import job_queue, queries
+from tpufleet.service.api.jobs import find_job
+from tpufleet.service.routing import ApiCall, Param, Router
+
+router = Router()
+
+
+@router.route(
+    "GET",
+    "/queue",
+    role=Role.VIEWER,
+    summary="Waiting jobs in order, what each is behind, and when it starts",
+    response=QueuePage,
+    params=(
+        Param("pool", "pool name"),
+        Param("type", "TPU type"),
+        Param("zone", "jobs that may run in this zone"),
+        Param("owner", "user name"),
+    ),
+)
+def list_queue(call: ApiCall) -> QueuePage:
+    kind = call.query_text("type")
+    return job_queue.queue_page(
+        call.store,
+        call.now,
+        pool=call.query_text("pool"),
+        accelerator=topology.find(kind).name if kind is not None else None,
+        zone=call.query_text("zone"),
+        owner=call.query_text("owner"),
+    )
+
+
+@router.route(
+    "POST",
+    "/queue/{ref}/move",
+    role=Role.MEMBER,
+    summary="Move a waiting job within its queue; ahead of other users requires the admin role",
+    body=QueueMove,
+    response=JobRow,
+)
+def move_job(call: ApiCall) -> JobRow:
+    return _row(call, job_queue.move(call.context, find_job(call), call.parse_body(QueueMove)))
+
+
+@router.route(
+    "POST",
+    "/queue/{ref}/hold",
+    role=Role.MEMBER,
+    summary="Keep a job from being placed",
+    response=JobRow,
+)
+def hold_job(call: ApiCall) -> JobRow:
+    return _row(call, job_queue.hold(call.context, find_job(call)))
+
+
+@router.route(
+    "POST",
+    "/queue/{ref}/release",
+    role=Role.MEMBER,
+    summary="Let a held job be placed again",
+    response=JobRow,
+)
+def release_job(call: ApiCall) -> JobRow:
+    return _row(call, job_queue.release(call.context, find_job(call)))
+
+
+def _row(call: ApiCall, job: Job) -> JobRow:
+    call.notify()
+    return queries.job_rows(call.store, [job])[0]

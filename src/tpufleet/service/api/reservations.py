@@ -1,0 +1,89 @@
+"""Reservations of pool slices, and slices held after a failure."""
+
+from __future__ import annotations
+
+from tpufleet.model.api_types import (
+    Acknowledgement,
+    NewReservation,
+    ReservationExtension,
+    ReservationPage,
+)
+from tpufleet.model.reservations import Reservation
+from tpufleet.model.slices import SliceId
+from tpufleet.model.users import Role
+from tpufleet.service import commands, reservations
+from tpufleet.service.routing import ApiCall, Param, Router
+
+router = Router()
+
+
+@router.route(
+    "GET",
+    "/reservations",
+    role=Role.VIEWER,
+    summary="Reservations by start: active and coming ones",
+    response=ReservationPage,
+    params=(Param("all", "any value: ended ones too"),),
+)
+def list_reservations(call: ApiCall) -> ReservationPage:
+    ended = call.query_text("all") is not None
+    return ReservationPage(
+        reservations=tuple(reservations.listed(call.store, call.now, ended=ended))
+    )
+
+
+@router.route(
+    "POST",
+    "/reservations",
+    role=Role.MEMBER,
+    summary="Reserve slices of a pool; repeating the same request is safe",
+    body=NewReservation,
+    response=Reservation,
+)
+def create_reservation(call: ApiCall) -> Reservation:
+    reservation = reservations.reserve(call.context, call.parse_body(NewReservation))
+    call.notify()
+    return reservation
+
+
+@router.route(
+    "PATCH",
+    "/reservations/{id}",
+    role=Role.MEMBER,
+    summary="Extend a reservation",
+    body=ReservationExtension,
+    response=Reservation,
+)
+def extend_reservation(call: ApiCall) -> Reservation:
+    by = call.parse_body(ReservationExtension).extend_by
+    reservation = reservations.extend(call.context, call.path_param("id"), by)
+    call.notify()
+    return reservation
+
+
+@router.route(
+    "DELETE",
+    "/reservations/{id}",
+    role=Role.MEMBER,
+    summary="Release a reservation; an admin breaks that of another user, with a reason",
+    response=Reservation,
+    params=(Param("reason", "why; required of an admin"),),
+)
+def end_reservation(call: ApiCall) -> Reservation:
+    reason = call.query_text("reason") or ""
+    reservation = reservations.end(call.context, call.path_param("id"), reason)
+    call.notify()
+    return reservation
+
+
+@router.route(
+    "POST",
+    "/slices/{id}/release",
+    role=Role.MEMBER,
+    summary="Return a slice that is held after a failure to its pool",
+    response=Acknowledgement,
+)
+def release_held_slice(call: ApiCall) -> Acknowledgement:
+    commands.release_held_slice(call.context, SliceId(call.path_param("id")))
+    call.notify()
+    return Acknowledgement()

@@ -1,0 +1,106 @@
+"""Metrics of jobs over time: gathered from heartbeats, kept after the end."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tpufleet.model.api_types import MetricSeries
+from tpufleet.model.attempts import Attempt
+from tpufleet.model.hosts import Progress
+from tpufleet.model.jobs import Job, JobId
+from tpufleet.model.metric_points import MAX_METRICS, MetricPoint, surplus_points
+from tpufleet.stores.base import Store
+
+# One point of a job in this time; the last one is in its attempt.
+MIN_INTERVAL = timedelta(seconds=2)
+_CHECK_EVERY = 50  # points of a job that this server wrote
+_MAX_REMEMBERED = 20_000  # jobs
+
+
+@dataclass(slots=True)
+class _Gathered:
+    last_at: datetime
+    last: tuple[int | None, dict[str, float]]
+    written: int = 0
+
+
+class MetricRecorder:
+    """Gathers points from heartbeats, and writes them together."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._jobs: dict[JobId, _Gathered] = {}
+        self._points: list[MetricPoint] = []
+
+    def report(self, job_id: JobId, progress: Progress | None, now: datetime) -> None:
+        """What process 0 of a job reports. Cheap; may be called for every heartbeat."""
+        if progress is None or not (progress.metrics or progress.step is not None):
+            return
+        finite = {
+            name: value for name, value in (progress.metrics or {}).items() if math.isfinite(value)
+        }
+        values = dict(list(finite.items())[:MAX_METRICS])
+        content = (progress.step, values)
+        with self._lock:
+            known = self._jobs.get(job_id)
+            if known is not None and (
+                known.last == content or abs(now - known.last_at) < MIN_INTERVAL
+            ):
+                return
+            if known is None:
+                if len(self._jobs) >= _MAX_REMEMBERED:
+                    self._jobs.clear()
+                known = self._jobs[job_id] = _Gathered(now, content)
+            known.last_at, known.last = now, content
+            known.written += 1
+            self._points.append(
+                MetricPoint(job_id=job_id, at=progress.at or now, step=progress.step, values=values)
+            )
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._points)
+
+    def flush(self) -> None:
+        """Write the points gathered since the last flush. In a worker thread."""
+        with self._lock:
+            points, self._points = self._points, []
+            full = {
+                point.job_id
+                for point in points
+                if (known := self._jobs.get(point.job_id)) and known.written % _CHECK_EVERY == 0
+            }
+        if not points:
+            return
+        try:
+            self._store.record_metrics(points)
+        except Exception:
+            with self._lock:
+                self._points = points + self._points
+            raise
+        for job_id in full:
+            self._store.delete_metric_points(surplus_points(self._store.metric_points(job_id)))
+
+
+def series(store: Store, job: Job) -> MetricSeries:
+    points = store.metric_points(job.id)
+    times = {point.at for point in points}
+    last = [point for attempt in store.attempts(job.id) if (point := _last_point(attempt))]
+    points += [point for point in last if point.at not in times]
+    return MetricSeries(
+        job_id=job.id, name=job.spec.name, points=tuple(sorted(points, key=lambda each: each.at))
+    )
+
+
+def _last_point(attempt: Attempt) -> MetricPoint | None:
+    """What an ended attempt reported last."""
+    at = attempt.progress_at or attempt.ended_at
+    if at is None or not (attempt.metrics or attempt.last_step is not None):
+        return None
+    return MetricPoint(
+        job_id=attempt.job_id, at=at, step=attempt.last_step, values=attempt.metrics or {}
+    )

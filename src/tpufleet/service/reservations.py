@@ -1,0 +1,206 @@
+"""Commands on reservations. Placement honours them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
+from tpufleet.model.api_types import NewReservation
+from tpufleet.model.events import Event, EventKind
+from tpufleet.model.inbox import InboxMessage, InboxMessageKind
+from tpufleet.model.pools import Pool
+from tpufleet.model.reservations import (
+    KEPT_FOR,
+    MAX_AHEAD,
+    MAX_DURATION,
+    Reservation,
+    most_reserved,
+)
+from tpufleet.service import identifiers
+from tpufleet.service.commands import CommandContext
+from tpufleet.stores.base import ChangeSet, Lease, Store
+
+_LEASE = "reservations"
+_LEASE_TTL = timedelta(seconds=30)
+
+
+def listed(store: Store, now: datetime, *, ended: bool = False) -> list[Reservation]:
+    """By start. Ended ones are kept for calendars."""
+    known = store.documents(Reservation)
+    chosen = [each for each in known if ended or each.ends_at > now]
+    return sorted(chosen, key=lambda each: (each.starts_at, each.id))
+
+
+def reserve(context: CommandContext, new: NewReservation) -> Reservation:
+    """Idempotent: the id is in the request. Conflict when the pool has fewer slices left."""
+    now, store = context.now, context.store
+    identifiers.parse_job_id(new.id)
+    pool = _find_pool(context, new.pool)
+    starts_at = max(new.starts_at or now, now)
+    if starts_at - now > MAX_AHEAD:
+        raise BadInput(f"starts_at: more than {MAX_AHEAD.days} days ahead")
+    _check_duration(new.duration)
+    if len(new.note) > 500 or "\0" in new.note:
+        raise BadInput("note: must be at most 500 characters, without null characters")
+    slices = pool.largest if new.slices is None else new.slices
+    if not 1 <= slices <= pool.largest:
+        raise BadInput(f"slices: pool {pool.name} has 1 to {pool.largest}, not {slices}")
+    known = store.document(Reservation, new.id)
+    if known is not None:
+        return known
+    reservation = Reservation(
+        id=new.id,
+        pool=pool.name,
+        slices=slices,
+        owner=context.caller.name,
+        starts_at=starts_at,
+        ends_at=starts_at + new.duration,
+        created_at=now,
+        note=new.note,
+    )
+    lease = _lock(context)
+    try:
+        _require_room(store, pool, reservation)
+        store.update_document(Reservation, reservation.id, lambda _: reservation)
+        _forget_old(store, now)
+    finally:
+        store.release_lease(lease)
+    _announce(
+        context, reservation, "reserved", f"{reservation.owner} reserved {_what(reservation)}"
+    )
+    return reservation
+
+
+def extend(context: CommandContext, reservation_id: str, by: timedelta) -> Reservation:
+    reservation = find(context.store, reservation_id)
+    context.caller.require_owner(reservation.owner, f"reservation {reservation.id}")
+    if reservation.ends_at <= context.now:
+        raise Conflict(f"reservation {reservation.id} has ended; make a new one")
+    _check_duration(by)
+    pool = _find_pool(context, reservation.pool)
+    extended = replace(reservation, ends_at=reservation.ends_at + by)
+    if extended.ends_at - max(extended.starts_at, context.now) > MAX_DURATION:
+        raise BadInput(f"a reservation lasts at most {MAX_DURATION.days} days")
+    lease = _lock(context)
+    try:
+        _require_room(context.store, pool, extended)
+        context.store.update_document(Reservation, extended.id, lambda _: extended)
+    finally:
+        context.store.release_lease(lease)
+    _announce(context, extended, "reserved", f"{context.caller.name} extended {_what(extended)}")
+    return extended
+
+
+def end(context: CommandContext, reservation_id: str, reason: str) -> Reservation:
+    """Released by its owner, or broken by an admin, who must say why."""
+    reservation = find(context.store, reservation_id)
+    mine = reservation.owner == context.caller.name
+    if not mine and not context.caller.is_admin:
+        raise Forbidden(
+            f"reservation {reservation.id} belongs to {reservation.owner}; only "
+            f"{reservation.owner} or an admin may end it"
+        )
+    if not mine and not reason.strip():
+        raise BadInput(f"reason: missing; tell {reservation.owner} why it is broken")
+    if reservation.ends_at <= context.now:
+        return reservation
+    verb = "released" if mine else "broke"
+    ended = replace(
+        reservation,
+        starts_at=min(reservation.starts_at, context.now),
+        ends_at=context.now,
+        ended_by=context.caller.name,
+        end_reason=reason[:500],
+    )
+    context.store.update_document(Reservation, ended.id, lambda _: ended)
+    why = f": {reason[:500]}" if reason else ""
+    message = f"{context.caller.name} {verb} the reservation of {reservation.owner}{why}"
+    _announce(context, ended, "released", message)
+    return ended
+
+
+def find(store: Store, reservation_id: str) -> Reservation:
+    reservation = store.document(Reservation, reservation_id)
+    if reservation is None:
+        known = [
+            each for each in store.documents(Reservation) if each.id.startswith(reservation_id)
+        ]
+        if len(known) == 1 and reservation_id:
+            return known[0]
+        raise NotFound(f"no reservation {reservation_id!r}; list them with `tpu reservations`")
+    return reservation
+
+
+def _check_duration(duration: timedelta) -> None:
+    if not timedelta(minutes=1) <= duration <= MAX_DURATION:
+        raise BadInput(f"duration: must be from 1 minute to {MAX_DURATION.days} days")
+
+
+def _find_pool(context: CommandContext, name: str) -> Pool:
+    pool = context.store.pool(name)
+    if pool is None:
+        known = [each.name for each in context.store.pools()]
+        near = identifiers.suggestion(name, known) or "; create one with `tpu pool create`"
+        raise NotFound(f"no pool named {name!r}{near}")
+    caller = context.caller
+    if pool.members and caller.name not in pool.members and not caller.is_admin:
+        raise Forbidden(f"{caller.name} is not a member of pool {name}")
+    return pool
+
+
+def _require_room(store: Store, pool: Pool, wanted: Reservation) -> None:
+    others = [
+        each
+        for each in store.documents(Reservation)
+        if each.pool == pool.name and each.id != wanted.id
+    ]
+    left = pool.largest - most_reserved(others, wanted.starts_at, wanted.ends_at)
+    if wanted.slices > left:
+        first = min(
+            (each for each in others if each.overlaps(wanted.starts_at, wanted.ends_at)),
+            key=lambda each: each.starts_at,
+        )
+        note = f" ({first.note})" if first.note else ""
+        raise Conflict(
+            f"pool {pool.name} has {max(0, left)} of {pool.largest} slices left to reserve then: "
+            f"{first.owner} has {first.slices} from {first.starts_at:%Y-%m-%d %H:%M} to "
+            f"{first.ends_at:%H:%M} UTC{note}"
+        )
+
+
+def _lock(context: CommandContext) -> Lease:
+    """One change at a time, so that two cannot take the last slice."""
+    now = context.store.time() or context.now
+    holder = f"{context.caller.name}-{context.caller.token_id}"
+    lease = context.store.acquire_lease(_LEASE, holder, _LEASE_TTL, now)
+    if lease is None:
+        raise Conflict("another reservation is being made; try again")
+    return lease
+
+
+def _forget_old(store: Store, now: datetime) -> None:
+    for each in store.documents(Reservation):
+        if now - each.ends_at > KEPT_FOR:
+            store.update_document(Reservation, each.id, lambda _: None)
+
+
+def _what(reservation: Reservation) -> str:
+    noun = "slice" if reservation.slices == 1 else "slices"
+    start, end = reservation.starts_at, reservation.ends_at
+    return f"{reservation.slices} {noun} from {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC"
+
+
+def _announce(context: CommandContext, changed: Reservation, state: str, message: str) -> None:
+    by = context.caller.name
+    event = Event(
+        at=context.now,
+        kind=EventKind.POOL,
+        state=state,
+        message=message,
+        pool=changed.pool,
+        by=by,
+        data={"reservation": changed.id},
+    )
+    told = InboxMessage(kind=InboxMessageKind.RESERVED, at=context.now, by=by, pool=changed.pool)
+    context.store.commit(ChangeSet(messages=[told], events=[event]))

@@ -1,0 +1,126 @@
+"""REST APIs of the emulated project: IAM, service usage, quota, networks and buckets. What `tpu
+check cloud` reads, and no more. By default everything is set up."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from tpufleet.model import tpu_zones
+from tpufleet.model.jobs import Capacity
+
+DEFAULT_QUOTA = 1024
+
+
+@dataclass(slots=True)
+class ProjectState:
+    """What exists in the emulated project."""
+
+    exists: bool = True
+    api_enabled: bool = True
+    denied_permissions: set[str] = field(default_factory=set)
+    quota: dict[tuple[str, str], int] = field(default_factory=dict)  # by quota id and zone
+    missing: set[str] = field(default_factory=set)  # last parts of names that do not exist
+    private_access: bool = True  # of subnetworks
+    nat: bool = True
+    objects: set[str] = field(default_factory=set)  # bucket/name
+
+
+class ProjectApi:
+    def __init__(self, state: ProjectState | None = None) -> None:
+        self.state = state or ProjectState()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="project-api", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def answer(self, target: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        parts = urlsplit(target)
+        _, api, path = unquote(parts.path).split("/", 2)
+        state, last = self.state, path.rpartition("/")[2]
+        if api == "storage" and path.endswith("/iam/testPermissions"):
+            return 200, {"permissions": self._granted(parse_qs(parts.query).get("permissions", []))}
+        if path.endswith(":testIamPermissions"):
+            if last.removesuffix(":testIamPermissions") in state.missing:
+                return _not_found(path)
+            return 200, {"permissions": self._granted(body.get("permissions", []))}
+        if last in state.missing:
+            return _not_found(path)
+        match api:
+            case "projects":
+                return (200, {"projectId": last}) if state.exists else _not_found(path)
+            case "services":
+                return 200, {"state": "ENABLED" if state.api_enabled else "DISABLED"}
+            case "quotas":
+                return 200, {"dimensionsInfos": self._quotas(last)}
+            case "compute" if last == "routers":
+                return 200, {"items": [{"name": "nat", "nats": [{}]}] if state.nat else []}
+            case "compute":
+                return 200, {"name": last, "privateIpGoogleAccess": state.private_access}
+            case "storage" if "/o/" in path:
+                name = path.removeprefix("storage/v1/b/").replace("/o/", "/", 1)
+                return (200, {"name": name}) if name in state.objects else _not_found(path)
+            case "storage":
+                return 200, {"name": last}
+        return _not_found(path)
+
+    def _granted(self, permissions: list[str]) -> list[str]:
+        return [each for each in permissions if each not in self.state.denied_permissions]
+
+    def _quotas(self, quota_id: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "dimensions": {"zone": zone},
+                "details": {"value": str(self.state.quota.get((quota_id, zone), DEFAULT_QUOTA))},
+                "applicableLocations": [zone],
+            }
+            for zone in tpu_zones.zones()
+        ]
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        answer = self.answer
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._respond({})
+
+            def do_POST(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                self._respond(json.loads(self.rfile.read(length) or b"{}"))
+
+            def _respond(self, body: dict[str, Any]) -> None:
+                status, content = answer(self.path, body)
+                payload = json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(payload)))
+                self.end_headers()
+                self.wfile.write(payload)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Not logged."""
+
+        return Handler
+
+
+def set_quota(state: ProjectState, generation: str, capacity: Capacity, zone: str, to: int) -> None:
+    state.quota[tpu_zones.quota_id(generation, capacity), zone] = to
+
+
+def _not_found(path: str) -> tuple[int, dict[str, Any]]:
+    return 404, {"error": {"code": 404, "message": f"{path} was not found", "status": "NOT_FOUND"}}

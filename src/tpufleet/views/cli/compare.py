@@ -1,0 +1,144 @@
+"""`tpu compare` and `tpu metrics`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from tpufleet.errors import NotFound
+from tpufleet.model.api_types import Comparison, MetricSeries
+from tpufleet.model.metric_points import MetricPoint
+from tpufleet.views import text
+from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.output import json_option
+from tpufleet.views.line_plot import line_plot
+
+MAX_PLOTS = 4  # without --metric
+
+
+@click.command(
+    epilog="\b\nExamples:\n  tpu compare baseline sweep-1 sweep-2\n  tpu compare a b --diff\n"
+    "  tpu compare a b --metric loss --metric accuracy\n"
+)
+@click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
+@click.option("--diff", is_flag=True, help="Print the differing lines of the code.")
+@output.repeatable(
+    "--metric", "-m", metavar="NAME", help="Plot this metric (default: the first 4)."
+)
+@click.option("--plots/--no-plots", default=True, help="Plot metrics over steps.")
+@json_option
+def compare(
+    jobs: tuple[str, ...], diff: bool, metric: tuple[str, ...], plots: bool, as_json: bool
+) -> None:
+    """Compare JOBs: settings that differ, code that differs from the first job, metrics, curves."""
+    with connection.connect() as client:
+        comparison = client.compare(jobs)
+        series = [client.metrics(row.id) for row in comparison.jobs] if plots or as_json else []
+    if as_json:
+        output.print_json({"comparison": comparison, "series": series})
+        return
+    _show_table(comparison)
+    _show_code(comparison, diff)
+    if plots:
+        _show_plots(series, metric)
+
+
+@click.command(epilog="\b\nExamples:\n  tpu metrics train\n  tpu metrics train --metric loss\n")
+@click.argument("job")
+@output.repeatable(
+    "--metric", "-m", metavar="NAME", help="Plot this metric (default: the first 4)."
+)
+@json_option
+def metrics(job: str, metric: tuple[str, ...], as_json: bool) -> None:
+    """Show the metrics that JOB reported, as curves over its steps. They stay after its end.
+
+    A program reports metrics with `tpufleet.runtime.progress`, or the `metrics` field of the job
+    reads them from its output.
+    """
+    with connection.connect() as client:
+        series = client.metrics(job)
+    if as_json:
+        output.print_json(series)
+        return
+    if not any(point.values for point in series.points):
+        output.print_status(
+            f"{series.name} has reported no metrics\n"
+            "  next: call `tpufleet.runtime.progress(step, metrics={'loss': loss})`, or submit it "
+            "with --metric 'loss=loss: ([0-9.]+)'"
+        )
+        return
+    _show_plots([series], metric)
+
+
+def _show_table(comparison: Comparison) -> None:
+    titles = ("", *(row.name for row in comparison.jobs))
+    lines: list[tuple[str, ...]] = [
+        ("job", *(row.id for row in comparison.jobs)),
+        ("owner", *(row.owner for row in comparison.jobs)),
+        ("state", *(row.state.value for row in comparison.jobs)),
+        ("tags", *(", ".join(row.tags) or "-" for row in comparison.jobs)),
+    ]
+    lines += [(name, *(_cell(value) for value in row)) for name, row in comparison.config.items()]
+    lines += [
+        (name, *("-" if value is None else f"{value:.6g}" for value in row))
+        for name, row in comparison.metrics.items()
+    ]
+    output.print_table(titles, lines, "")
+
+
+def _cell(value: str | None) -> str:
+    return "-" if value is None else text.one_line(value) or '""'
+
+
+def _show_code(comparison: Comparison, diff: bool) -> None:
+    first, *others = comparison.jobs
+    for row, code in zip(others, comparison.code, strict=True):
+        click.echo()
+        if code.message:
+            click.echo(f"code of {row.name}: cannot be compared: {text.one_line(code.message)}")
+        elif code.same:
+            click.echo(f"code of {row.name}: same as {first.name}")
+        else:
+            count = text.counted(len(code.files), "file")
+            differ = "differs" if len(code.files) == 1 else "differ"
+            click.echo(f"code of {row.name}: {count} {differ} from {first.name}")
+            for file in code.files:
+                click.echo(f"  {file.change:<8} {text.one_line(file.path)}")
+                if diff:
+                    shown = file.diff or "binary, or too large to show"
+                    for line in shown.splitlines():
+                        click.echo(f"    {text.without_control_characters(line)}")
+            if not diff:
+                output.print_status("  next: --diff prints the lines")
+
+
+def _show_plots(series: Sequence[MetricSeries], wanted: Sequence[str]) -> None:
+    known = list(
+        dict.fromkeys(name for each in series for point in each.points for name in point.values)
+    )
+    for name in wanted:
+        if name not in known:
+            raise NotFound(f"no metric named {name!r}; reported: {', '.join(known) or 'none'}")
+    for name in wanted or known[:MAX_PLOTS]:
+        click.echo()
+        curves = {f"{each.name} ({each.job_id[:4]})": _curve(each.points, name) for each in series}
+        for line in line_plot(text.one_line(name), curves):
+            click.echo(text.without_control_characters(line))
+    if not wanted and len(known) > MAX_PLOTS:
+        rest = ", ".join(known[MAX_PLOTS:])
+        output.print_status(f"\nmore metrics: {text.one_line(rest)}; pass --metric NAME")
+
+
+def _curve(points: Sequence[MetricPoint], name: str) -> list[tuple[float, float]]:
+    """Over steps; over seconds since the first report when there are no steps."""
+    steps = all(point.step is not None for point in points)
+    start = points[0].at if points else None
+    return [
+        (
+            float(point.step or 0) if steps else (point.at - start).total_seconds(),
+            point.values[name],
+        )
+        for point in points
+        if start is not None and name in point.values
+    ]

@@ -1,0 +1,130 @@
+"""`tpu init`: from nothing to a first job on a cloud project."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tpufleet.errors import BadInput
+from tpufleet.model import fleets, topology, tpu_zones
+from tpufleet.views.cli import connection, output
+
+DEFAULT_TYPE = "v5e-4"
+MAX_ZONES = 3
+
+
+@click.command(
+    epilog="\b\nExamples:\n  tpu init --dry-run\n"
+    "  tpu init --project my-project --type v5e-16 --zone us-west4-a\n"
+)
+@click.option("--project", help="Project id (default: of gcloud, or asked for).")
+@click.option("--type", "accelerator", metavar="TYPE", help="The TPU type that you want to use.")
+@click.option("--zone", "zones", multiple=True, help="Zone (default: those that offer the type).")
+@click.option("--bucket", metavar="gs://…", help="For checkpoints, code and logs.")
+@click.option("--public-url", metavar="URL", help="At which TPU hosts reach the server.")
+@click.option("--internal-ips", is_flag=True, help="Hosts get no external addresses.")
+@click.option("--yes", is_flag=True, help="Ask nothing; replace an existing config file.")
+@click.option("--dry-run", is_flag=True, help="Rehearse everything on an emulator; writes nothing.")
+@click.pass_context
+def init(
+    context: click.Context,
+    project: str | None,
+    accelerator: str | None,
+    zones: tuple[str, ...],
+    bucket: str | None,
+    public_url: str | None,
+    internal_ips: bool,
+    yes: bool,
+    dry_run: bool,
+) -> None:
+    """Write a config file for a Google Cloud project, check the project, and print the next steps.
+
+    Nothing in the project is changed. --dry-run starts an emulator of Google Cloud instead, and
+    runs a first job there, so that you see every step.
+    """
+    ask = output.is_terminal() and not yes and not dry_run
+    project = project or _gcloud_project() or ("my-project" if dry_run else None)
+    if project is None and ask:
+        project = click.prompt("Project id")
+    if not project:
+        raise BadInput("no Google Cloud project; pass --project, such as --project my-project")
+    if accelerator is None:
+        accelerator = click.prompt("TPU type", default=DEFAULT_TYPE) if ask else DEFAULT_TYPE
+    kind = topology.find(accelerator)
+    document: dict[str, Any] = {
+        "public_url": public_url,
+        "bucket": bucket or f"gs://{project}-tpufleet/fleet",
+        "tpu_vm": {"project": project, "zones": _zones(kind, zones, ask)},
+    }
+    if internal_ips:
+        document["tpu_vm"]["external_ips"] = False
+    document = {key: value for key, value in document.items() if value is not None}
+    if dry_run:
+        from tpufleet.views.cli import rehearsal
+
+        context.exit(rehearsal.run(document, accelerator))
+    settings = connection.settings()
+    _write(settings.config_file, document, ask=ask, yes=yes)
+    _check(accelerator)
+    click.echo(
+        "\nNext, once the checks pass:\n"
+        "  tpu serve\n"
+        f"  tpu run {accelerator} --spot --max-cost 5 -- "
+        "python -c 'import jax; print(jax.devices())'"
+    )
+
+
+def _gcloud_project() -> str | None:
+    """The project that gcloud is set to, if it is installed."""
+    if shutil.which("gcloud") is None:
+        return None
+    try:
+        answer = subprocess.run(
+            ["gcloud", "config", "get", "project"], capture_output=True, text=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None
+
+
+def _zones(kind: topology.Accelerator, zones: tuple[str, ...], ask: bool) -> list[str]:
+    offered = tpu_zones.zones_of(kind.name)
+    if kind.runtime is None:
+        raise BadInput(f"{kind.name} is not available as a TPU VM; use the provider gke")
+    if not zones and ask:
+        default = ",".join(offered[:MAX_ZONES])
+        zones = tuple(click.prompt(f"Zones ({kind.name} is offered in {', '.join(offered)})",
+                                   default=default).split(","))  # fmt: skip
+    chosen = [fleets.check_zone(zone.strip()) for zone in zones] or list(offered[:MAX_ZONES])
+    for zone in chosen:
+        if not tpu_zones.is_offered(kind.name, zone):
+            raise BadInput(f"{kind.name} is not documented in {zone}; use {', '.join(offered[:4])}")
+    return chosen
+
+
+def _write(file: Path, document: dict[str, Any], *, ask: bool, yes: bool) -> None:
+    import yaml
+
+    text = yaml.safe_dump(document, sort_keys=False)
+    if file.exists() and file.read_text() != text and not yes:
+        if not ask:
+            raise BadInput(f"{file} exists\n  next: edit it, or pass --yes to replace it")
+        click.confirm(f"{file} exists; replace it?", abort=True)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.write_text(text)
+    file.chmod(0o600)
+    click.echo(f"wrote {file}:\n")
+    for line in text.splitlines():
+        click.echo(f"  {line}")
+    click.echo()
+
+
+def _check(accelerator: str) -> None:
+    from tpufleet.compose.providers import preflight
+    from tpufleet.views.cli.check import print_checks
+
+    print_checks(preflight(connection.settings(), [accelerator]))

@@ -1,0 +1,134 @@
+"""`tpu queue`: what waits, behind what, until when; and commands that change the order."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import click
+
+from tpufleet.errors import BadInput
+from tpufleet.model.api_types import QueueEntry
+from tpufleet.views import text
+from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.cancel import cancel
+from tpufleet.views.cli.output import Cell, json_option
+from tpufleet.views.cli.preferences import use_time_zone
+
+TITLES = ("QUEUE", "POS", "JOB", "OWNER", "NEEDS", "PRIORITY", "USED", "STARTS", "BECAUSE")
+
+
+@click.group(
+    invoke_without_command=True,
+    epilog="\b\nExamples:\n  tpu queue\n  tpu queue --pool lab\n  tpu queue move train --first\n"
+    "  tpu queue hold train\n",
+)
+@click.option("--pool", help="Only this pool.")
+@click.option("--type", "accelerator", metavar="TYPE", help="Only this TPU type.")
+@click.option("--zone", help="Only jobs that may run in this zone.")
+@click.option("--mine", is_flag=True, help="Only your jobs; positions count all.")
+@json_option
+@click.pass_context
+def queue(
+    context: click.Context,
+    pool: str | None,
+    accelerator: str | None,
+    zone: str | None,
+    mine: bool,
+    as_json: bool,
+) -> None:
+    """List jobs that wait, in the order in which they are placed.
+
+    The order is: higher priority first; then users who used fewer chips lately (USED, in chip
+    hours, halved every 7 days, compared in steps of doubling); then first in, first out. STARTS is
+    the latest time, where time limits of the jobs ahead determine it.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    with connection.connect() as client:
+        owner = client.me().name if mine else None
+        entries = client.queue(pool=pool, accelerator=accelerator, zone=zone, owner=owner)
+        use_time_zone(client)
+    if as_json:
+        output.print_json({"queue": entries})
+        return
+    now = datetime.now(UTC)
+    output.print_table(TITLES, (_cells(entry, now) for entry in entries), "no jobs wait")
+
+
+def _cells(entry: QueueEntry, now: datetime) -> list[Cell]:
+    row = entry.job
+    starts = "-"
+    if entry.earliest_start is not None:
+        soon = entry.earliest_start <= now
+        starts = "now" if soon else f"by {text.local_time(entry.earliest_start)[:-3]}"
+    return [
+        entry.queue, str(entry.position or "held"), f"{row.name} ({row.id[:6]})", row.owner,
+        f"{row.slices}×{row.accelerator}", str(row.priority), f"{entry.owner_chip_hours:g}",
+        starts, because(entry),
+    ]  # fmt: skip
+
+
+def because(entry: QueueEntry) -> str:
+    """`behind ada/train until 16:40; …`."""
+    if entry.behind is None:
+        return entry.blocked_by
+    until = ""
+    if entry.behind_until is not None:
+        until = f" until {text.local_time(entry.behind_until)[:-3]}"
+    return f"behind {entry.behind}{until}; {entry.blocked_by}"
+
+
+@queue.command(epilog="\b\nExamples:\n  tpu queue move train --first\n")
+@click.argument("job")
+@click.option("--first", is_flag=True, help="To the head of its queue.")
+@click.option("--last", is_flag=True, help="To the end of its queue.")
+@click.option("--before", metavar="JOB", help="Ahead of this job.")
+@json_option
+def move(job: str, first: bool, last: bool, before: str | None, as_json: bool) -> None:
+    """Move JOB within its queue.
+
+    You can reorder your own jobs; moving one ahead of other users' jobs requires the admin role.
+    """
+    if first + last + (before is not None) != 1:
+        raise BadInput("pass one of --first, --last and --before JOB")
+    with connection.connect() as client:
+        row = client.move_in_queue(job, first=first, last=last, before=before)
+    output.print_result(row, f"moved {row.name} ({row.id})", as_json)
+
+
+@queue.command("run-now")
+@click.argument("job")
+@json_option
+def run_now(job: str, as_json: bool) -> None:
+    """Move JOB to the head of its queue, and release it if it is held."""
+    with connection.connect() as client:
+        row = client.move_in_queue(job, first=True)
+        if row.held_by is not None:
+            row = client.release_in_queue(row.id)
+    message = f"{row.name} ({row.id}) is next in its queue"
+    output.print_result(row, message, as_json)
+
+
+@queue.command()
+@click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
+@json_option
+def hold(jobs: tuple[str, ...], as_json: bool) -> None:
+    """Keep each JOB from being placed, until `tpu queue release`."""
+    with connection.connect() as client:
+        rows = [client.hold_in_queue(job) for job in jobs]
+    lines = "\n".join(f"held {row.name} ({row.id})" for row in rows)
+    output.print_result({"jobs": rows}, lines, as_json)
+
+
+@queue.command()
+@click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
+@json_option
+def release(jobs: tuple[str, ...], as_json: bool) -> None:
+    """Let each held JOB be placed again."""
+    with connection.connect() as client:
+        rows = [client.release_in_queue(job) for job in jobs]
+    lines = "\n".join(f"released {row.name} ({row.id})" for row in rows)
+    output.print_result({"jobs": rows}, lines, as_json)
+
+
+queue.add_command(cancel, "remove")

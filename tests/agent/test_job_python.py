@@ -1,0 +1,164 @@
+"""The Python environment of a job: made with uv, apart from the agent's."""
+
+from __future__ import annotations
+
+import ensurepip
+import shutil
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.agent.test_environment import ASSIGNMENT, SETTINGS
+from tests.agent.test_running import archive
+from tpufleet.agent import uv_tool
+from tpufleet.agent.workload import job_python
+from tpufleet.errors import BadInput
+from tpufleet.model import job_file
+
+
+def planned(folder: Path, *files: str, job_python_setting: str = "uv", **changes):
+    code = folder / "code"
+    code.mkdir(exist_ok=True)
+    for name in files:
+        (code / name).touch()
+    settings = replace(SETTINGS, work_dir=folder, job_python=job_python_setting, platform="")
+    return job_python.plan(replace(ASSIGNMENT, **changes), settings, folder / "attempt", code)
+
+
+@pytest.fixture(autouse=True)
+def uv():
+    try:
+        return uv_tool.find_uv()
+    except BadInput as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(
+    ("files", "source", "installed"),
+    [
+        ((), "jax[tpu], the default", ["jax[tpu]"]),
+        (("requirements.txt",), "requirements.txt", ["-r", "requirements.txt"]),
+        (("requirements.txt", "pyproject.toml"), "pyproject.toml", ["-r", "pyproject.toml"]),
+        (("pyproject.toml", "uv.lock"), "uv.lock", ["sync", "--frozen", "--no-dev"]),
+        (("uv.lock",), "jax[tpu], the default", ["jax[tpu]"]),
+    ],
+)
+def test_on_a_tpu_vm_the_working_directory_declares_the_dependencies(
+    tmp_path, files, source, installed
+):
+    plan = planned(tmp_path, *files)
+    assert plan.source == source
+    venv, install, own = plan.steps
+    assert list(install[-len(installed) :]) == installed
+    assert venv[1] == "venv" and own[-2] == "pip" and own[-1].endswith("-py3-none-any.whl")
+
+
+def test_without_a_field_other_hosts_keep_their_python(tmp_path):
+    assert planned(tmp_path, "requirements.txt", job_python_setting="") is None
+    assert planned(tmp_path, job_python_setting="", python="3.12") is not None
+    assert planned(tmp_path, job_python_setting="", dependencies=()) is not None
+
+
+def test_dependencies_of_the_job_are_requirements_and_files(tmp_path):
+    plan = planned(tmp_path, "dev.txt", dependencies=("optax>=0.2", "dev.txt", "missing.txt"))
+    assert plan.steps[1][-4:] == ("optax>=0.2", "-r", "dev.txt", "missing.txt")
+
+
+def test_tpufleet_is_left_out_of_a_python_that_it_does_not_support(tmp_path):
+    assert planned(tmp_path, python="3.10", dependencies=()).steps[-1][-1] == "pip"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("python", 3.1, "write '3.10'"),
+        ("python", "2.7", "is not a Python version"),
+        ("dependencies", ["--index-url=http://evil"], "is not a requirement"),
+        ("dependencies", ["jax", "jax"], "duplicate jax"),
+    ],
+)
+def test_bad_fields_are_rejected(field, value, message):
+    document = {"command": "true", "accelerator": "v5e-4", field: value}
+    with pytest.raises(BadInput, match=message):
+        job_file.parse_job(document)
+
+
+def test_fields_survive_a_round_trip():
+    document = {"command": ["true"], "accelerator": "v5litepod-4", "python": "3.12",
+                "dependencies": ["jax[tpu]==0.7.0", "requirements.txt"]}  # fmt: skip
+    spec = job_file.parse_job(document)
+    assert job_file.parse_job(job_file.to_document(spec)) == spec
+    assert (spec.python, spec.dependencies) == ("3.12", ("jax[tpu]==0.7.0", "requirements.txt"))
+
+
+@pytest.fixture
+def index(tmp_path) -> Path:
+    """A folder of wheels in place of an index: pip, and a package `greeting`."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for wheel in Path(ensurepip.__file__).parent.glob("_bundled/*.whl"):
+        shutil.copy(wheel, folder)
+    info = "greeting-1.0.dist-info"
+    with zipfile.ZipFile(folder / "greeting-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("greeting.py", "text = 'hello'\n")
+        metadata = "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n"
+        wheel.writestr(f"{info}/METADATA", metadata)
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return folder
+
+
+def offline(index: Path) -> dict[str, str]:
+    return {"UV_FIND_LINKS": str(index), "UV_NO_INDEX": "1", "UV_OFFLINE": "1"}
+
+
+PROGRAM = """
+import os, sys, greeting, tpufleet.runtime
+print(greeting.text, sys.prefix == os.environ["VIRTUAL_ENV"], "agent" in os.environ["PATH"])
+print("leaks", [name for name in ("PYTHONPATH", "PYTHONHOME") if name in os.environ])
+try:
+    import msgspec
+except ImportError:
+    print("nothing else of the agent")
+"""
+
+
+def test_a_job_runs_in_its_own_environment_and_the_second_attempt_uses_the_cache(
+    harness, index, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", "/agent")
+    monkeypatch.setenv("VIRTUAL_ENV", "/agent")
+    harness.control_plane.snapshots["d1"] = archive(train_py=PROGRAM)
+    job = {"snapshot": "d1", "dependencies": ("greeting",), "env": offline(index)}
+    harness.assign("python", "train.py", setup=("pip", "--version"), **job)
+    harness.start()
+    exit = harness.wait_for_exit()
+    log = harness.log()
+    assert exit.clean, log
+    assert "hello True False" in log and "leaks []" in log and "nothing else of the agent" in log
+    assert "[tpufleet] environment: from dependencies of the job" in log
+    assert "3 packages, 0 from the cache" in log
+    assert "pip" in log and "/python/lib/" in log, "pip is that of the environment"
+    harness.assign("python", "train.py", attempt_id="j1.1", **job)
+    assert harness.wait_for_exit("j1.1").clean
+    ready = [line for line in harness.log("j1.1").splitlines() if "ready after" in line]
+    assert ready and ready[0].endswith("3 packages, 3 from the cache"), ready
+
+
+def test_a_package_that_does_not_exist_fails_the_setup_in_the_words_of_uv(harness, index):
+    harness.assign("echo", "never", dependencies=("no-such-package",), env=offline(index))
+    harness.start()
+    exit = harness.wait_for_exit()
+    assert exit.during_setup and exit.status not in (0, None)
+    assert "no-such-package was not found" in exit.log_line, exit.log_line
+    assert "never" not in harness.log()
+
+
+def test_a_job_without_the_fields_runs_with_the_python_of_a_simulated_host(harness):
+    harness.assign("python", "-c", "import sys; print(sys.executable)")
+    harness.start()
+    harness.wait_for_exit()
+    assert sys.executable in harness.log() and "environment:" not in harness.log()

@@ -1,0 +1,103 @@
+"""Fair share between users, and when queued jobs start."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpufleet.policy.fair_share import UsageLedger, advance, usage_step, usage_steps
+from tpufleet.policy.placement import Occupant
+from tpufleet.policy.queue_forecast import Forecast, QueuedDemand, forecast_queue
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+WEEK = timedelta(days=7)
+hour = timedelta(hours=1)
+
+
+def test_usage_grows_with_chips_and_time_and_halves():
+    start = UsageLedger(at=NOW)
+    used = advance(start, {"ada": 16}, NOW + hour, WEEK)
+    assert used.usage["ada"] == pytest.approx(16 * 3600, rel=0.01)
+    later = advance(used, {}, NOW + hour + WEEK, WEEK)
+    assert later.usage["ada"] == pytest.approx(used.usage["ada"] / 2)
+    assert advance(later, {}, NOW + 60 * WEEK, WEEK).usage == {}
+    assert advance(used, {"ada": 16}, NOW, WEEK) is used  # the clock was set back
+
+
+@given(st.integers(1, 100), st.integers(1, 10_000), st.integers(1, 10_000))
+def test_it_does_not_matter_how_often_usage_is_accounted(chips, first, second):
+    middle, end = NOW + timedelta(seconds=first), NOW + timedelta(seconds=first + second)
+    start = UsageLedger(at=NOW, usage={"bob": 5e6})
+    at_once = advance(start, {"ada": chips}, end, WEEK)
+    in_two = advance(advance(start, {"ada": chips}, middle, WEEK), {"ada": chips}, end, WEEK)
+    for owner in ("ada", "bob"):
+        once, twice = (each.usage.get(owner, 0.0) for each in (at_once, in_two))
+        assert twice == pytest.approx(once, rel=1e-6, abs=2)  # next to nothing is forgotten
+
+
+def test_usage_is_compared_in_steps_of_doubling():
+    hours = {0: 0, 0.9: 0, 1: 1, 1.9: 1, 2: 2, 4: 3, 1000: 10}
+    assert {each: usage_step(each * 3600) for each in hours} == hours
+    assert usage_steps(UsageLedger(at=NOW, usage={"ada": 7200, "bob": 10})) == {"ada": 2}
+    assert usage_steps(None) == {}
+
+
+def running(job, slices=1, hours=None):
+    ends = None if hours is None else NOW + hours * hour
+    return Occupant(job_id=job, priority=0, since=NOW, slices=slices, ends_by=ends)
+
+
+def queued(job, slices=1, hours=None):
+    runs = None if hours is None else hours * hour
+    return QueuedDemand(job_id=job, slices=slices, runs_for=runs)
+
+
+def forecast(job, hours, behind=None, until=None):
+    at = None if hours is None else NOW + hours * hour
+    ends = None if until is None else NOW + until * hour
+    return Forecast(job_id=job, starts_at=at, behind=behind, until=ends)
+
+
+@pytest.mark.parametrize(
+    ("queue", "available", "occupants", "expected"),
+    [
+        ([queued("a")], 1, [], [forecast("a", 0)]),
+        ([queued("a")], 0, [running("x", hours=2)], [forecast("a", 2, "x", 2)]),
+        ([queued("a")], 0, [running("x")], [forecast("a", None, "x")]),
+        (
+            [queued("a", hours=1), queued("b")],
+            0,
+            [running("x", hours=2)],
+            [forecast("a", 2, "x", 2), forecast("b", 3, "a", 3)],
+        ),
+        (
+            [queued("a"), queued("b")],
+            0,
+            [running("x", hours=2)],
+            [forecast("a", 2, "x", 2), forecast("b", None, "a")],
+        ),
+        (
+            [queued("a", slices=3)],
+            1,
+            [running("x", hours=2), running("y", hours=1)],
+            [forecast("a", 2, "x", 2)],
+        ),
+    ],
+    ids=["free", "known-end", "unknown-end", "one-after-another", "endless-ahead", "gang"],
+)
+def test_forecast(queue, available, occupants, expected):
+    assert forecast_queue(queue, available, occupants, NOW) == expected
+
+
+demands = st.builds(queued, st.uuids().map(str), st.integers(1, 4), st.none() | st.integers(1, 9))
+occupied = st.builds(running, st.uuids().map(str), st.integers(1, 4), st.none() | st.integers(1, 9))
+
+
+@given(st.lists(demands, max_size=6), st.integers(0, 4), st.lists(occupied, max_size=4))
+def test_nobody_starts_before_the_job_ahead(queue, available, occupants):
+    starts = [each.starts_at for each in forecast_queue(queue, available, occupants, NOW)]
+    known = [start for start in starts if start is not None]
+    assert known == sorted(known) and starts[: len(known)] == known

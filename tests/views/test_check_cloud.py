@@ -1,0 +1,125 @@
+"""`tpu check cloud` on the emulated project: every problem with the command that fixes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
+
+from tests.views.cli_runner import Tpu
+from tpufleet.model.jobs import Capacity
+from tpufleet.providers.tpu_vm import preflight
+from tpufleet.testbed.cloud_tpu.emulator import Emulator
+from tpufleet.testbed.cloud_tpu.project_api import set_quota
+
+SETTINGS = {"project": "my-project", "zones": ["us-central1-a", "europe-west4-b"]}
+
+
+@pytest.fixture
+def emulator() -> Iterator[Emulator]:
+    with Emulator() as running:
+        yield running
+
+
+def tpu(folder: Path, emulator: Emulator, bucket: str = "gs://my-bucket/fleet", **more) -> Tpu:
+    settings = {**SETTINGS, "endpoint": emulator.endpoint, **more}
+    return Tpu(
+        HOME=str(folder),
+        TPUFLEET_HOME=str(folder / "state"),
+        TPUFLEET_TPU_VM=json.dumps(settings),
+        TPUFLEET_BUCKET=bucket,
+    )
+
+
+def test_a_project_that_is_set_up_passes(tmp_path, emulator):
+    answer = tpu(tmp_path, emulator).json("check", "cloud", "--type", "v5e-16")
+    assert answer["passed"] and not [each for each in answer["checks"] if each["fix"]]
+    names = {each["name"] for each in answer["checks"]}
+    assert {"credentials", "project", "Cloud TPU API", "roles/tpu.admin", "network", "bucket",
+            "quota v5litepod-16 us-central1-a", "quota v5litepod-16 europe-west4-b",
+            "subnetwork us-central1", "bundle", "public_url"} <= names  # fmt: skip
+
+
+def break_quota(state):
+    set_quota(state, "v5e", Capacity.SPOT, "us-central1-a", 8)
+
+
+PRIVATE = {"external_ips": False}
+ACCOUNT = {"service_account": "tpu@my-project.iam.gserviceaccount.com"}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "settings", "name", "fix"),
+    [
+        (lambda s: setattr(s, "exists", False), {}, "project", "gcloud projects list"),
+        (lambda s: setattr(s, "api_enabled", False), {}, "Cloud TPU API",
+         "gcloud services enable tpu.googleapis.com --project my-project"),
+        (lambda s: s.denied_permissions.add("tpu.nodes.create"), {}, "roles/tpu.admin",
+         "gcloud projects add-iam-policy-binding my-project --member="),
+        (lambda s: s.denied_permissions.add("iam.serviceAccounts.actAs"), ACCOUNT,
+         "service account", "--role=roles/iam.serviceAccountUser"),
+        (lambda s: s.missing.add(ACCOUNT["service_account"]), ACCOUNT, "service account",
+         "gcloud iam service-accounts create tpu "),
+        (break_quota, {}, "quota v5litepod-16 us-central1-a",
+         "--quota-id=TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI "
+         "--dimensions=zone=us-central1-a --preferred-value=16"),
+        (lambda s: s.missing.add("net"), {"network": "projects/my-project/global/networks/net"},
+         "network", "gcloud compute networks create net "),
+        (lambda s: s.missing.add("sub"),
+         {"subnetwork": "projects/my-project/regions/us-central1/subnetworks/sub"},
+         "subnetwork us-central1", "gcloud compute networks subnets create sub "),
+        (lambda s: setattr(s, "private_access", False), PRIVATE, "subnetwork us-central1",
+         "--enable-private-ip-google-access"),
+        (lambda s: setattr(s, "nat", False), PRIVATE, "NAT us-central1",
+         "gcloud compute routers nats create"),
+        (lambda s: s.missing.add("my-bucket"), {}, "bucket",
+         "gcloud storage buckets create gs://my-bucket --location us-central1"),
+        (lambda s: s.denied_permissions.add("storage.objects.create"), {}, "bucket",
+         "--role=roles/storage.objectUser"),
+    ],
+    ids=["project", "API", "role", "act as", "account", "quota", "network", "subnetwork",
+         "private access", "NAT", "bucket", "bucket role"],
+)  # fmt: skip
+def test_each_problem_comes_with_the_command_that_fixes_it(
+    tmp_path, emulator, spoil, settings, name, fix
+):
+    spoil(emulator.project.state)
+    command = tpu(tmp_path, emulator, **settings)
+    answer = command("check", "cloud", "--type", "v5e-16", "--json")
+    failed = {
+        each["name"]: each
+        for each in json.loads(answer.stdout)["checks"]
+        if each["status"] == "failed"
+    }
+    assert answer.exit_code == 1 and fix in failed[name]["fix"]
+    printed = command("check", "cloud", "--type", "v5e-16")
+    assert f"next: {failed[name]['fix']}" in printed.stdout and printed.exit_code == 1
+
+
+def test_without_a_bucket_the_user_is_warned(tmp_path, emulator):
+    answer = tpu(tmp_path, emulator, bucket="").json("check", "cloud")
+    [bucket] = [each for each in answer["checks"] if each["name"] == "bucket"]
+    assert bucket["status"] == "warning" and "gcloud storage buckets create" in bucket["fix"]
+
+
+def test_without_a_project_the_user_is_sent_to_init(tmp_path):
+    answer = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path / "state"))("check", "cloud")
+    assert answer.exit_code == 2 and "tpu init" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("", "not set"),
+        ("http://127.0.0.1:8470", "this machine only"),
+        ("http://localhost:8470", "this machine only"),
+        ("http://no-such-host.invalid:8470", "no-such-host.invalid"),
+    ],
+)
+def test_a_server_that_hosts_cannot_reach_is_named(url, message):
+    check = preflight.check_public_url(url, emulated=False)
+    assert check.status == "failed" and message in check.message and "public_url" in check.fix

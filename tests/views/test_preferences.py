@@ -1,0 +1,145 @@
+"""Settings, aliases, working directories and views, as a user types them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.service.harness import ServiceHarness
+from tests.views.cli_runner import Tpu
+from tpufleet.errors import BadInput
+from tpufleet.model.preferences import (
+    SETTINGS,
+    PreferenceChanges,
+    Preferences,
+    apply_changes,
+    parse_setting,
+)
+
+
+def test_keys_and_defaults_are_those_of_the_former_job_manager():
+    defaults = {key: setting.default for key, setting in SETTINGS.items()}
+    assert defaults == {
+        "monitor_after_run": True,
+        "monitor_upd_time": 5,
+        "monitor_length": 800,
+        "monitor_dir": True,
+        "monitor_tpu": True,
+        "monitor_verbose": False,
+        "show_length": 200,
+        "time_zone": "local",  # there: us, for everybody
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "parsed"),
+    [
+        ("monitor_after_run", "False", False),
+        ("monitor_upd_time", "30", 30),
+        ("time_zone", "cn", "cn"),
+        ("time_zone", "Europe/Berlin", "Europe/Berlin"),
+        ("time_zone", "Mars", BadInput),
+        ("time_zone", "../../etc/passwd", BadInput),
+        ("monitor_upd_time", "0", BadInput),
+        ("monitor_after_run", "maybe", BadInput),
+        ("colour", "red", BadInput),
+    ],
+)
+def test_values_are_converted_and_checked(key, value, parsed):
+    if parsed is BadInput:
+        with pytest.raises(BadInput):
+            parse_setting(key, value)
+    else:
+        assert parse_setting(key, value) == parsed
+
+
+def test_a_default_alias_can_be_changed_deleted_and_restored():
+    mine = Preferences(owner="mel")
+    changed = apply_changes(mine, PreferenceChanges(config_aliases={"lr": "config.lr"}))
+    assert changed.all_config_aliases["lr"] == "config.lr"
+    deleted = apply_changes(changed, PreferenceChanges(config_aliases={"lr": None}))
+    assert "lr" not in deleted.all_config_aliases
+
+
+def test_config_shows_value_and_origin(tpu: Tpu, admin: Tpu):
+    tpu.ok("config", "set", "monitor_upd_time", "9")
+    shown = {row["key"]: row for row in tpu.json("config")["settings"]}
+    assert shown["monitor_upd_time"]["value"] == "9"
+    assert shown["monitor_upd_time"]["origin"] == "yours"
+    assert shown["show_length"]["origin"] == "default"
+    assert shown["server"]["origin"] == "TPUFLEET_SERVER"
+    assert admin.ok("config", "get", "monitor_upd_time") == "5\n"
+    tpu.ok("config", "reset")
+    assert tpu.ok("config", "get", "monitor_upd_time") == "5\n"
+    assert "unknown setting 'x'" in tpu("config", "set", "x", "1").stderr
+
+
+def test_run_uses_aliases_and_directories(tpu: Tpu, world: ServiceHarness, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "main.py").write_text("print(1)\n")
+    tpu.ok("dir", "set", str(other), "7")
+    tpu.ok("alias", "set", "big", "v5e-16", "--tpu")
+    tpu.ok("run", "big", "-d", "--dir", "7", "--name", "x", "--config", "lr=0.1=a", "--config",
+           "config.seed=3", "--", "python", "main.py")  # fmt: skip
+    job = tpu.json("show", "x")["job"]
+    assert job["spec"]["accelerator"] == "v5litepod-16"
+    assert job["spec"]["command"] == [
+        "python", "main.py", "--config.training.learning_rate=0.1=a", "--config.seed=3",
+    ]  # fmt: skip
+    assert "write KEY=VALUE" in tpu("run", "big", "--config", "zz=1", "--", "x").stderr
+    assert "unknown" in tpu("run", "nonsense", "--", "x").stderr
+
+
+def test_directories(tpu: Tpu, work, tmp_path):
+    tpu.ok("dir", "here")
+    assert tpu.ok("dir", "get", "1") == f"{work}\n" and tpu.ok("dir", "get", "0") == f"{tmp_path}\n"
+    tpu.ok("set-dir", str(tmp_path), "2")
+    tpu.ok("dir", "swap", "1", "2")
+    assert tpu.json("dir")["folders"] == {"1": str(tmp_path), "2": str(work)}
+    tpu.ok("dir", "delete", "2")
+    assert work.exists() and list(tpu.json("dir")["folders"]) == ["1"]
+    assert "from 1 to 100" in tpu("dir", "here", "101").stderr
+
+
+def test_run_detaches_when_the_user_has_set_that(tpu: Tpu):
+    tpu.ok("config", "set", "monitor_after_run", "false")
+    assert "submitted x" in tpu.ok("run", "v5e-16", "--name", "x", "--", "true")
+
+
+def test_views(tpu: Tpu, world: ServiceHarness):
+    world.submit("job-1", tags=["a"])
+    world.submit("job-2")
+    tpu.ok("view", "save", "mine", "tag:a")
+    assert [row["id"] for row in tpu.json("jobs", "--view", "mine")["jobs"]] == ["job-1"]
+    assert tpu("view", "save", "wrong", "colour:red").exit_code != 0
+    assert "saved: mine" in tpu("jobs", "--view", "other").stderr
+
+
+def test_the_data_of_the_former_job_manager_is_imported(tpu: Tpu, tmp_path):
+    file = tmp_path / "data.json"
+    user = {
+        "id": 1,
+        "name": "mel",
+        "working_dir": {"1": "/home/mel/a", "2": "/home/mel/b"},
+        "config_aliases": {"lr": "config.training.learning_rate", "sd": "config.seed"},
+        "settings": {"monitor_upd_time": 7, "time_zone": "cn", "extra_settings": {}},
+        "job_data": [{"windows_id": 3}],
+    }
+    file.write_text(
+        json.dumps({"users": {"mel": user}, "tpu_aliases": {"v4-32-p2": "kmh-tpuvm-v4-32-2"}})
+    )
+    result = tpu("config", "import", str(file))
+    assert result.exit_code == 0, result.output
+    assert "2 settings, 1 config aliases, 1 TPU aliases, 2 working directories" in result.stdout
+    assert "not imported: 1 job" in result.stderr
+    assert tpu.ok("config", "get", "time_zone") == "cn\n"
+    assert tpu.ok("dir", "get", "2") == "/home/mel/b\n"
+    assert "pass --as with one of mel" in tpu("config", "import", str(file), "--as", "x").stderr
+
+
+def test_preferences_of_another_user_require_the_admin_role(world: ServiceHarness):
+    with pytest.raises(Exception, match="requires the admin role"):
+        world.client("mel").preferences("ada")
+    assert world.client("ada").preferences("mel").owner == "mel"

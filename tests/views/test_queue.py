@@ -1,0 +1,96 @@
+"""`tpu queue`, as users and admins type it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from tests.service.harness import ServiceHarness
+from tests.views.cli_runner import Tpu
+from tpufleet.model.encoding import to_json
+from tpufleet.model.jobs import JobState
+from tpufleet.model.pools import Pool
+from tpufleet.policy.fair_share import LEDGER_NAME, UsageLedger
+from tpufleet.stores.base import ChangeSet
+
+
+@pytest.fixture
+def pool(world: ServiceHarness) -> str:
+    lab = Pool(name="lab", provider="local", accelerator="v5litepod-16", largest=1)
+    world.store.commit(ChangeSet(pools=[lab]))
+    return "lab"
+
+
+def submit(world: ServiceHarness, *jobs: str, by: str = "mel", **spec) -> None:
+    for job in jobs:
+        world.clock.advance(timedelta(seconds=1))
+        world.submit(job, by=by, name=job, **spec)
+
+
+def order(tpu: Tpu, *options: str) -> list[str]:
+    return [entry["job"]["name"] for entry in tpu.json("queue", *options)["queue"]]
+
+
+def test_a_job_is_behind_a_running_one_until_its_time_limit(world, tpu: Tpu, pool):
+    submit(world, "first", by="ada", pool=pool, timeout="2h", grace="0s")
+    world.add_slice("s-1", "first", pool=pool)
+    world.change_job("first", state=JobState.STARTING)
+    world.add_attempt("first", 0, "s-1", running_at=world.clock.now())
+    world.change_job("first", state=JobState.RUNNING)
+    submit(world, "second", "third", pool=pool, timeout="1h", grace="0s")
+    second, third = tpu.json("queue")["queue"]
+    assert (second["position"], second["behind"]) == (1, "ada/first")
+    assert (third["position"], third["behind"]) == (2, "mel/second")
+    assert second["behind_until"] == second["earliest_start"] < third["earliest_start"]
+    assert "behind ada/first until" in tpu.ok("queue")
+
+
+def test_own_jobs_are_reordered_but_not_ahead_of_others(world, tpu: Tpu, admin: Tpu, pool):
+    submit(world, "hers", by="ada", pool=pool)
+    submit(world, "a", "b", "c", pool=pool)
+    tpu.ok("queue", "move", "c", "--before", "a")
+    assert order(tpu) == ["hers", "c", "a", "b"]
+    refused = tpu("queue", "move", "b", "--first")
+    assert refused.exit_code != 0 and "ada/hers is ahead of it" in refused.stderr
+    admin.ok("queue", "run-now", "mel/b")
+    assert order(tpu) == ["b", "hers", "c", "a"]
+    tpu.ok("queue", "move", "b", "--last")
+    assert order(tpu) == ["hers", "c", "a", "b"]
+    assert order(tpu, "--mine") == ["c", "a", "b"]
+    assert "pass one of" in tpu("queue", "move", "b").stderr
+    assert "belongs to ada" in tpu("queue", "move", "ada/hers", "--last").stderr
+
+
+def test_a_held_job_has_no_position(world, tpu: Tpu, admin: Tpu, pool):
+    submit(world, "a", "b", pool=pool)
+    tpu.ok("queue", "hold", "a")
+    held, next_one = tpu.json("queue")["queue"]
+    assert (held["job"]["held_by"], held["position"], next_one["position"]) == ("mel", None, 1)
+    assert "held" in tpu.ok("queue")
+    tpu.ok("queue", "release", "a")
+    assert [entry["position"] for entry in tpu.json("queue")["queue"]] == [1, 2]
+    admin.ok("queue", "hold", "mel/a")
+    assert "held by ada; requires the admin role" in tpu("queue", "release", "a").stderr
+
+
+def test_users_with_less_usage_go_first(world, tpu: Tpu, pool):
+    submit(world, "mine", pool=pool)
+    submit(world, "hers", by="ada", pool=pool)
+    ledger = UsageLedger(at=world.clock.now(), usage={"mel": 100 * 3600.0})
+    world.store.put_metadata(LEDGER_NAME, to_json(ledger).decode())
+    assert order(tpu) == ["hers", "mine"]
+    assert {entry["owner_chip_hours"] for entry in tpu.json("queue")["queue"]} == {0, 100}
+
+
+def test_remove_cancels(world, tpu: Tpu, pool):
+    submit(world, "a", pool=pool)
+    assert "cancelling a" in tpu.ok("queue", "remove", "a")
+    assert tpu("dq", "b").exit_code != 0
+
+
+def test_queues_are_filtered(world, tpu: Tpu, pool):
+    submit(world, "a", pool=pool)
+    submit(world, "b", accelerator="v4-8", zones=["us-central2-b"])
+    assert order(tpu, "--pool", "lab") == ["a"] and order(tpu, "--type", "v4-8") == ["b"]
+    assert order(tpu, "--zone", "europe-west4-b") == ["a"]

@@ -1,0 +1,135 @@
+"""`tpu reserve`, `tpu reservations`, `tpu inventory` and `tpu find`, as users type them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.service.harness import ServiceHarness
+from tests.views.cli_runner import Tpu
+from tpufleet.errors import BadInput
+from tpufleet.model.jobs import Capacity, JobState
+from tpufleet.model.pools import Pool
+from tpufleet.stores.base import ChangeSet
+from tpufleet.views.cli.inventory import generation_pattern
+from tpufleet.views.cli.reservations import start_time
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def lab(world: ServiceHarness) -> None:
+    pool = Pool(name="lab", provider="local", accelerator="v5litepod-16", largest=2)
+    world.store.commit(ChangeSet(pools=[pool]))
+
+
+def test_reserve_extend_and_release(tpu: Tpu, lab):
+    made = tpu.json("reserve", "lab", "--for", "2h", "--note", "demo")
+    assert (made["slices"], made["owner"], made["note"]) == (2, "mel", "demo")
+    extended = tpu.json("reservations", "extend", made["id"])
+    length = datetime.fromisoformat(extended["ends_at"]) - datetime.fromisoformat(made["ends_at"])
+    assert length == timedelta(minutes=30)
+    assert "demo" in tpu.ok("reservations")
+    tpu.ok("release", made["id"][:5])
+    assert tpu.json("reservations")["reservations"] == []
+    assert "ended by mel" in tpu.ok("reservations", "--all")
+
+
+def test_two_reservations_cannot_have_the_same_slices(
+    world: ServiceHarness, tpu: Tpu, admin: Tpu, lab
+):
+    made = tpu.json("reserve", "lab", "--slices", "1")
+    admin.ok("reserve", "lab", "--slices", "1")
+    refused = admin("reserve", "lab", "--slices", "1", "--for", "10m")
+    assert refused.exit_code != 0 and "has 0 of 2 slices left" in refused.stderr
+    later = world.clock.now() + timedelta(hours=2)
+    admin.ok("reserve", "lab", "--from", later.isoformat())  # after both
+    assert "--reason" in admin("reservations", "break", made["id"]).stderr
+    assert (
+        "belongs to ada"
+        in tpu("release", admin.json("reservations")["reservations"][1]["id"]).stderr
+    )
+    admin.ok("reservations", "break", made["id"], "--reason", "deadline")
+    assert "ended by ada: deadline" in tpu.ok("reservations", "--all")
+    assert "deadline" in tpu.ok("events")
+
+
+def test_wrong_reservations_say_what_to_write(tpu: Tpu, lab):
+    assert "did you mean lab" in tpu("reserve", "lap").stderr
+    assert "from 1 minute to 7 days" in tpu("reserve", "lab", "--for", "30d").stderr
+    assert "not a time; write 14:00" in tpu("reserve", "lab", "--from", "soon").stderr
+    assert "has 1 to 2" in tpu("reserve", "lab", "--slices", "3").stderr
+    assert "tpu reservations" in tpu("release", "nothing").stderr
+
+
+@pytest.mark.parametrize(
+    ("written", "start"),
+    [
+        ("14:00", NOON + timedelta(hours=2)),
+        ("9:30", NOON + timedelta(hours=21, minutes=30)),  # tomorrow
+        ("2h", NOON + timedelta(hours=2)),
+        ("2026-03-02 08:00", NOON + timedelta(hours=20)),
+        ("25:00", None),
+    ],
+)
+def test_start_times(written, start):
+    if start is None:
+        with pytest.raises(BadInput):
+            start_time(written, NOON)
+    else:
+        assert start_time(written, NOON) == start
+
+
+def test_the_inventory_has_slices_room_and_notes(world: ServiceHarness, tpu: Tpu, lab):
+    world.submit("job-1", name="train")
+    world.add_slice("s-1", "job-1", pool="lab")
+    world.change_job("job-1", state=JobState.STARTING)
+    world.add_slice("s-2", None, accelerator="v4-8", zone="us-central2-b",
+                    capacity=Capacity.ON_DEMAND)  # fmt: skip
+    tpu.ok(
+        "inventory", "set", "s-1", "--alias", "big", "--note", "=cmd|demo", "--belongs-to", "vision"
+    )
+    rows = {row["id"]: row for row in tpu.json("inventory")["rows"]}
+    assert (rows["s-1"]["state"], rows["s-1"]["owner"], rows["s-1"]["job_name"]) == (
+        "running", "mel", "train",
+    )  # fmt: skip
+    assert rows["s-2"]["state"] == "free"
+    assert (rows["lab"]["state"], rows["lab"]["count"]) == ("not created", 1)
+    assert "vision" in tpu.ok("inventory") and "chips: 4 v4-8 in us-central2-b" in tpu.ok(
+        "inventory"
+    )
+    tpu.ok("inventory", "set", "big", "--alias", "small")
+    csv = tpu.ok("inventory", "--csv").splitlines()
+    assert csv[0].startswith("id,alias,") and "s-1,small,v5litepod-16" in csv[1]
+    assert "'=cmd|demo" in csv[1]  # not a formula
+    tpu.ok("inventory", "set", "s-2", "--alias", "other")
+    assert "is that of s-1" in tpu("inventory", "set", "s-2", "--alias", "small").stderr
+    assert "no slice, pool or alias" in tpu("inventory", "set", "s-9", "--note", "x").stderr
+    ids = lambda *args: [row["id"] for row in tpu.json("find", *args)["rows"]]
+    assert ids("v4", "--free") == ["s-2"] and ids("v5e", "--free") == ["lab"]
+    assert ids("-n") == ["s-2"] and ids("v5+") == ["s-1", "lab"]
+
+
+def test_a_reserved_free_slice_says_for_whom(world: ServiceHarness, tpu: Tpu, lab):
+    world.add_slice("s-1", None, pool="lab")
+    tpu.ok("reserve", "lab", "--note", "demo")
+    (row, _room) = tpu.json("inventory")["rows"]
+    assert (row["state"], row["owner"], row["note"]) == ("reserved", "mel", "demo")
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ("v4", {"v4-8"}),
+        ("v5", {"v5litepod-16", "v5p-8"}),
+        ("v5e", {"v5litepod-16"}),
+        ("v5p", {"v5p-8"}),
+        ("v5e-16", {"v5litepod-16"}),
+        ("v5+", {"v5litepod-16", "v5p-8", "v6e-8"}),
+        ("v*", {"v4-8", "v5litepod-16", "v5p-8", "v6e-8"}),
+    ],
+)
+def test_types_of_find(written, found):
+    known = {"v4-8", "v5litepod-16", "v5p-8", "v6e-8"}
+    assert {each for each in known if generation_pattern(written).fullmatch(each)} == found
