@@ -62,7 +62,7 @@ class ZoneObserver:
             if self._is_own_queued(item)
         ]
         nodes = [node for node in self._api.list_nodes(self.location.path) if self._is_own(node)]
-        self._bootstrap.start_observation({node.name for node in nodes})
+        self._bootstrap.start_observation({node.name for node in nodes}, now)
         observed: dict[SliceId, ZoneSlice] = {}
         for node in nodes:
             zone_slice = self._of_node(node, now)
