@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from tpufleet.clocks import ManualClock
@@ -13,7 +14,7 @@ from tpufleet.providers.tpu_vm.provider import TpuVmProvider
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
 from tpufleet.testbed.cloud_tpu.emulator import Emulator
-from tpufleet.testbed.cloud_tpu.locations import Latencies
+from tpufleet.testbed.cloud_tpu.locations import IMMEDIATE
 
 
 class TpuVmCloud:
@@ -23,7 +24,7 @@ class TpuVmCloud:
 
     def __init__(self, clock: ManualClock, zones: Sequence[str]) -> None:
         self.zones = tuple(zones)
-        latencies = Latencies(boot=timedelta(seconds=10), deletion=timedelta(seconds=2))
+        latencies = replace(IMMEDIATE, boot=timedelta(seconds=10), deletion=timedelta(seconds=2))
         self.emulator = Emulator(clock=clock, latencies=latencies)
         self.emulator.start()
         settings = TpuVmSettings(

@@ -11,7 +11,7 @@ from tpufleet.controller.provider_calls import CallKind, CallResult, ProviderCal
 from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model import topology
 from tpufleet.model.agent_protocol import Heartbeat
-from tpufleet.model.cloud_slices import CloudState, SliceListing
+from tpufleet.model.cloud_slices import CloudSlice, CloudState, SliceListing
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.hosts import Host, HostId, Phase, host_id, slice_id_of
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
@@ -189,6 +189,7 @@ class ObservationApplier:
                     self._working_set.last_queued_at[tpu_slice.id] = now
                 self._working_set.bootstrap[tpu_slice.id] = cloud.bootstrap
                 after = slice_observation.apply_cloud_slice(tpu_slice, cloud, now)
+                after = self._apply_maintenance(after, cloud, now)
                 if after is not tpu_slice and after.loss in (
                     LossReason.REFUSED,
                     LossReason.BOOT_FAILED,
@@ -213,6 +214,22 @@ class ObservationApplier:
                         slice_id=cloud.id,
                     )
                 )
+
+    def _apply_maintenance(self, tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> TpuSlice:
+        after, message = slice_observation.apply_maintenance(tpu_slice, cloud)
+        if message:
+            self._working_set.record_events(
+                Event(
+                    at=now,
+                    kind=EventKind.SLICE,
+                    state="maintenance_planned",
+                    message=f"slice {tpu_slice.id}: {message}",
+                    job_id=tpu_slice.job_id,
+                    slice_id=tpu_slice.id,
+                    pool=tpu_slice.pool,
+                )
+            )
+        return after
 
     def _apply_request(self, result: CallResult, now: datetime) -> None:
         slices = [

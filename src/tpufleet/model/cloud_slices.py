@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 from tpufleet.model.bootstrap import BootstrapReport
@@ -36,6 +37,7 @@ class CloudSlice:
     fenced: bool = False  # its machines no longer run; it may still have to be deleted
     loss: LossReason | None = None  # where the provider knows more than the state says
     refusal: RefusalKind = RefusalKind.CAPACITY  # why, if the state is REFUSED
+    maintenance_at: datetime | None = None  # announced, not begun
     bootstrap: tuple[BootstrapReport, ...] = ()  # of hosts whose agents have not connected
 
     @property

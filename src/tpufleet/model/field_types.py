@@ -11,6 +11,7 @@ from typing import Any
 from tpufleet.errors import BadInput
 from tpufleet.model import durations, topology
 from tpufleet.model.jobs import Capacity, Retries, Rule
+from tpufleet.model.mounts import BUCKET, PATH, Mount
 
 SHELL = ("bash", "-euo", "pipefail", "-c")  # runs a command that is given as text
 KNOWN_PROVIDERS = ("local", "tpu-vm", "gke")
@@ -327,6 +328,48 @@ def _parse_retries(errors: ParseErrors, path: str, value: Any) -> Retries | None
     return Retries(**parsed) if len(errors.lines) == before else None
 
 
+def _parse_mounts(errors: ParseErrors, path: str, value: Any) -> tuple[Mount, ...] | None:
+    example = "[{bucket: my-data, path: /data, read_only: true}]"
+    if not isinstance(value, list):
+        return errors.add(path, f"must be a list, not {quote_value(value)}; write {example}")
+    before, mounts = len(errors.lines), []
+    for index, item in enumerate(value):
+        where = f"{path}[{index}]"
+        if isinstance(item, str):
+            item = _mount_from_text(item)
+        if not isinstance(item, dict):
+            errors.add(where, f"must be a mapping, not {quote_value(item)}; write {example}")
+            continue
+        errors.add_unknown(item, ("bucket", "path", "read_only"), f"{where}.")
+        bucket = str(item.get("bucket", "")).removeprefix("gs://").rstrip("/")
+        folder, read_only = str(item.get("path", "")), item.get("read_only", False)
+        if not BUCKET.fullmatch(bucket):
+            errors.add(f"{where}.bucket", f"{quote_value(bucket)} is not the name of a bucket")
+        if not PATH.fullmatch(folder) or "/.." in folder:
+            errors.add(f"{where}.path", "must be an absolute path, such as /data")
+        if not isinstance(read_only, bool):
+            errors.add(f"{where}.read_only", "must be true or false")
+        if folder in [mount.path for mount in mounts]:
+            errors.add(f"{where}.path", f"{folder} is used twice")
+        mounts.append(Mount(bucket=bucket, path=folder, read_only=bool(read_only)))
+    return tuple(mounts) if len(errors.lines) == before else None
+
+
+def _mount_documents(mounts: tuple[Mount, ...]) -> list[dict[str, Any]]:
+    return [
+        {"bucket": mount.bucket, "path": mount.path}
+        | ({"read_only": True} if mount.read_only else {})
+        for mount in mounts
+    ]
+
+
+def _mount_from_text(text: str) -> dict[str, Any]:
+    """`my-data:/data` or `my-data:/data:ro`."""
+    bucket, _, rest = text.removeprefix("gs://").partition(":")
+    folder = rest.removesuffix(":ro")
+    return {"bucket": bucket, "path": folder, "read_only": folder != rest}
+
+
 def _parse_items(
     errors: ParseErrors, path: str, value: Any, check: Callable[[str], str | None]
 ) -> tuple[str, ...] | None:
@@ -514,4 +557,22 @@ RETRIES = FieldType(
         budget.name: getattr(retries, budget.name) for budget in fields(Retries)
     },
     from_option=_integer_option,
+)
+MOUNTS = FieldType(
+    label="list",
+    parse=_parse_mounts,
+    schema={
+        "type": "array",
+        "items": {
+            "type": ["object", "string"],
+            "required": ["bucket", "path"],
+            "additionalProperties": False,
+            "properties": {
+                "bucket": {"type": "string"},
+                "path": {"type": "string", "pattern": "^/"},
+                "read_only": {"type": "boolean"},
+            },
+        },
+    },
+    to_document=_mount_documents,
 )

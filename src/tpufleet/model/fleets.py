@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 from tpufleet.errors import BadInput
 
@@ -73,6 +74,7 @@ class NodeRequest:
     accelerator: str
     spot: bool = True
     runtime: str = ""  # empty: by generation
+    autostop: timedelta | None = None  # delete the node this long after its creation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +99,16 @@ class CreatedNode:
 
     node: NodeInfo
     already_existed: bool
+
+
+# Label with the time (in Unix seconds) after which a manual node is deleted.
+EXPIRES = "tpufleet-expires"
+
+
+def expires_at(labels: Mapping[str, str] | None) -> datetime | None:
+    """When a manual node is deleted; None: when its owner does it."""
+    text = (labels or {}).get(EXPIRES, "")
+    return datetime.fromtimestamp(int(text), UTC) if text.isdecimal() else None
 
 
 # `recreate-preempted` re-creates nodes in these states only.

@@ -236,6 +236,17 @@ FIELDS: tuple[JobField, ...] = (
         metavar="LOCATION",
     ),
     JobField(
+        name="mounts",
+        type=types.MOUNTS,
+        description="Cloud Storage buckets that the command sees as folders, through gcsfuse. "
+        "`--mount BUCKET:PATH[:ro]` on the command line.",
+        example="[{bucket: my-data, path: /data, read_only: true}]",
+        default_text="none",
+        style=OptionStyle.REPEATED,
+        flag="--mount",
+        metavar="BUCKET:PATH",
+    ),
+    JobField(
         name="timeout",
         type=types.duration(1),
         description="Maximum running time, summed over all attempts.",

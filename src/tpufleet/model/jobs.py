@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NewType
 
 from tpufleet.model.end_reasons import EndReason, RetryBudget
+from tpufleet.model.mounts import Mount
 from tpufleet.model.pod_settings import PodSettings
 
 JobId = NewType("JobId", str)
@@ -91,6 +92,7 @@ class JobSpec:
     notes: str = ""
     metrics: dict[str, str] = field(default_factory=dict)  # name → regular expression
     max_cost: float | None = None  # in dollars, over all attempts
+    mounts: tuple[Mount, ...] = ()
     max_hours: float | None = None  # billed, per slice, over all attempts
     pod: PodSettings = field(default_factory=PodSettings)  # on Kubernetes only
 

@@ -64,6 +64,7 @@ class TpuSlice:
     fenced_at: datetime | None = None  # the provider reported that its machines no longer run
     lost_at: datetime | None = None  # when the loss was detected, or it was released
     gone_at: datetime | None = None
+    maintenance_at: datetime | None = None  # of its machines, as the provider announced it
     reserved_for: str | None = None  # after a failure, its owner can look at it before it is reused
     reserved_until: datetime | None = None
 

@@ -62,6 +62,9 @@ def decide_retry(job: Job, ended: Attempt, history: Sequence[Attempt]) -> RetryD
             action=RetryAction.CANCEL, reason=f"cancelled by {job.cancel_requested_by}"
         )
 
+    if reason is EndReason.OVER_BUDGET:
+        return RetryDecision(action=RetryAction.FAIL, reason=ended.message, advice=info.advice)
+
     action = retry_rules.rule_action(job.spec.rule, reason)
     if action is RuleAction.PASS:
         advice = "run `tpu resume JOB` to continue from the last checkpoint"

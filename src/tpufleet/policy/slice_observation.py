@@ -54,6 +54,19 @@ def apply_cloud_slice(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> 
     return tpu_slice
 
 
+def apply_maintenance(tpu_slice: TpuSlice, cloud: CloudSlice) -> tuple[TpuSlice, str]:
+    """Records when maintenance is planned; the message is empty when that is no news."""
+    planned = cloud.maintenance_at
+    if planned == tpu_slice.maintenance_at or not tpu_slice.live:
+        return tpu_slice, ""
+    if planned is None:
+        message = "the planned maintenance was cancelled or is over"
+    else:
+        message = f"maintenance is planned for {planned:%Y-%m-%d %H:%M} UTC"
+    shown = message if planned is not None and tpu_slice.state is SliceState.READY else None
+    return replace(tpu_slice, maintenance_at=planned, reason=shown or tpu_slice.reason), message
+
+
 def apply_missing(tpu_slice: TpuSlice, now: datetime) -> TpuSlice:
     """The slice after a listing that was started after its request, and that lacks it."""
     match tpu_slice.state:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from tpufleet.model import topology
+from tpufleet.model import mounts, topology
 from tpufleet.model.agent_protocol import Assignment
 from tpufleet.model.attempts import Attempt, AttemptId, AttemptState
 from tpufleet.model.end_reasons import EndReason
@@ -87,7 +87,7 @@ class Assignments:
             attempt_id=attempt.id,
             job_id=job.id,
             number=attempt.number,
-            command=job.spec.command,
+            command=self._command(job, attempt.slices[slice_index]),
             setup=job.spec.setup,
             env=job.spec.env,
             secrets={},
@@ -111,6 +111,13 @@ class Assignments:
             metrics=job.spec.metrics,
         )
         return _CachedAssignment(attempt, job.owner, assignment, job.spec.secrets)
+
+    def _command(self, job: Job, slice_id: SliceId) -> tuple[str, ...]:
+        """With the mounts of the job, unless the provider makes them."""
+        tpu_slice = self._store.slice(slice_id) if job.spec.mounts else None
+        if tpu_slice is None or tpu_slice.provider in mounts.MOUNTED_BY_PROVIDER:
+            return job.spec.command
+        return mounts.mounted_command(job.spec.mounts, job.spec.command)
 
     def _resolve(self, cached: _CachedAssignment) -> dict[str, str]:
         """Current values. They exist in memory and in the reply, nowhere else."""

@@ -243,7 +243,7 @@ class Workload:
         try:
             step = StepProcess(
                 self._in_image(argv),
-                env=self._environment(),
+                env={**self._environment(), **self._container.environment},
                 folder=self.folder.code,
                 output=pipe.writer,
                 container=self._container,

@@ -13,6 +13,7 @@ from typing import Any
 
 from google.cloud import tpu_v2
 
+from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadRequest, FleetError, NoCapacity, ProviderError, Temporary
 from tpufleet.model import fleets, topology
 from tpufleet.model.fleets import GONE_STATES, CreatedNode, FleetMember, NodeInfo, NodeRequest
@@ -40,7 +41,9 @@ class ManualNodes:
         report: Callable[[str], None],
         sleep: Callable[[float], None] | None = None,
         zones: Sequence[str] | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        self._clock = clock or SystemClock()
         self.zones = tuple(settings.zones if zones is None else zones)
         self.project = settings.project
         self._api = api
@@ -133,6 +136,15 @@ class ManualNodes:
         return [disk.source for disk in missing]
 
     # Many nodes.
+    def expired(self, zones: Sequence[str]) -> list[NodeInfo]:
+        """Manual nodes whose time is over."""
+        now = self._clock.now()
+        return [
+            node
+            for node in self.list_nodes(zones)
+            if (end := fleets.expires_at(node.labels)) and end <= now and node.state != "DELETING"
+        ]
+
     def run_parallel(
         self, members: Iterable[FleetMember], act: Callable[[FleetMember], Any]
     ) -> Iterable[tuple[FleetMember, Any]]:
@@ -213,6 +225,9 @@ class ManualNodes:
         node = requests.base_node(kind, runtime, self._settings)
         node.scheduling_config = tpu_v2.SchedulingConfig(spot=request.spot)
         node.labels, node.metadata = MANUAL_LABELS, self._settings.metadata
+        if request.autostop is not None:
+            ends = self._clock.now() + request.autostop
+            node.labels = {**MANUAL_LABELS, fleets.EXPIRES: str(int(ends.timestamp()))}
         return node
 
     def _await_ready(self, zone: str, name: str, operation_name: str | None = None) -> NodeInfo:

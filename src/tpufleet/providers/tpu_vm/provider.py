@@ -18,7 +18,15 @@ from tpufleet.errors import BadRequest, NoCapacity, ProviderError, ProviderUnava
 from tpufleet.model.cloud_slices import CloudState, SliceListing
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order
-from tpufleet.providers.tpu_vm import api, error_mapping, fault_injection, naming, requests, states
+from tpufleet.providers.tpu_vm import (
+    api,
+    error_mapping,
+    fault_injection,
+    maintenance,
+    naming,
+    requests,
+    states,
+)
 from tpufleet.providers.tpu_vm.api import TpuApi
 from tpufleet.providers.tpu_vm.pending_creations import Creation, PendingCreations
 from tpufleet.providers.tpu_vm.rate_limit import ZoneRateLimit
@@ -54,7 +62,14 @@ class TpuVmProvider:
         self._api = TpuApi(connect or (lambda: api.connect(settings.endpoint)), deadline)
         self._pending = PendingCreations(folder)
         self._zones = {
-            zone: ZoneObserver(zone, self._api, settings, self._pending, fleet)
+            zone: ZoneObserver(
+                zone,
+                self._api,
+                settings,
+                self._pending,
+                fleet,
+                lambda: maintenance.connect(settings.endpoint),
+            )
             for zone in settings.zones
         }
         self._rate_limits = {zone: ZoneRateLimit(zone, monotonic) for zone in settings.zones}

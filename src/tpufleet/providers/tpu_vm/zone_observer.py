@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from google.cloud import tpu_v2
 
+from tpufleet.model import fleets
 from tpufleet.model.bootstrap import BootstrapReport
 from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.jobs import Capacity
@@ -16,8 +19,11 @@ from tpufleet.model.slices import SliceId
 from tpufleet.providers.tpu_vm import error_mapping, naming, requests, states
 from tpufleet.providers.tpu_vm.api import TpuApi
 from tpufleet.providers.tpu_vm.bootstrap_reports import BootstrapReports
+from tpufleet.providers.tpu_vm.maintenance import MaintenanceWindows
 from tpufleet.providers.tpu_vm.pending_creations import Creation, PendingCreations
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
+
+log = logging.getLogger(__name__)
 
 # Operations are only read if their node is missing, and at most this many per observation.
 MAX_OPERATIONS = 50
@@ -43,10 +49,19 @@ class ZoneView:
 
 class ZoneObserver:
     def __init__(
-        self, zone: str, api: TpuApi, settings: TpuVmSettings, pending: PendingCreations, fleet: str
+        self,
+        zone: str,
+        api: TpuApi,
+        settings: TpuVmSettings,
+        pending: PendingCreations,
+        fleet: str,
+        maintenance: Callable[[], Any] | None = None,
     ) -> None:
         self.zone = zone
         self.location = naming.TpuLocation(project=settings.project, zone=zone)
+        self._maintenance = (
+            MaintenanceWindows(self.location.path, maintenance) if maintenance else None
+        )
         self._api = api
         self._settings = settings
         self._pending = pending
@@ -61,8 +76,12 @@ class ZoneObserver:
             for item in self._api.list_queued_resources(self.location.path)
             if self._is_own_queued(item)
         ]
-        nodes = [node for node in self._api.list_nodes(self.location.path) if self._is_own(node)]
+        listed = self._api.list_nodes(self.location.path)
+        self._delete_expired(listed, now)
+        nodes = [node for node in listed if self._is_own(node)]
         self._bootstrap.start_observation({node.name for node in nodes}, now)
+        if nodes and self._maintenance is not None:
+            self._maintenance.refresh(now)
         observed: dict[SliceId, ZoneSlice] = {}
         for node in nodes:
             zone_slice = self._of_node(node, now)
@@ -76,6 +95,14 @@ class ZoneObserver:
                 observed[created.cloud_slice.id] = created
         self.view = ZoneView(observed_at=now, slices=observed)
         return self.view
+
+    def _delete_expired(self, nodes: Sequence[tpu_v2.Node], now: datetime) -> None:
+        """Manual nodes whose `--autostop` time is over."""
+        for node in nodes:
+            end = fleets.expires_at(node.labels)
+            if end is not None and end <= now and node.state is not states.State.DELETING:
+                log.info("deleting %s: its autostop time is over", node.name)
+                self._api.delete_node(node.name)
 
     def _is_own(self, node: tpu_v2.Node) -> bool:
         return node.labels.get(naming.FLEET) == self._fleet
@@ -99,6 +126,7 @@ class ZoneObserver:
             suspected=True,  # by a health check
             notice=notice,
             fenced=node.state in states.FENCED_STATES,
+            maintenance_at=self._maintenance.start_of(node.name) if self._maintenance else None,
             bootstrap=self._bootstrap_reports(node, state, now),
         )
         return ZoneSlice(

@@ -49,7 +49,7 @@ def accelerator_types(parent: str) -> list[cloud_tpu.AcceleratorType]:
             type_=name,
             accelerator_configs=[
                 cloud_tpu.AcceleratorConfig(
-                    type_=cloud_tpu.AcceleratorConfig.Type[CONFIG_TYPES[kind.generation]],
+                    type_=getattr(cloud_tpu.AcceleratorConfig.Type, CONFIG_TYPES[kind.generation]),
                     topology=kind.topology,
                 )
             ],

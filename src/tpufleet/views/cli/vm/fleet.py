@@ -68,6 +68,7 @@ def create(
     accelerator: str,
     runtime: str,
     spot: bool,
+    autostop: str | None,
     tries: int,
     delay: float,
     project: str | None,
@@ -75,7 +76,7 @@ def create(
     as_json: bool,
 ) -> int:
     """Create all workers in parallel, each retried until it is ready."""
-    request = node_request(accelerator, spot, runtime)
+    request = node_request(accelerator, spot, runtime, autostop)
     nodes = open_nodes(project)
     members = fleets.fleet_members(_zones(zones, nodes), workers_per_zone)
 
@@ -124,6 +125,7 @@ def recreate(
     accelerator: str,
     runtime: str,
     spot: bool,
+    autostop: str | None,
     tries: int,
     delay: float,
     project: str | None,
@@ -131,7 +133,7 @@ def recreate(
     as_json: bool,
 ) -> int:
     """Create the workers again that are PREEMPTED, TERMINATED or missing."""
-    request = node_request(accelerator, spot, runtime)
+    request = node_request(accelerator, spot, runtime, autostop)
     nodes = open_nodes(project)
     members = fleets.fleet_members(_zones(zones, nodes), workers_per_zone)
     if dry_run:
@@ -151,6 +153,22 @@ def status(zones: str | None, project: str | None, as_json: bool) -> None:
     nodes = open_nodes(project)
     listed = nodes.list_nodes(_zones(zones, nodes))
     show_nodes([node for node in listed if fleets.parse_member(node.name)], as_json)
+
+
+@fleet.command("autostop", epilog=example("tpu fleet autostop --zones us-central1-a"))
+@options(_ZONES, PROJECT_OPTION, _DRY_RUN, json_option)
+def autostop(zones: str | None, project: str | None, dry_run: bool, as_json: bool) -> int:
+    """Delete the nodes whose --autostop time is over. A server with the same project and zones does
+    so by itself; without one, run this from cron."""
+    nodes = open_nodes(project)
+    outcomes = []
+    for node in nodes.expired(_zones(zones, nodes)):
+        result = NodeResult.WOULD_DELETE if dry_run else NodeResult.DELETED
+        if not dry_run:
+            nodes.delete(node.zone, node.name)
+        outcomes.append(NodeOutcome(name=node.name, zone=node.zone, result=result))
+    show_outcomes(outcomes, as_json)
+    return 0
 
 
 @fleet.command("list", epilog=example("tpu fleet list --json"))

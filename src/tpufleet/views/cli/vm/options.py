@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.model import fleets, topology
+from tpufleet.model import durations, fleets, topology
 from tpufleet.model.fleets import NodeInfo, NodeRequest
 from tpufleet.views.cli import connection, output
 
@@ -45,6 +45,8 @@ NODE_OPTIONS = options(
     click.option("--runtime", default="", help="Runtime version (default: by generation)."),
     click.option("--preemptible/--no-preemptible", "--spot/--norm", "-pre/-norm", "spot",
                  default=True, help="Spot capacity (default), or on demand."),
+    click.option("--autostop", metavar="DURATION",
+                 help="Delete the node this long after its creation, such as 8h (default: never)."),
 )  # fmt: skip
 NODE_ARGUMENTS = options(
     click.argument("name"),
@@ -72,17 +74,25 @@ def zone_of(name: str, zone: str | None) -> str:
     return member.zone
 
 
-def node_request(accelerator: str, spot: bool, runtime: str) -> NodeRequest:
+def node_request(
+    accelerator: str, spot: bool, runtime: str, autostop: str | None = None
+) -> NodeRequest:
     """Rejects unknown types before any call."""
     kind = topology.find(accelerator)
-    return NodeRequest(accelerator=kind.name, spot=spot, runtime=runtime)
+    try:
+        duration = durations.parse(autostop) if autostop is not None else None
+    except BadInput as error:
+        raise BadInput(f"--autostop: {error}") from error
+    return NodeRequest(accelerator=kind.name, spot=spot, runtime=runtime, autostop=duration)
 
 
 def node_request_from(
     context: click.Context, values: dict[str, Any], before: NodeInfo | None = None
 ) -> NodeRequest:
     """The given options; for the others, the configuration of the existing node."""
-    request = node_request(values["accelerator"], values["spot"], values["runtime"])
+    request = node_request(
+        values["accelerator"], values["spot"], values["runtime"], values["autostop"]
+    )
     if before is None or not before.accelerator:
         return request
     explicit = {
@@ -93,6 +103,7 @@ def node_request_from(
         accelerator=request.accelerator if "accelerator" in explicit else before.accelerator,
         spot=request.spot if "spot" in explicit else before.capacity == "spot",
         runtime=request.runtime if explicit & {"runtime", "accelerator"} else before.runtime,
+        autostop=request.autostop,
     )
 
 

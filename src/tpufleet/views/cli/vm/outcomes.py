@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tpufleet.model import fleets
 from tpufleet.model.fleets import NodeInfo
 from tpufleet.views.cli import output
 
@@ -57,14 +58,19 @@ def show_nodes(nodes: Sequence[NodeInfo], as_json: bool) -> None:
         output.print_json({"nodes": ordered})
         return
     output.print_table(
-        ("NAME", "STATE", "HEALTH", "TYPE", "CAPACITY", "ZONE"),
+        ("NAME", "STATE", "HEALTH", "TYPE", "CAPACITY", "ZONE", "AUTOSTOP"),
         (
             (node.name, node.state, node.health or "-", node.accelerator or "-",
-             node.capacity or "-", node.zone)
+             node.capacity or "-", node.zone, _autostop(node))
             for node in ordered
         ),
         "no nodes",
     )  # fmt: skip
+
+
+def _autostop(node: NodeInfo) -> str:
+    end = fleets.expires_at(node.labels)
+    return "-" if end is None else f"{end:%Y-%m-%d %H:%M} UTC"
 
 
 def _by_zone_and_number(item: NodeOutcome | NodeInfo) -> tuple[str, int, str]:
