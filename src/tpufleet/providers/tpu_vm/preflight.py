@@ -282,25 +282,25 @@ class Preflight:
             yield Check(name="bucket", status=OK, message=f"gs://{name} can be read and written")
 
     def _bundle(self) -> Iterator[Check]:
-        wheel = self._settings.wheel
+        bundle = self._settings.bundle
         if self._settings.emulated:
             yield Check(name="bundle", status=CheckStatus.SKIPPED, message="an emulator needs none")
-        elif not wheel:
+        elif not bundle:
             yield Check(
                 name="bundle",
                 status=FAILED,
-                message="hosts have nothing to install: tpu_vm.wheel is not set",
+                message="hosts have nothing to install: tpu_vm.bundle is not set",
                 fix="tpu bundle",
             )
-        elif not wheel.startswith("gs://"):
-            yield Check(name="bundle", status=OK, message=f"{wheel} (not checked)")
+        elif not bundle.startswith("gs://"):
+            yield Check(name="bundle", status=OK, message=f"{bundle} (not checked)")
         else:
-            bucket, _, name = wheel.removeprefix("gs://").partition("/")
+            bucket, _, name = bundle.removeprefix("gs://").partition("/")
             answer = self._rest.get(
                 "storage", f"storage/v1/b/{bucket}/o/{name.replace('/', '%2F')}"
             )
             found = answer.status == 200
-            message = wheel if found else f"{wheel}: {answer.message or 'not found'}"
+            message = bundle if found else f"{bundle}: {answer.message or 'not found'}"
             fix = "" if found else "tpu bundle"
             yield Check(name="bundle", status=OK if found else FAILED, message=message, fix=fix)
 
