@@ -406,9 +406,9 @@ class _PlacementPass:
     def _limit_reason(self, job: Job, count: int, pool: Pool | None) -> str:
         """Why a quota or a budget forbids this many more slices; empty when none does."""
         if self._supply.exhausted_budgets:
-            held = budgets.hold_reason(job, self._supply.exhausted_budgets)
-            if held:
-                return held
+            reason = budgets.hold_reason(job, self._supply.exhausted_budgets)
+            if reason:
+                return reason
         limit = self._supply.slices_per_user
         if limit is not None and self._held_by_owner.get(job.owner, 0) + count > limit:
             return f"quota: {job.owner} may hold {limit} slices"
