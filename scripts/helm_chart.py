@@ -41,10 +41,13 @@ SUBSTITUTIONS = (
         (f"{account}@PROJECT.iam.gserviceaccount.com", f"{{{{ .Values.serviceAccounts.{key} }}}}")
         for key, account in sorted(ACCOUNTS.items(), key=lambda item: -len(item[1]))
     ),
-    ("gs://PROJECT-tpufleet", "{{ .Values.bucket }}"),
-    ("_ZONES: us-central1-a", '_ZONES: {{ join "," .Values.zones }}'),
+    ("_ZONES: us-central1-a", '_ZONES: {{ join "," .Values.zones | quote }}'),
+    (
+        "gs://PROJECT-tpufleet",
+        '{{ .Values.bucket | default (printf "gs://%s-tpufleet" .Values.project) }}',
+    ),
     ("queue: tpu-training-jobs", "queue: {{ .Values.queue }}"),
-    ("PROJECT", "{{ .Values.project }}"),
+    (": PROJECT", ": {{ .Values.project }}"),
 )
 # kustomize names settings after their content, so that a change restarts pods; so does the chart.
 SETTINGS_NAME = re.compile(r"\btpufleet-settings-[0-9a-z]{10}\b")
@@ -63,6 +66,10 @@ bucket: gs://PROJECT-tpufleet
 
 # Zones of slices.
 zones: [us-central1-a]
+
+# Bucket of code, results, logs and checkpoints (default: gs://PROJECT-tpufleet). Create the Secrets
+# tpufleet-store and tpufleet-secret as docs/kubernetes.md#deploying describes.
+bucket: ""
 
 # Kueue LocalQueue of jobs.
 queue: tpu-training-jobs
@@ -95,6 +102,8 @@ def rendered(kubectl: Sequence[str] = ("kubectl",)) -> list[dict[str, Any]]:
     text = subprocess.run(
         [*kubectl, "kustomize", str(OVERLAY)], capture_output=True, text=True, check=True
     ).stdout
+    # A chart has no generated names.
+    text = re.sub(r"\b(tpufleet-settings)-[a-z0-9]{10}\b", r"\1", text)
     return [
         document
         for document in yaml.safe_load_all(text)

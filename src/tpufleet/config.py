@@ -43,6 +43,7 @@ KEYS = (
     "log_format",
     "retention",
     "secrets_kms_key",
+    "local_user",
     "slices_per_user",
     "fair_share_half_life",
     "max_hosts_lost_percent",
@@ -77,6 +78,7 @@ class Config:
     log_format: str = "text"  # of the server's own log: `text` or `json`
     retention: Mapping[str, Any] | None = None  # parsed by `compose.retention_settings`
     secrets_kms_key: str | None = None  # Cloud KMS key that wraps the key of secrets
+    local_user: str | None = None  # as whom jobs on `local` run, if the server runs as root
     slices_per_user: int | None = None  # quota per user; None: unlimited
     fair_share_half_life: timedelta | None = timedelta(days=7)  # of usage; None: no fair share
     max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone
@@ -212,6 +214,7 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         tpu_vm=_tpu_vm(environ, _mapping("tpu_vm", environ, values, file)),
         gke=_with_variables("gke", environ, _mapping("gke", environ, values, file)),
         secrets_kms_key=_kms_key(*kms) if (kms := setting("secrets_kms_key")) else None,
+        local_user=local_user[0] if (local_user := setting("local_user")) else None,
         retention=_mapping("retention", environ, values, file),
         prices=_mapping("prices", environ, values, file),
         budgets=_mapping("budgets", environ, values, file),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
+import subprocess
 import sys
+import tempfile
 import uuid
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import psutil
 import pytest
@@ -195,3 +199,55 @@ def test_the_guarantee_is_in_the_log_of_the_agent(harness, capfd):
     harness.start_process(TPUFLEET_CONTAINMENT=Mechanism.MARKS)
     harness.wait_for_exit()
     assert "containment: marks: a process that clears its environment" in capfd.readouterr().err
+
+
+@pytest.fixture
+def reachable_folder():
+    """Whose parents other users may enter, unlike those of `tmp_path`."""
+    with tempfile.TemporaryDirectory(prefix="tpufleet-user-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run jobs as another user")
+def test_a_job_of_root_runs_as_another_user(reachable_folder):
+    base = reachable_folder
+    state, attempt = base / "state", base / "state" / "local" / "work" / "job.0"
+    attempt.mkdir(parents=True)
+    (state / "token").write_text("admin")
+    (attempt / "code").mkdir()
+    checkpoint = state / "checkpoints" / "job"
+    environ = {"TPUFLEET_HIDDEN": str(state), containment.JOB_USER_VARIABLE: "nobody"}
+    try:
+        found = containment.from_environ(environ, base / "state" / "local" / "work")
+    except ValueError as error:
+        pytest.skip(str(error))
+    opened = found.open(attempt, str(checkpoint))
+    script = (
+        f"id -u > {attempt}/code/uid; id -G >> {attempt}/code/uid; touch {checkpoint}/step;"
+        f"cat {state}/token > {attempt}/code/token; touch {base}/escaped; echo $HOME;"
+        f"grep CapBnd /proc/self/status > {attempt}/code/caps"
+    )
+    reader, writer = os.pipe()
+    try:
+        command = opened.wrap(["sh", "-c", script], attempt / "code", writer)
+        subprocess.run(
+            command, pass_fds=(writer,), env={**os.environ, **opened.environment}, check=False
+        )
+    finally:
+        os.close(writer)
+        os.close(reader)
+        opened.close()
+    nobody = pwd.getpwnam("nobody")
+    written = (attempt / "code" / "uid").read_text().split()
+    assert written == [str(nobody.pw_uid), str(nobody.pw_gid)]
+    assert (checkpoint / "step").stat().st_uid == nobody.pw_uid
+    assert (attempt / "code" / "token").read_text() == ""
+    assert not (base / "escaped").exists()
+    assert f"jobs run as user {nobody.pw_uid}" in found.description
+
+
+def test_an_unknown_user_for_jobs_is_refused(tmp_path):
+    environ = {"TPUFLEET_HIDDEN": str(tmp_path), containment.JOB_USER_VARIABLE: "no-such-user-x"}
+    with pytest.raises(ValueError, match=r"no user named|cannot run as"):
+        containment.from_environ(environ, tmp_path)

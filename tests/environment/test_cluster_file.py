@@ -71,6 +71,11 @@ ERRORS = {
     "a bucket of an unknown team": ({"buckets": {"data": {"teams": ["trainin"]}}},
                                     "buckets.data.teams[0]: unknown team trainin; did you mean "
                                     "training?"),
+    "versions in a hierarchical bucket": (
+        {"buckets": {"a": {"hierarchical": True, "versioning": True}}},
+        "buckets.a.versioning: not available with hierarchical: true; write false"),
+    "a label of Google Cloud": ({"labels": {"Cost Center": "lab"}}, "labels: 'Cost Center' is not "
+                                "a label of Google Cloud; for example cost-center"),
     "text for a flag": ({"deletion_protection": "yes"}, "deletion_protection: must be true or "
                         "false, not 'yes'; write true"),
 }  # fmt: skip

@@ -54,6 +54,7 @@ ENVIRONMENTS = {
     "the smallest": environment(),
     "everything": environment(**EVERYTHING),
     "a shared VPC": environment(**SHARED_VPC),
+    "a private endpoint": environment(network={"private_endpoint": True}),
     "nothing created": environment(
         automation={"create_bucket": False, "create_service_account": False, "enable_apis": False},
         registry={"create": False}, network={"private_nodes": False, "nat": False},
@@ -127,6 +128,22 @@ def test_nodes_have_no_access_to_buckets_of_the_project():
         if block.labels[1].startswith(("nodes_", "team_"))
     }
     assert roles and not [role for role in roles if "storage" in role or role.endswith("editor")]
+
+
+def test_a_change_of_the_fewest_nodes_does_not_create_the_pool_anew():
+    pool = node_pool(environment(cpu_pools={"cpu": {"min_nodes": 3, "max_nodes": 9}}), "cpu")
+    assert pool["initial_node_count"] == 3
+    (ignored,) = pool["lifecycle"]["ignore_changes"]
+    assert ignored.text == "initial_node_count"
+
+
+def test_the_first_stage_enables_the_apis_that_it_calls():
+    """In a new project, a service account cannot be created before the IAM API is enabled."""
+    services = {block.labels[1] for block in resources(example(), "google_project_service")}
+    for block in resources(example(), "google_service_account"):
+        if block.labels[1] == "automation":
+            needed = {item.text.partition(".")[2] for item in block.body["depends_on"]}
+            assert "iam" in needed and needed <= services
 
 
 def test_no_grant_is_authoritative():

@@ -12,8 +12,13 @@ from tpufleet.model.users import Role
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.routing import SLICE_TOKEN
 
-# Routes that write and are explained by the events of jobs instead.
+# Routes that write and change nobody's access: events of jobs and slices explain them, or they
+# concern what a user sees.
 EXPLAINED_BY_EVENTS = {
+    "PATCH /jobs/{ref}", "POST /queue/{ref}/move", "POST /queue/{ref}/hold",
+    "POST /queue/{ref}/release", "POST /reservations", "PATCH /reservations/{id}",
+    "DELETE /reservations/{id}", "POST /slices/{id}/release", "PATCH /inventory/{name}",
+    "PATCH /preferences",
     "POST /jobs", "POST /jobs/{ref}/cancel", "POST /jobs/{ref}/resume", "POST /jobs/{ref}/rerun",
     "DELETE /jobs/{ref}/files", "POST /archive", "POST /unarchive", "POST /purge",
     "PUT /snapshots/{digest}",
@@ -47,7 +52,7 @@ def test_the_log_says_who_did_what_from_where_and_when(service):
     entries = ada.audit()[::-1]
     assert [(entry.action, entry.target, entry.detail) for entry in entries] == [
         (AuditAction.PUT_USER, "vic", "role member (was viewer)"),
-        (AuditAction.CREATE_TOKEN, "vic", "does not expire; note: laptop"),
+        (AuditAction.CREATE_TOKEN, "vic", "scope full; does not expire; note: laptop"),
         (AuditAction.REVOKE_TOKEN, token.id, ""),
         (AuditAction.PUT_SECRET, "hf", "shared"),
         (AuditAction.DELETE_SECRET, "hf", "shared"),

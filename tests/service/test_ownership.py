@@ -46,6 +46,10 @@ RULES = {
     "POST /unarchive": OWNER,
     "POST /purge": OWNER,
     "PUT /snapshots/{digest}": OWN,
+    "POST /session": OWN,
+    "DELETE /session": OWN,
+    "POST /session/link": OWN,
+    "POST /jobs/{ref}/links": OWNER,
     "POST /tokens": OWNER,
     "DELETE /tokens/{id}": OWNER,
     "POST /tokens/{id}/rotate": OWNER,
@@ -68,6 +72,7 @@ class Call:
 
 # Each names an object of mo.
 CALLS: dict[str, Call] = {
+    "POST /jobs/{ref}/links": Call("/jobs/ended/links", {"resource": "logs", "expires_in": "PT1H"}),
     "PATCH /jobs/{ref}": Call("/jobs/ended", {"notes": "mine"}),
     "POST /queue/{ref}/move": Call("/queue/live/move", {"last": True}),
     "POST /queue/{ref}/hold": Call("/queue/live/hold"),

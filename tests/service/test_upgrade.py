@@ -1,5 +1,5 @@
-"""An upgrade of the server: jobs keep running while the old process stops and the new one starts."""
-its state, and the attempt goes on, with agents of the earlier release."""
+"""An upgrade with a running job: the server of an earlier release is stopped, this one is started
+on its state, and the attempt goes on, with agents of the earlier release."""
 
 from __future__ import annotations
 

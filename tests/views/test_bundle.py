@@ -68,3 +68,11 @@ def test_a_bundle_is_uploaded_once_under_a_name_with_its_checksum(tmp_path, monk
         assert first == host_bundle.upload(bundle, "gs://lab/fleet")
         assert first.endswith("/bundles/tpufleet-" + tpufleet.__version__ + "-abababababab.tar.gz")
         assert gcs.Bucket("gs://lab/fleet").read(bundle.object_name) == b"content"
+
+
+def test_a_server_for_a_real_project_does_not_start_without_a_bundle(tpu):
+    pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
+    tpu.environ["TPUFLEET_TPU_VM"] = '{"project": "my-project", "zones": ["us-central1-a"]}'
+    result = tpu("serve")
+    assert result.exit_code == 1
+    assert "bundle is not set" in result.stderr and "run `tpu bundle`" in result.stderr

@@ -113,6 +113,18 @@ def test_several_jobs_are_cancelled_together(page: Page, server: Server):
         )
 
 
+def test_jobs_are_searched_with_the_query_language(page: Page, server: Server):
+    submit(server, "pass", "needle", tags=["rare"])
+    submit(server, "pass", "hay")
+    page.get_by_label("Search jobs").fill("tag:rare")
+    page.keyboard.press("Enter")
+    expect(page.locator("table.jobs tbody tr")).to_have_count(1)
+    expect(page.locator("table.jobs")).to_contain_text("needle")
+    page.get_by_label("Search jobs").fill("state:no-such-state")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("no-such-state")
+
+
 def test_two_users_have_different_rights(browser: Browser, server: Server):
     job = submit(server, "import time; time.sleep(600)", "of-the-admin")
     with browser.new_context() as context:

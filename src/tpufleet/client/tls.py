@@ -40,13 +40,14 @@ def verification(
 def proxy_for(url: str, environ: Mapping[str, str]) -> str | None:
     """The proxy of `HTTPS_PROXY`, unless `NO_PROXY` excludes the host. Only for https: a proxy then
     forwards an encrypted connection, and never sees a token."""
-    from urllib.request import proxy_bypass_environment
+    # Not in typeshed.
+    from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
     proxy = environ.get("HTTPS_PROXY") or environ.get("https_proxy")
     if not proxy or not url.startswith("https:"):
         return None
     excluded = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
     host = urlsplit(url).hostname or ""
-    if proxy_bypass_environment(host, {"no": excluded}):  # type: ignore[arg-type]  # not in typeshed
+    if proxy_bypass_environment(host, {"no": excluded}):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import tpufleet
 from tpufleet.compose import server_files
@@ -147,7 +147,7 @@ def _write(
         rows.flush()
         rows.seek(0)
         count = sum(line.startswith("[") for line in rows)
-        _add(tar, _DATABASE, rows.buffer, os.fstat(rows.fileno()), checksums)
+        _add(tar, _DATABASE, cast(IO[bytes], rows.buffer), os.fstat(rows.fileno()), checksums)
         for name, path in _files(settings, optional):
             with contextlib.suppress(FileNotFoundError), path.open("rb") as content:
                 _add(tar, name, content, os.fstat(content.fileno()), checksums)
@@ -191,7 +191,7 @@ def _add(
     entry.size, entry.mode, entry.mtime = status.st_size, 0o600, int(status.st_mtime)
     content.seek(0)
     reader = _HashingReader(content)
-    tar.addfile(entry, reader)  # type: ignore[arg-type]  # only `read` is called
+    tar.addfile(entry, reader)  # only `read` is called
     checksums[name] = reader.hash.hexdigest()
 
 

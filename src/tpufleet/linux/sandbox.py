@@ -18,6 +18,7 @@ import os
 import signal
 import stat
 import sys
+import warnings  # noqa: F401  # `os.execvp` imports it, when we may no longer read it
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x10000000, 0x20000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
@@ -147,6 +148,13 @@ def drop_capabilities() -> None:
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
+def become(uid: int, gid: int) -> None:
+    """For good: the saved ids change too, and no program can regain privileges."""
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+
+
 def run(settings: dict, argv: list) -> int:
     os.set_inheritable(settings["errors"], False)
     try:
@@ -163,6 +171,8 @@ def run(settings: dict, argv: list) -> int:
             os.chdir(settings["folder"])
             if settings["isolated"]:
                 drop_capabilities()
+            if settings["user"]:
+                become(*settings["user"])
             execute(argv)
     except OSError as error:
         os.write(settings["errors"], f"{error.errno} {error.strerror}".encode())

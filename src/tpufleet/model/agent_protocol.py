@@ -83,6 +83,7 @@ class Assignment:
     stop: EndReason | None = None  # set: stop the workload gracefully
     python: str | None = None  # of the job's environment; see JobSpec
     dependencies: tuple[str, ...] | None = None
+    image: str | None = None
     metrics: dict[str, str] = field(default_factory=dict)  # name → pattern for lines of the log
 
 

@@ -13,6 +13,10 @@ class AuditAction(StrEnum):
     CREATE_TOKEN = "token.create"
     ROTATE_TOKEN = "token.rotate"
     REVOKE_TOKEN = "token.revoke"
+    CREATE_SESSION = "session.create"  # a browser logs in
+    DELETE_SESSION = "session.delete"
+    CREATE_LOGIN_LINK = "session.link"
+    CREATE_LINK = "link.create"  # to the logs or the result of a job, without a token
     PUT_SECRET = "secret.put"
     DELETE_SECRET = "secret.delete"
     EXEC = "slice.exec"

@@ -42,6 +42,7 @@ _MAX_METRICS, _MAX_PATTERN = 50, 500
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SECRET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}|file:/[^\0\n]+")
 _PYTHON = re.compile(r"3\.(?:[89]|[1-9][0-9])(?:\.[0-9]{1,3})?")
+_IMAGE = re.compile(r"[a-z0-9](?:[a-zA-Z0-9._:/@-]{0,250}[a-zA-Z0-9])?")
 _DEPENDENCY = re.compile(r"[^\s\0-][^\0\n]{0,500}")
 _LOCATION = re.compile(r"/|[a-z][a-z0-9+]*://[^/]")
 _UNENCODABLE = re.compile("[\0\ud800-\udfff]")  # neither a program argument nor UTF-8
@@ -162,6 +163,12 @@ def _parse_python(errors: ParseErrors, path: str, value: Any) -> str | None:
     # YAML reads 3.10 without quotes as the number 3.1.
     example = "'3.10'" if text == "3.1" else "'3.12'"
     return errors.add(path, f"{quote_value(value)} is not a Python version; write {example}")
+
+
+def _parse_image(errors: ParseErrors, path: str, value: Any) -> str | None:
+    if isinstance(value, str) and _IMAGE.fullmatch(value):
+        return value
+    return errors.add(path, f"{quote_value(value)} is not an image; write registry/name:tag")
 
 
 def _parse_text(errors: ParseErrors, path: str, value: Any) -> str | None:
@@ -493,6 +500,11 @@ PYTHON = FieldType(
     label="version",
     parse=_parse_python,
     schema={"type": ["string", "number"]},
+)
+IMAGE = FieldType(
+    label="image",
+    parse=_parse_image,
+    schema={"type": "string", "pattern": f"^(?:{_IMAGE.pattern})$"},
 )
 DEPENDENCIES = names(dependency_error, _DEPENDENCY)
 CAPACITY = FieldType(

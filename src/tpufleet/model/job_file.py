@@ -146,6 +146,15 @@ FIELDS: tuple[JobField, ...] = (
         metavar="REQUIREMENT",
     ),
     JobField(
+        name="image",
+        type=types.IMAGE,
+        description="Container image that setup and command run in, instead of `python` and "
+        "`dependencies`. TPU VMs need `tpu_vm.containers`; on GKE use `pod.image`.",
+        example="us-docker.pkg.dev/my-project/lab/train:7",
+        default_text="none",
+        metavar="IMAGE",
+    ),
+    JobField(
         name="slices",
         type=types.integer(1, MAX_SLICES),
         description="Number of slices that run together (multislice).",
@@ -381,6 +390,9 @@ def parse_job(document: Any) -> JobSpec:
             errors.add(f"secrets.{name}", "also in env; remove one")
     if parsed["pool"] is not None and parsed["pod"] != _DEFAULTS["pod"]:
         errors.add("pod", "not with pool: its slices have their pods already; remove one")
+    for name in ("python", "dependencies"):
+        if parsed["image"] is not None and parsed[name] is not None:
+            errors.add(name, "the image has its own packages; remove this field or image")
     if errors.lines:
         raise BadInput("\n".join(errors.lines))
     return JobSpec(**parsed)

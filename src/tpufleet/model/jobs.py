@@ -71,6 +71,7 @@ class JobSpec:
     setup: tuple[str, ...] = ()
     python: str | None = None  # version; None: the host's default
     dependencies: tuple[str, ...] | None = None  # None: those declared in the working directory
+    image: str | None = None  # container image instead of an environment
     slices: int = 1
     capacity: tuple[Capacity, ...] = (Capacity.SPOT,)
     zones: tuple[str, ...] = ()  # in order of preference; empty: the provider's default

@@ -401,16 +401,15 @@ def _results(deps: ServiceDependencies) -> ResultFiles:
 
 
 def _secrets(deps: ServiceDependencies) -> SecretFiles:
-    folder = deps.state / "secrets"
     keys = [key for key in (deps.secrets_key, derived_key(deps.secret)) if key is not None]
-    files = SecretFiles(folder, keys)
+    files = SecretFiles(deps.state / "secrets", keys)
     if not deps.shared:
         if count := files.encrypt_all():
             logger.info("encrypted %s secrets", count)
         return files
     secrets = SharedSecrets(deps.store, keys, deps.clock)
     if count := secrets.import_files(files):
-        logger.info("copied %d secrets from %s to the database", count, folder)
+        logger.info("copied %s secrets from this disk to the database", count)
     return secrets
 
 

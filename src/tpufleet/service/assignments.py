@@ -107,6 +107,7 @@ class Assignments:
             stop=_stop(attempt),
             python=job.spec.python,
             dependencies=job.spec.dependencies,
+            image=job.spec.image,
             metrics=job.spec.metrics,
         )
         return _CachedAssignment(attempt, job.owner, assignment, job.spec.secrets)

@@ -8,7 +8,7 @@ import { Empty, Failure } from "../parts";
 interface Series {
   job_id: string;
   name: string;
-  points: { step?: number | null; at?: string; values?: Record<string, number>; metrics?: Record<string, number> }[];
+  points: { step: number | null; at: string; values: Record<string, number> }[];
 }
 
 const COLOURS = ["#0b57d0", "#b3261e", "#146c2e", "#8e4585", "#b06000", "#00696d"];
@@ -33,7 +33,7 @@ export function Curves({ ids }: { ids: string[] }) {
   }, [key]);
   if (error) return <Failure message={error} />;
   if (!series) return <Empty>Loading…</Empty>;
-  const names = [...new Set(series.flatMap((each) => each.points.flatMap((point) => Object.keys(valuesOf(point)))))].sort();
+  const names = [...new Set(series.flatMap((each) => each.points.flatMap((point) => Object.keys(point.values))))].sort();
   if (!names.length)
     return <Empty>No metrics. A program reports them with tpufleet.runtime.progress(step, loss=…).</Empty>;
   return (
@@ -43,10 +43,6 @@ export function Curves({ ids }: { ids: string[] }) {
       ))}
     </div>
   );
-}
-
-function valuesOf(point: Series["points"][number]): Record<string, number> {
-  return point.values ?? point.metrics ?? {};
 }
 
 function Chart({ name, series }: { name: string; series: Series[] }) {
@@ -61,7 +57,7 @@ function Chart({ name, series }: { name: string; series: Series[] }) {
     const lines = series.map((each) => {
       const values: (number | null)[] = new Array(steps.length).fill(null);
       each.points.forEach((point, index) => {
-        const value = valuesOf(point)[name];
+        const value = point.values[name];
         if (value !== undefined) values[at.get(point.step ?? index)!] = value;
       });
       return values;

@@ -12,6 +12,8 @@ import ctypes
 import hashlib
 import json
 import os
+import pwd
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,6 +36,7 @@ END_SECONDS = 5.0
 MAX_PROCESSES = 65536
 MEMORY_FOR_AGENT = 512 * 2**20  # so that the kernel kills the workload, and not the agent
 PR_SET_CHILD_SUBREAPER = 36
+JOB_USER_VARIABLE = "TPUFLEET_JOB_USER"  # instead of the agent's own user, on simulated hosts
 IN_USE_VARIABLE = "TPUFLEET_CONTAINMENT_IN_USE"  # tells `tpu doctor` the guarantee
 
 
@@ -63,12 +66,15 @@ class Containment:
     isolated: bool = False  # attempts run in namespaces of their own and see no hidden folder
     hidden: tuple[Path, ...] = ()
     isolation_error: str = ""  # why they are not isolated although folders are to be hidden
+    user: tuple[int, int] | None = None  # user and group of jobs; None: those of the agent
 
     @property
     def description(self) -> str:
         parts = [_GUARANTEES[self.mechanism]]
         if self.isolated:
             parts.append("jobs cannot see the server's state or its processes")
+            if self.user is not None:
+                parts.append(f"jobs run as user {self.user[0]}")
         elif self.hidden:
             parts.append(f"jobs can read the server's state ({self.isolation_error})")
         return "; ".join(parts)
@@ -86,8 +92,12 @@ class Containment:
         if self.mechanism is not Mechanism.NAMESPACE and not self.isolated:
             return AttemptProcesses(cgroup=cgroup, adopted=self.mechanism is Mechanism.MARKS)
         visible = [folder, *shared, *_visible_checkpoint(checkpoint, self.hidden)]
+        if self.user is not None:
+            _give_to(self.user, visible)
         init = NamespaceInit(self.isolated, self.hidden, visible)
-        return AttemptProcesses(cgroup=cgroup, init=init, isolated=self.isolated)
+        return AttemptProcesses(
+            cgroup=cgroup, init=init, isolated=self.isolated, user=self.user, home=folder
+        )
 
     def kill_leftovers(self) -> bool:
         """Kill what an earlier agent of this work folder left in control groups."""
@@ -161,7 +171,11 @@ class AttemptProcesses:
         init: NamespaceInit | None = None,
         isolated: bool = False,
         adopted: bool = False,
+        user: tuple[int, int] | None = None,
+        home: Path | None = None,
     ) -> None:
+        self._user = user
+        self._home = home
         self._cgroup = cgroup
         self._init = init
         self._isolated = isolated
@@ -171,6 +185,11 @@ class AttemptProcesses:
     def wraps(self) -> bool:
         return self._cgroup is not None or self._init is not None
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that differ from those of the agent."""
+        return {} if self._user is None else {"HOME": str(self._home), "USER": "", "LOGNAME": ""}
+
     def wrap(self, argv: Sequence[str], folder: Path, errors: int) -> list[str]:
         """The command that runs `argv` inside."""
         if not self.wraps:
@@ -179,6 +198,7 @@ class AttemptProcesses:
             "cgroup": str(self._cgroup.path) if self._cgroup else "",
             "init": self._init.pid if self._init else 0,
             "isolated": self._isolated,
+            "user": self._user,
             "folder": str(folder),
             "errors": errors,
         }
@@ -233,7 +253,33 @@ def detect(
 def from_environ(environ: Mapping[str, str], work_dir: Path) -> Containment:
     hidden = [Path(path) for path in environ.get("TPUFLEET_HIDDEN", "").split(os.pathsep) if path]
     only = environ.get("TPUFLEET_CONTAINMENT", "")
-    return detect(work_dir, hidden, Mechanism(only) if only else None)
+    found = detect(work_dir, hidden, Mechanism(only) if only else None)
+    return _with_user(found, environ.get(JOB_USER_VARIABLE, ""))
+
+
+def _with_user(found: Containment, name: str) -> Containment:
+    """Raises ValueError when jobs cannot run as this user."""
+    if not name:
+        return found
+    if not found.isolated or os.geteuid() != 0:
+        reason = found.isolation_error or "the server does not run as root"
+        raise ValueError(f"jobs cannot run as {name}: {reason}")
+    try:
+        account = pwd.getpwnam(name)
+    except KeyError:
+        raise ValueError(f"no user named {name}") from None
+    return replace(found, user=(account.pw_uid, account.pw_gid))
+
+
+def _give_to(user: tuple[int, int], folders: Sequence[Path]) -> None:
+    """What a job writes to. Not its output log, which the agent writes; and no file with another
+    link, which may lead to a file of somebody else."""
+    for folder in folders:
+        for path in (folder, *folder.rglob("*")):
+            status = path.lstat()
+            is_log = path.parent == folder and path.suffix == ".log"
+            if not is_log and (stat.S_ISDIR(status.st_mode) or status.st_nlink == 1):
+                os.chown(path, *user, follow_symlinks=False)
 
 
 def make_room_for_limits(own: Cgroup) -> Cgroup:

@@ -44,11 +44,17 @@ class JobPython:
 
 
 def plan(
-    assignment: Assignment, settings: AgentSettings, attempt_folder: Path, code: Path
+    assignment: Assignment,
+    settings: AgentSettings,
+    attempt_folder: Path,
+    code: Path,
+    *,
+    hard_links: bool = True,
 ) -> JobPython | None:
-    """None if the job runs with the Python of the host. BadInput if uv is missing."""
+    """None if the job runs with the Python of the host. BadInput if uv is missing. `hard_links`:
+    the attempt sees its folder and the cache on one file system."""
     declared = assignment.python is not None or assignment.dependencies is not None
-    if not declared and settings.job_python != UV:
+    if assignment.image is not None or (not declared and settings.job_python != UV):
         return None
     uv = uv_tool.find_uv()
     folder, shared = attempt_folder / "python", shared_folder(settings.work_dir)
@@ -73,6 +79,7 @@ def plan(
             "UV_PYTHON_INSTALL_DIR": str(shared / "pythons"),
             "UV_PROJECT_ENVIRONMENT": str(folder),
             "UV_NO_PROGRESS": "1",
+            **({} if hard_links else {"UV_LINK_MODE": "copy"}),
         },
     )
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 
@@ -18,6 +19,7 @@ from tpufleet.agent import threads
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import environment, exit_diagnosis, job_python, processes, results
 from tpufleet.agent.workload.attempt_folder import AttemptFolder
+from tpufleet.agent.workload.container_image import JobContainer
 from tpufleet.agent.workload.containment import AttemptProcesses, Containment
 from tpufleet.agent.workload.job_python import JobPython
 from tpufleet.agent.workload.log_metrics import LogMetrics
@@ -76,6 +78,7 @@ class Workload:
         self._steps: list[StepProcess] = []
         self._container: AttemptProcesses | None = None
         self._python: JobPython | None = None
+        self._image: JobContainer | None = None
         self._progress_reader: ProgressReader | None = None
         self._log_shipper: LogShipper | None = None
 
@@ -163,8 +166,18 @@ class Workload:
         exit = self._exit_without_process("the job has no command")
         try:
             self._python = job_python.plan(
-                self.assignment, self._context.settings, self.folder.path, self.folder.code
+                self.assignment,
+                self._context.settings,
+                self.folder.path,
+                self.folder.code,
+                hard_links=not self._context.containment.isolated,
             )
+            if self.assignment.image is not None:
+                self._image = JobContainer(
+                    self.assignment.image,
+                    self.assignment.attempt_id,
+                    self._context.base_env.get("PATH"),
+                )
             shared = [self._python.cache] if self._python is not None else []
             self._container = self._context.containment.open(
                 self.folder.path, self.assignment.checkpoint, shared
@@ -229,8 +242,13 @@ class Workload:
         assert self._container is not None
         try:
             step = StepProcess(
-                argv,
+<<<<<<< HEAD
+                self._in_image(argv),
                 env=self._environment(),
+=======
+                argv,
+                env={**self._environment(), **self._container.environment},
+>>>>>>> trust
                 folder=self.folder.code,
                 output=pipe.writer,
                 container=self._container,
@@ -255,6 +273,22 @@ class Workload:
         if stopped:
             return exit_diagnosis.exit_of_stopped(process_exit, self._stop_reason, self._fault)
         return exit_diagnosis.exit_of_finished(process_exit, tail)
+
+    def _in_image(self, argv: tuple[str, ...]) -> tuple[str, ...]:
+        if self._image is None:
+            return argv
+        checkpoint = Path(self.assignment.checkpoint)
+        folders = [self.folder.path]
+        if checkpoint.is_absolute() and "://" not in self.assignment.checkpoint:
+            checkpoint.mkdir(parents=True, exist_ok=True)
+            folders.append(checkpoint)
+        return self._image.wrap(
+            argv,
+            variables=self._environment(base_env={}),
+            folders=folders,
+            workdir=self.folder.code,
+            devices=self._context.settings.platform != environment.SIMULATED_PLATFORM,
+        )
 
     def _wait_for_step(self, step: StepProcess, log: LogFile) -> bool:
         """Wait until the step's first process has exited. True when the agent stopped it."""
@@ -292,6 +326,8 @@ class Workload:
                 grace = self.assignment.grace.total_seconds()
                 processes.wait_until_gone(self._processes, grace)
             self._kill_all()
+        if self._image is not None and self._steps:
+            self._image.remove(self._context.base_env)
         for step in self._steps:
             self._context.watchdog.untrack(step.session)
             step.reap()
@@ -314,19 +350,21 @@ class Workload:
             container=self._container,
         )
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, base_env: Mapping[str, str] | None = None) -> dict[str, str]:
+        own = self._context.base_env if base_env is None else base_env
+        python = self._python
         environ = environment.for_workload(
             replace(self.assignment, secrets=self._secrets),
             self._context.settings,
             base_env={
                 name: value
-                for name, value in self._context.base_env.items()
-                if self._python is None or name not in job_python.PYTHON_VARIABLES
+                for name, value in own.items()
+                if python is None or name not in job_python.PYTHON_VARIABLES
             },
             attempt_folder=self.folder.path,
-            agent_bin_dir="" if self._python is not None else self._context.agent_bin_dir,
+            agent_bin_dir="" if python or self._image else self._context.agent_bin_dir,
         )
-        return environ if self._python is None else environ | self._python.variables(environ)
+        return environ if python is None else environ | python.variables(environ)
 
     def _send_log(self, offset: int, data: bytes) -> int:
         return self._context.client.send_log(

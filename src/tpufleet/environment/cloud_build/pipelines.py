@@ -25,7 +25,7 @@ DOCKER = "gcr.io/cloud-builders/docker:24.0.9"
 PLAN = "stage.tfplan"
 # The first stage gives the automation account its roles, so a person applies it.
 STAGES = (StageName.INFRASTRUCTURE, StageName.CLUSTER_CONFIG)
-MANIFESTS = "deploy/k8s"  # of `tpu cluster render`
+RENDERED = "rendered"  # folder of `tpu cluster render`
 KUBECONFIG = "KUBECONFIG=/workspace/.kubeconfig"
 # What images are built of, by target of the Containerfile.
 IMAGES = {"tpufleet": "image-tpu", "tpufleet-server": "image"}
@@ -139,7 +139,7 @@ def _addon_steps(environment: Environment) -> list[Json]:
                 f"--timeout={install.WAIT}", "-n", addon.namespace, deployment,
             ),
         ]  # fmt: skip
-    return [*steps, _kubectl("queues", *apply, "-k", MANIFESTS)]
+    return [*steps, _kubectl("queues", *apply, "-k", f"{RENDERED}/k8s")]
 
 
 def _kubectl(step: str, *args: str) -> Json:

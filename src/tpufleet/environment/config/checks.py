@@ -152,6 +152,11 @@ def _buckets(environment: Environment, errors: ParseErrors) -> None:
         full = names.bucket(environment, name)
         if len(full) > names.LONGEST_BUCKET:
             errors.add(f"buckets.{name}", f"{full} is longer than 63 characters; shorten it")
+        if bucket.hierarchical and bucket.versioning:
+            # https://cloud.google.com/storage/docs/hns-overview
+            errors.add(
+                f"buckets.{name}.versioning", "not available with hierarchical: true; write false"
+            )
         for index, team in enumerate(bucket.teams):
             if team not in environment.teams:
                 path = f"buckets.{name}.teams[{index}]"

@@ -234,6 +234,12 @@ LABEL_KEY = matching(
     r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", "label", "team", _dashes
 )
 LABELS = mapping_of(LABEL_KEY, TEXT, "mapping of labels")
+# https://cloud.google.com/resource-manager/docs/labels-overview#requirements
+RESOURCE_LABELS = mapping_of(
+    matching(r"[a-z][a-z0-9_-]{0,62}", "label of Google Cloud", "cost-center", _dashes),
+    matching(r"[a-z0-9_-]{0,63}", "value of a label of Google Cloud", "lab-1", _dashes),
+    "mapping of labels",
+)
 NAME = name(40, "train-1")
 SHORT_NAME = name(20, "ml")
 

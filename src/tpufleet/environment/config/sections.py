@@ -18,6 +18,7 @@ from tpufleet.environment.config.field_kinds import (
     NUMBER,
     PROJECT,
     REGION,
+    RESOURCE_LABELS,
     ROLE,
     SERVICE,
     SERVICE_ACCOUNT,
@@ -311,7 +312,7 @@ class Environment:
     )
     name: str = option(SHORT_NAME, "Name of the environment, prefix of its parts.", default="ml")
     labels: Mapping[str, str] = option(
-        LABELS, "Labels of all Google Cloud resources.", factory=dict
+        RESOURCE_LABELS, "Labels of all Google Cloud resources.", factory=dict
     )
     deletion_protection: bool = option(
         BOOLEAN, "Refuse to delete the cluster and buckets.", default=True

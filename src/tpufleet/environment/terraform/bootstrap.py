@@ -13,6 +13,7 @@ from tpufleet.environment.terraform.hcl import (
     resource,
 )  # fmt: skip
 
+OWN_APIS = ("cloudresourcemanager", "iam", "serviceusage")
 BUCKET_ROLE = "roles/storage.objectAdmin"
 
 
@@ -85,12 +86,14 @@ def _service_account(environment: Environment) -> list[Block]:
             resource(
                 "google_service_account", "automation", project=environment.project,
                 account_id=account, display_name=f"{environment.name}: applies Terraform",
+                depends_on=_apis(environment),
             )
         )  # fmt: skip
     blocks += [
         resource(
             "google_project_iam_member", f"automation_{role.rpartition('/')[2]}",
             project=environment.project, role=role, member=member,
+            depends_on=_apis(environment),
         )
         for role in automation_roles(environment)
     ]  # fmt: skip
@@ -104,6 +107,13 @@ def _service_account(environment: Environment) -> list[Block]:
         )
     )  # fmt: skip
     return blocks
+
+
+def _apis(environment: Environment) -> list[Expression] | None:
+    """APIs that this stage itself calls, and that a new project has not enabled."""
+    if not environment.automation.enable_apis:
+        return None
+    return [Expression(f"google_project_service.{name}") for name in OWN_APIS]
 
 
 def _bucket(environment: Environment) -> list[Block]:

@@ -86,13 +86,13 @@ def _cluster(environment: Environment) -> Block:
             enable_private_endpoint=links.private_endpoint,
             master_ipv4_cidr_block=links.control_plane,
         )
-    if links.authorized_networks:
-        body["master_authorized_networks_config"] = Nested(
-            cidr_blocks=[
-                Nested(display_name=name, cidr_block=cidr)
-                for name, cidr in links.authorized_networks.items()
-            ]
-        )
+    if links.authorized_networks or links.private_endpoint:  # a private endpoint requires it
+        blocks = [
+            Nested(display_name=name, cidr_block=cidr)
+            for name, cidr in links.authorized_networks.items()
+        ]
+        listed = Nested(cidr_blocks=blocks) if blocks else Nested()
+        body["master_authorized_networks_config"] = listed
     if settings.cloud_dns:
         body["dns_config"] = Nested(
             cluster_dns="CLOUD_DNS",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tpufleet.environment.config import capacity
 from tpufleet.environment.config.sections import CpuPool, Environment, Taint, TpuPool
 from tpufleet.environment.terraform.gke_cluster import node_account_email
-from tpufleet.environment.terraform.hcl import Block, Nested, reference, resource
+from tpufleet.environment.terraform.hcl import Block, Expression, Nested, reference, resource
 from tpufleet.model.topology import Accelerator
 
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
@@ -56,10 +57,12 @@ def tpu_pools(environment: Environment) -> list[Block]:
 
 
 def _plain_pool(environment: Environment, name: str, pool: CpuPool, **extra: Any) -> Block:
+    zones = list(pool.zones or environment.zones)
     return _pool(
         environment, name,
-        node_locations=list(pool.zones or environment.zones),
-        initial_node_count=None,
+        node_locations=zones,
+        # In each zone. A later change would create the pool anew, hence `lifecycle`.
+        initial_node_count=math.ceil(pool.min_nodes / len(zones)),
         max_pods_per_node=capacity.PODS_PER_CPU_NODE,
         autoscaling=Nested(
             total_min_node_count=pool.min_nodes, total_max_node_count=pool.max_nodes,
@@ -68,6 +71,7 @@ def _plain_pool(environment: Environment, name: str, pool: CpuPool, **extra: Any
         management=Nested(auto_repair=pool.auto_repair, auto_upgrade=pool.auto_upgrade),
         upgrade_settings=Nested(max_surge=capacity.SURGE_NODES, max_unavailable=0),
         node_config=_node_config(pool, image_type=pool.image_type, spot=pool.spot, **extra),
+        lifecycle=Nested(ignore_changes=[Expression("initial_node_count")]),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tpufleet.environment.config import names
 from tpufleet.environment.config.sections import Budget, Environment
-from tpufleet.environment.terraform.hcl import Block, Nested, resource
+from tpufleet.environment.terraform.hcl import Block, Expression, Nested, resource
 
 
 def resources(environment: Environment) -> list[Block]:
@@ -68,4 +68,6 @@ def _budget(environment: Environment, budget: Budget) -> Block:
         threshold_rules=[
             Nested(threshold_percent=percent / 100) for percent in budget.alert_percent
         ],
+        # Google Cloud answers with the project's number.
+        lifecycle=Nested(ignore_changes=[Expression("budget_filter[0].projects")]),
     )  # fmt: skip

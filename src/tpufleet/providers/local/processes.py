@@ -83,7 +83,9 @@ def find_marked(matches: Callable[[str], bool]) -> list[tuple[psutil.Process, st
     for process in psutil.process_iter():
         try:
             with process.oneshot():
-                if process.pid == own_pid or process.uids().real != user or is_dead(process):
+                # Root's jobs may run as another user.
+                foreign = user != 0 and process.uids().real != user
+                if process.pid == own_pid or foreign or is_dead(process):
                     continue
                 parents[process.pid] = process.ppid()
                 processes[process.pid] = process

@@ -53,12 +53,14 @@ class LocalProvider:
         notice_period: timedelta = timedelta(seconds=30),
         zones: Sequence[str] = ("local-a",),
         hidden: Sequence[Path] = (),
+        job_user: str | None = None,
     ) -> None:
-        """`hidden` are folders and files of the server that jobs must not see."""
+        """`hidden` are folders and files of the server that jobs must not see. `job_user`: as whom
+        they run, if the server runs as root."""
         self.zones: Sequence[str] = tuple(zones)
         self._records = SliceRecords(Path(root))
         self._clock = clock or SystemClock()
-        self._hosts = SimulatedHosts(self._records, agent, notice_period, hidden)
+        self._hosts = SimulatedHosts(self._records, agent, notice_period, hidden, job_user)
         self._stock = stock
         self._plan = plan
         self._listeners: list[Callable[[], None]] = []

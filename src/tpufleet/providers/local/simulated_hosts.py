@@ -35,7 +35,9 @@ class SimulatedHosts:
         agent: Sequence[str],
         notice_period: timedelta,
         hidden: Sequence[Path] = (),
+        job_user: str | None = None,
     ) -> None:
+        self._job_user = job_user
         self._records = records
         self._agent = tuple(agent)
         self._notice_period = notice_period
@@ -137,6 +139,8 @@ class SimulatedHosts:
         environment = dict(_environment(record, index, folder, self._marker(record, index)))
         if self._hidden:
             environment["TPUFLEET_HIDDEN"] = os.pathsep.join(map(str, self._hidden))
+        if self._job_user:
+            environment["TPUFLEET_JOB_USER"] = self._job_user
         path = record.cgroups.get(index)
         cgroup = Cgroup(Path(path)).create() if path else None
         return self._processes.start(self._agent, environment, folder, folder / "agent.log", cgroup)

@@ -22,7 +22,7 @@ GUEST_ATTRIBUTES = "enable-guest-attributes"
 BUNDLE, BUNDLE_SHA256 = "tpufleet-bundle", "tpufleet-bundle-sha256"
 CA_CERTIFICATES = "tpufleet-ca"
 HTTPS_PROXY, NO_PROXY = "tpufleet-https-proxy", "tpufleet-no-proxy"
-FORMAT_DISKS = "tpufleet-format-disks"
+CONTAINERS, FORMAT_DISKS = "tpufleet-containers", "tpufleet-format-disks"
 NODE_ID = fleets.NODE_ID
 _NOT_IN_LABELS = re.compile(r"[^a-z0-9_-]")
 

@@ -54,6 +54,7 @@ class TpuVmSettings:
     bundle_sha256: str = ""
     https_proxy: str = ""  # egress proxy of the hosts
     no_proxy: str = ""  # hosts and domains that are reached without it, comma-separated
+    containers: bool = False  # jobs may use images; such a job can become root on its hosts
     format_disks: bool = False  # format attached disks that have no file system
     endpoint: str = ""  # host:port of an emulator; empty: Google's API
 

@@ -240,6 +240,10 @@ python_runs() { "$1/python/bin/python3" -I -c 'import tpufleet.agent.main'; }
 start_agent() {
   local draft line extra=''
   for line in "${PROXY_ENVIRONMENT[@]}"; do extra+="Environment=$line"$'\n'; done
+  # Docker gives its users root on the host, so the operator decides.
+  if [[ "$(attribute_or tpufleet-containers no)" = yes ]] && getent group docker >/dev/null; then
+    extra+=$'SupplementaryGroups=docker\n'
+  fi
   draft="$(mktemp)"
   cat >"$draft" <<UNIT
 [Unit]

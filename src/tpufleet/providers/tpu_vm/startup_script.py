@@ -31,6 +31,7 @@ def metadata(accelerator: Accelerator, settings: TpuVmSettings) -> dict[str, str
         naming.BUNDLE_SHA256: settings.bundle_sha256,
         naming.HTTPS_PROXY: settings.https_proxy,
         naming.NO_PROXY: settings.no_proxy,
+        naming.CONTAINERS: "yes" if settings.containers else "",
         naming.FORMAT_DISKS: "yes" if settings.format_disks else "",
     }
     return values | {key: value for key, value in optional.items() if value}

@@ -19,10 +19,12 @@ from tpufleet.model.api_types import (
     SignedLink,
     UnarchiveRequest,
 )
+from tpufleet.model.audit import AuditAction
 from tpufleet.model.jobs import Job
 from tpufleet.model.users import Role
 from tpufleet.service import commands, event_streams, log_streams, retention, signed_links
 from tpufleet.service.api.jobs import find_job
+from tpufleet.service.audit import AuditSubject
 from tpufleet.service.routing import API_PREFIX, ApiCall, MediaType, Param, Router
 
 _LOG_PARAMS = (
@@ -98,6 +100,11 @@ def get_job_result(call: ApiCall) -> Response:
     summary="Create a link to the logs or the result of a job that works without a token",
     body=NewLink,
     response=SignedLink,
+    audit=lambda call: AuditSubject(
+        action=AuditAction.CREATE_LINK,
+        target=call.path_param("ref"),
+        detail=call.parse_body(NewLink).resource[:40],
+    ),
 )
 def create_link(call: ApiCall) -> SignedLink:
     job, new = find_job(call), call.parse_body(NewLink)

@@ -6,8 +6,10 @@ from starlette.responses import Response
 
 from tpufleet.errors import NotFound
 from tpufleet.model.api_types import BrowserSession, LoginLink
+from tpufleet.model.audit import AuditAction
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
+from tpufleet.service.audit import AuditSubject
 from tpufleet.service.routing import ApiCall, MediaType, Router
 from tpufleet.service.web import sessions
 
@@ -20,6 +22,7 @@ router = Router()
     role=Role.VIEWER,
     summary="Log a browser in: sets a cookie that stands for the token of this request",
     response=BrowserSession,
+    audit=lambda call: AuditSubject(action=AuditAction.CREATE_SESSION, target=call.user.name),
 )
 def create_session(call: ApiCall) -> Response:
     cookie = sessions.sign_cookie(call.components.deps.secret, call.token_hash, call.now)
@@ -49,7 +52,14 @@ def get_session(call: ApiCall) -> Response:
     return _session_response(call, cookie)
 
 
-@router.route("DELETE", "/session", role=Role.VIEWER, summary="Log this browser out", response=dict)
+@router.route(
+    "DELETE",
+    "/session",
+    role=Role.VIEWER,
+    summary="Log this browser out",
+    response=dict,
+    audit=lambda call: AuditSubject(action=AuditAction.DELETE_SESSION, target=call.user.name),
+)
 def delete_session(call: ApiCall) -> Response:
     response = Response(b"{}", media_type=MediaType.JSON.value)
     response.delete_cookie(sessions.COOKIE, httponly=True, samesite="strict")
@@ -62,6 +72,7 @@ def delete_session(call: ApiCall) -> Response:
     role=Role.VIEWER,
     summary="A path that logs a browser in as the caller, once, within two minutes",
     response=LoginLink,
+    audit=lambda call: AuditSubject(action=AuditAction.CREATE_LOGIN_LINK, target=call.user.name),
 )
 def create_login_link(call: ApiCall) -> LoginLink:
     code = call.components.login_links.create(call.token_hash, call.now)

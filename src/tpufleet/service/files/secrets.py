@@ -85,7 +85,7 @@ class SecretFiles:
         return count
 
     def owners(self) -> list[str]:
-        """Users that have secrets of their own."""
+        """Users with secrets of their own."""
         return sorted(path.name for path in (self._folder / _OWN).glob("*") if path.is_dir())
 
     def names(self, owner: str | None = None) -> tuple[str, ...]:

@@ -23,13 +23,16 @@ kubeconfig_option = click.option(
 
 @click.command(
     short_help="Write manifests and Cloud Build pipelines.",
-    epilog="\b\nExample:\n  tpu cluster render --folder deploy\n",
+    epilog="\b\nExample:\n  tpu cluster render --folder rendered\n",
 )
 @file_option
 @click.option(
-    "--folder", type=click.Path(path_type=Path), default=Path("deploy"), show_default=True,
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=Path(pipelines.RENDERED),
+    show_default=True,
     help="Where to write.",
-)  # fmt: skip
+)
 @json_option
 def render(file: Path, folder: Path, as_json: bool) -> None:
     """Write manifests of teams and queues, Helm values, and Cloud Build pipelines."""

@@ -30,6 +30,13 @@ class JobFields(TypedDict, total=False):
     hung_after: str
     tags: Sequence[str]
     notes: str
+    metrics: Mapping[str, str]
+    max_cost: float
+    max_hours: float
+    python: str
+    dependencies: Sequence[str]
+    mounts: Sequence[Mapping[str, Any]]
+    pod: Mapping[str, Any]
 
 
 def to_document(

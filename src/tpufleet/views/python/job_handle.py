@@ -117,18 +117,17 @@ class Job:
         return tuple(events)
 
     def metrics(self) -> Any:
-        """The newest values that the program reported: a Series, or a dict without pandas."""
-        progress = self.row.progress
-        values: dict[str, float] = {}
-        if progress is not None:
-            if progress.step is not None:
-                values["step"] = progress.step
-            values |= progress.metrics or {}
+        """What the program reported over time: a pandas DataFrame, or a list of dicts without
+        pandas. Long series are thinned."""
+        points = [
+            {"at": point.at, "step": point.step, **point.values}
+            for point in self._client.metrics(self.id).points
+        ]
         try:
             import pandas
         except ImportError:
-            return values
-        return pandas.Series(values, name=self.name, dtype=float)
+            return points
+        return pandas.DataFrame(points)
 
     def why(self) -> Explanation:
         """Why it waits, what it is doing, or why it ended."""

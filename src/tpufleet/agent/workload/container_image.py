@@ -1,0 +1,63 @@
+"""Runs the steps of a job in a container image with Docker, on hosts whose operator allows it."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from tpufleet.agent import threads
+from tpufleet.errors import BadInput
+from tpufleet.model.attempts import AttemptId
+
+# What Google documents for containers that use TPUs: the host's network, and its devices.
+# https://cloud.google.com/tpu/docs/run-in-container
+DEVICE_FLAGS = ("--privileged",)
+SHARED_MEMORY = "16g"  # for data loaders; Docker's default is 64 MB
+REMOVE_SECONDS = 60.0
+
+
+class JobContainer:
+    """The containers of one attempt, one for each step. They share its folder."""
+
+    def __init__(self, image: str, attempt_id: AttemptId, path: str | None) -> None:
+        docker = shutil.which("docker", path=path)
+        if docker is None:
+            raise BadInput(
+                "image: docker is not installed on this host; on GKE, set the image with pod.image"
+            )
+        self._docker = docker
+        self._image = image
+        self._name = "tpufleet-" + hashlib.sha256(attempt_id.encode()).hexdigest()[:16]
+
+    def wrap(
+        self,
+        argv: Sequence[str],
+        *,
+        variables: Iterable[str],
+        folders: Sequence[Path],
+        workdir: Path,
+        devices: bool,
+    ) -> tuple[str, ...]:
+        """The command that runs `argv` in the image. Values of variables are taken from the
+        environment of that command, so that none is visible in its arguments."""
+        mounts = [f"--volume={folder}:{folder}" for folder in folders]
+        names = [f"--env={name}" for name in sorted(variables)]
+        flags = DEVICE_FLAGS if devices else ()
+        return (
+            self._docker, "run", "--rm", "--init", f"--name={self._name}", "--network=host",
+            f"--shm-size={SHARED_MEMORY}", *flags, *mounts, f"--workdir={workdir}", *names,
+            f"--entrypoint={argv[0]}", self._image, *argv[1:],
+        )  # fmt: skip
+
+    def remove(self, environ: Mapping[str, str]) -> None:
+        """Kill what is left: a client that was killed leaves its container behind."""
+        try:
+            subprocess.run(
+                [self._docker, "rm", "--force", self._name],
+                env=dict(environ), capture_output=True, timeout=REMOVE_SECONDS, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            threads.log(f"cannot remove container {self._name}: {error}")

@@ -1,0 +1,97 @@
+"""Jobs in a container image, with a stand-in for the docker program."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tpufleet.agent.workload.container_image import JobContainer
+from tpufleet.errors import BadInput
+from tpufleet.model import job_file
+from tpufleet.model.attempts import AttemptId
+
+# Runs the command on this host, with the variables that are passed on and nothing else.
+DOCKER = r"""#!/bin/bash
+printf '%q ' "$@" >>"$0.calls"; echo >>"$0.calls"
+[[ "$1" = run ]] || exit 0
+shift
+names=()
+while [[ "$1" == --* ]]; do
+  case "$1" in
+    --env=*) name="${1#--env=}"; names+=("$name=${!name}") ;;
+    --workdir=*) cd "${1#--workdir=}" ;;
+    --entrypoint=*) program="${1#--entrypoint=}" ;;
+  esac
+  shift
+done
+shift
+exec env -i PATH=/usr/bin:/bin "${names[@]}" "$program" "$@"
+"""
+
+
+@pytest.fixture
+def docker(tmp_path: Path) -> Path:
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    program.write_text(DOCKER)
+    program.chmod(0o755)
+    return program
+
+
+def calls(docker: Path) -> list[str]:
+    return Path(f"{docker}.calls").read_text().splitlines()
+
+
+def host_environ(docker: Path) -> dict[str, str]:
+    return {"PATH": f"{docker.parent}:{os.environ['PATH']}", "HOST_ONLY": "1"}
+
+
+def test_a_job_runs_in_its_image_with_its_own_variables_only(harness, docker):
+    harness.assign(
+        "sh", "-c", "pwd; echo host=$HOST_ONLY key=$KEY chips=$TPUFLEET_CHIPS",
+        image="lab/train:7", env={"KEY": "s3cret"}, setup=("touch", "prepared"),
+    )  # fmt: skip
+    harness.start(base_env=host_environ(docker))
+    exit = harness.wait_for_exit()
+    assert exit.clean, harness.log()
+    assert "host= key=s3cret chips=4" in harness.log()
+    assert str(harness.work / "j1.0" / "code") in harness.log()
+    setup, command, *removed = calls(docker)
+    assert "lab/train:7 prepared" in setup and "--network=host" in command
+    assert "s3cret" not in command, "not in the arguments, which others can see"
+    assert "--privileged" not in command, "a simulated host has no devices"
+    assert removed and all("rm --force tpufleet-" in call for call in removed)
+
+
+def test_a_stopped_job_leaves_no_container(harness, docker):
+    harness.assign("sleep", "600", image="lab/train:7")
+    harness.start(base_env=host_environ(docker))
+    harness.wait_for_log("command: sleep")
+    harness.control_plane.assignment = None
+    assert harness.wait_for_exit().stopped_by_agent
+    assert "rm --force" in calls(docker)[-1] and harness.processes() == []
+
+
+def test_containers_on_tpu_hosts_get_the_devices(docker):
+    container = JobContainer("lab/train:7", AttemptId("j1.0"), str(docker.parent))
+    argv = container.wrap(
+        ("python", "train.py"), variables=["B", "A"], folders=[Path("/w")], workdir=Path("/w/c"),
+        devices=True,
+    )  # fmt: skip
+    assert "--privileged" in argv and argv[-2:] == ("lab/train:7", "train.py")
+    assert [part for part in argv if part.startswith("--env")] == ["--env=A", "--env=B"]
+    assert "--volume=/w:/w" in argv and "--workdir=/w/c" in argv
+
+
+def test_a_host_without_docker_says_so(harness, tmp_path):
+    harness.assign("true", image="lab/train:7")
+    harness.start(base_env={"PATH": str(tmp_path)})
+    assert "docker is not installed on this host" in harness.wait_for_exit().log_line
+
+
+@pytest.mark.parametrize("fields", [{"image": "-x"}, {"image": "a:1", "python": "3.12"}])
+def test_bad_images_are_rejected(fields):
+    with pytest.raises(BadInput, match=r"is not an image|the image has its own packages"):
+        job_file.parse_job({"command": "true", "accelerator": "v5e-4", **fields})
