@@ -242,13 +242,8 @@ class Workload:
         assert self._container is not None
         try:
             step = StepProcess(
-<<<<<<< HEAD
                 self._in_image(argv),
-                env=self._environment(),
-=======
-                argv,
                 env={**self._environment(), **self._container.environment},
->>>>>>> trust
                 folder=self.folder.code,
                 output=pipe.writer,
                 container=self._container,

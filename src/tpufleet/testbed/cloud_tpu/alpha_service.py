@@ -29,7 +29,7 @@ class AlphaService:
             {
                 name: grpc.unary_unary_rpc_method_handler(
                     self._service.wrap(f"v2alpha1.{name}", handler),
-                    request_deserializer=request.deserialize,  # type: ignore[attr-defined]
+                    request_deserializer=request.deserialize,
                     response_serializer=serialize,
                 )
                 for name, (request, handler) in methods.items()
