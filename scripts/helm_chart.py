@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 OVERLAY = ROOT / "deploy/k8s/overlays/gke"
 CHART = ROOT / "deploy/helm/tpufleet"
 IMAGE = "us-docker.pkg.dev/PROJECT/tpufleet/tpufleet:0.1.0"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the overlay has hundreds of objects
 QUEUE_GROUP = "kueue.x-k8s.io"
 ACCOUNTS = {
     "server": "tpufleet",
@@ -98,7 +99,7 @@ def rendered(kubectl: Sequence[str] = ("kubectl",)) -> list[dict[str, Any]]:
     ).stdout
     return [
         document
-        for document in yaml.safe_load_all(text)
+        for document in yaml.load_all(text, Loader=LOADER)
         if document and not document["apiVersion"].startswith(QUEUE_GROUP)
     ]
 
