@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 OVERLAY = ROOT / "deploy/k8s/overlays/gke"
 CHART = ROOT / "deploy/helm/tpufleet"
 IMAGE = "us-docker.pkg.dev/PROJECT/tpufleet/tpufleet:0.1.0"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the overlay has hundreds of objects
 QUEUE_GROUP = "kueue.x-k8s.io"
 ACCOUNTS = {
     "server": "tpufleet",
@@ -42,10 +43,7 @@ SUBSTITUTIONS = (
         for key, account in sorted(ACCOUNTS.items(), key=lambda item: -len(item[1]))
     ),
     ("_ZONES: us-central1-a", '_ZONES: {{ join "," .Values.zones | quote }}'),
-    (
-        "gs://PROJECT-tpufleet",
-        '{{ .Values.bucket | default (printf "gs://%s-tpufleet" .Values.project) }}',
-    ),
+    ("gs://PROJECT-tpufleet", "{{ .Values.bucket }}"),
     ("queue: tpu-training-jobs", "queue: {{ .Values.queue }}"),
     (": PROJECT", ": {{ .Values.project }}"),
 )
@@ -61,15 +59,12 @@ project: PROJECT
 # Image of the server, the provisioner, the bridge and the pods of jobs.
 image: {IMAGE}
 
-# Where the server keeps code, logs, results and checkpoints.
+# Where the server keeps code, logs, results and checkpoints. The Secrets tpufleet-store and
+# tpufleet-secret are described in docs/kubernetes.md#deploying.
 bucket: gs://PROJECT-tpufleet
 
 # Zones of slices.
 zones: [us-central1-a]
-
-# Bucket of code, results, logs and checkpoints (default: gs://PROJECT-tpufleet). Create the Secrets
-# tpufleet-store and tpufleet-secret as docs/kubernetes.md#deploying describes.
-bucket: ""
 
 # Kueue LocalQueue of jobs.
 queue: tpu-training-jobs
@@ -102,11 +97,9 @@ def rendered(kubectl: Sequence[str] = ("kubectl",)) -> list[dict[str, Any]]:
     text = subprocess.run(
         [*kubectl, "kustomize", str(OVERLAY)], capture_output=True, text=True, check=True
     ).stdout
-    # A chart has no generated names.
-    text = re.sub(r"\b(tpufleet-settings)-[a-z0-9]{10}\b", r"\1", text)
     return [
         document
-        for document in yaml.safe_load_all(text)
+        for document in yaml.load_all(text, Loader=LOADER)
         if document and not document["apiVersion"].startswith(QUEUE_GROUP)
     ]
 

@@ -109,12 +109,12 @@ class Server:
         status = self._process.poll()
         assert status is None, f"the server left with status {status}:\n{self.log_tail()}"
         try:
-            said = json.loads((self.home / "server.json").read_text())
-            if said["pid"] != self._process.pid:
+            record = json.loads((self.home / "server.json").read_text())
+            if record["pid"] != self._process.pid:
                 return False  # what a killed one left behind
             if self._client is not None:
                 self._client.close()
-            self.url = said["url"]
+            self.url = record["url"]
             token = (self.home / "token").read_text().strip()
             ca_file = self._environment.get("TPUFLEET_CA_FILE")
             self._client = FleetClient(self.url, token, reconnect_timeout=5.0, ca_file=ca_file)
@@ -172,13 +172,13 @@ def no_processes_left(home: Path) -> bool:
 
 
 def describe_processes(processes: Iterable[psutil.Process]) -> str:
-    told = []
+    lines = []
     for process in processes:
         try:
-            told.append(f"{process.pid} ({process.status()}): {' '.join(process.cmdline())}")
+            lines.append(f"{process.pid} ({process.status()}): {' '.join(process.cmdline())}")
         except psutil.Error:
             continue
-    return "\n".join(told)
+    return "\n".join(lines)
 
 
 def slices_in(local: Path) -> list[str]:

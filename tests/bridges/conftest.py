@@ -66,6 +66,6 @@ def harness(
     """A new collection, without a bridge."""
     from tests.bridges.harness import BridgeHarness
 
-    made = BridgeHarness(tmp_path, fleet, emulator, f"tpu_jobs_{secrets.token_hex(3)}")
-    yield made
-    made.close()
+    bridge_harness = BridgeHarness(tmp_path, fleet, emulator, f"tpu_jobs_{secrets.token_hex(3)}")
+    yield bridge_harness
+    bridge_harness.close()

@@ -134,8 +134,8 @@ class ChaosRun:
             self.check_attempts()
             time.sleep(min(left, 0.2))
 
-    def _note(self, words: str) -> None:
-        self._done.append(f"{time.monotonic() - self._began:7.2f} s  {words}")
+    def _note(self, message: str) -> None:
+        self._done.append(f"{time.monotonic() - self._began:7.2f} s  {message}")
 
     # What must hold.
 
@@ -219,8 +219,8 @@ class ChaosRun:
         text = path.read_bytes() if path.exists() else b""
         host = self._store.host(name)
         # An agent that said how it ended has first sent all that was written.
-        told = host is not None and host.phase is Phase.EXITED and host.attempt_id == attempt.id
-        fault = ledger.log_violation(text, run, whole=told)
+        exited = host is not None and host.phase is Phase.EXITED and host.attempt_id == attempt.id
+        fault = ledger.log_violation(text, run, whole=exited)
         return f"the log of {who} {fault}" if fault else None
 
     # Telling what happened.

@@ -40,7 +40,7 @@ def test_an_attempt_that_goes_on_from_the_last_checkpoint_is_in_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("runs", "words"),
+    ("runs", "message"),
     [
         ([run(0, [0, 1]), run(1, [2, 3], at=1.5, finished=True)], "before the last sign of 0"),
         ([run(0, [0]), run(1, [1, 2, 3], at=9, finished=True, others=["0.0"])], "while ['0.0']"),
@@ -54,8 +54,8 @@ def test_an_attempt_that_goes_on_from_the_last_checkpoint_is_in_order(tmp_path):
     ],
     ids=["overlapping", "alive", "missing", "disordered", "unfinished", "repeated"],
 )
-def test_what_is_wrong_is_found(tmp_path, runs, words):
-    assert any(words in fault for fault in faults(tmp_path, *runs))
+def test_what_is_wrong_is_found(tmp_path, runs, message):
+    assert any(message in fault for fault in faults(tmp_path, *runs))
 
 
 def test_a_wrong_result_is_found(tmp_path):
@@ -72,7 +72,7 @@ LINES = [ledger.line_of("0.0", number) for number in (1, 2, 3, 4, 5)]
 
 
 @pytest.mark.parametrize(
-    ("pieces", "words"),
+    ("pieces", "message"),
     [
         ([0, 1, 2, 3], None),
         ([0, 1, 2, 3, 4], None),  # killed between the line and the note of it
@@ -83,13 +83,13 @@ LINES = [ledger.line_of("0.0", number) for number in (1, 2, 3, 4, 5)]
     ],
     ids=["whole", "one more", "lost", "doubled", "reordered", "cut off"],
 )
-def test_a_log_is_held_against_what_was_written(pieces, words):
+def test_a_log_is_held_against_what_was_written(pieces, message):
     text = b"[tpufleet] command: x\n" + b"".join(LINES[piece] for piece in pieces)
     fault = ledger.log_violation(text, run(0, [0, 1, 2, 3]), whole=True)
-    assert fault is None if words is None else words in fault
+    assert fault is None if message is None else message in fault
 
 
 def test_the_log_of_a_host_that_was_taken_may_lack_its_end_but_nothing_else():
-    told = run(0, [0, 1, 2, 3])
-    assert ledger.log_violation(b"".join(LINES[:2]) + LINES[2][:9], told, whole=False) is None
-    assert "differs" in ledger.log_violation(LINES[1], told, whole=False)
+    written = run(0, [0, 1, 2, 3])
+    assert ledger.log_violation(b"".join(LINES[:2]) + LINES[2][:9], written, whole=False) is None
+    assert "differs" in ledger.log_violation(LINES[1], written, whole=False)

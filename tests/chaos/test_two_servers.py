@@ -115,7 +115,7 @@ def test_a_server_that_freezes_in_a_transaction_does_not_keep_the_lease(url, sto
     now = datetime.now(UTC)
     assert store.acquire_lease("controller", "frozen", LEASE_TTL, now)
     locked, thawed = threading.Event(), threading.Event()
-    told: list[Exception] = []
+    failures: list[Exception] = []
 
     def renew(session: DatabaseSession) -> None:
         session.rows("SELECT holder FROM leases FOR UPDATE")
@@ -126,7 +126,7 @@ def test_a_server_that_freezes_in_a_transaction_does_not_keep_the_lease(url, sto
         try:
             PostgresDatabase(url).write(renew)
         except Exception as error:
-            told.append(error)
+            failures.append(error)
 
     frozen = threading.Thread(target=freeze)
     frozen.start()
@@ -137,7 +137,7 @@ def test_a_server_that_freezes_in_a_transaction_does_not_keep_the_lease(url, sto
     assert time.monotonic() - began < LEASE_TTL.total_seconds()
     thawed.set()
     frozen.join(10)
-    assert [type(error) for error in told] == [Unreachable]
+    assert [type(error) for error in failures] == [Unreachable]
 
 
 @pytest.mark.chaos

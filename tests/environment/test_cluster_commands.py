@@ -53,6 +53,7 @@ def test_the_page_can_be_followed_word_for_word(folder):
     assert printed[3].startswith("no changes\n")
 
 
+@pytest.mark.scale
 def test_the_whole_life_of_an_environment(folder):
     file = folder / "cluster.yaml"
     file.write_text(EXAMPLE.read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,20 @@ def helm() -> str:
     return path
 
 
+@cache
+def kustomize_rendered() -> list[dict[str, Any]]:
+    return helm_chart.rendered(kubectl())
+
+
 def helm_rendered(*options: str) -> list[dict[str, Any]]:
     done = subprocess.run(
         [helm(), "template", "tpufleet", str(helm_chart.CHART), *options],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    return [
+        document for document in yaml.load_all(done.stdout, Loader=helm_chart.LOADER) if document
+    ]
 
 
 def ordered(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -48,7 +56,7 @@ def ordered(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_the_chart_is_up_to_date():
-    generated = helm_chart.files(helm_chart.rendered(kubectl()))
+    generated = helm_chart.files(kustomize_rendered())
     written = {
         str(path.relative_to(helm_chart.CHART)): path.read_text()
         for path in helm_chart.CHART.rglob("*.yaml")
@@ -57,7 +65,7 @@ def test_the_chart_is_up_to_date():
 
 
 def test_helm_and_kustomize_render_the_same():
-    assert ordered(helm_rendered()) == ordered(helm_chart.rendered(kubectl()))
+    assert ordered(helm_rendered()) == ordered(kustomize_rendered())
 
 
 def test_values_of_an_environment_leave_no_placeholder(tmp_path):
@@ -86,7 +94,7 @@ def test_c7_terraform_binds_the_service_accounts_of_the_manifests():
     """Was: Terraform bound `wid-ksa`, the manifests used `wid-sa`."""
     used = {
         f"[{item['metadata']['namespace']}/{item['metadata']['name']}]"
-        for item in helm_chart.rendered(kubectl())
+        for item in kustomize_rendered()
         if item["kind"] == "ServiceAccount"
         and "iam.gke.io/gcp-service-account" in item["metadata"].get("annotations", {})
     }

@@ -77,6 +77,7 @@ def test_apply_creates_everything_a_second_apply_changes_nothing_and_destroy_lea
     assert rehearsal.records() == {}
 
 
+@pytest.mark.scale
 def test_the_stages_run_on_terraform_too(tmp_path):
     program = terraform_programs.find("terraform")
     if program is None:
@@ -96,6 +97,7 @@ def test_a_change_of_one_pool_touches_one_pool(rehearsal):
     ]
 
 
+@pytest.mark.scale
 def test_one_more_slice_creates_one_node_pool(rehearsal):
     pools = {"a": {"type": "v5e-16", "managed_by": "terraform", "slices": 2}}
     rehearsal.apply(environment(tpu_pools=pools))

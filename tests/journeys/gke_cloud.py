@@ -117,7 +117,7 @@ def pods(jobset: Any) -> list[Any]:
     """The pods that JobSet and Job would create."""
     metadata, (job,) = jobset["metadata"], jobset["spec"]["replicatedJobs"]
     template = job["template"]["spec"]["template"]
-    made = []
+    created_pods = []
     for index in range(job["replicas"]):
         parent = f"{metadata['name']}-{job['name']}-{index}"
         key = hashlib.sha1(f"{NAMESPACE}/{parent}".encode()).hexdigest()
@@ -132,7 +132,7 @@ def pods(jobset: Any) -> list[Any]:
                 keys.JOBSET_NAME: metadata["name"],
                 keys.COMPLETION_INDEX: str(host),
             }
-            made.append({
+            created_pods.append({
                 "metadata": {
                     "name": f"{parent}-{host}-{metadata['uid']}",
                     "namespace": NAMESPACE,
@@ -144,4 +144,4 @@ def pods(jobset: Any) -> list[Any]:
                 "spec": copy.deepcopy(template["spec"]),
                 "status": {"phase": "Pending"},
             })  # fmt: skip
-    return made
+    return created_pods

@@ -70,6 +70,6 @@ def test_jobs_that_disable_provisioning_are_not_changed(rig, admitting):
             "restartPolicy": "Never", "containers": [{"name": "main", "image": "busybox"}],
         }}},
     }  # fmt: skip
-    made = rig.connection.create(JOB, job)
-    assert "nodeSelector" not in made["spec"]["template"]["spec"]
+    created_job = rig.connection.create(JOB, job)
+    assert "nodeSelector" not in created_job["spec"]["template"]["spec"]
     rig.connection.delete(JOB, "alone", rig.namespace)

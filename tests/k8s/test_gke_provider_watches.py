@@ -62,7 +62,7 @@ def world(rig):
 @pytest.fixture
 def started(rig, world):
     """Creates watching servers, each with its own connection."""
-    made = []
+    opened = []
 
     def server():
         connection = Connection(rig.plane.kubeconfig)
@@ -70,12 +70,12 @@ def started(rig, world):
         provider = GkeProvider(
             recording, world.settings, fleet="test", zones=(ZONE,), clock=world.clock
         )
-        made.append((provider, connection))
+        opened.append((provider, connection))
         provider.start()
         return provider, recording
 
     yield server
-    for provider, connection in made:
+    for provider, connection in opened:
         provider.close()
         connection.close()
 
@@ -105,8 +105,8 @@ def settled(provider, recording):
 
 def test_pod_changes_arrive_without_lists(rig, started):
     provider, recording = started()
-    news = threading.Event()
-    provider.on_change(news.set)
+    pod_changed = threading.Event()
+    provider.on_change(pod_changed.set)
     provider.request(order("a"))
     up(provider, "a")
     settled(provider, recording)
@@ -114,10 +114,10 @@ def test_pod_changes_arrive_without_lists(rig, started):
     assert len(pods) == 4
     for number in range(10):
         for pod in pods:
-            news.clear()
+            pod_changed.clear()
             change = {"metadata": {"annotations": {"tests/number": str(number)}}}
             rig.connection.patch(POD, pod["metadata"]["name"], change, rig.namespace)
-            assert news.wait(60)
+            assert pod_changed.wait(60)
         provider.listing()
     assert recording.listed == []
     rig.connection.delete(POD, pods[2]["metadata"]["name"], rig.namespace)

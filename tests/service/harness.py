@@ -165,23 +165,23 @@ class ServiceHarness:
             job_id=job_id,
             state=SliceState.READY,
         )
-        made = TpuSlice(**{**fields, **more})  # type: ignore[arg-type]
+        tpu_slice = TpuSlice(**{**fields, **more})  # type: ignore[arg-type]
         hosts = [
             Host(
-                id=host_id(made.id, index),
-                slice_id=made.id,
+                id=host_id(tpu_slice.id, index),
+                slice_id=tpu_slice.id,
                 index=index,
                 address=f"10.0.{name[-1]}.{index}",
                 coordinator_port=8476,
                 boot="boot",
             )
-            for index in range(topology.find(made.accelerator).hosts)
+            for index in range(topology.find(tpu_slice.accelerator).hosts)
         ]
-        self.store.commit(ChangeSet(slices=[made], hosts=hosts if with_hosts else []))
-        return made
+        self.store.commit(ChangeSet(slices=[tpu_slice], hosts=hosts if with_hosts else []))
+        return tpu_slice
 
     def add_attempt(self, job_id: str, number: int, *slices: str, **more: Any) -> Attempt:
-        made = Attempt(
+        attempt = Attempt(
             id=attempt_id(JobId(job_id), number),
             job_id=JobId(job_id),
             number=number,
@@ -189,8 +189,8 @@ class ServiceHarness:
             created_at=self.clock.now(),
             **{"state": AttemptState.RUNNING, **more},
         )
-        self.store.commit(ChangeSet(attempts=[made]))
-        return made
+        self.store.commit(ChangeSet(attempts=[attempt]))
+        return attempt
 
     # What an agent would do.
 

@@ -104,19 +104,19 @@ def test_slice_tokens_follow_from_the_secret_and_differ_by_slice():
 
 
 def test_a_token_that_was_withdrawn_is_refused_at_once(service):
-    made = service.client("mel").create_token(note="laptop")
-    with FleetClient(service.url, made.token) as laptop:
+    new_token = service.client("mel").create_token(note="laptop")
+    with FleetClient(service.url, new_token.token) as laptop:
         assert laptop.me().name == "mel"
-        service.client("mel").revoke_token(made.id)
+        service.client("mel").revoke_token(new_token.id)
         with pytest.raises(Unauthorized):
             laptop.me()
 
 
 def test_the_hash_of_a_token_is_all_that_is_kept(service):
-    made = service.client("mel").create_token()
+    new_token = service.client("mel").create_token()
     kept = repr(service.store.tokens())
-    assert made.token not in kept
-    assert made.token.startswith("tpf_")
+    assert new_token.token not in kept
+    assert new_token.token.startswith("tpf_")
     shown = service.client("ada").tokens()
     assert {row.user for row in shown} >= {"mel", "ada"}
     assert not any(hasattr(row, "hash") for row in shown)
@@ -165,16 +165,16 @@ def test_the_only_admin_can_neither_go_nor_step_down(service):
 
 def test_an_expired_token_is_refused(service):
     lifetime = timedelta(days=30)
-    made = service.client("mel").create_token(note="laptop", expires_in=lifetime)
-    assert made.expires_at == service.clock.now() + lifetime
-    with FleetClient(service.url, made.token) as laptop:
+    new_token = service.client("mel").create_token(note="laptop", expires_in=lifetime)
+    assert new_token.expires_at == service.clock.now() + lifetime
+    with FleetClient(service.url, new_token.token) as laptop:
         service.clock.advance(lifetime - timedelta(seconds=1))
         assert laptop.me().name == "mel"
         service.clock.advance(timedelta(seconds=1))
-        with pytest.raises(Unauthorized, match=f"token {made.id} expired on"):
+        with pytest.raises(Unauthorized, match=f"token {new_token.id} expired on"):
             laptop.me()
     shown = {row.id: row.expires_at for row in service.client("ada").tokens()}
-    assert shown[made.id] == made.expires_at and shown["mel-1"] is None
+    assert shown[new_token.id] == new_token.expires_at and shown["mel-1"] is None
 
 
 @pytest.mark.parametrize(

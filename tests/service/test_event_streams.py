@@ -19,7 +19,7 @@ from tpufleet.service.http_server import SHUTDOWN_GRACE_SECONDS
 from tpufleet.stores.base import ChangeSet
 
 
-def write(service: ServiceHarness, *words: str, job_id: str | None = None) -> None:
+def write(service: ServiceHarness, *texts: str, job_id: str | None = None) -> None:
     events = [
         Event(
             at=service.clock.now(),
@@ -28,7 +28,7 @@ def write(service: ServiceHarness, *words: str, job_id: str | None = None) -> No
             message=each,
             job_id=JobId(job_id) if job_id else None,
         )
-        for each in words
+        for each in texts
     ]
     service.store.commit(ChangeSet(events=events))
 
@@ -37,21 +37,21 @@ class Listener:
     """Gathers what a stream tells, in a thread of its own."""
 
     def __init__(self, client: FleetClient, **params) -> None:
-        self.told: list[Event | JobRow] = []
+        self.received: list[Event | JobRow] = []
         self._stream = client.stream(**params)
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         for item in self._stream:
-            self.told.append(item)
+            self.received.append(item)
 
     @property
     def messages(self) -> list[str]:
-        return [item.message for item in self.told if isinstance(item, Event)]
+        return [item.message for item in self.received if isinstance(item, Event)]
 
     @property
     def rows(self) -> list[JobRow]:
-        return [item for item in self.told if isinstance(item, JobRow)]
+        return [item for item in self.received if isinstance(item, JobRow)]
 
 
 def listen(service: ServiceHarness, **params) -> Listener:
@@ -93,13 +93,13 @@ def test_a_stream_goes_on_over_restarts_without_loss_or_repeat(service):
     listener = listen(service, after=0)
     expected = []
     for number in range(4):
-        words = [f"{number} before", f"{number} down", f"{number} after"]
-        write(service, words[0])
+        texts = [f"{number} before", f"{number} down", f"{number} after"]
+        write(service, texts[0])
         service.stop()
-        write(service, words[1])
+        write(service, texts[1])
         service.start()
-        write(service, words[2])
-        expected += words
+        write(service, texts[2])
+        expected += texts
     wait_until(lambda: len(listener.messages) >= len(expected))
     assert listener.messages == expected
 
@@ -133,7 +133,7 @@ def test_a_row_comes_before_the_event_so_that_whoever_has_the_event_has_the_row(
     service.submit("job-1")
     listener = listen(service, after=0)
     wait_until(lambda: listener.messages)
-    assert isinstance(listener.told[0], JobRow)
+    assert isinstance(listener.received[0], JobRow)
 
 
 def test_a_client_that_reads_nothing_holds_up_nobody(service):

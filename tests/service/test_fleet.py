@@ -33,7 +33,7 @@ def test_a_pool_is_made_changed_and_dropped_and_the_controller_hears_of_it(servi
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"name": "Lab!"}, "lab"),
         ({"provider": "locl"}, "did you mean local"),
@@ -46,8 +46,8 @@ def test_a_pool_is_made_changed_and_dropped_and_the_controller_hears_of_it(servi
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_a_pool_that_makes_no_sense_is_refused_in_words(shared_service, changes, words):
-    with pytest.raises((BadInput, NotFound), match=words):
+def test_a_pool_that_makes_no_sense_is_refused_in_words(shared_service, changes, message):
+    with pytest.raises((BadInput, NotFound), match=message):
         shared_service.client("ada").put_pool(replace(POOL, **changes))
     assert shared_service.client("ada").pools() == ()
 
@@ -88,7 +88,7 @@ def test_a_fault_goes_to_the_controller(service):
 
 
 @pytest.mark.parametrize(
-    ("slice_id", "fault", "host", "error", "words"),
+    ("slice_id", "fault", "host", "error", "message"),
     [
         ("s1", "kill-hots", 0, BadInput, "did you mean kill-host"),
         ("s9", "preempt", None, NotFound, "did you mean s1"),
@@ -96,10 +96,10 @@ def test_a_fault_goes_to_the_controller(service):
         ("s3", "preempt", None, Conflict, "is gone"),
     ],
 )
-def test_a_fault_that_cannot_be_is_refused_in_words(service, slice_id, fault, host, error, words):
+def test_a_fault_that_cannot_be_is_refused_in_words(service, slice_id, fault, host, error, message):
     service.add_slice("s1", None)
     service.add_slice("s3", None, state=SliceState.GONE)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         service.client("ada").inject_fault(slice_id, fault, host)
     assert service.store.inbox() == []
 

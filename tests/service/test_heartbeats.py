@@ -17,7 +17,7 @@ from tpufleet.model.jobs import JobState
 from tpufleet.model.slices import SliceState
 
 
-def news(service: ServiceHarness) -> list[Phase]:
+def reported_phases(service: ServiceHarness) -> list[Phase]:
     return [
         m.heartbeat.phase
         for m in service.store.inbox()
@@ -35,11 +35,12 @@ def running(service: ServiceHarness) -> ServiceHarness:
 
 
 def test_a_multislice_gang_is_numbered_over_all_its_slices(running):
-    told = {
+    assignments = {
         host: running.send_heartbeat(host).assignment for host in ("s1/0", "s1/3", "s2/0", "s2/2")
     }
     numbers = {
-        host: (each.worker_id, each.slice_index, each.process_id) for host, each in told.items()
+        host: (each.worker_id, each.slice_index, each.process_id)
+        for host, each in assignments.items()
     }
     assert numbers == {
         "s1/0": (0, 0, 0),
@@ -47,7 +48,7 @@ def test_a_multislice_gang_is_numbered_over_all_its_slices(running):
         "s2/0": (0, 1, 4),
         "s2/2": (2, 1, 6),
     }
-    for each in told.values():
+    for each in assignments.values():
         assert (each.num_slices, each.num_processes) == (2, 8)
         assert each.coordinator_address == "10.0.1.0:8476"
         assert each.megascale_coordinator == "10.0.1.0"
@@ -55,14 +56,14 @@ def test_a_multislice_gang_is_numbered_over_all_its_slices(running):
 
 
 def test_an_assignment_holds_what_the_job_file_says(running):
-    told = running.send_heartbeat("s2/1").assignment
-    assert told.command == ("python", "train.py")
-    assert told.env == {"A": "b"}
-    assert told.grace == timedelta(seconds=7)
-    assert told.hostnames == ("10.0.2.0", "10.0.2.1", "10.0.2.2", "10.0.2.3")
-    assert told.attempt_id == "job-1.0"
-    assert told.checkpoint.endswith("/checkpoints/job-1")
-    assert told.stop is None
+    assignment = running.send_heartbeat("s2/1").assignment
+    assert assignment.command == ("python", "train.py")
+    assert assignment.env == {"A": "b"}
+    assert assignment.grace == timedelta(seconds=7)
+    assert assignment.hostnames == ("10.0.2.0", "10.0.2.1", "10.0.2.2", "10.0.2.3")
+    assert assignment.attempt_id == "job-1.0"
+    assert assignment.checkpoint.endswith("/checkpoints/job-1")
+    assert assignment.stop is None
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_a_beat_without_news_is_a_pulse_and_no_message(running):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "change",
     [
         dict(boot="another"),
         dict(address="10.9.9.9"),
@@ -146,35 +147,35 @@ def test_a_beat_without_news_is_a_pulse_and_no_message(running):
         dict(notice=NoticeKind.PREEMPTED),
         dict(exit=Exit(at=datetime(2026, 1, 1, tzinfo=UTC), status=1)),
     ],
-    ids=lambda told: next(iter(told)),
+    ids=lambda change: next(iter(change)),
 )
-def test_anything_new_about_a_host_wakes_the_controller(running, told):
+def test_anything_new_about_a_host_wakes_the_controller(running, change):
     woken = running.woken
-    running.send_heartbeat("s1/0", **told)
-    assert len(news(running)) == 1
+    running.send_heartbeat("s1/0", **change)
+    assert len(reported_phases(running)) == 1
     assert running.woken > woken
 
 
 def test_news_is_told_once_until_the_controller_acts_or_time_passes(running):
     for _ in range(3):
         running.send_heartbeat("s1/0", phase=Phase.SETUP)
-    assert news(running) == [Phase.SETUP]
+    assert reported_phases(running) == [Phase.SETUP]
     running.clock.advance(timedelta(seconds=11))
     running.send_heartbeat("s1/0", phase=Phase.SETUP)
-    assert news(running) == [Phase.SETUP, Phase.SETUP]
+    assert reported_phases(running) == [Phase.SETUP, Phase.SETUP]
 
 
 def test_news_that_is_undone_before_the_controller_saw_it_is_told_too(running):
     running.send_heartbeat("s1/0", phase=Phase.SETUP)
     running.send_heartbeat("s1/0", phase=Phase.IDLE)
-    assert news(running) == [Phase.SETUP, Phase.IDLE]
+    assert reported_phases(running) == [Phase.SETUP, Phase.IDLE]
 
 
 def test_a_host_that_has_no_row_yet_is_news(service):
     service.add_slice("s1", None, state=SliceState.BOOTING, with_hosts=False)
     assert service.store.host(HostId("s1/0")) is None
     service.send_heartbeat("s1/0")
-    assert news(service) == [Phase.IDLE]
+    assert reported_phases(service) == [Phase.IDLE]
 
 
 def test_a_host_beyond_the_size_of_its_slice_is_refused(running):

@@ -29,9 +29,9 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def commands(store: MemoryStore) -> HostCommandQueue:
-    made = HostCommandQueue(store)
-    made.send(DATE, SliceId("a"), HOSTS, NOW)
-    return made
+    commands = HostCommandQueue(store)
+    commands.send(DATE, SliceId("a"), HOSTS, NOW)
+    return commands
 
 
 def test_a_host_is_asked_until_it_has_answered(commands):
@@ -46,7 +46,7 @@ def test_the_first_answer_of_a_host_counts(commands):
     commands.record_result("e1", result("a/0", "first"), NOW)
     commands.record_result("e1", result("a/0", "second"), NOW)
     report = commands.report("e1", "a", NOW)
-    assert [told.output for told in report.results] == ["first"] and not report.done
+    assert [result.output for result in report.results] == ["first"] and not report.done
 
 
 def test_sending_the_same_errand_twice_is_one_and_another_under_its_id_is_refused(commands):
@@ -72,7 +72,7 @@ def test_what_one_server_took_another_hands_out_and_a_third_reports(commands, st
     for host in HOSTS:
         second.record_result("e1", result(host, f"from {host}"), NOW)
     report = third.report("e1", "a", NOW)
-    assert report.done and [told.output for told in report.results] == ["from a/0", "from a/1"]
+    assert report.done and [result.output for result in report.results] == ["from a/0", "from a/1"]
     commands.refresh(NOW)
     assert commands.pending_for(HOSTS[0]) == ()
 

@@ -103,7 +103,7 @@ def test_a_snapshot_must_be_here_before_the_job_is(service):
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "words"),
+    ("changes", "error", "message"),
     [
         ({"pool": "labs"}, BadInput, "did you mean lab"),
         ({"pool": "lab", "accelerator": "v5e-8"}, BadInput, "has v5litepod-16"),
@@ -113,14 +113,14 @@ def test_a_snapshot_must_be_here_before_the_job_is(service):
     ],
     ids=["unknown pool", "another type", "too many slices", "not a member", "unknown secret"],
 )
-def test_a_job_that_can_never_run_is_refused_with_the_reason(service, changes, error, words):
+def test_a_job_that_can_never_run_is_refused_with_the_reason(service, changes, error, message):
     pool = Pool(name="lab", provider="local", accelerator="v5litepod-16", largest=2)
     theirs = Pool(
         name="theirs", provider="local", accelerator="v5litepod-16", largest=2, members=("mo",)
     )
     service.store.commit(ChangeSet(pools=[pool, theirs]))
     service.client("mel").put_secret("hf", "x")
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         service.client("mel").submit([new("job-1", **changes)])
 
 

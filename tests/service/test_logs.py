@@ -150,9 +150,9 @@ def test_a_tail_is_what_splitting_the_whole_log_would_give(
 
 def test_following_tells_every_line_of_every_host_and_attempt_and_then_ends(running):
     running.send_log(ATTEMPT, "s1/0", 0, b"first\nhal")
-    told = []
+    followed = []
     reader = threading.Thread(
-        target=lambda: told.extend(running.client().follow_logs("job-1")), daemon=True
+        target=lambda: followed.extend(running.client().follow_logs("job-1")), daemon=True
     )
     reader.start()
     running.send_log(ATTEMPT, "s1/0", 9, b"f\n")
@@ -165,7 +165,7 @@ def test_following_tells_every_line_of_every_host_and_attempt_and_then_ends(runn
     running.end_job("job-1", JobState.SUCCEEDED)
     reader.join(timeout=60)
     assert not reader.is_alive()
-    lines = [(line.attempt, line.host, line.line) for line in told]
+    lines = [(line.attempt, line.host, line.line) for line in followed]
     assert [line for line in lines if line[:2] == (0, 0)] == [(0, 0, "first"), (0, 0, "half")]
     assert [line for line in lines if line[:2] == (0, 3)] == [(0, 3, "three, without an end")]
     assert lines[-1] == (1, 0, "again ✓ \u2028 and ")
@@ -174,11 +174,11 @@ def test_following_tells_every_line_of_every_host_and_attempt_and_then_ends(runn
 
 def test_following_across_restarts_of_the_server_neither_repeats_nor_loses_a_line(running):
     expected = [f"line {number}" for number in range(60)]
-    told: list[str] = []
+    followed: list[str] = []
 
     def read() -> None:
         client = running.client(sleep=lambda _: threading.Event().wait(0.02))
-        told.extend(line.line for line in client.follow_logs("job-1", host=0))
+        followed.extend(line.line for line in client.follow_logs("job-1", host=0))
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
@@ -194,7 +194,7 @@ def test_following_across_restarts_of_the_server_neither_repeats_nor_loses_a_lin
     end_attempt(running, 0, "s1")
     running.end_job("job-1")
     reader.join(timeout=60)
-    assert told == expected
+    assert followed == expected
 
 
 def test_following_from_a_tail_begins_there(running):

@@ -207,8 +207,8 @@ def test_a_job_that_is_purged_twice_has_one_event(service):
     leave(service, "one")
     for _ in range(2):
         service.client("mel").purge(PurgeRequest(jobs=("one",)))
-    told = [event.state for event in service.client("mel").events("one").events]
-    assert told.count("purged") == 1
+    event_states = [event.state for event in service.client("mel").events("one").events]
+    assert event_states.count("purged") == 1
 
 
 def test_files_that_a_crash_left_behind_can_be_deleted(service):

@@ -75,11 +75,11 @@ def test_the_secrets_of_a_user_go_with_the_user(service):
 
 
 def secret_of_a_job(service: ServiceHarness, owner: str, number: int) -> str:
-    job, made = f"job-{number}", f"s{number}"
+    job, slice_id = f"job-{number}", f"s{number}"
     service.submit(job, by=owner, secrets={"HF": "hf"})
-    service.add_slice(made, job)
-    service.add_attempt(job, 0, made)
-    return service.send_heartbeat(f"{made}/0", boot="new").assignment.secrets["HF"]
+    service.add_slice(slice_id, job)
+    service.add_attempt(job, 0, slice_id)
+    return service.send_heartbeat(f"{slice_id}/0", boot="new").assignment.secrets["HF"]
 
 
 @pytest.mark.parametrize("name", ["../token", "a/b", ".hidden", "..", "", "a\0b", "x" * 65, "ü"])
@@ -115,9 +115,9 @@ def test_a_secret_that_a_live_job_needs_cannot_be_dropped(service):
 
 def everything_told(service: ServiceHarness) -> str:
     client = service.client("ada")
-    told = [client.job("job-1"), client.why("job-1"), client.events(), client.jobs()]
+    responses = [client.job("job-1"), client.why("job-1"), client.events(), client.jobs()]
     kept = [service.store.live(), service.store.inbox(), service.store.tokens()]
-    return repr(told) + repr(kept) + "".join(client.logs("job-1"))
+    return repr(responses) + repr(kept) + "".join(client.logs("job-1"))
 
 
 def test_the_value_of_a_secret_is_told_to_the_agents_of_its_job_and_to_nobody_else(service, caplog):

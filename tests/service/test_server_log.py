@@ -19,10 +19,10 @@ def record(message: str, *args: object, error: Exception | None = None) -> loggi
 
 def test_values_of_secrets_are_removed():
     redaction.remember("wandb-4711-key")
-    made = record("cannot use %s", "wandb-4711-key", error=ValueError("bad wandb-4711-key"))
-    assert redaction.RedactionFilter().filter(made)
+    entry = record("cannot use %s", "wandb-4711-key", error=ValueError("bad wandb-4711-key"))
+    assert redaction.RedactionFilter().filter(entry)
     for formatter in (logging.Formatter(), server_log.JsonFormatter()):
-        line = formatter.format(made)
+        line = formatter.format(entry)
         assert "4711" not in line and "cannot use ***" in line and "bad ***" in line
 
 

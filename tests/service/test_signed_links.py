@@ -9,6 +9,7 @@ import pytest
 
 from tests.service.harness import ServiceHarness
 from tpufleet.errors import BadInput, Forbidden
+from tpufleet.model.users import TokenScope
 
 DAY = timedelta(days=1)
 
@@ -76,6 +77,13 @@ def test_a_link_ends_with_its_user(job):
     link = job.client("mel").create_link("job-1", "result", DAY)
     job.client("ada").delete_user("mel")
     assert read(job, link.path).status_code == 401
+
+
+@pytest.mark.parametrize("scope", [TokenScope.READ, TokenScope.SUBMIT])
+def test_a_limited_token_creates_no_links(job, scope):
+    job.tokens["limited"] = job.client("ada").create_token("mel", scope=scope).token
+    with pytest.raises(Forbidden):
+        job.client("limited").create_link("job-1", "logs", DAY)
 
 
 def test_only_the_owner_or_an_admin_creates_links(job):

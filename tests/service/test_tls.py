@@ -39,15 +39,15 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl program to make a certificate with")
     folder = tmp_path_factory.mktemp("tls")
-    made = Certificate(folder / "cert.pem", folder / "key.pem")
+    certificate = Certificate(folder / "cert.pem", folder / "key.pem")
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
          "-nodes", "-days", "2", "-subj", "/CN=fleet", "-addext", "subjectAltName=IP:127.0.0.1",
-         "-keyout", str(made.key), "-out", str(made.cert)],
+         "-keyout", str(certificate.key), "-out", str(certificate.cert)],
         check=True, capture_output=True,
     )  # fmt: skip
-    made.key.chmod(0o600)
-    return made
+    certificate.key.chmod(0o600)
+    return certificate
 
 
 @pytest.fixture

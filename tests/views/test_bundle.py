@@ -74,5 +74,5 @@ def test_a_server_for_a_real_project_does_not_start_without_a_bundle(tpu):
     pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
     tpu.environ["TPUFLEET_TPU_VM"] = '{"project": "my-project", "zones": ["us-central1-a"]}'
     result = tpu("serve")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "bundle is not set" in result.stderr and "run `tpu bundle`" in result.stderr

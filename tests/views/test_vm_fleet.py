@@ -70,7 +70,8 @@ def test_create_makes_all_workers_and_status_lists_them(cloud):
         ("READY", "v3-8", "spot")
     }
     table = cloud.tpu.ok("fleet", "status").splitlines()
-    assert table[0].split() == ["NAME", "STATE", "HEALTH", "TYPE", "CAPACITY", "ZONE"]
+    assert table[0].split() == ["NAME", "STATE", "HEALTH", "TYPE", "CAPACITY", "ZONE",
+                                "AUTOSTOP"]  # fmt: skip
 
 
 def test_a_second_create_makes_only_missing_workers(cloud):

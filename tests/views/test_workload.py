@@ -29,11 +29,12 @@ def test_the_options_of_xpk_become_fields_of_a_job(tmp_path, monkeypatch):
         tmp_path, monkeypatch, "--tpu-type=v5litepod-16", "--num-slices=2", "--priority=high",
         "--max-restarts=3", "--env-file=env", "--zone", "us-central1-a", "--on-demand",
         "--project=p", "--scheduler=s", "--ttl-seconds-after-finished=5",
-        "--termination-grace-period-seconds=60",
+        "--termination-grace-period-seconds=60", "--base-docker-image=gcr.io/x/y:1",
     )  # fmt: skip
     assert spec["accelerator"] == "v5litepod-16"
     assert (spec["name"], spec["slices"], spec["priority"]) == ("hello", 2, 10)
     assert spec["capacity"] == ["on-demand"]
+    assert spec["pod"] == {"image": "gcr.io/x/y:1"}
     assert spec["env"] == {"LR": "0.1"}
     assert spec["zones"] == ["us-central1-a"]
     assert spec["retries"]["failure"] == 3

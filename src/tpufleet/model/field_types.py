@@ -332,7 +332,8 @@ def _parse_mounts(errors: ParseErrors, path: str, value: Any) -> tuple[Mount, ..
     example = "[{bucket: my-data, path: /data, read_only: true}]"
     if not isinstance(value, list):
         return errors.add(path, f"must be a list, not {quote_value(value)}; write {example}")
-    before, mounts = len(errors.lines), []
+    before = len(errors.lines)
+    mounts: list[Mount] = []
     for index, item in enumerate(value):
         where = f"{path}[{index}]"
         if isinstance(item, str):

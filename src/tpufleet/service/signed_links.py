@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qsl, urlencode
 
 from tpufleet.errors import BadInput, Unauthorized
-from tpufleet.model.users import Role
+from tpufleet.model.users import Role, TokenScope
 from tpufleet.service.auth import Caller
 from tpufleet.stores.base import Store
 
@@ -51,7 +51,7 @@ def authenticate(path: str, query: bytes, secret: bytes, store: Store, now: date
         )
     if store.user(user) is None:
         raise Unauthorized(f"the link is no longer valid: user {user} was deleted")
-    return Caller(name=user, role=Role.VIEWER, token_id="link")
+    return Caller(name=user, role=Role.VIEWER, token_id="link", scope=TokenScope.READ)
 
 
 def without_signature(query: bytes) -> bytes:

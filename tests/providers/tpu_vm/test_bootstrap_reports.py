@@ -86,6 +86,10 @@ def test_nodes_are_asked_at_most_three_times_a_minute_and_ten_at_a_time(booted):
 
 def test_a_failing_read_hides_nothing_else(booted):
     fault = CallFault(error="permission", method="GetGuestAttributes")
-    world = booted("a", plan=CloudFaultPlan(calls=(fault,)))
+    world = booted("a", "b", "c", plan=CloudFaultPlan(calls=(fault,)))
     assert world.listed()["a"].bootstrap == ()
     assert world.provider.listing().unreachable_zones == frozenset()
+    assert len(world.calls("GetGuestAttributes")) == 1, "not asked again for a minute"
+    world.pass_time(61)
+    world.listed()
+    assert len(world.calls("GetGuestAttributes")) == 2

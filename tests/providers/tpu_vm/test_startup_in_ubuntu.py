@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ensurepip
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -88,8 +90,13 @@ print([name for name in os.environ if "/opt/tpufleet" in os.environ[name]])
 
 def _run_job(control_plane, host):
     """In its own environment, made by the bundle's uv, without a trace of the agent's."""
+    wheels = host.root / "wheels"  # in place of an index
+    wheels.mkdir()
+    for wheel in Path(ensurepip.__file__).parent.glob("_bundled/pip*.whl"):
+        shutil.copy(wheel, wheels)
     control_plane.assignment = replace(
         ASSIGNMENT,
+        env={"UV_FIND_LINKS": "/wheels", "UV_NO_INDEX": "1", "UV_OFFLINE": "1"},
         attempt_id=AttemptId("j1.0"),
         command=("python", "-c", PROGRAM),
         dependencies=(),

@@ -22,6 +22,9 @@ def test_one_listing_is_two_paged_calls_for_each_zone(world):
     before = len(world.emulator.service.calls)
     assert len(world.listed()) == 30
     calls = world.emulator.service.calls[before:]
+    # Maintenance is asked for where nodes exist, every ten minutes.
+    assert calls.count(("v2alpha1.ListNodes", ZONE)) == 1
+    calls = [call for call in calls if call[0] != "v2alpha1.ListNodes"]
     assert sorted(calls) == sorted(
         (method, zone)
         for zone in (ZONE, OTHER_ZONE)

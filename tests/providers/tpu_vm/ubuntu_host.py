@@ -60,13 +60,15 @@ def ubuntu_root() -> Path:
         if not root.exists():
             draft = CACHE / "jammy.new"
             shutil.rmtree(draft, ignore_errors=True)
-            made = subprocess.run(
+            completed = subprocess.run(
                 ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "jammy", draft,
                  MIRROR],
                 capture_output=True, text=True,
             )  # fmt: skip
-            if made.returncode != 0:
-                pytest.skip(f"debootstrap failed: {made.stdout[-300:]}{made.stderr[-300:]}")
+            if completed.returncode != 0:
+                pytest.skip(
+                    f"debootstrap failed: {completed.stdout[-300:]}{completed.stderr[-300:]}"
+                )
             draft.rename(root)
     return root
 
@@ -135,12 +137,12 @@ class UbuntuHost:
         image = self.folder / f"disk{len(self._loops)}.img"
         with image.open("wb") as file:
             file.truncate(size_mib * 2**20)
-        made = subprocess.run(
+        completed = subprocess.run(
             ["losetup", "--find", "--show", image], capture_output=True, text=True
         )
-        if made.returncode != 0:
-            pytest.skip(f"loop devices are not permitted: {made.stderr.strip()}")
-        device = made.stdout.strip()
+        if completed.returncode != 0:
+            pytest.skip(f"loop devices are not permitted: {completed.stderr.strip()}")
+        device = completed.stdout.strip()
         self._loops.append(device)
         number = os.stat(device).st_rdev
         os.mknod(self.root / device.removeprefix("/"), 0o60600, number)

@@ -200,7 +200,7 @@ NODE_ROWS = (
         lambda w: created(w, node=tpu_v2.Node(
             runtime_version="v2-alpha-tpuv5-lite",
             accelerator_config={"type_": "V5LITE_POD", "topology": "4x4"})),
-        check=lambda made: made.accelerator_type == "v5litepod-16"),
+        check=lambda node: node.accelerator_type == "v5litepod-16"),
     Row("accelerator: unknown topology", PROTO,
         lambda w: create(w, node=tpu_v2.Node(
             runtime_version="v2-alpha-tpuv5-lite",
@@ -241,10 +241,10 @@ NODE_ROWS = (
     Row("disk: of another zone", DISKS_PAGE,
         lambda w: create(w, data_disks=[disk(zone="us-east1-d")]), Invalid),
     Row("disk: read-write on one host", DISKS_PAGE, lambda w: created(w, data_disks=[disk()]),
-        check=lambda made: made.data_disks[0].mode.name == "READ_WRITE"),
+        check=lambda node: node.data_disks[0].mode.name == "READ_WRITE"),
     Row("disk: the default mode is read-write", PROTO,
         lambda w: created(w, data_disks=[{"source_disk": disk().source_disk}]),
-        check=lambda made: made.data_disks[0].mode.name == "READ_WRITE"),
+        check=lambda node: node.data_disks[0].mode.name == "READ_WRITE"),
     Row("disk: read-write on several hosts", DISKS_PAGE,
         lambda w: create(w, accelerator="v5litepod-16", data_disks=[disk()]), Invalid,
         "read-only"),
@@ -259,41 +259,41 @@ NODE_ROWS = (
 
 FILLED_ROWS = (
     Row("default network", PROTO, created,
-        check=lambda made: made.network_config.network == "projects/p/global/networks/default"),
+        check=lambda node: node.network_config.network == "projects/p/global/networks/default"),
     Row("default subnetwork", PROTO, created,
-        check=lambda made: made.network_config.subnetwork
+        check=lambda node: node.network_config.subnetwork
         == "projects/p/regions/us-central1/subnetworks/default"),
     Row("default service account", PROTO, created,
-        check=lambda made: made.service_account.email.endswith(
+        check=lambda node: node.service_account.email.endswith(
             "-compute@developer.gserviceaccount.com")),
     Row("default scope", PROTO, created,
-        check=lambda made: list(made.service_account.scope)
+        check=lambda node: list(node.service_account.scope)
         == ["https://www.googleapis.com/auth/cloud-platform"]),
     Row("a service account is kept", PROTO,
         lambda w: created(w, service_account={"email": "x@p.iam.gserviceaccount.com"}),
-        check=lambda made: made.service_account.email == "x@p.iam.gserviceaccount.com"),
+        check=lambda node: node.service_account.email == "x@p.iam.gserviceaccount.com"),
     Row("external addresses on request", PROTO,
         lambda w: created(w, network_config={"enable_external_ips": True}),
-        check=lambda made: made.network_endpoints[0].access_config.external_ip),
+        check=lambda node: node.network_endpoints[0].access_config.external_ip),
     Row("no external address by default", PROTO, created,
-        check=lambda made: not made.network_endpoints[0].access_config.external_ip),
+        check=lambda node: not node.network_endpoints[0].access_config.external_ip),
     Row("one endpoint per host", PROTO, lambda w: created(w, accelerator="v5litepod-32"),
-        check=lambda made: len({end.ip_address for end in made.network_endpoints}) == 8),
+        check=lambda node: len({end.ip_address for end in node.network_endpoints}) == 8),
     Row("no endpoints while creating", PROTO,
         lambda w: (create(w), w.client.get_node(name=name()))[1],
-        check=lambda made: not made.network_endpoints and made.state.name == "CREATING"),
+        check=lambda node: not node.network_endpoints and node.state.name == "CREATING"),
     Row("accelerator config", PROTO, lambda w: created(w, accelerator="v5litepod-16"),
-        check=lambda made: (made.accelerator_config.type_.name, made.accelerator_config.topology)
+        check=lambda node: (node.accelerator_config.type_.name, node.accelerator_config.topology)
         == ("V5LITE_POD", "4x4")),
-    Row("api version", PROTO, created, check=lambda made: made.api_version.name == "V2"),
+    Row("api version", PROTO, created, check=lambda node: node.api_version.name == "V2"),
     Row("unique ids", PROTO, lambda w: (created(w, node_id="x"), created(w, node_id="y")),
-        check=lambda made: made[0].id != made[1].id and all(each.id > 0 for each in made)),
+        check=lambda pair: pair[0].id != pair[1].id and all(each.id > 0 for each in pair)),
     Row("output-only fields are ignored", PROTO,
         lambda w: created(w, health_description="mine", queued_resource="q", multislice_node=True),
-        check=lambda made: not made.multislice_node and not made.queued_resource
-        and not made.health_description),
-    Row("not a multislice node", PROTO, created, check=lambda made: not made.multislice_node),
-    Row("healthy when ready", PROTO, created, check=lambda made: made.health.name == "HEALTHY"),
+        check=lambda node: not node.multislice_node and not node.queued_resource
+        and not node.health_description),
+    Row("not a multislice node", PROTO, created, check=lambda node: not node.multislice_node),
+    Row("healthy when ready", PROTO, created, check=lambda node: node.health.name == "HEALTHY"),
 )  # fmt: skip
 
 LIFECYCLE_ROWS = (
@@ -327,12 +327,12 @@ LIFECYCLE_ROWS = (
                         lambda w: update(w, "network_config.enable_external_ips",
                                          network_config={"enable_external_ips": True}),
                         lambda w: w.client.get_node(name=name())),
-        check=lambda made: made.network_endpoints[0].access_config.external_ip),
+        check=lambda node: node.network_endpoints[0].access_config.external_ip),
     Row("update: only the fields of the mask", PROTO,
         lambda w: after(w, LONG, created,
                         lambda w: update(w, "description", description="new", tags=["ignored"]),
                         lambda w: w.client.get_node(name=name())),
-        check=lambda made: made.description == "new" and not made.tags),
+        check=lambda node: node.description == "new" and not node.tags),
     Row("update: runtime version", PROTO,
         lambda w: (created(w), update(w, "runtime_version", runtime_version="tpu-vm-base")),
         Invalid),
@@ -435,7 +435,7 @@ QUEUE_ROWS = (
         check=lambda state: state in ("CREATING", "ACCEPTED")),
     Row("queue: its node names it", PROTO,
         lambda w: after(w, LONG, enqueue, lambda w: w.client.get_node(name=name())),
-        check=lambda made: made.queued_resource == f"{PARENT}/queuedResources/q"),
+        check=lambda node: node.queued_resource == f"{PARENT}/queuedResources/q"),
     Row("queue: id with other characters", PROTO, lambda w: enqueue(w, queued_id="Q_1.a~b+c%d")),
     Row("queue: id with a slash", PROTO, lambda w: enqueue(w, queued_id="a b"), Invalid),
     Row("queue: id chosen by the service", PROTO, lambda w: enqueue(w, queued_id=""),
@@ -445,7 +445,7 @@ QUEUE_ROWS = (
     Row("queue: the same request id", PROTO,
         lambda w: (enqueue(w, request_id="7c1f3a52-0000-4000-8000-000000000001"),
                    enqueue(w, request_id="7c1f3a52-0000-4000-8000-000000000001")),
-        check=lambda made: made[0].operation.name == made[1].operation.name),
+        check=lambda pair: pair[0].operation.name == pair[1].operation.name),
     Row("queue: no node", PROTO,
         lambda w: enqueue(w, tpu_v2.QueuedResource(tpu=tpu_v2.QueuedResource.Tpu())), Invalid),
     Row("queue: node in another zone", PROTO,
@@ -463,10 +463,10 @@ QUEUE_ROWS = (
     Row("multislice: multislice_node", PROTO,
         lambda w: after(w, LONG, lambda w: enqueue(w, gang()),
                         lambda w: w.client.get_node(name=name("np-1"))),
-        check=lambda made: made.multislice_node),
+        check=lambda node: node.multislice_node),
     Row("multislice: a single queued node is none", PROTO,
         lambda w: after(w, LONG, enqueue, lambda w: w.client.get_node(name=name())),
-        check=lambda made: not made.multislice_node),
+        check=lambda node: not node.multislice_node),
     Row("valid_after_duration: not before", PROTO,
         lambda w: after(w, 3000, lambda w: enqueue(w, policy(
             valid_after_duration=timedelta(hours=1))), lambda w: (queue_state(w), names(w))),
@@ -529,7 +529,7 @@ QUEUE_ROWS = (
 ALPHA_ROWS = (
     Row("alpha: no maintenance", MAINTENANCE_PAGE,
         lambda w: (created(w), alpha(w).get_node(name=name()))[1],
-        check=lambda made: not made.upcoming_maintenance.window_start_time),
+        check=lambda node: not node.upcoming_maintenance.window_start_time),
     Row("alpha: scheduled maintenance", MAINTENANCE_PAGE,
         lambda w: (created(w), w.plan_maintenance("a", days=7),
                    alpha(w).get_node(name=name()))[2].upcoming_maintenance,
@@ -542,7 +542,7 @@ ALPHA_ROWS = (
         and found.window_start_time.endswith("Z")),
     Row("alpha: the same nodes", PROTO,
         lambda w: (created(w, labels={"a": "b"}), alpha(w).get_node(name=name()))[1],
-        check=lambda made: made.state.name == "READY" and made.labels["a"] == "b"),
+        check=lambda node: node.state.name == "READY" and node.labels["a"] == "b"),
 )  # fmt: skip
 
 # Fault of the plan, method, class, code and reason of ErrorInfo, text of the message.

@@ -15,6 +15,7 @@ from tpufleet.errors import BadRequest, ProviderUnavailable
 from tpufleet.providers.tpu_vm import error_mapping
 
 DEADLINE = 10.0  # seconds; a create is usually accepted within two
+GUEST_DEADLINE = 3.0  # an explanation must not delay a listing
 PAGE_SIZE = 500
 
 
@@ -92,7 +93,9 @@ class TpuApi:
         try:
             with _translate_errors(action, gone_ok=True):
                 response = self._open.get_guest_attributes(
-                    request={"name": name, "query_path": query_path}, **self._options
+                    request={"name": name, "query_path": query_path},
+                    timeout=min(self._deadline, GUEST_DEADLINE),
+                    retry=None,
                 )
                 return [
                     item.value

@@ -25,8 +25,9 @@ QUERY_PATH = f"{bootstrap.GUEST_NAMESPACE}/{bootstrap.GUEST_KEY}"
 READ_INTERVAL = timedelta(seconds=20)
 # A slice boots for 20 minutes at most; a node that works is not asked for ever.
 READ_FOR = timedelta(minutes=30)
-# Of one zone in one observation, which others wait for.
+# Of one zone in one observation, which others wait for. After a failure none for a while.
 MAX_READS = 10
+RETRY_AFTER = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,11 +46,13 @@ class BootstrapReports:
         self._reads: dict[str, _Read] = {}  # by node
         self._lock = threading.Lock()
         self._reads_left = 0
+        self._retry_at: datetime | None = None
 
-    def start_observation(self, nodes: Collection[str]) -> None:
+    def start_observation(self, nodes: Collection[str], now: datetime) -> None:
         """Forget all other nodes."""
         with self._lock:
-            self._reads_left = MAX_READS
+            failing = self._retry_at is not None and now < self._retry_at
+            self._reads_left = 0 if failing else MAX_READS
             self._reads = {name: read for name, read in self._reads.items() if name in nodes}
 
     def of_node(self, name: str, hosts: int, now: datetime) -> tuple[BootstrapReport, ...]:
@@ -77,6 +80,8 @@ class BootstrapReports:
             values = self._api.guest_attributes(name, QUERY_PATH)
         except ProviderError as error:
             log.warning("cannot read the bootstrap reports of %s: %s", name, error)
+            with self._lock:
+                self._reads_left, self._retry_at = 0, now + RETRY_AFTER
             return _Read(first_at=first_at, at=now, reports=known.reports if known else ())
         parsed = (bootstrap.parse_report(value) for value in values)
         by_host = {report.host: report for report in parsed if report is not None}

@@ -79,7 +79,7 @@ class ZoneObserver:
         listed = self._api.list_nodes(self.location.path)
         self._delete_expired(listed, now)
         nodes = [node for node in listed if self._is_own(node)]
-        self._bootstrap.start_observation({node.name for node in nodes})
+        self._bootstrap.start_observation({node.name for node in nodes}, now)
         if nodes and self._maintenance is not None:
             self._maintenance.refresh(now)
         observed: dict[SliceId, ZoneSlice] = {}

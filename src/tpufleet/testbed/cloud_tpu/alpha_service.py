@@ -9,7 +9,7 @@ import grpc
 from google.cloud.tpu_v2.types import cloud_tpu
 from google.cloud.tpu_v2alpha1.types import cloud_tpu as alpha
 
-from tpufleet.testbed.cloud_tpu.grpc_service import TpuService, serialize
+from tpufleet.testbed.cloud_tpu.grpc_service import Handler, TpuService, serialize
 from tpufleet.testbed.cloud_tpu.nodes import MaintenanceWindow, NodeRecord
 
 TPU_ALPHA = "google.cloud.tpu.v2alpha1.Tpu"
@@ -20,7 +20,7 @@ class AlphaService:
         self._service = service
 
     def handler(self) -> grpc.GenericRpcHandler:
-        methods = {
+        methods: dict[str, tuple[Any, Handler]] = {
             "GetNode": (alpha.GetNodeRequest, self._get_node),
             "ListNodes": (alpha.ListNodesRequest, self._list_nodes),
         }
@@ -29,7 +29,7 @@ class AlphaService:
             {
                 name: grpc.unary_unary_rpc_method_handler(
                     self._service.wrap(f"v2alpha1.{name}", handler),
-                    request_deserializer=request.deserialize,  # type: ignore[attr-defined]
+                    request_deserializer=request.deserialize,
                     response_serializer=serialize,
                 )
                 for name, (request, handler) in methods.items()

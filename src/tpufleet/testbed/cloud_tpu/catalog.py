@@ -11,6 +11,7 @@ from tpufleet.model import topology, tpu_zones
 from tpufleet.testbed.cloud_tpu import api_errors
 from tpufleet.testbed.cloud_tpu.api_errors import ApiError, Code
 
+ConfigType: Any = cloud_tpu.AcceleratorConfig.Type  # proto-plus enums are opaque to type checkers
 MAX_PAGE_SIZE = 1000
 DEFAULT_PAGE_SIZE = 100
 # Of cloud.google.com/tpu/docs/runtimes: for JAX and PyTorch, and TensorFlow's
@@ -49,7 +50,7 @@ def accelerator_types(parent: str) -> list[cloud_tpu.AcceleratorType]:
             type_=name,
             accelerator_configs=[
                 cloud_tpu.AcceleratorConfig(
-                    type_=getattr(cloud_tpu.AcceleratorConfig.Type, CONFIG_TYPES[kind.generation]),
+                    type_=ConfigType[CONFIG_TYPES[kind.generation]],
                     topology=kind.topology,
                 )
             ],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import ip_network
+from typing import Any
 
 from google.cloud.tpu_v2.types import cloud_tpu
 
@@ -32,7 +33,7 @@ METADATA_VALUE_BYTES = 256 * 1024
 METADATA_BYTES = 512 * 1024
 MAX_DESCRIPTION = 512
 DISK = re.compile(r"projects/[^/]+/(?:zones|regions)/(?P<location>[^/]+)/disks/[^/]+")
-READ_WRITE = cloud_tpu.AttachedDisk.DiskMode.READ_WRITE
+READ_WRITE: Any = cloud_tpu.AttachedDisk.DiskMode.READ_WRITE
 
 
 def validate(

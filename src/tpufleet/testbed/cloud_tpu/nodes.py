@@ -15,6 +15,7 @@ from tpufleet.testbed.cloud_tpu.api_errors import PROJECT_NUMBER
 
 State: Any = cloud_tpu.Node.State
 Health: Any = cloud_tpu.Node.Health
+ApiVersion: Any = cloud_tpu.Node.ApiVersion
 # Members of proto-plus enums, which type checkers see as int.
 NodeState: TypeAlias = Any
 NodeHealth: TypeAlias = Any
@@ -75,7 +76,7 @@ class NodeRecord:
             node._pb.ClearField(name)
         node.name, node.state, node.health = self.name, self.state, self.health
         node.id, node.create_time = self.number, self.created_at
-        node.api_version = cloud_tpu.Node.ApiVersion.V2  # type: ignore[assignment]
+        node.api_version = ApiVersion.V2
         node.health_description = self.health_description
         node.queued_resource, node.multislice_node = self.queued_resource, self.multislice
         self._fill_defaults(node)
@@ -101,8 +102,7 @@ class NodeRecord:
         kind = catalog.CONFIG_TYPES[self.accelerator.generation]
         node.accelerator_type = self.accelerator.name
         node.accelerator_config = cloud_tpu.AcceleratorConfig(
-            type_=getattr(cloud_tpu.AcceleratorConfig.Type, kind),
-            topology=self.accelerator.topology,
+            type_=catalog.ConfigType[kind], topology=self.accelerator.topology
         )
         network = node.network_config
         network.network = network.network or f"projects/{project}/global/networks/default"
@@ -114,7 +114,7 @@ class NodeRecord:
         account.scope = list(account.scope) or [SCOPE]
         for disk in node.data_disks:
             if node_validation.is_writable(disk):
-                disk.mode = node_validation.READ_WRITE  # type: ignore[assignment]
+                disk.mode = node_validation.READ_WRITE
 
     def _endpoint(self, index: int, external: bool) -> cloud_tpu.NetworkEndpoint:
         """Addresses that are unique in the emulated cloud, and not reachable."""

@@ -6,7 +6,6 @@ Options are those of https://github.com/AI-Hypercomputer/xpk, `xpk workload`.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.model import job_file
 from tpufleet.views.cli import cancel as cancel_command
 from tpufleet.views.cli import jobs as jobs_command
 from tpufleet.views.cli import output, submit
@@ -76,7 +74,9 @@ def workload() -> None:
 @click.option("--script-dir", default=".", help="Folder to copy to hosts.", show_default=True)
 @output.repeatable("--env", metavar="NAME=VALUE", help="Environment variable. Repeatable.")
 @click.option("--env-file", type=click.Path(path_type=Path), help="File of NAME=VALUE lines.")
-@click.option("--docker-image", "--base-docker-image", "image", help="Container image.")
+@click.option(
+    "--docker-image", "--base-docker-image", "image", help="Container image, with tpufleet."
+)
 @click.option("--zone", "zone", help="Zone of slices.")
 @click.option("--spot", is_flag=True, help="Spot capacity.")
 @click.option("--on-demand", is_flag=True, help="On-demand capacity.")
@@ -117,7 +117,7 @@ def create(
         options += ["--zone", zone]
     chosen = {"--spot": spot, "--on-demand": on_demand, "--reserved": bool(reservation)}
     options += [flag for flag, given in chosen.items() if given]
-    options += _image(image)
+    options += ["--pod", f"image={image}"] if image else []
     options += ["--dry-run"] * dry_run + ["--json"] * as_json
     args = [*options, tpu_type, "--", command]
     with submit.run.make_context("run", args, parent=context) as inner:
@@ -163,15 +163,3 @@ def _env_file(path: Path | None) -> list[str]:
     lines = [line.strip() for line in text.splitlines()]
     kept = [line for line in lines if line and not line.startswith("#")]
     return [line if "=" in line else f"{line}={os.environ.get(line, '')}" for line in kept]
-
-
-def _image(image: str | None) -> list[str]:
-    if image is None:
-        return []
-    if not any(field.name == "image" for field in job_file.FIELDS):
-        tag = re.sub(r".*/", "", image)
-        raise BadInput(
-            f"--docker-image: jobs run in the image of the server, not in {tag}\n"
-            "  next: set gke.image in the server's config, and leave this option out"
-        )
-    return ["--image", image]
