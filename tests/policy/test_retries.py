@@ -18,6 +18,7 @@ from tpufleet.policy.retries import RetryAction, RetryDecision
 from tpufleet.policy.retry_rules import RuleAction
 
 NEVER_RETRIED = {EndReason.DATA_ERROR, EndReason.TIMEOUT, EndReason.OUT_OF_HBM}
+STOPPED_BY_A_LIMIT = {EndReason.OVER_BUDGET}
 GENEROUS = Retries(failure=9, setup=9, memory=9, hang=9, infrastructure=9)
 NOT_CRASHES = {
     EndReason.PREEMPTED, EndReason.MAINTENANCE, EndReason.SUPERSEDED, EndReason.HOST_LOST,
@@ -92,6 +93,8 @@ def test_the_decision_for_each_reason(reason):
         assert decision.action is RetryAction.SUCCEED
     elif reason is EndReason.CANCELLED:
         assert decision.action is RetryAction.CANCEL
+    elif reason in STOPPED_BY_A_LIMIT:
+        assert decision.action is RetryAction.FAIL and decision.advice
     elif reason in NEVER_RETRIED:
         assert decision.action is RetryAction.FAIL
         assert "a retry would fail the same way" in decision.reason and decision.advice

@@ -27,7 +27,9 @@ EVERY_OPTION = [
     "--timeout", "12h",
     "--priority", "-3", "--rule", "resume", "--retries", "failure=2", "--retries", "hang=0",
     "--crash-loop", "5", "--grace", "1m", "--hung-after", "none", "--tag", "a", "--tag", "b",
-    "--note", "with dropout",
+    "--note", "with dropout", "--metric", "loss=loss: ([0-9.]+)", "--max-cost", "20",
+    "--max-hours", "8", "--python", "3.12", "--dependency", "jax[tpu]", "--dependency", "optax",
+    "--mount", "data:/data",
 ]  # fmt: skip
 SAME_AS_FILE = """
 name: tiny-lm
@@ -52,10 +54,17 @@ grace: 60
 hung_after: none
 tags: [a, b]
 notes: with dropout
+metrics: {loss: "loss: ([0-9.]+)"}
+max_cost: 20
+max_hours: 8
+python: "3.12"
+dependencies: ["jax[tpu]", optax]
+mounts: ["data:/data"]
 """
 
 
 NO_EXAMPLE = {"agent", "version"}
+SAME_COMMAND = {"queue remove": "cancel", "reservations release": "release"}
 
 
 @pytest.mark.parametrize("name", registry.root().lazy_commands)
@@ -69,7 +78,8 @@ def test_each_command_has_help_with_an_example(alone, name):
     for path in paths:
         usage, _, printed = alone.ok(*path, "--help").partition("\n")
         assert usage.startswith(f"Usage: tpu {' '.join(path)}")
-        assert name in NO_EXAMPLE or f"tpu {' '.join(path)}" in printed
+        example = SAME_COMMAND.get(" ".join(path), " ".join(path))
+        assert name in NO_EXAMPLE or f"tpu {example}" in printed
 
 
 def test_the_help_of_submit_lists_every_field_of_a_job_file(alone):
@@ -82,7 +92,7 @@ WITHOUT_JSON = {
     "ssh", "lian", "test", "cluster local kubectl", "agent", "bridge firestore", "emulator",
     "provisioner", "extract run", "extract import", "extract export", "extract streams",
     "extract manifest",
-    "extract repair",
+    "extract repair", "init",
 }  # fmt: skip
 
 
@@ -155,7 +165,8 @@ def test_run_and_submit_create_the_same_job(alone, work):
 
 def test_every_field_of_a_job_file_has_an_option():
     written = yaml.safe_load(SAME_AS_FILE)
-    assert set(written) == {field.name for field in job_file.FIELDS}
+    # An image replaces `python` and `dependencies`; a pool has pods already.
+    assert {*written, "image", "pod"} == {field.name for field in job_file.FIELDS}
 
 
 def test_a_single_argument_with_spaces_is_a_script(alone, work):

@@ -138,7 +138,7 @@ FIELDS: tuple[JobField, ...] = (
         type=types.DEPENDENCIES,
         description="Packages of the job's environment: requirements, or files in the working "
         "directory that list them. `[]` is an environment without packages.",
-        example="[jax[tpu], optax, requirements.txt]",
+        example='["jax[tpu]", optax, requirements.txt]',
         default_text="on TPU VMs uv.lock, pyproject.toml or requirements.txt in the working "
         "directory, else jax[tpu]",
         style=OptionStyle.REPEATED,

@@ -109,7 +109,7 @@ def _not_a_formula(shown: str) -> str:
     return f"'{shown}" if shown[:1] in ("=", "+", "-", "@") and len(shown) > 1 else shown
 
 
-@inventory.command("set")
+@inventory.command("set", epilog="\b\nExample:\n  tpu inventory set tpf-lab-3f9a --alias demo\n")
 @click.argument("name")
 @click.option("--alias", help="Short name; empty text removes it.")
 @click.option("--note", help="Free text.")

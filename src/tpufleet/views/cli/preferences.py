@@ -97,16 +97,18 @@ def _shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@config.command("get")
+@config.command("get", epilog="\b\nExample:\n  tpu config get time_zone\n")
 @click.argument("key")
-def config_get(key: str) -> None:
+@json_option
+def config_get(key: str, as_json: bool) -> None:
     """Print the value of one of your settings."""
     if key not in SETTINGS:
         raise BadInput(f"unknown setting {key!r}; known: {', '.join(SETTINGS)}")
-    click.echo(_shown(read().setting(key)))
+    value = read().setting(key)
+    output.print_result({key: value}, _shown(value), as_json)
 
 
-@config.command("set")
+@config.command("set", epilog="\b\nExample:\n  tpu config set time_zone Europe/Zurich\n")
 @click.argument("key")
 @click.argument("value")
 @json_option
@@ -116,7 +118,7 @@ def config_set(key: str, value: str, as_json: bool) -> None:
     output.print_result(changed, f"{key} is now {_shown(changed.setting(key))}", as_json)
 
 
-@config.command("reset")
+@config.command("reset", epilog="\b\nExample:\n  tpu config reset time_zone\n")
 @click.argument("keys", metavar="[KEY]…", nargs=-1)
 @json_option
 def config_reset(keys: tuple[str, ...], as_json: bool) -> None:
@@ -230,7 +232,7 @@ def alias(context: click.Context, as_json: bool) -> None:
 _tpu = click.option("--tpu", "is_tpu", is_flag=True, help="An alias of a TPU type.")
 
 
-@alias.command("set")
+@alias.command("set", epilog="\b\nExample:\n  tpu alias set big v5p-128 --tpu\n")
 @click.argument("name")
 @click.argument("meaning", metavar="PATH|TYPE")
 @_tpu
@@ -245,7 +247,7 @@ def alias_set(name: str, meaning: str, is_tpu: bool, as_json: bool) -> None:
     output.print_result(_change(changes), f"{name} means {meaning}", as_json)
 
 
-@alias.command("delete")
+@alias.command("delete", epilog="\b\nExample:\n  tpu alias delete big --tpu\n")
 @click.argument("name")
 @_tpu
 @json_option
@@ -284,7 +286,7 @@ def folders(context: click.Context, as_json: bool) -> None:
     output.print_table(("DIR", "PATH"), rows, "no directories; `tpu dir here 1` sets the first")
 
 
-@folders.command("set")
+@folders.command("set", epilog="\b\nExample:\n  tpu dir set ~/research/lm 1\n")
 @click.argument("path", type=click.Path(file_okay=False, path_type=Path))
 @click.argument("number", metavar="N")
 @json_option
@@ -295,7 +297,7 @@ def folder_set(path: Path, number: str, as_json: bool) -> None:
     output.print_result(changed, f"directory {number} is {resolved}", as_json)
 
 
-@folders.command("here")
+@folders.command("here", epilog="\b\nExample:\n  tpu dir here 1\n")
 @click.argument("number", metavar="N", default="1")
 @json_option
 def folder_here(number: str, as_json: bool) -> None:
@@ -305,11 +307,13 @@ def folder_here(number: str, as_json: bool) -> None:
     output.print_result(changed, f"directory {number} is {here}", as_json)
 
 
-@folders.command("get")
+@folders.command("get", epilog="\b\nExample:\n  cd $(tpu dir get 1)\n")
 @click.argument("number", metavar="N")
-def folder_get(number: str) -> None:
+@json_option
+def folder_get(number: str, as_json: bool) -> None:
     """Print the path of N; 0 is the parent of directory 1."""
-    click.echo(find_folder(read(), number))
+    path = find_folder(read(), number)
+    output.print_result({"path": path}, path, as_json)
 
 
 def find_folder(preferences: Preferences, number: str) -> str:
@@ -323,7 +327,7 @@ def find_folder(preferences: Preferences, number: str) -> str:
     return known[number]
 
 
-@folders.command("delete")
+@folders.command("delete", epilog="\b\nExample:\n  tpu dir delete 1\n")
 @click.argument("number", metavar="N")
 @json_option
 def folder_delete(number: str, as_json: bool) -> None:
@@ -333,7 +337,7 @@ def folder_delete(number: str, as_json: bool) -> None:
     output.print_result(changed, f"directory {number} deleted; its files are untouched", as_json)
 
 
-@folders.command("swap")
+@folders.command("swap", epilog="\b\nExample:\n  tpu dir swap 1 2\n")
 @click.argument("one", metavar="N")
 @click.argument("other", metavar="M")
 @json_option
@@ -373,7 +377,7 @@ def view(context: click.Context, as_json: bool) -> None:
     )
 
 
-@view.command("save")
+@view.command("save", epilog="\b\nExample:\n  tpu view save bad 'owner:me state:failed since:7d'\n")
 @click.argument("name")
 @click.argument("query", metavar="QUERY…", nargs=-1, required=True)
 @json_option
@@ -385,7 +389,7 @@ def view_save(name: str, query: tuple[str, ...], as_json: bool) -> None:
     output.print_result(changed, f"saved; `tpu jobs --view {name}` lists its jobs", as_json)
 
 
-@view.command("delete")
+@view.command("delete", epilog="\b\nExample:\n  tpu view delete bad\n")
 @click.argument("name")
 @json_option
 def view_delete(name: str, as_json: bool) -> None:

@@ -96,7 +96,7 @@ def move(job: str, first: bool, last: bool, before: str | None, as_json: bool) -
     output.print_result(row, f"moved {row.name} ({row.id})", as_json)
 
 
-@queue.command("run-now")
+@queue.command("run-now", epilog="\b\nExample:\n  tpu queue run-now train\n")
 @click.argument("job")
 @json_option
 def run_now(job: str, as_json: bool) -> None:
@@ -109,7 +109,7 @@ def run_now(job: str, as_json: bool) -> None:
     output.print_result(row, message, as_json)
 
 
-@queue.command()
+@queue.command(epilog="\b\nExample:\n  tpu queue hold train\n")
 @click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
 @json_option
 def hold(jobs: tuple[str, ...], as_json: bool) -> None:
@@ -120,7 +120,7 @@ def hold(jobs: tuple[str, ...], as_json: bool) -> None:
     output.print_result({"jobs": rows}, lines, as_json)
 
 
-@queue.command()
+@queue.command(epilog="\b\nExample:\n  tpu queue release train\n")
 @click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
 @json_option
 def release(jobs: tuple[str, ...], as_json: bool) -> None:

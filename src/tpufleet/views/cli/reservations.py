@@ -129,7 +129,7 @@ def _cells(each: Reservation, now: datetime) -> list[Cell]:
     ]  # fmt: skip
 
 
-@reservations.command()
+@reservations.command(epilog="\b\nExample:\n  tpu reservations extend 3f9a --for 1h\n")
 @click.argument("reservation")
 @click.option("--for", "span", metavar="DURATION", default="30m", show_default=True)
 @json_option
@@ -142,7 +142,9 @@ def extend(reservation: str, span: str, as_json: bool) -> None:
     output.print_result(extended, message, as_json)
 
 
-@reservations.command("break")
+@reservations.command(
+    "break", epilog="\b\nExample:\n  tpu reservations break 3f9a --reason maintenance\n"
+)
 @click.argument("reservation")
 @click.option("--reason", required=True, help="Shown to its owner.")
 @json_option

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, Unreachable
 from tpufleet.model import topology
 from tpufleet.model.preferences import Preferences
 from tpufleet.views.cli import connection
@@ -21,8 +21,15 @@ def resolve(
     known_type = _is_type(accelerator)
     if known_type and not config_values and folder is None:
         return accelerator, command, None
-    with connection.connect(start=True) as client:
-        preferences = client.preferences()
+    # A mistyped type must not start a server; aliases of a server that is stopped are not known.
+    needs_preferences = bool(config_values) or folder is not None
+    try:
+        with connection.connect(start=needs_preferences) as client:
+            preferences = client.preferences()
+    except Unreachable:
+        if needs_preferences:
+            raise
+        return accelerator, command, None
     if not known_type:
         accelerator = preferences.tpu_aliases.get(accelerator, accelerator)
     arguments = tuple(config_argument(preferences, pair) for pair in config_values)
