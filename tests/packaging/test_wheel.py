@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tpufleet
+from tpufleet.service.web.pages import STATIC_FOLDER
 
 ROOT = Path(__file__).parents[2]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -42,7 +43,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     if listed.returncode != 0:
         pytest.skip("not a git checkout")
-    for name in filter(None, listed.stdout.split("\0")):
+    # The web page is built, not tracked.
+    page = [str(path.relative_to(ROOT)) for path in STATIC_FOLDER.rglob("*") if path.is_file()]
+    for name in [*filter(None, listed.stdout.split("\0")), *page]:
         if name.startswith(("src/", "pyproject", "README", "LICENSE")) and (ROOT / name).exists():
             target = source / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -57,6 +60,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_has_the_version_of_the_package(wheel: Path):
     assert wheel.name == f"tpufleet-{tpufleet.__version__}-py3-none-any.whl"
+
+
+def test_wheel_holds_the_web_page(wheel: Path):
+    if not (STATIC_FOLDER / "index.html").is_file():
+        pytest.skip("the web page was not built: scripts/build-web")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "tpufleet/service/web/static/index.html" in names
+    assert any(name.endswith(".js") for name in names)
 
 
 def test_wheel_holds_every_data_file_of_the_package(wheel: Path):
