@@ -178,6 +178,7 @@ def test_the_default_name_comes_from_the_program(command, name):
         ("grace", "none", "grace: cannot be none; for example 30s"),
         ("hung_after", float("nan"), "hung_after: must be a finite duration of zero or more; "
          "write none for no limit"),
+        ("tags", [f"t{n}" for n in range(101)], "tags: 101 items; at most 100"),
         ("tags", ["a b"], "tags[0]: 'a b' is not a valid tag (letters, digits and _.=:/-, "
          "at most 63 characters); for example a-b"),
         ("notes", ["x"], "notes: must be text, not a list; put it in quotes"),

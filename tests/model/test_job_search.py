@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -19,6 +20,7 @@ from tpufleet.model.job_search import (
     SubmittedTerm,
     TextTerm,
     matches,
+    matches_wildcard,
     parse_search,
 )
 from tpufleet.model.jobs import JobState
@@ -119,3 +121,12 @@ def test_a_quoted_tag_and_a_word_are_read_as_written(tags, word):
         FieldTerm(SearchField.TAG, tuple(dict.fromkeys(tags))),
         TextTerm(word.lower()),
     )
+
+
+@given(st.text("ab*?", max_size=12), st.text("ab", max_size=12))
+def test_wildcards_match_as_in_shells(pattern, text):
+    assert matches_wildcard(pattern, text) == fnmatch.fnmatchcase(text, pattern)
+
+
+def test_a_wildcard_takes_no_time_whatever_it_contains():
+    assert not matches_wildcard("*a" * 90 + "*b", "a" * 10_000)

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tpufleet.errors import Forbidden, Unauthorized
+from tpufleet.service import event_streams
 from tpufleet.service.web import sessions
 
 SECRET, NOW = b"s" * 32, datetime(2026, 1, 1, tzinfo=UTC)
@@ -44,6 +45,8 @@ def test_a_link_is_no_cookie_and_works_once():
     with pytest.raises(Unauthorized):
         links.redeem(code, NOW + timedelta(minutes=1))
     with pytest.raises(Unauthorized):
+        links.redeem(code.replace(".", "=."), NOW + timedelta(minutes=1))  # the same code
+    with pytest.raises(Unauthorized):
         links.redeem(links.create("abc", NOW), NOW + timedelta(minutes=3))
 
 
@@ -76,3 +79,20 @@ def test_a_session_over_http(service):
         assert "ada-1" in mine
         browser.delete("/tokens/ada-1", headers=csrf)
         assert browser.get("/me").status_code == 401
+
+
+def test_a_stream_ends_when_its_token_is_revoked(service, monkeypatch):
+    monkeypatch.setattr(event_streams, "RECHECK_SECONDS", 0.05)
+    with service.http(service.tokens["mo"]) as http, http.stream("GET", "/stream") as answer:
+        chunks = answer.iter_bytes()
+        assert b"connected" in next(chunks)
+        service.client("ada").revoke_token("mo-1")
+        for _ in chunks:  # ends, instead of waiting for events without end
+            continue
+
+
+def test_addresses_are_not_taken_from_headers(service):
+    forged = {"X-Forwarded-For": "9.9.9.9"}
+    with service.http(service.tokens["ada"]) as http:
+        http.post("/tokens", json={"note": "x"}, headers=forged).raise_for_status()
+    assert service.client("ada").audit()[0].address == "127.0.0.1"

@@ -371,6 +371,9 @@ def _mount_from_text(text: str) -> dict[str, Any]:
     return {"bucket": bucket, "path": folder, "read_only": folder != rest}
 
 
+MAX_ITEMS = 100  # of a list, such as the tags of a job
+
+
 def _parse_items(
     errors: ParseErrors, path: str, value: Any, check: Callable[[str], str | None]
 ) -> tuple[str, ...] | None:
@@ -378,6 +381,8 @@ def _parse_items(
     several = isinstance(value, (list, tuple))
     items = value if several else [value]
     before = len(errors.lines)
+    if len(items) > MAX_ITEMS:
+        return errors.add(path, f"{len(items)} items; at most {MAX_ITEMS}")
     for index, item in enumerate(items):
         item_path = f"{path}[{index}]" if several else path
         if not isinstance(item, str):
@@ -476,7 +481,9 @@ def names(check: Callable[[str], str | None], pattern: re.Pattern[str]) -> Field
     return FieldType(
         label="one or a list",
         parse=lambda errors, path, value: _parse_items(errors, path, value, check),
-        schema=_one_or_list({"type": "string", "pattern": f"^(?:{pattern.pattern})$"}),
+        schema=_one_or_list(
+            {"type": "string", "pattern": f"^(?:{pattern.pattern})$"}, maxItems=MAX_ITEMS
+        ),
         to_document=list,
     )
 

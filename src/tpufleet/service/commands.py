@@ -11,10 +11,11 @@ from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model import job_file, pod_fields, topology
 from tpufleet.model.api_types import FaultRequest, JobChanges, SecretValue
 from tpufleet.model.events import Event, EventKind
+from tpufleet.model.field_types import MAX_ITEMS
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.job_edits import JobEdit
 from tpufleet.model.job_file import label_error
-from tpufleet.model.job_search import wildcard_pattern
+from tpufleet.model.job_search import matches_wildcard
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
@@ -23,6 +24,7 @@ from tpufleet.service.auth import Caller
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.stores.base import ChangeSet, JobQuery, Store
 
+MAX_WILDCARD = 200  # characters of a pattern; a tag has fewer
 LIVE_STATES = frozenset(JobState) - ENDED_STATES
 
 
@@ -98,8 +100,13 @@ def edit_job(context: CommandContext, job: Job, edit: JobEdit, message: str) -> 
 
 def _changed_tags(job: Job, changes: JobChanges) -> tuple[str, ...]:
     tags = job.spec.tags if changes.tags is None else changes.tags
-    removed = [wildcard_pattern(tag) for tag in changes.remove_tags]
-    kept = [tag for tag in tags if not any(each.fullmatch(tag.lower()) for each in removed)]
+    if len(changes.remove_tags) > MAX_ITEMS:
+        raise BadInput(f"remove_tags: at most {MAX_ITEMS} at a time")
+    kept = [
+        tag
+        for tag in tags
+        if not any(matches_wildcard(pattern[:MAX_WILDCARD], tag) for pattern in changes.remove_tags)
+    ]
     return tuple(dict.fromkeys((*kept, *changes.add_tags)))
 
 

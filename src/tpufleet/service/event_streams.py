@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tpufleet.errors import NotFound
+from tpufleet.errors import NotFound, Unauthorized
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.encoding import to_json
 from tpufleet.model.jobs import Job, JobId
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 1.0  # how soon events of another server are noticed
 MIN_POLL_SECONDS = 0.02  # at most one query in this time, however often the hub is notified
 KEEP_ALIVE_SECONDS = 15.0
+RECHECK_SECONDS = 15.0  # how often the token of an open stream is checked
 KEEP_ALIVE = b": keep-alive\n\n"
 _BATCH_SIZE = 500
 
@@ -88,23 +89,43 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, hub: EventHub, chunks: AsyncIterator[bytes]) -> None:
+    def __init__(
+        self, hub: EventHub, chunks: AsyncIterator[bytes], check_caller: Callable[[], object]
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._hub = hub
         self._chunks = chunks
+        self._check_caller = check_caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._hub.open_streams += 1
         pump = asyncio.create_task(self._pump(send))
         disconnected = asyncio.create_task(_until_disconnect(receive))
+        refused = asyncio.create_task(self._until_refused())
+        tasks = (pump, disconnected, refused)
+        ended_by_us = False
         try:
-            await asyncio.wait({pump, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            ended_by_us = done == {refused}
         finally:
-            for task in (pump, disconnected):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(pump, disconnected, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._hub.open_streams -= 1
+        if ended_by_us:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _until_refused(self) -> None:
+        """Until the caller's token is revoked or expires: a stream may be open for days."""
+        while True:
+            await asyncio.sleep(RECHECK_SECONDS)
+            try:
+                await asyncio.to_thread(self._check_caller)
+            except Unauthorized:
+                return
+            except Exception:
+                logger.exception("cannot check the caller of a stream; retrying")
 
     async def _pump(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from pathlib import Path
@@ -78,6 +79,8 @@ def make_server(
             log_config=None,
             lifespan="on",
             server_header=False,
+            # A client could claim any address; uvicorn's variable names the proxies to believe.
+            proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
             # Longer than the longest heartbeat interval, so that agents keep their connection.
             timeout_keep_alive=75,
             timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS,

@@ -21,7 +21,7 @@ from tpufleet.model.users import Role
 from tpufleet.policy.retention import RetentionRules
 from tpufleet.service import identifiers, queries, token_scopes
 from tpufleet.service.audit import AuditSubject
-from tpufleet.service.auth import Caller
+from tpufleet.service.auth import Caller, authenticate
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.event_streams import EventHub
 from tpufleet.service.files import logs
@@ -209,6 +209,11 @@ class ApiCall:
         job = queries.find_job(self.store, ref, self.user.name)
         token_scopes.require_job(self.user, job)
         return job
+
+    def check_caller(self) -> Caller:
+        """Again, some time after the request began. Raises Unauthorized when the token was revoked
+        or has expired, or its user was deleted."""
+        return authenticate(self.token_hash, self.store, self.components.deps.clock.now())
 
     def notify(self) -> None:
         """After a commit: wake the controller and the event streams."""

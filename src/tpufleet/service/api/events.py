@@ -53,7 +53,7 @@ async def stream_events(call: ApiCall) -> Response:
     chunks = event_streams.stream_changes(
         hub, call.store, after, job.id if job is not None else None
     )
-    return event_streams.EventStream(hub, chunks)
+    return event_streams.EventStream(hub, chunks, call.check_caller)
 
 
 def event_query(call: ApiCall, job_id: JobId | None) -> EventQuery:

@@ -77,7 +77,9 @@ async def stream_logs(call: ApiCall) -> Response:
         ),
     )
     hub = call.components.hub
-    return event_streams.EventStream(hub, log_streams.stream_lines(hub, follower))
+    return event_streams.EventStream(
+        hub, log_streams.stream_lines(hub, follower), call.check_caller
+    )
 
 
 @router.route(

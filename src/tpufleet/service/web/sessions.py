@@ -68,18 +68,18 @@ class LoginLinks:
     def redeem(self, code: str, now: datetime) -> str:
         """The hash of the user token."""
         value = _verify(self._secret, "link", code.removeprefix(LINK_PREFIX), now)
-        if value is None or code in self._used:
+        token_hash, _, nonce = (value or "").partition(".")
+        if value is None or nonce in self._used:
             raise Unauthorized("the login link was used already, or is older than 2 minutes")
-        self._used[code] = None
+        self._used[nonce] = None
         while len(self._used) > _MAX_USED_LINKS:
             self._used.popitem(last=False)
-        return value.partition(".")[0]
+        return token_hash
 
 
 def _sign(secret: bytes, purpose: str, value: str, expires: datetime) -> str:
     payload = f"{value}|{int(expires.timestamp())}"
-    encoded = base64.urlsafe_b64encode(payload.encode()).rstrip(b"=").decode()
-    return f"{encoded}.{_signature(secret, f'{purpose}:{payload}')}"
+    return f"{_encoded(payload)}.{_signature(secret, f'{purpose}:{payload}')}"
 
 
 def _verify(secret: bytes, purpose: str, signed: str, now: datetime) -> str | None:
@@ -89,11 +89,17 @@ def _verify(secret: bytes, purpose: str, signed: str, now: datetime) -> str | No
         payload = base64.urlsafe_b64decode(padded).decode("ascii")
     except (binascii.Error, ValueError):
         return None
+    if _encoded(payload) != encoded:  # decoding ignores stray characters
+        return None
     expected = _signature(secret, f"{purpose}:{payload}")
     if not hmac.compare_digest(expected.encode(), signature.encode()):
         return None
     value, _, expires = payload.rpartition("|")
     return value if now < datetime.fromtimestamp(int(expires), UTC) else None
+
+
+def _encoded(payload: str) -> str:
+    return base64.urlsafe_b64encode(payload.encode()).rstrip(b"=").decode()
 
 
 def _signature(secret: bytes, text: str) -> str:
