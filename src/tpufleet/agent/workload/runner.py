@@ -155,7 +155,10 @@ class Workload:
     def _run_steps(self, log: LogFile, pipe: PipeReader) -> Exit:
         try:
             self._secrets = environment.resolve_secrets(
-                self.assignment.secrets, self._context.settings.token
+                self.assignment.secrets,
+                self._context.settings.token,
+                hidden=self._context.containment.hidden,
+                user=self._context.containment.user,
             )
             pipe.redact(self._secrets.values())
             self._fetch_code()
