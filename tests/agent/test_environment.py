@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import environment
+from tpufleet.errors import BadInput
 from tpufleet.model.agent_protocol import Assignment
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.jobs import JobId
@@ -146,3 +148,61 @@ def test_the_agents_python_is_last_on_a_real_host_and_first_on_a_simulated_one(p
 
 def test_the_repr_of_settings_omits_the_token():
     assert "sesame" not in repr(SETTINGS)
+
+
+HIDING_WAYS = {
+    "directly": lambda state, base: state / "token",
+    "with two slashes": lambda state, base: f"/{state}/token",
+    "through /proc": lambda state, base: f"/proc/self/root{state}/token",
+    "through a link": lambda state, base: linked(base / "link", state / "token"),
+    "through a linked folder": lambda state, base: linked(base / "link", state) / "token",
+    "through dots": lambda state, base: f"{base}/x/../state/token",
+}
+
+
+def linked(link, target):
+    link.symlink_to(target)
+    return link
+
+
+def resolved(path, **options):
+    return environment.resolve_secrets({"KEY": f"file:{path}"}, "sesame", **options)["KEY"]
+
+
+@pytest.mark.parametrize("way", HIDING_WAYS.values(), ids=HIDING_WAYS)
+def test_a_file_secret_never_shows_what_is_hidden_from_jobs(tmp_path, way):
+    state = tmp_path / "state"
+    state.mkdir()
+    (tmp_path / "x").mkdir()
+    (state / "token").write_text("of the admin")
+    with pytest.raises(BadInput, match="jobs may not read this file"):
+        resolved(way(state, tmp_path), hidden=[state])
+
+
+def test_a_file_secret_may_be_a_link_as_in_pods(tmp_path):
+    (tmp_path / "data").write_text("value\n")
+    assert resolved(linked(tmp_path / "key", tmp_path / "data"), hidden=[tmp_path / "s"]) == "value"
+
+
+def test_a_file_secret_is_not_the_memory_of_the_agent_nor_a_pipe_nor_too_large(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_text("x" * 70_000)
+    for path in ("/proc/self/environ", "/dev/zero", tmp_path / "pipe", tmp_path / "large"):
+        with pytest.raises(BadInput, match="cannot read"):
+            resolved(path)
+
+
+def test_a_file_secret_must_be_readable_by_the_user_of_the_job(tmp_path):
+    secret = tmp_path / "key"
+    secret.write_text("value")
+    secret.chmod(0o640)
+    uid, gid = os.getuid(), os.getgid()
+    with pytest.raises(BadInput, match="the user of the job may not read"):
+        resolved(secret, user=(uid + 1, gid + 1))
+    if all(folder.stat().st_mode & 0o001 for folder in tmp_path.parents):
+        tmp_path.chmod(0o755)
+        assert resolved(secret, user=(uid + 1, gid)) == "value"
+    secret.chmod(0o644)
+    tmp_path.chmod(0o700)
+    with pytest.raises(BadInput, match="the user of the job may not read"):
+        resolved(secret, user=(uid + 1, gid + 1))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import timedelta
 
 import pytest
 
 from tpufleet.agent.workload.log_metrics import LogMetrics
+from tpufleet.agent.workload.logs import LogFile
 from tpufleet.agent.workload.progress import ProgressReader, step_from_name
 from tpufleet.clocks import ManualClock
 
@@ -34,7 +36,7 @@ def clock():
 def reader(tmp_path, clock):
     (tmp_path / "run").mkdir(exist_ok=True)
     checkpoint = str(tmp_path / "checkpoints")
-    return ProgressReader(tmp_path / "run", checkpoint, clock=clock)
+    return ProgressReader(tmp_path, checkpoint, clock=clock)
 
 
 def test_only_a_new_checkpoint_counts_as_progress(tmp_path, clock):
@@ -78,7 +80,7 @@ def test_an_invalid_progress_file_is_ignored(tmp_path, clock, capsys):
 
 def test_an_object_store_is_not_polled(tmp_path, clock):
     (tmp_path / "run").mkdir()
-    reading = ProgressReader(tmp_path / "run", "gs://bucket/x", clock=clock)
+    reading = ProgressReader(tmp_path, "gs://bucket/x", clock=clock)
     reading.poll()
     assert reading.latest is None
 
@@ -143,23 +145,71 @@ def test_a_checkpoint_in_a_bucket_counts_once_orbax_has_committed_it(tmp_path, c
 
 
 def test_metrics_are_read_from_the_output_of_a_program_that_reports_none(tmp_path, clock):
-    log = tmp_path / "output.log"
+    log = LogFile(tmp_path / "output.log")
     patterns = {"loss": r"loss[:=] ?(\S+)", "step": r"step (\d+)", "epoch": r"epoch ([\d.]+)"}
     (tmp_path / "run").mkdir()
-    progress = ProgressReader(
-        tmp_path / "run", "", clock=clock, log_metrics=LogMetrics(log, patterns)
-    )
+    progress = ProgressReader(tmp_path, "", clock=clock, log_metrics=LogMetrics(log, patterns))
     progress.poll()
     assert progress.latest is None
-    log.write_text("epoch 1 step 10 loss: 0.5\nepoch 2.5 step 20 loss=nan\nstep 9")
+    log.append(b"epoch 1 step 10 loss: 0.5\nepoch 2.5 step 20 loss=nan\nstep 9")
     progress.poll()
     assert progress.latest.step == 20 and progress.latest.at == clock.now()
     assert progress.latest.metrics == {"loss": 0.5, "epoch": 2.5}
-    with log.open("a") as file:
-        file.write("9 loss: 0.25\rstep 100\r")
+    log.append(b"9 loss: 0.25\rstep 100\r")
     clock.advance(timedelta(seconds=5))
     progress.poll()
     assert (progress.latest.step, progress.latest.metrics["loss"]) == (100, 0.25)
     (tmp_path / "run" / "progress.json").write_text('{"step": 7, "metrics": {"loss": 9.0}}')
     progress.poll()
     assert progress.latest.step == 7 and progress.latest.metrics == {"loss": 9.0, "epoch": 2.5}
+
+
+def test_a_log_that_the_job_has_replaced_is_not_read(tmp_path):
+    log = LogFile(tmp_path / "output.log")
+    metrics = LogMetrics(log, {"digit": r"token=(\d)"})
+    (tmp_path / "token").write_text("token=7\n")
+    log.append(b"the job starts\n")
+    (tmp_path / "output.log").unlink()
+    (tmp_path / "output.log").symlink_to(tmp_path / "token")
+    assert not metrics.poll() and metrics.values == {}
+    assert log.tail(5) == ["the job starts", ""]
+    log.append(b"token=3\n")
+    assert metrics.poll() and metrics.values == {"digit": 3.0}
+    log.close()
+    assert not metrics.poll()
+
+
+def replace_with_link(folder, secret):
+    (folder / "run" / "progress.json").symlink_to(secret)
+
+
+def replace_with_linked_folder(folder, secret):
+    (folder / "run").rmdir()
+    (folder / "run").symlink_to(secret.parent)
+
+
+def replace_with_pipe(folder, secret):
+    os.mkfifo(folder / "run" / "progress.json")
+
+
+def replace_with_large_file(folder, secret):
+    (folder / "run" / "progress.json").write_text('{"step": 1}' + " " * 70_000)
+
+
+@pytest.mark.parametrize(
+    "trick",
+    [replace_with_link, replace_with_linked_folder, replace_with_pipe, replace_with_large_file],
+)
+def test_a_progress_file_that_is_not_a_small_regular_file_is_ignored(
+    tmp_path, clock, capsys, trick
+):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "secret").mkdir()
+    secret = tmp_path / "secret" / "progress.json"
+    secret.write_text('{"step": 42}')
+    reading = ProgressReader(tmp_path, "", clock=clock)
+    trick(tmp_path, secret)
+    reading.poll()
+    reading.poll()
+    assert reading.latest is None
+    assert capsys.readouterr().err.count("ignoring progress.json") == 1

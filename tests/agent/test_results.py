@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tpufleet.agent.workload.attempt_folder import AttemptFolder
+from tpufleet.agent.workload.results import read_result
+from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import Phase
 
 WRITE_RESULT = "import os; open(os.environ['TPUFLEET_RUN_DIR'] + '/result', 'w').write('forty-two')"
@@ -31,3 +34,23 @@ def test_only_a_regular_file_is_uploaded(harness, kind):
     )
     harness.start()
     assert harness.wait_for_exit().clean and harness.control_plane.results == {}
+
+
+def test_a_run_folder_that_became_a_link_leads_the_agent_nowhere(tmp_path):
+    folder, elsewhere = AttemptFolder(tmp_path, AttemptId("j1.0")), tmp_path / "elsewhere"
+    folder.create()
+    elsewhere.mkdir()
+    (elsewhere / "result").write_text("not the job's")
+    folder.run.rmdir()
+    folder.run.symlink_to(elsewhere)
+    assert read_result(folder.path) is None
+    folder.write_stop_file()
+    assert not (elsewhere / "stop").exists()
+
+
+def test_a_stop_file_that_is_a_link_creates_nothing(tmp_path):
+    folder = AttemptFolder(tmp_path, AttemptId("j1.0"))
+    folder.create()
+    (folder.run / "stop").symlink_to(tmp_path / "created")
+    folder.write_stop_file()
+    assert not (tmp_path / "created").exists()

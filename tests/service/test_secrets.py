@@ -160,3 +160,12 @@ def test_a_secret_cannot_be_passed_off_as_another(tmp_path):
     files.put("hf", "value-of-mel", "mel")
     (tmp_path / ".own" / "ada" / "hf").rename(tmp_path / ".own" / "mel" / "hf")
     assert files.get("hf", "mel") is None
+
+
+def test_only_an_admin_reads_files_of_the_servers_machine_in_simulated_jobs(service):
+    secrets = {"KEY": f"file:{service.folder}/token"}
+    for providers in (["local"], ["tpu-vm", "local"]):
+        with pytest.raises(Forbidden, match=r"secrets.KEY: .*admin role.*tpu secret set"):
+            service.submit("job-1", by="mel", secrets=secrets, providers=providers)
+    service.submit("job-2", by="mel", secrets=secrets, providers=["tpu-vm"])
+    service.submit("job-3", by="ada", secrets=secrets, providers=["local"])

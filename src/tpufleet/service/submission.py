@@ -174,15 +174,25 @@ class _Checks:
                 "file of the server (--provider local simulates the job without TPUs)"
             )
         for name, reference in spec.secrets.items():
-            if (
-                not reference.startswith(HOST_FILE_PREFIX)
-                and reference not in self._known_secrets()
-            ):
+            if reference.startswith(HOST_FILE_PREFIX):
+                self._host_file(spec, name)
+            elif reference not in self._known_secrets():
                 near = identifiers.suggestion(reference, self._known_secrets())
                 raise BadInput(
                     f"secrets.{name}: no secret named {reference!r}{near}; "
                     f"create it with `tpu secret set {reference}`"
                 )
+
+    def _host_file(self, spec: JobSpec, name: str) -> None:
+        """A simulated host is the machine of the server, whose files are not for every user."""
+        providers = spec.providers or (self._storage.default_provider,)
+        if spec.pool is not None and self._pools is not None:
+            providers = (self._pools[spec.pool].provider,)
+        if SIMULATED_PROVIDERS.intersection(providers) and not self._context.caller.is_admin:
+            raise Forbidden(
+                f"secrets.{name}: files of the server's machine require the admin role, and "
+                "simulated slices run there; store the value with `tpu secret set` and use its name"
+            )
 
     def snapshot(self, digest: str) -> None:
         if digest not in self._snapshots:

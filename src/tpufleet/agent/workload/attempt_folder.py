@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from tpufleet.agent import threads
+from tpufleet.agent.workload import untrusted_files
 from tpufleet.client import snapshots
 from tpufleet.errors import BadInput
 from tpufleet.model.attempts import AttemptId
 
 MEBIBYTE = 2**20
+STOP_FILE = "run/stop"
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,120}")
 _MARKER = ".attempt"  # only folders that contain it are ever deleted
 
@@ -24,8 +28,6 @@ class AttemptFolder:
         self.run = self.path / "run"
         self.logs = self.path / "logs"
         self.output = self.path / "output.log"
-        self.stop_file = self.run / "stop"
-        self.result = self.run / "result"  # written by the program, optionally
 
     def create(self) -> bool:
         """False when it exists already: this attempt was started on this host before."""
@@ -37,6 +39,14 @@ class AttemptFolder:
         for folder in (self.code, self.run, self.logs):
             folder.mkdir()
         return True
+
+    def write_stop_file(self) -> None:
+        """The program may have replaced or removed its folders; then it gets signals only."""
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK
+            os.close(untrusted_files.open_below(self.path, STOP_FILE, flags, 0o644))
+        except OSError as error:
+            threads.log(f"cannot write {self.path / STOP_FILE}: {error.strerror}")
 
     def unpack(self, archive: Path) -> None:
         """Extract into the code folder, and nothing outside it. Does not use the extraction filters

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpufleet.agent.settings import AgentSettings
+from tpufleet.agent.workload import untrusted_files
 from tpufleet.errors import BadInput
 from tpufleet.model.agent_protocol import Assignment
 
@@ -13,6 +14,7 @@ from tpufleet.model.agent_protocol import Assignment
 RUN_DIR_VARIABLE = "TPUFLEET_RUN_DIR"
 SIMULATED_PLATFORM = "cpu"
 SECRET_FILE_PREFIX = "file:"
+MAX_SECRET_BYTES = 64 * 1024  # Linux limits a variable to 128 KiB
 
 
 def for_workload(
@@ -110,22 +112,36 @@ def _cluster_for_jax(assignment: Assignment) -> dict[str, str]:
     }
 
 
-def resolve_secrets(secrets: Mapping[str, str], token: str) -> dict[str, str]:
+def resolve_secrets(
+    secrets: Mapping[str, str],
+    token: str,
+    *,
+    hidden: Sequence[Path] = (),
+    user: tuple[int, int] | None = None,
+) -> dict[str, str]:
     """Replace `file:/path` references with the content of that file on this host. One that cannot
-    be read fails the attempt before anything runs."""
-    return {
-        name: _read_secret(name, value, token) if value.startswith(SECRET_FILE_PREFIX) else value
-        for name, value in secrets.items()
-    }
+    be read, or that the job itself could not read, fails the attempt before anything runs."""
+
+    def resolve(name: str, value: str) -> str:
+        if not value.startswith(SECRET_FILE_PREFIX):
+            return value
+        path = Path(value.removeprefix(SECRET_FILE_PREFIX))
+        content = _read_secret(name, path, hidden, user)
+        if token in content:
+            raise BadInput(
+                f"secret {name}: {path} holds the credential of this host; use another file"
+            )
+        return content
+
+    return {name: resolve(name, value) for name, value in secrets.items()}
 
 
-def _read_secret(name: str, reference: str, token: str) -> str:
-    path = Path(reference.removeprefix(SECRET_FILE_PREFIX))
+def _read_secret(
+    name: str, path: Path, hidden: Sequence[Path], user: tuple[int, int] | None
+) -> str:
     try:
-        value = path.read_text().removesuffix("\n")
+        content = untrusted_files.read_named_by_job(path, MAX_SECRET_BYTES, hidden, user)
+        return content.decode().removesuffix("\n")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise BadInput(f"secret {name}: cannot read {path} on this host: {reason}") from error
-    if token in value:
-        raise BadInput(f"secret {name}: {path} holds the credential of this host; use another file")
-    return value

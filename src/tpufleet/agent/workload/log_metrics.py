@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from tpufleet.agent.workload.exit_diagnosis import AGENT_LINE_PREFIX
+from tpufleet.agent.workload.logs import LogFile
 
 READ_BYTES = 1024 * 1024  # in one poll; more is skipped
 MAX_LINE = 2000  # characters that are searched
@@ -16,7 +16,7 @@ MAX_LINE = 2000  # characters that are searched
 class LogMetrics:
     """Reads what was added to the log, and keeps the last match of each pattern."""
 
-    def __init__(self, log: Path, patterns: Mapping[str, str]) -> None:
+    def __init__(self, log: LogFile, patterns: Mapping[str, str]) -> None:
         self._log = log
         self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
         self._offset = 0
@@ -27,15 +27,9 @@ class LogMetrics:
         """Whether a value was found."""
         if not self._patterns:
             return False
-        try:
-            size = self._log.stat().st_size
-            with self._log.open("rb") as file:
-                if size - self._offset > READ_BYTES:
-                    self._offset, self._rest = size - READ_BYTES, b""
-                file.seek(self._offset)
-                data = file.read(READ_BYTES)
-        except FileNotFoundError:
-            return False
+        if self._log.size - self._offset > READ_BYTES:
+            self._offset, self._rest = self._log.size - READ_BYTES, b""
+        data = self._log.read(self._offset, READ_BYTES)
         self._offset += len(data)
         # A progress bar ends its lines with a carriage return.
         *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import BinaryIO
 
 from tpufleet.agent import threads
 from tpufleet.agent.workload.exit_diagnosis import AGENT_LINE_PREFIX
@@ -31,13 +30,16 @@ ECHO_WAIT_SECONDS = 0.1
 
 
 class LogFile:
-    """Appended to by the pipe reader and by the agent itself. `echo` is a descriptor that gets a
-    copy, such as the standard output of a pod, for `kubectl logs`."""
+    """Appended to by the pipe reader and by the agent itself, and read through the same descriptor:
+    the job may replace the file at `path`. `echo` is a descriptor that gets a copy, such as the
+    standard output of a pod, for `kubectl logs`."""
 
     def __init__(self, path: Path, echo: int | None = None) -> None:
         self.path = path
         self._echo = echo
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file = os.open(path, flags, 0o600)
+        self._closed = False
         self._lock = threading.Lock()
         self._at_line_start = True
         self._lost_bytes = 0
@@ -48,6 +50,15 @@ class LogFile:
         with self._lock:
             self._append(data)
 
+    def read(self, offset: int, size: int) -> bytes:
+        """Nothing once it is closed."""
+        with self._lock:
+            return b"" if self._closed else os.pread(self._file, size, offset)
+
+    def duplicate(self) -> int:
+        """A descriptor of the same file that stays open."""
+        return os.dup(self._file)
+
     def note(self, message: str) -> None:
         """Append a line of the agent's own, never in the middle of a line of the program's."""
         with self._lock:
@@ -56,10 +67,13 @@ class LogFile:
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             os.close(self._file)
 
     def _append(self, data: bytes) -> None:
         """A full disk must not block the program on its pipe: count the lost bytes and note it."""
+        if self._closed:
+            return
         if self._lost_bytes:
             note = f"\n{AGENT_LINE_PREFIX}{self._lost_bytes} bytes of output lost: disk full\n"
             data = note.encode() + data
@@ -93,9 +107,7 @@ class LogFile:
 
     def tail(self, lines: int, since: int = 0) -> list[str]:
         """The last lines after byte `since`. Each redraw of a progress bar counts as a line."""
-        with self.path.open("rb") as file:
-            file.seek(max(since, self.size - TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+        text = self.read(max(since, self.size - TAIL_BYTES), TAIL_BYTES).decode(errors="replace")
         return text.replace("\r", "\n").split("\n")[-lines:]
 
 
@@ -158,6 +170,7 @@ class LogShipper:
 
     def __init__(self, log: LogFile, send: Callable[[int, bytes], int]) -> None:
         self._log = log
+        self._file = log.duplicate()
         self._send = send
         self._offset = 0
         self._advanced_at = time.monotonic()
@@ -190,26 +203,25 @@ class LogShipper:
 
     def _run(self) -> None:
         backoff = Backoff(first=INITIAL_RETRY_SECONDS, longest=MAX_RETRY_SECONDS)
-        with self._log.path.open("rb") as file:
-            while not self._complete.is_set():
-                try:
-                    advanced = self._ship(file)
-                except FleetError as error:
-                    advanced = False
-                    if not backoff.failures:
-                        threads.log(f"cannot upload the log; retrying: {error}")
-                except Exception:
-                    advanced = False
-                    threads.log_exception("unexpected error while uploading the log; retrying")
-                if advanced:
-                    backoff.succeeded()
-                else:
-                    self._pause(backoff.failed())
+        while not self._complete.is_set():
+            try:
+                advanced = self._ship()
+            except FleetError as error:
+                advanced = False
+                if not backoff.failures:
+                    threads.log(f"cannot upload the log; retrying: {error}")
+            except Exception:
+                advanced = False
+                threads.log_exception("unexpected error while uploading the log; retrying")
+            if advanced:
+                backoff.succeeded()
+            else:
+                self._pause(backoff.failed())
+        os.close(self._file)
 
-    def _ship(self, file: BinaryIO) -> bool:
+    def _ship(self) -> bool:
         """Whether it advanced. The size that the server reports decides, also when it lost data."""
-        file.seek(self._offset)
-        data = file.read(CHUNK_BYTES)
+        data = os.pread(self._file, CHUNK_BYTES, self._offset)
         if not data:
             self._wait_for_data()
             return True

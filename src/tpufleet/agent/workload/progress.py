@@ -13,6 +13,7 @@ from threading import Event
 from typing import Protocol
 
 from tpufleet.agent import threads
+from tpufleet.agent.workload import untrusted_files
 from tpufleet.agent.workload.log_metrics import LogMetrics
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, FleetError
@@ -22,6 +23,8 @@ from tpufleet.model.hosts import Progress
 from tpufleet.runtime import gcs
 from tpufleet.runtime.gcs import Bucket
 
+PROGRESS_FILE = "run/progress.json"
+MAX_PROGRESS_BYTES = 64 * 1024
 POLL_SECONDS = 0.5
 BUCKET_POLL_SECONDS = 30.0  # each poll costs a few requests
 # Deep enough for `runs/a/checkpoints/120`, and bounded for folders that hold more than checkpoints.
@@ -62,9 +65,14 @@ class LocalCheckpointFolder:
     def entries(self, path: str) -> list[str]:
         try:
             with os.scandir(self._path / path) as entries:
-                return [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
+                return [_listed(entry) for entry in entries]
         except OSError:
             return []  # does not exist yet, or is not readable
+
+
+def _listed(entry: os.DirEntry[str]) -> str:
+    """Links are not followed: the agent may list folders that the job may not."""
+    return f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
 
 
 class BucketCheckpointFolder:
@@ -114,7 +122,7 @@ class ProgressReader:
 
     def __init__(
         self,
-        run_dir: Path,
+        attempt_folder: Path,
         checkpoint: str,
         *,
         clock: Clock,
@@ -125,7 +133,7 @@ class ProgressReader:
     ) -> None:
         self._log_metrics = log_metrics
         self._log_metrics_at: datetime | None = None
-        self._file = run_dir / "progress.json"
+        self._attempt_folder = attempt_folder
         self._in_bucket = checkpoint.startswith(gcs.SCHEME)
         self._folder: CheckpointFolder | None = None
         if self._in_bucket:
@@ -134,7 +142,8 @@ class ProgressReader:
             self._folder = LocalCheckpointFolder(Path(checkpoint))
         self._clock = clock
         self._next_folder_poll: datetime | None = None
-        self._file_version: tuple[int, int] | None = None
+        self._file_version: tuple[int, int, int] | None = None
+        self._file_error = ""
         self._reported: Progress | None = None
         self._checkpoint_step: int | None = None
         self._checkpoint_at: datetime | None = None
@@ -159,20 +168,31 @@ class ProgressReader:
 
     def _read_file(self) -> None:
         try:
-            status = self._file.stat()
+            status, data = untrusted_files.read_below(
+                self._attempt_folder, PROGRESS_FILE, MAX_PROGRESS_BYTES
+            )
         except FileNotFoundError:
             return
-        version = (status.st_ino, status.st_mtime_ns)
+        except OSError as error:
+            self._ignore_file(str(error.strerror))
+            return
+        version = (status.st_ino, status.st_mtime_ns, status.st_size)
         if version == self._file_version:
             return
         self._file_version = version
         try:
-            reported = encoding.from_json(self._file.read_bytes(), Progress)
+            reported = encoding.from_json(data, Progress)
         except BadInput as error:
-            threads.log(f"ignoring progress.json: {error}")
+            self._ignore_file(str(error))
             return
+        self._file_error = ""
         at = reported.at or datetime.fromtimestamp(status.st_mtime, UTC)
         self._reported = replace(reported, at=at if at.tzinfo else at.replace(tzinfo=UTC))
+
+    def _ignore_file(self, error: str) -> None:
+        if error != self._file_error:  # it is read twice a second
+            threads.log(f"ignoring progress.json: {error}")
+            self._file_error = error
 
     def _read_folder(self, last: bool) -> None:
         now = self._clock.now()

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tpufleet.agent import threads
+from tpufleet.agent.workload import untrusted_files
 from tpufleet.backoff import Backoff
 from tpufleet.errors import FleetError, Unreachable
 
+RESULT_FILE = "run/result"
 MAX_RESULT_BYTES = 64 * 1024 * 1024
 INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 1.0
 
 
-def read_result(path: Path) -> bytes | None:
+def read_result(attempt_folder: Path) -> bytes | None:
     """None when there is none to upload. Links, pipes and files that are too large are ignored."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return untrusted_files.read_below(attempt_folder, RESULT_FILE, MAX_RESULT_BYTES)[1]
     except FileNotFoundError:
         return None
     except OSError as error:
-        threads.log(f"ignoring {path}: {error.strerror}")
+        threads.log(f"ignoring {attempt_folder / RESULT_FILE}: {error.strerror}")
         return None
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_RESULT_BYTES:
-        os.close(handle)
-        threads.log(f"ignoring {path}: not a regular file of at most {MAX_RESULT_BYTES} bytes")
-        return None
-    with open(handle, "rb") as file:
-        return file.read(MAX_RESULT_BYTES)
 
 
 def upload_result(send: Callable[[], None], timeout: float, paused: Callable[[], bool]) -> bool:

@@ -139,7 +139,7 @@ class Workload:
         pipe = PipeReader(log)
         self._log_shipper = LogShipper(log, self._send_log)
         ended = Event()
-        progress_thread = self._follow_progress(ended)
+        progress_thread = self._follow_progress(log, ended)
         try:
             exit = self._run_steps(log, pipe)
         finally:
@@ -155,7 +155,10 @@ class Workload:
     def _run_steps(self, log: LogFile, pipe: PipeReader) -> Exit:
         try:
             self._secrets = environment.resolve_secrets(
-                self.assignment.secrets, self._context.settings.token
+                self.assignment.secrets,
+                self._context.settings.token,
+                hidden=self._context.containment.hidden,
+                user=self._context.containment.user,
             )
             pipe.redact(self._secrets.values())
             self._fetch_code()
@@ -309,7 +312,7 @@ class Workload:
 
     def _request_stop(self) -> None:
         self._sigterm_sent = True
-        self.folder.stop_file.touch()
+        self.folder.write_stop_file()
         processes.terminate(self._processes)
 
     def _end_all(self) -> None:
@@ -372,7 +375,7 @@ class Workload:
 
     def _upload_result(self) -> None:
         """Before the exit is reported: clients that see it may ask for the result at once."""
-        data = results.read_result(self.folder.result)
+        data = results.read_result(self.folder.path)
         if data is None:
             return
         results.upload_result(
@@ -383,15 +386,15 @@ class Workload:
             self._waiting_for_server,
         )
 
-    def _follow_progress(self, ended: Event) -> Thread:
+    def _follow_progress(self, log: LogFile, ended: Event) -> Thread:
         checkpoint = self.assignment.checkpoint
         if "://" in checkpoint and self.assignment.process_id != 0:
             checkpoint = ""  # one host of the gang lists a bucket
         self._progress_reader = reader = ProgressReader(
-            self.folder.run,
+            self.folder.path,
             checkpoint,
             clock=self._context.clock,
-            log_metrics=LogMetrics(self.folder.output, self.assignment.metrics),
+            log_metrics=LogMetrics(log, self.assignment.metrics),
         )
         return threads.start("progress", lambda: reader.watch(ended))
 

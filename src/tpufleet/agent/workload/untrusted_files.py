@@ -1,0 +1,85 @@
+"""Files whose paths a job chooses or can change. The agent may read more than the job, so it checks
+what it has opened, and not a path that may lead elsewhere a moment later."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+# Without O_NONBLOCK, opening a pipe would wait for its other end.
+READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Their content describes the process that reads them, which is the agent.
+KERNEL_FOLDERS = (Path("/proc"), Path("/sys"))
+
+
+class NotAllowed(OSError):
+    """The job has no right to this file."""
+
+
+def read_named_by_job(
+    path: Path, limit: int, hidden: Sequence[Path], user: tuple[int, int] | None
+) -> bytes:
+    """Read a file that the job names. Links are followed, as those of secrets in pods, but never to
+    a hidden folder, nor to what the user of the job may not read."""
+    descriptor = os.open(path, READ_FLAGS)
+    with open(descriptor, "rb") as file:
+        status, real = _regular(descriptor, limit), real_path(descriptor, path)
+        refused = [*(Path(os.path.realpath(each)) for each in hidden), *KERNEL_FOLDERS]
+        if any(real == each or each in real.parents for each in refused):
+            raise NotAllowed(errno.EACCES, "jobs may not read this file")
+        if user is not None and not _readable_by(user, status, real):
+            raise NotAllowed(errno.EACCES, "the user of the job may not read this file")
+        return file.read(limit)
+
+
+def read_below(root: Path, name: str, limit: int) -> tuple[os.stat_result, bytes]:
+    """Read a regular file below a folder in which the job may write."""
+    with open(open_below(root, name, READ_FLAGS), "rb") as file:
+        return _regular(file.fileno(), limit), file.read(limit)
+
+
+def open_below(root: Path, name: str, flags: int, mode: int = 0o600) -> int:
+    """Open a file without following any link below `root`."""
+    *folders, last = Path(name).parts
+    parent = os.open(root, FOLDER_FLAGS)
+    try:
+        for folder in folders:
+            above, parent = parent, os.open(folder, FOLDER_FLAGS, dir_fd=parent)
+            os.close(above)
+        return os.open(last, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=parent)
+    finally:
+        os.close(parent)
+
+
+def real_path(descriptor: int, path: Path) -> Path:
+    """Of an open file. Systems without /proc have no isolated jobs either."""
+    try:
+        return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+    except FileNotFoundError:
+        return Path(os.path.realpath(path))
+
+
+def _regular(descriptor: int, limit: int) -> os.stat_result:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
+        raise OSError(errno.EINVAL, f"not a regular file of at most {limit} bytes")
+    return status
+
+
+def _readable_by(user: tuple[int, int], status: os.stat_result, real: Path) -> bool:
+    return _permits(user, status, stat.S_IROTH) and all(
+        _permits(user, os.stat(folder), stat.S_IXOTH) for folder in real.parents
+    )
+
+
+def _permits(user: tuple[int, int], status: os.stat_result, bit: int) -> bool:
+    """`bit` is that of others; those of the group and of the owner are 3 and 6 bits higher."""
+    if status.st_uid == user[0]:
+        return bool(status.st_mode & bit << 6)
+    if status.st_gid == user[1]:
+        return bool(status.st_mode & bit << 3)
+    return bool(status.st_mode & bit)
