@@ -21,6 +21,7 @@ from tpufleet.model.reservations import (
     Reservation,
     most_reserved,
 )
+from tpufleet.policy import reservation_limits
 from tpufleet.service import identifiers
 from tpufleet.service.commands import CommandContext
 from tpufleet.stores.base import ChangeSet, Store
@@ -49,7 +50,7 @@ def reserve(context: CommandContext, new: NewReservation) -> Reservation:
     _check_duration(new.duration)
     if len(new.note) > 500 or "\0" in new.note:
         raise BadInput("note: must be at most 500 characters, without null characters")
-    slices = pool.largest if new.slices is None else new.slices
+    slices = _default_slices(context, pool) if new.slices is None else new.slices
     if not 1 <= slices <= pool.largest:
         raise BadInput(f"slices: pool {pool.name} has 1 to {pool.largest}, not {slices}")
     reservation = Reservation(
@@ -66,6 +67,7 @@ def reserve(context: CommandContext, new: NewReservation) -> Reservation:
         known = store.document(Reservation, new.id)
         if known is not None:
             return known
+        _require_allowed(context, pool, reservation)
         _require_room(store, pool, reservation)
         store.update_document(Reservation, reservation.id, lambda _: reservation)
         _forget_old(store, now)
@@ -86,6 +88,7 @@ def extend(context: CommandContext, reservation_id: str, by: timedelta) -> Reser
         extended = replace(reservation, ends_at=reservation.ends_at + by)
         if extended.ends_at - max(extended.starts_at, context.now) > MAX_DURATION:
             raise BadInput(f"a reservation lasts at most {MAX_DURATION.days} days")
+        _require_allowed(context, pool, extended)
         _require_room(context.store, pool, extended)
         context.store.update_document(Reservation, extended.id, lambda _: extended)
     _announce(context, extended, "reserved", f"{context.caller.name} extended {_what(extended)}")
@@ -152,6 +155,21 @@ def _find_pool(context: CommandContext, name: str) -> Pool:
     if pool.members and caller.name not in pool.members and not caller.is_admin:
         raise Forbidden(f"{caller.name} is not a member of pool {name}")
     return pool
+
+
+def _default_slices(context: CommandContext, pool: Pool) -> int:
+    """All that the caller may have."""
+    if pool.slices_per_user is None or context.caller.is_admin:
+        return pool.largest
+    return min(pool.largest, pool.slices_per_user)
+
+
+def _require_allowed(context: CommandContext, pool: Pool, wanted: Reservation) -> None:
+    if context.caller.is_admin:
+        return
+    known = context.store.documents(Reservation)
+    if message := reservation_limits.refusal(wanted, known, pool, context.now):
+        raise Conflict(message)
 
 
 def _require_room(store: Store, pool: Pool, wanted: Reservation) -> None:
