@@ -82,3 +82,10 @@ def test_admins_reserve_without_these_limits(service):
     put_pool(service, largest=4, slices_per_user=1)
     for number in range(12):
         reserve(service, f"r{number}", by="ada", slices=4, after=number * 2 * DAY, duration=2 * DAY)
+
+
+def test_a_reservation_larger_than_its_pool_has_become_cannot_be_extended(service, lab):
+    reserve(service, "r1", slices=2)
+    put_pool(service, largest=1)
+    with pytest.raises(Conflict, match="has 1 slices now"):
+        service.client("mel").extend_reservation("r1", HOUR)

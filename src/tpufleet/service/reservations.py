@@ -183,7 +183,13 @@ def _require_room(store: Store, pool: Pool, wanted: Reservation) -> None:
         first = min(
             (each for each in others if each.overlaps(wanted.starts_at, wanted.ends_at)),
             key=lambda each: each.starts_at,
+            default=None,
         )
+        if first is None:
+            raise Conflict(
+                f"pool {pool.name} has {pool.largest} slices now, and reservation {wanted.id} has "
+                f"{wanted.slices}; make a new one"
+            )
         note = f" ({first.note})" if first.note else ""
         raise Conflict(
             f"pool {pool.name} has {max(0, left)} of {pool.largest} slices left to reserve then: "
