@@ -188,3 +188,13 @@ def test_recording_the_use_of_a_token_does_not_undo_its_rotation(service):
     service.store.update_token(token.id, lambda known: replace(known, replaced_by="next"))
     auth.record_use(token, service.store, service.clock.now())
     assert service.store.tokens("mel")[0].replaced_by == "next"
+
+
+@pytest.mark.parametrize("limit", ALLOWED)
+def test_a_limited_token_of_an_admin_reads_no_preferences_of_others(service, pool, limit):
+    limited(service, "ada", **OPTIONS.get(limit, {"pool": pool}))
+    with service.http(service.tokens["limited"]) as http:
+        assert http.get("/preferences").is_success
+        assert http.get("/preferences", params={"user": "mel"}).status_code == 403
+    with service.http(service.tokens["ada"]) as http:
+        assert http.get("/preferences", params={"user": "mel"}).is_success
