@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -171,6 +172,19 @@ def test_one_of_many_concurrent_callers_gets_the_lease(pair):
     with ThreadPoolExecutor(8) as threads:
         granted = [lease for lease in threads.map(ask, range(16)) if lease]
     assert len(granted) == 1
+
+
+def test_of_many_concurrent_changes_of_a_token_each_sees_the_one_before(pair):
+    pair[0].put_token(a.token("t1"))
+
+    def change(number):
+        append = lambda token: replace(token, note=f"{token.note}.")
+        assert pair[number % 2].update_token("t1", append) is not None
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(change, range(16)))
+    assert pair[0].tokens()[0].note == "." * 16
+    assert pair[0].update_token("deleted", lambda token: token) is None
 
 
 # Several writers.

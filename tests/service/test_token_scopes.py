@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import httpx
@@ -16,6 +18,7 @@ from tpufleet.model.audit import AuditAction
 from tpufleet.model.jobs import JobId
 from tpufleet.model.pools import Pool
 from tpufleet.model.users import Role, TokenScope
+from tpufleet.service import auth
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.routing import SLICE_TOKEN
 from tpufleet.stores.base import ChangeSet
@@ -162,3 +165,36 @@ def test_an_expired_overlap_never_lengthens_a_token(service):
     service.clock.advance(timedelta(minutes=11))
     with service.http(service.tokens["limited"]) as http:
         assert http.get("/me").status_code == httpx.codes.UNAUTHORIZED
+
+
+def test_of_concurrent_rotations_one_succeeds(service):
+    token = service.client("mel").me().token_id
+    before = len(service.store.tokens("mel"))
+
+    def rotate(_) -> bool:
+        try:
+            service.client("mel").rotate_token(token, timedelta(hours=1))
+        except Conflict:
+            return False
+        return True
+
+    with ThreadPoolExecutor(6) as threads:
+        assert sum(threads.map(rotate, range(6))) == 1
+    assert len(service.store.tokens("mel")) == before + 1
+
+
+def test_recording_the_use_of_a_token_does_not_undo_its_rotation(service):
+    (token,) = service.store.tokens("mel")
+    service.store.update_token(token.id, lambda known: replace(known, replaced_by="next"))
+    auth.record_use(token, service.store, service.clock.now())
+    assert service.store.tokens("mel")[0].replaced_by == "next"
+
+
+@pytest.mark.parametrize("limit", ALLOWED)
+def test_a_limited_token_of_an_admin_reads_no_preferences_of_others(service, pool, limit):
+    limited(service, "ada", **OPTIONS.get(limit, {"pool": pool}))
+    with service.http(service.tokens["limited"]) as http:
+        assert http.get("/preferences").is_success
+        assert http.get("/preferences", params={"user": "mel"}).status_code == 403
+    with service.http(service.tokens["ada"]) as http:
+        assert http.get("/preferences", params={"user": "mel"}).is_success

@@ -46,10 +46,9 @@ def test_two_reservations_cannot_have_the_same_slices(
     later = world.clock.now() + timedelta(hours=2)
     admin.ok("reserve", "lab", "--from", later.isoformat())  # after both
     assert "--reason" in admin("reservations", "break", made["id"]).stderr
-    assert (
-        "belongs to ada"
-        in tpu("release", admin.json("reservations")["reservations"][1]["id"]).stderr
-    )
+    known = admin.json("reservations")["reservations"]
+    hers = next(each["id"] for each in known if each["owner"] == "ada")
+    assert "belongs to ada" in tpu("release", hers).stderr
     admin.ok("reservations", "break", made["id"], "--reason", "deadline")
     assert "ended by ada: deadline" in tpu.ok("reservations", "--all")
     assert "deadline" in tpu.ok("events")
@@ -109,6 +108,18 @@ def test_the_inventory_has_slices_room_and_notes(world: ServiceHarness, tpu: Tpu
     ids = lambda *args: [row["id"] for row in tpu.json("find", *args)["rows"]]
     assert ids("v4", "--free") == ["s-2"] and ids("v5e", "--free") == ["lab"]
     assert ids("-n") == ["s-2"] and ids("v5+") == ["s-1", "lab"]
+
+
+def test_an_alias_does_not_hide_a_slice_or_a_pool(world: ServiceHarness, tpu: Tpu, lab):
+    world.add_slice("s-1", None, pool="lab")
+    for name, alias in (("lab", "s-1"), ("s-1", "lab")):
+        refused = tpu("inventory", "set", name, "--alias", alias)
+        assert "is the name of a slice or a pool" in refused.stderr
+    tpu.ok("inventory", "set", "lab", "--alias", "s-2")  # a slice of that name comes later
+    world.add_slice("s-2", None, pool="lab")
+    tpu.ok("inventory", "set", "s-2", "--note", "mine")
+    notes = {row["id"]: row["note"] for row in tpu.json("inventory")["rows"]}
+    assert notes["s-2"] == "mine" and "mine" not in notes.get("lab", "")
 
 
 def test_a_reserved_free_slice_says_for_whom(world: ServiceHarness, tpu: Tpu, lab):

@@ -177,7 +177,7 @@ class CodeDifference:
     job_id: JobId
     same: bool
     files: tuple[FileDifference, ...] = ()
-    message: str = ""  # why it cannot be compared
+    message: str = ""  # why it cannot be compared, or how many more files differ
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

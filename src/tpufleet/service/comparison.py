@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 import tarfile
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +22,59 @@ from tpufleet.model.jobs import Job
 from tpufleet.model.metric_points import searchable_values
 from tpufleet.service import metric_series, queries
 from tpufleet.service.files.snapshots import SnapshotFiles
+from tpufleet.service.rate_limiter import TooManyRequests
 from tpufleet.stores.base import Store
 
 MAX_JOBS = 20
 MAX_FILE_BYTES = 256 * 1024  # larger files are only reported as different
-MAX_DIFF_CHARACTERS = 200_000  # of one pair of snapshots
+MAX_FILE_LINES = 4_000  # as above
+# Pairs of equal lines in two versions of a file: the work of `difflib`. Code has far fewer.
+MAX_LINE_PAIRS = 50_000
+MAX_FILE_DIFF_CHARACTERS = 100_000
+# Of one comparison, however many jobs it has.
+MAX_DIFF_CHARACTERS = 500_000
+MAX_DIFFED_FILES = 500
+MAX_DIFFED_BYTES = 8 * 1024 * 1024
+MAX_DIFF_SECONDS = 10.0
+MAX_UNPACKED_BYTES = 1024 * 1024 * 1024
+MAX_LISTED_FILES = 2_000
+MAX_TEXT_BYTES = 32 * 1024 * 1024  # of one snapshot in memory; of other files, only the digest is
+_BUSY_RETRY = timedelta(seconds=5)
 _ARGUMENT = re.compile(r"(?:--?)?([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 _UNCOMPARED = ("name", "tags", "notes")  # they are in the head of the table
+_running = threading.Lock()  # one at a time: each takes memory and a processor
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    digest: str
+    size: int
+    content: bytes | None  # None: binary or large
+
+
+@dataclass(slots=True)
+class _Room:
+    """What is left for one comparison."""
+
+    unpacked: int = MAX_UNPACKED_BYTES
+    listed: int = MAX_LISTED_FILES
+    files: int = MAX_DIFFED_FILES
+    bytes: int = MAX_DIFFED_BYTES
+    characters: int = MAX_DIFF_CHARACTERS
+    deadline: float = field(default_factory=lambda: time.monotonic() + MAX_DIFF_SECONDS)
+
+    def take(self, size: int) -> bool:
+        """Whether two versions of a file, together of this size, are still to be diffed."""
+        left = self.files > 0 and size <= self.bytes and self.characters > 0
+        if not left or time.monotonic() > self.deadline:
+            return False
+        self.files -= 1
+        self.bytes -= size
+        return True
+
+
+class _TooLarge(Exception):
+    """The snapshots are too large to read."""
 
 
 def compare(store: Store, snapshots: SnapshotFiles, jobs: Sequence[Job]) -> Comparison:
@@ -39,7 +91,7 @@ def compare(store: Store, snapshots: SnapshotFiles, jobs: Sequence[Job]) -> Comp
         jobs=tuple(queries.job_rows(store, jobs)),
         config=_differing(settings),
         metrics=_by_name(last),
-        code=tuple(_code_difference(snapshots, jobs[0], other) for other in jobs[1:]),
+        code=_code_differences(snapshots, jobs),
     )
 
 
@@ -81,62 +133,129 @@ def _by_name(last: Sequence[Mapping[str, float]]) -> dict[str, tuple[float | Non
     return {name: tuple(each.get(name) for each in last) for name in names}
 
 
-def _code_difference(snapshots: SnapshotFiles, base: Job, other: Job) -> CodeDifference:
-    if base.snapshot == other.snapshot:
+def _code_differences(snapshots: SnapshotFiles, jobs: Sequence[Job]) -> tuple[CodeDifference, ...]:
+    base, *others = jobs
+    if all(other.snapshot == base.snapshot for other in others):
+        return tuple(CodeDifference(job_id=other.id, same=True) for other in others)
+    if not _running.acquire(blocking=False):
+        raise TooManyRequests("another comparison is running", _BUSY_RETRY)
+    try:
+        room, before = _Room(), _Snapshot(snapshots, base)
+        return tuple(_code_difference(snapshots, before, other, room) for other in others)
+    finally:
+        _running.release()
+
+
+class _Snapshot:
+    """The files of one job, read once."""
+
+    def __init__(self, snapshots: SnapshotFiles, job: Job) -> None:
+        self.digest = job.snapshot
+        self._snapshots = snapshots
+        self._files: dict[str, _File] | None = None
+
+    def files(self, room: _Room) -> dict[str, _File]:
+        if self._files is None:
+            path = None if self.digest is None else self._snapshots.require(self.digest)
+            self._files = {} if path is None else _read(path, room)
+        return self._files
+
+
+def _code_difference(
+    snapshots: SnapshotFiles, base: _Snapshot, other: Job, room: _Room
+) -> CodeDifference:
+    if base.digest == other.snapshot:
         return CodeDifference(job_id=other.id, same=True)
     try:
-        before, after = (_files(snapshots, job) for job in (base, other))
+        before, after = base.files(room), _Snapshot(snapshots, other).files(room)
     except NotFound as error:
         return CodeDifference(job_id=other.id, same=False, message=str(error))
-    files, room = [], MAX_DIFF_CHARACTERS
-    for path in sorted(before.keys() | after.keys()):
-        if before.get(path) != after.get(path):
-            difference = _file_difference(path, before.get(path), after.get(path), room)
-            room -= len(difference.diff)
-            files.append(difference)
-    return CodeDifference(job_id=other.id, same=not files, files=tuple(files))
+    except _TooLarge:
+        message = f"the snapshots have more than {MAX_UNPACKED_BYTES // 2**20} MiB when unpacked"
+        return CodeDifference(job_id=other.id, same=False, message=message)
+    paths = [
+        path
+        for path in sorted(before.keys() | after.keys())
+        if _digest(before.get(path)) != _digest(after.get(path))
+    ]
+    listed = paths[: room.listed]
+    room.listed -= len(listed)
+    files = tuple(
+        _file_difference(path, before.get(path), after.get(path), room) for path in listed
+    )
+    more = len(paths) - len(listed)
+    message = f"{more} more files differ" if more else ""
+    return CodeDifference(job_id=other.id, same=not paths, files=files, message=message)
+
+
+def _digest(file: _File | None) -> str | None:
+    return None if file is None else file.digest
 
 
 def _file_difference(
-    path: str, before: bytes | None, after: bytes | None, room: int
+    path: str, before: _File | None, after: _File | None, room: _Room
 ) -> FileDifference:
     change = "added" if before is None else "deleted" if after is None else "changed"
-    old, new = _text(before), _text(after)
-    if old is None or new is None:
+    missing = _File("", 0, b"")
+    old, new = (each or missing for each in (before, after))
+    if old.content is None or new.content is None or not room.take(old.size + new.size):
         return FileDifference(path=path, change=change, diff="")
-    lines = difflib.unified_diff(
-        old.splitlines(), new.splitlines(), f"a/{path}", f"b/{path}", lineterm=""
+    lines = [each.decode(errors="replace").splitlines() for each in (old.content, new.content)]
+    if max(map(len, lines)) > MAX_FILE_LINES or _line_pairs(*lines) > MAX_LINE_PAIRS:
+        return FileDifference(path=path, change=change, diff="")
+    diff = _joined(
+        difflib.unified_diff(*lines, f"a/{path}", f"b/{path}", lineterm=""),
+        min(room.characters, MAX_FILE_DIFF_CHARACTERS),
     )
-    diff = "\n".join(lines)
-    return FileDifference(path=path, change=change, diff=diff if len(diff) <= room else "")
+    room.characters -= len(diff)
+    return FileDifference(path=path, change=change, diff=diff)
 
 
-def _text(content: bytes | None) -> str | None:
-    """None for what is not text, or too large to show."""
-    if content is None:
-        return ""
-    if len(content) > MAX_FILE_BYTES or b"\0" in content:
-        return None
-    return content.decode(errors="replace")
+def _line_pairs(old: Sequence[str], new: Sequence[str]) -> int:
+    """Without the lines that `difflib` leaves out because they are frequent."""
+    frequent = len(new) // 100 + 1 if len(new) >= 200 else len(new)
+    counts = Counter(new)
+    return sum(
+        count * counts[line] for line, count in Counter(old).items() if counts[line] <= frequent
+    )
 
 
-def _files(snapshots: SnapshotFiles, job: Job) -> dict[str, bytes]:
-    if job.snapshot is None:
-        return {}
-    return _read(snapshots.require(job.snapshot))
+def _joined(lines: Iterable[str], most: int) -> str:
+    """Empty when it is longer."""
+    kept, size = [], 0
+    for line in lines:
+        size += len(line) + 1
+        if size > most:
+            return ""
+        kept.append(line)
+    return "\n".join(kept)
 
 
-def _read(archive: Path) -> dict[str, bytes]:
-    """Content by path; of a large file, enough to see that it differs."""
-    files: dict[str, bytes] = {}
-    with tarfile.open(archive, "r:*") as tar:
-        for member in tar:
+def _read(archive: Path, room: _Room) -> dict[str, _File]:
+    """By path."""
+    files: dict[str, _File] = {}
+    text_left = MAX_TEXT_BYTES
+    with tarfile.open(archive, "r|*") as tar:
+        while (member := tar.next()) is not None:
+            # It keeps all of them, with their headers. Not in typeshed.
+            tar.members.clear()  # type: ignore[attr-defined]
+            room.unpacked -= member.size + tarfile.BLOCKSIZE
+            if room.unpacked < 0:
+                raise _TooLarge
+            if member.issym():
+                data = f"→ {member.linkname}".encode()
+                files[member.name] = _File(hashlib.sha256(data).hexdigest(), len(data), data)
+                continue
             content = tar.extractfile(member) if member.isfile() else None
-            if content is not None:
-                size = f"{member.size}".encode()
-                large = member.size > MAX_FILE_BYTES
-                data = content.read(MAX_FILE_BYTES + 1)
-                files[member.name] = b"\0" + size + data if large else data
-            elif member.issym():
-                files[member.name] = f"→ {member.linkname}".encode()
+            if content is None:
+                continue
+            if member.size > min(MAX_FILE_BYTES, text_left):
+                # `extractfile` returns a BufferedReader; typeshed only promises IO[bytes].
+                digest = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
+                files[member.name] = _File(digest, member.size, None)
+                continue
+            data = content.read()
+            text = None if b"\0" in data else data
+            text_left -= 0 if text is None else len(data)
+            files[member.name] = _File(hashlib.sha256(data).hexdigest(), len(data), text)
     return files

@@ -164,12 +164,18 @@ def _room(
     )
 
 
+def _exists(store: Store, name: str) -> bool:
+    return store.slice(SliceId(name)) is not None or store.pool(name) is not None
+
+
 def annotate(context: CommandContext, name: str, change: InventoryChange) -> InventoryNote:
     """By anyone who may run jobs: it changes nothing but these texts."""
     store = context.store
     known = {note.id: note for note in store.documents(InventoryNote)}
-    key = next((note.id for note in known.values() if note.alias == name and name), name)
-    if store.slice(SliceId(key)) is None and store.pool(key) is None:
+    key = name
+    if not _exists(store, key):
+        key = next((note.id for note in known.values() if note.alias == name and name), name)
+    if not _exists(store, key):
         raise NotFound(f"no slice, pool or alias named {name!r}; `tpu inventory` lists them")
     for field in ("note", "belongs_to"):
         text = getattr(change, field) or ""
@@ -177,6 +183,8 @@ def annotate(context: CommandContext, name: str, change: InventoryChange) -> Inv
             raise BadInput(f"{field}: must be at most {MAX_TEXT} characters, without nulls")
     if change.alias and (fault := label_error(change.alias)):
         raise BadInput(f"alias: {fault}")
+    if change.alias and change.alias != key and _exists(store, change.alias):
+        raise Conflict(f"alias {change.alias} is the name of a slice or a pool; choose another")
     taken = [note.id for note in known.values() if note.alias == change.alias and note.id != key]
     if change.alias and taken:
         raise Conflict(f"alias {change.alias} is that of {taken[0]}; remove it there first")

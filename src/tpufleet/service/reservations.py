@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -17,12 +21,15 @@ from tpufleet.model.reservations import (
     Reservation,
     most_reserved,
 )
+from tpufleet.policy import reservation_limits
 from tpufleet.service import identifiers
 from tpufleet.service.commands import CommandContext
-from tpufleet.stores.base import ChangeSet, Lease, Store
+from tpufleet.stores.base import ChangeSet, Store
 
 _LEASE = "reservations"
 _LEASE_TTL = timedelta(seconds=30)
+_WAIT_SECONDS = 2.0
+_RETRY_SECONDS = 0.02
 
 
 def listed(store: Store, now: datetime, *, ended: bool = False) -> list[Reservation]:
@@ -43,12 +50,9 @@ def reserve(context: CommandContext, new: NewReservation) -> Reservation:
     _check_duration(new.duration)
     if len(new.note) > 500 or "\0" in new.note:
         raise BadInput("note: must be at most 500 characters, without null characters")
-    slices = pool.largest if new.slices is None else new.slices
+    slices = _default_slices(context, pool) if new.slices is None else new.slices
     if not 1 <= slices <= pool.largest:
         raise BadInput(f"slices: pool {pool.name} has 1 to {pool.largest}, not {slices}")
-    known = store.document(Reservation, new.id)
-    if known is not None:
-        return known
     reservation = Reservation(
         id=new.id,
         pool=pool.name,
@@ -59,13 +63,14 @@ def reserve(context: CommandContext, new: NewReservation) -> Reservation:
         created_at=now,
         note=new.note,
     )
-    lease = _lock(context)
-    try:
+    with _lock(context):
+        known = store.document(Reservation, new.id)
+        if known is not None:
+            return known
+        _require_allowed(context, pool, reservation)
         _require_room(store, pool, reservation)
         store.update_document(Reservation, reservation.id, lambda _: reservation)
         _forget_old(store, now)
-    finally:
-        store.release_lease(lease)
     _announce(
         context, reservation, "reserved", f"{reservation.owner} reserved {_what(reservation)}"
     )
@@ -73,27 +78,30 @@ def reserve(context: CommandContext, new: NewReservation) -> Reservation:
 
 
 def extend(context: CommandContext, reservation_id: str, by: timedelta) -> Reservation:
-    reservation = find(context.store, reservation_id)
-    context.caller.require_owner(reservation.owner, f"reservation {reservation.id}")
-    if reservation.ends_at <= context.now:
-        raise Conflict(f"reservation {reservation.id} has ended; make a new one")
     _check_duration(by)
-    pool = _find_pool(context, reservation.pool)
-    extended = replace(reservation, ends_at=reservation.ends_at + by)
-    if extended.ends_at - max(extended.starts_at, context.now) > MAX_DURATION:
-        raise BadInput(f"a reservation lasts at most {MAX_DURATION.days} days")
-    lease = _lock(context)
-    try:
+    with _lock(context):
+        reservation = find(context.store, reservation_id)
+        context.caller.require_owner(reservation.owner, f"reservation {reservation.id}")
+        if reservation.ends_at <= context.now:
+            raise Conflict(f"reservation {reservation.id} has ended; make a new one")
+        pool = _find_pool(context, reservation.pool)
+        extended = replace(reservation, ends_at=reservation.ends_at + by)
+        if extended.ends_at - max(extended.starts_at, context.now) > MAX_DURATION:
+            raise BadInput(f"a reservation lasts at most {MAX_DURATION.days} days")
+        _require_allowed(context, pool, extended)
         _require_room(context.store, pool, extended)
         context.store.update_document(Reservation, extended.id, lambda _: extended)
-    finally:
-        context.store.release_lease(lease)
     _announce(context, extended, "reserved", f"{context.caller.name} extended {_what(extended)}")
     return extended
 
 
 def end(context: CommandContext, reservation_id: str, reason: str) -> Reservation:
     """Released by its owner, or broken by an admin, who must say why."""
+    with _lock(context):
+        return _end(context, reservation_id, reason)
+
+
+def _end(context: CommandContext, reservation_id: str, reason: str) -> Reservation:
     reservation = find(context.store, reservation_id)
     mine = reservation.owner == context.caller.name
     if not mine and not context.caller.is_admin:
@@ -149,6 +157,21 @@ def _find_pool(context: CommandContext, name: str) -> Pool:
     return pool
 
 
+def _default_slices(context: CommandContext, pool: Pool) -> int:
+    """All that the caller may have."""
+    if pool.slices_per_user is None or context.caller.is_admin:
+        return pool.largest
+    return min(pool.largest, pool.slices_per_user)
+
+
+def _require_allowed(context: CommandContext, pool: Pool, wanted: Reservation) -> None:
+    if context.caller.is_admin:
+        return
+    known = context.store.documents(Reservation)
+    if message := reservation_limits.refusal(wanted, known, pool, context.now):
+        raise Conflict(message)
+
+
 def _require_room(store: Store, pool: Pool, wanted: Reservation) -> None:
     others = [
         each
@@ -160,7 +183,13 @@ def _require_room(store: Store, pool: Pool, wanted: Reservation) -> None:
         first = min(
             (each for each in others if each.overlaps(wanted.starts_at, wanted.ends_at)),
             key=lambda each: each.starts_at,
+            default=None,
         )
+        if first is None:
+            raise Conflict(
+                f"pool {pool.name} has {pool.largest} slices now, and reservation {wanted.id} has "
+                f"{wanted.slices}; make a new one"
+            )
         note = f" ({first.note})" if first.note else ""
         raise Conflict(
             f"pool {pool.name} has {max(0, left)} of {pool.largest} slices left to reserve then: "
@@ -169,14 +198,24 @@ def _require_room(store: Store, pool: Pool, wanted: Reservation) -> None:
         )
 
 
-def _lock(context: CommandContext) -> Lease:
-    """One change at a time, so that two cannot take the last slice."""
-    now = context.store.time() or context.now
-    holder = f"{context.caller.name}-{context.caller.token_id}"
-    lease = context.store.acquire_lease(_LEASE, holder, _LEASE_TTL, now)
-    if lease is None:
-        raise Conflict("another reservation is being made; try again")
-    return lease
+@contextlib.contextmanager
+def _lock(context: CommandContext) -> Iterator[None]:
+    """One change at a time, so that two cannot take the last slice. Each request is a holder of its
+    own: a lease is granted again to whoever holds it."""
+    store, holder = context.store, secrets.token_hex(8)
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while True:
+        now = store.time() or context.now
+        lease = store.acquire_lease(_LEASE, holder, _LEASE_TTL, now)
+        if lease is not None:
+            break
+        if time.monotonic() >= deadline:
+            raise Conflict("another reservation is being made; try again")
+        time.sleep(_RETRY_SECONDS)
+    try:
+        yield
+    finally:
+        store.release_lease(lease)
 
 
 def _forget_old(store: Store, now: datetime) -> None:

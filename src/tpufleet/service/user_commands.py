@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
+from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, NotFound
 from tpufleet.model.api_types import CreatedToken, NewToken, NewUser, TokenRotation
 from tpufleet.model.durations import MAX_DURATION
 from tpufleet.model.users import Role, Token, User
@@ -105,11 +105,7 @@ def rotate_token(context: CommandContext, token_id: str, rotation: TokenRotation
     itself = token.id == context.caller.token_id
     if not itself and context.caller.limited:
         raise Forbidden(f"token {context.caller.token_id} can only replace itself")
-    if token.replaced_by is not None:
-        raise Conflict(
-            f"token {token.id} was replaced by {token.replaced_by} and expires on "
-            f"{token.expires_at:%Y-%m-%d}; rotate that one"
-        )
+    _require_not_replaced(token)
     lifetime = None if token.expires_at is None else token.expires_at - token.created_at
     created = _put_token(
         context,
@@ -122,10 +118,27 @@ def rotate_token(context: CommandContext, token_id: str, rotation: TokenRotation
         ),
     )
     ends = context.now + rotation.overlap
-    if token.expires_at is not None:
-        ends = min(ends, token.expires_at)
-    context.store.refresh_token(replace(token, expires_at=ends, replaced_by=created.id))
+
+    def replaced(known: Token) -> Token:
+        _require_not_replaced(known)  # by a request at the same time
+        until = ends if known.expires_at is None else min(ends, known.expires_at)
+        return replace(known, expires_at=until, replaced_by=created.id)
+
+    try:
+        if context.store.update_token(token.id, replaced) is None:
+            raise NotFound(f"token {token.id} was revoked; create one with `tpu token create`")
+    except FleetError:
+        context.store.delete_token(created.id)
+        raise
     return created
+
+
+def _require_not_replaced(token: Token) -> None:
+    if token.replaced_by is not None:
+        raise Conflict(
+            f"token {token.id} was replaced by {token.replaced_by} and expires on "
+            f"{token.expires_at:%Y-%m-%d}; rotate that one"
+        )
 
 
 def _put_token(context: CommandContext, token: Token) -> CreatedToken:

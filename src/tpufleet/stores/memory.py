@@ -474,10 +474,13 @@ class MemoryStore:
             tokens = [token for token in self._tokens.values() if user in (None, token.user)]
         return sorted(tokens, key=lambda token: (token.created_at, token.id))
 
-    def refresh_token(self, token: Token) -> None:
+    def update_token(self, token_id: str, change: Callable[[Token], Token]) -> Token | None:
         with self._lock:
-            if token.id in self._tokens:
-                self._tokens[token.id] = token
+            before = self._tokens.get(token_id)
+            if before is None:
+                return None
+            self._tokens[token_id] = changed = change(before)
+            return changed
 
     def delete_token(self, token_id: str) -> None:
         with self._lock:

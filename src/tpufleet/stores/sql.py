@@ -442,8 +442,18 @@ class SqlStore:
             Token, "SELECT data FROM tokens WHERE owner = ? ORDER BY created_at, id", user
         )
 
-    def refresh_token(self, token: Token) -> None:
-        self._write("UPDATE tokens SET data = ? WHERE id = ?", sql_rows.to_text(token), token.id)
+    def update_token(self, token_id: str, change: Callable[[Token], Token]) -> Token | None:
+        def work(session: DatabaseSession) -> Token | None:
+            select = f"SELECT data FROM tokens WHERE id = ?{self._database.for_update}"
+            before = sql_rows.decode_first(session.rows(select, token_id), Token)
+            if before is None:
+                return None
+            changed = change(before)
+            text = sql_rows.to_text(changed)
+            session.run("UPDATE tokens SET data = ? WHERE id = ?", text, token_id)
+            return changed
+
+        return self._database.write(work)
 
     def delete_token(self, token_id: str) -> None:
         self._write("DELETE FROM tokens WHERE id = ?", token_id)

@@ -50,6 +50,8 @@ def _owner(call: ApiCall) -> str:
         return call.user.name
     if not call.user.is_admin:
         raise Forbidden(f"preferences of {user}: requires the admin role")
+    if call.user.limited:
+        raise Forbidden(f"preferences of {user}: requires a token without limits")
     if call.store.user(user) is None:
         raise NotFound(f"no user named {user!r}; list users with `tpu user list`")
     return user

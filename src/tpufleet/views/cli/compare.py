@@ -95,7 +95,7 @@ def _show_code(comparison: Comparison, diff: bool) -> None:
     first, *others = comparison.jobs
     for row, code in zip(others, comparison.code, strict=True):
         click.echo()
-        if code.message:
+        if code.message and not code.files:
             click.echo(f"code of {row.name}: cannot be compared: {text.one_line(code.message)}")
         elif code.same:
             click.echo(f"code of {row.name}: same as {first.name}")
@@ -109,6 +109,8 @@ def _show_code(comparison: Comparison, diff: bool) -> None:
                     shown = file.diff or "binary, or too large to show"
                     for line in shown.splitlines():
                         click.echo(f"    {text.without_control_characters(line)}")
+            if code.message:
+                click.echo(f"  {text.one_line(code.message)}")
             if not diff:
                 output.print_status("  next: --diff prints the lines")
 

@@ -1,0 +1,91 @@
+"""Reservations: requests at the same time, and limits."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+from tests.service.harness import ServiceHarness
+from tpufleet.errors import Conflict
+from tpufleet.model.api_types import NewReservation
+from tpufleet.model.pools import Pool
+from tpufleet.model.reservations import Reservation
+from tpufleet.stores.base import ChangeSet
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+
+
+@pytest.fixture
+def lab(service: ServiceHarness) -> None:
+    put_pool(service)
+
+
+def put_pool(service: ServiceHarness, **fields) -> None:
+    values = {"name": "lab", "provider": "local", "accelerator": "v5litepod-16", "largest": 2}
+    service.store.commit(ChangeSet(pools=[Pool(**{**values, **fields})]))
+
+
+def reserve(service: ServiceHarness, name: str, by: str = "mel", *, after=None, **fields):
+    starts_at = None if after is None else service.clock.now() + after
+    values = {"pool": "lab", "slices": 1, "duration": HOUR, "starts_at": starts_at}
+    return service.client(by).reserve(NewReservation(id=name, **{**values, **fields}))
+
+
+def test_concurrent_reservations_with_one_token_take_no_slice_twice(service, lab):
+    def attempt(number: int) -> bool:
+        try:
+            reserve(service, f"r{number}")
+        except Conflict:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(attempt, range(8))) == 2
+    assert len(service.store.documents(Reservation)) == 2
+
+
+def test_a_member_cannot_reserve_a_pool_back_to_back(service, lab):
+    reserve(service, "r1", duration=4 * DAY)
+    with pytest.raises(Conflict, match="at most 7 of any 14 days"):
+        reserve(service, "r2", after=4 * DAY, duration=4 * DAY)
+    reserve(service, "r3", after=4 * DAY, duration=3 * DAY)
+    with pytest.raises(Conflict, match="at most 7 of any 14 days"):
+        service.client("mel").extend_reservation("r3", HOUR)
+    service.clock.advance(7 * DAY)  # what has ended counts too
+    with pytest.raises(Conflict, match="at most 7 of any 14 days"):
+        reserve(service, "r4", duration=DAY)
+    reserve(service, "r5", after=7 * DAY, duration=4 * DAY)
+    reserve(service, "other-user", by="mo", duration=7 * DAY)
+
+
+def test_a_member_has_few_reservations_not_far_ahead(service, lab):
+    for number in range(10):
+        reserve(service, f"r{number}", after=number * HOUR)
+    with pytest.raises(Conflict, match="mel has 10 reservations already"):
+        reserve(service, "r10", after=20 * HOUR)
+    assert reserve(service, "r9").id == "r9"  # sent again
+    with pytest.raises(Conflict, match="at most 14 days ahead"):
+        reserve(service, "r11", by="mo", after=15 * DAY)
+
+
+def test_reservations_honour_the_slices_per_user_of_the_pool(service):
+    put_pool(service, largest=4, slices_per_user=2)
+    assert reserve(service, "r1", slices=None).slices == 2
+    with pytest.raises(Conflict, match="may hold 2 slices of pool lab, and would have reserved 3"):
+        reserve(service, "r2", slices=1)
+    reserve(service, "r3", slices=1, after=2 * HOUR)
+
+
+def test_admins_reserve_without_these_limits(service):
+    put_pool(service, largest=4, slices_per_user=1)
+    for number in range(12):
+        reserve(service, f"r{number}", by="ada", slices=4, after=number * 2 * DAY, duration=2 * DAY)
+
+
+def test_a_reservation_larger_than_its_pool_has_become_cannot_be_extended(service, lab):
+    reserve(service, "r1", slices=2)
+    put_pool(service, largest=1)
+    with pytest.raises(Conflict, match="has 1 slices now"):
+        service.client("mel").extend_reservation("r1", HOUR)
