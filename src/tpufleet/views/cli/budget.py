@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from tpufleet.model.budgets import BudgetPeriod, BudgetUse
+from tpufleet.model.prices import amount
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 
@@ -26,7 +27,7 @@ def budget(as_json: bool) -> None:
     output.print_table(
         ("SCOPE", "NAME", "SPENT", "BUDGET", "USED", "PERIOD"),
         (
-            (use.scope.value, use.name, f"${use.spent:,.2f}", f"${use.usd:,.2f}",
+            (use.scope.value, use.name, f"${amount(use.spent)}", f"${amount(use.usd)}",
              f"{use.share:.0%}", _period(use))
             for use in sorted(report.budgets, key=lambda use: -use.share)
         ),
