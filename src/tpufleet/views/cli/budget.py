@@ -15,9 +15,9 @@ from tpufleet.views.cli.output import json_option
 def budget(as_json: bool) -> None:
     """Show what users and pools have spent of their budgets.
 
-    Budgets are set as `budgets` in the config file of the server. At 80 % and 100 % an event is
-    recorded;
-    at 100 % running jobs are stopped, and queued ones wait for the next period.
+    Budgets are set as `budgets` in the config file of the server; docs/server.md, "Budgets", has
+    the syntax. At 80 % and 100 % an event is recorded; at 100 % running jobs are stopped, and
+    queued ones wait for the next period.
     """
     with connection.connect() as client:
         report = client.budgets()
