@@ -50,6 +50,7 @@ def main(lr: float, steps: int, every: int) -> None:
         if here.process_id == 0:
             np.save(folder / "weights.npy", np.asarray(weights))
 
+    loss = None  # stays so if it was already complete
     for step in range(start + 1, steps + 1):
         x, y = batch(step)
         shards = (jax.make_array_from_callback(a.shape, rows, a.__getitem__) for a in (x, y))
@@ -64,9 +65,10 @@ def main(lr: float, steps: int, every: int) -> None:
             sys.exit(f"asked to stop; saved step {step}")  # not 0: the job is not complete
     if here.process_id == 0:
         error = float(np.max(np.abs(np.asarray(weights) - TRUTH)))
-        result = {"steps": steps, "loss": loss, "error": error}
-        Path(here.checkpoint_dir, "result.json").write_text(json.dumps(result))
-        print(f"done: loss {loss:.3g}, largest error {error:.3g}", flush=True)
+        if loss is not None:
+            result = {"steps": steps, "loss": loss, "error": error}
+            Path(here.checkpoint_dir, "result.json").write_text(json.dumps(result))
+        print(f"done: step {max(start, steps)}, largest error {error:.3g}", flush=True)
 
 
 if __name__ == "__main__":

@@ -124,3 +124,13 @@ def test_the_program_in_the_page_on_workloads_runs_alone(tmp_path):
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
         "step_00000800", "step_00000900", "step_00001000",
     ]  # fmt: skip
+
+
+def test_the_training_program_runs_again_after_it_is_complete(tmp_path):
+    program = markdown.ROOT / "examples/train/train.py"
+    kept = {name: os.environ[name] for name in os.environ if not name.startswith("TPUFLEET_")}
+    for _ in range(2):
+        command = [sys.executable, str(program), "steps=3"]
+        subprocess.run(command, cwd=tmp_path, env=kept, check=True)
+    result = json.loads((tmp_path / "checkpoints/result.json").read_text())
+    assert result["steps"] == 3 and result["loss"] > 0

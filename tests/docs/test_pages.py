@@ -96,6 +96,13 @@ def test_every_page_is_reachable_from_the_readme():
     assert set(markdown.pages()) == reached
 
 
+def test_the_readme_lists_every_page():
+    readme = (markdown.ROOT / "README.md").read_text()
+    table = readme[readme.index("| [Overview](docs/index.md)") :]
+    pages = {page.name for page in (markdown.ROOT / "docs").glob("*.md")}
+    assert {name for name in pages if f"](docs/{name})" not in table} == set()
+
+
 def test_the_readme_opens_with_the_demo_and_the_tests():
     readme = markdown.ROOT / "README.md"
     first = [block.text for block in markdown.blocks("sh") if block.page == readme][:2]

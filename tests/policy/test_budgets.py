@@ -77,6 +77,14 @@ def test_a_raised_budget_alerts_again():
     assert [a.share for a in budgets.alerts([use(100, usd=120)], known)] == [0.8]
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0.00"), (1234.5, "1,234.50"), (0.5, "0.50"), (0.00314, "0.0031"), (0.0123, "0.012")],
+)
+def test_small_amounts_have_two_significant_digits(value, text):
+    assert prices.amount(value) == text
+
+
 def test_the_estimate_names_price_and_limit():
     spec = parse_job(
         {"command": "x", "accelerator": "v5e-16", "slices": 2, "max_hours": 3, "max_cost": 100}

@@ -139,12 +139,20 @@ def test_reports_are_throttled_but_checkpoints_are_always_written(tmp_path):
 def test_metrics_that_are_not_finite_numbers_are_omitted(tmp_path):
     code = (
         "from tpufleet import runtime\n"
-        "runtime.progress(1, loss=float('nan'), rate=2, name='x', checkpoint_step=1)\n"
+        "runtime.progress(1, loss=float('nan'), rate=2, checkpoint_step=1)\n"
         "runtime.progress(2, rate=3)"
     )
     run(code, TPUFLEET_RUN_DIR=str(tmp_path))
     report = read_progress(tmp_path)
     assert (report["step"], report["checkpoint_step"], report["metrics"]) == (2, 1, {"rate": 3.0})
+
+
+@pytest.mark.parametrize("value", ["'x'", "None", "{'loss': 1.0}", "[1.0]"])
+def test_metrics_that_are_not_numbers_are_rejected(value):
+    done = run(f"from tpufleet import runtime; runtime.progress(1, metrics={value})")
+    assert done.returncode == 1
+    assert "TypeError: progress: metrics is not a number but" in done.stderr
+    assert "progress(step, loss=loss)" in done.stderr
 
 
 def test_progress_does_nothing_outside_tpufleet(tmp_path):

@@ -86,6 +86,11 @@ def run_with_metrics(world: ServiceHarness, job_id: str, losses: list[float], **
     wait_until(lambda: len(world.store.metric_points(job_id)) == len(losses))
 
 
+def test_a_job_without_metrics_is_told_how_to_report_them(world: ServiceHarness, tpu: Tpu):
+    world.submit("job-1", name="silent")
+    assert "runtime.progress(step, loss=loss)" in tpu("metrics", "silent").stderr
+
+
 def test_metrics_are_kept_after_the_end_and_searched(world: ServiceHarness, tpu: Tpu):
     run_with_metrics(world, "job-1", [2.0, 1.0, 0.25], name="good")
     world.end_job("job-1", JobState.SUCCEEDED)

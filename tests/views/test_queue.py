@@ -74,6 +74,16 @@ def test_a_held_job_has_no_position(world, tpu: Tpu, admin: Tpu, pool):
     assert "held by ada; requires the admin role" in tpu("queue", "release", "a").stderr
 
 
+def test_a_running_job_cannot_be_held(world, tpu: Tpu, pool):
+    submit(world, "a", pool=pool)
+    world.change_job("a", state=JobState.STARTING)
+    world.change_job("a", state=JobState.RUNNING)
+    refused = tpu("queue", "hold", "a")
+    assert refused.exit_code != 0
+    assert "job a is running: it does not wait in a queue" in refused.stderr
+    assert tpu.json("show", "a")["job"]["held_by"] is None
+
+
 def test_users_with_less_usage_go_first(world, tpu: Tpu, pool):
     submit(world, "mine", pool=pool)
     submit(world, "hers", by="ada", pool=pool)

@@ -48,7 +48,7 @@ class SpendingMonitor:
             limited = job.spec.max_cost is not None or job.spec.max_hours is not None
             if limited and not job.ended and not job.over_limit:
                 rows = self._rows_of(job, now)
-                self._stop(job, budgets.job_limit_reason(job.spec, rows, self._prices))
+                self._stop(job, budgets.job_limit(job.spec, rows, self._prices))
         if self._budgets:
             self._check_budgets(now)
 
@@ -80,7 +80,7 @@ class SpendingMonitor:
         self._working_set.exhausted_budgets = exhausted
         for job in list(self._working_set.jobs.values()) if exhausted else ():
             if not job.ended and not job.over_limit and self._holds_slices(job.id):
-                self._stop(job, budgets.hold_reason(job, exhausted))
+                self._stop(job, budgets.budget_limit(job, exhausted))
 
     def _uses(self, now: datetime) -> list[BudgetUse]:
         self._load_jobs()
@@ -115,9 +115,10 @@ class SpendingMonitor:
         held = self._working_set.slices_by_job.get(job_id, ())
         return any(slices[slice_id].live for slice_id in held)
 
-    def _stop(self, job: Job, reason: str) -> None:
-        if reason:
-            self._working_set.put_job(replace(job, over_limit=reason))
+    def _stop(self, job: Job, limit: budgets.LimitReached | None) -> None:
+        if limit is not None:
+            advice = limit.advice.replace("JOB", job.id)
+            self._working_set.put_job(replace(job, over_limit=limit.reason, advice=advice))
             self._working_set.dirty_jobs.add(job.id)
 
     def _rows_of(self, job: Job, now: datetime) -> list[CostRow]:

@@ -128,7 +128,8 @@ END_REASONS: dict[EndReason, EndReasonInfo] = {
         "limit on cost reached",
         "`max_cost` or `max_hours` of the job, or the budget of its owner or pool",
         RetryBudget.NONE,
-        "run `tpu resume JOB --set max_cost=…` with a larger limit, or raise the budget first",
+        "run `tpu resume JOB`, with `--set max_cost=…` or `--set max_hours=…` where that limit was "
+        "reached; raise a budget first",
     ),
     EndReason.CANCELLED: EndReasonInfo("cancelled", "requested by a user", RetryBudget.NONE),
     EndReason.SUPERSEDED: EndReasonInfo(

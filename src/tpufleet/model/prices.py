@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -69,6 +70,14 @@ class Estimate:
     source: str  # of the price
     as_of: str
     limit: float | None = None  # the most that it can cost, if that is known
+
+
+def amount(value: float) -> str:
+    """With at least two decimals, and at least two significant digits: `1,234.50`, `0.0031`."""
+    decimals = 2
+    if value and math.isfinite(value):
+        decimals = max(2, 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"
 
 
 def estimate(spec: JobSpec, prices: Mapping[tuple[str, str], Price]) -> Estimate:

@@ -11,7 +11,7 @@ from tpufleet.model.budgets import EVERY_USER, Budget, BudgetPeriod, BudgetScope
 from tpufleet.model.costs import CostRow
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.jobs import Job, JobSpec
-from tpufleet.model.prices import Price
+from tpufleet.model.prices import Price, amount
 
 # An event is recorded when this share of a budget has been spent.
 ALERTS = (0.8, 1.0)
@@ -113,8 +113,8 @@ def alert_event(alert: Alert, now: datetime) -> Event:
 def describe(use: BudgetUse) -> str:
     period = "in total" if use.period is BudgetPeriod.TOTAL else f"this {use.period}"
     return (
-        f"budget of {use.scope} {use.name}: ${use.spent:,.2f} of ${use.usd:,.2f} spent {period} "
-        f"({use.share:.0%})"
+        f"budget of {use.scope} {use.name}: ${amount(use.spent)} of ${amount(use.usd)} spent "
+        f"{period} ({use.share:.0%})"
     )
 
 
@@ -126,13 +126,34 @@ def hold_reason(job: Job, uses: Iterable[BudgetUse]) -> str:
     return ""
 
 
-def job_limit_reason(spec: JobSpec, rows: Sequence[CostRow], price_table: Prices) -> str:
-    """Why a job has to stop; empty while it is within `max_cost` and `max_hours`."""
+@dataclass(frozen=True, slots=True)
+class LimitReached:
+    """A limit that stops a job, and how to continue it."""
+
+    reason: str
+    advice: str
+
+
+def job_limit(spec: JobSpec, rows: Sequence[CostRow], price_table: Prices) -> LimitReached | None:
+    """Which of `max_cost` and `max_hours` a job has reached."""
     if spec.max_cost is not None and (spent := cost(rows, price_table)) >= spec.max_cost:
-        return f"cost limit of ${spec.max_cost:,.2f} (max_cost) reached: ${spent:,.2f} spent"
+        return LimitReached(
+            f"cost limit of ${amount(spec.max_cost)} (max_cost) reached: ${amount(spent)} spent",
+            "run `tpu resume JOB --set max_cost=…` with a larger limit",
+        )
     if spec.max_hours is not None and (hours := billed_hours(spec, rows)) >= spec.max_hours:
-        return f"limit of {spec.max_hours:g} billed hours (max_hours) reached: {hours:.2f} h"
-    return ""
+        return LimitReached(
+            f"limit of {spec.max_hours:g} billed hours (max_hours) reached: {amount(hours)} h",
+            "run `tpu resume JOB --set max_hours=…` with a larger limit",
+        )
+    return None
+
+
+def budget_limit(job: Job, uses: Iterable[BudgetUse]) -> LimitReached | None:
+    """Which budget stops a job."""
+    if reason := hold_reason(job, uses):
+        return LimitReached(reason, "run `tpu resume JOB` when the budget has been raised")
+    return None
 
 
 def billed_hours(spec: JobSpec, rows: Iterable[CostRow]) -> float:

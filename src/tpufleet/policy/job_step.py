@@ -111,7 +111,7 @@ def _prepare(view: JobView, now: datetime) -> Step:
     if job.cancel_requested_by:
         return end_job(view, Step(job=job), JobState.CANCELLED, EndReason.CANCELLED, now)
     if job.over_limit:
-        advice = END_REASONS[EndReason.OVER_BUDGET].advice.replace("JOB", job.id)
+        advice = job.advice or END_REASONS[EndReason.OVER_BUDGET].advice.replace("JOB", job.id)
         over = replace(job, reason=job.over_limit, advice=advice)
         return end_job(view, Step(job=over), JobState.FAILED, EndReason.OVER_BUDGET, now)
     result = Step(job=job, wake_at=job.not_before if _is_later(job.not_before, now) else None)

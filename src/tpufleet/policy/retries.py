@@ -63,7 +63,8 @@ def decide_retry(job: Job, ended: Attempt, history: Sequence[Attempt]) -> RetryD
         )
 
     if reason is EndReason.OVER_BUDGET:
-        return RetryDecision(action=RetryAction.FAIL, reason=ended.message, advice=info.advice)
+        advice = job.advice or info.advice  # set when it was found to be over its limit
+        return RetryDecision(action=RetryAction.FAIL, reason=ended.message, advice=advice)
 
     action = retry_rules.rule_action(job.spec.rule, reason)
     if action is RuleAction.PASS:

@@ -29,7 +29,11 @@ def progress(
 
     At most a few writes a second reach the disk, but the last report and every new
     `checkpoint_step` always do. Does nothing outside tpufleet.
+
+    Each of `metrics` is a number, or an array with one element: `progress(step, loss=loss)`.
     """
+    for name, value in metrics.items():
+        _require_number(name, value)
     report: dict[str, Any] = {"step": int(step), "message": message}
     if total is not None:
         report["total"] = int(total)
@@ -42,6 +46,13 @@ def progress(
 def report_checkpoint(step: int) -> None:
     """Report that the checkpoint of this step is complete."""
     _report({"checkpoint_step": step})
+
+
+def _require_number(name: str, value: object) -> None:
+    """By its type: converting a JAX array would wait for it."""
+    if not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        hint = "; pass each metric by name: progress(step, loss=loss)" if name == "metrics" else ""
+        raise TypeError(f"progress: {name} is not a number but {type(value).__name__}{hint}")
 
 
 def _numbers(metrics: dict[str, SupportsFloat]) -> dict[str, float]:

@@ -156,9 +156,11 @@ def occupant(store: Store, job_id: JobId, count: int) -> Occupant:
 
 
 def hold(context: CommandContext, job: Job) -> Job:
-    """Keep a job from being placed. One that runs goes on, and is held when it waits again."""
+    """Keep a job that waits from being placed."""
     context.caller.require_owner(job.owner, f"job {job.id}")
     _require_live(job)
+    if job.id not in {each.id for each in waiting_jobs(context.store)}:
+        raise _not_waiting(job)
     if job.held_by is not None:
         return job
     by = context.caller.name
@@ -182,7 +184,7 @@ def move(context: CommandContext, job: Job, request: QueueMove) -> Job:
     _require_live(job)
     queue = [each for each in waiting_jobs(context.store) if queue_name(each) == queue_name(job)]
     if job.id not in {each.id for each in queue}:
-        raise Conflict(f"job {job.id} is {job.state}: it does not wait in a queue")
+        raise _not_waiting(job)
     others = [each for each in queue if each.id != job.id]
     if request.last:
         return _put_last(context, job, others)
@@ -199,6 +201,10 @@ def move(context: CommandContext, job: Job, request: QueueMove) -> Job:
     if target >= len(others):
         return job
     return _put_before(context, job, others[target], usage_steps(context.store))
+
+
+def _not_waiting(job: Job) -> Conflict:
+    return Conflict(f"job {job.id} is {job.state}: it does not wait in a queue")
 
 
 def _put_before(context: CommandContext, job: Job, other: Job, steps: Mapping[str, int]) -> Job:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from tpufleet.model.budgets import BudgetPeriod, BudgetUse
+from tpufleet.model.prices import amount
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 
@@ -14,9 +15,9 @@ from tpufleet.views.cli.output import json_option
 def budget(as_json: bool) -> None:
     """Show what users and pools have spent of their budgets.
 
-    Budgets are set as `budgets` in the config file of the server. At 80 % and 100 % an event is
-    recorded;
-    at 100 % running jobs are stopped, and queued ones wait for the next period.
+    Budgets are set as `budgets` in the config file of the server; docs/server.md, "Budgets", has
+    the syntax. At 80 % and 100 % an event is recorded; at 100 % running jobs are stopped, and
+    queued ones wait for the next period.
     """
     with connection.connect() as client:
         report = client.budgets()
@@ -26,7 +27,7 @@ def budget(as_json: bool) -> None:
     output.print_table(
         ("SCOPE", "NAME", "SPENT", "BUDGET", "USED", "PERIOD"),
         (
-            (use.scope.value, use.name, f"${use.spent:,.2f}", f"${use.usd:,.2f}",
+            (use.scope.value, use.name, f"${amount(use.spent)}", f"${amount(use.usd)}",
              f"{use.share:.0%}", _period(use))
             for use in sorted(report.budgets, key=lambda use: -use.share)
         ),

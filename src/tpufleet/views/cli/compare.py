@@ -64,8 +64,8 @@ def metrics(job: str, metric: tuple[str, ...], as_json: bool) -> None:
     if not any(point.values for point in series.points):
         output.print_status(
             f"{series.name} has reported no metrics\n"
-            "  next: call `tpufleet.runtime.progress(step, metrics={'loss': loss})`, or submit it "
-            "with --metric 'loss=loss: ([0-9.]+)'"
+            "  next: call `tpufleet.runtime.progress(step, loss=loss)`, or submit it with "
+            "--metric 'loss=loss: ([0-9.]+)'"
         )
         return
     _show_plots([series], metric)

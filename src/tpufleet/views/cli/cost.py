@@ -96,12 +96,12 @@ def cells(item: CostTotal) -> tuple[str, ...]:
     share = f" ({item.useful / item.chip_hours:.0%})" if item.chip_hours else ""
     return (
         item.label,
-        f"{item.chip_hours:.2f}",
-        f"{item.useful:.2f}{share}",
-        f"{item.lost:.2f}",
-        f"{item.unknown:.2f}",
-        f"${item.usd:,.2f}" + ("" if item.priced else " + unpriced"),
-        f"${item.lost_usd:,.2f}",
+        f"{prices.amount(item.chip_hours)}",
+        f"{prices.amount(item.useful)}{share}",
+        f"{prices.amount(item.lost)}",
+        f"{prices.amount(item.unknown)}",
+        f"${prices.amount(item.usd)}" + ("" if item.priced else " + unpriced"),
+        f"${prices.amount(item.lost_usd)}",
     )
 
 

@@ -28,7 +28,7 @@ FREE_STATES = frozenset({InventoryState.FREE, InventoryState.AVAILABLE})
 @click.group(
     invoke_without_command=True,
     epilog="\b\nExamples:\n  tpu inventory\n  tpu inventory --csv > tpus.csv\n"
-    "  tpu inventory set tpf-lab-3f9a --alias big --note 'for the demo'\n",
+    "  tpu inventory set tpf-lab-1a2b3c4d --alias big --note 'for the demo'\n",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @click.option("--sheet", metavar="ID|URL", help="Write it to a Google Sheet.")
@@ -109,7 +109,9 @@ def _not_a_formula(shown: str) -> str:
     return f"'{shown}" if shown[:1] in ("=", "+", "-", "@") and len(shown) > 1 else shown
 
 
-@inventory.command("set", epilog="\b\nExample:\n  tpu inventory set tpf-lab-3f9a --alias demo\n")
+@inventory.command(
+    "set", epilog="\b\nExample:\n  tpu inventory set tpf-lab-1a2b3c4d --alias demo\n"
+)
 @click.argument("name")
 @click.option("--alias", help="Short name; empty text removes it.")
 @click.option("--note", help="Free text.")

@@ -202,7 +202,7 @@ def imported(user: dict[str, Any], document: dict[str, Any]) -> tuple[Preference
 
 @click.group(
     invoke_without_command=True,
-    epilog="\b\nExamples:\n  tpu alias\n  tpu alias set lr config.optimizer.lr\n"
+    epilog="\b\nExamples:\n  tpu alias\n  tpu alias set lr config.optimizer.learning_rate\n"
     "  tpu alias set big v4-128 --tpu\n",
 )
 @json_option
@@ -211,7 +211,8 @@ def alias(context: click.Context, as_json: bool) -> None:
     """List or change your aliases: of config paths, and of TPU types.
 
     `tpu run big --config lr=0.1 -- python train.py` uses one of each: it runs on the TPU type that
-    `big` stands for, and appends `--config.training.learning_rate=0.1` to the command.
+    `big` stands for, and appends `--config.optimizer.learning_rate=0.1` to the command, if the
+    aliases are those of the examples.
     """
     if context.invoked_subcommand is not None:
         return

@@ -155,7 +155,7 @@ def break_(reservation: str, reason: str, as_json: bool) -> None:
     output.print_result(ended, f"broke {ended.id} of {ended.owner}", as_json)
 
 
-@click.command(epilog="\b\nExamples:\n  tpu release 3f9a\n  tpu release tpf-lab-3f9a\n")
+@click.command(epilog="\b\nExamples:\n  tpu release 3f9a\n  tpu release tpf-lab-1a2b3c4d\n")
 @click.argument("name", metavar="RESERVATION|SLICE")
 @json_option
 def release(name: str, as_json: bool) -> None:

@@ -299,10 +299,10 @@ def estimate_text(estimate: Estimate) -> str:
             f"estimate: no price is known for this type; {estimate.chips} chips. "
             "Set it as `prices` in the config file"
         )
-    limit = f", at most ${estimate.limit:,.2f}" if estimate.limit is not None else ""
+    limit = f", at most ${prices.amount(estimate.limit)}" if estimate.limit is not None else ""
     as_of = f", {estimate.as_of}" if estimate.as_of else ""
     return (
-        f"estimate: ${estimate.usd_per_hour:,.2f} per hour while it runs{limit} "
+        f"estimate: ${prices.amount(estimate.usd_per_hour)} per hour while it runs{limit} "
         f"({text.counted(estimate.chips, 'chip')}, {estimate.capacity}; price: "
         f"{estimate.source}{as_of})"
     )
