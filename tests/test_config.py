@@ -149,7 +149,10 @@ def test_the_share_of_hosts_that_may_be_lost_is_a_percentage(tmp_path):
             config.load({variable: wrong}, tmp_path)
 
 
-TPU_VM = {"TPUFLEET_TPU_VM": '{"project": "my-project", "zones": ["us-central1-a"]}'}
+TPU_VM = {
+    "TPUFLEET_TPU_VM": '{"project": "my-project", "zones": ["us-central1-a"], '
+    '"bundle": "gs://my-bucket/bundle.tar.gz", "bundle_sha256": "' + "0" * 64 + '"}'
+}
 GKE = {"TPUFLEET_GKE_IMAGE": "registry/agent:1"}
 
 

@@ -34,6 +34,7 @@ class JobFields(TypedDict, total=False):
     max_cost: float
     max_hours: float
     python: str
+    image: str
     dependencies: Sequence[str]
     mounts: Sequence[Mapping[str, Any]]
     pod: Mapping[str, Any]
