@@ -251,3 +251,51 @@ def test_an_unknown_user_for_jobs_is_refused(tmp_path):
     environ = {"TPUFLEET_HIDDEN": str(tmp_path), containment.JOB_USER_VARIABLE: "no-such-user-x"}
     with pytest.raises(ValueError, match=r"no user named|cannot run as"):
         containment.from_environ(environ, tmp_path)
+
+
+def test_only_the_assigned_checkpoint_folder_is_visible(tmp_path):
+    state = tmp_path / "state"
+    own, other = state / "checkpoints" / "own", state / "checkpoints" / "other"
+    for folder in (own, other):
+        folder.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(other)
+    (tmp_path / "linked-state").symlink_to(state)
+    (own / "link").symlink_to(other)
+
+    def visible(checkpoint, hidden=state):
+        return containment._visible_checkpoint(str(checkpoint), [hidden])
+
+    assert visible(own) == visible(f"/{own}") == [own]
+    assert visible(
+        tmp_path / "linked-state" / "checkpoints" / "own", tmp_path / "linked-state"
+    ) == [own]
+    assert visible(own / "a" / "b") == [own / "a" / "b"] and (own / "a" / "b").is_dir()
+    for path in (tmp_path / "link", f"/proc/self/root{other}", state / "token", "gs://b/x", ""):
+        assert visible(path) == []
+    for path in (own / "link", own / "link" / "new"):
+        with pytest.raises(OSError, match=r"symbolic links|Not a directory"):
+            visible(path)
+    assert list(other.iterdir()) == []
+
+
+def test_a_hidden_folder_is_not_mounted_as_a_checkpoint_folder(tmp_path):
+    (tmp_path / "state").mkdir()
+    found = containment.Containment(
+        mechanism=Mechanism.MARKS, work_dir=tmp_path, hidden=(tmp_path / "state",)
+    )
+    found.require_visible(str(tmp_path / "state" / "checkpoints" / "own"))
+    found.require_visible(str(tmp_path / "elsewhere"))
+    for path in (tmp_path, tmp_path / "state", tmp_path / "state" / "secrets", "/proc/self/root"):
+        with pytest.raises(PermissionError, match="hidden from jobs"):
+            found.require_visible(str(path))
+
+
+def test_ownership_is_not_given_through_a_link(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "other" / "x").mkdir()
+    user = (os.getuid(), os.getgid())
+    for path in (tmp_path / "link", tmp_path / "link" / "x"):
+        with pytest.raises(OSError, match=r"is a link|symbolic links|Not a directory"):
+            containment._give_to(user, [path])
+    containment._give_to(user, [tmp_path / "other"])

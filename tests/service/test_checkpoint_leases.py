@@ -100,3 +100,52 @@ def test_the_checkpoints_of_another_user_cannot_be_named(service):
         with pytest.raises(BadInput, match="not the location of a job"):
             service.client("mel").submit([new("job-2", checkpoint=location)])
     service.client("mo").submit([new("job-3", checkpoint=f"{folder}/job-1")])
+
+
+SPELLINGS = {
+    "two slashes": "/{folder}/job-1",
+    "three slashes": "//{folder}/job-1",
+    "dots": "{folder}/./x/../job-1",
+    "a folder in it": "{folder}/job-1/step_5",
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+def test_no_spelling_leads_to_the_checkpoints_of_another_user(service, spelling):
+    service.submit("job-1", by="mo")
+    service.end_job("job-1")
+    location = spelling.format(folder=service.folder / "checkpoints")
+    with pytest.raises(Forbidden, match="belongs to mo"):
+        service.client("mel").submit([new("job-2", checkpoint=location)])
+
+
+def test_no_link_leads_to_the_checkpoints_of_another_user(service, tmp_path_factory):
+    service.submit("job-1", by="mo")
+    service.end_job("job-1")
+    folder = service.folder / "checkpoints" / "job-1"
+    folder.mkdir(parents=True)
+    link = tmp_path_factory.mktemp("links") / "link"
+    link.symlink_to(folder)
+    with pytest.raises(Forbidden, match="belongs to mo"):
+        service.client("mel").submit([new("job-2", checkpoint=str(link))])
+    with pytest.raises(BadInput, match=f"is a link; use {folder}"):
+        service.client("mo").submit([new("job-2", checkpoint=str(link))])
+    with pytest.raises(Forbidden, match="belongs to mo"):  # dots after a link
+        service.client("mel").submit([new("job-2", checkpoint=f"{link}/../job-1")])
+
+
+@pytest.mark.parametrize("root", ["/proc/self/root", "/proc/1/cwd/..", "//proc/thread-self/root"])
+def test_a_location_that_depends_on_the_process_is_refused(service, root):
+    service.submit("job-1", by="mo")
+    service.end_job("job-1")
+    location = f"{root}{service.folder}/checkpoints/job-1"
+    with pytest.raises(BadInput, match="is a kernel folder"):
+        service.client("mel").submit([new("job-2", checkpoint=location)])
+
+
+def test_a_location_on_disk_in_use_is_refused_under_any_spelling(service, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    service.client("mel").submit([new("job-1", checkpoint=f"{folder}/run")])
+    for location in (f"/{folder}/run", f"{folder}/./run/"):
+        with pytest.raises(Conflict, match="in use by job job-1"):
+            service.client("mo").submit([new("job-2", checkpoint=location)])

@@ -13,6 +13,7 @@ command that cannot be started is reported on the file descriptor `errors` as `e
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -101,7 +102,7 @@ def create_namespaces(privileged: bool) -> None:
 
 def hide(hidden: list, visible: list) -> None:
     """Cover the hidden folders and files, except the visible folders inside them."""
-    kept = [(path, os.open(path, os.O_PATH | os.O_NOFOLLOW)) for path in visible]
+    kept = [(path, open_exactly(path)) for path in visible]
     for path in hidden:
         if os.path.isdir(path):
             mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
@@ -114,6 +115,14 @@ def hide(hidden: list, visible: list) -> None:
     for path in hidden:
         if os.path.isdir(path):
             mount("", path, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def open_exactly(path: str) -> int:
+    """Open a real path. Another job may have put a link there a moment ago."""
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+    if os.readlink(f"/proc/self/fd/{descriptor}") != path:
+        raise OSError(errno.ELOOP, f"{path} is a link")
+    return descriptor
 
 
 def protect_system() -> None:

@@ -6,6 +6,7 @@ servers, or two requests, cannot both find it free.
 
 from __future__ import annotations
 
+import os
 import posixpath
 import secrets
 import threading
@@ -58,8 +59,21 @@ def _locations(job: Job) -> set[str]:
 
 
 def normalized(location: str) -> str:
+    """Equal for spellings of one location. On disk, links are resolved."""
     scheme, separator, path = location.rpartition("://")
-    return f"{scheme}{separator}{posixpath.normpath(path)}"
+    if separator:
+        return f"{scheme}{separator}{posixpath.normpath(path)}"
+    if path.startswith("/"):
+        try:
+            return os.path.realpath("/" + path.lstrip("/"))
+        except (OSError, ValueError):  # a link that this user may not read; no valid path
+            return spelled(path)
+    return posixpath.normpath(path)
+
+
+def spelled(path: str) -> str:
+    """Without dots and double slashes. POSIX, and thus normpath, keeps two slashes at the start."""
+    return "/" + posixpath.normpath(path).lstrip("/")
 
 
 def _acquire(store: Store, now: datetime) -> Lease:

@@ -25,6 +25,7 @@ from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.stores.base import ChangeSet, JobQuery, Lease
 
 MAX_JOBS_PER_CALL = 50_000  # in one call
+KERNEL_FOLDERS = ("/proc", "/sys", "/dev/fd")
 SIMULATED = "simulated on the server's machine, without TPUs"
 
 
@@ -334,18 +335,50 @@ def _require_own_locations(
 ) -> None:
     """Below the server's own folder, each job has a folder that belongs to its owner."""
     root = storage.checkpoints.rstrip("/")
+    real_root = checkpoint_leases.normalized(root)
     for job in jobs:
+        _refuse_kernel_folder(job)
         location = checkpoint_leases.normalized(job.checkpoint)
-        if not any(f"{each}/".startswith(f"{root}/") for each in (job.checkpoint, location)):
+        if not any(
+            _is_below(location, each) or _is_below(job.checkpoint, each)
+            for each in (root, real_root)
+        ):
             continue
-        parts = location.removeprefix(root).strip("/").split("/")
+        parts = location.removeprefix(real_root).strip("/").split("/")
         owner = context.store.job(JobId(parts[0])) if parts[0] else None
-        if owner is None or ".." in parts:
+        if owner is None or not _is_below(location, real_root):
             raise BadInput(
                 f"checkpoint: {job.checkpoint} is not the location of a job; leave it out to get "
                 "one, or use a location outside the server's folder"
             )
         context.caller.require_owner(owner.owner, f"checkpoint: {job.checkpoint}")
+        _refuse_links(job, root, real_root)
+
+
+def _is_below(location: str, root: str) -> bool:
+    return f"{location}/".startswith(f"{root}/")
+
+
+def _refuse_kernel_folder(job: Job) -> None:
+    """A path there means another folder for each process, so that it cannot be checked here."""
+    if "://" in job.checkpoint:
+        return
+    for path in (
+        checkpoint_leases.spelled(job.checkpoint),
+        checkpoint_leases.normalized(job.checkpoint),
+    ):
+        if any(_is_below(path, folder) for folder in KERNEL_FOLDERS):
+            raise BadInput(f"checkpoint: {job.checkpoint} is a kernel folder; use another one")
+
+
+def _refuse_links(job: Job, root: str, real_root: str) -> None:
+    """A link may lead to the folder of another job by the time that the job runs."""
+    if "://" in job.checkpoint:
+        return
+    location = checkpoint_leases.normalized(job.checkpoint)
+    name = location.removeprefix(real_root)
+    if checkpoint_leases.spelled(job.checkpoint) not in (location, root + name):
+        raise BadInput(f"checkpoint: {job.checkpoint} is a link; use {location}")
 
 
 def _resubmit_checkpoint(

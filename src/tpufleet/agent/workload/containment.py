@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -24,7 +25,7 @@ from pathlib import Path
 import psutil
 
 from tpufleet.agent import threads
-from tpufleet.agent.workload import processes
+from tpufleet.agent.workload import processes, untrusted_files
 from tpufleet.linux import cgroups, sandbox
 from tpufleet.linux.cgroups import Cgroup
 
@@ -91,13 +92,23 @@ class Containment:
             cgroup.limit(limits)
         if self.mechanism is not Mechanism.NAMESPACE and not self.isolated:
             return AttemptProcesses(cgroup=cgroup, adopted=self.mechanism is Mechanism.MARKS)
-        visible = [folder, *shared, *_visible_checkpoint(checkpoint, self.hidden)]
+        own = [Path(os.path.realpath(path)) for path in (folder, *shared)]
+        visible = [*own, *_visible_checkpoint(checkpoint, self.hidden)]
         if self.user is not None:
             _give_to(self.user, visible)
         init = NamespaceInit(self.isolated, self.hidden, visible)
         return AttemptProcesses(
             cgroup=cgroup, init=init, isolated=self.isolated, user=self.user, home=folder
         )
+
+    def require_visible(self, checkpoint: str) -> None:
+        """Raises PermissionError when jobs must not see this folder, or one in it."""
+        if _visible_checkpoint(checkpoint, self.hidden):
+            return
+        real = Path(os.path.realpath(checkpoint))
+        for path in (Path(os.path.realpath(path)) for path in self.hidden):
+            if path == real or path in real.parents or real in path.parents:
+                raise PermissionError(errno.EACCES, f"{checkpoint} is hidden from jobs")
 
     def kill_leftovers(self) -> bool:
         """Kill what an earlier agent of this work folder left in control groups."""
@@ -273,13 +284,24 @@ def _with_user(found: Containment, name: str) -> Containment:
 
 def _give_to(user: tuple[int, int], folders: Sequence[Path]) -> None:
     """What a job writes to. Not its output log, which the agent writes; and no file with another
-    link, which may lead to a file of somebody else."""
+    link, which may lead to a file of somebody else. Other jobs may change the folder meanwhile."""
     for folder in folders:
-        for path in (folder, *folder.rglob("*")):
-            status = path.lstat()
-            is_log = path.parent == folder and path.suffix == ".log"
-            if not is_log and (stat.S_ISDIR(status.st_mode) or status.st_nlink == 1):
-                os.chown(path, *user, follow_symlinks=False)
+        root = untrusted_files.open_folder(folder)
+        try:
+            for path, folders_in_it, files, descriptor in os.fwalk(".", dir_fd=root):
+                os.chown(descriptor, *user)
+                for name in (*folders_in_it, *files):
+                    if path != "." or not name.endswith(".log"):
+                        _give_entry_to(user, name, descriptor)
+        finally:
+            os.close(root)
+
+
+def _give_entry_to(user: tuple[int, int], name: str, folder: int) -> None:
+    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode) or status.st_nlink == 1:
+            os.chown(name, *user, dir_fd=folder, follow_symlinks=False)
 
 
 def make_room_for_limits(own: Cgroup) -> Cgroup:
@@ -310,16 +332,17 @@ def _namespaces_error(isolated: bool) -> str:
 
 
 def _visible_checkpoint(checkpoint: str, hidden: Sequence[Path]) -> list[Path]:
-    """The checkpoint folder, if it lies in `checkpoints` of a hidden folder. Links do not lead
-    elsewhere."""
-    if not checkpoint or "://" in checkpoint:
+    """The checkpoint folder, if it lies in `checkpoints` of a hidden folder. Its path itself must
+    say so, as the server has checked it: a link there may lead to the folder of another job."""
+    if not checkpoint.startswith("/") or "://" in checkpoint:
         return []
-    folder = Path(os.path.realpath(checkpoint))
+    folder = Path("/", os.path.normpath(checkpoint).lstrip("/"))
     for path in hidden:
-        allowed = Path(os.path.realpath(path)) / "checkpoints"
-        if allowed in folder.parents:
-            folder.mkdir(parents=True, exist_ok=True)
-            return [folder]
+        real = Path(os.path.realpath(path))
+        for root in (path, real):
+            if root / "checkpoints" in folder.parents and real.is_dir():
+                name = folder.relative_to(root)
+                return [untrusted_files.make_folder_below(real, name)]
     return []
 
 

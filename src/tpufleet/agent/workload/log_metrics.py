@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 
+from tpufleet.agent.workload import metric_matcher, processes
 from tpufleet.agent.workload.exit_diagnosis import AGENT_LINE_PREFIX
 from tpufleet.agent.workload.logs import LogFile
 
 READ_BYTES = 1024 * 1024  # in one poll; more is skipped
 MAX_LINE = 2000  # characters that are searched
+# CPU time for one pattern and the output of one poll. Most need milliseconds.
+PATTERN_SECONDS = 5.0
+MATCHER = (sys.executable, "-I", "-S", metric_matcher.__file__)
 
 
 class LogMetrics:
     """Reads what was added to the log, and keeps the last match of each pattern."""
 
-    def __init__(self, log: LogFile, patterns: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        log: LogFile,
+        patterns: Mapping[str, str],
+        pattern_seconds: float = PATTERN_SECONDS,
+    ) -> None:
         self._log = log
-        self._patterns = {name: re.compile(pattern) for name, pattern in patterns.items()}
+        self._patterns = dict(patterns)
+        self._pattern_seconds = pattern_seconds
+        self._matcher: _Matcher | None = None
         self._offset = 0
         self._rest = b""
         self.values: dict[str, float] = {}
@@ -34,21 +47,82 @@ class LogMetrics:
         # A progress bar ends its lines with a carriage return.
         *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         self._rest = self._rest[-MAX_LINE:]
-        found = [self._read(line) for line in lines]
-        return any(found)
+        texts = [line[:MAX_LINE].decode(errors="replace") for line in lines if line]
+        found = self._search([text for text in texts if not text.startswith(AGENT_LINE_PREFIX)])
+        self.values |= found
+        return bool(found)
 
-    def _read(self, line: bytes) -> bool:
-        text = line[:MAX_LINE].decode(errors="replace")
-        found = False
-        for name, pattern in self._patterns.items():
-            match = pattern.search(text)
-            if match is None or text.startswith(AGENT_LINE_PREFIX):
-                continue
-            try:
-                value = float(match[1].replace(",", ""))
-            except (ValueError, AttributeError):
-                continue  # not a number on this line
-            if math.isfinite(value):  # JSON has no others
-                self.values[name] = value
-                found = True
-        return found
+    def close(self) -> None:
+        if self._matcher is not None:
+            self._matcher.close()
+            self._matcher = None
+
+    def _search(self, lines: Sequence[str]) -> dict[str, float]:
+        """Without the patterns that take too long, which are switched off."""
+        while lines and self._patterns:
+            if self._matcher is None:
+                self._matcher = _Matcher(self._patterns, self._pattern_seconds)
+            values, failed = self._matcher.search(lines)
+            if values is not None:
+                return values
+            self._switch_off(failed)
+        return {}
+
+    def _switch_off(self, name: str) -> None:
+        assert self._matcher is not None
+        timed_out = self._matcher.timed_out()
+        self.close()
+        if name not in self._patterns:
+            self._patterns.clear()
+            self._log.note("metrics: switched off: the process that searches the output failed")
+            return
+        pattern = self._patterns.pop(name)
+        reason = (
+            f"took more than {self._pattern_seconds:g} s; avoid repetitions within repetitions"
+            if timed_out
+            else "cannot be searched for"
+        )
+        self._log.note(f"metrics: {name} is switched off: its pattern {pattern!r} {reason}")
+
+
+class _Matcher:
+    def __init__(self, patterns: Mapping[str, str], seconds: float) -> None:
+        with processes.agent_children() as register:
+            self._process = subprocess.Popen(
+                MATCHER,
+                stdin=subprocess.PIPE,  # its end ends the process
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                start_new_session=True,
+            )
+            register(self._process.pid)
+        self._first = {"patterns": dict(patterns), "seconds": seconds}
+        self._started = False
+
+    def search(self, lines: Sequence[str]) -> tuple[dict[str, float] | None, str]:
+        """The values; None when the process ended, with the name of the pattern at which it did."""
+        assert self._process.stdin and self._process.stdout
+        messages = [lines] if self._started else [self._first, lines]
+        self._started, name = True, ""
+        try:
+            for message in messages:
+                self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return None, name
+        for answer in map(json.loads, self._process.stdout):
+            if isinstance(answer, dict):
+                return answer, name
+            name = answer
+        return None, name
+
+    def timed_out(self) -> bool:
+        """Once it has ended."""
+        return self._process.wait() == -signal.SIGPROF
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        processes.forget_agent_child(self._process.pid)

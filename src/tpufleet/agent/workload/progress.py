@@ -156,7 +156,11 @@ class ProgressReader:
                 self.poll()
             except Exception:
                 threads.log_exception("unexpected error while reading progress; continuing")
-        self.poll(last=True)
+        try:
+            self.poll(last=True)
+        finally:
+            if self._log_metrics is not None:
+                self._log_metrics.close()
 
     def poll(self, *, last: bool = False) -> None:
         self._read_file()

@@ -278,6 +278,7 @@ class Workload:
         checkpoint = Path(self.assignment.checkpoint)
         folders = [self.folder.path]
         if checkpoint.is_absolute() and "://" not in self.assignment.checkpoint:
+            self._context.containment.require_visible(self.assignment.checkpoint)
             checkpoint.mkdir(parents=True, exist_ok=True)
             folders.append(checkpoint)
         return self._image.wrap(

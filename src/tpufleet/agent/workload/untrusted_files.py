@@ -3,6 +3,7 @@ what it has opened, and not a path that may lead elsewhere a moment later."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -53,6 +54,29 @@ def open_below(root: Path, name: str, flags: int, mode: int = 0o600) -> int:
         return os.open(last, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=parent)
     finally:
         os.close(parent)
+
+
+def open_folder(path: Path) -> int:
+    """Open a folder by its real path. Raises NotAllowed when a link leads elsewhere."""
+    descriptor = os.open(path, FOLDER_FLAGS)
+    if real_path(descriptor, path) != path:
+        os.close(descriptor)
+        raise NotAllowed(errno.ELOOP, f"{path} is a link")
+    return descriptor
+
+
+def make_folder_below(root: Path, name: Path) -> Path:
+    """Create a folder, and those above it, without following any link below `root`."""
+    parent = os.open(root, FOLDER_FLAGS)
+    try:
+        for folder in name.parts:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, dir_fd=parent)
+            above, parent = parent, os.open(folder, FOLDER_FLAGS, dir_fd=parent)
+            os.close(above)
+    finally:
+        os.close(parent)
+    return root / name
 
 
 def real_path(descriptor: int, path: Path) -> Path:

@@ -1,0 +1,58 @@
+"""Searches lines for the patterns of a job, in a process of its own.
+
+A regular expression can take years on a short line (`(a+)+b`). The kernel then ends this process,
+and the agent, whose threads would have waited, goes on. Run as a script, with the standard library
+alone. Lines of JSON on its standard input: first the patterns by name and the seconds that each may
+take, then lists of lines. For each list it answers with the name of each pattern before it is
+searched for, and then with the values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import resource
+import signal
+import sys
+
+MAX_MEMORY = 2**30  # of address space; Python itself needs about 30 MB
+
+
+def last_value(pattern: re.Pattern[str], lines: list[str]) -> float | None:
+    """Of the last line with a number. JSON has no infinite ones."""
+    for line in reversed(lines):
+        match = pattern.search(line)
+        try:
+            value = float(match[1].replace(",", "")) if match else math.nan
+        except (ValueError, AttributeError, IndexError):
+            continue  # not a number on this line
+        if math.isfinite(value):
+            return value
+    return None
+
+
+def serve(patterns: dict[str, str], seconds: float) -> None:
+    for text in sys.stdin:
+        lines, values = json.loads(text), {}
+        for name, pattern in patterns.items():
+            _answer(name)
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU time; SIGPROF ends the process
+            value = last_value(re.compile(pattern), lines)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            if value is not None:
+                values[name] = value
+        _answer(values)
+
+
+def _answer(value: object) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(OSError, ValueError):  # macOS has no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    settings = json.loads(sys.stdin.readline())
+    serve(settings["patterns"], settings["seconds"])
