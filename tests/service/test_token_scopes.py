@@ -198,3 +198,18 @@ def test_a_limited_token_of_an_admin_reads_no_preferences_of_others(service, poo
         assert http.get("/preferences", params={"user": "mel"}).status_code == 403
     with service.http(service.tokens["ada"]) as http:
         assert http.get("/preferences", params={"user": "mel"}).is_success
+
+
+@pytest.mark.parametrize("limit", ["submit", "pool"])
+def test_errors_name_no_jobs_that_the_token_does_not_reach(service, pool, limit):
+    service.submit("job-in", by="mel", pool="lab", name="mine")
+    for number, owner in enumerate(("mo", "ada")):
+        service.submit(f"abc-{number}", by=owner, pool="prod", name="secret-plan")
+    limited(service, "mel", **OPTIONS.get(limit, {"pool": pool}))
+    with service.http(service.tokens["limited"]) as http:
+        for ref in ("secret-plam", "secret-plan", "abc"):
+            answer = http.get(f"/jobs/{ref}")
+            assert answer.status_code == 404 and "list jobs" in answer.text, ref
+            hint = answer.json()["error"]["message"].partition(repr(ref))[2]
+            assert "secret" not in hint and "abc" not in hint
+        assert "did you mean mine" in http.get("/jobs/mime").text
