@@ -9,7 +9,7 @@ import pytest
 
 from tests.service.harness import SPEC, ServiceHarness
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
-from tpufleet.model.api_types import ArchiveRequest, NewJob
+from tpufleet.model.api_types import ArchiveRequest, JobChanges, NewJob
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import HostId, HostLiveness, Progress
@@ -494,3 +494,22 @@ def test_why_tells_a_recovering_job_why_its_last_attempt_ended(service):
     service.change_job("job-1", state=JobState.RECOVERING, reason="requesting a new slice")
     explanation = service.client("vic").why("job-1")
     assert "attempt 0 ended: s1 was preempted" in explanation.details
+
+
+@pytest.mark.parametrize("priority", [101, -101])
+def test_a_priority_outside_the_range_of_members_requires_the_admin_role(service, priority):
+    client = service.client("mel")
+    service.submit("job-1", by="mel", priority=100)
+    with pytest.raises(Forbidden, match="choose from -100 to 100"):
+        service.submit("job-2", by="mel", priority=priority)
+    with pytest.raises(Forbidden, match="choose from -100 to 100"):
+        client.change_job("job-1", JobChanges(priority=priority))
+    service.end_job("job-1")
+    with pytest.raises(Forbidden, match="choose from -100 to 100"):
+        client.rerun("job-1", changes={"priority": priority})
+    admin = service.client("ada")
+    assert admin.change_job("job-1", JobChanges(priority=priority)).priority == priority
+    assert client.change_job("job-1", JobChanges(notes="kept")).priority == priority
+    assert admin.rerun("job-1").priority == priority
+    with pytest.raises(Forbidden):
+        client.rerun("job-1")

@@ -40,6 +40,12 @@ def test_a_link_reads_its_file_without_a_token_until_it_expires(job):
     assert answer.status_code == 401 and "the link expired on" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("resource", ["logs", "result"])
+def test_a_browser_does_not_guess_the_type_of_a_linked_file(job, resource):
+    link = job.client("mel").create_link("job-1", resource, DAY)
+    assert read(job, link.path).headers["X-Content-Type-Options"] == "nosniff"
+
+
 def test_a_link_takes_the_parameters_of_its_route(job):
     link = job.client("mel").create_link("job-1", "logs", DAY)
     assert read(job, f"{link.path}&tail=3").status_code == 200

@@ -198,3 +198,40 @@ def test_a_limited_token_of_an_admin_reads_no_preferences_of_others(service, poo
         assert http.get("/preferences", params={"user": "mel"}).status_code == 403
     with service.http(service.tokens["ada"]) as http:
         assert http.get("/preferences", params={"user": "mel"}).is_success
+
+
+@pytest.mark.parametrize("limit", ["submit", "pool"])
+def test_errors_name_no_jobs_that_the_token_does_not_reach(service, pool, limit):
+    service.submit("job-in", by="mel", pool="lab", name="mine")
+    for number, owner in enumerate(("mo", "ada")):
+        service.submit(f"abc-{number}", by=owner, pool="prod", name="secret-plan")
+    limited(service, "mel", **OPTIONS.get(limit, {"pool": pool}))
+    with service.http(service.tokens["limited"]) as http:
+        for ref in ("secret-plam", "secret-plan", "abc"):
+            answer = http.get(f"/jobs/{ref}")
+            assert answer.status_code == 404 and "list jobs" in answer.text, ref
+            hint = answer.json()["error"]["message"].partition(repr(ref))[2]
+            assert "secret" not in hint and "abc" not in hint
+        assert "did you mean mine" in http.get("/jobs/mime").text
+
+
+def test_a_token_creates_none_that_lasts_longer_than_itself(service):
+    other = service.client("mel").create_token(note="forever")
+    client = limited(service, "mel", expires_in=DAY)
+    end = service.clock.now() + DAY
+    assert client.create_token().expires_at == end
+    assert client.create_token(expires_in=DAY / 2).expires_at == end - DAY / 2
+    with pytest.raises(Forbidden, match="cannot create one that lasts longer"):
+        client.create_token(expires_in=2 * DAY)
+    with pytest.raises(Forbidden, match="cannot create one that lasts longer"):
+        client.rotate_token(other.id, timedelta(0))
+    assert service.client("mel").create_token().expires_at is None
+
+
+def test_an_admin_token_that_expires_creates_none_for_others_that_lasts_longer(service):
+    service.client("ada").put_user("ci", Role.MEMBER, service=True)
+    client = limited(service, "ada", expires_in=DAY)
+    for user in ("mo", "ci"):
+        assert client.create_token(user).expires_at == service.clock.now() + DAY
+        with pytest.raises(Forbidden, match="tpu token rotate"):
+            client.create_token(user, expires_in=2 * DAY)

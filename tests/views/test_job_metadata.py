@@ -41,6 +41,11 @@ def test_tags_notes_name_and_priority_change(tpu: Tpu, world: ServiceHarness, st
     assert "edited" in tpu.ok("events", "baseline")
 
 
+def test_notes_are_printed_without_control_characters(tpu: Tpu, ended):
+    tpu.ok("note", "resnet", "first\nsecond \x1b[2J")
+    assert tpu.ok("note", "resnet") == "first\nsecond �[2J\n"
+
+
 def test_only_the_owner_and_admins_change_a_job(world: ServiceHarness, tpu: Tpu, admin: Tpu):
     world.submit("job-1", by="ada", name="hers")
     refused = tpu("tag", "ada/hers", "mine")

@@ -122,6 +122,12 @@ def test_an_alias_does_not_hide_a_slice_or_a_pool(world: ServiceHarness, tpu: Tp
     assert notes["s-2"] == "mine" and "mine" not in notes.get("lab", "")
 
 
+def test_the_inventory_as_csv_has_no_control_characters(world: ServiceHarness, tpu: Tpu, lab):
+    tpu.ok("inventory", "set", "lab", "--note", "a\x1b]0;title\x07b", "--belongs-to", "\x9b2J")
+    shown = tpu.ok("inventory", "--csv")
+    assert "a�]0;title�b" in shown and "\x1b" not in shown and "\x9b" not in shown
+
+
 def test_a_reserved_free_slice_says_for_whom(world: ServiceHarness, tpu: Tpu, lab):
     world.add_slice("s-1", None, pool="lab")
     tpu.ok("reserve", "lab", "--note", "demo")

@@ -275,7 +275,8 @@ FIELDS: tuple[JobField, ...] = (
     JobField(
         name="priority",
         type=types.integer(-types.MAX_COUNT, types.MAX_COUNT),
-        description="Jobs of higher priority are placed first.",
+        description="Jobs of higher priority are placed first. From -100 to 100; beyond that it "
+        "requires the admin role.",
         example="10",
         default_text="0",
         metavar="N",

@@ -26,6 +26,7 @@ class Caller:
     token_id: str = ""
     scope: TokenScope = TokenScope.FULL
     pool: str | None = None  # limited to jobs in this pool
+    expires_at: datetime | None = None  # of its token; None: never
 
     @property
     def limited(self) -> bool:
@@ -103,7 +104,12 @@ def authenticate(hashed: str, store: Store, now: datetime) -> Caller:
     if known.last_used_at is None or now - known.last_used_at > _RECORD_USE_INTERVAL:
         record_use(known, store, now)
     return Caller(
-        name=user.name, role=user.role, token_id=known.id, scope=known.scope, pool=known.pool
+        name=user.name,
+        role=user.role,
+        token_id=known.id,
+        scope=known.scope,
+        pool=known.pool,
+        expires_at=known.expires_at,
     )
 
 

@@ -26,6 +26,8 @@ from tpufleet.stores.base import ChangeSet, JobQuery, Store
 
 MAX_WILDCARD = 200  # characters of a pattern; a tag has fewer
 LIVE_STATES = frozenset(JobState) - ENDED_STATES
+# Admins have the whole range, so they can always place a job ahead of those of members.
+MAX_MEMBER_PRIORITY = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,9 +77,19 @@ def change_job(context: CommandContext, job: Job, changes: JobChanges) -> Job:
     changed = {name: value for name, value in changed.items() if value != getattr(job.spec, name)}
     if not changed:
         return job
+    if "priority" in changed:
+        require_priority(context.caller, spec.priority)
     by = context.caller.name
     values = ", ".join(f"{name} to {_shown(value)}" for name, value in changed.items())
     return edit_job(context, job, JobEdit(job_id=job.id, **changed), f"{by} changed {values}")
+
+
+def require_priority(caller: Caller, priority: int) -> None:
+    if abs(priority) > MAX_MEMBER_PRIORITY and not caller.is_admin:
+        raise Forbidden(
+            f"priority: {priority} requires the admin role; choose from -{MAX_MEMBER_PRIORITY} to "
+            f"{MAX_MEMBER_PRIORITY}"
+        )
 
 
 def edit_job(context: CommandContext, job: Job, edit: JobEdit, message: str) -> Job:

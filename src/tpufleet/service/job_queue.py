@@ -212,6 +212,8 @@ def _put_before(context: CommandContext, job: Job, other: Job, steps: Mapping[st
     # The usage of its owner would put it behind the other one: only a higher priority helps.
     outranked = steps.get(job.owner, 0) > steps.get(other.owner, 0)
     priority = other.spec.priority + outranked
+    if priority != job.spec.priority:
+        commands.require_priority(context.caller, priority)
     edit = JobEdit(job_id=job.id, queued_at=moment, priority=priority)
     by = context.caller.name
     return commands.edit_job(

@@ -30,21 +30,25 @@ LAST = "@last"
 _RECENT_JOBS = 1000  # of one user, searched for default names
 
 
-def find_job(store: Store, ref: str, caller: str) -> Job:
+def find_job(
+    store: Store, ref: str, caller: str, *, owner: str | None = None, pool: str | None = None
+) -> Job:
     """By id; `@last`; `OWNER/NAME` (in a path `OWNER:NAME`); name; or the beginning of an id. A
-    name means the caller's newest job of that name, else the newest of the one user who has any."""
+    name means the caller's newest job of that name, else the newest of the one user who has any.
+    With `owner` or `pool`, errors name no other jobs."""
+    visible = JobQuery(owner=owner, pool=pool)
     job = store.job(JobId(ref))
     if job is None and ref == LAST:
         job = _newest(store, JobQuery(owner=caller, limit=1))
         if job is None:
             raise NotFound(f"{LAST}: {caller} has no jobs; list all with `tpu jobs --all-users`")
     if job is None:
-        owner, separator, name = ref.replace(":", "/", 1).partition("/")
-        job = _by_name(store, name, owner) if separator else _by_name(store, ref, caller)
-    job = job or _of_another_user(store, ref) or _by_id_prefix(store, ref)
+        named, separator, name = ref.replace(":", "/", 1).partition("/")
+        job = _by_name(store, name, named) if separator else _by_name(store, ref, caller)
+    job = job or _of_another_user(store, ref, visible) or _by_id_prefix(store, ref, visible)
     if job is not None:
         return job
-    known = {job.spec.name for job in store.jobs(JobQuery(limit=200))}
+    known = {job.spec.name for job in store.jobs(replace(visible, limit=200))}
     raise NotFound(
         f"no job with id or name {ref[:80]!r}{identifiers.suggestion(ref, known)}; "
         "list jobs with `tpu jobs`"
@@ -76,9 +80,9 @@ def _has_default_name(store: Store, job: Job, base: str) -> bool:
     return False
 
 
-def _of_another_user(store: Store, name: str) -> Job | None:
+def _of_another_user(store: Store, name: str, visible: JobQuery) -> Job | None:
     for archived in (False, True):
-        named = store.jobs(JobQuery(name=name, archived=archived, limit=50))
+        named = store.jobs(replace(visible, name=name, archived=archived, limit=50))
         if len({job.owner for job in named}) > 1:
             owners = ", ".join(sorted({f"{job.owner}/{name}" for job in named}))
             raise Conflict(f"several users have a job named {name!r}; use one of {owners}")
@@ -87,9 +91,12 @@ def _of_another_user(store: Store, name: str) -> Job | None:
     return None
 
 
-def _by_id_prefix(store: Store, prefix: str) -> Job | None:
+def _by_id_prefix(store: Store, prefix: str, visible: JobQuery) -> Job | None:
     matching = [
-        job for job in store.jobs_like(prefix, limit=50) if prefix and job.id.startswith(prefix)
+        job
+        for job in store.jobs_like(prefix, limit=50)
+        if prefix and job.id.startswith(prefix)
+        if visible.owner in (None, job.owner) and visible.pool in (None, job.spec.pool)
     ]
     if len(matching) > 1:
         raise Conflict(_ambiguous(f"have an id that starts with {prefix!r}", matching))

@@ -17,7 +17,7 @@ from tpufleet.errors import BadInput, Unauthorized
 from tpufleet.model.bounds import check_bounds
 from tpufleet.model.encoding import from_json
 from tpufleet.model.jobs import Job
-from tpufleet.model.users import Role
+from tpufleet.model.users import Role, TokenScope
 from tpufleet.policy.retention import RetentionRules
 from tpufleet.service import identifiers, queries, token_scopes
 from tpufleet.service.audit import AuditSubject
@@ -206,7 +206,8 @@ class ApiCall:
 
     def find_job(self, ref: str) -> Job:
         """The job that a path or a parameter refers to."""
-        job = queries.find_job(self.store, ref, self.user.name)
+        own = self.user.name if self.user.scope is TokenScope.SUBMIT else None
+        job = queries.find_job(self.store, ref, self.user.name, owner=own, pool=self.user.pool)
         token_scopes.require_job(self.user, job)
         return job
 

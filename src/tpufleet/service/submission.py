@@ -19,7 +19,7 @@ from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SIMULATED_PROVIDERS
 from tpufleet.service import checkpoint_leases, identifiers, retention, token_scopes
 from tpufleet.service.assignments import HOST_FILE_PREFIX, checkpoint_location
-from tpufleet.service.commands import CommandContext
+from tpufleet.service.commands import CommandContext, require_priority
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.stores.base import ChangeSet, JobQuery, Lease
@@ -158,6 +158,7 @@ class _Checks:
 
     def spec(self, spec: JobSpec) -> None:
         token_scopes.require_pool(self._context.caller, spec.pool)
+        require_priority(self._context.caller, spec.priority)
         for index, name in enumerate(spec.providers):
             known = self._storage.providers
             if name not in known:

@@ -78,22 +78,35 @@ def create_token(context: CommandContext, new: NewToken) -> CreatedToken:
             hash="",
             created_at=context.now,
             note=new.note,
-            expires_at=_expiry(context.now, new.expires_in, user),
+            expires_at=_expiry(context, new.expires_in, user),
             scope=new.scope,
             pool=new.pool,
         ),
     )
 
 
-def _expiry(now: datetime, expires_in: timedelta | None, user: User) -> datetime | None:
+def _expiry(context: CommandContext, expires_in: timedelta | None, user: User) -> datetime | None:
+    now, latest = context.now, context.caller.expires_at
     if expires_in is None:
-        return now + SERVICE_TOKEN_LIFETIME if user.service else None
+        usual = now + SERVICE_TOKEN_LIFETIME if user.service else None
+        return min((each for each in (usual, latest) if each is not None), default=None)
     if not timedelta(0) < expires_in <= MAX_DURATION:
         raise BadInput("expires_in: must be more than zero and at most ten years")
     if user.service and expires_in > MAX_SERVICE_TOKEN_LIFETIME:
         days = MAX_SERVICE_TOKEN_LIFETIME.days
         raise BadInput(f"expires_in: tokens of service accounts last at most {days} days")
+    _require_within_own_lifetime(context, now + expires_in)
     return now + expires_in
+
+
+def _require_within_own_lifetime(context: CommandContext, expires_at: datetime | None) -> None:
+    """Else whoever got hold of a token for a day would have one forever."""
+    own = context.caller.expires_at
+    if own is not None and (expires_at is None or expires_at > own):
+        raise Forbidden(
+            f"token {context.caller.token_id} expires on {own:%Y-%m-%d %H:%M} UTC and cannot "
+            "create one that lasts longer; replace it first with `tpu token rotate`"
+        )
 
 
 def rotate_token(context: CommandContext, token_id: str, rotation: TokenRotation) -> CreatedToken:
@@ -107,6 +120,8 @@ def rotate_token(context: CommandContext, token_id: str, rotation: TokenRotation
         raise Forbidden(f"token {context.caller.token_id} can only replace itself")
     _require_not_replaced(token)
     lifetime = None if token.expires_at is None else token.expires_at - token.created_at
+    if not itself:
+        _require_within_own_lifetime(context, None if lifetime is None else context.now + lifetime)
     created = _put_token(
         context,
         replace(

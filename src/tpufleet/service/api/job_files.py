@@ -33,6 +33,8 @@ _LOG_PARAMS = (
     Param("tail", "only the last lines of each host", number=True),
 )
 _LINKED_RESOURCES = ("logs", "result")
+# Jobs write these files: a browser that opens a link must not take them for a page.
+_NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
 
 router = Router()
 
@@ -50,7 +52,9 @@ def get_job_logs(call: ApiCall) -> Response:
     text = log_streams.log_text(
         call.store, call.components.logs, _job_with_files(call), _selection(call)
     )
-    return StreamingResponse(_read_in_threads(text), media_type=MediaType.TEXT.value)
+    return StreamingResponse(
+        _read_in_threads(text), media_type=MediaType.TEXT.value, headers=_NO_SNIFFING
+    )
 
 
 @router.route(
@@ -92,7 +96,7 @@ async def stream_logs(call: ApiCall) -> Response:
 )
 def get_job_result(call: ApiCall) -> Response:
     path = call.components.results.require(_job_with_files(call).id)
-    return FileResponse(path, media_type=MediaType.BYTES.value)
+    return FileResponse(path, media_type=MediaType.BYTES.value, headers=_NO_SNIFFING)
 
 
 @router.route(

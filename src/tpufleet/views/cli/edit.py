@@ -69,7 +69,8 @@ def note(job: str, words: tuple[str, ...], append: bool, clear: bool, as_json: b
     with connection.connect() as client:
         if not words and not clear:
             row = client.job(job).row
-            output.print_result(row, row.notes or "no notes", as_json)
+            shown = text.without_control_characters(row.notes)
+            output.print_result(row, shown or "no notes", as_json)
             return
         if append and (earlier := client.job(job).row.notes):
             written = f"{earlier}\n{written}"

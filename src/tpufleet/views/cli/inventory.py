@@ -101,7 +101,9 @@ def write_csv(known: Inventory) -> None:
     titles, *rows = table(known)
     writer = csv.writer(sys.stdout)
     writer.writerow(titles)
-    writer.writerows([_not_a_formula(value) for value in row] for row in rows)
+    writer.writerows(
+        [_not_a_formula(text.without_control_characters(value)) for value in row] for row in rows
+    )
 
 
 def _not_a_formula(shown: str) -> str:
