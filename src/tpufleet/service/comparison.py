@@ -200,11 +200,13 @@ def _file_difference(
     old, new = (each or missing for each in (before, after))
     if old.content is None or new.content is None or not room.take(old.size + new.size):
         return FileDifference(path=path, change=change, diff="")
-    lines = [each.decode(errors="replace").splitlines() for each in (old.content, new.content)]
-    if max(map(len, lines)) > MAX_FILE_LINES or _line_pairs(*lines) > MAX_LINE_PAIRS:
+    old_lines = old.content.decode(errors="replace").splitlines()
+    new_lines = new.content.decode(errors="replace").splitlines()
+    too_long = max(len(old_lines), len(new_lines)) > MAX_FILE_LINES
+    if too_long or _line_pairs(old_lines, new_lines) > MAX_LINE_PAIRS:
         return FileDifference(path=path, change=change, diff="")
     diff = _joined(
-        difflib.unified_diff(*lines, f"a/{path}", f"b/{path}", lineterm=""),
+        difflib.unified_diff(old_lines, new_lines, f"a/{path}", f"b/{path}", lineterm=""),
         min(room.characters, MAX_FILE_DIFF_CHARACTERS),
     )
     room.characters -= len(diff)
