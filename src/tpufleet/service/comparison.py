@@ -6,6 +6,7 @@ import difflib
 import re
 import tarfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ def flat_settings(job: Job) -> dict[str, str]:
     document = job_file.to_document(job.spec)
     for name in _UNCOMPARED:
         document.pop(name, None)
+    # Written in full, so that a job that sets one of them does not differ in all of them.
+    document["retries"] = asdict(job.spec.retries)
     command = document.pop("command", [])
     arguments = [command] if isinstance(command, str) else list(command)
     rest: list[str] = []
