@@ -69,7 +69,7 @@ def test_one_exit_alone(how, reason):
     assert cause_of(Exit(at=NOON, **how)) is reason
     verdict = judge(ATTEMPT, [SLICE], [exited(ATTEMPT, **how)])
     assert verdict.reason is reason
-    assert verdict.failed_host == "s0/0" and "on host 0 of s0" in verdict.message
+    assert verdict.failed_host == "s0/0" and "host 0 of s0" in verdict.message
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_the_earlier_of_two_own_failures_decides():
     ]
     verdict = judge(ATTEMPT, [SLICE], hosts)
     assert (verdict.reason, verdict.failed_host) == (EndReason.OUT_OF_HBM, "s0/1")
-    assert verdict.message == "exit status 1 on host 1 of s0: RESOURCE_EXHAUSTED"
+    assert verdict.message == "RESOURCE_EXHAUSTED (exit status 1, host 1 of s0)"
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,30 @@ import pytest
 
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadInput
+from tpufleet.model import topology
+from tpufleet.model.pools import Pool
 from tpufleet.model.users import Role
 from tpufleet.service import submission
 from tpufleet.service.auth import Caller
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
-from tpufleet.stores.base import EventQuery
+from tpufleet.stores.base import ChangeSet, EventQuery
 from tpufleet.stores.memory import MemoryStore
 
 
 def submit(folder: Path, default: str, **fields):
     store = MemoryStore()
+    pools = {"sim": "local", "real": "tpu-vm"}
+    accelerator = topology.find("v5e-4").name
+    store.commit(
+        ChangeSet(
+            pools=[
+                Pool(name=name, provider=provider, accelerator=accelerator, largest=1)
+                for name, provider in pools.items()
+            ]
+        )
+    )
     storage = submission.JobStorage(
         snapshots=SnapshotFiles(folder / "snapshots"),
         secrets=SecretFiles(folder / "secrets", [b"k" * 32]),
@@ -48,8 +60,17 @@ def test_without_a_default_provider_a_job_must_name_one(tmp_path):
         ("", {"providers": ["local"]}, True),
         ("tpu-vm", {}, False),
         ("", {"providers": ["tpu-vm"]}, False),
+        ("tpu-vm", {"pool": "sim"}, True),
+        ("local", {"pool": "real"}, False),
     ],
-    ids=["by default", "by choice", "real by default", "real by choice"],
+    ids=[
+        "by default",
+        "by choice",
+        "real by default",
+        "real by choice",
+        "by its pool",
+        "real by its pool",
+    ],
 )
 def test_a_simulated_job_says_so(tmp_path, default, fields, simulated):
     job, event = submit(tmp_path, default, **fields)

@@ -118,6 +118,22 @@ def test_why_explains_the_state(world, tpu):
     assert tpu.ok("why", "job-1").splitlines()[0] == answer["message"]
 
 
+def test_logs_that_are_not_there_are_explained(world, tpu):
+    world.submit("job-1", name="train")
+    assert "has not started: no output" in tpu("logs", "train").stderr
+    world.add_slice("s-1", "job-1")
+    world.change_job("job-1", state=JobState.STARTING)
+    world.add_attempt("job-1", 0, "s-1", running_at=world.clock.now())
+    world.change_job("job-1", state=JobState.RUNNING)
+    assert "no output of train (job-1) yet" in tpu("logs", "train").stderr
+    world.change_job("job-1", state=JobState.FAILED, ended_at=world.clock.now())
+    assert "no logs of train (job-1) are stored" in tpu("logs", "train").stderr
+
+
+def test_a_job_that_is_not_found_is_named_as_typed(world, tpu):
+    assert "no job with id or name 'ada/adajob'" in tpu("cancel", "ada/adajob").stderr
+
+
 def test_log_lines_are_prefixed_unless_one_host_is_selected(world, tpu):
     start_job(world)
     world.send_log("job-1.0", "slice-1/0", 0, b"hello\nworld\n")

@@ -332,3 +332,10 @@ def test_types_lists_the_zones_of_a_type_with_date_and_source(alone):
 
 def test_stopping_without_a_server_is_not_an_error(alone):
     assert alone.json("serve", "--stop") == {"stopped": False}
+
+
+def test_a_dry_run_of_a_simulated_job_says_so_and_names_no_price(alone):
+    shown = alone.ok("run", "v5e-4", "--dry-run", "--", "true")
+    assert "# simulated on the server's machine, without TPUs" in shown and "$" not in shown
+    real = alone.ok("run", "v5e-4", "--dry-run", "--provider", "tpu-vm", "--", "true")
+    assert "estimate: $" in real and "simulated" not in real

@@ -27,3 +27,9 @@ def test_a_total_with_an_unknown_price_is_marked():
         "total", "10.00", "6.00 (60%)", "1.00", "0.50", "$9.60 + unpriced", "$1.20",
     )  # fmt: skip
     assert cells(total([TRAIN, TRAIN]))[5] == "$19.20"
+
+
+def test_simulated_slices_are_never_shown_as_real_cost():
+    simulated = CostTotal("try", chip_hours=2.0, simulated_usd=2.4)
+    assert cells(simulated)[5:] == ("$2.40 simulated", "$0.00")
+    assert cells(total([TRAIN, simulated]))[5] == "$9.60 + $2.40 simulated"

@@ -127,6 +127,13 @@ def test_two_jobs_are_compared(world: ServiceHarness, tpu: Tpu, work):
     assert "2 to 20 jobs" in tpu("compare", "one").stderr
 
 
+def test_only_the_retries_that_differ_are_compared(world: ServiceHarness, tpu: Tpu):
+    world.submit("job-1", name="one")
+    world.submit("job-2", name="two", retries={"failure": 3})
+    compared = tpu.json("compare", "one", "two")["comparison"]["config"]
+    assert compared == {"retries.failure": ["0", "3"]}
+
+
 def test_a_plot_has_axes_letters_and_a_legend():
     lines = line_plot("loss", {"a": [(0, 1.0), (10, 0.0)], "b": [(0, 0.5)], "c": []}, 21, 5)
     assert lines[0] == "loss" and lines[1].startswith("1 │A") and lines[5].rstrip().endswith("A")

@@ -31,7 +31,8 @@ def test_reserve_extend_and_release(tpu: Tpu, lab):
     length = datetime.fromisoformat(extended["ends_at"]) - datetime.fromisoformat(made["ends_at"])
     assert length == timedelta(minutes=30)
     assert "demo" in tpu.ok("reservations")
-    tpu.ok("release", made["id"][:5])
+    assert "released" in tpu.ok("release", made["id"][:5])
+    assert f"{made['id']} has already ended, at " in tpu.ok("release", made["id"])
     assert tpu.json("reservations")["reservations"] == []
     assert "ended by mel" in tpu.ok("reservations", "--all")
 

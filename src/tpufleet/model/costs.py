@@ -23,6 +23,7 @@ class CostRow:
     running: float  # part of it: the command ran on every host
     lost: float  # part of it: work that was repeated later
     unknown: float = 0.0  # part of `running`: neither finished nor reported its steps
+    simulated: bool = False  # nothing is billed for it
 
     @property
     def useful(self) -> float:

@@ -12,11 +12,14 @@ from tpufleet.model.costs import CostRow, StockRow
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.jobs import Capacity, Job, JobId
 from tpufleet.model.pools import CapacityRefusal
-from tpufleet.model.slices import LossReason, SliceId, TpuSlice
+from tpufleet.model.slices import SIMULATED_PROVIDERS, LossReason, SliceId, TpuSlice
 
 HOUR = timedelta(hours=1)
 # After a notice, machines keep running (and are billed) until they are deleted.
 _BILLED_UNTIL_GONE = (LossReason.PREEMPTED, LossReason.MAINTENANCE)
+
+# Job, pool, type, capacity, and whether it is simulated.
+_Key = tuple[JobId | None, str | None, str, Capacity, bool]
 
 
 @dataclass(slots=True)
@@ -54,7 +57,7 @@ def account(
     for attempt in attempts:
         for slice_id in attempt.slices:
             on_slice.setdefault(slice_id, []).append(attempt)
-    sums: dict[tuple[JobId | None, str | None, str, Capacity], _Totals] = {}
+    sums: dict[_Key, _Totals] = {}
     for tpu_slice in slices:
         span = paid_span(tpu_slice, now)
         if span is not None and since is not None:
@@ -69,14 +72,15 @@ def _add_slice(
     tpu_slice: TpuSlice,
     span: tuple[datetime, datetime],
     attempts: Sequence[Attempt],
-    sums: dict[tuple[JobId | None, str | None, str, Capacity], _Totals],
+    sums: dict[_Key, _Totals],
     now: datetime,
     reporting: Collection[AttemptId],
 ) -> None:
     chips = topology.find(tpu_slice.accelerator).chips
 
     def totals_of(job_id: JobId | None) -> _Totals:
-        key = (job_id, tpu_slice.pool, tpu_slice.accelerator, tpu_slice.capacity)
+        simulated = tpu_slice.provider in SIMULATED_PROVIDERS
+        key = (job_id, tpu_slice.pool, tpu_slice.accelerator, tpu_slice.capacity, simulated)
         totals = sums.setdefault(key, _Totals(set()))
         totals.slices.add(tpu_slice.id)
         return totals
@@ -147,9 +151,7 @@ def _overlap(span: tuple[datetime, datetime], begin: datetime, end: datetime) ->
     return max(min(span[1], end) - max(span[0], begin), timedelta(0))
 
 
-def _row(
-    key: tuple[JobId | None, str | None, str, Capacity], totals: _Totals, jobs: Mapping[JobId, Job]
-) -> CostRow:
+def _row(key: _Key, totals: _Totals, jobs: Mapping[JobId, Job]) -> CostRow:
     job = jobs.get(key[0]) if key[0] is not None else None
     return CostRow(
         job_id=key[0],
@@ -163,4 +165,5 @@ def _row(
         running=totals.running / HOUR,
         lost=totals.lost / HOUR,
         unknown=totals.unknown / HOUR,
+        simulated=key[4],
     )

@@ -104,11 +104,11 @@ def cause_of(exit: Exit) -> EndReason:
 
 
 def describe_exit(host: Host, exit: Exit) -> str:
-    """`exit status 1 on host 2 of s-1: ValueError: …`."""
+    """`ValueError: … (exit status 1, host 2 of s-1)`: the error first, where tables are narrow."""
     how = f"signal {exit.signal}" if exit.signal else f"exit status {exit.status}"
     setup = " during setup" if exit.during_setup else ""
-    line = f": {exit.log_line}" if exit.log_line else ""
-    return f"{how} on host {host.index} of {host.slice_id}{setup}{line}"
+    where = f"host {host.index} of {host.slice_id}{setup}"
+    return f"{exit.log_line} ({how}, {where})" if exit.log_line else f"{how} on {where}"
 
 
 def _earliest_loss(

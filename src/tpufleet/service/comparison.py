@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,8 @@ def flat_settings(job: Job) -> dict[str, str]:
     document = job_file.to_document(job.spec)
     for name in _UNCOMPARED:
         document.pop(name, None)
+    # Written in full, so that a job that sets one of them does not differ in all of them.
+    document["retries"] = asdict(job.spec.retries)
     command = document.pop("command", [])
     arguments = [command] if isinstance(command, str) else list(command)
     rest: list[str] = []

@@ -49,8 +49,9 @@ def find_job(
     if job is not None:
         return job
     known = {job.spec.name for job in store.jobs(replace(visible, limit=200))}
+    shown = ref.replace(":", "/", 1)  # as people write it
     raise NotFound(
-        f"no job with id or name {ref[:80]!r}{identifiers.suggestion(ref, known)}; "
+        f"no job with id or name {shown[:80]!r}{identifiers.suggestion(ref, known)}; "
         "list jobs with `tpu jobs`"
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import tpufleet
 from tpufleet.model import encoding
@@ -22,6 +22,7 @@ STALE_AFTER = timedelta(seconds=60)
 HOST_SEEN_WITHIN = timedelta(minutes=2)
 # Jobs are listed newest first; the oldest of this many stands for the oldest of all.
 _MAX_QUEUED = 10_000
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 def status(
@@ -43,7 +44,7 @@ def status(
         slices=len(store.slices()),
         waiting_for=tuple(sorted(blocked, key=lambda refusal: (refusal.until, refusal.key))),
         oldest_queued_at=queued[-1].submitted_at if queued else None,
-        hosts=store.count_seen_hosts(now - HOST_SEEN_WITHIN),
+        hosts=len(store.liveness_outside(_EPOCH, now - HOST_SEEN_WITHIN)),
         started_at=started_at,
         errors=errors,
     )

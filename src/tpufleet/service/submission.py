@@ -22,7 +22,7 @@ from tpufleet.service.assignments import HOST_FILE_PREFIX, checkpoint_location
 from tpufleet.service.commands import CommandContext, require_priority
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
-from tpufleet.stores.base import ChangeSet, JobQuery, Lease
+from tpufleet.stores.base import ChangeSet, JobQuery, Lease, Store
 
 MAX_JOBS_PER_CALL = 50_000  # in one call
 KERNEL_FOLDERS = ("/proc", "/sys", "/dev/fd")
@@ -54,10 +54,11 @@ class JobStorage:
     # For jobs that name none. Empty: they are refused. None: not stated.
     default_provider: str | None = None
 
-    def simulates(self, spec: JobSpec) -> bool:
-        """Whether the job runs on simulated slices, as far as its spec tells."""
+    def simulates(self, spec: JobSpec, store: Store) -> bool:
+        """Whether the job runs on simulated slices."""
         if spec.pool is not None:
-            return False
+            pool = store.pool(spec.pool)
+            return pool is not None and pool.provider in SIMULATED_PROVIDERS
         return {*(spec.providers or (self.default_provider,))} <= SIMULATED_PROVIDERS
 
 
@@ -120,7 +121,7 @@ def resubmit(
         checkpoint=_resubmit_checkpoint(storage, parent, job_id, spec, relation),
         parent=parent.id,
         parent_relation=relation,
-        reason=SIMULATED if storage.simulates(spec) else "submitted",
+        reason=SIMULATED if storage.simulates(spec, context.store) else "submitted",
     )
     known = context.store.job(job.id)
     if known is not None:
@@ -245,7 +246,7 @@ def _new_job(
         submitted_at=moment,
         snapshot=new.snapshot,
         checkpoint=spec.checkpoint or f"{storage.checkpoints}/{job_id}",
-        reason=SIMULATED if storage.simulates(spec) else "submitted",
+        reason=SIMULATED if storage.simulates(spec, context.store) else "submitted",
     )
 
 

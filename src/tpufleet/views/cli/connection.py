@@ -37,6 +37,11 @@ def connect(*, start: bool = False, announce: bool = True) -> FleetClient:
     return client_for(read, url)
 
 
+def is_remote() -> bool:
+    """Whether a server is configured, whose settings are not those of this machine."""
+    return (_server_option() or settings().server) is not None
+
+
 def client_for(read: config.Config, url: str) -> FleetClient:
     from tpufleet.client.fleet import FleetClient  # imports the HTTP client
 

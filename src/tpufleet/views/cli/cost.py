@@ -29,6 +29,7 @@ class CostTotal:
     unknown: float = 0.0  # ran, but reported no steps and did not finish
     usd: float = 0.0
     lost_usd: float = 0.0
+    simulated_usd: float = 0.0  # what simulated slices would have cost; not part of `usd`
     priced: bool = True  # False: part of it has no known price
 
 
@@ -43,8 +44,8 @@ def cost(by: str, show_prices: bool, as_json: bool) -> None:
     much was lost, because work was repeated after the loss of a slice. Unknown: attempts that did
     not finish and reported no steps.
 
-    Prices are estimates; `prices` in the config file overrides them. Simulated slices are priced
-    like real ones.
+    Prices are estimates; `prices` in the config file overrides them. Simulated slices are
+    priced like real ones and marked as simulated; nothing is billed for them.
     """
     table = prices.price_table(connection.settings().prices)
     if show_prices:
@@ -56,7 +57,9 @@ def cost(by: str, show_prices: bool, as_json: bool) -> None:
     for row in rows:
         label = GROUPINGS[by](row)
         _add(totals.setdefault(label, CostTotal(label)), row, table)
-    ordered = sorted(totals.values(), key=lambda item: (-item.usd, -item.chip_hours))
+    ordered = sorted(
+        totals.values(), key=lambda item: (-item.usd, -item.simulated_usd, -item.chip_hours)
+    )
     if as_json:
         output.print_json({"by": by, "rows": ordered, "usd": sum(item.usd for item in ordered)})
         return
@@ -74,8 +77,11 @@ def _add(item: CostTotal, row: CostRow, table: dict[tuple[str, str], prices.Pric
     item.useful += row.useful
     item.lost += row.lost
     item.unknown += row.unknown
-    item.usd += row.chip_hours * (usd or 0.0)
-    item.lost_usd += row.lost * (usd or 0.0)
+    if row.simulated:
+        item.simulated_usd += row.chip_hours * (usd or 0.0)
+    else:
+        item.usd += row.chip_hours * (usd or 0.0)
+        item.lost_usd += row.lost * (usd or 0.0)
     item.priced &= usd is not None
 
 
@@ -88,11 +94,15 @@ def total(rows: Sequence[CostTotal]) -> CostTotal:
         unknown=sum(row.unknown for row in rows),
         usd=sum(row.usd for row in rows),
         lost_usd=sum(row.lost_usd for row in rows),
+        simulated_usd=sum(row.simulated_usd for row in rows),
         priced=all(row.priced for row in rows),
     )
 
 
 def cells(item: CostTotal) -> tuple[str, ...]:
+    real = f"${prices.amount(item.usd)}" if item.usd or not item.simulated_usd else ""
+    simulated = f"${prices.amount(item.simulated_usd)} simulated" if item.simulated_usd else ""
+    dollars = " + ".join(part for part in (real, simulated) if part)
     share = f" ({item.useful / item.chip_hours:.0%})" if item.chip_hours else ""
     return (
         item.label,
@@ -100,7 +110,7 @@ def cells(item: CostTotal) -> tuple[str, ...]:
         f"{prices.amount(item.useful)}{share}",
         f"{prices.amount(item.lost)}",
         f"{prices.amount(item.unknown)}",
-        f"${prices.amount(item.usd)}" + ("" if item.priced else " + unpriced"),
+        dollars + ("" if item.priced else " + unpriced"),
         f"${prices.amount(item.lost_usd)}",
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from tpufleet.model.api_types import JobDetail
 from tpufleet.model.events import Event
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
@@ -52,6 +53,22 @@ def logs(
             click.echo(piece, nl=False)
             last = piece or last
         click.echo("", nl=not last.endswith("\n") and bool(last))
+        if not last and tail != 0:
+            output.print_status(_why_empty(client.job(job), host))
+
+
+def _why_empty(detail: JobDetail, host: int | None) -> str:
+    job = f"{detail.job.spec.name} ({detail.job.id})"
+    if not detail.attempts:
+        return f"{job} has not started: no output\n  next: `tpu why {detail.job.id}`"
+    which = "" if host is None else f" of host {host}"
+    if detail.job.ended:
+        # Agents write a line before each command, so an attempt that ran has a log.
+        return (
+            f"no logs{which} of {job} are stored: they were deleted, or it was "
+            "restored from a backup without logs"
+        )
+    return f"no output{which} of {job} yet"
 
 
 @click.command(

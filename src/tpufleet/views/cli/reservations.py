@@ -161,6 +161,7 @@ def break_(reservation: str, reason: str, as_json: bool) -> None:
 def release(name: str, as_json: bool) -> None:
     """End your RESERVATION now, or return a SLICE that is held after a failure to its pool."""
     with connection.connect() as client:
+        current = {each.id for each in client.reservations()}
         try:
             ended = client.end_reservation(name)
         except NotFound:
@@ -169,7 +170,11 @@ def release(name: str, as_json: bool) -> None:
             client.release_held_slice(name)
             output.print_result({"released": name}, f"released slice {name}", as_json)
             return
-    output.print_result(ended, f"released {ended.id}", as_json)
+    if ended.id in current:
+        message = f"released {ended.id}"
+    else:
+        message = f"{ended.id} has already ended, at {text.local_time(ended.ends_at)}"
+    output.print_result(ended, message, as_json)
 
 
 reservations.add_command(release)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, FleetError
 from tpufleet.model import job_file, prices
 from tpufleet.model.api_types import JobRow, NewJob
 from tpufleet.model.jobs import JobId, JobSpec, JobState, default_name
 from tpufleet.model.prices import Estimate
+from tpufleet.model.slices import SIMULATED_PROVIDERS
 from tpufleet.views import text
 from tpufleet.views.cli import connection, job_options, output
 from tpufleet.views.cli.output import json_option
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tpufleet.client.snapshots import Scan
 
 DETACHED = 130  # exit status after Ctrl-C, as for any interrupted program
+SIMULATED_ESTIMATE = "simulated on the server's machine, without TPUs: nothing is billed"
 
 ALL_HOSTS = "all"
 _host = click.option(
@@ -326,8 +328,26 @@ def _detach_message(ids: list[JobId]) -> str:
     )
 
 
+def _is_simulated(spec: JobSpec) -> bool:
+    """As far as is known without submitting it. No server is started for it."""
+    settings = connection.settings()
+    if spec.pool is not None:
+        try:
+            with connection.connect() as client:
+                return client.pool(spec.pool).provider in SIMULATED_PROVIDERS
+        except FleetError:  # no server, or no such pool
+            return False
+    if spec.providers:
+        return set(spec.providers) <= SIMULATED_PROVIDERS
+    try:
+        return not connection.is_remote() and settings.default_provider in SIMULATED_PROVIDERS
+    except BadInput:  # no provider is enabled
+        return False
+
+
 def _show_plan(planned: list[PlannedJob], scans: dict[Path, Scan], as_json: bool) -> None:
     table = prices.price_table(connection.settings().prices)
+    simulations = [_is_simulated(job.spec) for job in planned]
     jobs = [
         {
             "spec": job_file.to_document(job.spec),
@@ -335,15 +355,16 @@ def _show_plan(planned: list[PlannedJob], scans: dict[Path, Scan], as_json: bool
             "files": len(scans[job.folder].entries),
             "bytes": scans[job.folder].size,
             "estimate": prices.estimate(job.spec, table),
+            "simulated": simulated,
         }
-        for job in planned
+        for job, simulated in zip(planned, simulations, strict=True)
     ]
     if as_json:
         output.print_json({"jobs": jobs})
         return
     import yaml
 
-    for job in planned:
+    for job, simulated in zip(planned, simulations, strict=True):
         scan = scans[job.folder]
         written = yaml.safe_dump(
             job_file.to_document(job.spec), sort_keys=False, allow_unicode=True
@@ -352,5 +373,6 @@ def _show_plan(planned: list[PlannedJob], scans: dict[Path, Scan], as_json: bool
         click.echo(
             f"# {text.counted(len(scan.entries), 'file')} in {job.folder}, {text.size(scan.size)}"
         )
-        click.echo(f"# {estimate_text(prices.estimate(job.spec, table))}")
+        estimate = prices.estimate(job.spec, table)
+        click.echo(f"# {SIMULATED_ESTIMATE if simulated else estimate_text(estimate)}")
     output.print_status(f"dry run: {text.counted(len(jobs), 'job')} valid, none submitted")
