@@ -83,9 +83,9 @@ def test_every_row_and_file_is_restored_also_into_another_kind_of_database(
         str(path.relative_to(new.home)): path.stat().st_mode & 0o777
         for path in new.home.rglob("*") if path.is_file() and "fleet.db" not in path.name
     }  # fmt: skip
-    files = ("token", "secret", "secrets/.own/ada/wandb", "serve.lock")
+    files = ("token", "secret", "secrets/.own/ada/wandb", "serve.lock", "restored-from")
     assert set(restored) == set(files)
-    assert all(restored[name] == 0o600 for name in files[:-1])
+    assert all(restored[name] == 0o600 for name in files[:-2])
 
 
 def test_logs_and_checkpoints_are_included_on_request(tmp_path):
