@@ -14,8 +14,9 @@ from tests import postgres
 from tests.contract.test_schema_migrations import OLD_DATABASE, write_old_database
 from tests.polling import wait_until
 from tests.server_process import Server
+from tests.views.cli_runner import Tpu
 from tpufleet import config
-from tpufleet.compose import backup
+from tpufleet.compose import backup, server_files
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.attempts import AttemptState
@@ -82,9 +83,9 @@ def test_every_row_and_file_is_restored_also_into_another_kind_of_database(
         str(path.relative_to(new.home)): path.stat().st_mode & 0o777
         for path in new.home.rglob("*") if path.is_file() and "fleet.db" not in path.name
     }  # fmt: skip
-    files = ("token", "secret", "secrets/.own/ada/wandb", "serve.lock")
+    files = ("token", "secret", "secrets/.own/ada/wandb", "serve.lock", "restored-from")
     assert set(restored) == set(files)
-    assert all(restored[name] == 0o600 for name in files[:-1])
+    assert all(restored[name] == 0o600 for name in files[:-2])
 
 
 def test_logs_and_checkpoints_are_included_on_request(tmp_path):
@@ -170,6 +171,27 @@ def test_nothing_is_overwritten(tmp_path):
         backup.create(old, url, file, ())
     with pytest.raises(Conflict, match="belongs to another installation"):
         backup.restore(old, url, file)
+
+
+def test_a_copy_is_not_served_while_the_original_runs(tmp_path):
+    old, new = settings(tmp_path / "old"), settings(tmp_path / "new")
+    url = url_of("sqlite", old.home)
+    open_store(url).close()
+    file = tmp_path / "b.tar.gz"
+    backup.create(old, url, file, ())
+    backup.restore(new, url_of("sqlite", new.home), file)
+    with server_files.exclusive_lock(old.home):
+        with pytest.raises(Conflict, match="where a server is still running"):
+            backup.require_original_stopped(new.home)
+        backup.require_original_stopped(old.home)
+        tpu = Tpu(TPUFLEET_HOME=str(new.home))
+        for command in (["serve"], ["serve", "--stop", "--all"]):
+            refused = tpu(*command)
+            assert refused.exit_code != 0 and "is still running" in refused.stderr
+        other = tmp_path / "other"
+        warned = Tpu(TPUFLEET_HOME=str(other))("restore", str(file))
+        assert warned.exit_code == 0 and "warning: " in warned.stderr
+    backup.require_original_stopped(new.home)
 
 
 def test_a_new_server_takes_over_running_jobs_from_a_backup(tmp_path):

@@ -29,6 +29,7 @@ from tpufleet.stores.open_store import open_database
 
 FORMAT = 1
 _DATABASE, _MANIFEST = "database.jsonl", "manifest.json"
+_RESTORED_FROM = "restored-from"  # in a restored state folder: the path of the original
 # Patterns below the state folder and below `data`. `local` are records of simulated slices, without
 # the working folders of their hosts.
 _HOME_FILES = ("token", "port")
@@ -49,6 +50,7 @@ class BackupReport:
     schema: int
     files: int
     rows: int
+    home: str = ""  # state folder that it was made of; empty: not recorded
 
 
 def before_migration(settings: Config, store_url: str) -> Path | None:
@@ -126,7 +128,29 @@ def restore(
                     )
                 else:
                     _extract(content, _target(settings, member.name))
+        if home := manifest.get("home"):
+            (settings.home / _RESTORED_FROM).write_text(home)
     return _report(source, manifest)
+
+
+def require_original_stopped(home: Path) -> None:
+    """Two servers would control the same simulated slices: one could stop those of the other."""
+    try:
+        original = Path((home / _RESTORED_FROM).read_text())
+    except FileNotFoundError:
+        return
+    if original == home.resolve() or not original.is_dir():
+        return
+    try:
+        with server_files.exclusive_lock(original):
+            return
+    except OSError:  # of another user
+        return
+    except Conflict as error:
+        raise Conflict(
+            f"{home} was restored from {original}, where a server is still running: both would "
+            f"control the same slices\n  next: TPUFLEET_HOME={original} tpu serve --stop"
+        ) from error
 
 
 def require_sql(store_url: str) -> None:
@@ -157,6 +181,7 @@ def _write(
             "version": tpufleet.__version__,
             "schema": schema,
             "rows": count,
+            "home": str(settings.home.resolve()),
             "sha256": checksums,
         }
         text = json.dumps(manifest, indent=1).encode()
@@ -260,4 +285,5 @@ def _report(path: Path, manifest: dict[str, Any]) -> BackupReport:
         schema=manifest["schema"],
         files=len(manifest["sha256"]) - 1,
         rows=manifest["rows"],
+        home=manifest.get("home", ""),
     )

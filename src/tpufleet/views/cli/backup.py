@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tpufleet.errors import Conflict
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
@@ -74,8 +75,10 @@ def backup(
 def restore(file: Path, keep_schema: bool, store: str | None, as_json: bool) -> None:
     """Restore the backup FILE into an empty state folder and an empty database.
 
-    Checks the checksums first. Running jobs continue when a server with the same address is
-    started, as far as their hosts still exist. A backup of an earlier version is migrated.
+    Checks the checksums first. Stop the server that the backup was made of before the new one is
+    started: both would control the same slices. Running jobs continue when a server with the same
+    address is started, as far as their hosts still exist. A backup of an earlier version is
+    migrated.
     """
     from tpufleet.compose import backup as backups
     from tpufleet.compose.control_plane import store_url
@@ -85,6 +88,10 @@ def restore(file: Path, keep_schema: bool, store: str | None, as_json: bool) -> 
     report = backups.restore(settings, store_url(settings), file, keep_schema=keep_schema)
     next_step = "install the version that made it, then tpu serve" if keep_schema else "tpu serve"
     message = f"restored {_describe(report)}\n  into {settings.home}\n  next: {next_step}"
+    try:
+        backups.require_original_stopped(settings.home)
+    except Conflict as error:
+        output.print_status(f"warning: {error}")
     output.print_result(report, message, as_json)
 
 

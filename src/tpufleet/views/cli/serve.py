@@ -64,12 +64,15 @@ def serve(
     is the leader. Simulated slices and their jobs outlive the server, and the next one takes them
     over; `tpu serve --stop --all` stops them too.
     """
+    from tpufleet.compose.backup import require_original_stopped
+
     settings = connection.settings()
     if stop:
         stopped = stop_server(settings.home)
         if everything:
             from tpufleet.compose.providers import delete_local_slices
 
+            require_original_stopped(settings.home)
             delete_local_slices(settings.data)
         output.print_result(
             {"stopped": stopped},
@@ -83,6 +86,7 @@ def serve(
         config.check_listen_address(listen, "--listen")
     if enable:
         config.check_providers(enable, "--enable")
+    require_original_stopped(settings.home)
     # uvicorn shuts down on SIGTERM, then raises it again: by default that would kill the process
     # before the server has cleaned up. As an exception it passes through every `finally`.
     signal.signal(signal.SIGTERM, _exit)
