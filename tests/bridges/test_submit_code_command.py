@@ -33,7 +33,8 @@ def test_code_is_submitted_followed_listed_and_shown(harness: BridgeHarness):
     assert done.returncode == 0, done.stderr
     assert "status:" in done.stdout and "completed" in done.stdout
     steps = [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("20")]
-    assert steps[0] == "pending" and steps == sorted(steps, key=ORDER.index)
+    # A bridge may schedule it before the first look.
+    assert steps and steps == sorted(steps, key=ORDER.index)
     assert done.stdout.count("challenge_number:") == 1
     assert done.stdout.rstrip().endswith("result: 10")
     listed = json.loads(tpu(harness, "--list", "--json").stdout)["documents"]

@@ -102,6 +102,7 @@ def test_a_job_runs_on_a_server_with_tls(certificate, tmp_path):
 def test_hosts_of_a_cloud_get_the_private_ca_with_their_metadata(certificate, tmp_path):
     pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
     from tests.providers.tpu_vm.emulated_fleet import Fleet
+    from tpufleet.testbed.cloud_tpu.locations import IMMEDIATE
 
     # The file also holds the key, which must stay here.
     both = tmp_path / "both.pem"
@@ -109,6 +110,7 @@ def test_hosts_of_a_cloud_get_the_private_ca_with_their_metadata(certificate, tm
     fleet = Fleet(
         tmp_path / "fleet",
         ("us-central1-a",),
+        latencies=IMMEDIATE,
         environ={
             "TPUFLEET_TLS_CERT": str(certificate.cert),
             "TPUFLEET_TLS_KEY": str(certificate.key),
