@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+from tests.journeys.wrapped_provider import WrappedProvider
 from tpufleet.clocks import ManualClock
-from tpufleet.model.cloud_slices import SliceListing
 from tpufleet.model.slices import SliceId
-from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.tpu_vm.provider import TpuVmProvider
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 from tpufleet.testbed.cloud_tpu.capacity import CloudCapacity
@@ -30,7 +29,7 @@ class NoticedHosts(NoHosts):
         self.noticed.add(SliceId(node.id))
 
 
-class TpuVmCloud:
+class StormyTpuVmCloud(WrappedProvider):
     name = TpuVmProvider.name
     exposes_tokens = True
     # Calls fail by the plan: only the controller, which expects that, lists slices.
@@ -63,25 +62,6 @@ class TpuVmCloud:
         self.provider.close()
         self.provider = self._open()
 
-    def request(self, order: Order) -> None:
-        self.provider.request(order)
-
-    def release(self, slice_id: SliceId, zone: str) -> None:
-        self.provider.release(slice_id, zone)
-
-    def listing(self) -> SliceListing:
-        return self.provider.listing()
-
-    def inject(self, slice_id: SliceId, fault: Fault, host_index: int | None = None) -> None:
-        self.provider.inject(slice_id, fault, host_index)
-
-    def on_change(self, wake: Callable[[], None]) -> None:
-        self.provider.on_change(wake)
-
-    def advance(self) -> None:
-        with self.emulator.cloud.lock:
-            self.emulator.cloud.run_due()
-
     def existing(self) -> list[SliceId]:
         """Nodes that are, or will be, paid for."""
         return [
@@ -106,7 +86,3 @@ class TpuVmCloud:
         entries = self.emulator.cloud.ledger.entries
         spans = [(entry.ended_at or now) - entry.began_at for entry in entries]
         return sum(spans, timedelta(0))
-
-    def close(self) -> None:
-        self.provider.close()
-        self.emulator.close()

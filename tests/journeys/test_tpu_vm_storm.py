@@ -12,7 +12,7 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 
 from tests.journeys.simulated_fleet import SimulatedFleet
 from tests.journeys.simulated_hosts import Program
-from tests.journeys.storm_cloud import TpuVmCloud
+from tests.journeys.storm_cloud import StormyTpuVmCloud
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.jobs import JobState
 from tpufleet.stores.memory import MemoryStore
@@ -66,10 +66,10 @@ def storm(seed: int, per_zone: int) -> CloudFaultPlan:
 )
 def test_all_jobs_survive_a_storm_over_six_zones(tmp_path: Path, jobs: int, steps: int, seed: int):
     plan = storm(seed, per_zone=-(-jobs // 4))
-    clouds: list[TpuVmCloud] = []
+    clouds: list[StormyTpuVmCloud] = []
 
     def make(clock):
-        clouds.append(TpuVmCloud(clock, tmp_path, ZONES, plan))
+        clouds.append(StormyTpuVmCloud(clock, tmp_path, ZONES, plan))
         return clouds
 
     fleet = SimulatedFleet(
@@ -112,13 +112,13 @@ def test_all_jobs_survive_a_storm_over_six_zones(tmp_path: Path, jobs: int, step
         cloud.close()
 
 
-def deliver_notices(fleet: SimulatedFleet, cloud: TpuVmCloud) -> None:
+def deliver_notices(fleet: SimulatedFleet, cloud: StormyTpuVmCloud) -> None:
     for slice_id in cloud.hosts.noticed:
         for host in fleet.hosts.get(slice_id, []):
             host.notice = NoticeKind.PREEMPTED
 
 
-def idle_share(fleet: SimulatedFleet, cloud: TpuVmCloud, jobs: list) -> float:
+def idle_share(fleet: SimulatedFleet, cloud: StormyTpuVmCloud, jobs: list) -> float:
     """Of the time that was paid for, the share in which no attempt used the slice."""
     used = timedelta(0)
     for job in jobs:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
+from tests.journeys.wrapped_provider import WrappedProvider
 from tpufleet.clocks import ManualClock
-from tpufleet.model.cloud_slices import CloudState, SliceListing
+from tpufleet.model.cloud_slices import CloudState
 from tpufleet.model.slices import SliceId
-from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.tpu_vm.provider import TpuVmProvider
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
@@ -17,7 +17,7 @@ from tpufleet.testbed.cloud_tpu.emulator import Emulator
 from tpufleet.testbed.cloud_tpu.locations import IMMEDIATE
 
 
-class TpuVmCloud:
+class TpuVmCloud(WrappedProvider):
     name = "tpu-vm"
     exposes_tokens = True
     outage = None  # always reachable
@@ -39,35 +39,8 @@ class TpuVmCloud:
             monotonic=lambda: clock.now().timestamp(),
         )
 
-    def close(self) -> None:
-        self.provider.close()
-        self.emulator.close()
-
     def sell_out(self) -> None:
         self.emulator.cloud.stock = CloudCapacity(nodes=(CapacityLimit(most=0),))
-
-    # Provider
-
-    def request(self, order: Order) -> None:
-        self.provider.request(order)
-
-    def release(self, slice_id: SliceId, zone: str) -> None:
-        self.provider.release(slice_id, zone)
-
-    def listing(self) -> SliceListing:
-        return self.provider.listing()
-
-    def inject(self, slice_id: SliceId, fault: Fault, host_index: int | None = None) -> None:
-        self.provider.inject(slice_id, fault, host_index)
-
-    def on_change(self, wake: Callable[[], None]) -> None:
-        self.provider.on_change(wake)
-
-    # Cloud
-
-    def advance(self) -> None:
-        with self.emulator.cloud.lock:
-            self.emulator.cloud.run_due()
 
     def existing(self) -> list[SliceId]:
         with self.emulator.cloud.lock:

@@ -17,8 +17,9 @@ from tpufleet.service.web.pages import STATIC_FOLDER
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Per file: Playwright occupies the thread's event loop, which tests of other files need."""
     if CHROMIUM is None:
         pytest.skip("needs Chromium: apt-get install chromium")
     if not (STATIC_FOLDER / "index.html").is_file():

@@ -50,6 +50,7 @@ export interface SliceRow {
   job_id: string | null;
   hosts: number;
   hosts_seen: number;
+  chips: number;
   requested_at: string;
   ready_at: string | null;
 }

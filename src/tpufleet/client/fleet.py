@@ -14,6 +14,7 @@ from tpufleet.client import event_stream
 from tpufleet.client.event_stream import ServerSentEvent
 from tpufleet.client.transport import Transport
 from tpufleet.errors import NotFound
+from tpufleet.model import job_file
 from tpufleet.model.api_types import (
     ArchiveRequest,
     AuditPage,
@@ -63,7 +64,7 @@ from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandReport, HostCommandRequest
 from tpufleet.model.inventory import Inventory, InventoryChange, InventoryNote
-from tpufleet.model.jobs import JobId
+from tpufleet.model.jobs import JobId, JobSpec, default_name
 from tpufleet.model.pools import Pool
 from tpufleet.model.preferences import PreferenceChanges, Preferences
 from tpufleet.model.reservations import Reservation
@@ -79,6 +80,14 @@ _BULK_SECONDS = 120.0  # for large submissions, uploads and downloads
 def new_job_id() -> JobId:
     """60 random bits: unique, and a short prefix is enough to refer to it."""
     return JobId("".join(secrets.choice(_LETTERS) for _ in range(12)))
+
+
+def new_job(spec: JobSpec, job_id: JobId, snapshot: str, *, named: bool) -> NewJob:
+    """A job to submit. Without a name that the user chose, it gets one that is unique."""
+    document = job_file.to_document(spec)
+    if not named:
+        document["name"] = default_name(spec.name, job_id)
+    return NewJob(id=job_id, spec=document, snapshot=snapshot)
 
 
 class FleetClient:

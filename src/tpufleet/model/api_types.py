@@ -78,6 +78,7 @@ class SliceRow:
     job_id: JobId | None
     hosts: int
     hosts_seen: int  # with a recent heartbeat
+    chips: int
     requested_at: datetime
     ready_at: datetime | None
     gone_at: datetime | None

@@ -19,6 +19,17 @@ _LONG_UNIT = re.compile(r"([0-9])(days?|hours?|hrs?|h|minutes?|mins?|seconds?|se
 _SECONDS = (86400, 3600, 60, 1)
 
 
+def parse_finite(value: Any, path: str, hint: str) -> timedelta:
+    """Not `none`. Errors name the option or field at `path`."""
+    try:
+        span = parse(value)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from error
+    if span is None:
+        raise BadInput(f"{path}: {hint}")
+    return span
+
+
 def parse(value: Any) -> timedelta | None:
     """None for `none`; otherwise a duration of zero or more."""
     if isinstance(value, timedelta):

@@ -13,7 +13,7 @@ from tpufleet.model.jobs import Capacity, JobId
 
 
 class InventoryState(StrEnum):
-    """The words of the spreadsheet that this table replaces."""
+    """The terms of the spreadsheet that this table replaces."""
 
     RUNNING = "running"  # a job holds it
     RESERVED = "reserved"  # by a reservation

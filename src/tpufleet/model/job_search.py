@@ -7,6 +7,7 @@ is ignored.
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import shlex
 from collections.abc import Mapping
@@ -233,23 +234,8 @@ def search_tags(job: Job) -> str:
 
 
 def matches_wildcard(pattern: str, text: str) -> bool:
-    """`*` stands for any text, `?` for one character. Takes time in proportion to both lengths: a
-    regular expression could backtrack without end."""
-    pattern, text = pattern.lower(), text.lower()
-    at = in_text = 0
-    star, resume = -1, 0  # the last `*`, and where the text after it began
-    while in_text < len(text):
-        if at < len(pattern) and pattern[at] == "*":
-            star, resume = at, in_text
-            at += 1
-        elif at < len(pattern) and pattern[at] in ("?", text[in_text]):
-            at, in_text = at + 1, in_text + 1
-        elif star >= 0:
-            resume += 1
-            at, in_text = star + 1, resume
-        else:
-            return False
-    return not pattern[at:].strip("*")
+    """`*` stands for any text, `?` for one character. fnmatch does not backtrack over stars."""
+    return fnmatch.fnmatchcase(text.lower(), pattern.lower().replace("[", "[[]"))
 
 
 def matches(job: Job, search: JobSearch, metrics: Mapping[str, float]) -> bool:

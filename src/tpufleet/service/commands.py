@@ -46,7 +46,7 @@ def cancel(context: CommandContext, job: Job) -> None:
         return
     if job.ended:
         raise Conflict(f"job {job.id} has already {job.state}")
-    message = InboxMessage(
+    notice = InboxMessage(
         kind=InboxMessageKind.CANCEL, at=context.now, by=context.caller.name, job_id=job.id
     )
     event = Event(
@@ -57,7 +57,7 @@ def cancel(context: CommandContext, job: Job) -> None:
         job_id=job.id,
         by=context.caller.name,
     )
-    context.store.commit(ChangeSet(messages=[message], events=[event]))
+    context.store.commit(ChangeSet(messages=[notice], events=[event]))
 
 
 def change_job(context: CommandContext, job: Job, changes: JobChanges) -> Job:
@@ -103,9 +103,9 @@ def edit_job(context: CommandContext, job: Job, edit: JobEdit, message: str) -> 
         job_id=job.id,
         by=by,
     )
-    told = InboxMessage(kind=InboxMessageKind.EDITED, at=context.now, by=by, job_id=job.id)
+    notice = InboxMessage(kind=InboxMessageKind.EDITED, at=context.now, by=by, job_id=job.id)
     context.store.commit(
-        ChangeSet(edits=[edit], events=[event], messages=[] if job.ended else [told])
+        ChangeSet(edits=[edit], events=[event], messages=[] if job.ended else [notice])
     )
     return context.store.job(job.id) or job
 
@@ -175,7 +175,7 @@ def delete_pool(context: CommandContext, name: str) -> None:
 
 def _commit_pool(context: CommandContext, name: str, state: str, change: ChangeSet) -> None:
     by = context.caller.name
-    message = InboxMessage(kind=InboxMessageKind.POOL_CHANGED, at=context.now, by=by, pool=name)
+    notice = InboxMessage(kind=InboxMessageKind.POOL_CHANGED, at=context.now, by=by, pool=name)
     event = Event(
         at=context.now,
         kind=EventKind.POOL,
@@ -184,7 +184,7 @@ def _commit_pool(context: CommandContext, name: str, state: str, change: ChangeS
         pool=name,
         by=by,
     )
-    context.store.commit(replace(change, messages=[message], events=[event]))
+    context.store.commit(replace(change, messages=[notice], events=[event]))
 
 
 def require_slice_access(context: CommandContext, tpu_slice: TpuSlice) -> JobId | None:
@@ -211,13 +211,13 @@ def release_held_slice(context: CommandContext, slice_id: SliceId) -> None:
     if tpu_slice.reserved_for is None:
         raise Conflict(f"slice {slice_id} is not held after a failure")
     context.caller.require_owner(tpu_slice.reserved_for, f"the hold on slice {slice_id}")
-    message = InboxMessage(
+    notice = InboxMessage(
         kind=InboxMessageKind.HELD_SLICE_RELEASED,
         at=context.now,
         by=context.caller.name,
         slice_id=slice_id,
     )
-    context.store.commit(ChangeSet(messages=[message]))
+    context.store.commit(ChangeSet(messages=[notice]))
 
 
 def request_fault(
@@ -238,7 +238,7 @@ def request_fault(
     hosts = topology.find(tpu_slice.accelerator).hosts
     if request.host is not None and not 0 <= request.host < hosts:
         raise BadInput(f"host: slice {slice_id} has hosts 0 to {hosts - 1}, not {request.host}")
-    message = InboxMessage(
+    notice = InboxMessage(
         kind=InboxMessageKind.FAULT,
         at=context.now,
         by=context.caller.name,
@@ -246,7 +246,7 @@ def request_fault(
         fault=request.fault,
         host_index=request.host,
     )
-    context.store.commit(ChangeSet(messages=[message]))
+    context.store.commit(ChangeSet(messages=[notice]))
 
 
 def put_secret(context: CommandContext, files: SecretFiles, name: str, secret: SecretValue) -> None:

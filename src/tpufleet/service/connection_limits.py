@@ -184,7 +184,7 @@ class LimitedConnection(H11Protocol):
 
 
 class TlsConnection(asyncio.Protocol):
-    """A connection until its TLS handshake is complete. asyncio's own listener tells nobody about
+    """A connection until its TLS handshake is complete. asyncio's own listener does not report
     connections before that, so they could not be counted or limited."""
 
     authenticated = False

@@ -253,8 +253,8 @@ def hosts_by_rank(store: Store, attempt: Attempt) -> list[HostId]:
 
 
 def slice_rows(store: Store, slices: Sequence[TpuSlice], now: datetime) -> list[SliceRow]:
-    sizes = {each.id: topology.find(each.accelerator).hosts for each in slices}
-    hosts = [host_id(each.id, index) for each in slices for index in range(sizes[each.id])]
+    kinds = {each.id: topology.find(each.accelerator) for each in slices}
+    hosts = [host_id(each.id, index) for each in slices for index in range(kinds[each.id].hosts)]
     seen: dict[SliceId, int] = {}
     for host, row in store.host_liveness(hosts).items():
         if now - row.seen_at <= liveness.HOST_LOST_AFTER:
@@ -272,8 +272,9 @@ def slice_rows(store: Store, slices: Sequence[TpuSlice], now: datetime) -> list[
             loss=each.loss,
             pool=each.pool,
             job_id=each.job_id,
-            hosts=sizes[each.id],
+            hosts=kinds[each.id].hosts,
             hosts_seen=seen.get(each.id, 0),
+            chips=kinds[each.id].chips,
             requested_at=each.requested_at,
             ready_at=each.ready_at,
             gone_at=each.gone_at,

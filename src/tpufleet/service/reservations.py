@@ -241,5 +241,5 @@ def _announce(context: CommandContext, changed: Reservation, state: str, message
         by=by,
         data={"reservation": changed.id},
     )
-    told = InboxMessage(kind=InboxMessageKind.RESERVED, at=context.now, by=by, pool=changed.pool)
-    context.store.commit(ChangeSet(messages=[told], events=[event]))
+    notice = InboxMessage(kind=InboxMessageKind.RESERVED, at=context.now, by=by, pool=changed.pool)
+    context.store.commit(ChangeSet(messages=[notice], events=[event]))

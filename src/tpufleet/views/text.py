@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextvars import ContextVar
-from datetime import datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 
+from tpufleet.model.api_types import JobExplanation
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import Progress
 
@@ -134,3 +136,19 @@ def size(count: float) -> str:
 def counted(count: int, noun: str) -> str:
     """`1 job`, `3 jobs`, `2 slices`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def explanation_lines(explanation: JobExplanation) -> Iterator[tuple[str, str]]:
+    """What `tpu why` says, each line with its style."""
+    yield one_line(explanation.message), colour(explanation.state)
+    for detail in explanation.details:
+        yield f"  - {one_line(detail)}", ""
+    if explanation.until is not None:
+        when = age(explanation.until, datetime.now(UTC))
+        yield f"  - next change {when} ({local_time(explanation.until)})", ""
+    for attempt in explanation.attempts[:-1]:  # the details cover the latest one
+        state = str(attempt.end_reason or attempt.state)
+        message = f"  - earlier: attempt {attempt.number}: {one_line(attempt.message)}"
+        yield message, colour(state)
+    if explanation.advice:
+        yield f"  next: {one_line(explanation.advice)}", ""

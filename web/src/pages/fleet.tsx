@@ -15,13 +15,6 @@ interface Status {
   waiting_for: { message?: string; zone?: string; provider?: string }[];
 }
 
-/** How many chips a slice has, from its name: v5litepod-16 has 16; v4 and older count cores. */
-function chips(slice: SliceRow): number {
-  const size = Number(slice.accelerator.split("-").pop());
-  const cores = /^v[234]p?-|^v5p-/.test(slice.accelerator);
-  return Number.isFinite(size) ? (cores ? size / 2 : size) : slice.hosts;
-}
-
 export function Fleet() {
   const { data, error } = useData<{ slices: SliceRow[] }>("/slices", recent.value[0]?.seq ?? 0, 10);
   const { data: status } = useData<Status>("/status", 0, 10);
@@ -33,7 +26,7 @@ export function Fleet() {
       <header class="title">
         <h1>Fleet</h1>
         <p>
-          {plural(slices.length, "slice")}, {plural(slices.reduce((sum, slice) => sum + chips(slice), 0), "chip")}
+          {plural(slices.length, "slice")}, {plural(slices.reduce((sum, slice) => sum + slice.chips, 0), "chip")}
           {status ? ` · tpufleet ${status.version} · leader ${status.controller?.holder ?? "none"}` : ""}
         </p>
       </header>
@@ -50,7 +43,7 @@ export function Fleet() {
           return (
             <section key={zone} aria-label={`zone ${zone}`}>
               <h2>
-                {zone} <span class="quiet">{plural(here.reduce((sum, slice) => sum + chips(slice), 0), "chip")}</span>
+                {zone} <span class="quiet">{plural(here.reduce((sum, slice) => sum + slice.chips, 0), "chip")}</span>
               </h2>
               <ul>
                 {here.map((slice) => (

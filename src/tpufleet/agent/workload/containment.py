@@ -284,7 +284,7 @@ def _with_user(found: Containment, name: str) -> Containment:
 
 def _give_to(user: tuple[int, int], folders: Sequence[Path]) -> None:
     """What a job writes to. Not its output log, which the agent writes; and no file with another
-    link, which may lead to a file of somebody else. Other jobs may change the folder meanwhile."""
+    link, which may lead to another user's file. Other jobs may change the folder meanwhile."""
     for folder in folders:
         root = untrusted_files.open_folder(folder)
         try:

@@ -134,12 +134,12 @@ def summarize(log_lines: Sequence[str]) -> str:
 
 
 def find_error(log_lines: Sequence[str]) -> str:
-    """uv's own words about a failure, on one line; empty if it gave none."""
+    """uv's own message about a failure, on one line; empty if it gave none."""
     lines = [line for line in log_lines if not line.startswith(AGENT_LINE_PREFIX)]
     for index, line in enumerate(lines):
         if _ERROR_START.match(line):
-            words = " ".join(lines[index:]).replace("×", "").replace("╰─▶", "")
-            return " ".join(words.split())[:MAX_ERROR_LENGTH]
+            message = " ".join(lines[index:]).replace("×", "").replace("╰─▶", "")
+            return " ".join(message.split())[:MAX_ERROR_LENGTH]
     return ""
 
 

@@ -61,7 +61,7 @@ def _plain_pool(environment: Environment, name: str, pool: CpuPool, **extra: Any
     return _pool(
         environment, name,
         node_locations=zones,
-        # In each zone. A later change would create the pool anew, hence `lifecycle`.
+        # In each zone. A later change would replace the pool, hence `lifecycle`.
         initial_node_count=math.ceil(pool.min_nodes / len(zones)),
         max_pods_per_node=capacity.PODS_PER_CPU_NODE,
         autoscaling=Nested(

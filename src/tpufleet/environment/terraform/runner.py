@@ -100,8 +100,8 @@ class StageRunner:
                 seconds = hook.get("elapsed_seconds", 0)
                 if event["type"] == "apply_complete":
                     done += 1
-                    words = plan_summary.sentence(change)
-                    progress(f"{plan.stage}: {done}/{total} {words} ({seconds:.0f} s)")
+                    sentence = plan_summary.sentence(change)
+                    progress(f"{plan.stage}: {done}/{total} {sentence} ({seconds:.0f} s)")
                 elif event["type"] == "apply_progress":
                     progress(f"{plan.stage}: {change.noun} {change.name} … {seconds:.0f} s")
 

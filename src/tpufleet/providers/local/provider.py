@@ -55,8 +55,8 @@ class LocalProvider:
         hidden: Sequence[Path] = (),
         job_user: str | None = None,
     ) -> None:
-        """`hidden` are folders and files of the server that jobs must not see. `job_user`: as whom
-        they run, if the server runs as root."""
+        """`hidden` are folders and files of the server that jobs must not see. `job_user`: the
+        user that they run as, if the server runs as root."""
         self.zones: Sequence[str] = tuple(zones)
         self._records = SliceRecords(Path(root))
         self._clock = clock or SystemClock()

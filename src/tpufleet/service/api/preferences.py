@@ -28,7 +28,7 @@ def get_preferences(call: ApiCall) -> Preferences:
 @router.route(
     "PATCH",
     "/preferences",
-    role=Role.VIEWER,  # their own: it concerns nobody else
+    role=Role.VIEWER,  # only their own
     summary="Set or remove preferences; entries that are missing stay as they are",
     body=PreferenceChanges,
     response=Preferences,

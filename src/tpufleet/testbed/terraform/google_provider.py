@@ -32,7 +32,7 @@ PROVIDER_ARGUMENTS = {
     "region": {"type": "string"},
     "default_labels": {"type": ["map", "string"]},
 }
-# A change of these creates the resource anew.
+# A change of these replaces the resource.
 IMMUTABLE = {
     "account_id", "billing_account", "cluster", "location", "max_pods_per_node", "name", "network",
     "placement_policy", "project", "region", "repository_id", "role", "member", "role_id",

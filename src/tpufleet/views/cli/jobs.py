@@ -278,17 +278,5 @@ def why(job: str, as_json: bool) -> None:
 
 
 def show_explanation(explanation: JobExplanation) -> None:
-    output.print_line(text.one_line(explanation.message), text.colour(explanation.state))
-    for detail in explanation.details:
-        click.echo(f"  - {text.one_line(detail)}")
-    if explanation.until is not None:
-        when = text.age(explanation.until, datetime.now(UTC))
-        click.echo(f"  - next change {when} ({text.local_time(explanation.until)})")
-    for attempt in explanation.attempts[:-1]:  # the details cover the latest one
-        state = str(attempt.end_reason or attempt.state)
-        output.print_line(
-            f"  - earlier: attempt {attempt.number}: {text.one_line(attempt.message)}",
-            text.colour(state),
-        )
-    if explanation.advice:
-        click.echo(f"  next: {text.one_line(explanation.advice)}")
+    for line, style in text.explanation_lines(explanation):
+        output.print_line(line, style)

@@ -20,13 +20,7 @@ from tpufleet.views.cli.preferences import use_time_zone
 
 
 def _duration(written: str, option: str) -> timedelta:
-    try:
-        span = durations.parse(written)
-    except BadInput as error:
-        raise BadInput(f"{option}: {error}") from error
-    if span is None:
-        raise BadInput(f"{option}: a reservation ends; write 2h or 30m")
-    return span
+    return durations.parse_finite(written, option, "a reservation ends; write 2h or 30m")
 
 
 def start_time(written: str, now: datetime) -> datetime:

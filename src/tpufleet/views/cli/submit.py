@@ -12,8 +12,8 @@ import click
 
 from tpufleet.errors import BadInput, FleetError
 from tpufleet.model import job_file, prices
-from tpufleet.model.api_types import JobRow, NewJob
-from tpufleet.model.jobs import JobId, JobSpec, JobState, default_name
+from tpufleet.model.api_types import JobRow
+from tpufleet.model.jobs import JobId, JobSpec, JobState
 from tpufleet.model.prices import Estimate
 from tpufleet.model.slices import SIMULATED_PROVIDERS
 from tpufleet.views import text
@@ -190,7 +190,7 @@ def _submit(
     as_json: bool,
 ) -> None:
     from tpufleet.client import snapshots
-    from tpufleet.client.fleet import new_job_id
+    from tpufleet.client.fleet import new_job, new_job_id
 
     rank = _rank(host)
     limit = connection.settings().snapshot_limit
@@ -201,7 +201,10 @@ def _submit(
     with connection.connect(start=True) as client:
         for scanned in scans.values():
             snapshots.upload(client, scanned)
-        new_jobs = [_new_job(job, new_job_id(), scans[job.folder].digest) for job in planned]
+        new_jobs = [
+            new_job(job.spec, new_job_id(), scans[job.folder].digest, named=job.named)
+            for job in planned
+        ]
         try:
             rows = client.submit(new_jobs)
         except BadInput as error:
@@ -222,13 +225,6 @@ def _located(message: str, planned: list[PlannedJob]) -> str:
     return re.sub(
         r"^jobs\[(\d+)\]\.", lambda found: planned[int(found[1])].where, message, flags=re.MULTILINE
     )
-
-
-def _new_job(job: PlannedJob, job_id: JobId, snapshot: str) -> NewJob:
-    document = job_file.to_document(job.spec)
-    if not job.named:
-        document["name"] = default_name(job.spec.name, job_id)
-    return NewJob(id=job_id, spec=document, snapshot=snapshot)
 
 
 def _rank(host: str) -> int | None:

@@ -191,14 +191,8 @@ def create_token(
     output.print_result(created, created.token, as_json)
 
 
-def _duration(value: str, option: str) -> timedelta:
-    try:
-        span = durations.parse(value)
-    except BadInput as error:
-        raise BadInput(f"{option}: {error}") from error
-    if span is None:
-        raise BadInput(f"{option}: must be a duration, such as 30d")
-    return span
+def _duration(written: str, option: str) -> timedelta:
+    return durations.parse_finite(written, option, "must be a duration, such as 30d")
 
 
 def _limits(created: CreatedToken) -> str:

@@ -12,7 +12,7 @@ from tpufleet.client.snapshots import with_files
 from tpufleet.errors import BadInput, FleetError, NotFound
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.field_types import label_from
-from tpufleet.model.jobs import JobId, JobState
+from tpufleet.model.jobs import JobId, JobState, default_name
 from tpufleet.views.python import function_files
 from tpufleet.views.python.job_fields import JobFields, to_document
 from tpufleet.views.python.job_handle import Job, JobFailed, scan_workdir, submit_documents
@@ -180,8 +180,7 @@ def _submit_calls(
 
 
 def _name(function: Callable[..., Any], job_id: JobId) -> str:
-    base = label_from(getattr(function, "__name__", "")) or "function"
-    return f"{base[:35]}-{job_id[:4]}"
+    return default_name(label_from(getattr(function, "__name__", "")) or "function", job_id)
 
 
 def _forget(current: Session, futures: list[Future[R]]) -> None:

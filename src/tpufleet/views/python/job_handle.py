@@ -5,18 +5,17 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tpufleet.client import snapshots
-from tpufleet.client.fleet import FleetClient, new_job_id
+from tpufleet.client.fleet import FleetClient, new_job, new_job_id
 from tpufleet.client.snapshots import Scan
 from tpufleet.errors import BadInput, FleetError, Temporary
 from tpufleet.model import job_file
-from tpufleet.model.api_types import JobExplanation, JobRow, NewJob
+from tpufleet.model.api_types import JobExplanation, JobRow
 from tpufleet.model.events import Event
-from tpufleet.model.jobs import ENDED_STATES, JobId, JobState, default_name
+from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
 from tpufleet.views import text
 from tpufleet.views.cli import connection
 from tpufleet.views.python.job_fields import JobFields, to_document
@@ -44,14 +43,7 @@ class Explanation:
         self.details = explained
 
     def __repr__(self) -> str:
-        explained = self.details
-        lines = [text.one_line(explained.message)]
-        lines += [f"  - {text.one_line(detail)}" for detail in explained.details]
-        if explained.until is not None:
-            lines.append(f"  - next change {text.age(explained.until, datetime.now(UTC))}")
-        if explained.advice:
-            lines.append(f"  next: {text.one_line(explained.advice)}")
-        return "\n".join(lines)
+        return "\n".join(line for line, _ in text.explanation_lines(self.details))
 
 
 class Job:
@@ -231,13 +223,10 @@ def submit_documents(
     client: FleetClient, documents: Sequence[tuple[JobId, dict[str, Any]]], code: Scan
 ) -> tuple[JobRow, ...]:
     """All jobs or none. Invalid fields are reported before anything is sent."""
-    new_jobs = []
-    for job_id, document in documents:
-        spec = job_file.parse_job(document)
-        written = job_file.to_document(spec)
-        if "name" not in document:
-            written["name"] = default_name(spec.name, job_id)
-        new_jobs.append(NewJob(id=job_id, spec=written, snapshot=code.digest))
+    new_jobs = [
+        new_job(job_file.parse_job(document), job_id, code.digest, named="name" in document)
+        for job_id, document in documents
+    ]
     snapshots.upload(client, code)
     return client.submit(new_jobs)
 
