@@ -78,10 +78,10 @@ class SliceRow:
     job_id: JobId | None
     hosts: int
     hosts_seen: int  # with a recent heartbeat
-    chips: int
     requested_at: datetime
     ready_at: datetime | None
     gone_at: datetime | None
+    chips: int = 0  # an older server does not send it
     reserved_for: str | None = None  # kept for this user after a failure
     reserved_until: datetime | None = None
 
