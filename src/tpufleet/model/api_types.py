@@ -331,6 +331,7 @@ class TokenRow:
     expires_at: datetime | None = None
     scope: TokenScope = TokenScope.FULL
     pool: str | None = None
+    session_of: str | None = None  # of a browser session: id of the token that logged it in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
