@@ -9,6 +9,7 @@ from tpufleet.model.events import Event
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.preferences import use_time_zone
 
 
 @click.command(
@@ -37,12 +38,16 @@ def logs(
     """
     with connection.connect() as client:
         if follow:
+            current: int | None = None
             for line in client.follow_logs(job, host=host, attempt=attempt, tail=tail):
                 if as_json:
                     output.print_json(line)
-                else:
-                    prefix = "" if host is not None else f"[{line.host}] "
-                    click.echo(f"{prefix}{line.line}")
+                    continue
+                if current is not None and line.attempt != current:
+                    click.echo(text.attempt_heading(line.attempt))
+                current = line.attempt
+                prefix = "" if host is not None else f"[{line.host}] "
+                click.echo(f"{prefix}{line.line}")
             return
         pieces = client.logs(job, host=host, attempt=attempt, tail=tail)
         if as_json:
@@ -82,6 +87,8 @@ def events(job: str | None, follow: bool, limit: int, as_json: bool) -> None:
     """Print the events of JOB, or of the whole fleet, oldest first."""
     with connection.connect() as client:
         page = client.events(job, limit=limit, newest=True)
+        if not as_json:
+            use_time_zone(client)
         if as_json and not follow:
             output.print_json(page)
             return
