@@ -45,3 +45,11 @@ def test_zones_of_single_tenants_come_last_and_offer_reservations_only():
         if (offer.accelerator, offer.zone) == ("v5litepod-8", "us-east5-c")
     ]
     assert offer.access is ZoneAccess.SINGLE_TENANT and offer.capacity == (Capacity.RESERVED,)
+
+
+def test_spot_is_for_all_in_one_zone_of_single_tenants():
+    capacity = {
+        offer.zone: offer.capacity for offer in tpu_zones.offers() if offer.accelerator == "v6e-8"
+    }
+    assert capacity["us-west1-c"] == (Capacity.SPOT, Capacity.RESERVED)
+    assert capacity["us-east4-a"] == (Capacity.RESERVED,)
