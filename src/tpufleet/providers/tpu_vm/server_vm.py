@@ -24,7 +24,7 @@ STATE_DEVICE = "tpufleet-state"  # /dev/disk/by-id/google-tpufleet-state
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 # Of TPU hosts in the VPC: subnets in auto mode are in 10.128.0.0/9.
 PRIVATE_RANGES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
-POLL_SECONDS = 2.0
+POLL_SECONDS = 1.0
 OPERATION_SECONDS = 300.0
 READY_SECONDS = 600.0
 
@@ -183,15 +183,13 @@ class ServerVm:
         last: BootstrapReport | None = None
         for _ in range(int(READY_SECONDS / POLL_SECONDS)):
             report = bootstrap.parse_report(self._guest_attribute(bootstrap.GUEST_KEY))
-            if report is not None and report != last:
-                last = report
-                self._report(
-                    f"VM: {report.stage}" + (f": {report.message}" if report.message else "")
-                )
-            if report is not None and report.failed:
-                raise ProviderUnavailable(f"the server does not start: {report.text}")
             if report is not None and report.stage is BootstrapStage.CONNECTED:
                 return self._guest_attribute(bootstrap.CA_KEY)
+            if report is not None and report.failed:
+                raise ProviderUnavailable(f"the server does not start: {report.text}")
+            if report is not None and report != last:
+                last = report
+                self._report(f"VM: {report.stage}")
             self._sleep(POLL_SECONDS)
         where = f"last report: {last.text}" if last is not None else "no report from the VM"
         raise ProviderUnavailable(
