@@ -79,10 +79,10 @@ class SliceRow:
     job_id: JobId | None
     hosts: int
     hosts_seen: int  # with a recent heartbeat
-    chips: int
     requested_at: datetime
     ready_at: datetime | None
     gone_at: datetime | None
+    chips: int = 0  # an older server does not send it
     reserved_for: str | None = None  # kept for this user after a failure
     reserved_until: datetime | None = None
 
@@ -356,6 +356,7 @@ class TokenRow:
     expires_at: datetime | None = None
     scope: TokenScope = TokenScope.FULL
     pool: str | None = None
+    session_of: str | None = None  # of a browser session: id of the token that logged it in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

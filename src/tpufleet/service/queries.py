@@ -306,6 +306,7 @@ def token_rows(store: Store, caller: Caller, user: str | None) -> tuple[TokenRow
             expires_at=token.expires_at,
             scope=token.scope,
             pool=token.pool,
+            session_of=token.session_of,
         )
         for token in rows
     )

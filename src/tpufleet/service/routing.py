@@ -214,7 +214,8 @@ class ApiCall:
     def check_caller(self) -> Caller:
         """Again, some time after the request began. Raises Unauthorized when the token was revoked
         or has expired, or its user was deleted."""
-        return authenticate(self.token_hash, self.store, self.components.deps.clock.now())
+        session = self.caller.session_id if self.caller is not None else ""
+        return authenticate(self.token_hash, self.store, self.components.deps.clock.now(), session)
 
     def notify(self) -> None:
         """After a commit: wake the controller and the event streams."""

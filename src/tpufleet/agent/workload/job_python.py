@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tpufleet.agent import own_wheel, uv_tool
 from tpufleet.agent.settings import AgentSettings
+from tpufleet.agent.workload import untrusted_files
 from tpufleet.agent.workload.environment import SIMULATED_PLATFORM
 from tpufleet.agent.workload.exit_diagnosis import AGENT_LINE_PREFIX
 from tpufleet.model.agent_protocol import Assignment
@@ -64,7 +65,7 @@ def plan(
     # Last, so that they are not removed again; pip, for a `setup` that calls it.
     own = ["pip"]
     if _supports_tpufleet(assignment.python):
-        own.append(str(own_wheel.build(shared / "wheels")))
+        own.append(str(_own_wheel(settings.work_dir)))
     steps = [
         (uv, "venv", "--python", python, str(folder)),
         *install,
@@ -88,6 +89,14 @@ def plan(
 def shared_folder(work_dir: Path) -> Path:
     """The cache that the attempts on this host share."""
     return work_dir / "uv"
+
+
+def _own_wheel(work_dir: Path) -> Path:
+    """Earlier jobs on this host could change the shared folder, so nothing there is trusted. Every
+    attempt gets it under one name, by which the cache knows it."""
+    name = shared_folder(work_dir).relative_to(work_dir) / "wheels" / own_wheel.wheel_name()
+    untrusted_files.write_below(work_dir, name, own_wheel.pack())
+    return work_dir / name
 
 
 def _install(

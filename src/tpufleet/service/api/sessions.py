@@ -9,6 +9,7 @@ from tpufleet.model.api_types import BrowserSession, LoginLink
 from tpufleet.model.audit import AuditAction
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
+from tpufleet.service import user_commands
 from tpufleet.service.audit import AuditSubject
 from tpufleet.service.routing import ApiCall, MediaType, Router
 from tpufleet.service.web import sessions
@@ -25,7 +26,9 @@ router = Router()
     audit=lambda call: AuditSubject(action=AuditAction.CREATE_SESSION, target=call.user.name),
 )
 def create_session(call: ApiCall) -> Response:
-    cookie = sessions.sign_cookie(call.components.deps.secret, call.token_hash, call.now)
+    session_id = user_commands.create_session(call.context, sessions.LIFETIME)
+    secret = call.components.deps.secret
+    cookie = sessions.sign_cookie(secret, call.token_hash, session_id, call.now)
     response = _session_response(call, cookie)
     response.set_cookie(
         sessions.COOKIE,
@@ -56,11 +59,12 @@ def get_session(call: ApiCall) -> Response:
     "DELETE",
     "/session",
     role=Role.VIEWER,
-    summary="Log this browser out",
+    summary="Log this browser out: its cookie is no longer accepted",
     response=dict,
     audit=lambda call: AuditSubject(action=AuditAction.DELETE_SESSION, target=call.user.name),
 )
 def delete_session(call: ApiCall) -> Response:
+    user_commands.delete_session(call.context)
     response = Response(b"{}", media_type=MediaType.JSON.value)
     response.delete_cookie(sessions.COOKIE, httponly=True, samesite="strict")
     return response
