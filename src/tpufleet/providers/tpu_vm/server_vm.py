@@ -60,6 +60,10 @@ class Resource:
     keeps_state: bool = False
 
     @property
+    def noun(self) -> str:
+        return self.kind.removesuffix("es" if self.kind == "addresses" else "s")
+
+    @property
     def collection(self) -> str:
         return f"{self.parent}/{self.kind}"
 
@@ -211,7 +215,7 @@ class ServerVm:
 
     def _finish(self, resource: Resource, answer: Answer, verb: str) -> None:
         """Wait for the operation."""
-        action = f"{verb} {resource.kind.removesuffix('s')} {resource.name}"
+        action = f"{verb} {resource.noun} {resource.name}"
         self._check(answer, action)
         path = self._path(f"{resource.parent}/operations/{answer.body.get('name', '')}")
         for _ in range(int(OPERATION_SECONDS / POLL_SECONDS)):

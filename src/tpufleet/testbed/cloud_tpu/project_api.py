@@ -57,7 +57,9 @@ class ProjectApi:
         parts = urlsplit(target)
         _, api, path = unquote(parts.path).split("/", 2)
         if api == "compute":
-            reply = self.compute.answer(method, path, parse_qs(parts.query), body)
+            # Google's client has no prefix for the API before the path.
+            plain = path if path.startswith("compute/") else f"compute/{path}"
+            reply = self.compute.answer(method, plain, parse_qs(parts.query), body)
             if reply is not None:
                 return reply
         state, last = self.state, path.rpartition("/")[2]
