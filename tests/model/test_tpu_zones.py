@@ -53,3 +53,21 @@ def test_spot_is_for_all_in_one_zone_of_single_tenants():
     }
     assert capacity["us-west1-c"] == (Capacity.SPOT, Capacity.RESERVED)
     assert capacity["us-east4-a"] == (Capacity.RESERVED,)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "capacity", "quota"),
+    [
+        ("v5e-4", Capacity.SPOT, "TPUV5sPreemptibleLitepodServing"),
+        ("v5e-8", Capacity.ON_DEMAND, "TPUV5sLitepodServing"),
+        ("v5e-16", Capacity.ON_DEMAND, "TPUV5sLitepod"),
+        ("v5e-16", Capacity.SPOT, "TPUV5sPreemptibleLitepod"),
+        ("v2-8", Capacity.ON_DEMAND, "TPUV2s"),
+        ("v2-32", Capacity.ON_DEMAND, "TPUV2sPod"),
+        ("v5p-8", Capacity.SPOT, "TPUV5PPreemptible"),
+        ("v6e-8", Capacity.SPOT, "TPUV6EPreemptible"),
+    ],
+)
+def test_each_type_uses_the_quota_that_the_api_names(accelerator, capacity, quota):
+    kind = topology.find(accelerator)
+    assert tpu_zones.quota_id(kind, capacity) == f"{quota}PerProjectPerZoneForTPUAPI"

@@ -105,8 +105,11 @@ def _capacity(kind: Accelerator, zone: str, access: ZoneAccess) -> tuple[Capacit
     return (Capacity.SPOT, Capacity.ON_DEMAND, Capacity.RESERVED, Capacity.QUEUED)
 
 
-# Name of the quota in the Cloud TPU API, before and after the word for spot capacity
-# (cloud.google.com/tpu/docs/quota).
+# Name of the quota in the Cloud TPU API, before and after the word for spot capacity.
+# cloud.google.com/tpu/docs/quota (read in November 2026): v5litepod-1, -4 and -8 require the quota
+# for serving; v2 and v3 have separate quotas for single devices and for pods. The ids are those in
+# error messages of the API, "Quota 'TPUV5sPreemptibleLitepodServingPerProjectPerZoneForTPUAPI'
+# exhausted. Limit 4 in zone us-central1-a"; that of v3 pods is by analogy with TPUV2sPod.
 _QUOTAS = {
     "v2": ("TPUV2s", ""),
     "v3": ("TPUV3s", ""),
@@ -119,9 +122,14 @@ _QUOTAS = {
 QUOTA_IN_CORES = frozenset({"v2", "v3", "v4", "v5p"})
 
 
-def quota_id(generation: str, capacity: Capacity) -> str:
+def quota_id(accelerator: Accelerator, capacity: Capacity) -> str:
     """`TPUV6EPreemptiblePerProjectPerZoneForTPUAPI`."""
-    before, after = _QUOTAS[generation]
+    before, after = _QUOTAS[accelerator.generation]
+    single_host = accelerator.hosts == 1
+    if accelerator.generation == "v5e" and single_host:
+        after += "Serving"
+    elif accelerator.generation in ("v2", "v3") and not single_host:
+        after = "Pod"
     kind = "Preemptible" if capacity is Capacity.SPOT else ""
     return f"{before}{kind}{after}PerProjectPerZoneForTPUAPI"
 

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tpufleet.model import tpu_zones
+from tpufleet.model import topology, tpu_zones
 from tpufleet.model.jobs import Capacity
 from tpufleet.testbed.cloud_tpu.compute_api import ComputeApi
 
@@ -131,8 +131,10 @@ class ProjectApi:
         return Handler
 
 
-def set_quota(state: ProjectState, generation: str, capacity: Capacity, zone: str, to: int) -> None:
-    state.quota[tpu_zones.quota_id(generation, capacity), zone] = to
+def set_quota(
+    state: ProjectState, accelerator: str, capacity: Capacity, zone: str, to: int
+) -> None:
+    state.quota[tpu_zones.quota_id(topology.find(accelerator), capacity), zone] = to
 
 
 def _not_found(path: str) -> tuple[int, dict[str, Any]]:
