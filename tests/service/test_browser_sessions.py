@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from tpufleet.errors import Forbidden, Unauthorized
+from tpufleet.errors import Forbidden, NotFound, Unauthorized
 from tpufleet.service import event_streams
 from tpufleet.service.web import sessions
 
@@ -15,8 +15,9 @@ SECRET, NOW = b"s" * 32, datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def test_a_cookie_lasts_a_week_and_cannot_be_changed():
-    cookie = sessions.sign_cookie(SECRET, "abc", NOW)
-    assert sessions.read_cookie(SECRET, cookie, NOW + timedelta(days=6)) == "abc"
+    cookie = sessions.sign_cookie(SECRET, "abc", "s1", NOW)
+    read = sessions.read_cookie(SECRET, cookie, NOW + timedelta(days=6))
+    assert (read.token_hash, read.session_id) == ("abc", "s1")
     payload, _, signature = cookie.partition(".")
     for bad in (
         cookie + "x",
@@ -51,9 +52,9 @@ def test_a_link_is_no_cookie_and_works_once():
 
 
 def test_a_change_needs_the_token_of_the_page():
-    cookie = sessions.sign_cookie(SECRET, "abc", NOW)
+    cookie = sessions.sign_cookie(SECRET, "abc", "s1", NOW)
     sessions.check_csrf(SECRET, cookie, sessions.csrf_token(SECRET, cookie))
-    other = sessions.sign_cookie(SECRET, "abd", NOW)
+    other = sessions.sign_cookie(SECRET, "abc", "s2", NOW)
     for sent in (None, "", "x", sessions.csrf_token(SECRET, other)):
         with pytest.raises(Forbidden):
             sessions.check_csrf(SECRET, cookie, sent)
@@ -96,3 +97,44 @@ def test_addresses_are_not_taken_from_headers(service):
     with service.http(service.tokens["ada"]) as http:
         http.post("/tokens", json={"note": "x"}, headers=forged).raise_for_status()
     assert service.client("ada").audit()[0].address == "127.0.0.1"
+
+
+def log_in(service, name: str) -> httpx.Client:
+    browser = httpx.Client(base_url=f"{service.url}/api/v1", headers={"User-Agent": f"b-{name}"})
+    token = {"Authorization": f"Bearer {service.tokens[name]}"}
+    browser.headers["X-Tpufleet-Csrf"] = browser.post("/session", headers=token).json()["csrf"]
+    return browser
+
+
+def test_a_session_that_was_ended_cannot_be_used_again(service):
+    with log_in(service, "mel") as browser:
+        cookie = browser.cookies[sessions.COOKIE]
+        assert browser.delete("/session").status_code == 200
+        browser.cookies.set(sessions.COOKIE, cookie)  # a copy of it, in another program
+        assert browser.get("/me").status_code == 401
+
+
+def test_users_see_and_end_their_own_sessions_and_admins_all(service):
+    ada, mel, mo = (service.client(name) for name in ("ada", "mel", "mo"))
+    with log_in(service, "mel") as browser, log_in(service, "mo"):
+        (mine,) = mel.sessions()
+        assert (mine.user, mine.browser, mine.address) == ("mel", "b-mel", "127.0.0.1")
+        assert browser.get("/sessions").json()["current"] == mine.id
+        assert {each.user for each in ada.sessions()} == {"mel", "mo"}
+        with pytest.raises(NotFound):
+            mo.end_session(mine.id)
+        ada.end_session(mine.id)
+        assert browser.get("/me").status_code == 401
+        assert mel.sessions() == ()
+        ada.revoke_token("mo-1")
+        assert ada.sessions() == ()
+
+
+def test_a_stream_ends_with_its_session(service, monkeypatch):
+    monkeypatch.setattr(event_streams, "RECHECK_SECONDS", 0.05)
+    with log_in(service, "mel") as browser, browser.stream("GET", "/stream") as answer:
+        chunks = answer.iter_bytes()
+        assert b"connected" in next(chunks)
+        service.client("ada").end_session(service.client("mel").sessions()[0].id)
+        for _ in chunks:
+            continue

@@ -56,6 +56,7 @@ from tpufleet.model.api_types import (
     TokenRow,
     UnarchiveRequest,
     UserPage,
+    WebSessionPage,
 )
 from tpufleet.model.audit import AuditEntry
 from tpufleet.model.budgets import BudgetReport
@@ -70,6 +71,7 @@ from tpufleet.model.preferences import PreferenceChanges, Preferences
 from tpufleet.model.reservations import Reservation
 from tpufleet.model.server_status import ServerStatus
 from tpufleet.model.users import Role, TokenScope, User
+from tpufleet.model.web_sessions import WebSession
 
 T = TypeVar("T")
 
@@ -212,11 +214,19 @@ class FleetClient:
         return self._resubmit(ref, "rerun", changes, job_id, snapshot)
 
     def events(
-        self, ref: str | None = None, *, after: int = 0, limit: int = 500, newest: bool = False
+        self,
+        ref: str | None = None,
+        *,
+        slice_id: str | None = None,
+        pool: str | None = None,
+        after: int = 0,
+        limit: int = 500,
+        newest: bool = False,
     ) -> EventPage:
-        """Events of one job or of the whole fleet; with `newest`, the last ones."""
+        """Events of one job, slice or pool, or of the whole fleet; with `newest`, the last ones."""
         path = "/events" if ref is None else f"/jobs/{job_segment(ref)}/events"
-        return self._get(path, EventPage, after=after, limit=limit, newest="1" if newest else None)
+        page = {"after": after, "limit": limit, "newest": "1" if newest else None}
+        return self._get(path, EventPage, slice=slice_id, pool=pool, **page)
 
     # Streams
 
@@ -372,6 +382,16 @@ class FleetClient:
 
     def tokens(self, user: str | None = None) -> tuple[TokenRow, ...]:
         return self._get("/tokens", TokenPage, user=user).tokens
+
+    def sessions(self) -> tuple[WebSession, ...]:
+        """Browsers that are logged in."""
+        return self._get("/sessions", WebSessionPage).sessions
+
+    def end_session(self, session_id: str) -> None:
+        self._transport.call("DELETE", f"/sessions/{path_segment(session_id)}")
+
+    def job_cost(self, ref: str) -> CostReport:
+        return self._get(f"/jobs/{job_segment(ref)}/cost", CostReport)
 
     def create_token(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from tpufleet.model.pools import Pool
 from tpufleet.model.reservations import DEFAULT_DURATION, Reservation
 from tpufleet.model.slices import LossReason, SliceId, SliceState
 from tpufleet.model.users import Role, TokenScope, User
+from tpufleet.model.web_sessions import WebSession
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -94,6 +96,7 @@ class JobDetail:
     slices: tuple[SliceRow, ...]  # held for it now
     hosts: tuple[HostRow, ...]  # of the live attempt
     children: tuple[JobRow, ...]  # resumed from it, or run again
+    processes: int = 1  # hosts of all its slices: one log each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +107,30 @@ class AttemptSummary:
     state: AttemptState
     end_reason: EndReason | None
     message: str
+
+
+class SourceState(StrEnum):
+    """What a source of capacity answered, as far as one waiting job is concerned."""
+
+    REQUESTED = "requested"  # slices were requested there
+    REFUSED = "refused"  # not asked again before `next_try`
+    NEXT = "next"  # asked when it is the job's turn
+    OPEN = "open"  # asked if the ones before it refuse
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceRow:
+    """A provider, a zone and a capacity type that a waiting job may get slices from."""
+
+    provider: str
+    zone: str
+    capacity: Capacity
+    state: SourceState
+    usd_per_hour: float | None  # of all its slices; None: no price is known
+    simulated: bool = False  # nothing is billed
+    message: str = ""  # the answer of the provider
+    since: datetime | None = None  # of the request or the refusal
+    next_try: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +145,7 @@ class JobExplanation:
     ahead: int | None = None  # jobs before it in the same queue
     advice: str = ""
     attempts: tuple[AttemptSummary, ...] = ()
+    sources: tuple[SourceRow, ...] = ()  # of a job that waits, in the order of preference
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,6 +304,12 @@ class BrowserSession:
     user: str
     role: Role
     csrf: str  # to send in the header X-Tpufleet-Csrf with every change
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WebSessionPage:
+    sessions: tuple[WebSession, ...]  # newest first
+    current: str | None  # the one that the request was made with
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from tpufleet.errors import Forbidden, Unauthorized
 from tpufleet.model.slices import SliceId
 from tpufleet.model.users import TOKEN_PREFIX, Role, Token, TokenScope
+from tpufleet.model.web_sessions import WebSession
 from tpufleet.stores.base import Store
 
 _RANK = {Role.VIEWER: 0, Role.MEMBER: 1, Role.ADMIN: 2}
@@ -90,8 +91,12 @@ def bearer_token(header: str | None) -> str:
     return token.strip()
 
 
-def authenticate(hashed: str, store: Store, now: datetime) -> Caller:
-    """The user of the token with this hash. Also records its use, every few minutes."""
+def authenticate(hashed: str, store: Store, now: datetime, *, session_id: str = "") -> Caller:
+    """The user of the token with this hash. A browser's session must still be open. Also records
+    the use of the token, every few minutes."""
+    session = store.document(WebSession, session_id) if session_id else None
+    if session_id and (session is None or session.expires_at <= now):
+        raise Unauthorized("the session has ended; log in again")
     known = store.token_by_hash(hashed)
     user = store.user(known.user) if known is not None else None
     if known is None or user is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -17,6 +17,7 @@ from tpufleet.errors import BadInput, Unauthorized
 from tpufleet.model.bounds import check_bounds
 from tpufleet.model.encoding import from_json
 from tpufleet.model.jobs import Job
+from tpufleet.model.prices import Price, price_table
 from tpufleet.model.users import Role, TokenScope
 from tpufleet.policy.retention import RetentionRules
 from tpufleet.service import identifiers, queries, token_scopes
@@ -67,6 +68,8 @@ class ServiceDependencies:
     retention: RetentionRules = field(default_factory=RetentionRules)
     recent_errors: RecentErrors | None = None  # in the log of this server
     started_at: datetime | None = None
+    prices: Mapping[tuple[str, str], Price] = field(default_factory=price_table)
+    zones_by_provider: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,6 +184,7 @@ class ApiCall:
     now: datetime
     token: str
     token_hash: str = ""
+    session_id: str = ""  # of a browser
     caller: Caller | None = None  # None on the routes for agents
     body: bytes = b""
     query: dict[str, str] = field(default_factory=dict)
@@ -214,7 +218,8 @@ class ApiCall:
     def check_caller(self) -> Caller:
         """Again, some time after the request began. Raises Unauthorized when the token was revoked
         or has expired, or its user was deleted."""
-        return authenticate(self.token_hash, self.store, self.components.deps.clock.now())
+        now = self.components.deps.clock.now()
+        return authenticate(self.token_hash, self.store, now, session_id=self.session_id)
 
     def notify(self) -> None:
         """After a commit: wake the controller and the event streams."""

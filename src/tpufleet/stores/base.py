@@ -29,6 +29,7 @@ from tpufleet.model.preferences import Preferences
 from tpufleet.model.reservations import Reservation
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.model.users import Token, User
+from tpufleet.model.web_sessions import WebSession
 
 T = TypeVar("T")
 
@@ -89,6 +90,7 @@ class EventQuery:
     after: int = 0
     job_id: JobId | None = None
     slice_id: SliceId | None = None
+    pool: str | None = None
     limit: int = 500
     newest: bool = False
 
@@ -119,6 +121,7 @@ DOCUMENT_KINDS: dict[type, str] = {
     Preferences: "preferences",
     Reservation: "reservation",
     InventoryNote: "inventory",
+    WebSession: "web session",
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tpufleet.errors import BadInput
 from tpufleet.model.api_types import (
     Comparison,
@@ -19,10 +21,12 @@ from tpufleet.model.job_search import JobSearch, parse_search
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState, ParentRelation
 from tpufleet.model.users import Role, TokenScope
 from tpufleet.service import (
+    capacity_sources,
     commands,
     comparison,
     explain,
     identifiers,
+    job_queue,
     metric_series,
     queries,
     submission,
@@ -109,7 +113,22 @@ def get_job(call: ApiCall) -> JobDetail:
     response=JobExplanation,
 )
 def explain_job(call: ApiCall) -> JobExplanation:
-    return explain.explain(call.store, find_job(call), call.now)
+    job, deps = find_job(call), call.components.deps
+    explanation = explain.explain(call.store, job, call.now)
+    if job.state not in job_queue.WAITING_STATES:
+        return explanation
+    default = deps.default_provider
+    return replace(
+        explanation,
+        sources=capacity_sources.capacity_sources(
+            call.store,
+            job,
+            call.now,
+            default_providers=(default,) if default else deps.providers,
+            zones_by_provider=deps.zones_by_provider,
+            price_table=deps.prices,
+        ),
+    )
 
 
 @router.route(
@@ -140,7 +159,7 @@ def job_metrics(call: ApiCall) -> MetricSeries:
 @router.route(
     "GET",
     "/compare",
-    role=Role.MEMBER,
+    role=Role.VIEWER,
     summary="Compare jobs: differing fields and code, last metrics",
     response=Comparison,
     params=(Param("jobs", "comma-separated references to jobs; code is compared with the first"),),

@@ -1,11 +1,11 @@
-"""Sessions of browsers: log in with a token or a link, and log out."""
+"""Sessions of browsers: log in with a token or a link, list sessions, end them, log out."""
 
 from __future__ import annotations
 
 from starlette.responses import Response
 
 from tpufleet.errors import NotFound
-from tpufleet.model.api_types import BrowserSession, LoginLink
+from tpufleet.model.api_types import Acknowledgement, BrowserSession, LoginLink, WebSessionPage
 from tpufleet.model.audit import AuditAction
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
@@ -25,7 +25,15 @@ router = Router()
     audit=lambda call: AuditSubject(action=AuditAction.CREATE_SESSION, target=call.user.name),
 )
 def create_session(call: ApiCall) -> Response:
-    cookie = sessions.sign_cookie(call.components.deps.secret, call.token_hash, call.now)
+    session = sessions.create_session(
+        call.store,
+        call.user,
+        call.now,
+        browser=call.request.headers.get("user-agent") or "",
+        address=call.address,
+    )
+    secret = call.components.deps.secret
+    cookie = sessions.sign_cookie(secret, call.token_hash, session.id, call.now)
     response = _session_response(call, cookie)
     response.set_cookie(
         sessions.COOKIE,
@@ -61,9 +69,38 @@ def get_session(call: ApiCall) -> Response:
     audit=lambda call: AuditSubject(action=AuditAction.DELETE_SESSION, target=call.user.name),
 )
 def delete_session(call: ApiCall) -> Response:
+    if call.session_id:
+        sessions.end_session(call.store, call.user, call.session_id)
     response = Response(b"{}", media_type=MediaType.JSON.value)
     response.delete_cookie(sessions.COOKIE, httponly=True, samesite="strict")
     return response
+
+
+@router.route(
+    "GET",
+    "/sessions",
+    role=Role.VIEWER,
+    summary="List browsers that are logged in as you; an admin sees those of all users",
+    response=WebSessionPage,
+)
+def list_sessions(call: ApiCall) -> WebSessionPage:
+    found = sessions.open_sessions(call.store, call.user, call.now)
+    return WebSessionPage(sessions=tuple(found), current=call.session_id or None)
+
+
+@router.route(
+    "DELETE",
+    "/sessions/{id}",
+    role=Role.VIEWER,
+    summary="Log a browser out",
+    response=Acknowledgement,
+    audit=lambda call: AuditSubject(
+        action=AuditAction.DELETE_SESSION, target=call.path_param("id")
+    ),
+)
+def end_session(call: ApiCall) -> Acknowledgement:
+    sessions.end_session(call.store, call.user, call.path_param("id"))
+    return Acknowledgement()
 
 
 @router.route(
