@@ -38,7 +38,8 @@ export function inputTime(date: Date): string {
 }
 
 export function number(value: number): string {
-  return Number.isInteger(value) ? value.toLocaleString("en") : value.toPrecision(4);
+  if (Number.isInteger(value) || Math.abs(value) >= 1000) return value.toLocaleString("en", { maximumFractionDigits: 0 });
+  return value.toPrecision(4);
 }
 
 /** As the command line writes amounts: at least two decimals, at least two digits that count. */
@@ -72,7 +73,8 @@ export function word(text: string): string {
 
 const TONES: Record<string, string[]> = {
   good: ["succeeded", "finished", "ready", "free", "active"],
-  busy: ["running", "starting", "setup", "booting", "creating", "requested", "next", "reserved"],
+  busy: ["running", "starting", "setup", "booting", "creating", "requested", "next"],
+  kept: ["reserved"],
   amber: [
     "recovering", "stopping", "doomed", "draining", "preempted", "maintenance", "superseded", "host_lost", "lost",
     "held", "refused", "releasing",

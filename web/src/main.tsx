@@ -112,6 +112,8 @@ function App() {
     if (user) connect();
     return disconnect;
   }, [user]);
+  const path = route.value.join("/");
+  useEffect(() => document.querySelector("header nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" }), [path, user]);
   if (!checked) return null;
   if (!session.value) return <Login />;
   const page = route.value[0] || "jobs";

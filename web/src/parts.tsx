@@ -17,10 +17,10 @@ export function Age({ at }: { at: string | null }) {
   );
 }
 
-export function Progress({ row }: { row: JobRow }) {
+export function Progress({ row, metrics: most = 1 }: { row: JobRow; metrics?: number }) {
   const { progress } = row;
   if (!progress || progress.step === null) return <span class="quiet">{progress?.message || "–"}</span>;
-  const metrics = Object.entries(progress.metrics ?? {}).slice(0, 2);
+  const metrics = Object.entries(progress.metrics ?? {}).sort(([a], [b]) => Number(b === "loss") - Number(a === "loss"));
   return (
     <span class="progress">
       {progress.total ? (
@@ -30,7 +30,7 @@ export function Progress({ row }: { row: JobRow }) {
         {number(progress.step)}
         {progress.total ? `/${number(progress.total)}` : ""}
       </span>
-      {metrics.map(([name, value]) => (
+      {metrics.slice(0, most).map(([name, value]) => (
         <span class="quiet" key={name}>
           {name} {number(value)}
         </span>
@@ -54,6 +54,13 @@ export function Tags({ tags }: { tags: string[] }) {
 export const JobLink = ({ id, name }: { id: string; name?: string }) => <a href={`#/jobs/${id}`}>{name || id}</a>;
 
 export const SliceLink = ({ id }: { id: string }) => <a href={`#/slices/${encodeURIComponent(id)}`}>{id}</a>;
+
+/** Text that is cut off where there is little room. */
+export const Clip = ({ title, children }: { title: string; children: ComponentChildren }) => (
+  <span class="clip" title={title}>
+    {children}
+  </span>
+);
 
 export const PoolLink = ({ name }: { name: string | null }) =>
   name ? <a href={`#/pools/${encodeURIComponent(name)}`}>{name}</a> : <>–</>;
@@ -106,7 +113,7 @@ export function Tabs({ base, names, current, label }: { base: string; names: rea
 export interface Column<T> {
   name: string;
   cell: (row: T) => ComponentChildren;
-  kind?: "number" | "actions" | "text";
+  kind?: "number" | "acts" | "text";
 }
 
 /** A table that becomes a list of cards on a phone. */
@@ -131,7 +138,7 @@ export function Table<T>({
           <tr>
             {shown.map((column) => (
               <th key={column.name} class={column.kind} scope="col">
-                {column.kind === "actions" ? <span class="hidden">{column.name}</span> : column.name}
+                {column.kind === "acts" ? <span class="hidden">{column.name}</span> : column.name}
               </th>
             ))}
           </tr>
@@ -140,7 +147,7 @@ export function Table<T>({
           {rows.map((row) => (
             <tr key={rowKey(row)} data-row={rowKey(row)}>
               {shown.map((column) => (
-                <td key={column.name} class={column.kind} data-label={column.kind === "actions" ? "" : column.name}>
+                <td key={column.name} class={column.kind} data-label={column.kind === "acts" ? "" : column.name}>
                   <span class="cell">{column.cell(row)}</span>
                 </td>
               ))}

@@ -27,7 +27,7 @@ function Lines({ text }: { text: string }) {
         const kind = head ? "quiet" : line.startsWith("+") ? "added" : line.startsWith("-") ? "deleted" : "";
         return (
           <span key={index} class={kind}>
-            {`${line}\n`}
+            {line || " "}
           </span>
         );
       })}

@@ -125,7 +125,7 @@ export function Fleet() {
 /** One square for each chip, up to a limit. */
 function Tile({ row, colour }: { row: InventoryRow; colour: string }) {
   const cells = Math.min(row.chips, MOST_CELLS);
-  const columns = Math.min(CHIPS_PER_ROW, Math.max(4, Math.ceil(Math.sqrt(cells))));
+  const columns = Math.min(CHIPS_PER_ROW, cells, Math.max(4, 2 ** Math.ceil(Math.log2(Math.sqrt(cells)))));
   const lines = Math.ceil(cells / columns);
   return (
     <a class={`tile ${colour}`} href={`#/slices/${encodeURIComponent(row.id)}`} title={`${row.id}: ${row.state}, ${row.reason}`}>

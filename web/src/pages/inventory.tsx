@@ -2,7 +2,7 @@ import { useState } from "preact/hooks";
 import { type Inventory as InventoryData, type InventoryRow, patch } from "../api";
 import { type Question, useAsk } from "../dialogs";
 import { plural, typeName, word } from "../format";
-import { Age, Empty, Failure, JobLink, PoolLink, SliceLink, State, Table, Title, useData, useFleetChange } from "../parts";
+import { Age, Clip, Empty, Failure, JobLink, PoolLink, SliceLink, State, Table, Title, useData, useFleetChange } from "../parts";
 import { isMember } from "../state";
 
 /** Slices and room in pools, with what people wrote about them. */
@@ -44,21 +44,51 @@ export function Inventory() {
                 </>
               ),
             },
-            { name: "Type", cell: (row) => typeName(row.accelerator) },
-            { name: "Chips", kind: "number", cell: (row) => row.chips },
-            { name: "Zone", cell: (row) => row.zone || "any" },
-            { name: "Capacity", cell: (row) => row.capacity ?? "–" },
+            {
+              name: "Type",
+              cell: (row) => (
+                <>
+                  {typeName(row.accelerator)} <span class="quiet">{plural(row.chips, "chip")}</span>
+                </>
+              ),
+            },
+            {
+              name: "Zone",
+              cell: (row) => (
+                <>
+                  {row.zone || "any"} <span class="quiet">{row.capacity}</span>
+                </>
+              ),
+            },
             { name: "Pool", cell: (row) => <PoolLink name={row.pool} /> },
-            { name: "State", cell: (row) => <State name={row.state} /> },
+            {
+              name: "State",
+              cell: (row) => (
+                <>
+                  <State name={row.state} /> {row.since ? <span class="quiet"><Age at={row.since} /></span> : null}
+                </>
+              ),
+            },
             { name: "Owner", cell: (row) => row.owner ?? "–" },
-            { name: "Job", cell: (row) => (row.job_id ? <JobLink id={row.job_id} name={row.job_name} /> : "–") },
-            { name: "Belongs to", cell: (row) => row.belongs_to || "–" },
-            { name: "Note", kind: "text", cell: (row) => row.note || "–" },
-            { name: "Since", cell: (row) => <Age at={row.since} /> },
+            {
+              name: "Job",
+              cell: (row) =>
+                row.job_id ? (
+                  <Clip title={row.job_name}>
+                    <JobLink id={row.job_id} name={row.job_name} />
+                  </Clip>
+                ) : (
+                  "–"
+                ),
+            },
+            {
+              name: "Belongs to, note",
+              cell: (row) => <Clip title={row.note}>{[row.belongs_to, row.note].filter(Boolean).join(": ") || "–"}</Clip>,
+            },
             { name: "Last check", cell: (row) => <Age at={row.last_check} /> },
             {
               name: "Actions",
-              kind: "actions",
+              kind: "acts",
               cell: (row) =>
                 isMember() ? (
                   <button type="button" aria-label={`edit ${row.id}`} onClick={() => ask(annotate(row.id, row, reload))}>
@@ -106,7 +136,7 @@ function Chips({ chips }: { chips: InventoryData["chips"] }) {
       rowKey={(type) => type}
       columns={[
         { name: "Chips", cell: (type) => typeName(type) },
-        ...zones.map((zone) => ({ name: zone, kind: "number" as const, cell: (type: string) => count(type, zone) || "–" })),
+        ...zones.map((zone) => ({ name: zone, kind: "number" as const, cell: (type: string) => count(type, zone) || "" })),
         { name: "All zones", kind: "number", cell: (type) => <strong>{count(type)}</strong> },
       ]}
     />

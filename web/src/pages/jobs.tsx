@@ -1,9 +1,9 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { type JobRow, get, jobPath, newJobId, patch, post } from "../api";
+import { type JobRow, type Pool, get, jobPath, newJobId, patch, post } from "../api";
 import { type Question, each, useAsk } from "../dialogs";
-import { needs, plural, word } from "../format";
+import { needs, plural, typeName, word } from "../format";
 import { Age, Cli, Empty, Failure, JobLink, Progress, State, Tags, useData } from "../parts";
-import { changed, go, isMe, mayChange, query } from "../state";
+import { changed, go, isMe, isMember, mayChange, query } from "../state";
 
 const PAGE = 100;
 const VIEWS: [string, string][] = [
@@ -22,6 +22,7 @@ export function Jobs() {
   const [cursor, setCursor] = useState(-1);
   const { ask, dialog } = useAsk();
   const { data: preferences, reload } = useData<{ views: Record<string, string> }>("/preferences");
+  const { data: pools } = useData<{ pools: Pool[] }>(isMember() ? "/pools" : null);
   const box = useRef<HTMLInputElement>(null);
 
   const load = async (before: string | null) => {
@@ -132,6 +133,13 @@ export function Jobs() {
         </nav>
       </form>
       <Failure message={error} />
+      {isMember() && !chosen.size ? (
+        <div class="controls">
+          <button type="button" onClick={() => ask(submit(pools?.pools ?? []))}>
+            New job
+          </button>
+        </div>
+      ) : null}
       {chosen.size ? (
         <Bulk
           chosen={chosen}
@@ -226,6 +234,41 @@ export function Jobs() {
       {dialog}
     </>
   );
+}
+
+/** A command alone: code is sent by `tpu run`, which has the folder. */
+function submit(pools: Pool[]): Question {
+  const tags = (text: string) => text.split(/\s+/).filter(Boolean);
+  return {
+    title: "New job",
+    action: "Submit",
+    fields: [
+      { name: "type", label: "TPU type", value: pools[0] ? typeName(pools[0].accelerator) : "v5e-1", required: true },
+      { name: "command", label: "Command", type: "textarea", required: true, hint: "Run by bash on every host, without code of yours. To send a folder, use `tpu run` there." },
+      { name: "name", label: "Name", hint: "Empty: chosen from the command" },
+      { name: "pool", label: "Pool", type: "select", options: [["", "no pool"], ...pools.map((pool) => [pool.name, `${pool.name} (${typeName(pool.accelerator)})`] as [string, string])] },
+      { name: "tags", label: "Tags", hint: "Separated by spaces" },
+    ],
+    line: (values) =>
+      [
+        `tpu run ${word(values["type"]!)}`,
+        values["name"] ? `--name ${word(values["name"])}` : "",
+        values["pool"] ? `--pool ${word(values["pool"])}` : "",
+        ...tags(values["tags"]!).map((tag) => `--tag ${word(tag)}`),
+        `--detach -- ${values["command"] || "COMMAND"}`,
+      ]
+        .filter(Boolean)
+        .join(" "),
+    run: async (values) => {
+      const id = newJobId();
+      const name = values["name"] || `${values["command"]!.match(/[a-z][a-z0-9-]*/)?.[0] ?? "job"}-${id.slice(0, 4)}`;
+      const spec: Record<string, unknown> = { name, command: values["command"], accelerator: values["type"], tags: tags(values["tags"]!) };
+      if (values["pool"]) spec["pool"] = values["pool"];
+      await post("/jobs", { jobs: [{ id, spec }] });
+      go(`/jobs/${id}`);
+      return `submitted ${name}`;
+    },
+  };
 }
 
 function Bulk(props: { chosen: Set<string>; mine: JobRow[]; ask: (question: Question) => void; onDone: () => void }) {

@@ -31,9 +31,11 @@ export function Overview({ detail, row }: { detail: JobDetail; row: JobRow }) {
               {why.advice ? <p class="quiet">next: {why.advice}</p> : null}
             </div>
           ) : null}
-          <p>
-            <Progress row={row} />
-          </p>
+          {row.progress ? (
+            <p>
+              <Progress row={row} metrics={6} />
+            </p>
+          ) : null}
           {row.notes ? <p class="notes">{row.notes}</p> : null}
         </section>
         <Cost id={row.id} state={row.state} ended={ended} />

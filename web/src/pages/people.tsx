@@ -104,7 +104,7 @@ function Users() {
           { name: "Created", cell: (user) => <Age at={user.created_at} /> },
           {
             name: "Actions",
-            kind: "actions",
+            kind: "acts",
             cell: (user) => (
               <span class="actions">
                 <button type="button" onClick={() => ask(put(user))}>
@@ -229,7 +229,7 @@ function Tokens() {
           { name: "Expires", cell: (token) => (token.expires_at ? <Age at={token.expires_at} /> : "never") },
           {
             name: "Actions",
-            kind: "actions",
+            kind: "acts",
             cell: (token) => (
               <span class="actions">
                 <button
@@ -305,7 +305,7 @@ function Sessions() {
           { name: "Browser", kind: "text", cell: (each) => browserName(each.browser) },
           {
             name: "Actions",
-            kind: "actions",
+            kind: "acts",
             cell: (each) => (
               <button
                 type="button"

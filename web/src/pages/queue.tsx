@@ -57,7 +57,7 @@ export function Queue() {
                 { name: "Because", kind: "text", cell: (entry) => because(entry) },
                 {
                   name: "Actions",
-                  kind: "actions",
+                  kind: "acts",
                   cell: (entry) =>
                     mayChange(entry.job.owner) ? <Actions entry={entry} queue={here} ask={ask} onDone={reload} /> : null,
                 },

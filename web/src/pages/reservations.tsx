@@ -95,7 +95,7 @@ export function Reservations() {
             { name: "From", cell: (each) => minutes(each.starts_at) },
             { name: "Until", cell: (each) => minutes(each.ends_at) },
             { name: "Note", kind: "text", cell: (each) => each.note || "–" },
-            { name: "Actions", kind: "actions", cell: (each) => <Actions each={each} ask={ask} onDone={reload} /> },
+            { name: "Actions", kind: "acts", cell: (each) => <Actions each={each} ask={ask} onDone={reload} /> },
           ]}
         />
       ) : null}

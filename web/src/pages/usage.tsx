@@ -1,5 +1,5 @@
 import type { CostRow, Inventory, Pool } from "../api";
-import { amount, clock, percent, plural, typeName, usd } from "../format";
+import { amount, percent, plural, typeName, usd } from "../format";
 import { Cli, Empty, Failure, JobLink, PoolLink, Share, Table, Title, useData, useFleetChange } from "../parts";
 import { isMe } from "../state";
 
@@ -55,7 +55,7 @@ export function Usage() {
                 label={`${each.scope} ${each.name}`}
                 value={each.spent}
                 most={each.usd}
-                text={`${usd(each.spent)} of ${usd(each.usd)}, ${each.usd ? percent(each.spent / each.usd) : "–"}, ${each.since ? `${each.period} since ${clock(each.since).slice(0, 10)}` : "total"}`}
+                text={`${usd(each.spent)} of ${usd(each.usd)} ${each.since ? `this ${each.period}` : "in total"}`}
               />
             ))}
           </ul>
