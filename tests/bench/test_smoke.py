@@ -66,7 +66,8 @@ def last_line(output: str) -> dict[str, object]:
 
 def test_every_file_is_covered():
     names = {path.stem for path in BENCH.glob("*.py")}
-    assert names == PARTS | set(RUNS) | {"extract_cpu", "extract_gpu"}
+    # That of the provisioner needs a control plane: tests/k8s/test_provisioner_bench.py.
+    assert names == PARTS | set(RUNS) | {"extract_cpu", "extract_gpu", "provisioner"}
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -99,12 +99,11 @@ export interface SourceRow {
   provider: string;
   zone: string;
   capacity: string;
-  state: "requested" | "refused" | "next" | "open";
+  state: string;
   usd_per_hour: number | null;
-  simulated: boolean;
   message: string;
-  since: string | null;
-  next_try: string | null;
+  at: string | null;
+  retry_at: string | null;
 }
 
 export interface Explanation {
@@ -215,6 +214,7 @@ export interface Session {
   user: string;
   role: "viewer" | "member" | "admin";
   csrf: string;
+  id: string;
 }
 
 export class ApiError extends Error {

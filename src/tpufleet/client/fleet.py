@@ -56,7 +56,6 @@ from tpufleet.model.api_types import (
     TokenRow,
     UnarchiveRequest,
     UserPage,
-    WebSessionPage,
 )
 from tpufleet.model.audit import AuditEntry
 from tpufleet.model.budgets import BudgetReport
@@ -71,7 +70,6 @@ from tpufleet.model.preferences import PreferenceChanges, Preferences
 from tpufleet.model.reservations import Reservation
 from tpufleet.model.server_status import ServerStatus
 from tpufleet.model.users import Role, TokenScope, User
-from tpufleet.model.web_sessions import WebSession
 
 T = TypeVar("T")
 
@@ -382,13 +380,6 @@ class FleetClient:
 
     def tokens(self, user: str | None = None) -> tuple[TokenRow, ...]:
         return self._get("/tokens", TokenPage, user=user).tokens
-
-    def sessions(self) -> tuple[WebSession, ...]:
-        """Browsers that are logged in."""
-        return self._get("/sessions", WebSessionPage).sessions
-
-    def end_session(self, session_id: str) -> None:
-        self._transport.call("DELETE", f"/sessions/{path_segment(session_id)}")
 
     def job_cost(self, ref: str) -> CostReport:
         return self._get(f"/jobs/{job_segment(ref)}/cost", CostReport)

@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,6 @@ class ControlPlane:
                 recent_errors=self._recent_errors,
                 started_at=self._clock.now(),
                 prices=prices.price_table(self._settings.prices),
-                zones_by_provider=self._zones_by_provider(),
                 **_bucket_options(self._settings),
             )
         )
@@ -176,7 +175,7 @@ class ControlPlane:
             bootstrap_token=lambda slice_id: auth.bootstrap_token(self._secret, slice_id),
             settings=ControllerSettings(
                 default_providers=(default,),
-                zones_by_provider=self._zones_by_provider(),
+                zones_by_provider={name: item.zones for name, item in self._providers.items()},
                 slices_per_user=self._settings.slices_per_user,
                 fair_share_half_life=self._settings.fair_share_half_life,
                 max_hosts_lost_percent=self._settings.max_hosts_lost_percent,
@@ -186,9 +185,6 @@ class ControlPlane:
             ),
             on_commit=self._hub.notify,
         )
-
-    def _zones_by_provider(self) -> dict[str, Sequence[str]]:
-        return {name: provider.zones for name, provider in self._providers.items()}
 
     def _wake(self) -> None:
         self._controller.wake()

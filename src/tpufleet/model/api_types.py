@@ -20,7 +20,6 @@ from tpufleet.model.pools import Pool
 from tpufleet.model.reservations import DEFAULT_DURATION, Reservation
 from tpufleet.model.slices import LossReason, SliceId, SliceState
 from tpufleet.model.users import Role, TokenScope, User
-from tpufleet.model.web_sessions import WebSession
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -80,10 +79,10 @@ class SliceRow:
     job_id: JobId | None
     hosts: int
     hosts_seen: int  # with a recent heartbeat
-    chips: int
     requested_at: datetime
     ready_at: datetime | None
     gone_at: datetime | None
+    chips: int = 0  # an older server does not send it
     reserved_for: str | None = None  # kept for this user after a failure
     reserved_until: datetime | None = None
 
@@ -110,27 +109,27 @@ class AttemptSummary:
 
 
 class SourceState(StrEnum):
-    """What a source of capacity answered, as far as one waiting job is concerned."""
+    """How far a job came with one source of capacity."""
 
-    REQUESTED = "requested"  # slices were requested there
-    REFUSED = "refused"  # not asked again before `next_try`
-    NEXT = "next"  # asked when it is the job's turn
-    OPEN = "open"  # asked if the ones before it refuse
+    UNTRIED = "not tried"
+    REFUSED = "refused"
+    REQUESTED = "requested"
+    BOOTING = "booting"
+    READY = "ready"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SourceRow:
-    """A provider, a zone and a capacity type that a waiting job may get slices from."""
+class SourceStatus:
+    """A source that a waiting job may get its slices from."""
 
     provider: str
     zone: str
     capacity: Capacity
     state: SourceState
-    usd_per_hour: float | None  # of all its slices; None: no price is known
-    simulated: bool = False  # nothing is billed
-    message: str = ""  # the answer of the provider
-    since: datetime | None = None  # of the request or the refusal
-    next_try: datetime | None = None
+    message: str = ""  # the last answer
+    at: datetime | None = None  # of the last answer or request
+    retry_at: datetime | None = None  # not requested from before
+    usd_per_hour: float | None = None  # of all slices of the job; None: not known, or simulated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +144,7 @@ class JobExplanation:
     ahead: int | None = None  # jobs before it in the same queue
     advice: str = ""
     attempts: tuple[AttemptSummary, ...] = ()
-    sources: tuple[SourceRow, ...] = ()  # of a job that waits, in the order of preference
+    sources: tuple[SourceStatus, ...] = ()  # while it waits, best first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,12 +303,7 @@ class BrowserSession:
     user: str
     role: Role
     csrf: str  # to send in the header X-Tpufleet-Csrf with every change
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WebSessionPage:
-    sessions: tuple[WebSession, ...]  # newest first
-    current: str | None  # the one that the request was made with
+    id: str = ""  # among the tokens of the user
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -365,6 +359,7 @@ class TokenRow:
     expires_at: datetime | None = None
     scope: TokenScope = TokenScope.FULL
     pool: str | None = None
+    session_of: str | None = None  # of a browser session: id of the token that logged it in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -175,15 +175,14 @@ class AuthMiddleware:
         if self._pages.is_public(scope["path"], scope["method"]):
             await self._pages.respond(Request(scope))(scope, receive, send)
             return
-        address, token, token_hash, caller = _address(scope), "", "", None
-        session_id = ""
+        address, token, token_hash, session, caller = _address(scope), "", "", "", None
         try:
             header, query = _header(scope, b"authorization"), scope["query_string"]
             signature = None if header else signed_links.signature_of(scope["method"], query)
             if signature is not None:
                 token, token_hash = signature, auth.token_hash(signature)
             else:
-                token, token_hash, session_id = self._credentials(scope, header, address)
+                token, token_hash, session = self._credentials(scope, header, address)
             self._limiter.check_address(address, token_hash)
             if signature is not None:
                 secret, now = self._deps.secret, self._deps.clock.now()
@@ -198,7 +197,7 @@ class AuthMiddleware:
             else:
                 now = self._deps.clock.now()
                 caller = await run_in_threadpool(
-                    auth.authenticate, token_hash, self._deps.store, now, session_id=session_id
+                    auth.authenticate, token_hash, self._deps.store, now, session
                 )
                 self._limiter.check_caller(token_hash, rate_limits.PER_USER_TOKEN)
                 self._accept(scope, token_hash)
@@ -212,7 +211,7 @@ class AuthMiddleware:
             await _internal_error()(scope, receive, send)
             return
         scope["tpufleet.token"], scope["tpufleet.caller"] = token, caller
-        scope["tpufleet.token_hash"], scope["tpufleet.session_id"] = token_hash, session_id
+        scope["tpufleet.token_hash"] = token_hash
         if caller is not None:
             await self._app(scope, receive, send)
             return
@@ -229,17 +228,17 @@ class AuthMiddleware:
         await self._app(scope, receive, send_agent_response)
 
     def _credentials(self, scope: Scope, header: str | None, address: str) -> tuple[str, str, str]:
-        """The token of the request, its hash, and the session of a browser. Browsers send a cookie,
-        or a login link, instead of a token; then only the hash is known."""
+        """The token of the request, its hash, and the id of the session. Browsers send a cookie, or
+        a login link, instead of a token; then only the hash is known."""
         now = self._deps.clock.now()
         cookie = sessions.cookie_from(_header(scope, b"cookie")) if header is None else None
         if cookie is not None and not self._is_agent_path(scope["path"]):
             self._limiter.check_address(address, "")
-            known = sessions.read_cookie(self._deps.secret, cookie, now)
+            hashed, session_id = sessions.read_cookie(self._deps.secret, cookie, now)
             if scope["method"] not in sessions.SAFE_METHODS:
                 sent = _header(scope, sessions.CSRF_HEADER.encode())
                 sessions.check_csrf(self._deps.secret, cookie, sent)
-            return "", known.token_hash, known.session_id
+            return "", hashed, session_id
         token = auth.bearer_token(header)
         if token.startswith(sessions.LINK_PREFIX) and _creates_session(scope):
             self._limiter.check_address(address, "")
@@ -272,7 +271,6 @@ def _endpoint(
                 now=components.deps.clock.now(),
                 token=request.scope["tpufleet.token"],
                 token_hash=request.scope["tpufleet.token_hash"],
-                session_id=request.scope["tpufleet.session_id"],
                 caller=request.scope["tpufleet.caller"],
             )
             if isinstance(route.role, Role):

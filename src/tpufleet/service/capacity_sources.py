@@ -1,74 +1,74 @@
-"""Where a waiting job may get its slices from: what each source answered, and its price."""
+"""The sources that a waiting job may get its slices from, and what each answered last."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from tpufleet.model import prices, topology
-from tpufleet.model.api_types import SourceRow, SourceState
+from tpufleet.model.api_types import SourceState, SourceStatus
 from tpufleet.model.jobs import Job
-from tpufleet.model.prices import Price
-from tpufleet.model.slices import SIMULATED_PROVIDERS, TpuSlice
-from tpufleet.policy.capacity import CapacitySource, RefusalHistory, allowed_sources, choose_source
+from tpufleet.model.slices import SliceState, TpuSlice
+from tpufleet.policy import capacity
+from tpufleet.policy.capacity import CapacitySource, RefusalHistory
+from tpufleet.service import server_status
 from tpufleet.stores.base import Store
 
+_STATES = {
+    SliceState.REQUESTED: SourceState.REQUESTED,
+    SliceState.BOOTING: SourceState.BOOTING,
+    SliceState.READY: SourceState.READY,
+}
 
-def capacity_sources(
-    store: Store,
-    job: Job,
-    now: datetime,
-    *,
-    default_providers: Sequence[str],
-    zones_by_provider: Mapping[str, Sequence[str]],
-    price_table: Mapping[tuple[str, str], Price],
-) -> tuple[SourceRow, ...]:
-    """In the order in which they are tried. Empty for a job that has ended."""
-    if job.ended:
-        return ()
-    spec = job.spec
-    pool = store.pool(spec.pool) if spec.pool is not None else None
-    sources = allowed_sources(
-        (pool.provider,) if pool else spec.providers or default_providers,
-        pool.zones if pool else spec.zones,
-        pool.capacity if pool else spec.capacity,
-        zones_by_provider,
-    )
-    requested: dict[CapacitySource, TpuSlice] = {}
-    for each in store.slices(job_id=job.id):
-        if each.live:
-            requested[CapacitySource(each.provider, each.zone, each.capacity)] = each
+
+def source_statuses(store: Store, job: Job, now: datetime) -> tuple[SourceStatus, ...]:
+    """Best first. Empty where no controller has reported its zones."""
     history = RefusalHistory(store.refusals())
-    following = choose_source(sources, spec.accelerator, history, now).source
-    chips = topology.find(spec.accelerator).chips * spec.slices
+    held: dict[CapacitySource, TpuSlice] = {}
+    for tpu_slice in store.slices(job_id=job.id):
+        if tpu_slice.state in _STATES:
+            source = CapacitySource(tpu_slice.provider, tpu_slice.zone, tpu_slice.capacity)
+            held[source] = tpu_slice
+    return tuple(
+        _status(source, job.spec.accelerator, held.get(source), history, now)
+        for source in _allowed_sources(store, job)
+    )
 
-    def row(source: CapacitySource) -> SourceRow:
-        usd = prices.chip_hour_price(spec.accelerator, source.capacity, price_table)
-        tpu_slice = requested.get(source)
-        refusal = history.blocking(source, spec.accelerator, now)
-        state, message, since, next_try = SourceState.OPEN, "", None, None
-        if tpu_slice is not None:
-            state, message, since = (
-                SourceState.REQUESTED,
-                tpu_slice.reason or tpu_slice.state,
-                tpu_slice.requested_at,
-            )
-        elif refusal is not None:
-            state, message = SourceState.REFUSED, refusal.message
-            since, next_try = refusal.refused_at, refusal.until
-        elif source == following and not requested:
-            state = SourceState.NEXT
-        return SourceRow(
-            provider=source.provider,
-            zone=source.zone,
-            capacity=source.capacity,
-            state=state,
-            usd_per_hour=None if usd is None else usd * chips,
-            simulated=source.provider in SIMULATED_PROVIDERS,
-            message=message,
-            since=since,
-            next_try=next_try,
-        )
 
-    known = dict.fromkeys((*sources, *requested))
-    return tuple(row(source) for source in known)
+def _allowed_sources(store: Store, job: Job) -> tuple[CapacitySource, ...]:
+    report = server_status.controller_report(store)
+    if report is None:
+        return ()
+    zones_of = {health.name: health.zones for health in report.providers}
+    if job.spec.pool is not None:
+        pool = store.pool(job.spec.pool)
+        if pool is None:
+            return ()
+        return capacity.allowed_sources((pool.provider,), pool.zones, pool.capacity, zones_of)
+    default = tuple(health.name for health in report.providers if health.default)
+    providers = job.spec.providers or default
+    return capacity.allowed_sources(providers, job.spec.zones, job.spec.capacity, zones_of)
+
+
+def _status(
+    source: CapacitySource,
+    accelerator: str,
+    held: TpuSlice | None,
+    history: RefusalHistory,
+    now: datetime,
+) -> SourceStatus:
+    state, message, at, retry_at = SourceState.UNTRIED, "", None, None
+    blocking = history.blocking(source, accelerator, now)
+    refusal = blocking or history.latest(source, accelerator)
+    if held is not None:
+        state, message, at = _STATES[held.state], held.reason, held.requested_at
+    elif refusal is not None and refusal.streak:
+        state, message, at = SourceState.REFUSED, refusal.message, refusal.refused_at
+        retry_at = refusal.until if blocking is not None else None
+    return SourceStatus(
+        provider=source.provider,
+        zone=source.zone,
+        capacity=source.capacity,
+        state=state,
+        message=message,
+        at=at,
+        retry_at=retry_at,
+    )

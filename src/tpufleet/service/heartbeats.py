@@ -16,7 +16,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model import topology
 from tpufleet.model.agent_protocol import PROTOCOL, Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import Host, HostId, HostLiveness
+from tpufleet.model.hosts import MAX_RECENT_POINTS, Host, HostId, HostLiveness
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.policy import liveness
@@ -89,6 +89,7 @@ class Heartbeats:
     ) -> HeartbeatReply:
         """The caller has been authenticated as an agent of this slice."""
         heartbeat = on_server_clock(heartbeat, now)
+        points, heartbeat = heartbeat.points, replace(heartbeat, points=())
         await self._update_interval(now)
         state = await self._look_up(heartbeat.host_id, slice_id)
         tpu_slice, host, assignment = state.tpu_slice, state.host, state.assignment
@@ -104,7 +105,7 @@ class Heartbeats:
             )
         reports = assignment is not None and heartbeat.attempt_id == assignment.attempt_id
         if assignment is not None and reports and assignment.process_id == 0:
-            self._metrics.report(assignment.job_id, heartbeat.progress, now)
+            self._metrics.report(assignment.job_id, heartbeat.progress, now, points)
         if assignment is not None and _agent_restarted(heartbeat, host, assignment):
             assignment = replace(assignment, stop=EndReason.HOST_LOST)
         if assignment is not None and heartbeat.attempt_id == assignment.attempt_id:
@@ -271,17 +272,25 @@ def reported_facts(source: Heartbeat | Host) -> tuple[object, ...]:
         source.attempt_id,
         source.exit,
         source.notice,
+        source.environment,
     )
 
 
 def on_server_clock(heartbeat: Heartbeat, now: datetime) -> Heartbeat:
     """Progress with the time by this server's clock. The clocks of hosts are off and can step; only
     the difference of two of their times is used."""
+    sent_at = _utc(heartbeat.at)
+
+    def on_server(moment: datetime) -> datetime:
+        return now - min(max(sent_at - _utc(moment), timedelta(0)), _MAX_PROGRESS_AGE)
+
     progress = heartbeat.progress
-    if progress is None or progress.at is None:
-        return heartbeat
-    age = min(max(_utc(heartbeat.at) - _utc(progress.at), timedelta(0)), _MAX_PROGRESS_AGE)
-    return replace(heartbeat, progress=replace(progress, at=now - age))
+    if progress is not None and progress.at is not None:
+        progress = replace(progress, at=on_server(progress.at))
+    points = tuple(
+        replace(point, at=on_server(point.at)) for point in heartbeat.points[-MAX_RECENT_POINTS:]
+    )
+    return replace(heartbeat, progress=progress, points=points)
 
 
 def _utc(moment: datetime) -> datetime:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -69,7 +69,6 @@ class ServiceDependencies:
     recent_errors: RecentErrors | None = None  # in the log of this server
     started_at: datetime | None = None
     prices: Mapping[tuple[str, str], Price] = field(default_factory=price_table)
-    zones_by_provider: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,7 +183,6 @@ class ApiCall:
     now: datetime
     token: str
     token_hash: str = ""
-    session_id: str = ""  # of a browser
     caller: Caller | None = None  # None on the routes for agents
     body: bytes = b""
     query: dict[str, str] = field(default_factory=dict)
@@ -218,8 +216,8 @@ class ApiCall:
     def check_caller(self) -> Caller:
         """Again, some time after the request began. Raises Unauthorized when the token was revoked
         or has expired, or its user was deleted."""
-        now = self.components.deps.clock.now()
-        return authenticate(self.token_hash, self.store, now, session_id=self.session_id)
+        session = self.caller.session_id if self.caller is not None else ""
+        return authenticate(self.token_hash, self.store, self.components.deps.clock.now(), session)
 
     def notify(self) -> None:
         """After a commit: wake the controller and the event streams."""

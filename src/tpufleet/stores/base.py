@@ -29,7 +29,6 @@ from tpufleet.model.preferences import Preferences
 from tpufleet.model.reservations import Reservation
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.model.users import Token, User
-from tpufleet.model.web_sessions import WebSession
 
 T = TypeVar("T")
 
@@ -121,7 +120,6 @@ DOCUMENT_KINDS: dict[type, str] = {
     Preferences: "preferences",
     Reservation: "reservation",
     InventoryNote: "inventory",
-    WebSession: "web session",
 }
 
 

@@ -100,7 +100,7 @@ function Sources({ sources }: { sources: SourceRow[] }) {
             name: "Price",
             kind: "number",
             cell: (source) =>
-              source.simulated ? "simulated" : source.usd_per_hour === null ? "not known" : `${usd(source.usd_per_hour)}/h`,
+              source.provider === "local" ? "simulated" : source.usd_per_hour === null ? "not known" : `${usd(source.usd_per_hour)}/h`,
           },
           { name: "State", cell: (source) => <State name={source.state} /> },
           {
@@ -109,16 +109,16 @@ function Sources({ sources }: { sources: SourceRow[] }) {
             cell: (source) => (
               <>
                 {source.message || "–"}
-                {source.since ? (
+                {source.at ? (
                   <span class="quiet">
                     {" "}
-                    <Age at={source.since} />
+                    <Age at={source.at} />
                   </span>
                 ) : null}
               </>
             ),
           },
-          { name: "Next try", cell: (source) => (source.next_try ? <Age at={source.next_try} /> : "–") },
+          { name: "Next try", cell: (source) => (source.retry_at ? <Age at={source.retry_at} /> : "–") },
         ]}
       />
     </section>

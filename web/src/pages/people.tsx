@@ -21,16 +21,7 @@ interface TokenRow {
   expires_at: string | null;
   scope: string;
   pool: string | null;
-}
-
-interface WebSession {
-  id: string;
-  user: string;
-  token_id: string;
-  created_at: string;
-  expires_at: string;
-  browser: string;
-  address: string;
+  session_of: string | null;
 }
 
 interface AuditEntry {
@@ -217,7 +208,7 @@ function Tokens() {
       ) : null}
       <Table
         name="tokens"
-        rows={data?.tokens ?? []}
+        rows={(data?.tokens ?? []).filter((token) => !token.session_of)}
         rowKey={(token) => token.id}
         columns={[
           { name: "Token", cell: (token) => <code>{token.id}</code> },
@@ -282,27 +273,28 @@ function Tokens() {
   );
 }
 
+/** Browsers that are logged in. Their sessions are kept with the tokens. */
 function Sessions() {
-  const { data, error, reload } = useData<{ sessions: WebSession[]; current: string | null }>("/sessions");
+  const { data, error, reload } = useData<{ tokens: TokenRow[] }>("/tokens");
   const { ask, dialog } = useAsk();
+  const current = session.value?.id;
   return (
     <>
       <div class="controls">
-        <Cli line="tpu token sessions" />
+        <Cli line="tpu token list" />
       </div>
       <Failure message={error} />
       <Table
         name="sessions"
-        rows={data?.sessions ?? []}
+        rows={(data?.tokens ?? []).filter((each) => each.session_of)}
         rowKey={(each) => each.id}
         columns={[
-          { name: "Session", cell: (each) => (each.id === data?.current ? "this browser" : <code>{each.id}</code>) },
+          { name: "Session", cell: (each) => (each.id === current ? "this browser" : <code>{each.id}</code>) },
           { name: "User", cell: (each) => each.user },
-          { name: "Token", cell: (each) => <code>{each.token_id}</code> },
+          { name: "Logged in with token", cell: (each) => <code>{each.session_of}</code> },
           { name: "Logged in", cell: (each) => <Age at={each.created_at} /> },
+          { name: "Used", cell: (each) => <Age at={each.last_used_at} /> },
           { name: "Expires", cell: (each) => <Age at={each.expires_at} /> },
-          { name: "Address", cell: (each) => each.address },
-          { name: "Browser", kind: "text", cell: (each) => browserName(each.browser) },
           {
             name: "Actions",
             kind: "acts",
@@ -310,17 +302,17 @@ function Sessions() {
               <button
                 type="button"
                 class="danger"
-                disabled={each.id === data?.current}
+                disabled={each.id === current}
                 aria-label={`end session ${each.id}`}
                 onClick={() =>
                   ask({
                     title: `Log out ${each.user}?`,
                     action: "Log out",
                     danger: true,
-                    line: () => `tpu token logout ${each.id}`,
-                    body: <p>{browserName(each.browser)} at {each.address} has to log in again.</p>,
+                    line: () => `tpu token revoke ${each.id}`,
+                    body: <p>The browser has to log in again. Other sessions of {each.user} stay open.</p>,
                     run: async () => {
-                      await remove(`/sessions/${each.id}`);
+                      await remove(`/tokens/${each.id}`);
                       reload();
                       return `ended the session of ${each.user}`;
                     },
@@ -336,13 +328,6 @@ function Sessions() {
       {dialog}
     </>
   );
-}
-
-/** `Chrome on Linux`, from what a browser calls itself. */
-function browserName(agent: string): string {
-  const system = ["Windows", "Android", "iPhone", "iPad", "Mac OS X", "Linux"].find((name) => agent.includes(name));
-  const program = ["Edg", "Firefox", "Chrome", "Safari"].find((name) => agent.includes(`${name}/`) || agent.includes(`Headless${name}/`));
-  return program ? `${program === "Edg" ? "Edge" : program}${system ? ` on ${system}` : ""}` : agent || "not known";
 }
 
 function Audit() {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tpufleet.errors import BadInput
+from tpufleet.model import prices
 from tpufleet.model.api_types import (
     Comparison,
     EventPage,
@@ -19,14 +20,13 @@ from tpufleet.model.api_types import (
 )
 from tpufleet.model.job_search import JobSearch, parse_search
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState, ParentRelation
+from tpufleet.model.slices import SIMULATED_PROVIDERS
 from tpufleet.model.users import Role, TokenScope
 from tpufleet.service import (
-    capacity_sources,
     commands,
     comparison,
     explain,
     identifiers,
-    job_queue,
     metric_series,
     queries,
     submission,
@@ -113,22 +113,15 @@ def get_job(call: ApiCall) -> JobDetail:
     response=JobExplanation,
 )
 def explain_job(call: ApiCall) -> JobExplanation:
-    job, deps = find_job(call), call.components.deps
+    job, table = find_job(call), call.components.deps.prices
     explanation = explain.explain(call.store, job, call.now)
-    if job.state not in job_queue.WAITING_STATES:
-        return explanation
-    default = deps.default_provider
-    return replace(
-        explanation,
-        sources=capacity_sources.capacity_sources(
-            call.store,
-            job,
-            call.now,
-            default_providers=(default,) if default else deps.providers,
-            zones_by_provider=deps.zones_by_provider,
-            price_table=deps.prices,
-        ),
+    priced = tuple(
+        each
+        if each.provider in SIMULATED_PROVIDERS
+        else replace(each, usd_per_hour=prices.source_price(job.spec, each.capacity, table))
+        for each in explanation.sources
     )
+    return replace(explanation, sources=priced)
 
 
 @router.route(

@@ -1,14 +1,15 @@
-"""Sessions of browsers: log in with a token or a link, list sessions, end them, log out."""
+"""Sessions of browsers: log in with a token or a link, and log out."""
 
 from __future__ import annotations
 
 from starlette.responses import Response
 
 from tpufleet.errors import NotFound
-from tpufleet.model.api_types import Acknowledgement, BrowserSession, LoginLink, WebSessionPage
+from tpufleet.model.api_types import BrowserSession, LoginLink
 from tpufleet.model.audit import AuditAction
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
+from tpufleet.service import user_commands
 from tpufleet.service.audit import AuditSubject
 from tpufleet.service.routing import ApiCall, MediaType, Router
 from tpufleet.service.web import sessions
@@ -25,16 +26,10 @@ router = Router()
     audit=lambda call: AuditSubject(action=AuditAction.CREATE_SESSION, target=call.user.name),
 )
 def create_session(call: ApiCall) -> Response:
-    session = sessions.create_session(
-        call.store,
-        call.user,
-        call.now,
-        browser=call.request.headers.get("user-agent") or "",
-        address=call.address,
-    )
+    session_id = user_commands.create_session(call.context, sessions.LIFETIME)
     secret = call.components.deps.secret
-    cookie = sessions.sign_cookie(secret, call.token_hash, session.id, call.now)
-    response = _session_response(call, cookie)
+    cookie = sessions.sign_cookie(secret, call.token_hash, session_id, call.now)
+    response = _session_response(call, cookie, session_id)
     response.set_cookie(
         sessions.COOKIE,
         cookie,
@@ -57,50 +52,22 @@ def get_session(call: ApiCall) -> Response:
     cookie = sessions.cookie_from(call.request.headers.get("cookie"))
     if cookie is None:
         raise NotFound("no session; log in with a token")
-    return _session_response(call, cookie)
+    return _session_response(call, cookie, call.user.session_id)
 
 
 @router.route(
     "DELETE",
     "/session",
     role=Role.VIEWER,
-    summary="Log this browser out",
+    summary="Log this browser out: its cookie is no longer accepted",
     response=dict,
     audit=lambda call: AuditSubject(action=AuditAction.DELETE_SESSION, target=call.user.name),
 )
 def delete_session(call: ApiCall) -> Response:
-    if call.session_id:
-        sessions.end_session(call.store, call.user, call.session_id)
+    user_commands.delete_session(call.context)
     response = Response(b"{}", media_type=MediaType.JSON.value)
     response.delete_cookie(sessions.COOKIE, httponly=True, samesite="strict")
     return response
-
-
-@router.route(
-    "GET",
-    "/sessions",
-    role=Role.VIEWER,
-    summary="List browsers that are logged in as you; an admin sees those of all users",
-    response=WebSessionPage,
-)
-def list_sessions(call: ApiCall) -> WebSessionPage:
-    found = sessions.open_sessions(call.store, call.user, call.now)
-    return WebSessionPage(sessions=tuple(found), current=call.session_id or None)
-
-
-@router.route(
-    "DELETE",
-    "/sessions/{id}",
-    role=Role.VIEWER,
-    summary="Log a browser out",
-    response=Acknowledgement,
-    audit=lambda call: AuditSubject(
-        action=AuditAction.DELETE_SESSION, target=call.path_param("id")
-    ),
-)
-def end_session(call: ApiCall) -> Acknowledgement:
-    sessions.end_session(call.store, call.user, call.path_param("id"))
-    return Acknowledgement()
 
 
 @router.route(
@@ -116,11 +83,12 @@ def create_login_link(call: ApiCall) -> LoginLink:
     return LoginLink(path=f"/#/login/{code}")
 
 
-def _session_response(call: ApiCall, cookie: str) -> Response:
+def _session_response(call: ApiCall, cookie: str, session_id: str) -> Response:
     session = BrowserSession(
         user=call.user.name,
         role=call.user.role,
         csrf=sessions.csrf_token(call.components.deps.secret, cookie),
+        id=session_id,
     )
     response = Response(to_json(session), media_type=MediaType.JSON.value)
     response.headers["Cache-Control"] = "no-store"

@@ -1,5 +1,6 @@
-"""Browser sessions. A cookie names a user token by its hash, and a stored session, and is signed
-with the server secret. Every server accepts it until the session or the token is revoked."""
+"""Browser sessions. A cookie names a user token by its hash and a session by its id, and is signed
+with the server secret, so every server accepts it. The session is stored with the user's tokens: it
+ends when it is revoked or its browser logs out, and when its token is revoked or expires."""
 
 from __future__ import annotations
 
@@ -8,14 +9,10 @@ import binascii
 import hmac
 import secrets
 from collections import OrderedDict
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from http.cookies import CookieError, SimpleCookie
 
-from tpufleet.errors import Forbidden, NotFound, Unauthorized
-from tpufleet.model.web_sessions import WebSession
-from tpufleet.service.auth import Caller
-from tpufleet.stores.base import Store
+from tpufleet.errors import Forbidden, Unauthorized
 
 COOKIE = "tpufleet_session"
 CSRF_HEADER = "x-tpufleet-csrf"
@@ -24,67 +21,19 @@ LINK_LIFETIME = timedelta(minutes=2)
 LINK_PREFIX = "tpl_"
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 _MAX_USED_LINKS = 10_000
-_MAX_BROWSER_NAME = 300
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cookie:
-    """What a valid cookie says."""
-
-    token_hash: str
-    session_id: str
 
 
 def sign_cookie(secret: bytes, token_hash: str, session_id: str, now: datetime) -> str:
     return _sign(secret, "session", f"{token_hash}.{session_id}", now + LIFETIME)
 
 
-def read_cookie(secret: bytes, cookie: str, now: datetime) -> Cookie:
-    value = _verify(secret, "session", cookie, now) or ""
-    token_hash, _, session_id = value.partition(".")
-    if not session_id:
+def read_cookie(secret: bytes, cookie: str, now: datetime) -> tuple[str, str]:
+    """The hash of the user token, and the id of the session."""
+    value = _verify(secret, "session", cookie, now)
+    token_hash, _, session_id = (value or "").partition(".")
+    if not session_id:  # changed, expired, or of a version that did not store sessions
         raise Unauthorized("the session has expired; log in again")
-    return Cookie(token_hash=token_hash, session_id=session_id)
-
-
-def create_session(
-    store: Store, caller: Caller, now: datetime, *, browser: str, address: str
-) -> WebSession:
-    session = WebSession(
-        id=secrets.token_hex(8),
-        user=caller.name,
-        token_id=caller.token_id,
-        created_at=now,
-        expires_at=now + LIFETIME,
-        browser=browser[:_MAX_BROWSER_NAME].replace("\0", ""),
-        address=address,
-    )
-    for each in store.documents(WebSession):
-        if each.expires_at <= now:
-            store.update_document(WebSession, each.id, lambda _: None)
-    store.update_document(WebSession, session.id, lambda _: session)
-    return session
-
-
-def open_sessions(store: Store, caller: Caller, now: datetime) -> list[WebSession]:
-    """The caller's; for an admin those of all users. Newest first."""
-    tokens = {token.id for token in store.tokens(None if caller.is_admin else caller.name)}
-    return sorted(
-        (
-            each
-            for each in store.documents(WebSession)
-            if each.token_id in tokens and each.expires_at > now
-        ),
-        key=lambda each: each.created_at,
-        reverse=True,
-    )
-
-
-def end_session(store: Store, caller: Caller, session_id: str) -> None:
-    session = store.document(WebSession, session_id)
-    if session is None or (session.user != caller.name and not caller.is_admin):
-        raise NotFound(f"no session {session_id[:40]!r}; list them with `tpu token sessions`")
-    store.update_document(WebSession, session_id, lambda _: None)
+    return token_hash, session_id
 
 
 def csrf_token(secret: bytes, cookie: str) -> str:

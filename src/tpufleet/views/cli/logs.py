@@ -10,6 +10,7 @@ from tpufleet.model.events import Event
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.preferences import use_time_zone
 
 
 @click.command(
@@ -38,12 +39,16 @@ def logs(
     """
     with connection.connect() as client:
         if follow:
+            current: int | None = None
             for line in client.follow_logs(job, host=host, attempt=attempt, tail=tail):
                 if as_json:
                     output.print_json(line)
-                else:
-                    prefix = "" if host is not None else f"[{line.host}] "
-                    click.echo(f"{prefix}{line.line}")
+                    continue
+                if current is not None and line.attempt != current:
+                    click.echo(text.attempt_heading(line.attempt))
+                current = line.attempt
+                prefix = "" if host is not None else f"[{line.host}] "
+                click.echo(f"{prefix}{line.line}")
             return
         pieces = client.logs(job, host=host, attempt=attempt, tail=tail)
         if as_json:
@@ -94,6 +99,8 @@ def events(
         raise BadInput("pass one of JOB, --slice and --pool")
     with connection.connect() as client:
         page = client.events(job, slice_id=slice_id, pool=pool, limit=limit, newest=True)
+        if not as_json:
+            use_time_zone(client)
         if as_json and not follow:
             output.print_json(page)
             return

@@ -273,34 +273,3 @@ def revoke_token(token_id: str, as_json: bool) -> None:
     with connection.connect() as client:
         client.revoke_token(token_id)
     output.print_result({"revoked": token_id}, f"revoked token {token_id}", as_json)
-
-
-@token.command(epilog="\b\nExample:\n  tpu token sessions\n")
-@json_option
-def sessions(as_json: bool) -> None:
-    """List browsers that are logged in to the web page; as an admin, those of all users."""
-    with connection.connect() as client:
-        known = client.sessions()
-    if as_json:
-        output.print_json({"sessions": known})
-        return
-    now = datetime.now(UTC)
-    output.print_table(
-        ("SESSION", "USER", "TOKEN", "ADDRESS", "LOGGED IN", "EXPIRES", "BROWSER"),
-        (
-            (each.id, each.user, each.token_id, each.address, text.age(each.created_at, now),
-             text.age(each.expires_at, now), text.one_line(each.browser))
-            for each in known
-        ),
-        "no browser is logged in",
-    )  # fmt: skip
-
-
-@token.command(epilog="\b\nExample:\n  tpu token logout 5f0c2e9a1b7d4e63\n")
-@click.argument("session")
-@json_option
-def logout(session: str, as_json: bool) -> None:
-    """Log a browser out: SESSION is an id from `tpu token sessions`."""
-    with connection.connect() as client:
-        client.end_session(session)
-    output.print_result({"ended": session}, f"ended session {session}", as_json)
