@@ -39,6 +39,7 @@ RUNS = {
     ],
     "recovery": ["--slices", "6", "--losses", "1", "--at-once", "2", "--latency", "0.01"],
     "idle": ["--seconds", "0.2", "--rounds", "1"],
+    "web": ["--jobs", "60", "--browsers", "4", "--seconds", "0.5", "--rounds", "1"],
     "yardstick": [],
 }
 GPU_MODULES = (

@@ -158,6 +158,7 @@ class ControlPlane:
                 retention=retention_settings.parse(self._settings.retention),
                 recent_errors=self._recent_errors,
                 started_at=self._clock.now(),
+                prices=prices.price_table(self._settings.prices),
                 **_bucket_options(self._settings),
             )
         )

@@ -91,6 +91,7 @@ class EventQuery:
     after: int = 0
     job_id: JobId | None = None
     slice_id: SliceId | None = None
+    pool: str | None = None
     limit: int = 500
     newest: bool = False
 
