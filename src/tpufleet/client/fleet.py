@@ -212,11 +212,19 @@ class FleetClient:
         return self._resubmit(ref, "rerun", changes, job_id, snapshot)
 
     def events(
-        self, ref: str | None = None, *, after: int = 0, limit: int = 500, newest: bool = False
+        self,
+        ref: str | None = None,
+        *,
+        slice_id: str | None = None,
+        pool: str | None = None,
+        after: int = 0,
+        limit: int = 500,
+        newest: bool = False,
     ) -> EventPage:
-        """Events of one job or of the whole fleet; with `newest`, the last ones."""
+        """Events of one job, slice or pool, or of the whole fleet; with `newest`, the last ones."""
         path = "/events" if ref is None else f"/jobs/{job_segment(ref)}/events"
-        return self._get(path, EventPage, after=after, limit=limit, newest="1" if newest else None)
+        page = {"after": after, "limit": limit, "newest": "1" if newest else None}
+        return self._get(path, EventPage, slice=slice_id, pool=pool, **page)
 
     # Streams
 
@@ -372,6 +380,9 @@ class FleetClient:
 
     def tokens(self, user: str | None = None) -> tuple[TokenRow, ...]:
         return self._get("/tokens", TokenPage, user=user).tokens
+
+    def job_cost(self, ref: str) -> CostReport:
+        return self._get(f"/jobs/{job_segment(ref)}/cost", CostReport)
 
     def create_token(
         self,

@@ -35,7 +35,10 @@ def accelerator_of(order: Order) -> Accelerator:
     except BadInput as error:
         raise BadRequest(str(error)) from error
     if accelerator.gke_accelerator is None or accelerator.machine_type is None:
-        raise BadRequest(f"{order.accelerator} is not available on GKE; use the provider tpu-vm")
+        raise BadRequest(
+            f"{topology.short_name(order.accelerator)} is not available on GKE; "
+            "use the provider tpu-vm"
+        )
     return accelerator
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tpufleet.errors import BadInput
 from tpufleet.kubernetes import quantities
-from tpufleet.model import encoding, topology
+from tpufleet.model import compute_reservations, encoding, topology
 from tpufleet.model.pod_settings import BUCKET, OBJECT_NAME
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # of a Kubernetes object
@@ -124,6 +124,11 @@ def _check(settings: GkeSettings) -> None:
     for zone in settings.zones:
         if not ZONE.fullmatch(zone):
             raise BadInput(f"zones: {zone!r} is not a zone; write a zone such as us-central1-a")
+    for accelerator, reservation in settings.reservations.items():
+        try:
+            compute_reservations.parse(reservation)
+        except BadInput as error:
+            raise BadInput(f"reservations: {accelerator}: {error}") from error
     for key in ("cpu", "memory", "scratch"):
         if not quantities.PATTERN.fullmatch(getattr(settings, key)):
             raise BadInput(f"{key}: {getattr(settings, key)!r} is not a quantity; write 4 or 16Gi")

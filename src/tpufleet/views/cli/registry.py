@@ -116,7 +116,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "backup": LazyCommand("Write a backup of the server to a file.", "backup:backup"),
         "restore": LazyCommand("Restore a backup into a new server.", "backup:restore"),
         "agent": LazyCommand("Run the agent of one host.", "agent:agent"),
-        "deploy": LazyCommand("Write manifests for GKE.", "deploy:deploy"),
+        "deploy": LazyCommand("Run the server on a VM or on GKE.", "deploy:deploy"),
         "cluster": LazyCommand("Create GKE environments; run one here.", "cluster:cluster"),
         "provisioner": LazyCommand("Create node pools for JobSets.", "provisioner:provisioner"),
         "emulator": LazyCommand("Run an emulator of the Cloud TPU API.", "emulator:emulator"),
