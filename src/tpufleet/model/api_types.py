@@ -95,6 +95,7 @@ class JobDetail:
     slices: tuple[SliceRow, ...]  # held for it now
     hosts: tuple[HostRow, ...]  # of the live attempt
     children: tuple[JobRow, ...]  # resumed from it, or run again
+    processes: int = 1  # hosts of all its slices: one log each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +129,7 @@ class SourceStatus:
     message: str = ""  # the last answer
     at: datetime | None = None  # of the last answer or request
     retry_at: datetime | None = None  # not requested from before
+    usd_per_hour: float | None = None  # of all slices of the job; None: not known, or simulated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -301,6 +303,7 @@ class BrowserSession:
     user: str
     role: Role
     csrf: str  # to send in the header X-Tpufleet-Csrf with every change
+    id: str = ""  # among the tokens of the user
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -17,6 +17,7 @@ from tpufleet.errors import BadInput, Unauthorized
 from tpufleet.model.bounds import check_bounds
 from tpufleet.model.encoding import from_json
 from tpufleet.model.jobs import Job
+from tpufleet.model.prices import Price, price_table
 from tpufleet.model.users import Role, TokenScope
 from tpufleet.policy.retention import RetentionRules
 from tpufleet.service import identifiers, queries, token_scopes
@@ -67,6 +68,7 @@ class ServiceDependencies:
     retention: RetentionRules = field(default_factory=RetentionRules)
     recent_errors: RecentErrors | None = None  # in the log of this server
     started_at: datetime | None = None
+    prices: Mapping[tuple[str, str], Price] = field(default_factory=price_table)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,6 +47,8 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "queue": LazyCommand("List and reorder waiting jobs.", "queue:queue"),
         "metrics": LazyCommand("Show the metrics of a job over time.", "compare:metrics"),
         "compare": LazyCommand("Compare jobs: config, code, metrics, curves.", "compare:compare"),
+        "profile": LazyCommand("Record a JAX profile of a running job.", "profile:profile"),
+        "tensorboard": LazyCommand("Open jobs in TensorBoard.", "tensorboard:tensorboard"),
         "dash": LazyCommand("Open the web page.", "dash:dash"),
     },
     "Change jobs": {
