@@ -18,6 +18,7 @@ from tpufleet.model.prices import Estimate
 from tpufleet.model.slices import SIMULATED_PROVIDERS
 from tpufleet.views import text
 from tpufleet.views.cli import connection, job_options, output
+from tpufleet.views.cli.former_flags import FormerRunFlags
 from tpufleet.views.cli.output import json_option
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class PlannedJob:
 
 
 @click.command(
+    cls=FormerRunFlags,
     epilog="""\b
 Examples:
   tpu run v5e-16 -- python train.py lr=0.01
