@@ -12,7 +12,15 @@ from tests.service.harness import ServiceHarness
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.encoding import to_json
 from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import Exit, HostId, HostLiveness, NoticeKind, Phase, Progress
+from tpufleet.model.hosts import (
+    Exit,
+    HostId,
+    HostLiveness,
+    NoticeKind,
+    Phase,
+    Progress,
+    ProgressPoint,
+)
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.jobs import JobId, JobState
 from tpufleet.model.slices import SliceState
@@ -262,3 +270,27 @@ def test_a_resumed_job_continues_its_stage_and_its_run(service):
     client.rerun("job-2", {"env": {"WANDB_RUN_ID": "mine"}}, job_id=JobId("job-3"))
     again = variables("job-3", 0)
     assert again["TPUFLEET_STAGE"] == "0" and again["WANDB_RUN_ID"] == "mine"
+
+
+def test_a_short_job_keeps_all_points_that_its_agent_gathered(service):
+    start = service.clock.now()
+    service.submit("job-1")
+    service.add_slice("s1", "job-1")
+    service.add_attempt("job-1", 0, "s1")
+    points = [
+        ProgressPoint(at=start + timedelta(milliseconds=50 * n), step=n, metrics={"loss": 1 / n})
+        for n in range(1, 21)
+    ]
+    service.clock.advance(timedelta(seconds=1))
+    for half in (points[:10], points[10:]):
+        service.send_heartbeat(
+            "s1/0", attempt_id="job-1.0", phase=Phase.RUNNING, points=tuple(half),
+            progress=Progress(step=half[-1].step, at=half[-1].at, metrics=half[-1].metrics),
+        )  # fmt: skip
+    client = service.client("mel")
+    wait_until(lambda: len(client.metrics("job-1").points) == 20)
+    series = client.metrics("job-1").points
+    assert [point.step for point in series] == list(range(1, 21))
+    assert series[3].values == {"loss": 0.25}
+    service.send_heartbeat("s1/1", attempt_id="job-1.0", points=tuple(points))
+    assert len(client.metrics("job-1").points) == 20, "process 0 reports for the job"

@@ -218,11 +218,19 @@ class FleetClient:
         return self._resubmit(ref, "rerun", changes, job_id, snapshot)
 
     def events(
-        self, ref: str | None = None, *, after: int = 0, limit: int = 500, newest: bool = False
+        self,
+        ref: str | None = None,
+        *,
+        slice_id: str | None = None,
+        pool: str | None = None,
+        after: int = 0,
+        limit: int = 500,
+        newest: bool = False,
     ) -> EventPage:
-        """Events of one job or of the whole fleet; with `newest`, the last ones."""
+        """Events of one job, slice or pool, or of the whole fleet; with `newest`, the last ones."""
         path = "/events" if ref is None else f"/jobs/{job_segment(ref)}/events"
-        return self._get(path, EventPage, after=after, limit=limit, newest="1" if newest else None)
+        page = {"after": after, "limit": limit, "newest": "1" if newest else None}
+        return self._get(path, EventPage, slice=slice_id, pool=pool, **page)
 
     # Streams
 
@@ -400,6 +408,9 @@ class FleetClient:
     def tokens(self, user: str | None = None) -> tuple[TokenRow, ...]:
         return self._get("/tokens", TokenPage, user=user).tokens
 
+    def job_cost(self, ref: str) -> CostReport:
+        return self._get(f"/jobs/{job_segment(ref)}/cost", CostReport)
+
     def create_token(
         self,
         user: str | None = None,
@@ -453,6 +464,12 @@ class FleetClient:
             f"/slices/{path_segment(slice_id)}/errands/{path_segment(command_id)}",
             HostCommandReport,
         )
+
+    def host_command_file(self, slice_id: str, command_id: str, host: int) -> bytes:
+        """What a host sent with its result: the archive of a profile."""
+        path = f"/slices/{path_segment(slice_id)}/errands/{path_segment(command_id)}/file"
+        params = {"host": host}
+        return self._transport.send("GET", path, params=params, timeout=_BULK_SECONDS).content
 
     def costs(self) -> CostReport:
         return self._get("/costs", CostReport)

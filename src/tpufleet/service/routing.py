@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -18,6 +18,7 @@ from tpufleet.model.bounds import check_bounds
 from tpufleet.model.encoding import from_json
 from tpufleet.model.jobs import Job
 from tpufleet.model.notifications import NotificationRules
+from tpufleet.model.prices import Price, price_table
 from tpufleet.model.users import Role, TokenScope
 from tpufleet.policy.retention import RetentionRules
 from tpufleet.service import identifiers, queries, token_scopes
@@ -71,6 +72,7 @@ class ServiceDependencies:
     recent_errors: RecentErrors | None = None  # in the log of this server
     started_at: datetime | None = None
     notifications: NotificationRules = field(default_factory=NotificationRules)
+    prices: Mapping[tuple[str, str], Price] = field(default_factory=price_table)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,7 +222,8 @@ class ApiCall:
     def check_caller(self) -> Caller:
         """Again, some time after the request began. Raises Unauthorized when the token was revoked
         or has expired, or its user was deleted."""
-        return authenticate(self.token_hash, self.store, self.components.deps.clock.now())
+        session = self.caller.session_id if self.caller is not None else ""
+        return authenticate(self.token_hash, self.store, self.components.deps.clock.now(), session)
 
     def notify(self) -> None:
         """After a commit: wake the controller and the event streams."""

@@ -14,10 +14,11 @@ from tpufleet.model.api_types import ResubmitRequest
 from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
-from tpufleet.model.jobs import Job, JobId, JobSpec, ParentRelation
+from tpufleet.model.jobs import Job, JobId, JobSpec, ParentRelation, default_name
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SIMULATED_PROVIDERS
-from tpufleet.service import checkpoint_leases, identifiers, retention, token_scopes
+from tpufleet.model.topology import short_name
+from tpufleet.service import checkpoint_leases, identifiers, queries, retention, token_scopes
 from tpufleet.service.assignments import HOST_FILE_PREFIX, checkpoint_location
 from tpufleet.service.commands import CommandContext, require_priority
 from tpufleet.service.files.secrets import SecretFiles
@@ -107,7 +108,11 @@ def resubmit(
             f"`tpu cancel {parent.id}`"
         )
     retention.require_files(context.store, parent, f"so it cannot be {verb}; submit a new job")
-    spec = job_file.parse_job({**job_file.to_document(parent.spec), **options.changes})
+    document = {**job_file.to_document(parent.spec), **options.changes}
+    base = queries.default_base(context.store, parent)
+    if relation is ParentRelation.RERUN and base is not None and "name" not in options.changes:
+        document["name"] = default_name(base, identifiers.parse_job_id(options.id))
+    spec = job_file.parse_job(document)
     _Checks(context, storage, parent.owner).spec(spec)
     snapshot = options.snapshot or parent.snapshot
     if snapshot is not None:
@@ -223,7 +228,8 @@ class _Checks:
             )
         if pool.accelerator != spec.accelerator:
             raise BadInput(
-                f"pool: {name} has {pool.accelerator} slices, but the job needs {spec.accelerator}"
+                f"pool: {name} has {short_name(pool.accelerator)} slices, but the job needs "
+                f"{short_name(spec.accelerator)}"
             )
         if spec.slices > pool.largest:
             raise BadInput(

@@ -110,8 +110,8 @@ class ManualNodes:
     def _recreate(self, node: NodeInfo) -> NodeInfo:
         self._report_node(
             node.name,
-            f"{node.accelerator} has several hosts, which cannot be stopped; deleting the node and "
-            "creating it again, without the data on its boot disks",
+            f"{topology.short_name(node.accelerator)} has several hosts, which cannot be stopped; "
+            "deleting the node and creating it again, without the data on its boot disks",
         )
         self.delete(node.zone, node.name)
         request = NodeRequest(
@@ -281,8 +281,8 @@ def _check_same(node: NodeInfo, request: NodeRequest) -> None:
     wanted = topology.find(request.accelerator).name
     if node.accelerator != wanted or (node.capacity == "spot") != request.spot:
         raise BadRequest(
-            f"{node.name} already exists as {node.accelerator} ({node.capacity}); "
-            "run `tpu vm reapply` to recreate it"
+            f"{node.name} already exists as {topology.short_name(node.accelerator)} "
+            f"({node.capacity}); run `tpu vm reapply` to recreate it"
         )
 
 

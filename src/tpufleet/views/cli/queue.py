@@ -8,6 +8,7 @@ import click
 
 from tpufleet.errors import BadInput
 from tpufleet.model.api_types import QueueEntry
+from tpufleet.model.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.cancel import cancel
@@ -68,8 +69,8 @@ def _cells(entry: QueueEntry, now: datetime) -> list[Cell]:
         starts = "now" if soon else f"by {text.local_time(entry.earliest_start)[:-3]}"
     return [
         entry.queue, str(entry.position or "held"), f"{row.name} ({row.id[:6]})", row.owner,
-        f"{row.slices}×{row.accelerator}", str(row.priority), f"{entry.owner_chip_hours:g}",
-        starts, because(entry),
+        f"{row.slices}×{short_name(row.accelerator)}", str(row.priority),
+        f"{entry.owner_chip_hours:g}", starts, because(entry),
     ]  # fmt: skip
 
 

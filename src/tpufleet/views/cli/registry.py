@@ -57,6 +57,8 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
     "Jobs": {
         "events": LazyCommand("Print events of a job or of the fleet.", "logs:events"),
         "metrics": LazyCommand("Show the metrics of a job over time.", "compare:metrics"),
+        "profile": LazyCommand("Record a JAX profile of a running job.", "profile:profile"),
+        "tensorboard": LazyCommand("Open jobs in TensorBoard.", "tensorboard:tensorboard"),
         "tag": LazyCommand("Add or remove tags of a job.", "edit:tag"),
         "note": LazyCommand("Set or print the notes of a job.", "edit:note"),
         "rename": LazyCommand("Give a job another name.", "edit:rename"),
@@ -107,7 +109,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "restore": LazyCommand("Restore a backup into a new server.", "backup:restore"),
         "bundle": LazyCommand("Build what TPU hosts install, and upload it.", "bundle:bundle"),
         "cluster": LazyCommand("Create GKE environments; run one here.", "cluster:cluster"),
-        "deploy": LazyCommand("Write manifests for GKE.", "deploy:deploy"),
+        "deploy": LazyCommand("Run the server on a VM or on GKE.", "deploy:deploy"),
         "provisioner": LazyCommand("Create node pools for JobSets.", "provisioner:provisioner"),
         "bridge": LazyCommand("Run jobs from a Firestore collection.", "bridge:bridge"),
         "agent": LazyCommand("Run the agent of one host.", "agent:agent"),

@@ -9,6 +9,7 @@ import click
 
 from tpufleet.errors import NotFound
 from tpufleet.model import fleets
+from tpufleet.model.topology import short_name
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.vm.options import (
@@ -114,7 +115,7 @@ def describe(name: str, zone: str | None, project: str | None, as_json: bool) ->
             ("zone", node.zone),
             ("state", node.state),
             ("health", node.health),
-            ("type", node.accelerator),
+            ("type", short_name(node.accelerator)),
             ("runtime", node.runtime),
             ("capacity", node.capacity),
             ("addresses", ", ".join(node.addresses)),
