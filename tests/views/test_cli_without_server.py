@@ -96,7 +96,7 @@ def test_the_help_of_submit_lists_every_field_of_a_job_file(alone):
 # Commands that open a shell, run until stopped or write files; the README lists them.
 WITHOUT_JSON = {
     "top", "ssh", "vm ssh", "vm shell", "cluster local kubectl", "agent", "bridge firestore",
-    "emulator",
+    "emulator", "tensorboard",
     "provisioner", "extract run", "extract import", "extract export", "extract streams",
     "extract manifest",
     "extract repair", "init",

@@ -156,7 +156,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("kill: chips", "freed before the agent starts", "providers/tpu_vm/test_startup_script.py::test_leftover_chip_users_are_killed_before_the_agent_starts"),
     ("wandb: key", "a secret of the job", "agent/test_running.py::test_secrets_are_only_in_the_environment_of_the_program"),
     # Web
-    ("web: jobs and logs", "live", f"{WEB}::test_a_job_is_watched_through_a_preemption_to_its_end"),
+    ("web: jobs and logs", "live", f"{WEB}::test_a_job_is_submitted_and_watched_through_a_preemption_to_its_end"),
     ("web: resume, rerun, kill, run", "actions", f"{WEB}::test_a_job_is_cancelled_and_run_again_from_the_page"),
     ("web: login", "link, once", f"{WEB}::test_a_login_link_works_once"),
     ("web: permissions", "by role", f"{WEB}::test_two_users_have_different_rights"),
