@@ -31,6 +31,16 @@ MAX_PENDING = 200
 MAX_TEXT = 2000
 
 
+_ANNOUNCED = frozenset({*ENDED_STATES, JobState.RECOVERING})
+
+
+def may_matter(event: Event) -> bool:
+    """Without the job: most events are of no interest to anybody."""
+    if event.kind is EventKind.JOB:
+        return event.job_id is not None and event.state in _ANNOUNCED
+    return event.kind is EventKind.BUDGET
+
+
 def reasons(event: Event, job: Job | None, attempts: Sequence[Attempt]) -> set[NotifyOn]:
     """What this event is, to those who want to hear of it."""
     if event.kind is EventKind.BUDGET:

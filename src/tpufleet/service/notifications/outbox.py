@@ -97,7 +97,7 @@ class NotificationOutbox:
         position = self.begin()
         while events := self._store.events(EventQuery(after=position, limit=BATCH_SIZE)):
             settings = {each.owner: each for each in self._store.documents(NotificationSettings)}
-            for event in events if settings else ():
+            for event in filter(policy.may_matter, events) if settings else ():
                 for delivery in self._deliveries(event, settings):
                     # An earlier run may have queued it and stopped before it moved on.
                     self._store.update_document(

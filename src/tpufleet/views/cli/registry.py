@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -119,7 +120,8 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
 }  # fmt: skip
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
 
-HELP = """Run JAX jobs on Cloud TPUs to completion. `tpu demo` simulates one on this machine."""
+TITLE_WIDTH = 13  # column of section titles in `tpu --help`, with its margins
+HELP = """Run JAX jobs on Cloud TPUs to completion. `tpu demo` simulates one here."""
 EPILOG = "`tpu help CMD` explains a command; `tpu tldr CMD` shows examples of it."
 
 
@@ -203,7 +205,13 @@ class RootGroup(LazyGroup):
         with formatter.section(everyday):
             formatter.write_dl([(name, lazy.help) for name, lazy in commands.items()])
         with formatter.section("More"):
-            formatter.write_dl([(title, ", ".join(names)) for title, names in others])
+            width = formatter.width - TITLE_WIDTH
+            for title, names in others:
+                # click would break a name at its hyphen.
+                first, *rest = textwrap.wrap(", ".join(names), width, break_on_hyphens=False)
+                formatter.write_dl([(f"{title:<{TITLE_WIDTH - 4}}", first)])
+                for line in rest:
+                    formatter.write(f"{'':{TITLE_WIDTH}}{line}\n")
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         self.format_commands(context, formatter)
