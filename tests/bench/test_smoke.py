@@ -22,6 +22,7 @@ PARTS = {
     "extract_gpu_ragged",
     "extract_gpu_shape",
     "extract_gpu_torch",
+    "extract_gpu_torch_packed",
     "fleets",
     "planner_iris",
     "reporting",
@@ -42,6 +43,7 @@ GPU_MODULES = (
     "extract_gpu_ragged",
     "extract_gpu_shape",
     "extract_gpu_torch",
+    "extract_gpu_torch_packed",
 )
 
 
