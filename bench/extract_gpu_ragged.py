@@ -194,7 +194,10 @@ def shapes() -> dict:
     last = SHAPE["num_hidden_layers"] - 1
     results["packed_ragged"] = packed_paces(build([f"resid_post.{last}"]))
     emit(results)
-    for name, shape in (("gemma-2-2b", GEMMA_2_2B), ("qwen2.5-7b", QWEN_7B)):
+    for name, shape, sizes in (
+        ("gemma-2-2b", GEMMA_2_2B, (ROWS,)),
+        ("qwen2.5-7b", QWEN_7B, (ROWS, 2 * ROWS)),
+    ):
         if TOY:
             shape = {**shape, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
             shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99}
@@ -202,7 +205,7 @@ def shapes() -> dict:
         try:
             engine = build([f"resid_post.{last}"], shape=shape)
             work = engine.forward.architecture.flops(LENGTH) / LENGTH
-            runs = [forward_paces(engine, rows) for rows in (ROWS, 2 * ROWS)]
+            runs = [forward_paces(engine, rows) for rows in sizes]
             rates = max(runs, key=lambda run: run["lasting"])
             results[name] = {
                 pace: {"tokens_per_second": rate, "tflops": rate * work / 1e12}
