@@ -386,7 +386,7 @@ FIELDS: tuple[JobField, ...] = (
     JobField(
         name="notify",
         type=types.NOTIFY,
-        description="Channels of `tpu notify` that are told about this job. `team:end+failure` "
+        description="Channels of `tpu notify` that get messages about this job. `team:end+failure` "
         "names the events: end, failure, recovery; `none` silences it.",
         example="[team, mail:failure]",
         default_text="as each channel says",

@@ -130,8 +130,10 @@ def _texts(value: Any, key: str) -> tuple[str, ...]:
 
 
 def _smtp(value: Any) -> SmtpSettings:
-    types = {"host": str, "port": int, "sender": str, "username": str, "password_file": str,
-             "starttls": bool}  # fmt: skip
+    types: dict[str, type] = {
+        "host": str, "port": int, "sender": str, "username": str, "password_file": str,
+        "starttls": bool,
+    }  # fmt: skip
     if not isinstance(value, dict) or not value.get("host"):
         raise BadInput("notifications: smtp: must have a host")
     for key, given in value.items():

@@ -99,13 +99,14 @@ class NotificationOutbox:
             settings = {each.owner: each for each in self._store.documents(NotificationSettings)}
             for event in filter(policy.may_matter, events) if settings else ():
                 for delivery in self._deliveries(event, settings):
-                    # An earlier run may have queued it and stopped before it moved on.
-                    self._store.update_document(
-                        Delivery, delivery.id, lambda known, new=delivery: known or new
-                    )
+                    self._queue(delivery)
             position = events[-1].seq
             self._store.put_metadata(POSITION, str(position))
         self._looked_at = position
+
+    def _queue(self, delivery: Delivery) -> None:
+        """Unless an earlier run did so, and stopped before it moved on."""
+        self._store.update_document(Delivery, delivery.id, lambda known: known or delivery)
 
     def _deliveries(
         self, event: Event, settings: dict[str, NotificationSettings]
