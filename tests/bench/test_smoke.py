@@ -23,6 +23,7 @@ PARTS = {
     "extract_gpu_ragged",
     "extract_gpu_shape",
     "extract_gpu_torch",
+    "extract_gpu_torch_packed",
     "fleets",
     "planner_iris",
     "reporting",
@@ -39,6 +40,7 @@ RUNS = {
     ],
     "recovery": ["--slices", "6", "--losses", "1", "--at-once", "2", "--latency", "0.01"],
     "idle": ["--seconds", "0.2", "--rounds", "1"],
+    "web": ["--jobs", "60", "--browsers", "4", "--seconds", "0.5", "--rounds", "1"],
     "yardstick": [],
 }
 GPU_MODULES = (
@@ -47,6 +49,7 @@ GPU_MODULES = (
     "extract_gpu_ragged",
     "extract_gpu_shape",
     "extract_gpu_torch",
+    "extract_gpu_torch_packed",
 )
 
 

@@ -139,6 +139,18 @@ class AgentClient:
             )
         _check(response)
 
+    def send_command_file(self, command_id: str, host: HostId, offset: int, data: bytes) -> None:
+        """Upload a part of the file that belongs to the result of a host command."""
+        with self._translate_errors():
+            response = self._http.post(
+                f"/errands/{quote(command_id, safe='')}/file",
+                params={"host": host, "offset": offset},
+                content=data,
+                headers={"Content-Type": "application/octet-stream"},
+                timeout=LOG_TIMEOUT,
+            )
+        _check(response)
+
     def send_result(self, attempt: AttemptId, host: HostId, data: bytes) -> None:
         """Upload the job's result; the first one wins."""
         with self._translate_errors():

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import secrets
 import sys
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from tpufleet.controller.loop import Controller
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import thread_executor
 from tpufleet.errors import BadInput
-from tpufleet.model import budgets, prices
+from tpufleet.model import budgets, notifications, prices
 from tpufleet.model.users import TOKEN_PREFIX, Role, Token, User
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.local.provider import LocalProvider
@@ -157,6 +158,8 @@ class ControlPlane:
                 retention=retention_settings.parse(self._settings.retention),
                 recent_errors=self._recent_errors,
                 started_at=self._clock.now(),
+                notifications=notifications.parse_rules(self._settings.notifications),
+                prices=prices.price_table(self._settings.prices),
                 **_bucket_options(self._settings),
             )
         )
@@ -200,11 +203,13 @@ class ControlPlane:
             self._controller.wake_if_leading()
 
     def _register_admin_token(self, path: Path) -> None:
-        """Accept the token in this file, and no longer one that was in it before."""
+        """Accept the token in this file, and no longer one that was in it before. `sha256:` and
+        its hash are enough."""
         value = server_files.read_mounted_secret(path, "admin_token_file")
-        if not value.startswith(TOKEN_PREFIX):
+        hashed = re.fullmatch(r"sha256:([0-9a-f]{64})", value)
+        if hashed is None and not value.startswith(TOKEN_PREFIX):
             raise BadInput(f"admin_token_file: the token in {path} must start with {TOKEN_PREFIX}")
-        digest, now = auth.token_hash(value), self._clock.now()
+        digest, now = hashed[1] if hashed else auth.token_hash(value), self._clock.now()
         if self._store.user(ADMIN) is None:
             self._store.put_user(User(name=ADMIN, role=Role.ADMIN, created_at=now))
         for token in self._store.tokens(ADMIN):

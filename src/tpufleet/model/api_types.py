@@ -16,6 +16,13 @@ from tpufleet.model.events import Event
 from tpufleet.model.hosts import HostId, NoticeKind, Phase, Progress
 from tpufleet.model.jobs import Capacity, Job, JobId, JobState
 from tpufleet.model.metric_points import MetricPoint
+from tpufleet.model.notifications import (
+    DEFAULT_EVENTS,
+    ChannelKind,
+    Delivery,
+    NotificationChannel,
+    NotifyOn,
+)
 from tpufleet.model.pools import Pool
 from tpufleet.model.reservations import DEFAULT_DURATION, Reservation
 from tpufleet.model.slices import LossReason, SliceId, SliceState
@@ -95,6 +102,7 @@ class JobDetail:
     slices: tuple[SliceRow, ...]  # held for it now
     hosts: tuple[HostRow, ...]  # of the live attempt
     children: tuple[JobRow, ...]  # resumed from it, or run again
+    processes: int = 1  # hosts of all its slices: one log each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +136,7 @@ class SourceStatus:
     message: str = ""  # the last answer
     at: datetime | None = None  # of the last answer or request
     retry_at: datetime | None = None  # not requested from before
+    usd_per_hour: float | None = None  # of all slices of the job; None: not known, or simulated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,6 +285,31 @@ class SlicePage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NewChannel:
+    """Where notifications go. `address` is an e-mail address, or the URL of a webhook."""
+
+    kind: ChannelKind
+    address: str
+    on: tuple[NotifyOn, ...] = DEFAULT_EVENTS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreatedChannel:
+    channel: NotificationChannel
+    signing_key: str  # of a webhook; returned once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelPage:
+    channels: tuple[NotificationChannel, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeliveryPage:
+    deliveries: tuple[Delivery, ...]  # newest first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PoolPage:
     pools: tuple[Pool, ...]
 
@@ -301,6 +335,7 @@ class BrowserSession:
     user: str
     role: Role
     csrf: str  # to send in the header X-Tpufleet-Csrf with every change
+    id: str = ""  # among the tokens of the user
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

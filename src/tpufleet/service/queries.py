@@ -223,6 +223,7 @@ def job_detail(store: Store, job: Job, now: datetime) -> JobDetail:
         slices=tuple(slice_rows(store, store.slices(job_id=job.id), now)),
         hosts=tuple(host_rows(store, live)) if live is not None else (),
         children=tuple(job_rows(store, children)[::-1]),
+        processes=topology.find(job.spec.accelerator).hosts * job.spec.slices,
     )
 
 

@@ -209,6 +209,8 @@ class MemoryStore:
             matching = [event for event in matching if event.job_id == query.job_id]
         if query.slice_id is not None:
             matching = [event for event in matching if event.slice_id == query.slice_id]
+        if query.pool is not None:
+            matching = [event for event in matching if event.pool == query.pool]
         return (
             matching[max(0, len(matching) - query.limit) :]
             if query.newest

@@ -159,6 +159,32 @@ def put_host_command_result(call: ApiCall) -> Acknowledgement:
 
 @router.route(
     "POST",
+    "/agent/errands/{errand}/file",
+    role=SLICE_TOKEN,
+    summary="Upload a part of the file that belongs to the result of a host command",
+    params=(
+        Param("host", "host id"),
+        Param("offset", "position of the first byte in the file", number=True),
+    ),
+    body=bytes,
+    response=Acknowledgement,
+    limit=MAX_CHUNK_BYTES,
+    stream_body=True,
+)
+async def put_host_command_file(call: ApiCall) -> Acknowledgement:
+    host = HostId(call.query_text("host") or "")
+    _authenticated_slice(call, host)
+    await call.read_body()
+    offset = call.query_int("offset", 0) or 0
+    await run_in_threadpool(
+        call.components.host_commands.append_file,
+        call.path_param("errand"), host, offset, call.body, call.now,
+    )  # fmt: skip
+    return Acknowledgement()
+
+
+@router.route(
+    "POST",
     "/agent/results",
     role=SLICE_TOKEN,
     summary="Upload the result of a job; `done` is false when it already has one",
