@@ -216,9 +216,6 @@ class ClientConnection(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
-    def close(self) -> None:
-        self._transport.close()
-
     def shutdown(self) -> None:
         """Called by uvicorn. A heartbeat that was received is answered."""
         self._closing = True
