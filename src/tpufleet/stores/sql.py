@@ -17,7 +17,7 @@ from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import Host, HostId, HostLiveness
 from tpufleet.model.inbox import InboxMessage
 from tpufleet.model.job_search import MetricTerm
-from tpufleet.model.jobs import Job, JobId, JobState
+from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.model.metric_points import MetricPoint
 from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceId, TpuSlice
@@ -46,7 +46,7 @@ from tpufleet.stores.database import Database, DatabaseSession, Row
 T = TypeVar("T")
 
 _EVENTS_PER_DELETE = 10_000
-_MAX_JOINED = 20_000  # jobs: a text has at most 1 GB
+_MAX_JOINED = 20_000  # jobs, apart from live ones: a text has at most 1 GB
 
 _UPSERT_LIVENESS = """
 INSERT INTO pulses (host_id, seen_at, attempt_id, progress) {rows}
@@ -96,8 +96,8 @@ class SqlStore:
             )
             return self._decode_jobs(rows)
         statement, values = sql_queries.select_jobs(query, last)
-        read = self._rows if query.limit > _MAX_JOINED else self._data
-        return self._decode_jobs(read(statement, *values))
+        few = query.limit <= _MAX_JOINED or (query.states and not query.states & ENDED_STATES)
+        return self._decode_jobs((self._data if few else self._rows)(statement, *values))
 
     def _is_large_set(self, term: MetricTerm) -> bool:
         condition, values = sql_people.metric_condition(term)
