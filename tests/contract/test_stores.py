@@ -715,6 +715,18 @@ def test_the_last_liveness_report_wins_after_a_clock_was_set_back(store):
     assert store.host_liveness(["s1/0"])["s1/0"].seen_at == a.later(3)
 
 
+def test_liveness_of_a_host_that_reports_any_text_is_readable(store):
+    """What one host reports must not keep the liveness of others from being read."""
+    reports = [
+        HostLiveness(host_id=f"s1/{index}", seen_at=a.NOW, attempt_id=text)
+        for index, text in enumerate(["\x1e", "\x1f\x1f", "a\x1eb\x1fc", "'\"\\", None, "j1.0"])
+    ]
+    store.record_liveness(reports)
+    found = store.host_liveness([report.host_id for report in reports])
+    assert found.keys() == {report.host_id for report in reports}
+    assert found["s1/5"].attempt_id == "j1.0" and found["s1/4"].attempt_id is None
+
+
 def test_liveness_outside_a_period_is_that_of_slices_still_there(store):
     store.commit(
         ChangeSet(

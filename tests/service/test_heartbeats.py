@@ -24,6 +24,7 @@ from tpufleet.model.hosts import (
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.jobs import JobId, JobState
 from tpufleet.model.slices import SliceState
+from tpufleet.policy import liveness
 from tpufleet.stores.base import ChangeSet
 
 
@@ -294,3 +295,14 @@ def test_a_short_job_keeps_all_points_that_its_agent_gathered(service):
     assert series[3].values == {"loss": 0.25}
     service.send_heartbeat("s1/1", attempt_id="job-1.0", points=tuple(points))
     assert len(client.metrics("job-1").points) == 20, "process 0 reports for the job"
+
+
+def test_hosts_that_report_less_than_once_a_minute_count_for_the_interval(service):
+    """Otherwise a fleet of that size would be told to report more often, and then less again."""
+    service.add_slice("s1", None)
+    hosts, seen_at = 7_000, service.clock.now() - timedelta(minutes=3)
+    service.store.record_liveness(
+        [HostLiveness(host_id=HostId(f"s9/{number}"), seen_at=seen_at) for number in range(hosts)]
+    )
+    expected = liveness.heartbeat_interval(hosts)
+    assert service.send_heartbeat("s1/0").next_heartbeat == expected > timedelta(seconds=9)

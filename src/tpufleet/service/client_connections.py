@@ -156,6 +156,8 @@ class ClientConnection(asyncio.Protocol):
             return  # it was closed
         self._received += data
         if self._busy:
+            if len(self._received) > _MAX_BODY:
+                self._transport.pause_reading()  # until the heartbeat before is answered
             return
         self._table.start_request(self)
         request = Parsed.OTHER if self._endpoint is None else parse_heartbeat(self._received)
@@ -193,6 +195,7 @@ class ClientConnection(asyncio.Protocol):
         if close:
             self._transport.close()
         elif self._received:  # sent before it was answered, which agents do not do
+            self._transport.resume_reading()
             self._pass_on()
         else:
             self._table.rest(self)
@@ -215,9 +218,6 @@ class ClientConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         self._transport.abort()
-
-    def close(self) -> None:
-        self._transport.close()
 
     def shutdown(self) -> None:
         """Called by uvicorn. A heartbeat that was received is answered."""

@@ -81,8 +81,6 @@ class RestingConnection(TrackedConnection, Protocol):
         """Take the connection back after a request."""
         ...
 
-    def close(self) -> None: ...
-
 
 class ConnectionTable:
     """The connections of one server."""
@@ -95,7 +93,7 @@ class ConnectionTable:
         # Those of them that have not sent a valid token before; oldest first.
         self._strangers: dict[TrackedConnection, None] = {}
         # Those that rest after a request with a valid token, and since when; oldest first.
-        self._idle: dict[RestingConnection, float] = {}
+        self._idle: dict[TrackedConnection, float] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
     def add(self, connection: TrackedConnection) -> None:
@@ -103,16 +101,16 @@ class ConnectionTable:
         self.start_request(connection)
         self._make_room()
 
-    def add_idle(self, connection: RestingConnection) -> None:
+    def add_idle(self, connection: TrackedConnection) -> None:
         self._connections.add(connection)
         self.rest(connection)
 
     def remove(self, connection: TrackedConnection) -> None:
         self.end_request(connection)
-        self._idle.pop(connection, None)  # type: ignore[call-overload]
+        self._idle.pop(connection, None)
         self._connections.discard(connection)
 
-    def rest(self, connection: RestingConnection) -> None:
+    def rest(self, connection: TrackedConnection) -> None:
         self._idle[connection] = time.monotonic()
         self._schedule_sweep()
 
@@ -127,7 +125,7 @@ class ConnectionTable:
     def start_request(self, connection: TrackedConnection) -> None:
         if connection in self._receiving:
             return
-        self._idle.pop(connection, None)  # type: ignore[call-overload]
+        self._idle.pop(connection, None)
         self._receiving[connection] = time.monotonic()
         if not connection.authenticated:
             self._strangers[connection] = None
@@ -160,8 +158,7 @@ class ConnectionTable:
         for idle, since in list(itertools.islice(self._idle.items(), _MAX_CLOSED_AT_ONCE)):
             if now - since <= self.limits.idle_seconds:
                 break
-            self.remove(idle)
-            idle.close()
+            self._drop(idle)
         self._schedule_sweep()
 
     def _schedule_sweep(self) -> None:

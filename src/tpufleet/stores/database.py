@@ -36,7 +36,8 @@ class Database(Protocol):
     clustered: str  # suffix of a table that is stored in the order of its key; empty: as inserted
     for_update: str  # suffix of a SELECT that locks its rows until the commit
     time_in_micros: str  # statement that reads the database's clock; empty: it has none of its own
-    joined_data: str  # `data` of all rows, with commas between: one row is fetched faster than many
+    unit_separator: str  # between columns that are joined too
+    joined: str  # aggregate of a column, {column}: all rows as one text; see `sql_rows.split`
     liveness_rows: str  # SELECT of the columns of `pulses` from a parameter: a JSON array of arrays
     word_index: Sequence[str]  # statements that create it: three characters in a row → ended jobs
     notify: str  # statement with a payload that is sent to all servers; empty: there is none

@@ -77,7 +77,8 @@ class PostgresDatabase:
     # Servers have clocks of their own; they compare leases by this one.
     time_in_micros = "SELECT (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::BIGINT"
 
-    joined_data = "string_agg(data, ',')"
+    unit_separator = "chr(31)"
+    joined = "string_agg({column}, chr(30))"
     liveness_rows = (
         "SELECT value->>0, (value->>1)::bigint, value->>2, value->>3 "
         "FROM json_array_elements(?::json) WITH ORDINALITY AS reports(value, number) "

@@ -17,7 +17,7 @@ from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import Host, HostId, HostLiveness
 from tpufleet.model.inbox import InboxMessage
 from tpufleet.model.job_search import MetricTerm
-from tpufleet.model.jobs import Job, JobId, JobState
+from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.model.metric_points import MetricPoint
 from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceId, TpuSlice
@@ -46,6 +46,7 @@ from tpufleet.stores.database import Database, DatabaseSession, Row
 T = TypeVar("T")
 
 _EVENTS_PER_DELETE = 10_000
+_MAX_JOINED = 20_000  # jobs, apart from live ones: a text has at most 1 GB
 
 _UPSERT_LIVENESS = """
 INSERT INTO pulses (host_id, seen_at, attempt_id, progress) {rows}
@@ -95,7 +96,8 @@ class SqlStore:
             )
             return self._decode_jobs(rows)
         statement, values = sql_queries.select_jobs(query, last)
-        return self._decode_jobs(self._rows(statement, *values))
+        few = query.limit <= _MAX_JOINED or (query.states and not query.states & ENDED_STATES)
+        return self._decode_jobs((self._data if few else self._rows)(statement, *values))
 
     def _is_large_set(self, term: MetricTerm) -> bool:
         condition, values = sql_people.metric_condition(term)
@@ -140,11 +142,13 @@ class SqlStore:
         )
 
     def live_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
-        statement = "FROM attempts WHERE job_id IN ({keys}) AND ended = 0"
-        return {each.job_id: each for each in self._joined(Attempt, statement, jobs)}
+        rows = self._joined_in_batches(
+            "SELECT data FROM attempts WHERE job_id IN ({keys}) AND ended = 0", jobs
+        )
+        return {each.job_id: each for each in self._decode_attempts(rows)}
 
     def newest_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
-        rows = self._rows_in_batches(
+        rows = self._joined_in_batches(
             "SELECT data FROM attempts AS newest WHERE job_id IN ({keys}) AND number = "
             "(SELECT MAX(number) FROM attempts WHERE job_id = newest.job_id)",
             jobs,
@@ -163,15 +167,15 @@ class SqlStore:
         return self._all(TpuSlice, statement, *values)
 
     def find_slices(self, slices: Sequence[SliceId]) -> dict[SliceId, TpuSlice]:
-        found = self._joined(TpuSlice, "FROM slices WHERE id IN ({keys})", slices)
-        return {each.id: each for each in found}
+        rows = self._joined_in_batches("SELECT data FROM slices WHERE id IN ({keys})", slices)
+        return {each.id: each for each in sql_rows.decode_all(rows, TpuSlice)}
 
     def host(self, host_id: HostId) -> Host | None:
         return self._one(Host, "SELECT data FROM hosts WHERE id = ?", host_id)
 
     def find_hosts(self, hosts: Sequence[HostId]) -> dict[HostId, Host]:
-        found = self._joined(Host, "FROM hosts WHERE id IN ({keys})", hosts)
-        return {each.id: each for each in found}
+        rows = self._joined_in_batches("SELECT data FROM hosts WHERE id IN ({keys})", hosts)
+        return {each.id: each for each in sql_rows.decode_all(rows, Host)}
 
     def hosts(self, slice_id: SliceId) -> list[Host]:
         return self._all(
@@ -236,7 +240,10 @@ class SqlStore:
 
     def live(self) -> LiveState:
         rows = self._database.snapshot(
-            lambda session: {kind: session.rows(statement) for kind, statement in _LIVE.items()}
+            lambda session: {
+                kind: sql_rows.split(session.rows(self._join(statement)))
+                for kind, statement in _LIVE.items()
+            }
         )
         return LiveState(
             jobs=self._decode_jobs(rows[Job]),
@@ -271,22 +278,22 @@ class SqlStore:
             self._database.write(lambda session: session.run_many(statement, texts), durable=False)
 
     def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
-        statement = (
-            "SELECT host_id, seen_at, attempt_id, progress FROM pulses WHERE host_id IN ({keys})"
-        )
-        return {
-            row[0]: sql_rows.liveness_from_row(row)
-            for row in self._rows_in_batches(statement, hosts)
-        }
+        columns = ("host_id", "seen_at", "COALESCE(attempt_id, '')", "COALESCE(progress, '')")
+        statement = f"SELECT {self._units(columns)} AS data FROM pulses WHERE host_id IN ({{keys}})"
+        rows = self._joined_in_batches(statement, hosts)
+        found = (sql_rows.liveness_from_text(text) for (text,) in rows)
+        return {each.host_id: each for each in found}
 
     def liveness_outside(self, start: datetime, end: datetime) -> dict[HostId, datetime]:
+        columns = self._units(("pulses.host_id", "pulses.seen_at"))
         statement = (
-            "SELECT pulses.host_id, pulses.seen_at FROM pulses "
+            f"SELECT {columns} AS data FROM pulses "
             "JOIN hosts ON hosts.id = pulses.host_id JOIN slices ON slices.id = hosts.slice_id "
             "WHERE (pulses.seen_at < ? OR pulses.seen_at > ?) AND slices.gone = 0"
         )
-        rows = self._rows(statement, sql_rows.to_micros(start), sql_rows.to_micros(end))
-        return {host_id: sql_rows.from_micros(seen_at) for host_id, seen_at in rows}
+        rows = self._data(statement, sql_rows.to_micros(start), sql_rows.to_micros(end))
+        pairs = (sql_rows.units(text) for (text,) in rows)
+        return {HostId(host): sql_rows.from_micros(int(seen_at)) for host, seen_at in pairs}
 
     def count_seen_hosts(self, since: datetime) -> int:
         statement = "SELECT COUNT(*) FROM pulses WHERE seen_at >= ?"
@@ -575,15 +582,25 @@ class SqlStore:
 
         return self._database.read(work)
 
-    def _joined(self, kind: type[T], statement: str, keys: Sequence[str]) -> list[T]:
-        rows = self._rows_in_batches(f"SELECT {self._database.joined_data} {statement}", keys)
-        return sql_rows.decode_all([row for row in rows if row[0] is not None], kind)
+    def _join(self, statement: str) -> str:
+        """All rows of a SELECT of `data`, as one; see `sql_rows.split`."""
+        joined = self._database.joined.format(column="data")
+        return f"SELECT {joined} FROM ({statement}) AS selected"
+
+    def _units(self, columns: Sequence[str]) -> str:
+        return f" || {self._database.unit_separator} || ".join(columns)
+
+    def _data(self, statement: str, *parameters: object) -> list[Row]:
+        return sql_rows.split(self._rows(self._join(statement), *parameters))
+
+    def _joined_in_batches(self, statement: str, keys: Sequence[str]) -> list[Row]:
+        return sql_rows.split(self._rows_in_batches(self._join(statement), keys))
 
     def _one(self, kind: type[T], statement: str, *parameters: object) -> T | None:
         return sql_rows.decode_first(self._rows(statement, *parameters), kind)
 
     def _all(self, kind: type[T], statement: str, *parameters: object) -> list[T]:
-        return sql_rows.decode_all(self._rows(statement, *parameters), kind)
+        return sql_rows.decode_all(self._data(statement, *parameters), kind)
 
     def _write(self, statement: str, *parameters: object) -> None:
         self._database.write(lambda session: session.run(statement, *parameters))

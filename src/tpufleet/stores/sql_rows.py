@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Generic, TypeVar
 
-from tpufleet.model.attempts import Attempt
+from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.encoding import from_json, to_json
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import Host, HostId, HostLiveness, Progress
@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_RECORD_SEPARATOR, _UNIT_SEPARATOR = "\x1e", "\x1f"  # JSON escapes both, and ids have neither
+_SEPARATORS = dict.fromkeys(map(ord, (_RECORD_SEPARATOR, _UNIT_SEPARATOR)))
 # Older SQLite accepts 999 parameters in one statement.
 _BATCH_SIZE = 900
 
@@ -83,17 +85,32 @@ def token_row(token: Token) -> Row:
 
 def liveness_row(liveness: HostLiveness) -> Row:
     progress = None if liveness.progress is None else to_text(liveness.progress)
-    return (liveness.host_id, to_micros(liveness.seen_at), liveness.attempt_id, progress)
+    attempt_id = liveness.attempt_id  # from a host, so it may be any text
+    if attempt_id is not None:
+        attempt_id = AttemptId(attempt_id.translate(_SEPARATORS))
+    return (liveness.host_id, to_micros(liveness.seen_at), attempt_id, progress)
 
 
-def liveness_from_row(row: Row) -> HostLiveness:
-    host_id, seen_at, attempt_id, progress = row
+def liveness_from_text(text: str) -> HostLiveness:
+    host_id, seen_at, attempt_id, progress = units(text)
     return HostLiveness(
         host_id=HostId(host_id),
-        seen_at=from_micros(seen_at),
-        attempt_id=attempt_id,
-        progress=None if progress is None else from_json(progress, Progress),
+        seen_at=from_micros(int(seen_at)),
+        attempt_id=AttemptId(attempt_id) if attempt_id else None,
+        progress=from_json(progress, Progress) if progress else None,
     )
+
+
+def split(rows: Sequence[Row]) -> list[Row]:
+    """The rows of a SELECT of one joined column. The driver of SQLite gives up the interpreter for
+    each row that it fetches, and beside a busy thread it waits to get it back: one row with all of
+    them is fetched a thousand times faster."""
+    return [(text,) for (joined,) in rows if joined for text in joined.split(_RECORD_SEPARATOR)]
+
+
+def units(text: str) -> list[str]:
+    """The columns of a row that were joined too."""
+    return text.split(_UNIT_SEPARATOR)
 
 
 def decode_all(rows: Sequence[Row], kind: type[T]) -> list[T]:

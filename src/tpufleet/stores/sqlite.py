@@ -61,7 +61,8 @@ class SqliteDatabase:
         "WHERE tables.type = 'table' ORDER BY tables.name, columns.cid"
     )
     migration_lock = ""
-    joined_data = "group_concat(data, ',')"
+    unit_separator = "char(31)"
+    joined = "group_concat({column}, char(30))"
     liveness_rows = (
         "SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), "
         "json_extract(value, '$[2]'), json_extract(value, '$[3]') FROM json_each(?) WHERE true"
