@@ -53,7 +53,12 @@ def queue(
         output.print_json({"queue": entries})
         return
     now = datetime.now(UTC)
-    output.print_table(TITLES, (_cells(entry, now) for entry in entries), "no jobs wait")
+    output.print_table(
+        TITLES,
+        (_cells(entry, now) for entry in entries),
+        "no jobs wait",
+        droppable=("USED", "PRIORITY", "OWNER", "QUEUE"),
+    )
 
 
 def _cells(entry: QueueEntry, now: datetime) -> list[Cell]:
