@@ -1,9 +1,10 @@
 """Create the pictures in the docs: run commands in a real terminal (tmux) and draw its screen.
 
-    .venv/bin/python scripts/pictures.py [demo | tutorial]
+    .venv/bin/python scripts/pictures.py [demo | tutorial | compare | page | notebook]
 
-`demo` draws docs/demo.svg; `tutorial` follows docs/tutorial.md and draws docs/pictures. Needs tmux,
-and the environment that `./tpu demo` sets up.
+`demo` draws docs/demo.svg; `tutorial` follows docs/tutorial.md and draws docs/pictures; `compare`,
+`page` and `notebook` show the lab of `page_pictures.py`. Needs tmux, Chromium for the last two, and
+the environment that `./test` sets up.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +122,20 @@ def draw_tutorial() -> None:
             tpu("serve", "--stop")
 
 
-SETS = {"demo": draw_demo, "tutorial": draw_tutorial}
+def draw_from_lab(name: str) -> None:
+    import page_pictures  # needs Playwright
+
+    if name == "compare":
+        page_pictures.draw_compare(picture)
+    else:
+        {"page": page_pictures.draw_page, "notebook": page_pictures.draw_notebook}[name]()
+
+
+SETS: dict[str, Callable[[], None]] = {
+    "demo": draw_demo,
+    "tutorial": draw_tutorial,
+    **{name: partial(draw_from_lab, name) for name in ("compare", "page", "notebook")},
+}
 
 
 def main() -> None:

@@ -70,17 +70,17 @@ export function Empty({ children }: { children: ComponentChildren }) {
 }
 
 /** The command that does the same. */
-export function Cli({ line }: { line: string }) {
+export function Cli({ line, raw = false }: { line: string; raw?: boolean }) {
   const copy = async () => {
     try {
       await navigator.clipboard.writeText(line);
-      say("copied the command");
+      say("copied");
     } catch {
       say(`the browser does not allow copying here; select the text: ${line}`, true);
     }
   };
   return (
-    <button type="button" class="cli" title="Copy this command" onClick={() => void copy()}>
+    <button type="button" class={raw ? "cli raw" : "cli"} title={raw ? "Copy" : "Copy this command"} onClick={() => void copy()}>
       <code>{line}</code>
     </button>
   );
