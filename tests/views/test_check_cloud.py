@@ -45,7 +45,7 @@ def test_a_project_that_is_set_up_passes(tmp_path, emulator):
 
 
 def break_quota(state):
-    set_quota(state, "v5e", Capacity.SPOT, "us-central1-a", 8)
+    set_quota(state, "v5e-16", Capacity.SPOT, "us-central1-a", 8)
 
 
 PRIVATE = {"external_ips": False}

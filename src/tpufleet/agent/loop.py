@@ -10,6 +10,7 @@ import signal
 import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event
 
@@ -94,6 +95,8 @@ class Agent:
             context.base_env,
             context.clock,
             context.client.send_command_result,
+            context.client.send_command_file,
+            self._running_attempt,
         )
         self._boot_id = boot_id
         self._workload: Workload | None = None
@@ -132,6 +135,11 @@ class Agent:
         for _ in range(SENDER_THREADS):
             self._outbox.put(None)
         return self._exit_status or EXIT_RELEASED
+
+    def _running_attempt(self) -> Path | None:
+        workload = self._workload
+        running = workload is not None and workload.phase is Phase.RUNNING
+        return workload.folder.path if workload is not None and running else None
 
     def _put_notice(self, kind: NoticeKind) -> None:
         self._inbox.put(NoticeReceived(kind))

@@ -438,6 +438,12 @@ class FleetClient:
             HostCommandReport,
         )
 
+    def host_command_file(self, slice_id: str, command_id: str, host: int) -> bytes:
+        """What a host sent with its result: the archive of a profile."""
+        path = f"/slices/{path_segment(slice_id)}/errands/{path_segment(command_id)}/file"
+        params = {"host": host}
+        return self._transport.send("GET", path, params=params, timeout=_BULK_SECONDS).content
+
     def costs(self) -> CostReport:
         return self._get("/costs", CostReport)
 

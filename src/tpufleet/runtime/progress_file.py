@@ -119,10 +119,10 @@ class _Reporter:
             self._recent = self._recent[:-1:2] + self._recent[-1:]
 
     def _recent_points(self) -> list[dict[str, Any]]:
-        """Thinned until they are small enough."""
-        points = [
-            point | {"metrics": _numbers(point["metrics"]) or None} for _, point in self._recent
-        ]
+        """Thinned until they are small enough. Each is converted once."""
+        for _, point in self._recent:
+            point["metrics"] = _numbers(point["metrics"] or {}) or None
+        points = [point for _, point in self._recent]
         while points and len(json.dumps(points)) > MAX_RECENT_BYTES:
             points = points[1::2]
         return points

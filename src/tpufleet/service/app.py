@@ -40,6 +40,7 @@ from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.connection_limits import AUTHENTICATED
 from tpufleet.service.event_streams import EventHub
+from tpufleet.service.fast_heartbeats import FastHeartbeats
 from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults, ArchivedSnapshots
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
@@ -81,8 +82,10 @@ _STATUS: tuple[tuple[type[FleetError], int], ...] = (
 
 
 def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) -> Starlette:
-    """The application; `app.state.hub` wakes and closes its streams."""
+    """The application; `app.state.hub` wakes and closes its streams, and
+    `app.state.heartbeat_endpoint` answers heartbeats without its middleware and routes."""
     components = _components(deps)
+    limiter = limiter or RateLimiter()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -125,7 +128,7 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
             Middleware(
                 AuthMiddleware,
                 deps=deps,
-                limiter=limiter or RateLimiter(),
+                limiter=limiter,
                 pages=WebPages(),
                 links=components.login_links,
             )
@@ -135,6 +138,7 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
     )
     app.router.redirect_slashes = False
     app.state.hub = components.hub
+    app.state.heartbeat_endpoint = FastHeartbeats(components, limiter, _failure_response)
     return app
 
 
@@ -326,6 +330,10 @@ def error_response(error: FleetError) -> Response:
         response.headers["Retry-After"] = str(error.retry_after_seconds)
         response.headers["Connection"] = "close"
     return response
+
+
+def _failure_response(error: Exception) -> Response:
+    return error_response(error) if isinstance(error, FleetError) else _internal_error()
 
 
 def _internal_error() -> Response:

@@ -18,11 +18,12 @@ from tpufleet.model.api_types import JobRow
 from tpufleet.model.encoding import to_json
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.service import queries
-from tpufleet.stores.base import EventQuery, Store
+from tpufleet.stores.base import EventQuery, Store, Subscription
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 1.0  # how soon events of another server are noticed
+POLL_SECONDS = 1.0  # how soon events of another server are noticed without a notification
+NOTIFIED_POLL_SECONDS = 15.0  # while the database announces them
 MIN_POLL_SECONDS = 0.02  # at most one query in this time, however often the hub is notified
 KEEP_ALIVE_SECONDS = 15.0
 RECHECK_SECONDS = 15.0  # how often the token of an open stream is checked
@@ -37,6 +38,7 @@ class EventHub:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._subscription: Subscription | None = None
         self._notified = asyncio.Event()
         self._advanced = asyncio.Event()
         self.closed = asyncio.Event()
@@ -55,6 +57,10 @@ class EventHub:
         self.closed.set()
         self._wake_streams()
 
+    def follow(self, subscription: Subscription) -> None:
+        """The database announces events, by `notify`, while this is connected."""
+        self._subscription = subscription
+
     async def watch(self) -> None:
         self._loop = asyncio.get_running_loop()
         while not self.closed.is_set():
@@ -68,7 +74,11 @@ class EventHub:
                 logger.exception("cannot read the newest event; retrying")
             await asyncio.sleep(MIN_POLL_SECONDS)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._notified.wait(), POLL_SECONDS)
+                await asyncio.wait_for(self._notified.wait(), self._poll_seconds())
+
+    def _poll_seconds(self) -> float:
+        announced = self._subscription is not None and self._subscription.connected
+        return NOTIFIED_POLL_SECONDS if announced else POLL_SECONDS
 
     async def wait(self, after: int, seconds: float) -> None:
         """Until there are events after this number, the hub closes, or the time is up."""

@@ -67,3 +67,9 @@ def _other_nodes(environment: Environment) -> int:
 
 def _tpu_nodes(environment: Environment) -> int:
     return sum(shape(pool).hosts * pool.slices for pool in environment.tpu_pools.values())
+
+
+def flavor_key(pool: TpuPool) -> tuple[str, str]:
+    """Pools that agree in it are one ResourceFlavor: type and kind of capacity. Reserved slices
+    have the node labels of those on demand."""
+    return (pool.type, "on-demand" if pool.capacity == "reserved" else pool.capacity)

@@ -74,6 +74,22 @@ def _pools(environment: Environment, errors: ParseErrors) -> None:
                 f"{path}.autoscaling", "the provisioner scales by itself; remove it, or write "
                 "managed_by: terraform",
             )  # fmt: skip
+        if tpu.topology_aware and (tpu.managed_by != "terraform" or tpu.autoscaling):
+            errors.add(
+                f"{path}.topology_aware", "Kueue must see the nodes before it admits a job; write "
+                "managed_by: terraform and autoscaling: false",
+            )  # fmt: skip
+        others = [
+            other
+            for other, pool in environment.tpu_pools.items()
+            if capacity.flavor_key(pool) == capacity.flavor_key(tpu)
+            and pool.topology_aware < tpu.topology_aware
+        ]
+        if others:
+            errors.add(
+                f"{path}.topology_aware", f"tpu_pools.{others[0]} has the same type and capacity; "
+                "write it in both or in none",
+            )  # fmt: skip
     used = Counter([*environment.cpu_pools, *environment.gpu_pools, *environment.tpu_pools])
     for name, count in used.items():
         if count > 1:

@@ -148,7 +148,7 @@ class Preflight:
     def _quota(self) -> Iterator[Check]:
         for accelerator, zone in self._pairs():
             kind = topology.find(accelerator)
-            quota = tpu_zones.quota_id(kind.generation, self._wanted.capacity)
+            quota = tpu_zones.quota_id(kind, self._wanted.capacity)
             name = f"quota {topology.short_name(accelerator)} {zone}"
             answer = self._rest.get(
                 "quotas",

@@ -47,6 +47,8 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "queue": LazyCommand("List and reorder waiting jobs.", "queue:queue"),
         "metrics": LazyCommand("Show the metrics of a job over time.", "compare:metrics"),
         "compare": LazyCommand("Compare jobs: config, code, metrics, curves.", "compare:compare"),
+        "profile": LazyCommand("Record a JAX profile of a running job.", "profile:profile"),
+        "tensorboard": LazyCommand("Open jobs in TensorBoard.", "tensorboard:tensorboard"),
         "dash": LazyCommand("Open the web page.", "dash:dash"),
     },
     "Change jobs": {
@@ -114,7 +116,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "backup": LazyCommand("Write a backup of the server to a file.", "backup:backup"),
         "restore": LazyCommand("Restore a backup into a new server.", "backup:restore"),
         "agent": LazyCommand("Run the agent of one host.", "agent:agent"),
-        "deploy": LazyCommand("Write manifests for GKE.", "deploy:deploy"),
+        "deploy": LazyCommand("Run the server on a VM or on GKE.", "deploy:deploy"),
         "cluster": LazyCommand("Create GKE environments; run one here.", "cluster:cluster"),
         "provisioner": LazyCommand("Create node pools for JobSets.", "provisioner:provisioner"),
         "emulator": LazyCommand("Run an emulator of the Cloud TPU API.", "emulator:emulator"),
