@@ -196,13 +196,14 @@ export function useData<T>(
   return { data, error, reload: () => setAgain((count) => count + 1) };
 }
 
-/** Changes when something happened in the fleet, at most every other second. */
+/** Changes when something happened in the fleet, after a few seconds: many browsers may be open. */
 export function useFleetChange(): number {
   const newest = recent.value[0]?.seq ?? 0;
   const [seen, setSeen] = useState(newest);
   useEffect(() => {
     if (newest === seen) return;
-    const timer = setTimeout(() => setSeen(newest), 2000);
+    const newestNow = () => setSeen(recent.value[0]?.seq ?? 0);
+    const timer = setTimeout(newestNow, 1500 + 2000 * Math.random());
     return () => clearTimeout(timer);
   }, [newest > seen]);
   return seen;
