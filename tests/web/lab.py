@@ -61,7 +61,7 @@ USERS = {
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 BEAT_SECONDS = 5.0
 STEPS_PER_SECOND = 3.0
-STARTS_WITHIN = 60.0
+STARTS_WITHIN = 180.0  # seconds; the machine may be busy with other tests
 TRAIN = """import jax
 import optax
 
