@@ -1,9 +1,10 @@
 """Create the pictures in the docs: run commands in a real terminal (tmux) and draw its screen.
 
-    .venv/bin/python scripts/pictures.py [demo | tutorial | top]
+    .venv/bin/python scripts/pictures.py [demo | tutorial | top | compare | page | notebook]
 
-`demo` draws docs/demo.svg; `tutorial` follows docs/tutorial.md and draws docs/pictures. Needs tmux,
-and the environment that `./tpu demo` sets up. `top` draws `tpu top` on the server that is running.
+`demo` draws docs/demo.svg; `tutorial` follows docs/tutorial.md and draws docs/pictures; `top` draws
+`tpu top` on the server that is running; `compare`, `page` and `notebook` show the lab of
+`page_pictures.py`. Needs tmux, Chromium for the last two, and the environment of `./test`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +142,21 @@ def draw_tutorial() -> None:
             tpu("serve", "--stop")
 
 
-SETS = {"demo": draw_demo, "tutorial": draw_tutorial, "top": draw_top}
+def draw_from_lab(name: str) -> None:
+    import page_pictures  # needs Playwright
+
+    if name == "compare":
+        page_pictures.draw_compare(picture)
+    else:
+        {"page": page_pictures.draw_page, "notebook": page_pictures.draw_notebook}[name]()
+
+
+SETS: dict[str, Callable[[], None]] = {
+    "demo": draw_demo,
+    "tutorial": draw_tutorial,
+    "top": draw_top,
+    **{name: partial(draw_from_lab, name) for name in ("compare", "page", "notebook")},
+}
 
 
 def main() -> None:

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.providers.local.test_isolation import stop_all
 from tests.server_process import Server
 from tpufleet.service.web.pages import STATIC_FOLDER
 
+expect.set_options(timeout=60_000)  # the machine may be busy with other tests
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 

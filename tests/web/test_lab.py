@@ -71,6 +71,11 @@ def row(page: Page, text: str) -> Locator:
     return page.locator("tbody tr", has_text=text)
 
 
+def waiting(page: Page, name: str) -> Locator:
+    """A job in the queue."""
+    return page.locator(f'tr[data-row="{IDS[name]}"]')
+
+
 def dialog(page: Page) -> Locator:
     return page.get_by_role("dialog")
 
@@ -106,7 +111,7 @@ def test_ten_thousand_jobs_are_listed_searched_and_paged(page: Page, server: lab
     page.get_by_role("button", name="save").click()
     dialog(page).get_by_label("Name").fill("sweep42")
     expect(dialog(page)).to_contain_text("tpu view save sweep42 'tag:sweep-42 state:failed'")
-    dialog(page).get_by_role("button", name="Save").click()
+    dialog(page).get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_role("navigation", name="Views")).to_contain_text("sweep42")
 
 
@@ -123,7 +128,7 @@ def test_the_list_is_used_with_the_keyboard(page: Page, server: lab.LabServer):
     expect(page.get_by_label("Search jobs")).to_be_focused()
     page.get_by_role("heading", level=1).first.evaluate("node => document.activeElement.blur()")
     page.keyboard.press("o")
-    page.wait_for_url(re.compile("#/jobs/lab-"))
+    page.wait_for_url(re.compile("#/jobs/[a-z2-7]{12}$"))
 
 
 def test_a_waiting_job_shows_zones_answers_and_prices(page: Page, server: lab.LabServer):
@@ -160,22 +165,22 @@ def test_the_queue_is_reordered_and_held(page: Page, server: lab.LabServer):
     expect(jobs).to_have_count(3)
     expect(jobs.nth(1)).to_contain_text("behind grace/queue-distill until")
     second = "queue-ablation-depth-12"
-    row(page, second).get_by_role("button", name="move queue-ablation-depth-12 up").click()
+    waiting(page, second).get_by_role("button", name="move queue-ablation-depth-12 up").click()
     expect(dialog(page)).to_contain_text(f"tpu queue move {IDS[second]} --before")
-    dialog(page).get_by_role("button", name="Move up").click()
+    dialog(page).get_by_role("button", name="Move up", exact=True).click()
     expect(jobs.nth(1)).to_contain_text(second)
-    row(page, second).get_by_role("button", name="Hold").click()
-    dialog(page).get_by_role("button", name="Hold").click()
-    expect(row(page, second)).to_contain_text("held")
-    row(page, second).get_by_role("button", name="Release").click()
-    dialog(page).get_by_role("button", name="Release").click()
-    expect(row(page, second).get_by_role("button", name="Hold")).to_be_visible()
+    waiting(page, second).get_by_role("button", name="Hold").click()
+    dialog(page).get_by_role("button", name="Hold", exact=True).click()
+    expect(waiting(page, second)).to_contain_text("held")
+    waiting(page, second).get_by_role("button", name="Release").click()
+    dialog(page).get_by_role("button", name="Release", exact=True).click()
+    expect(waiting(page, second).get_by_role("button", name="Hold")).to_be_visible()
 
 
 def test_a_member_moves_only_their_own_jobs(member: Page, server: lab.LabServer):
     go(member, server, "queue")
-    expect(row(member, "queue-distill")).to_be_visible()
-    expect(row(member, "queue-distill").get_by_role("button")).to_have_count(0)
+    expect(waiting(member, "queue-distill")).to_be_visible()
+    expect(waiting(member, "queue-distill").get_by_role("button")).to_have_count(0)
     up = member.get_by_role("button", name=re.compile("move queue-ablation-depth-.. up"))
     expect(up.first).to_be_disabled()  # a job of grace is ahead
     expect(up.last).to_be_enabled()  # a job of their own is
@@ -195,28 +200,28 @@ def test_a_reservation_conflicts_is_extended_and_broken(
 ):
     start = datetime.now().replace(minute=0, second=0, microsecond=0) + timedelta(days=5)
     go(member, server, "reservations")
-    reserve(member, "lab", start, "4h", "2", "demo")
-    line = f"tpu reserve lab --from '{start:%Y-%m-%d %H:%M}' --for 4h --slices 2 --note demo"
+    reserve(member, "lab", start, "4h", "2", "rehearsal")
+    line = f"tpu reserve lab --from '{start:%Y-%m-%d %H:%M}' --for 4h --slices 2 --note rehearsal"
     expect(dialog(member)).to_contain_text(line)
-    dialog(member).get_by_role("button", name="Reserve").click()
-    expect(row(member, "demo")).to_contain_text("coming")
+    dialog(member).get_by_role("button", name="Reserve", exact=True).click()
+    expect(row(member, "rehearsal")).to_contain_text("coming")
     # Another user sees the conflict while typing, and the server's answer after trying.
     go(page, server, "reservations")
-    expect(row(page, "demo")).to_be_visible()
+    expect(row(page, "rehearsal")).to_be_visible()
     reserve(page, "lab", start + timedelta(hours=1), "1h", "4", "clash")
     expect(dialog(page)).to_contain_text("Conflict: 2 of 4 slices are left then. mei has 2 from")
-    dialog(page).get_by_role("button", name="Reserve").click()
+    dialog(page).get_by_role("button", name="Reserve", exact=True).click()
     expect(dialog(page).get_by_role("alert")).to_contain_text("2 of 4 slices left to reserve then")
-    dialog(page).get_by_role("button", name="Keep").click()
-    row(member, "demo").get_by_role("button", name="Extend").click()
-    dialog(member).get_by_role("button", name="Extend").click()
+    dialog(page).get_by_role("button", name="Close", exact=True).click()
+    row(member, "rehearsal").get_by_role("button", name="Extend").click()
+    dialog(member).get_by_role("button", name="Extend", exact=True).click()
     expect(member.get_by_role("status").last).to_contain_text("it now ends")
     expect(row(member, "demo for visitors").get_by_role("button")).to_have_count(0)
-    target = page.locator("tbody tr", has=page.get_by_text("demo", exact=True))
+    target = row(page, "rehearsal")
     target.get_by_role("button", name="Break").click()
     dialog(page).get_by_label("Reason").fill("maintenance")
     expect(dialog(page)).to_contain_text("--reason maintenance")
-    dialog(page).get_by_role("button", name="Break").click()
+    dialog(page).get_by_role("button", name="Break", exact=True).click()
     expect(target).to_have_count(0)
     expect(page.get_by_role("region", name="Calendar")).to_contain_text("grace")
 
@@ -228,7 +233,7 @@ def test_notes_in_the_inventory_are_edited(page: Page, server: lab.LabServer):
     page.get_by_role("button", name="edit tpf-paper-9b40").click()
     dialog(page).get_by_label("Alias").fill("spare")
     expect(dialog(page)).to_contain_text("tpu inventory set tpf-paper-9b40 --alias spare")
-    dialog(page).get_by_role("button", name="Save").click()
+    dialog(page).get_by_role("button", name="Save", exact=True).click()
     expect(row(page, "tpf-paper-9b40")).to_contain_text("spare")
     row(page, "tpf-paper-9b40").get_by_role("link", name="tpf-paper-9b40").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("spare")
@@ -242,7 +247,7 @@ def test_a_pool_shows_all_of_its_configuration_and_its_events(page: Page, server
     expect(page.locator("main")).to_contain_text("--per-user 2")
     page.get_by_role("button", name="Edit").click()
     dialog(page).get_by_label("Slices per user").fill("3")
-    dialog(page).get_by_role("button", name="Save").click()
+    dialog(page).get_by_role("button", name="Save", exact=True).click()
     expect(page.locator(".facts")).to_contain_text("3")
     page.get_by_role("link", name="events", exact=True).click()
     expect(page.locator("table.events")).to_contain_text("(by ada)")
@@ -265,15 +270,15 @@ def test_an_admin_creates_users_tokens_and_ends_sessions(
     page.get_by_role("button", name="Create a user").click()
     dialog(page).get_by_label("Name").fill("nora")
     expect(dialog(page)).to_contain_text("tpu user add nora --role member")
-    dialog(page).get_by_role("button", name="Create").click()
+    dialog(page).get_by_role("button", name="Create", exact=True).click()
     expect(row(page, "nora")).to_contain_text("member")
     page.get_by_role("link", name="tokens", exact=True).click()
     page.get_by_role("button", name="Create a token").click()
     dialog(page).get_by_label("User").select_option("nora")
     expect(dialog(page)).to_contain_text("tpu token create --user nora --expires 90d")
-    dialog(page).get_by_role("button", name="Create").click()
+    dialog(page).get_by_role("button", name="Create", exact=True).click()
     shown = page.locator(".secret code")
-    token = shown.inner_text().partition("=")[2]
+    token = shown.inner_text()
     with browser.new_context() as context:
         other = context.new_page()
         other.goto(server.url)
@@ -282,16 +287,16 @@ def test_an_admin_creates_users_tokens_and_ends_sessions(
         other.get_by_role("navigation", name="Pages").wait_for()
         go(page, server, "sessions")
         row(page, "nora").get_by_role("button").click()
-        dialog(page).get_by_role("button", name="Log out").click()
+        dialog(page).get_by_role("button", name="Log out", exact=True).click()
         expect(row(page, "nora")).to_have_count(0)
         other.reload()
         expect(other.get_by_label("Token")).to_be_visible()
     go(page, server, "tokens")
     row(page, "nora").get_by_role("button", name="Rotate").click()
-    dialog(page).get_by_role("button", name="Rotate").click()
+    dialog(page).get_by_role("button", name="Rotate", exact=True).click()
     expect(shown).not_to_contain_text(token)
     row(page, "nora").first.get_by_role("button", name="Revoke").click()
-    dialog(page).get_by_role("button", name="Revoke").click()
+    dialog(page).get_by_role("button", name="Revoke", exact=True).click()
     expect(page.get_by_role("status").last).to_contain_text("revoked token")
     page.get_by_role("link", name="audit", exact=True).click()
     expect(page.locator("table.audit")).to_contain_text("token.revoke")
@@ -303,7 +308,7 @@ def test_several_jobs_are_tagged_after_a_question(page: Page, server: lab.LabSer
     page.get_by_role("toolbar", name="Chosen jobs").get_by_role("button", name="Tag").click()
     dialog(page).get_by_label("Tags").fill("kept figures")
     expect(dialog(page)).to_contain_text("diffusion-256-ema")
-    dialog(page).get_by_role("button", name="Add tags").click()
+    dialog(page).get_by_role("button", name="Add tags", exact=True).click()
     expect(page.locator("table.jobs .tag", has_text="kept")).to_have_count(2)
 
 

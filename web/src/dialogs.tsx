@@ -77,7 +77,7 @@ export function Ask({ question, onClose }: { question: Question; onClose: () => 
         <Cli line={line(values)} />
         <div class="buttons">
           <button type="button" onClick={() => dialog.current?.close()}>
-            Keep
+            {danger ? "Keep" : "Close"}
           </button>
           <button type="submit" class={danger ? "danger" : "primary"} disabled={busy}>
             {action}
@@ -89,10 +89,12 @@ export function Ask({ question, onClose }: { question: Question; onClose: () => 
 }
 
 function Input({ field, value, onChange }: { field: Field; value: string; onChange: (value: string) => void }) {
-  const common = { name: field.name, value, required: field.required };
+  const id = `field-${field.name}`;
+  const hint = field.hint ? `${id}-hint` : undefined;
+  const common = { id, name: field.name, value, required: field.required, "aria-describedby": hint };
   return (
-    <label class="field">
-      <span>{field.label}</span>
+    <div class="field">
+      <label for={id}>{field.label}</label>
       {field.type === "select" ? (
         <select {...common} onChange={(event) => onChange(event.currentTarget.value)}>
           {field.options?.map(([option, text]) => (
@@ -106,8 +108,8 @@ function Input({ field, value, onChange }: { field: Field; value: string; onChan
       ) : (
         <input {...common} type={field.type ?? "text"} min={field.min} onInput={(event) => onChange(event.currentTarget.value)} />
       )}
-      {field.hint ? <small>{field.hint}</small> : null}
-    </label>
+      {field.hint ? <small id={hint}>{field.hint}</small> : null}
+    </div>
   );
 }
 

@@ -70,17 +70,17 @@ export function Empty({ children }: { children: ComponentChildren }) {
 }
 
 /** The command that does the same. */
-export function Cli({ line }: { line: string }) {
+export function Cli({ line, raw = false }: { line: string; raw?: boolean }) {
   const copy = async () => {
     try {
       await navigator.clipboard.writeText(line);
-      say("copied the command");
+      say("copied");
     } catch {
       say(`the browser does not allow copying here; select the text: ${line}`, true);
     }
   };
   return (
-    <button type="button" class="cli" title="Copy this command" onClick={() => void copy()}>
+    <button type="button" class={raw ? "cli raw" : "cli"} title={raw ? "Copy" : "Copy this command"} onClick={() => void copy()}>
       <code>{line}</code>
     </button>
   );
@@ -196,13 +196,14 @@ export function useData<T>(
   return { data, error, reload: () => setAgain((count) => count + 1) };
 }
 
-/** Changes when something happened in the fleet, at most every other second. */
+/** Changes when something happened in the fleet, after a few seconds: many browsers may be open. */
 export function useFleetChange(): number {
   const newest = recent.value[0]?.seq ?? 0;
   const [seen, setSeen] = useState(newest);
   useEffect(() => {
     if (newest === seen) return;
-    const timer = setTimeout(() => setSeen(newest), 2000);
+    const newestNow = () => setSeen(recent.value[0]?.seq ?? 0);
+    const timer = setTimeout(newestNow, 1500 + 2000 * Math.random());
     return () => clearTimeout(timer);
   }, [newest > seen]);
   return seen;

@@ -48,7 +48,7 @@ export function Inventory() {
               name: "Type",
               cell: (row) => (
                 <>
-                  {typeName(row.accelerator)} <span class="quiet">{plural(row.chips, "chip")}</span>
+                  {typeName(row.accelerator)} <span class="sub">{plural(row.chips, "chip")}</span>
                 </>
               ),
             },
@@ -56,7 +56,7 @@ export function Inventory() {
               name: "Zone",
               cell: (row) => (
                 <>
-                  {row.zone || "any"} <span class="quiet">{row.capacity}</span>
+                  {row.zone || "any"} <span class="sub">{row.capacity}</span>
                 </>
               ),
             },
@@ -65,21 +65,22 @@ export function Inventory() {
               name: "State",
               cell: (row) => (
                 <>
-                  <State name={row.state} /> {row.since ? <span class="quiet"><Age at={row.since} /></span> : null}
+                  <State name={row.state} /> {row.since ? <span class="sub"><Age at={row.since} /></span> : null}
                 </>
               ),
             },
-            { name: "Owner", cell: (row) => row.owner ?? "–" },
             {
-              name: "Job",
-              cell: (row) =>
-                row.job_id ? (
-                  <Clip title={row.job_name}>
-                    <JobLink id={row.job_id} name={row.job_name} />
-                  </Clip>
-                ) : (
-                  "–"
-                ),
+              name: "Owner, job",
+              cell: (row) => (
+                <>
+                  {row.owner ?? "–"}
+                  {row.job_id ? (
+                    <Clip title={row.job_name}>
+                      <JobLink id={row.job_id} name={row.job_name} />
+                    </Clip>
+                  ) : null}
+                </>
+              ),
             },
             {
               name: "Belongs to, note",

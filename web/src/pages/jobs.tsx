@@ -131,15 +131,13 @@ export function Jobs() {
             </button>
           ) : null}
         </nav>
-      </form>
-      <Failure message={error} />
-      {isMember() && !chosen.size ? (
-        <div class="controls">
+        {isMember() ? (
           <button type="button" onClick={() => ask(submit(pools?.pools ?? []))}>
             New job
           </button>
-        </div>
-      ) : null}
+        ) : null}
+      </form>
+      <Failure message={error} />
       {chosen.size ? (
         <Bulk
           chosen={chosen}

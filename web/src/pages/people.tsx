@@ -201,9 +201,9 @@ function Tokens() {
       {shown ? (
         <div class="card secret" role="status">
           <p>
-            Token {shown.id} of {shown.user}. It is shown only now:
+            Token {shown.id} of {shown.user}. It is shown only now. Save it in a file of mode 600, and set TPUFLEET_TOKEN_FILE to its path:
           </p>
-          <Cli line={`export TPUFLEET_TOKEN=${shown.token}`} />
+          <Cli raw line={shown.token} />
         </div>
       ) : null}
       <Table
