@@ -34,7 +34,13 @@ class Dataset:
         """With `tolerant`, units whose record is damaged are missing, and in `damaged`."""
         self.storage = storage
         self.plan = plans.load(storage)
-        units = Units(storage, count=self.plan.units, worker="reader", tolerant=tolerant)
+        units = Units(
+            storage,
+            count=self.plan.units,
+            worker="reader",
+            tolerant=tolerant,
+            indexed=not tolerant,  # who is tolerant looks for damaged records
+        )
         self.commits: dict[int, Commit] = units.committed()
         self.damaged = {unit: reason for unit, (_, reason) in units.damaged.items()}
         self._files: dict[int, list[shards.ShardFile]] = {}
