@@ -46,9 +46,9 @@ if TOY:
     TOKENS, MAX_LENGTH, MEDIAN = 4_000, 64, 20
 
 
-def write_inputs(folder: Path, tokens: int) -> int:
+def write_inputs(folder: Path, tokens: int) -> list[int]:
     """A model of the benchmark's shape with random weights, and lognormal samples; returns the
-    number of tokens."""
+    tokens of each."""
     import ml_dtypes
     import numpy as np
     from safetensors.numpy import save_file
@@ -78,21 +78,24 @@ def write_inputs(folder: Path, tokens: int) -> int:
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(SHAPE))
     (folder / "tokenizer.json").write_text(_TOKENIZER)
-    total = 0
+    lengths: list[int] = []
+    left = tokens
     with open(folder / "data.jsonl", "w") as file:
-        while total < tokens:
+        while left > 0:
             length = int(np.clip(chance.lognormal(np.log(MEDIAN), SIGMA), 1, MAX_LENGTH))
             row = chance.integers(0, SHAPE["vocab_size"], length)
             file.write(json.dumps({"tokens": row.tolist()}) + "\n")
-            total += length
-    return total
+            lengths.append(length)
+            left -= length
+    return lengths
 
 
-def command(inputs: Path, out: Path, layers: list[int], cache: Path, tokens: int) -> dict:
-    """`tpu extract plan` and `run` with default options, but for the folder of the cache."""
+def command(inputs: Path, out: Path, layers: list[int], cache: Path, lengths: list[int]) -> dict:
+    """`tpu extract plan` and `run` with default options, but for the folder of the cache, for the
+    first samples, which have these lengths."""
     sites = [f"--site=resid_post.{layer}" for layer in layers]
     data = ["--model", str(inputs), "--data", str(inputs / "data.jsonl")]
-    limit = ["--max-length", str(MAX_LENGTH)]
+    limit = ["--max-length", str(MAX_LENGTH), "--max-samples", str(len(lengths))]
     # The group alone: the machine with the GPU needs no control plane.
     group = "from tpufleet.workloads.activations.cli.extract import extract; extract()"
     tpu = [sys.executable, "-c", group]
@@ -122,7 +125,7 @@ def command(inputs: Path, out: Path, layers: list[int], cache: Path, tokens: int
         # As the command says: from the first batch to the last commit.
         "tokens_per_second": float(rate[1].replace(",", "")) if rate else None,
         # Of the whole command: start, loading, compiling, writing, committing.
-        "tokens_per_second_command": tokens / seconds,
+        "tokens_per_second_command": sum(lengths) / seconds,
         "seconds": seconds,
         "gigabytes": size / 1e9,
         "bytes_per_second": size / seconds,
@@ -135,20 +138,21 @@ def ragged() -> dict:
     results: dict = {"median": MEDIAN, "sigma": SIGMA}
     last = SHAPE["num_hidden_layers"] - 1
     root = Path(tempfile.mkdtemp())
-    results["tokens"] = tokens = write_inputs(root / "inputs", TOKENS)
-    results["memory_tokens"] = half = write_inputs(root / "half", TOKENS // 2)
+    lengths = write_inputs(root / "inputs", TOKENS)
+    half = lengths[: len(lengths) // 2]  # four layers of all would not fit 128 GiB
+    results["tokens"], results["memory_tokens"] = sum(lengths), sum(half)
     emit(results)
     memory = Path(tempfile.mkdtemp(dir="/dev/shm"))
     four = [last // 4, last // 2, 3 * last // 4, last]
-    for name, layers, folder, inputs, count in (
-        ("first", [last], root, "inputs", tokens),
-        ("second", [last], root, "inputs", tokens),
-        ("memory_4", four, memory, "half", half),  # all of it would not fit 128 GiB
+    for name, layers, folder, samples in (
+        ("first", [last], root, lengths),
+        ("second", [last], root, lengths),
+        ("memory_4", four, memory, half),
     ):
         if name == "memory_4":
             results["memory_limit"] = parallel_writing(memory)
         try:
-            results[name] = command(root / inputs, folder / name, layers, root / "cache", count)
+            results[name] = command(root / "inputs", folder / name, layers, root / "cache", samples)
         except Exception as error:
             results[f"{name}_error"] = f"{type(error).__name__}: {error}"[:500]
         emit(results)

@@ -16,7 +16,7 @@ import pytest
 
 from tpufleet.errors import BadInput, Fenced, NotFound
 from tpufleet.runtime.object_store import FolderStore
-from tpufleet.runtime.units import Units
+from tpufleet.runtime.units import INDEX, Units
 
 LEASE = timedelta(seconds=60)
 
@@ -168,6 +168,51 @@ def test_many_records_are_read_in_parallel(tmp_path):
     units = Units(Bucket(tmp_path), count=40, worker="b")
     assert len(units.committed()) == 39 and not waiting.broken
     assert [claim.worker for claim in units.open_claims().values()] == ["a"]
+
+
+class CountingStore(FolderStore):
+    """Counts the objects read."""
+
+    reads = 0
+
+    def read(self, name):
+        self.reads += 1
+        return super().read(name)
+
+
+def test_commits_are_read_from_the_index_in_one_piece(tmp_path):
+    writer = Units(FolderStore(tmp_path), count=50, worker="a")
+    for number in range(50):
+        writer.commit(writer.claim(), {"n": number, "text": "a b\n"})
+    writer.write_index()
+    store = CountingStore(tmp_path)
+    assert Units(store, count=50, worker="b", indexed=True).committed() == writer.committed()
+    assert store.reads == 1
+
+
+def test_what_the_index_lacks_is_read_from_the_records(tmp_path):
+    writer = Units(FolderStore(tmp_path), count=3, worker="a")
+    for _ in range(2):
+        writer.commit(writer.claim(), {"try": 1})
+    writer.write_index()
+    assert writer.reopen(next(iter(writer.committed())), "damaged")
+    for _ in range(2):  # the third unit, and the reopened one
+        writer.commit(writer.claim(), {"try": 2})
+    reader = Units(FolderStore(tmp_path), count=3, worker="b", indexed=True)
+    assert reader.committed() == Units(FolderStore(tmp_path), count=3, worker="c").committed()
+    assert sorted(commit.outcome["try"] for commit in reader.committed().values()) == [1, 2, 2]
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[:-40], lambda text: text.replace(b"1", b"2")])
+def test_a_damaged_index_is_not_used(tmp_path, damage):
+    store = FolderStore(tmp_path)
+    writer = Units(store, count=3, worker="a")
+    for _ in range(3):
+        writer.commit(writer.claim(), {"n": 1})
+    writer.write_index()
+    store.replace(INDEX, damage(store.read(INDEX)))
+    reader = Units(store, count=3, worker="b", indexed=True)
+    assert reader.committed() == writer.committed()
 
 
 def test_units_of_a_worker_that_left_are_taken_over_immediately(worker):

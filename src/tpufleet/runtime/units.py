@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 from zlib import crc32
 
 from tpufleet.errors import BadInput, Fenced, FleetError, NotFound, Permanent
@@ -29,6 +30,9 @@ LEASE = timedelta(seconds=60)
 PARALLEL_READS = 16
 REOPENED = "reopened"  # the worker of the claim that reopens a unit
 CLAIM_KEYS = frozenset({"worker", "nonce", "at", "incarnation"})
+# All commits in one object, for readers. Records never change, so a copy is never wrong, only
+# incomplete: what it lacks is read from the records.
+INDEX = "index/commits.jsonl"
 RECORD_KEYS = {"claim": CLAIM_KEYS, "commit": (CLAIM_KEYS - {"incarnation"}) | {"outcome"}}
 
 
@@ -52,6 +56,26 @@ class Commit:
     worker: str
     at: float
     outcome: Mapping[str, Any]
+
+
+class UnparsedOutcome(Mapping[str, Any]):
+    """An outcome that is parsed when it is first used: few of many units are."""
+
+    def __init__(self, text: bytes):
+        self._text = text
+
+    @cached_property
+    def _parsed(self) -> dict[str, Any]:
+        return json.loads(self._text)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._parsed[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parsed)
+
+    def __len__(self) -> int:
+        return len(self._parsed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,13 +105,15 @@ class Units:
         lease: timedelta = LEASE,
         steal_after: timedelta | None = None,
         tolerant: bool = False,
+        indexed: bool = False,
         clock: Callable[[], float] = time.time,
     ):
         """`worker` is unique among running workers. A later `incarnation` of the same worker
         immediately takes over the claims of an earlier one, and its heartbeats count only for its
         own claims. With `steal_after`, a unit that a live worker has held longer than that may be
         taken over too; each take-over doubles the delay. With `tolerant`, damaged records do not
-        raise: they are listed in `damaged`."""
+        raise: they are listed in `damaged`. With `indexed`, commits are read from the index, if
+        there is one."""
         if not worker:
             raise BadInput("worker must not be empty")
         self.objects = objects
@@ -99,6 +125,7 @@ class Units:
         self._clock = clock
         self._committed: dict[int, Commit] = {}
         self._tolerant = tolerant
+        self._index: dict[int, Commit] | None = None if indexed else {}
         self.damaged: dict[int, tuple[int, str]] = {}  # unit: number of its last record, the error
         self._claims: dict[tuple[int, int], dict[str, Any]] = {}
         self.held: list[HeldUnit] = []  # by others, when `claim` last returned None
@@ -151,6 +178,17 @@ class Units:
         """Every commit so far, by unit, derived from the records."""
         self._load(self._last_records())
         return dict(sorted(self._committed.items()))
+
+    def write_index(self) -> None:
+        """Write the index of all commits so far."""
+        lines = [
+            f"{unit} {commit.token} {commit.at!r} {quote(commit.worker, safe='')} ".encode()
+            + _encode(commit.outcome)
+            + b"\n"
+            for unit, commit in self.committed().items()
+        ]
+        text = b"".join(lines)
+        self.objects.replace(INDEX, _checksum(text) + b"\n" + text)
 
     def reopen(self, unit: int, reason: str) -> bool:
         """Return a unit to the queue, whose commit (as last read) or last record is damaged. Its
@@ -229,11 +267,18 @@ class Units:
 
     def _load(self, last: Mapping[int, int]) -> None:
         """Read and cache these records. They are immutable, so each is read once."""
+        if self._index is None:
+            self._index = self._read_index()
         unread = [
             (unit, number)
             for unit, number in last.items()
             if unit not in self._committed and (unit, number) not in self._claims
         ]
+        for unit, number in unread:
+            indexed = self._index.get(unit)
+            if indexed is not None and indexed.token + 1 == number:
+                self._committed[unit] = indexed
+        unread = [key for key in unread if key[0] not in self._committed]
         for key, record in zip(unread, self._read_all(unread), strict=True):
             if isinstance(record, DamagedRecord):
                 if not self._tolerant:
@@ -243,6 +288,26 @@ class Units:
                 self._claims[key] = record
             else:
                 self._committed[key[0]] = _commit(*key, record)
+
+    def _read_index(self) -> dict[int, Commit]:
+        """The commits in the index, by unit."""
+        index: dict[int, Commit] = {}
+        try:
+            check, _, lines = self.objects.read(INDEX).partition(b"\n")
+            if check != _checksum(lines):
+                return {}  # damaged: the records have it all
+        except NotFound:
+            return {}
+        for line in lines.splitlines():
+            unit, token, at, worker, outcome = line.split(b" ", 4)
+            index[int(unit)] = Commit(
+                unit=int(unit),
+                token=int(token),
+                worker=unquote(worker.decode()),
+                at=float(at),
+                outcome=UnparsedOutcome(outcome),
+            )
+        return index
 
     def _read_all(
         self, keys: Sequence[tuple[int, int]]
@@ -328,6 +393,10 @@ def _record_name(unit: int, number: int) -> str:
 
 def _heartbeat_name(worker: str) -> str:
     return f"workers/{quote(worker, safe='')}.json"
+
+
+def _checksum(text: bytes) -> bytes:
+    return b"%08x" % crc32(text)
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:

@@ -251,6 +251,38 @@ def test_shuffled_rows_yields_every_row_once_in_a_reproducible_random_order(fold
     assert rows(1) != stored
 
 
+def test_shuffled_batches_say_where_each_row_comes_from(folder):
+    synthetic.extract(folder, synthetic.plan(samples=40, unit_samples=7, dtype="f32"))
+    dataset = datasets.Dataset(folder)
+    sites = ["resid_post.0", "mlp_hidden.1"]
+    seen = 0
+    for rows in datasets.shuffled_batches(dataset, sites, batch=16, block=4):
+        for n, (sample, position) in enumerate(zip(rows.samples, rows.positions, strict=True)):
+            assert rows.tokens[n] == dataset.tokens(sample)[position]
+            for site in sites:
+                np.testing.assert_array_equal(
+                    rows.values[site][n], dataset.read(sample, site)[position]
+                )
+        seen += len(rows.tokens)
+    assert seen == sum(synthetic.length(sample) for sample in range(40))
+
+
+@pytest.mark.parametrize("batch, together", [(8, 3), (50, 2), (1000, 4)])
+def test_a_shuffled_stream_resumes_at_any_batch(folder, batch, together):
+    synthetic.extract(folder, synthetic.plan(samples=30, unit_samples=7, dtype="f32"))
+    dataset = datasets.Dataset(folder)
+
+    def batches(skip: int) -> list[bytes]:
+        stream = datasets.shuffled_batches(
+            dataset, ["resid_post.0"], batch=batch, block=4, blocks_in_memory=together, skip=skip
+        )
+        return [rows.values["resid_post.0"].tobytes() + rows.samples.tobytes() for rows in stream]
+
+    whole = batches(0)
+    for skip in range(len(whole) + 2):
+        assert batches(skip) == whole[skip:]
+
+
 def test_more_shards_than_the_open_file_limit_can_be_read(folder):
     synthetic.extract(folder, synthetic.plan(samples=120, unit_samples=1, dtype="f32"))
     dataset = datasets.Dataset(folder)

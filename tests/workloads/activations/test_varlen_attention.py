@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ DIM = 32
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Several tiles for each sample of a short row."""
-    tiling = varlen_attention.Tiling(queries=32, keys=16)
+    tiling = varlen_attention.AttentionTiling(queries=32, keys=16)
     monkeypatch.setitem(varlen_attention.TILINGS, DIM, tiling)
 
 
@@ -31,13 +34,25 @@ def attend(how: Attention, lengths: list[int], seed: int = 0, *, others: float =
             size=(size, heads, DIM)
         )
         inputs.append(jnp.asarray(values))
-    result = how(*inputs, how.layout(positions, segments, DIM))
-    return np.asarray(result)[0, start : start + size]
+    return np.asarray(run(how, *inputs, positions, segments))[0, start : start + size]
 
 
-@pytest.mark.parametrize("softcap", [None, 3.0], ids=["uncapped", "capped"])
-@pytest.mark.parametrize("window", [None, 20, 500], ids=["causal", "windowed", "wide"])
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "alone"])
+@functools.partial(jax.jit, static_argnums=0)
+def run(how: Attention, query, key, value, positions, segments):
+    return how(query, key, value, how.layout(positions, segments, DIM))
+
+
+@pytest.mark.parametrize(
+    "softcap, window, packed",
+    [
+        (None, None, True),
+        (3.0, None, True),
+        (None, 20, True),
+        (3.0, 20, False),
+        (None, 500, True),
+    ],
+    ids=["causal", "capped", "windowed", "capped and windowed, alone", "wide window"],
+)
 def test_the_kernel_agrees_with_numpy(softcap, window, packed):
     how = Attention(kernel="varlen", scale=0.3, window=window, softcap=softcap)
     assert attention.example_gap(how, DIM, np.float32, packed=packed) < 1e-5

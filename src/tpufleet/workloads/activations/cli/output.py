@@ -91,7 +91,7 @@ def progress_line(snapshot: Mapping[str, Any]) -> str:
         parts.append(f"MFU {snapshot['mfu']:.0%}")
     if snapshot["programs"]:
         parts.append(
-            f"{snapshot['programs']} programs compiled in {snapshot['compile_seconds']:.0f} s"
+            f"{_programs(snapshot['programs'])} compiled in {snapshot['compile_seconds']:.0f} s"
         )
     parts.append("queues " + " ".join(f"{name}:{n}" for name, n in snapshot["queues"].items()))
     if snapshot["waiting"]:
@@ -103,13 +103,17 @@ def progress_line(snapshot: Mapping[str, Any]) -> str:
     return " · ".join(parts)
 
 
+def _programs(count: int) -> str:
+    return "1 program" if count == 1 else f"{count:,} programs"
+
+
 def show_end(meter: Meter) -> None:
     snapshot = meter.snapshot()
     click.echo(
         f"\nthis worker committed {snapshot['units']:,} units at "
         f"{snapshot['tokens_per_second']:,.0f} tokens/s; {snapshot['samples']:,} of "
         f"{snapshot['total']:,} samples are committed; {snapshot['skipped']:,} skipped here; "
-        f"padding {snapshot['padding']:.0%}, {snapshot['programs']} programs compiled in "
+        f"padding {snapshot['padding']:.0%}, {_programs(snapshot['programs'])} compiled in "
         f"{snapshot['compile_seconds']:.0f} s",
         err=True,
     )

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import NotFound
 from tpufleet.runtime.units import Commit, Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io import dtypes, shards, zstd_shards
+from tpufleet.workloads.activations.io.shuffling import shuffled_batches as shuffled_batches
+from tpufleet.workloads.activations.io.shuffling import shuffled_rows as shuffled_rows
 from tpufleet.workloads.activations.io.storage import Storage, open_storage
-
-READERS = 8  # blocks of a shuffled stream read concurrently
-
-
-Block = tuple[int, int, str, int, int]  # unit, file, site, first row, end
 
 
 class RowSpan(NamedTuple):
@@ -38,11 +34,20 @@ class Dataset:
         """With `tolerant`, units whose record is damaged are missing, and in `damaged`."""
         self.storage = storage
         self.plan = plans.load(storage)
-        units = Units(storage, count=self.plan.units, worker="reader", tolerant=tolerant)
+        units = Units(
+            storage,
+            count=self.plan.units,
+            worker="reader",
+            tolerant=tolerant,
+            indexed=not tolerant,  # who is tolerant looks for damaged records
+        )
         self.commits: dict[int, Commit] = units.committed()
         self.damaged = {unit: reason for unit, (_, reason) in units.damaged.items()}
         self._files: dict[int, list[shards.ShardFile]] = {}
         self._spans: Callable[[int], dict[int, RowSpan]] = lru_cache(256)(self._read_spans)
+        self._row_owners: Callable[[int, int], tuple[np.ndarray, np.ndarray]] = lru_cache(1024)(
+            self._read_row_owners
+        )
         self._metadata: Callable[[int], dict[int, dict[str, Any]]] = lru_cache(8)(
             self._read_metadata
         )
@@ -110,6 +115,17 @@ class Dataset:
             values.astype(np.float32) * self._raw(shard, site + shards.SCALE, start, stop)[:, None]
         )
 
+    def row_tokens(self, unit: int, file: int, start: int, stop: int) -> np.ndarray:
+        return self._raw(self.files(unit)[file], shards.TOKENS, start, stop)
+
+    def row_positions(self, unit: int, file: int, start: int, stop: int) -> np.ndarray:
+        return self._raw(self.files(unit)[file], shards.POSITIONS, start, stop)
+
+    def row_samples(self, unit: int, file: int, start: int, stop: int) -> np.ndarray:
+        """The sample that each row belongs to."""
+        samples, rows = self._row_owners(unit, file)
+        return samples[np.searchsorted(rows, np.arange(start, stop), side="right") - 1]
+
     def row_count(self, unit: int, file: int) -> int:
         return self.files(unit)[file].tensors[shards.TOKENS].shape[0]
 
@@ -131,6 +147,15 @@ class Dataset:
             for i, sample in enumerate(indexes.tolist()):
                 spans[sample] = RowSpan(unit, number, int(rows[i]), int(rows[i + 1]))
         return spans
+
+    def _read_row_owners(self, unit: int, file: int) -> tuple[np.ndarray, np.ndarray]:
+        """The samples of a file that have rows, in order, and the first row of each."""
+        shard = self.files(unit)[file]
+        count = shard.tensors[shards.SAMPLE_INDEX].shape[0]
+        samples = self._raw(shard, shards.SAMPLE_INDEX, 0, count)
+        rows = self._raw(shard, shards.SAMPLE_ROWS, 0, count + 1)
+        present = np.diff(rows) > 0
+        return samples[present], rows[:-1][present]
 
     def _read_metadata(self, unit: int) -> dict[int, dict[str, Any]]:
         per_file = (self.file_metadata(unit, file) for file in range(len(self.files(unit))))
@@ -178,70 +203,3 @@ def as_jax(values: np.ndarray) -> Any:
     import jax.numpy as jnp
 
     return jnp.asarray(values)
-
-
-def shuffled_rows(
-    dataset: Dataset,
-    site: str,
-    *,
-    batch: int,
-    seed: int = 0,
-    block: int = 256,
-    blocks_in_memory: int = 256,
-    rank: int = 0,
-    world_size: int = 1,
-) -> Iterator[np.ndarray]:
-    """Every stored row of a site once, shuffled over the dataset, in batches: for training.
-
-    Blocks of consecutive rows are read in random order and shuffled in memory, so that reads stay
-    sequential; the next blocks are read ahead. The same seed gives the same order. Each rank gets
-    its own rows, as many as every other, so that all ranks take the same number of steps: of the
-    stored rows, the last `rows % world_size` of the shuffled order are dropped.
-    """
-    if batch < 1 or block < 1 or blocks_in_memory < 1 or not 0 <= rank < world_size:
-        raise BadInput("batch and blocks must be positive, and rank less than world_size")
-    if site not in dataset.sites:
-        raise dataset.missing_site_error(site)
-    blocks = [
-        (unit, file, site, start, min(start + block, dataset.row_count(unit, file)))
-        for unit in sorted(dataset.commits)
-        for file in range(len(dataset.files(unit)))
-        for start in range(0, dataset.row_count(unit, file), block)
-    ]
-    random = np.random.default_rng(seed)
-    blocks = [blocks[n] for n in random.permutation(len(blocks))]
-    each = sum(block[4] - block[3] for block in blocks) // world_size
-    blocks = _cut(blocks, rank * each, (rank + 1) * each)
-    shuffling = np.random.default_rng((seed, rank))
-    rest: np.ndarray | None = None
-    with ThreadPoolExecutor(READERS) as readers:
-
-        def read(block: Block) -> np.ndarray:
-            return np.array(dataset.rows(*block))  # copied, so that pages are read in this thread
-
-        def begin(first: int) -> list[Future[np.ndarray]]:
-            return [readers.submit(read, one) for one in blocks[first : first + blocks_in_memory]]
-
-        pending = begin(0)
-        for first in range(0, len(blocks), blocks_in_memory):
-            rows = [future.result() for future in pending]
-            pending = begin(first + blocks_in_memory)
-            pool = np.concatenate(rows if rest is None else [rest, *rows])
-            pool = pool[shuffling.permutation(len(pool))]
-            full = len(pool) // batch * batch
-            yield from pool[:full].reshape(-1, batch, *pool.shape[1:])
-            rest = pool[full:]
-    if rest is not None and len(rest):
-        yield rest
-
-
-def _cut(blocks: list[Block], start: int, stop: int) -> list[Block]:
-    """The blocks that hold rows start … stop of all blocks in order, cut at both ends."""
-    chosen: list[Block] = []
-    at = 0
-    for unit, file, site, first, last in blocks:
-        low, high = max(start - at, 0), min(stop - at, last - first)
-        if low < high:
-            chosen.append((unit, file, site, first + low, first + high))
-        at += last - first
-    return chosen

@@ -25,7 +25,7 @@ MASKED = -1e30  # finite: a row without any key yet has no NaN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tiling:
+class AttentionTiling:
     """Tile sizes, chosen by measurement on an H200."""
 
     queries: int = 64
@@ -34,11 +34,11 @@ class Tiling:
     stages: int = 3  # loads in flight to shared memory
 
 
-TILINGS = {256: Tiling(queries=128, warps=8, stages=2)}
+TILINGS = {256: AttentionTiling(queries=128, warps=8, stages=2)}
 
 
-def tiling_for(head_dim: int) -> Tiling:
-    return TILINGS.get(head_dim, Tiling())
+def tiling_for(head_dim: int) -> AttentionTiling:
+    return TILINGS.get(head_dim, AttentionTiling())
 
 
 def tile_table(positions: Any, head_dim: int, *, packed: bool) -> Any:
@@ -118,7 +118,7 @@ def _tile(
     value: Any,
     out: Any,
     *,
-    tiling: Tiling,
+    tiling: AttentionTiling,
     scale: float,
     window: int | None,
     softcap: float | None,

@@ -31,6 +31,7 @@ from tpufleet.workloads.activations.pipeline.locations import Locations
 from tpufleet.workloads.activations.pipeline.progress_meter import Meter
 
 DEFAULT_COMPUTE = "bf16"
+INDEXED_UNITS = 1_000  # datasets of so many units get an index, so that they open quickly
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +121,10 @@ def run(
             if is_gang and jax.process_index():
                 return worker.run(report)
             with workers.HeartbeatThread(units, settings.lease.total_seconds() / 4):
-                return worker.run(report)
+                worker.run(report)
+                if plan.units >= INDEXED_UNITS and units.finished():
+                    units.write_index()
+                return meter
 
 
 def _batching(plan: plans.ExtractionPlan, *, varlen: bool) -> str:
