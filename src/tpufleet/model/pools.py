@@ -69,3 +69,7 @@ class CapacityRefusal:
     @property
     def key(self) -> str:
         return f"{self.provider}|{self.zone}|{self.accelerator}|{self.capacity}"
+
+    def holds(self, now: datetime) -> bool:
+        """One from the future does not: the clock was set back, and nobody knows how old it is."""
+        return self.refused_at <= now < self.until

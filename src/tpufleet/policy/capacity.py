@@ -94,7 +94,7 @@ class RefusalHistory:
             for source, refusals in self._by_source.items()
             if source.provider == provider
             for refusal in refusals.values()
-            if refusal.kind is RefusalKind.ACCESS and refusal.until > now
+            if refusal.kind is RefusalKind.ACCESS and refusal.holds(now)
         ]
 
     def latest(self, source: CapacitySource, accelerator: str) -> CapacityRefusal | None:
@@ -103,7 +103,7 @@ class RefusalHistory:
     def refused_recently(self, source: CapacitySource, accelerator: str, now: datetime) -> bool:
         """Refused not long ago, and nothing granted since."""
         refusal = self.latest(source, accelerator)
-        if refusal is None or not refusal.streak:
+        if refusal is None or not refusal.streak or refusal.refused_at > now:
             return False
         return now < refusal.refused_at + RECENT_FACTOR * (refusal.until - refusal.refused_at)
 
@@ -135,7 +135,7 @@ class RefusalHistory:
         blocked = [
             refusal
             for refusal in refusals.values()
-            if refusal.until > now and _covers(refusal, accelerator_type)
+            if refusal.holds(now) and _covers(refusal, accelerator_type)
         ]
         return max(blocked, key=lambda refusal: refusal.until, default=None)
 

@@ -34,7 +34,7 @@ def status(
 ) -> ServerStatus:
     report = controller_report(store)
     queued = store.jobs(JobQuery(states=frozenset({JobState.QUEUED}), limit=_MAX_QUEUED))
-    blocked = [refusal for refusal in store.refusals() if refusal.until > now]
+    blocked = [refusal for refusal in store.refusals() if refusal.holds(now)]
     return ServerStatus(
         version=tpufleet.__version__,
         now=now,
