@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
-from tpufleet.errors import FleetError, Unreachable
+from tpufleet.errors import FleetError, StorageFull, Unreachable
 from tpufleet.stores.database import DatabaseSession, Row
 from tpufleet.stores.sql import SqlStore
 
@@ -95,6 +95,8 @@ class SqliteDatabase:
                 self._release(connection)
         except sqlite3.OperationalError as error:
             name = getattr(error, "sqlite_errorname", "")
+            if name == "SQLITE_FULL":
+                raise StorageFull(f"database {self._path}: {error}") from error
             if name.startswith(_TEMPORARY_ERRORS):
                 raise Unreachable(f"database {self._path} is unavailable: {error}") from error
             raise
