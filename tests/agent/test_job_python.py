@@ -17,6 +17,7 @@ from tpufleet.agent import own_wheel, uv_tool
 from tpufleet.agent.workload import job_python
 from tpufleet.errors import BadInput
 from tpufleet.model import job_file
+from tpufleet.model.hosts import Phase
 
 
 def planned(folder: Path, *files: str, job_python_setting: str = "uv", **changes):
@@ -150,8 +151,10 @@ def test_a_job_runs_in_its_own_environment_and_the_second_attempt_uses_the_cache
     assert "pip" in log and "/python/lib/" in log, "pip is that of the environment"
     harness.assign("python", "train.py", attempt_id="j1.1", **job)
     assert harness.wait_for_exit("j1.1").clean
-    ready = [line for line in harness.log("j1.1").splitlines() if "ready after" in line]
-    assert ready and ready[0].endswith("3 packages, 3 from the cache"), ready
+    assert "environment: ready: 3 packages, 3 from the cache, in " in harness.log("j1.1")
+    reported = harness.wait_for_phase(Phase.EXITED, "j1.1").environment
+    assert (reported.packages, reported.cached) == (3, 3)
+    assert reported.source == "dependencies of the job" and reported.seconds > 0
 
 
 @pytest.mark.parametrize("planted", ["folder", "folder above", "file", "hard link", "directory"])

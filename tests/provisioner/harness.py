@@ -16,7 +16,8 @@ from tpufleet.provisioner.kube import label_keys, pod_owners
 from tpufleet.provisioner.kube.pool_events import EventReporter
 from tpufleet.provisioner.loop import Provisioner
 from tpufleet.testbed.gke.grpc_server import GkeServer, client
-from tpufleet.testbed.gke.node_pools import GkeEmulator, NoNodes
+from tpufleet.testbed.gke.node_backends import NoNodes
+from tpufleet.testbed.gke.node_pools import GkeEmulator
 
 
 class RecordedEvents:
@@ -37,10 +38,19 @@ class RecordedEvents:
         self.recorded.append((involved_object["kind"], reason, message))
 
     def reasons(self) -> list[str]:
-        return [reason for _, reason, _ in self.recorded]
+        return [reason for _, reason, _ in self._once()]
 
     def messages(self, reason: str) -> list[str]:
-        return [message for _, other, message in self.recorded if other == reason]
+        return [message for _, other, message in self._once() if other == reason]
+
+    def _once(self) -> list[tuple[str, str, str]]:
+        """Without the copies on the JobSet of what was just reported on its pod or node."""
+        before = [("", "", ""), *self.recorded]
+        return [
+            event
+            for event, last in zip(self.recorded, before, strict=False)
+            if event[0] == last[0] or event[1] != last[1] or not event[2].endswith(last[2])
+        ]
 
 
 class ProvisionerHarness:

@@ -32,6 +32,11 @@ class SimulatedNodes:
     def delete_nodes(self, pool: str) -> None:
         self.created.pop(pool, None)
 
+    def relabel_nodes(self, pool: Any) -> None:
+        manifests = kwok_nodes.node_manifests(kwok_backend.kwok_node_pool(pool))
+        created = [at for _, at in self.created[pool.name]]
+        self.created[pool.name] = list(zip(manifests, created, strict=True))
+
     def all(self) -> list[Any]:
         return [self._node(*one) for of_pool in list(self.created.values()) for one in of_pool]
 

@@ -112,6 +112,27 @@ CAPACITY = [
         id="reservation of another project",
     ),
     pytest.param(RESERVED, True, {}, id="reservation, on-demand forced"),
+    pytest.param(
+        {**RESERVED, label_keys.RESERVATION_BLOCK: "b1"},
+        False,
+        {"reservationAffinity": affinity("mine/reservationBlocks/b1")},
+        id="block of a reservation",
+    ),
+    pytest.param(
+        {
+            **RESERVED,
+            label_keys.RESERVATION_PROJECT: "other",
+            label_keys.RESERVATION_BLOCK: "b1",
+            label_keys.RESERVATION_SUB_BLOCK: "s2",
+        },
+        False,
+        {
+            "reservationAffinity": affinity(
+                "projects/other/reservations/mine/reservationBlocks/b1/reservationSubBlocks/s2"
+            )
+        },
+        id="sub-block of a reservation of another project",
+    ),
 ]
 
 
@@ -329,6 +350,22 @@ def test_a_pod_that_would_not_fit_its_pool_is_rejected(pod_options, overrides, m
     pod = builders.pod(**pod_options)
     with pytest.raises(BadInput, match=message):
         pod_fit.check_pod_fits(pod, pool_spec(settings(**overrides), **pod_options))
+
+
+@pytest.mark.parametrize(
+    ("selector", "missing"),
+    [
+        pytest.param({label_keys.RESERVATION_BLOCK: "b"}, label_keys.RESERVATION, id="block"),
+        pytest.param(
+            {**RESERVED, label_keys.RESERVATION_SUB_BLOCK: "s"},
+            label_keys.RESERVATION_BLOCK,
+            id="sub-block",
+        ),
+    ],
+)
+def test_a_block_is_selected_with_its_reservation(selector, missing):
+    with pytest.raises(BadInput, match=f"without {missing}; add that node selector"):
+        pool_spec(node_selector=selector)
 
 
 def test_a_required_zone_is_used_or_rejected():

@@ -349,6 +349,9 @@ CHANGED_PODS = {
     "machine": {"node_selector": {label_keys.TOPOLOGY: "2x4"}, "chips": 8},
     "spot": SPOT_POD,
     "reservation": {"node_selector": {label_keys.RESERVATION: "mine"}},
+    "block of a reservation": {
+        "node_selector": {label_keys.RESERVATION: "mine", label_keys.RESERVATION_BLOCK: "b"}
+    },
     "label": {"node_selector": {"team": "blue"}},
     "zone": {"node_selector": {label_keys.ZONE: "us-central1-b"}},
     "service account": {"annotations": {label_keys.NODE_SERVICE_ACCOUNT: "mine@p.iam"}},
@@ -399,7 +402,7 @@ def test_the_mock_provider_reports_success_and_never_times_out(make):
     harness.submit(slices=2)
     harness.advance(20 * MINUTE)
     assert set(harness.events.reasons()) == {"NodePoolCreationStarted", "NodePoolCreationSucceeded"}
-    assert len(harness.events.recorded) == 4
+    assert len(harness.events.reasons()) == 4
     harness.complete()
     harness.advance(MINUTE)
     assert harness.events.reasons()[4:] == [

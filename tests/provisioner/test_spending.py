@@ -31,10 +31,10 @@ def requests(**amounts):
 # Known before a pool exists: nothing is bought.
 IMPOSSIBLE = {
     "spot without a toleration": ({"node_selector": {label_keys.SPOT: "true"}}, "toler"),
-    "a compute class": ({"node_selector": {label_keys.COMPUTE_CLASS: "tpus"}}, "compute class"),
     "4 Ti of memory": (requests(memory="4Ti"), "memory"),
     "500 CPUs": (requests(cpu="500"), "cpu"),
 }
+LEFT_TO_GKE = {"node_selector": {label_keys.COMPUTE_CLASS: "tpus"}}
 # Known only to the scheduler, once there are nodes.
 MISFITS = {
     "a label of GKE's that no node has": (
@@ -113,7 +113,8 @@ def test_over_many_jobsets_no_more_pools_are_bought_than_needed(harness):
     kinds = [
         {}, {}, {}, {"node_selector": {label_keys.TOPOLOGY: "2x4"}},
         {"node_selector": {label_keys.SPOT: "true"}, "tolerations": [SPOT_TOLERATION]},
-        *(pod for pod, _ in IMPOSSIBLE.values()), *(pod for pod, _ in MISFITS.values()),
+        LEFT_TO_GKE,
+        *(pod for pod, _ in (*IMPOSSIBLE.values(), *MISFITS.values())),
     ]  # fmt: skip
     needed = misfits = 0
     for batch in range(25):
@@ -138,7 +139,7 @@ def spend(harness, seed, batches):
     Returns pools bought, pools needed (or tried once for a pod that fits none), and failures."""
     chosen = random.Random(seed)
     fitting = [{}, {}, {"node_selector": {label_keys.TOPOLOGY: "2x4"}}]
-    impossible = [pod for pod, _ in IMPOSSIBLE.values()]
+    impossible = [LEFT_TO_GKE, *(pod for pod, _ in IMPOSSIBLE.values())]
     misfits = [pod for pod, _ in MISFITS.values()]
     needed = failures = 0
     for batch in range(batches):

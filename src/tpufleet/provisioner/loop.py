@@ -14,18 +14,20 @@ from typing import Protocol
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError, ProviderUnavailable
+from tpufleet.provisioner.gke.auto_provisioning import AutoProvisioningLimits
 from tpufleet.provisioner.gke.calls import GkeCall, InFlightCalls
 from tpufleet.provisioner.gke.node_pools import NodePools
 from tpufleet.provisioner.gke.pool_listing import PoolListing
 from tpufleet.provisioner.kube import label_keys, observations, pods
 from tpufleet.provisioner.kube.pod_owners import OwnerStatus
 from tpufleet.provisioner.kube.pods import Json
-from tpufleet.provisioner.kube.pool_events import CREATE_FAILED, EventReporter
+from tpufleet.provisioner.kube.pool_events import CREATE_FAILED, LEFT_TO_GKE, EventReporter
 from tpufleet.provisioner.metrics import ProvisionerMetrics
 from tpufleet.provisioner.planning import plans
 from tpufleet.provisioner.planning.cluster_state import ClusterState, ObservedPool, PoolStatus
-from tpufleet.provisioner.planning.plans import CreatePool, DeletePool, PoolPlan
+from tpufleet.provisioner.planning.pool_plan import CreatePool, DeletePool, PoolPlan
 from tpufleet.provisioner.planning.pool_tracker import ERROR_STATUSES, PoolTracker
+from tpufleet.provisioner.planning.warm_pools import AdoptPool
 from tpufleet.provisioner.result_handler import ResultHandler
 from tpufleet.provisioner.settings import ProvisionerSettings
 
@@ -76,6 +78,9 @@ class Provisioner:
         self.tracker = PoolTracker()
         self._calls = InFlightCalls(create_executor, delete_executor, self.wake)
         self._listing = PoolListing(pools.list_pools, settings.list_timeout)
+        self._auto_provisioning = AutoProvisioningLimits(
+            pools.auto_provisioned, settings.list_timeout
+        )
         self._results = ResultHandler(self.tracker, reporter, self.metrics)
         self.last_success: datetime | None = None  # of a reconciliation
         self._logged_plan: set[str] = set()
@@ -97,7 +102,7 @@ class Provisioner:
 
     def run(self) -> None:
         """Reconcile until closed."""
-        with contextlib.closing(self._listing):
+        with contextlib.closing(self._listing), contextlib.closing(self._auto_provisioning):
             self._reconcile_until_closed()
 
     def _reconcile_until_closed(self) -> None:
@@ -142,7 +147,12 @@ class Provisioner:
     def _observe(self, pools: Sequence[ObservedPool], now: datetime) -> ClusterState:
         owners = self._cluster.owners()
         owned = observations.owned_pods(self._cluster.pods(), self._settings)
-        demands = observations.pool_demands(owned, owners, self._settings)
+        auto_provisioned = (
+            self._auto_provisioning.accelerators(now)
+            if self._settings.respect_auto_provisioning
+            else frozenset()
+        )
+        demands = observations.pool_demands(owned, owners, self._settings, auto_provisioned)
         nodes = [node for node in self._cluster.nodes() if _is_managed(node)]
         parents = {
             (demand.pool_spec.namespace, demand.pool_spec.parent.name)
@@ -154,6 +164,7 @@ class Provisioner:
         self.tracker.observe_owners(pools, owners, now)
         self.tracker.observe_waiting(pools, demanded, now)
         self.tracker.observe_idle(pools, demanded, users, now)
+        self.tracker.observe_unused(pools, users, now)
         self._reporter.forget_except({demand.pod.uid for demand in demands})
         return ClusterState(
             pools=pools,
@@ -164,6 +175,9 @@ class Provisioner:
             ready_chips=observations.ready_chips(nodes, self._settings.pod_resource),
             users=users,
             idle_since=self.tracker.idle_since,
+            unused_since=self.tracker.unused_since,
+            adopting=self.tracker.adopting(self._calls.adopting),
+            unadoptable=frozenset(self.tracker.unadoptable),
             owner_missing_since=self.tracker.owner_missing_since,
             not_serving_since=self.tracker.not_serving_since,
             deleting=self.tracker.deleting(now) | self._calls.deleting,
@@ -177,6 +191,9 @@ class Provisioner:
         for create in plan.creates:
             call = GkeCall(action=create, started_at=now, state=state)
             self._calls.start(call, functools.partial(self._create, create))
+        for adopt in plan.adoptions:
+            call = GkeCall(action=adopt, started_at=now, state=state)
+            self._calls.start(call, functools.partial(self._adopt, adopt))
         for delete in plan.deletes:
             node_name = self._node_of(delete.pool.name)
             call = GkeCall(action=delete, started_at=now, state=state, node_name=node_name)
@@ -185,9 +202,8 @@ class Provisioner:
             self._results.handle_misfit(misfit.spec, misfit.reason, now)
         for waiting in plan.waiting:
             if waiting.report:
-                self._reporter.report_on_pod(
-                    waiting.pod, CREATE_FAILED, waiting.reason, waiting.cause
-                )
+                reason = LEFT_TO_GKE if waiting.left_to_gke else CREATE_FAILED
+                self._reporter.report_on_pod(waiting.pod, reason, waiting.reason, waiting.cause)
 
     def _log_plan(self, plan: PoolPlan) -> None:
         """Log what a dry run would do, once for as long as it stays the same."""
@@ -200,10 +216,14 @@ class Provisioner:
         self._pools.create(create.spec.create_request(create.location, create.pool_name))
         return True
 
+    def _adopt(self, adopt: AdoptPool) -> bool:
+        self._pools.relabel(adopt.pool.name, adopt.labels)
+        return True
+
     def _delete(self, delete: DeletePool) -> bool:
         if delete.orphan and not self._owner_is_gone(delete.pool):
             return False
-        if delete.misfit is not None and self._has_users(delete.pool):
+        if (delete.misfit is not None or delete.warm) and self._has_users(delete.pool):
             return False
         self._pools.delete(delete.pool.name)
         return True
@@ -239,7 +259,13 @@ class Provisioner:
         self.metrics.waiting_pods.set(len(state.demands))
 
     def _next_wait(self, plan: PoolPlan, state: ClusterState, now: datetime) -> timedelta:
-        pending = self._calls or self.tracker.pending_creates or self.tracker.pending_deletes
+        tracker = self.tracker
+        pending = (
+            self._calls
+            or tracker.pending_creates
+            or tracker.pending_deletes
+            or tracker.pending_adoptions
+        )
         if pending or any(pool.managed and pool.status in TRANSITIONAL for pool in state.pools):
             return self._settings.poll_interval
         wait = plan.recheck_at - now if plan.recheck_at is not None else IDLE_INTERVAL

@@ -12,6 +12,7 @@ from tpufleet.provisioner.gke.calls import GkeCall, GkeCallResult
 from tpufleet.provisioner.gke.node_pools import OperationFailure
 from tpufleet.provisioner.gke.pool_shapes import PoolShape
 from tpufleet.provisioner.gke.pool_specs import PoolSpec
+from tpufleet.provisioner.kube import pod_owners
 from tpufleet.provisioner.kube.pool_events import (
     CREATE_FAILED,
     CREATE_STARTED,
@@ -20,6 +21,7 @@ from tpufleet.provisioner.kube.pool_events import (
     DELETE_STARTED,
     DELETE_SUCCEEDED,
     POOL_NOT_FOUND,
+    POOL_REUSED,
     EventReporter,
 )
 from tpufleet.provisioner.metrics import ProvisionerMetrics
@@ -29,8 +31,9 @@ from tpufleet.provisioner.planning.cluster_state import (
     ObservedPool,
     PoolStatus,
 )
-from tpufleet.provisioner.planning.plans import CreatePool, DeletePool
+from tpufleet.provisioner.planning.pool_plan import CreatePool, DeletePool
 from tpufleet.provisioner.planning.pool_tracker import ERROR_STATUSES, PendingCreate, PoolTracker
+from tpufleet.provisioner.planning.warm_pools import AdoptPool
 
 log = logging.getLogger("tpufleet.provisioner")
 
@@ -48,6 +51,8 @@ class ResultHandler:
             error = FleetError(f"unexpected error: {error!r}")
         if isinstance(result.call.action, CreatePool):
             self._handle_create(result.call, result.call.action, error, now)
+        elif isinstance(result.call.action, AdoptPool):
+            self._handle_adoption(result.call, result.call.action, error)
         elif result.sent:
             self._handle_delete(result.call, result.call.action, error, now)
 
@@ -72,6 +77,20 @@ class ResultHandler:
             self._reporter.report_on_pod(create.pod, CREATE_STARTED, message)
         self._tracker.pending_creates[create.pool_name] = PendingCreate(create, call.started_at)
         self._metrics.calls.labels(verb="create", outcome=outcome).inc()
+
+    def _handle_adoption(self, call: GkeCall, adopt: AdoptPool, error: FleetError | None) -> None:
+        name = adopt.pool.name
+        if error is not None:
+            # The pod gets a pool of its own, and this one is deleted when its time is over.
+            log.warning("cannot reuse node pool %s: %s", name, error)
+            self._tracker.unadoptable.add(name)
+            self._metrics.calls.labels(verb="relabel", outcome="refused").inc()
+            return
+        self._tracker.pending_adoptions[name] = (adopt, call.started_at)
+        self._metrics.calls.labels(verb="relabel", outcome="started").inc()
+        previous = pod_owners.describe(adopt.pool.owner) if adopt.pool.owner else "another Job"
+        message = f"node pool {name} in {adopt.pool.location}, which served {previous}"
+        self._reporter.report_on_pod(adopt.pod, POOL_REUSED, message)
 
     def _handle_delete(
         self, call: GkeCall, delete: DeletePool, error: FleetError | None, now: datetime

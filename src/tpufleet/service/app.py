@@ -41,6 +41,7 @@ from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.connection_limits import AUTHENTICATED
 from tpufleet.service.event_streams import EventHub
+from tpufleet.service.fast_heartbeats import FastHeartbeats
 from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults, ArchivedSnapshots
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
@@ -50,6 +51,8 @@ from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.service.host_commands import HostCommandQueue
 from tpufleet.service.metrics import ServerMetrics
+from tpufleet.service.notifications.channels import ChannelSecrets
+from tpufleet.service.notifications.outbox import NotificationOutbox
 from tpufleet.service.queries import EndedJobRows
 from tpufleet.service.rate_limiter import RateLimiter, TooManyRequests
 from tpufleet.service.routing import (
@@ -88,8 +91,10 @@ DISK_FULL = (
 
 
 def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) -> Starlette:
-    """The application; `app.state.hub` wakes and closes its streams."""
+    """The application; `app.state.hub` wakes and closes its streams, and
+    `app.state.heartbeat_endpoint` answers heartbeats without its middleware and routes."""
     components = _components(deps)
+    limiter = limiter or RateLimiter()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -106,6 +111,9 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
             daemon=True,
         )
         housekeeping_thread.start()
+        threading.Thread(
+            target=components.outbox.run_until, args=(stopping,), name="notifications", daemon=True
+        ).start()
         uploads: list[asyncio.Future[None]] = []
         if isinstance(components.logs, ArchivedLogs):
             upload = asyncio.to_thread(components.logs.upload_until, stopping)
@@ -132,7 +140,7 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
             Middleware(
                 AuthMiddleware,
                 deps=deps,
-                limiter=limiter or RateLimiter(),
+                limiter=limiter,
                 pages=WebPages(),
                 links=components.login_links,
             )
@@ -142,6 +150,7 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
     )
     app.router.redirect_slashes = False
     app.state.hub = components.hub
+    app.state.heartbeat_endpoint = FastHeartbeats(components, limiter, _failure_response)
     return app
 
 
@@ -341,6 +350,10 @@ def error_response(error: FleetError) -> Response:
     return response
 
 
+def _failure_response(error: Exception) -> Response:
+    return error_response(error) if isinstance(error, FleetError) else _internal_error()
+
+
 def _internal_error() -> Response:
     return _error(500, "FleetError", "internal server error; see the server log")
 
@@ -380,6 +393,7 @@ def _header(scope: Scope, name: bytes) -> str | None:
 def _components(deps: ServiceDependencies) -> ServiceComponents:
     secrets = _secrets(deps)
     hub = EventHub(deps.store)
+    channel_secrets = ChannelSecrets(_secret_keys(deps))
     return ServiceComponents(
         deps=deps,
         storage=JobStorage(
@@ -397,6 +411,10 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
         host_commands=HostCommandQueue(deps.store),
         metrics=ServerMetrics(deps.store, deps.clock),
         login_links=LoginLinks(deps.secret),
+        channel_secrets=channel_secrets,
+        outbox=NotificationOutbox(
+            deps.store, deps.clock, channel_secrets, deps.notifications, lambda: hub.latest_event
+        ),
         openapi=openapi.document(ROUTES),
     )
 
@@ -413,8 +431,12 @@ def _results(deps: ServiceDependencies) -> ResultFiles:
     return ResultFiles(folder) if deps.archive is None else ArchivedResults(folder, deps.archive)
 
 
+def _secret_keys(deps: ServiceDependencies) -> list[bytes]:
+    return [key for key in (deps.secrets_key, derived_key(deps.secret)) if key is not None]
+
+
 def _secrets(deps: ServiceDependencies) -> SecretFiles:
-    keys = [key for key in (deps.secrets_key, derived_key(deps.secret)) if key is not None]
+    keys = _secret_keys(deps)
     files = SecretFiles(deps.state / "secrets", keys)
     if not deps.shared:
         if count := files.encrypt_all():

@@ -16,6 +16,7 @@ from tpufleet.agent.workload import untrusted_files
 from tpufleet.agent.workload.environment import SIMULATED_PLATFORM
 from tpufleet.agent.workload.exit_diagnosis import AGENT_LINE_PREFIX
 from tpufleet.model.agent_protocol import Assignment
+from tpufleet.model.attempts import EnvironmentReport
 
 UV = "uv"  # value of `job_python`
 # Read in this order; the first that exists declares the dependencies of the job.
@@ -131,15 +132,19 @@ def _supports_tpufleet(python: str | None) -> bool:
     return python is None or tuple(map(int, python.split(".")[:2])) >= OUR_MINIMUM
 
 
-def summarize(log_lines: Sequence[str]) -> str:
-    """`14 packages, 11 from the cache`, from what uv printed."""
+def report(source: str, seconds: float, log_lines: Sequence[str]) -> EnvironmentReport:
+    """From what uv printed."""
     counts = {"Installed": 0, "Prepared": 0}
     for line in log_lines:
         match = _COUNTS.match(line)
         if match and match[1] in counts:
             counts[match[1]] += int(match[2])
-    cached = max(0, counts["Installed"] - counts["Prepared"])
-    return f"{counts['Installed']} packages, {cached} from the cache"
+    return EnvironmentReport(
+        source=source,
+        seconds=round(seconds, 1),
+        packages=counts["Installed"],
+        cached=max(0, counts["Installed"] - counts["Prepared"]),
+    )
 
 
 def find_error(log_lines: Sequence[str]) -> str:

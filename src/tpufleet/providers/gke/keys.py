@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tpufleet.model import compute_reservations
+
 # tpufleet's.
 FLEET = "tpufleet.dev/fleet"
 ZONE = "tpufleet.dev/zone"
@@ -22,5 +24,5 @@ PRIORITY = "kueue.x-k8s.io/priority-class"
 POOL = "cloud.google.com/gke-nodepool"
 SPOT = "cloud.google.com/gke-spot"
 FLEX_START = "cloud.google.com/gke-flex-start"
-RESERVATION = "cloud.google.com/reservation-name"
+RESERVATION = compute_reservations.NAME_LABEL
 TPU = "google.com/tpu"

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from tpufleet.errors import BadRequest
+from tpufleet.model import compute_reservations
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pod_settings import BUCKET, PodSettings, parse_toleration
 from tpufleet.model.topology import Accelerator
@@ -47,10 +48,10 @@ def with_job_settings(settings: GkeSettings, pod: PodSettings) -> GkeSettings:
     )
 
 
-def fuse_annotations(settings: GkeSettings) -> Json:
-    """Part of the pods' metadata."""
+def fuse_annotations(settings: GkeSettings) -> dict[str, str]:
+    """Of the pods."""
     if any(BUCKET.fullmatch(source) for source in settings.volumes.values()):
-        return {"annotations": {GCS_FUSE_ANNOTATION: "true"}}
+        return {GCS_FUSE_ANNOTATION: "true"}
     return {}
 
 
@@ -133,7 +134,7 @@ def _selector(order: Order, settings: GkeSettings, accelerator: Accelerator) -> 
                     f"no reservation for {accelerator.name}; set it in gke.reservations, or allow "
                     "another capacity type"
                 )
-            chosen[keys.RESERVATION] = reservation
+            chosen |= compute_reservations.parse(reservation).node_labels
         case Capacity.QUEUED:
             chosen[keys.FLEX_START] = "true"
     return chosen

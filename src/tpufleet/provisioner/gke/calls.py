@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tpufleet.provisioner.planning.cluster_state import ClusterState, PendingPool
-from tpufleet.provisioner.planning.plans import CreatePool, DeletePool
+from tpufleet.provisioner.planning.pool_plan import CreatePool, DeletePool
+from tpufleet.provisioner.planning.warm_pools import AdoptPool
 
 # Creates are bounded by the setting CONCURRENCY, as upstream.
 MAX_CONCURRENT_DELETES = 16
@@ -18,7 +19,7 @@ MAX_CONCURRENT_DELETES = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GkeCall:
-    action: CreatePool | DeletePool
+    action: CreatePool | DeletePool | AdoptPool
     started_at: datetime
     state: ClusterState  # that the call was decided on
     node_name: str | None = None  # a node of the pool to delete
@@ -52,12 +53,13 @@ class InFlightCalls:
         return bool(self._in_flight)
 
     def start(self, call: GkeCall, send: Callable[[], bool]) -> None:
-        """Unless the same call is in flight. A pool is not created while it is being deleted."""
-        is_create = isinstance(call.action, CreatePool)
-        conflicting = (CreatePool, DeletePool) if is_create else (DeletePool,)
+        """Unless the same call is in flight. A pool is not created or given away while it is being
+        deleted, nor deleted while it is given away."""
+        is_delete = isinstance(call.action, DeletePool)
+        conflicting = (DeletePool, AdoptPool) if is_delete else (type(call.action), DeletePool)
         if any((kind, call.pool_name) in self._in_flight for kind in conflicting):
             return
-        executor = self._create_executor if is_create else self._delete_executor
+        executor = self._delete_executor if is_delete else self._create_executor
         future = executor.submit(self._send, call, send)
         self._in_flight[type(call.action), call.pool_name] = (call, future)
 
@@ -81,6 +83,11 @@ class InFlightCalls:
             for call in calls
             if isinstance(call.action, CreatePool)
         }
+
+    @property
+    def adopting(self) -> list[AdoptPool]:
+        actions = [call.action for call, _ in self._in_flight.values()]
+        return [action for action in actions if isinstance(action, AdoptPool)]
 
     @property
     def deleting(self) -> frozenset[str]:

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from tpufleet.errors import (
@@ -52,6 +52,14 @@ class NodePools(Protocol):
         """Start deleting. Succeeds when the pool does not exist."""
         ...
 
+    def relabel(self, name: str, labels: Mapping[str, str]) -> None:
+        """Start replacing the labels of all nodes of a running pool."""
+        ...
+
+    def auto_provisioned(self) -> frozenset[str]:
+        """Accelerators for which the cluster itself creates node pools."""
+        ...
+
 
 class MockNodePools:
     """PROVIDER=mock: lists the requested pools and creates no nodes. Pools stay RECONCILING, so
@@ -80,6 +88,12 @@ class MockNodePools:
 
     def delete(self, name: str) -> None:
         self._pools.pop(name, None)
+
+    def relabel(self, name: str, labels: Mapping[str, str]) -> None:
+        self._pools[name] = replace(self._pools[name], labels=dict(labels))
+
+    def auto_provisioned(self) -> frozenset[str]:
+        return frozenset()
 
 
 class GkeNodePools:
@@ -131,6 +145,28 @@ class GkeNodePools:
                 )
         except NotFound:
             return
+
+    def relabel(self, name: str, labels: Mapping[str, str]) -> None:
+        from google.cloud import container_v1
+
+        request = container_v1.UpdateNodePoolRequest(
+            name=f"{self._parent}/nodePools/{name}",
+            labels=container_v1.NodeLabels(labels=dict(labels)),
+        )
+        with translate_errors():
+            self._client.update_node_pool(request=request, timeout=CALL_TIMEOUT, retry=None)
+
+    def auto_provisioned(self) -> frozenset[str]:
+        """From the limits of node auto-provisioning, whose resource types for TPUs are the values
+        of the accelerator label."""
+        with translate_errors():
+            cluster = self._client.get_cluster(name=self._parent, timeout=CALL_TIMEOUT, retry=None)
+        autoscaling = cluster.autoscaling
+        if not autoscaling.enable_node_autoprovisioning:
+            return frozenset()
+        return frozenset(
+            limit.resource_type for limit in autoscaling.resource_limits if limit.maximum > 0
+        )
 
 
 def _operation_failure(operation: Any) -> OperationFailure | None:
@@ -206,7 +242,8 @@ def translate_errors() -> Iterator[None]:
         if failure_causes.classify_operation(0, error.message) is FailureCause.QUOTA:
             raise QuotaExceeded(f"GKE: {error.message}") from error
         raise PermissionMissing(
-            f"GKE: {error.message}; grant the provisioner container.nodePools.* on this cluster"
+            f"GKE: {error.message}; grant the provisioner container.nodePools.* and "
+            "container.clusters.get on this cluster"
         ) from error
     except (api.TooManyRequests, api.ResourceExhausted) as error:
         raise _exhausted(error) from error

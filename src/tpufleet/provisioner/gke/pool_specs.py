@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from tpufleet.errors import BadInput
+from tpufleet.model.compute_reservations import ComputeReservation
 from tpufleet.provisioner.gke import pool_hashes, pool_shapes
 from tpufleet.provisioner.gke.pool_shapes import PoolShape
 from tpufleet.provisioner.kube import label_keys, pod_owners, pods
@@ -221,11 +222,28 @@ def _selected_capacity(selectors: dict[str, str]) -> PoolCapacity | None:
 
 
 def _reservation(selectors: dict[str, str]) -> str:
-    reservation, project = (
-        selectors.get(label_keys.RESERVATION, ""),
-        selectors.get(label_keys.RESERVATION_PROJECT),
+    """As the node pool names it; empty when the pod selects none."""
+    name, block, sub_block = (
+        selectors.get(key, "")
+        for key in (
+            label_keys.RESERVATION,
+            label_keys.RESERVATION_BLOCK,
+            label_keys.RESERVATION_SUB_BLOCK,
+        )
     )
-    return f"projects/{project}/reservations/{reservation}" if project else reservation
+    if (block and not name) or (sub_block and not block):
+        selected, missing = (
+            (label_keys.RESERVATION_BLOCK, label_keys.RESERVATION)
+            if block
+            else (label_keys.RESERVATION_SUB_BLOCK, label_keys.RESERVATION_BLOCK)
+        )
+        raise BadInput(f"the pod selects {selected} without {missing}; add that node selector")
+    project = selectors.get(label_keys.RESERVATION_PROJECT, "")
+    return str(
+        ComputeReservation(
+            name=name, project=project if name else "", block=block, sub_block=sub_block
+        )
+    )
 
 
 def _owner_labels(pod: Json, owner: PodOwner, parent: PoolParent, uid: str) -> dict[str, str]:
@@ -289,11 +307,12 @@ def _selected_labels(selectors: dict[str, str]) -> dict[str, str]:
     return {
         key: value
         for key, value in selectors.items()
-        if key in COPIED_SELECTORS or not _is_reserved(key)
+        if key in COPIED_SELECTORS or not is_reserved(key)
     }
 
 
-def _is_reserved(key: str) -> bool:
+def is_reserved(key: str) -> bool:
+    """Whether only GKE may set this label on nodes."""
     domain, slash, _ = key.rpartition("/")
     return bool(slash) and any(
         domain == reserved or domain.endswith(f".{reserved}") for reserved in RESERVED_DOMAINS

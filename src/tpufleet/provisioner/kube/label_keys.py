@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tpufleet.model import compute_reservations
+
 # Set on pods by JobSet, LeaderWorkerSet and Kubernetes.
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"  # label and annotation
 JOB_KEY = "jobset.sigs.k8s.io/job-key"
@@ -30,8 +32,10 @@ ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
 COMPUTE_CLASS = "cloud.google.com/compute-class"
 SPOT = "cloud.google.com/gke-spot"
 FLEX_START = "cloud.google.com/gke-flex-start"
-RESERVATION = "cloud.google.com/reservation-name"
-RESERVATION_PROJECT = "cloud.google.com/reservation-project"
+RESERVATION = compute_reservations.NAME_LABEL
+RESERVATION_PROJECT = compute_reservations.PROJECT_LABEL
+RESERVATION_BLOCK = compute_reservations.BLOCK_LABEL
+RESERVATION_SUB_BLOCK = compute_reservations.SUB_BLOCK_LABEL
 ICI_RESILIENCY = "cloud.google.com/gke-tpu-ici-resiliency"
 LOCATION_HINT = "cloud.google.com/gke-location-hint"
 ZONE = "topology.kubernetes.io/zone"

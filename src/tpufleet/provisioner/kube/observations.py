@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,7 +13,7 @@ from tpufleet.provisioner.gke import pool_specs
 from tpufleet.provisioner.kube import label_keys, pod_owners, pods
 from tpufleet.provisioner.kube.pod_owners import OwnerStatus, PodOwner
 from tpufleet.provisioner.kube.pods import Json
-from tpufleet.provisioner.planning import pod_fit
+from tpufleet.provisioner.planning import left_to_gke, pod_fit
 from tpufleet.provisioner.planning.cluster_state import PodRef, PoolDemand, PoolUser
 from tpufleet.provisioner.settings import ProvisionerSettings
 
@@ -35,9 +35,11 @@ def pool_demands(
     owned: Iterable[OwnedPod],
     owners: Mapping[tuple[str, str], OwnerStatus],
     settings: ProvisionerSettings,
+    auto_provisioned: Collection[str] = (),
 ) -> list[PoolDemand]:
+    """`auto_provisioned` are accelerators for which GKE creates node pools itself."""
     return [
-        _demand(one.pod, one.owner, owners, settings)
+        _demand(one.pod, one.owner, owners, settings, auto_provisioned)
         for one in owned
         if pods.skip_reason(one.pod, one.owner, settings.pod_resource) is None
     ]
@@ -48,10 +50,20 @@ def _demand(
     owner: PodOwner,
     owners: Mapping[tuple[str, str], OwnerStatus],
     settings: ProvisionerSettings,
+    auto_provisioned: Collection[str],
 ) -> PoolDemand:
     metadata = pod["metadata"]
-    ref = PodRef(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
-    status = owners.get((ref.namespace, owner.name))
+    status = owners.get((metadata["namespace"], owner.name))
+    ref = PodRef(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        owner_name=owner.name,
+        owner_uid=status.uid if status else "",
+    )
+    reason = left_to_gke.left_to_gke(pod, auto_provisioned)
+    if reason:
+        return PoolDemand(pod=ref, since=pods.created_at(pod), left_to_gke=reason)
     try:
         spec = pool_specs.pool_spec_for_pod(pod, owner, status.uid if status else "", settings)
         pod_fit.check_pod_fits(pod, spec)

@@ -1,4 +1,5 @@
-"""Kubernetes events about node pools. The seven reasons are those of the upstream provisioner."""
+"""Kubernetes events about node pools, on what they concern and on the JobSet (or other owner) that
+people look at. The first seven reasons are those of the upstream provisioner."""
 
 from __future__ import annotations
 
@@ -26,6 +27,8 @@ DELETE_STARTED = "NodePoolDeletionStarted"
 DELETE_SUCCEEDED = "NodePoolDeletionSucceeded"
 DELETE_FAILED = "NodePoolDeletionFailed"
 POOL_NOT_FOUND = "NodePoolNotFound"
+POOL_REUSED = "NodePoolReused"
+LEFT_TO_GKE = "NodePoolLeftToGke"
 API_VERSIONS = {
     pod_owners.JOBSET: JOBSET.api_version,
     pod_owners.JOB: JOB.api_version,
@@ -103,6 +106,9 @@ class EventReporter:
         reference = event_recorder.object_reference("Pod", pod.name, pod.namespace, pod.uid)
         annotations = {label_keys.FAILURE_CAUSE: cause.value} if cause is not None else None
         self._record(reference, reason, message, annotations)
+        if pod.owner_uid and pod.owner_uid != pod.uid:
+            owner = _owner_reference(pod.namespace, pod.owner_name, pod.owner_uid)
+            self._record(owner, reason, f"pod {pod.name}: {message}")
 
     def report_on_pool(
         self,
@@ -112,20 +118,19 @@ class EventReporter:
         reason: str,
         message: str,
     ) -> None:
-        """A pool is not a Kubernetes object: report on one of its nodes, else on its owner, else on
-        the provisioner's namespace."""
-        owner = state.owners.get(pool.owner) if pool.owner else None
+        """A pool is not a Kubernetes object: report on one of its nodes and on its owner; if there
+        is neither, on the provisioner's namespace."""
+        references = []
         if node_name is not None:
-            reference = event_recorder.object_reference("Node", node_name, uid=node_name)
-        elif owner is not None and pool.owner is not None:
-            kind, name = pod_owners.split_owner_name(pool.owner[1])
-            reference = event_recorder.object_reference(
-                pod_owners.KINDS[kind], name, pool.owner[0], owner.uid, API_VERSIONS[kind]
-            )
-        else:
+            references.append(event_recorder.object_reference("Node", node_name, uid=node_name))
+        status = state.owners.get(pool.owner) if pool.owner else None
+        if status is not None and pool.owner is not None:
+            references.append(_owner_reference(*pool.owner, status.uid))
+        if not references:
             namespace = label_keys.NAMESPACE
-            reference = event_recorder.object_reference("Namespace", namespace, namespace)
-        self._record(reference, reason, message)
+            references.append(event_recorder.object_reference("Namespace", namespace, namespace))
+        for reference in references:
+            self._record(reference, reason, message)
 
     def forget_except(self, waiting: set[str]) -> None:
         """Keep only pods that still wait, by UID."""
@@ -145,3 +150,10 @@ class EventReporter:
         target = "/".join(filter(None, (reference.get("namespace"), reference["name"])))
         log.log(level, "%s on %s %s: %s", reason, reference["kind"], target, message)
         self._sink.record(reference, reason, message, warning=warning, annotations=annotations)
+
+
+def _owner_reference(namespace: str, owner_name: str, uid: str) -> Json:
+    kind, name = pod_owners.split_owner_name(owner_name)
+    return event_recorder.object_reference(
+        pod_owners.KINDS[kind], name, namespace, uid, API_VERSIONS[kind]
+    )

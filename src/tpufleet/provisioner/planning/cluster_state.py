@@ -81,6 +81,8 @@ class PodRef:
     namespace: str
     name: str
     uid: str
+    owner_name: str = ""  # see kube.pod_owners
+    owner_uid: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +93,7 @@ class PoolDemand:
     since: datetime
     pool_spec: PoolSpec | None = None
     rejection: str = ""
+    left_to_gke: str = ""  # why GKE itself creates the nodes; empty when it does not
     scheduler_message: str = ""  # why no node fits, in the scheduler's words
 
 
@@ -130,5 +133,9 @@ class ClusterState:
     # The scheduler may place a Job's pods on a pool that was created for another Job.
     users: Mapping[str, frozenset[PoolUser]] = field(default_factory=dict)
     idle_since: Mapping[str, datetime] = field(default_factory=dict)  # their Jobs run elsewhere
+    unused_since: Mapping[str, datetime] = field(default_factory=dict)  # no leader runs on them
+    # Running pools that are being given to another Job, and that Job.
+    adopting: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    unadoptable: frozenset[str] = frozenset()  # GKE refused to change their labels
     deleting: frozenset[str] = frozenset()  # deletion requested, not yet listed as STOPPING
     creating: Mapping[str, PendingPool] = field(default_factory=dict)  # requested, not yet listed

@@ -5,86 +5,30 @@ Only failed requests are remembered between plans, so a provisioner that dies lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolLocation, PoolSpec
-from tpufleet.provisioner.planning import budgets, pool_lifetime, pool_needs
+from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolSpec
+from tpufleet.provisioner.planning import budgets, pool_lifetime, pool_needs, warm_pools
 from tpufleet.provisioner.planning.cluster_state import (
     ClusterState,
     FailureCause,
     ObservedPool,
     PendingPool,
-    PodRef,
     PoolDemand,
     PoolStatus,
 )
+from tpufleet.provisioner.planning.pool_plan import (
+    CreatePool,
+    DeletePool,
+    PodMisfit,
+    PoolPlan,
+    WaitingPod,
+)
 from tpufleet.provisioner.planning.request_backoff import RequestBackoff
+from tpufleet.provisioner.planning.warm_pools import AdoptPool
 from tpufleet.provisioner.settings import ProvisionerSettings
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CreatePool:
-    spec: PoolSpec
-    location: PoolLocation
-    pool_name: str
-    pod: PodRef
-
-    @property
-    def pending_pool(self) -> PendingPool:
-        shape = self.spec.shape
-        return PendingPool(
-            self.spec.namespace, shape.chips, shape.machine_type, self.location.capacity
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeletePool:
-    pool: ObservedPool
-    reason: str
-    orphan: bool = False  # its owner does not exist
-    recreate: bool = False  # a pod waits for its replacement
-    misfit: PoolSpec | None = None  # the waiting pod does not fit the pool of this spec
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WaitingPod:
-    pod: PodRef
-    reason: str
-    report: bool = False  # worth an event: someone has to act, or there is no capacity
-    cause: FailureCause | None = None  # None while a pool is on its way
-    until: datetime | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PodMisfit:
-    """A pod that does not fit the pools of its kind; no more are created for it for now."""
-
-    spec: PoolSpec
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PoolPlan:
-    creates: tuple[CreatePool, ...] = ()
-    deletes: tuple[DeletePool, ...] = ()
-    waiting: tuple[WaitingPod, ...] = ()
-    misfits: tuple[PodMisfit, ...] = ()
-    recheck_at: datetime | None = None  # when time alone may change the plan
-
-    def describe(self) -> Iterator[str]:
-        """One line for each action, for a dry run."""
-        for create in self.creates:
-            shape, pod = create.spec.shape, create.pod
-            yield (
-                f"would create {create.pool_name}, {shape.nodes} × {shape.machine_type} in "
-                f"{create.location}, for pod {pod.namespace}/{pod.name}"
-            )
-        for delete in self.deletes:
-            yield f"would delete {delete.pool.name}: {delete.reason}"
-        for waiting in self.waiting:
-            yield f"pod {waiting.pod.namespace}/{waiting.pod.name} waits: {waiting.reason}"
 
 
 def plan_pools(
@@ -110,6 +54,7 @@ class _Planner:
     now: datetime
     creates: list[CreatePool] = field(default_factory=list)
     deletes: dict[str, DeletePool] = field(default_factory=dict)
+    adoptions: dict[str, AdoptPool] = field(default_factory=dict)
     waiting: list[WaitingPod] = field(default_factory=list)
     misfits: list[PodMisfit] = field(default_factory=list)
     recheck_times: list[datetime] = field(default_factory=list)
@@ -119,6 +64,7 @@ class _Planner:
         return PoolPlan(
             creates=tuple(self.creates),
             deletes=tuple(self.deletes.values()),
+            adoptions=tuple(self.adoptions.values()),
             waiting=tuple(self.waiting),
             misfits=tuple(self.misfits),
             recheck_at=min((at for at in self.recheck_times if at > self.now), default=None),
@@ -134,17 +80,30 @@ class _Planner:
         reason, since = pool_lifetime.unneeded_reason(pool, owner, self.state, self.settings)
         if reason is None or pool_lifetime.active_users(pool, self.state):
             return
+        if pool.name in self.state.adopting:
+            return  # its labels still name the JobSet before
+        if warm_pools.is_changing(pool, self.state, self.settings):
+            return
         due = since + self.settings.deletion_delay
+        warm = warm_pools.is_warm(pool, self.state, self.settings)
+        if warm:
+            unused_since = max(since, self.state.unused_since[pool.name])
+            due = max(due, unused_since + self.settings.warm_pool_ttl)
         youngest_node_at = self.state.youngest_node_at.get(pool.name)
         if youngest_node_at is not None:
             due = max(due, youngest_node_at + self.settings.node_min_lifespan)
         if due > self.now:
             self.recheck_times.append(due)
             return
-        self._delete(pool, reason, orphan=owner is None)
+        self._add_delete(DeletePool(pool=pool, reason=reason, orphan=owner is None, warm=warm))
 
     def serve(self, demand: PoolDemand) -> None:
         spec = demand.pool_spec
+        if demand.left_to_gke:
+            self.waiting.append(
+                WaitingPod(pod=demand.pod, reason=demand.left_to_gke, report=True, left_to_gke=True)
+            )
+            return
         if spec is None:
             self._wait(demand, demand.rejection, report=True, cause=FailureCause.INVALID_REQUEST)
             return
@@ -168,6 +127,8 @@ class _Planner:
             return
         if existing and self._assign_spare(demand, spec):
             return
+        if self._adopt_warm(demand, spec):
+            return
         name = self._free_name(spec, existing)
         if name is None:
             self._wait(
@@ -182,6 +143,8 @@ class _Planner:
             return
         planned = [create.pending_pool for create in self.creates]
         excess = budgets.over_budget(spec, self.state, planned, self.settings.budget)
+        if excess and self._evict_warm(demand, spec, planned):
+            return
         if excess:
             self._wait(demand, excess, report=True, cause=FailureCause.QUOTA)
             return
@@ -320,6 +283,47 @@ class _Planner:
                 self._wait(demand, reason, report=True, cause=FailureCause.POD_MISFIT)
                 return True
         return False
+
+    def _adopt_warm(self, demand: PoolDemand, spec: PoolSpec) -> bool:
+        parent = (spec.namespace, spec.parent.name)
+        if parent in self.state.adopting.values():
+            self._wait(demand, "a warm node pool is being given to it")
+            return True
+        for pool in warm_pools.adoptable(spec, self.state, self.settings):
+            if pool.name in self.deletes or pool.name in self.adoptions:
+                continue
+            self.adoptions[pool.name] = AdoptPool(pool=pool, spec=spec, pod=demand.pod)
+            self._wait(demand, f"the warm node pool {pool.name} is given to it")
+            return True
+        changing = warm_pools.changing_for(spec, self.state, self.settings)
+        if changing is not None:
+            self._wait(demand, f"the warm node pool {changing.name} is {changing.status}")
+            return True
+        return False
+
+    def _evict_warm(
+        self, demand: PoolDemand, spec: PoolSpec, planned: Sequence[PendingPool]
+    ) -> bool:
+        """Delete warm pools of other kinds that the budget has no room for."""
+        warm = [
+            pool
+            for pool in self.state.pools
+            if warm_pools.is_warm(pool, self.state, self.settings)
+            and pool.name not in self.adoptions
+            and pool.name not in self.state.adopting
+            and pool.name not in self.deletes
+        ]
+        deleting = [pool.name for pool in self.state.pools if self.is_being_deleted(pool)]
+        evicted = warm_pools.pools_to_evict(
+            spec, self.state, planned, self.settings.budget, warm, [*deleting, *self.deletes]
+        )
+        if evicted is None or self.settings.warm_pool_ttl <= timedelta(0):
+            return False
+        for pool in evicted:
+            reason = "a waiting pod of another kind needs its share of the budget"
+            self._add_delete(DeletePool(pool=pool, reason=reason, warm=True))
+        self._wait(demand, "warm node pools are being deleted to stay within the budget")
+        return True
 
     def _is_ready(self, pool: ObservedPool) -> bool:
         """All nodes are ready, and the device plugin has registered all chips."""

@@ -14,12 +14,6 @@ def check_pod_fits(pod: Json, spec: PoolSpec) -> None:
     _check_subgroups(pod, spec)
     _check_resources(pod, spec)
     selectors = pods.required_labels(pod)
-    if label_keys.COMPUTE_CLASS in selectors:
-        raise BadInput(
-            f"the pod selects the compute class {selectors[label_keys.COMPUTE_CLASS]}, whose nodes "
-            f"GKE creates itself; remove the selector {label_keys.COMPUTE_CLASS}, or leave the pod "
-            f'to GKE with the annotation {label_keys.DISABLE}: "true"'
-        )
     offered = {location.capacity for location in spec.locations}
     for key, capacity, selected in (
         (label_keys.SPOT, PoolCapacity.SPOT, selectors.get(label_keys.SPOT) == "true"),

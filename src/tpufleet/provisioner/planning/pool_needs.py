@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tpufleet.errors import BadInput
+from tpufleet.model import compute_reservations
 from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolSpec
 from tpufleet.provisioner.planning.cluster_state import ObservedPool
 from tpufleet.provisioner.settings import NodeNetwork
@@ -26,18 +28,36 @@ def unmet_need(pool: ObservedPool, spec: PoolSpec) -> str:
     if pool.capacity not in needs.capacities:
         return f"{' or '.join(sorted(needs.capacities))} capacity, not {pool.capacity}"
     reserved = pool.capacity is PoolCapacity.RESERVED
-    if reserved and _short_name(pool.reservation) != _short_name(spec.reservation):
+    if reserved and not _same_reservation(pool.reservation, spec.reservation):
         return f"reservation {spec.reservation}, not {pool.reservation}"
     if needs.zones is not None and pool.zone and pool.zone not in needs.zones:
         return f"zone {' or '.join(needs.zones)}, not {pool.zone}"
     if needs.service_account and pool.service_account != needs.service_account:
         return f"service account {needs.service_account}"
-    if needs.networks is not None and _names(pool.networks) != _names(needs.networks):
+    if needs.networks is not None and not same_networks(pool.networks, needs.networks):
         return "other additional networks"
     for key, value in needs.labels.items():
         if pool.labels.get(key) != value:
             return f"the label {key}={value}"
     return ""
+
+
+def _same_reservation(listed: str, needed: str) -> bool:
+    """GKE may list it with its project. A pool of one block serves a pod that needs any."""
+    try:
+        has = compute_reservations.parse(listed).without_project()
+    except BadInput:
+        return listed == needed
+    needs = compute_reservations.parse(needed).without_project()
+    return (
+        has.name == needs.name
+        and needs.block in ("", has.block)
+        and needs.sub_block in ("", has.sub_block)
+    )
+
+
+def same_networks(listed: Iterable[NodeNetwork], needed: Iterable[NodeNetwork]) -> bool:
+    return _names(listed) == _names(needed)
 
 
 def _names(networks: Iterable[NodeNetwork]) -> list[tuple[str, str]]:

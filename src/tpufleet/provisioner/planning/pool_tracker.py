@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -15,13 +15,16 @@ from tpufleet.provisioner.planning.cluster_state import (
     PoolStatus,
     PoolUser,
 )
-from tpufleet.provisioner.planning.plans import CreatePool, DeletePool
+from tpufleet.provisioner.planning.pool_plan import CreatePool, DeletePool
 from tpufleet.provisioner.planning.request_backoff import RequestBackoff
+from tpufleet.provisioner.planning.warm_pools import AdoptPool
 
 # An accepted request whose pool GKE does not list by then was lost; it is sent again.
 CREATE_LOST_AFTER = timedelta(minutes=2)
 # A deletion that the listing does not show by then is sent again.
 DELETE_RETRY_AFTER = timedelta(seconds=30)
+# New labels that the listing does not show by then were lost; the pool is not given away again.
+ADOPTION_LOST_AFTER = timedelta(minutes=2)
 FORGET_AFTER = timedelta(days=1)
 ERROR_STATUSES = (PoolStatus.ERROR, PoolStatus.RUNNING_WITH_ERROR)
 
@@ -42,6 +45,9 @@ class PoolTracker:
     owner_missing_since: dict[tuple[str, str], datetime] = field(default_factory=dict)  # by owner
     not_serving_since: dict[str, datetime] = field(default_factory=dict)
     idle_since: dict[str, datetime] = field(default_factory=dict)
+    unused_since: dict[str, datetime] = field(default_factory=dict)
+    pending_adoptions: dict[str, tuple[AdoptPool, datetime]] = field(default_factory=dict)
+    unadoptable: set[str] = field(default_factory=set)
     counted_failures: set[str] = field(default_factory=set)
 
     def creating(
@@ -110,6 +116,32 @@ class PoolTracker:
             and pool.name not in demanded
         }
         self.idle_since = {name: self.idle_since.get(name, now) for name in idle}
+
+    def observe_unused(
+        self,
+        pools: Sequence[ObservedPool],
+        users: Mapping[str, frozenset[PoolUser]],
+        now: datetime,
+    ) -> None:
+        """Note running pools on which no leader runs, and adoptions that have taken effect."""
+        unused = [
+            pool.name
+            for pool in pools
+            if pool.managed and pool.status is PoolStatus.RUNNING and pool.name not in users
+        ]
+        self.unused_since = {name: self.unused_since.get(name, now) for name in unused}
+        parents = {pool.name: pool.parent for pool in pools}
+        for name, (adopt, requested_at) in list(self.pending_adoptions.items()):
+            lost = requested_at + ADOPTION_LOST_AFTER <= now
+            if lost or parents.get(name, adopt.parent) == adopt.parent:
+                del self.pending_adoptions[name]
+            if lost:
+                self.unadoptable.add(name)
+        self.unadoptable &= set(parents)
+
+    def adopting(self, in_flight: Iterable[AdoptPool]) -> dict[str, tuple[str, str]]:
+        pending = (adopt for adopt, _ in self.pending_adoptions.values())
+        return {adopt.pool.name: adopt.parent for adopt in (*pending, *in_flight)}
 
     def observe_failures(
         self,

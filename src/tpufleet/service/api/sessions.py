@@ -29,7 +29,7 @@ def create_session(call: ApiCall) -> Response:
     session_id = user_commands.create_session(call.context, sessions.LIFETIME)
     secret = call.components.deps.secret
     cookie = sessions.sign_cookie(secret, call.token_hash, session_id, call.now)
-    response = _session_response(call, cookie)
+    response = _session_response(call, cookie, session_id)
     response.set_cookie(
         sessions.COOKIE,
         cookie,
@@ -52,7 +52,7 @@ def get_session(call: ApiCall) -> Response:
     cookie = sessions.cookie_from(call.request.headers.get("cookie"))
     if cookie is None:
         raise NotFound("no session; log in with a token")
-    return _session_response(call, cookie)
+    return _session_response(call, cookie, call.user.session_id)
 
 
 @router.route(
@@ -83,11 +83,12 @@ def create_login_link(call: ApiCall) -> LoginLink:
     return LoginLink(path=f"/#/login/{code}")
 
 
-def _session_response(call: ApiCall, cookie: str) -> Response:
+def _session_response(call: ApiCall, cookie: str, session_id: str) -> Response:
     session = BrowserSession(
         user=call.user.name,
         role=call.user.role,
         csrf=sessions.csrf_token(call.components.deps.secret, cookie),
+        id=session_id,
     )
     response = Response(to_json(session), media_type=MediaType.JSON.value)
     response.headers["Cache-Control"] = "no-store"

@@ -73,6 +73,13 @@ def _handlers(gke: GkeEmulator) -> grpc.GenericRpcHandler:
             lambda request: gke.delete(*parse_pool_name(request.name)),
             api.DeleteNodePoolRequest, api.Operation,
         ),
+        "UpdateNodePool": (
+            lambda request: gke.update(
+                *parse_pool_name(request.name), dict(request.labels.labels)
+            ),
+            api.UpdateNodePoolRequest, api.Operation,
+        ),
+        "GetCluster": (lambda _: gke.get_cluster(), api.GetClusterRequest, api.Cluster),
         "ListOperations": (
             lambda _: gke.list_operations(), api.ListOperationsRequest, api.ListOperationsResponse,
         ),

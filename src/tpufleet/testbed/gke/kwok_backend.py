@@ -7,6 +7,7 @@ from typing import Any
 
 from tpufleet.errors import Conflict
 from tpufleet.kubernetes.connections import NODE, POD, Connection
+from tpufleet.model import compute_reservations
 from tpufleet.testbed.gke import validation
 from tpufleet.testbed.kubernetes import kwok_nodes
 
@@ -19,7 +20,6 @@ EFFECTS = {
 }
 SPOT = "cloud.google.com/gke-spot"
 FLEX_START = "cloud.google.com/gke-flex-start"
-RESERVATION = "cloud.google.com/reservation-name"
 
 
 class KwokNodes:
@@ -45,6 +45,15 @@ class KwokNodes:
                 metadata = pod["metadata"]
                 self._connection.delete(POD, metadata["name"], metadata["namespace"])
 
+    def relabel_nodes(self, pool: Any) -> None:
+        for node in kwok_nodes.node_manifests(kwok_node_pool(pool)):
+            name, labels = node["metadata"]["name"], node["metadata"]["labels"]
+            existing = self._connection.find(NODE, name)
+            if existing is None:
+                continue  # deleted meanwhile
+            removed = {key: None for key in existing["metadata"]["labels"] if key not in labels}
+            self._connection.patch(NODE, name, {"metadata": {"labels": {**removed, **labels}}})
+
 
 def kwok_node_pool(pool: Any) -> kwok_nodes.KwokNodePool:
     config = pool.config
@@ -55,7 +64,7 @@ def kwok_node_pool(pool: Any) -> kwok_nodes.KwokNodePool:
     if config.flex_start:
         labels[FLEX_START] = "true"
     if config.reservation_affinity.values:
-        labels[RESERVATION] = str(config.reservation_affinity.values[0]).rpartition("/")[2]
+        labels |= compute_reservations.parse(config.reservation_affinity.values[0]).node_labels
     return kwok_nodes.KwokNodePool(
         name=pool.name,
         nodes=validation.node_count(pool),

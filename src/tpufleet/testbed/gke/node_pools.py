@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from google.cloud import container_v1 as api
 from google.rpc import code_pb2, status_pb2
@@ -16,27 +16,13 @@ from google.rpc import code_pb2, status_pb2
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput
 from tpufleet.testbed.gke import capacity, error_texts, validation
+from tpufleet.testbed.gke.node_backends import NodeBackend, NoNodes
 
 OPERATION_RETENTION = timedelta(hours=12)  # of finished operations
 _DOING = {"CREATE_NODE_POOL": "creating", "DELETE_NODE_POOL": "deleting"}
 Status: Any = api.NodePool.Status
 Operation: Any = api.Operation
 ConditionCode: Any = api.StatusCondition.Code
-
-
-class NodeBackend(Protocol):
-    """Creates and deletes the nodes of a pool."""
-
-    def create_nodes(self, pool: api.NodePool) -> None: ...
-    def delete_nodes(self, pool: str) -> None: ...
-
-
-class NoNodes:
-    def create_nodes(self, pool: api.NodePool) -> None:
-        return
-
-    def delete_nodes(self, pool: str) -> None:
-        return
 
 
 class GkeApiError(Exception):
@@ -75,11 +61,16 @@ class GkeEmulator:
     # need none. Absent: unlimited.
     quotas: dict[tuple[str, ...], int] = field(default_factory=dict)
     max_operations: int | None = None  # at the same time
+    # Limits of node auto-provisioning, by accelerator label; empty: it is off.
+    auto_provisioning: dict[str, int] = field(default_factory=dict)
+    relabel_time: timedelta = timedelta(seconds=2)
     upgrade_time: timedelta = timedelta(minutes=5)
     pools: dict[str, Any] = field(default_factory=dict)
     operations: dict[str, Any] = field(default_factory=dict)
     created: list[str] = field(default_factory=list)  # pool of every accepted request, in order
-    deleted_at: dict[str, datetime] = field(default_factory=dict)  # time of the request
+    # Times of the accepted requests, by pool.
+    created_at: dict[str, datetime] = field(default_factory=dict)
+    deleted_at: dict[str, datetime] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     _call_errors: list[tuple[str, GkeApiError]] = field(default_factory=list)
     _creation_errors: list[tuple[int, str]] = field(default_factory=list)
@@ -153,6 +144,40 @@ class GkeEmulator:
         with self._called("get"):
             return self._pool(name)
 
+    def get_cluster(self) -> api.Cluster:
+        with self._called("cluster"):
+            limits = [
+                api.ResourceLimit(resource_type=kind, maximum=maximum)
+                for kind, maximum in self.auto_provisioning.items()
+            ]
+            autoscaling = api.ClusterAutoscaling(
+                enable_node_autoprovisioning=bool(limits), resource_limits=limits
+            )
+            return api.Cluster(autoscaling=autoscaling)
+
+    def update(self, parent: str, name: str, labels: dict[str, str]) -> Any:
+        """Only labels can be changed: GKE replaces all of them, on running nodes."""
+        with self._called("update"):
+            pool = self._pool(name)
+            self._check_not_busy(parent, name)
+            try:
+                validation.validate_labels(labels)
+            except BadInput as error:
+                raise GkeApiError("INVALID_ARGUMENT", str(error)) from error
+            self._check_operations(parent)
+            pool.status = Status.RECONCILING
+            record = self._operation(Operation.Type.UPGRADE_NODES, parent, name)
+
+            def finish() -> None:
+                pool.config.labels = labels
+                pool.status = Status.RUNNING
+                self.nodes.relabel_nodes(pool)
+                self._done(record)
+
+            due = self.clock.now() + self.relabel_time
+            self._pending.append(_PendingOperation(record, name, due, finish))
+            return record
+
     def list_operations(self) -> api.ListOperationsResponse:
         with self._called("operations"):
             return api.ListOperationsResponse(operations=list(self.operations.values()))
@@ -181,6 +206,7 @@ class GkeEmulator:
             pool.status = Status.PROVISIONING
             self.pools[pool.name] = pool
             self.created.append(pool.name)
+            self.created_at[pool.name] = self.clock.now()
             record = self._operation(Operation.Type.CREATE_NODE_POOL, parent, pool.name)
             duration = self._creation_times.pop(0) if self._creation_times else self.creation_time
             due = self.clock.now() + duration
@@ -191,16 +217,7 @@ class GkeEmulator:
     def delete(self, parent: str, name: str) -> Any:
         with self._called("delete"):
             pool = self._pool(name)
-            running = next(
-                (one.record for one in self._pending
-                 if one.pool == name and one.record.status is Operation.Status.RUNNING), None,
-            )  # fmt: skip
-            if running is not None:
-                doing = _DOING.get(running.operation_type.name, "upgrading")
-                cluster = parent.rpartition("/")[2]
-                raise GkeApiError(
-                    "FAILED_PRECONDITION", error_texts.busy(running.name, doing, cluster)
-                )
+            self._check_not_busy(parent, name)
             self._check_operations(parent)
             # A flex-start pool may still wait for its nodes.
             self._pending = [pending for pending in self._pending if pending.pool != name]
@@ -259,6 +276,16 @@ class GkeEmulator:
         message = capacity.exceeded_quota(pool, list(self.pools.values()), self.quotas)
         if message:
             raise GkeApiError("PERMISSION_DENIED", message)
+
+    def _check_not_busy(self, parent: str, name: str) -> None:
+        running = next(
+            (one.record for one in self._pending
+             if one.pool == name and one.record.status is Operation.Status.RUNNING), None,
+        )  # fmt: skip
+        if running is not None:
+            doing = _DOING.get(running.operation_type.name, "upgrading")
+            message = error_texts.busy(running.name, doing, parent.rpartition("/")[2])
+            raise GkeApiError("FAILED_PRECONDITION", message)
 
     def _check_operations(self, parent: str) -> None:
         running = {id(one.record) for one in self._pending

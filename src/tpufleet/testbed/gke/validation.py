@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from tpufleet.errors import BadInput
@@ -53,15 +54,19 @@ def validate(pool: Any) -> None:
         raise BadInput(f"machine type {pool.config.machine_type!r} does not exist")
     if not pool.locations:
         raise BadInput("a TPU node pool requires one location")
-    for key, value in pool.config.labels.items():
+    validate_labels(pool.config.labels)
+    if pool.config.flex_start:
+        _check_flex_start(pool)
+    _check_topology(pool, machine[1])
+
+
+def validate_labels(labels: Mapping[str, str]) -> None:
+    for key, value in labels.items():
         domain = key.rpartition("/")[0]
         if not KEY.fullmatch(key) or not VALUE.fullmatch(value):
             raise BadInput(f"invalid label {key}={value}")
         if RESERVED.search(domain):
             raise BadInput(f"label {key} is reserved")
-    if pool.config.flex_start:
-        _check_flex_start(pool)
-    _check_topology(pool, machine[1])
 
 
 def _check_flex_start(pool: Any) -> None:

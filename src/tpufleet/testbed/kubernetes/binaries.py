@@ -114,7 +114,7 @@ def _build(go: str, root: Path, progress: Progress) -> Build:
         for number, (title, packages, binaries) in enumerate(go_sources.BUILD_STEPS, start=1):
             step = f"[{number}/{len(go_sources.BUILD_STEPS)}] building {title}"
             progress(step)
-            _compile(
+            compile_packages(
                 go, work, packages, _output(draft / "bin", binaries), _prefixed(progress, step)
             )
         for module, patterns in go_sources.MANIFESTS.items():
@@ -134,7 +134,7 @@ def _prefixed(progress: Progress, step: str) -> Progress:
 
 def _write_patched(go: str, work: Path) -> None:
     for module, file, package, line, replacement in go_sources.PATCHED_FILES:
-        text = (_module_folder(go, work, module) / file).read_text()
+        text = (module_folder(go, work, module) / file).read_text()
         if text.count(line) != 1:
             raise ControlPlaneBuildError(
                 f"{module}: cannot patch {file}: expected exactly one {line!r}"
@@ -143,7 +143,7 @@ def _write_patched(go: str, work: Path) -> None:
         (work / package / "main.go").write_text(text.replace(line, replacement))
 
 
-def _module_folder(go: str, work: Path, module: str) -> Path:
+def module_folder(go: str, work: Path, module: str) -> Path:
     """Where the module cache holds this module; downloads it if needed."""
     result = subprocess.run(
         [go, "mod", "download", "-json", module],
@@ -155,7 +155,7 @@ def _module_folder(go: str, work: Path, module: str) -> Path:
     return Path(json.loads(result.stdout)["Dir"])
 
 
-def _compile(
+def compile_packages(
     go: str,
     work: Path,
     packages: tuple[str, ...],
@@ -191,13 +191,18 @@ def _output(folder: Path, binaries: tuple[str, ...]) -> str:
 def _copy_manifests(
     go: str, work: Path, module: str, patterns: tuple[str, ...], target: Path
 ) -> None:
-    home = _module_folder(go, work, module)
+    home = module_folder(go, work, module)
+    copy_files(home, module, patterns, target / module.replace("/", "_"))
+
+
+def copy_files(home: Path, module: str, patterns: tuple[str, ...], target: Path) -> None:
+    """The files of a module's tree that match, with their paths in it."""
     for pattern in patterns:
         paths = sorted(home.glob(pattern))
         if not paths:
             raise ControlPlaneBuildError(f"no file matches {pattern} in module {module}")
         for path in paths:
-            copy = target / module.replace("/", "_") / path.relative_to(home)
+            copy = target / path.relative_to(home)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())  # not a copy of the read-only mode
 

@@ -53,14 +53,19 @@ class ComponentStatus:
     memory: int  # bytes
 
 
-def up(folder: Path, progress: Progress = lambda message: None) -> KubernetesControlPlane:
-    """Start a cluster in `folder`, with the data that an earlier one left there."""
+def up(
+    folder: Path,
+    progress: Progress = lambda message: None,
+    build: Build | None = None,
+) -> KubernetesControlPlane:
+    """Start a cluster in `folder`, with the data that an earlier one left there. `build` replaces
+    the current one, for another version of JobSet or Kueue."""
     folder = folder.absolute()
     if _is_running(folder):
         raise Conflict(
             f"a control plane is already running in {folder}; stop it with `tpu cluster local down`"
         )
-    build = binaries.ensure(progress)
+    build = build or binaries.ensure(progress)
     for attempt in range(1, START_ATTEMPTS + 1):
         try:
             return _start(folder, build, progress)

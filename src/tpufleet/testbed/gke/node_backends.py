@@ -1,0 +1,26 @@
+"""What makes the nodes of an emulated node pool."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from google.cloud import container_v1 as api
+
+
+class NodeBackend(Protocol):
+    """Creates and deletes the nodes of a pool."""
+
+    def create_nodes(self, pool: api.NodePool) -> None: ...
+    def delete_nodes(self, pool: str) -> None: ...
+    def relabel_nodes(self, pool: api.NodePool) -> None: ...
+
+
+class NoNodes:
+    def create_nodes(self, pool: api.NodePool) -> None:
+        return
+
+    def delete_nodes(self, pool: str) -> None:
+        return
+
+    def relabel_nodes(self, pool: api.NodePool) -> None:
+        return

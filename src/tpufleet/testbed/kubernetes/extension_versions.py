@@ -1,0 +1,91 @@
+"""Earlier releases of JobSet and Kueue for the local control plane, for the version matrix of the
+tests. Each is built in the source tree of its own release, whose go.sum pins what it needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpufleet.testbed.kubernetes import binaries, go_sources
+from tpufleet.testbed.kubernetes.binaries import Build, ControlPlaneBuildError, Progress
+
+JOBSET, KUEUE = "sigs.k8s.io/jobset", "sigs.k8s.io/kueue"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExtensionRelease:
+    """A release that replaces the one of the same module in a build."""
+
+    module: str
+    version: str
+    package: str  # of its main, in its own tree
+    binary: str  # see go_sources.BUILD_STEPS
+
+    @property
+    def title(self) -> str:
+        return f"{self.binary} {self.version}"
+
+
+# Besides the current releases, which golang/go.mod names.
+EARLIER_RELEASES = (
+    ExtensionRelease(module=JOBSET, version="v0.11.1", package=".", binary="jobset"),
+    ExtensionRelease(module=KUEUE, version="v0.17.1", package="./cmd/kueue", binary="kueue"),
+    ExtensionRelease(module=KUEUE, version="v0.16.2", package="./cmd/kueue", binary="kueue"),
+)
+
+
+def ensure(release: ExtensionRelease, progress: Progress = lambda message: None) -> Build:
+    """The current control plane with this release in it; built now if it is not cached."""
+    current, root = binaries.ensure(progress), binaries.cache_root()
+    final = root / f"{go_sources.build_key()}-{release.binary}-{release.version}"
+    with binaries.exclusive_lock(root / "lock", progress):
+        if not final.is_dir():
+            _build(binaries.find_go(), release, current, final, progress)
+    return Build(folder=final)
+
+
+def _build(
+    go: str, release: ExtensionRelease, current: Build, final: Path, progress: Progress
+) -> None:
+    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=final.parent))
+    try:
+        (draft / "bin").mkdir()
+        for path in (current.folder / "bin").iterdir():
+            if path.name != release.binary:
+                os.link(path, draft / "bin" / path.name)
+        shutil.copytree(current.folder / "manifests", draft / "manifests")
+        tree = _source_tree(go, release, draft)
+        progress(f"building {release.title}")
+        binary = str(draft / "bin" / release.binary)
+        binaries.compile_packages(go, tree, (release.package,), binary, progress)
+        manifests = draft / "manifests" / release.module.replace("/", "_")
+        shutil.rmtree(manifests)
+        patterns = go_sources.MANIFESTS[release.module]
+        binaries.copy_files(tree, release.module, patterns, manifests)
+        shutil.rmtree(tree)
+        draft.rename(final)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def _source_tree(go: str, release: ExtensionRelease, draft: Path) -> Path:
+    """A writable copy of the module, with the patches of the current build."""
+    module = f"{release.module}@{release.version}"
+    tree = draft / "src"
+    shutil.copytree(binaries.module_folder(go, draft, module), tree, copy_function=shutil.copyfile)
+    for folder, _, _ in os.walk(tree):
+        os.chmod(folder, 0o755)
+    for patched, file, _, line, replacement in go_sources.PATCHED_FILES:
+        if patched != release.module:
+            continue
+        text = (tree / file).read_text()
+        if text.count(line) != 1:
+            raise ControlPlaneBuildError(
+                f"{release.title}: cannot patch {file}: expected exactly one {line!r}"
+            )
+        (tree / file).write_text(text.replace(line, replacement))
+    return tree
