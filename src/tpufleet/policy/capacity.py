@@ -143,7 +143,7 @@ class RefusalHistory:
         self, source: CapacitySource, accelerator: str, now: datetime
     ) -> CapacityRefusal | None:
         unreachable = self.unreachable_from(source.provider)
-        if unreachable is not None and unreachable.until > now:
+        if unreachable is not None and unreachable.holds(now):
             return unreachable
         refusals = self._by_source.get(source)
         if not refusals:
