@@ -22,7 +22,7 @@ from tpufleet.providers.local.processes import MARKER_VARIABLE, leftovers, root_
 T = TypeVar("T")
 
 SERVE = (sys.executable, "-m", "tpufleet", "serve")
-START_TIMEOUT = 60.0  # seconds; the machine may be busy with other tests
+START_TIMEOUT = 180.0  # seconds; the machine may be busy with other tests
 STOP_TIMEOUT = 60.0
 TAIL_LINES = 60
 

@@ -79,7 +79,7 @@ class Config:
     log_format: str = "text"  # of the server's own log: `text` or `json`
     retention: Mapping[str, Any] | None = None  # parsed by `compose.retention_settings`
     secrets_kms_key: str | None = None  # Cloud KMS key that wraps the key of secrets
-    local_user: str | None = None  # user that jobs on `local` run as, if the server runs as root
+    local_user: str | None = None  # of all jobs on `local`, if the server runs as root; None: auto
     slices_per_user: int | None = None  # quota per user; None: unlimited
     fair_share_half_life: timedelta | None = timedelta(days=7)  # of usage; None: no fair share
     max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone

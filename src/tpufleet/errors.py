@@ -46,6 +46,10 @@ class Unreachable(FleetError, Temporary):
     """The control plane or its database does not respond."""
 
 
+class StorageFull(Unreachable):
+    """The disk of the control plane or its database is full. Nothing was accepted."""
+
+
 class ProviderError(FleetError):
     """A provider rejected a request, or failed."""
 

@@ -3,6 +3,7 @@ database."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -68,7 +69,9 @@ class Machine:
     def leftovers(self) -> list[str]:
         """What the servers and their hosts left outside of their state folders."""
         files = [str(path) for path in self._temporary.iterdir()]
-        sockets = [str(path) for path in self.disk.folder.rglob("*") if path.is_socket()]
+        walked = os.walk(self.disk.folder)  # folders may be deleted meanwhile
+        paths = (Path(folder, name) for folder, _, names in walked for name in names)
+        sockets = [str(path) for path in paths if path.is_socket()]
         return [*files, *sockets]
 
     def cleanup(self) -> None:

@@ -10,12 +10,13 @@ import pytest
 
 from tests.journeys.faulty_store import FaultyStore
 from tests.journeys.simulated_fleet import SECOND
-from tests.journeys.simulated_hosts import Program
+from tests.journeys.simulated_hosts import Program, failure
 from tpufleet.errors import Unreachable
 from tpufleet.model.jobs import JobState
 from tpufleet.stores.memory import MemoryStore
 
 MINUTE = timedelta(minutes=1)
+LONGEST_BACKOFF = 11 * 60  # seconds
 
 
 def run_jobs(fleet, count: int = 2, steps: int = 600, **fields) -> list:
@@ -31,6 +32,11 @@ def freeze(fleet, seconds: int) -> None:
         fleet.run_hosts()
     for controller in fleet.controllers:
         controller.tick()  # before any host gets through
+
+
+def restart(fleet) -> None:
+    """A server with a database of its own: it keeps its name, and so its lease."""
+    fleet.controllers = [fleet.new_controller("one")]
 
 
 def first_endings(fleet, jobs) -> set[str]:
@@ -86,6 +92,36 @@ def test_a_dead_host_is_found_in_spite_of_a_clock_step(fleet, step):
     fleet.run(130)
     assert fleet.attempts(dead)[0] == "host_lost"
     assert first_endings(fleet, others) == {"running"}
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["running", "while it is down"])
+@pytest.mark.parametrize("step", [-86400, -3600, -60, 60, 86400])
+def test_a_backoff_lasts_no_longer_in_spite_of_a_clock_step(fleet, step, restarted):
+    """Stored moments are in the future, and a clock that is set back moves them further away."""
+    fails = lambda attempt, process, step: failure(fleet.clock.now()) if attempt < 3 else None
+    job = fleet.submit(Program(steps=30, fails=fails), retries={"failure": 10}, crash_loop=10)
+    for _ in range(3):
+        fleet.until(lambda: fleet.job(job).not_before is not None)
+        fleet.clock.step(timedelta(seconds=step))
+        if restarted:
+            restart(fleet)
+        attempts = len(fleet.attempts(job))
+        fleet.until(lambda: len(fleet.attempts(job)) > attempts, limit=LONGEST_BACKOFF)  # noqa: B023
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["running", "while it is down"])
+@pytest.mark.parametrize("step", [-86400, -3600, 86400])
+def test_capacity_is_requested_again_in_spite_of_a_clock_step(fleet, step, restarted):
+    fleet.cloud.stock[("zone-a", "v5litepod-16")] = 0
+    job = fleet.submit(Program(steps=100))
+    fleet.until(lambda: bool(fleet.store.refusals()))
+    fleet.clock.step(timedelta(seconds=step))
+    if restarted:
+        restart(fleet)
+    fleet.cloud.stock.clear()
+    fleet.until(lambda: fleet.running(job), limit=LONGEST_BACKOFF)
 
 
 @pytest.mark.parametrize("seconds", [60, 300])

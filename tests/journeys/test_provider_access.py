@@ -181,3 +181,9 @@ def test_recovering_through_a_stockout_writes_few_events(make_fleet):
     fleet.run(900)
     states = [event.state for event in fleet.store.events(EventQuery(job_id=job, limit=10_000))]
     assert states.count("recovering") <= 3, states
+
+
+def test_the_first_answer_of_a_provider_is_reported_at_once(fleet):
+    fleet.run(3)
+    [health] = server_status.status(fleet.store, fleet.now()).controller.providers
+    assert health.answered_at is not None

@@ -146,7 +146,14 @@ def test_a_newer_refusal_replaces_an_older_one_at_once():
     second = no(previous=first, now=NOON + MINUTE)
     refusal_history.record(second)
     assert refusal_history.latest(HERE, "v5litepod-16") == second
-    assert refusal_history.blocking(HERE, "v5litepod-16", NOON) == second
+    assert refusal_history.blocking(HERE, "v5litepod-16", NOON + MINUTE) == second
+
+
+def test_a_refusal_from_the_future_blocks_nothing():
+    """The clock was set back: nobody knows how old it is."""
+    refusal_history = RefusalHistory([no(now=NOON + MINUTE)])
+    assert refusal_history.blocking(HERE, "v5litepod-16", NOON) is None
+    assert not refusal_history.refused_recently(HERE, "v5litepod-16", NOON)
 
 
 def test_consecutive_refusals_last_longer_up_to_a_maximum():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tpufleet.service import app
 from tpufleet.service.api.routes import ROUTES
 
 
@@ -55,3 +56,11 @@ def test_path_parameters_are_declared(shared_service):
         for operation in verbs.values():
             declared = {each["name"] for each in operation["parameters"] if each["in"] == "path"}
             assert declared == named
+
+
+def test_every_status_that_an_error_can_have_is_in_the_document(shared_service):
+    paths = shared_service.client("vic").openapi()["paths"]
+    possible = {str(status) for _, status in app._STATUS} | {"503"}
+    for methods in paths.values():
+        for operation in methods.values():
+            assert possible <= set(operation["responses"]), operation["operationId"]

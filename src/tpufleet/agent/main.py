@@ -47,7 +47,7 @@ def run(environ: Mapping[str, str]) -> int:
     try:
         contained = containment.from_environ(environ, settings.work_dir)
     except ValueError as error:
-        threads.log(f"TPUFLEET_CONTAINMENT or {containment.JOB_USER_VARIABLE}: {error}")
+        threads.log(f"cannot contain jobs: {error}")
         return EXIT_BAD_SETTINGS
     threads.log(f"containment: {contained.description}")
     if contained.cgroup is not None:

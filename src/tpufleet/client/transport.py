@@ -60,6 +60,7 @@ class Transport:
             trust_env=False,  # a netrc of the machine must never replace the token
         )
         self._transport_error = httpx.TransportError
+        self._no_answer = (httpx.ReadTimeout, httpx.WriteTimeout)  # although it was connected
 
     @overload
     def call(self, verb: str, path: str, answer: type[T], **request: Any) -> T: ...
@@ -122,6 +123,13 @@ class Transport:
             raise self.unreachable(error) from error
 
     def unreachable(self, error: Exception) -> Unreachable:
+        if isinstance(error, self._no_answer):
+            return Unreachable(
+                f"the control plane at {self.url} does not answer ({error or 'timed out'}): it is "
+                "frozen or overloaded, or so is its database\n"
+                "  next: retry, or look at its log; `tpu serve --stop` and `tpu serve` restart it "
+                "without losing a job"
+            )
         return Unreachable(
             f"cannot reach the control plane at {self.url} ({error or type(error).__name__}); "
             "start one with `tpu serve`, or pass its address with --server"

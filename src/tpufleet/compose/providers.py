@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import secrets
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpufleet.clocks import SystemClock
+from tpufleet.compose import local_jobs
 from tpufleet.config import Config
 from tpufleet.errors import BadInput
 from tpufleet.model.jobs import Capacity
@@ -60,39 +58,21 @@ def _provider(name: str, settings: Config, store: Store) -> Provider:
     if name == "local":
         plan_file = settings.data / "faults.yaml"
         plan = fault_plan.load(plan_file) if plan_file.exists() else fault_plan.NO_FAULTS
-        if settings.local_user is not None:
-            _check_local_user(settings.local_user, settings.data)
+        hidden = _private_paths(settings)
+        contained = local_jobs.containment_of_jobs(settings, hidden)
+        local_jobs.report(contained)
+        everyone, members = local_jobs.users_of_jobs(settings, contained)
         return LocalProvider(
             settings.data / "local",
             plan=plan,
-            hidden=_private_paths(settings),
-            job_user=settings.local_user,
+            hidden=hidden,
+            job_user=everyone,
+            member_job_user=members,
         )
     raise BadInput(
         f"providers: {name} is enabled but not configured\n"
         f"  next: set {name.replace('-', '_')} in {settings.config_file}"
     )
-
-
-def _check_local_user(name: str, data: Path) -> None:
-    """At start rather than in every job: whether this user can reach what jobs need."""
-    if os.geteuid() != 0:
-        raise BadInput("local_user: only a server that runs as root can run jobs as another user")
-    try:
-        group = pwd.getpwnam(name).pw_gid
-    except KeyError as error:
-        raise BadInput(f"local_user: no user named {name!r} on this machine") from error
-    for needed in (Path(sys.executable), data.parent):
-        probe = subprocess.run(
-            ["/bin/sh", "-c", 'test -x "$0"', str(needed)],
-            user=name, group=group, extra_groups=[], cwd="/",
-        )  # fmt: skip
-        if probe.returncode != 0:
-            raise BadInput(
-                f"local_user: {name} has no access to {needed}, which its jobs need\n"
-                "  next: install tpufleet and set TPUFLEET_HOME where all users have access, such "
-                "as /opt and /var/lib"
-            )
 
 
 def _private_paths(settings: Config) -> list[Path]:

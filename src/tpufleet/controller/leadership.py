@@ -99,8 +99,10 @@ class LeadershipTerm:
         self._list_now.set()
 
     def account_for_clock_step(self, step: timedelta) -> None:
-        """Time limits count elapsed time, whatever the clock says."""
-        for job_id in self._working_set.jobs:
+        """Time limits and backoffs count elapsed time, whatever the clock says."""
+        for job_id, job in list(self._working_set.jobs.items()):
+            if job.not_before is not None:
+                self._working_set.put_job(replace(job, not_before=job.not_before + step))
             attempt = self._working_set.live_attempt(job_id)
             if attempt is not None and attempt.running_at is not None:
                 self._working_set.put_attempt(

@@ -47,6 +47,8 @@ class ProviderHealthLog:
             return
         error = result.error
         if error is None or isinstance(error, (NoCapacity, BadRequest, BadInput)):
+            # The first answer of a provider is reported at once.
+            self._changed |= self._answered_at.get(result.provider) is None
             self._answered_at[result.provider] = now
             self._clear(result.provider, result.call, zone)
         else:

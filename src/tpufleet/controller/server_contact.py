@@ -52,7 +52,7 @@ def may_request(
     known = working_set.refusals.unreachable_from(provider)
     if known is None:
         return True
-    if known.until > now:
+    if known.holds(now):
         return False
     working_set.probes[provider] = group
     working_set.put_refusal(replace(known, until=now + limit))

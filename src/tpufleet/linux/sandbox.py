@@ -103,17 +103,19 @@ def create_namespaces(privileged: bool) -> None:
 def hide(hidden: list, visible: list) -> None:
     """Cover the hidden folders and files, except the visible folders inside them."""
     kept = [(path, open_exactly(path)) for path in visible]
+    covered = []
     for path in hidden:
         if os.path.isdir(path):
             mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
+            covered.append(path)
         elif os.path.exists(path):
             mount("/dev/null", path, flags=MS_BIND)
     for path, descriptor in kept:
         os.makedirs(path, exist_ok=True)
         mount(f"/proc/self/fd/{descriptor}", path, flags=MS_BIND | MS_REC)
         os.close(descriptor)
-    for path in hidden:
-        if os.path.isdir(path):
+    for path in covered:
+        if os.path.ismount(path):  # not one that another one covers
             mount("", path, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 

@@ -87,6 +87,7 @@ class Assignment:
     dependencies: tuple[str, ...] | None = None
     image: str | None = None
     metrics: dict[str, str] = field(default_factory=dict)  # name → pattern for lines of the log
+    owned_by_admin: bool = False  # who may act as the server's user anyway
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

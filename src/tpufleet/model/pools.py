@@ -74,3 +74,7 @@ class CapacityRefusal:
         if self.kind is RefusalKind.UNREACHABLE:
             return f"{self.provider}|{self.kind}"
         return f"{self.provider}|{self.zone}|{self.accelerator}|{self.capacity}"
+
+    def holds(self, now: datetime) -> bool:
+        """One from the future does not: the clock was set back, and nobody knows how old it is."""
+        return self.refused_at <= now < self.until

@@ -108,7 +108,7 @@ class RefusalHistory:
             for source, refusals in self._by_source.items()
             if source.provider == provider
             for refusal in refusals.values()
-            if refusal.kind is RefusalKind.ACCESS and refusal.until > now
+            if refusal.kind is RefusalKind.ACCESS and refusal.holds(now)
         ]
 
     def latest(self, source: CapacitySource, accelerator: str) -> CapacityRefusal | None:
@@ -117,7 +117,7 @@ class RefusalHistory:
     def refused_recently(self, source: CapacitySource, accelerator: str, now: datetime) -> bool:
         """Refused not long ago, and nothing granted since."""
         refusal = self.latest(source, accelerator)
-        if refusal is None or not refusal.streak:
+        if refusal is None or not refusal.streak or refusal.refused_at > now:
             return False
         return now < refusal.refused_at + RECENT_FACTOR * (refusal.until - refusal.refused_at)
 
@@ -143,7 +143,7 @@ class RefusalHistory:
         self, source: CapacitySource, accelerator: str, now: datetime
     ) -> CapacityRefusal | None:
         unreachable = self.unreachable_from(source.provider)
-        if unreachable is not None and unreachable.until > now:
+        if unreachable is not None and unreachable.holds(now):
             return unreachable
         refusals = self._by_source.get(source)
         if not refusals:
@@ -152,7 +152,7 @@ class RefusalHistory:
         blocked = [
             refusal
             for refusal in refusals.values()
-            if refusal.until > now and _covers(refusal, accelerator_type)
+            if refusal.holds(now) and _covers(refusal, accelerator_type)
         ]
         return max(blocked, key=lambda refusal: refusal.until, default=None)
 

@@ -22,7 +22,7 @@ from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice, sou
 from tpufleet.model.topology import short_name
 from tpufleet.policy import liveness, retries, verdicts
 from tpufleet.policy.events import attempt_event, count_of, job_event, slice_event
-from tpufleet.policy.retries import RetryAction, RetryDecision
+from tpufleet.policy.retries import RETRY_BACKOFF, RetryAction, RetryDecision
 
 USABLE_STATES = frozenset({SliceState.REQUESTED, SliceState.BOOTING, SliceState.READY})
 _END_STATES = {
@@ -91,7 +91,7 @@ def next_step(view: JobView, now: datetime) -> Step:
 def missing_slices(view: JobView, now: datetime) -> int:
     """How many slices to request now. A doomed slice is replaced before it is gone."""
     job = view.job
-    if job.ended or job.cancel_requested_by or job.over_limit or _is_later(job.not_before, now):
+    if job.ended or job.cancel_requested_by or job.over_limit or _is_backing_off(job, now):
         return 0
     if view.attempt is not None and not will_retry(view, view.attempt, now):
         return 0
@@ -115,14 +115,14 @@ def _prepare(view: JobView, now: datetime) -> Step:
         advice = job.advice or END_REASONS[EndReason.OVER_BUDGET].advice.replace("JOB", job.id)
         over = replace(job, reason=job.over_limit, advice=advice)
         return end_job(view, Step(job=over), JobState.FAILED, EndReason.OVER_BUDGET, now)
-    result = Step(job=job, wake_at=job.not_before if _is_later(job.not_before, now) else None)
+    result = Step(job=job, wake_at=job.not_before if _is_backing_off(job, now) else None)
     for tpu_slice in view.slices.values():
         if tpu_slice.state is SliceState.DOOMED and tpu_slice.job_id == job.id:
             loss = tpu_slice.loss or LossReason.PREEMPTED
             result.slices.append(release_slice(tpu_slice, loss, tpu_slice.reason, now))
     gang = view.usable_slices
     ready = [tpu_slice for tpu_slice in gang if tpu_slice.state is SliceState.READY]
-    if len(ready) >= job.spec.slices and not _is_later(job.not_before, now):
+    if len(ready) >= job.spec.slices and not _is_backing_off(job, now):
         return _start_attempt(view, result, ready[: job.spec.slices], now)
     # A request that the provider has not accepted is no news: it may be refused at once.
     gang = tuple(tpu_slice for tpu_slice in gang if tpu_slice.state is not SliceState.REQUESTED)
@@ -459,8 +459,11 @@ def _is_due(moment: datetime | None, now: datetime) -> bool:
     return moment is not None and moment <= now
 
 
-def _is_later(moment: datetime | None, now: datetime) -> bool:
-    return moment is not None and moment > now
+def _is_backing_off(job: Job, now: datetime) -> bool:
+    """A moment that is further away than any backoff was recorded before the clock was set back."""
+    if job.not_before is None:
+        return False
+    return now < job.not_before <= now + RETRY_BACKOFF.longest
 
 
 def _earliest(*moments: datetime | None) -> datetime | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import re
 import threading
@@ -80,6 +81,12 @@ _STATUS: tuple[tuple[type[FleetError], int], ...] = (
     (errors.NotFound, 404),
     (errors.Conflict, 409),
     (errors.Fenced, 409),
+)
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+UNAVAILABLE = "the server is temporarily unavailable; retry"
+DISK_FULL = (
+    "the server's disk is full, so the request was not accepted\n"
+    "  next: free space on that disk, then retry; `tpu status` shows the server's errors"
 )
 
 
@@ -293,6 +300,11 @@ def _endpoint(
             return await run_in_threadpool(lambda: _response(_handle(call)))
         except FleetError as error:
             return error_response(error)
+        except OSError as error:
+            if error.errno in _DISK_FULL_ERRORS:
+                return error_response(errors.StorageFull(str(error)))
+            logger.exception("%s %s failed", route.method, route.path)
+            return _internal_error()
         except Exception:
             logger.exception("%s %s failed", route.method, route.path)
             return _internal_error()
@@ -327,7 +339,8 @@ def error_response(error: FleetError) -> Response:
     if status == 503:
         # It may name hosts, files and users of the database.
         logger.warning("answered 503: %s", error)
-        return _error(503, "Unreachable", "the server is temporarily unavailable; retry")
+        message = DISK_FULL if isinstance(error, errors.StorageFull) else UNAVAILABLE
+        return _error(503, "Unreachable", message)
     # Subclasses are reported as the class in `errors` that every client knows.
     kind = next(each.__name__ for each in type(error).__mro__ if each.__module__ == errors.__name__)
     response = _error(status, kind, str(error))

@@ -14,6 +14,7 @@ from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import HostId, host_id
 from tpufleet.model.jobs import Job, ParentRelation
 from tpufleet.model.slices import SliceId, TpuSlice
+from tpufleet.model.users import Role
 from tpufleet.service import identifiers
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.stores.base import Store
@@ -73,6 +74,7 @@ class Assignments:
         first = self._store.host(host_id(attempt.slices[0], 0))
         address, port = (first.address, first.coordinator_port) if first else ("", 0)
         kind = topology.find(job.spec.accelerator)
+        owner = self._store.user(job.owner)
         assignment = Assignment(
             attempt_id=attempt.id,
             job_id=job.id,
@@ -99,6 +101,7 @@ class Assignments:
             dependencies=job.spec.dependencies,
             image=job.spec.image,
             metrics=job.spec.metrics,
+            owned_by_admin=owner is not None and owner.role is Role.ADMIN,
         )
         return _CachedAssignment(attempt, job.owner, assignment, job.spec.secrets)
 

@@ -214,7 +214,7 @@ def blocking_refusals(store: Store, job: Job, now: datetime) -> list[CapacityRef
     blocking_by_key = {
         refusal.key: refusal
         for refusal in history.unreachable()
-        if refusal.until > now and (not providers or refusal.provider in providers)
+        if refusal.holds(now) and (not providers or refusal.provider in providers)
     }
     for source in {CapacitySource(each.provider, each.zone, each.capacity) for each in refusals}:
         allowed = (

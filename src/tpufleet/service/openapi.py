@@ -22,6 +22,8 @@ _ERRORS = {
     "404": "Not found",
     "409": "Conflict with the current state",
     "413": "Request body too large",
+    "429": "Too many requests; retry after the number of seconds in Retry-After",
+    "503": "The database does not respond, or the server's disk is full; retry",
 }
 
 

@@ -38,7 +38,7 @@ def status(
     blocked = [
         refusal
         for refusal in store.refusals()
-        if refusal.until > now and refusal.kind is not RefusalKind.UNREACHABLE  # in the report
+        if refusal.holds(now) and refusal.kind is not RefusalKind.UNREACHABLE  # in the report
     ]
     return ServerStatus(
         version=tpufleet.__version__,

@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from tpufleet.errors import FleetError, Unreachable
+from tpufleet.errors import FleetError, StorageFull, Unreachable
 from tpufleet.stores.base import StoreChange, Subscription
 from tpufleet.stores.database import DatabaseSession, NoNotifications, Row
 from tpufleet.stores.sql import SqlStore
@@ -146,6 +146,8 @@ class SqliteDatabase:
                 self._release(connection)
         except sqlite3.OperationalError as error:
             name = getattr(error, "sqlite_errorname", "")
+            if name == "SQLITE_FULL":
+                raise StorageFull(f"database {self._path}: {error}") from error
             if name.startswith(_TEMPORARY_ERRORS):
                 raise Unreachable(f"database {self._path} is unavailable: {error}") from error
             raise

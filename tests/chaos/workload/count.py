@@ -43,7 +43,7 @@ while step < TOTAL - 1:
         if here.num_processes == 1 and step >= 0:
             save(step, state)
         note("stopped", lines=lines)
-        sys.exit(0)
+        sys.exit("asked to stop")  # not 0: the work is not done
     time.sleep(PAUSE)
     step += 1
     state = hashlib.sha256(f"{state}:{here.process_id}:{step}".encode()).hexdigest()

@@ -25,7 +25,7 @@ note("start", after=-1, others=others_alive())
 while not units.finished():
     if runtime.should_stop():
         units.leave()
-        sys.exit(0)
+        sys.exit("asked to stop")  # not 0: the work is not done
     units.heartbeat()
     claim = units.claim()
     time.sleep(float(os.environ["STEP_SECONDS"]))

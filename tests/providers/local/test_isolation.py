@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +14,9 @@ import pytest
 from tests.polling import wait_until
 from tests.server_process import Server
 from tpufleet.agent.workload import containment
-from tpufleet.client.fleet import new_job_id
+from tpufleet.client.fleet import FleetClient, new_job_id
 from tpufleet.model.api_types import NewJob
+from tpufleet.model.users import Role
 
 # Prints what it can read. The names are told to it; it also looks at every process it can see.
 SPY = """
@@ -69,10 +72,10 @@ def stop_all(server: Server) -> None:
     )
 
 
-def submit(server: Server, *command: str) -> str:
+def submit(client: FleetClient, *command: str) -> str:
     job_id = new_job_id()
     spec = {"name": "spy", "command": list(command), "accelerator": "v5e-4", "grace": "1s"}
-    server.client.submit([NewJob(id=job_id, spec=spec)])
+    client.submit([NewJob(id=job_id, spec=spec)])
     return job_id
 
 
@@ -83,7 +86,7 @@ def log_of(server: Server, job: str) -> str:
 def test_a_job_reads_neither_the_state_folder_nor_the_environment_of_the_server(server):
     if not containment.detect(server.home, hidden=(server.home,)).isolated:
         pytest.skip("this host offers no namespaces")
-    job = submit(server, sys.executable, "-c", SPY, str(server.home))
+    job = submit(server.client, sys.executable, "-c", SPY, str(server.home))
     wait_until(
         lambda: server.client.job(job).job.state.value == "succeeded",
         describe=lambda: log_of(server, job),
@@ -94,12 +97,77 @@ def test_a_job_reads_neither_the_state_folder_nor_the_environment_of_the_server(
     assert (server.home / "checkpoints" / job / "step_3").read_text() == "kept"
 
 
+# Of a member: as whom it runs, what it can change, and whether Python works there.
+INTRUDER = """
+import os, pathlib, subprocess, sys, json, tpufleet.runtime
+print("user", os.getuid())
+for path in map(pathlib.Path, sys.argv[1:]):
+    for action in (lambda: path.read_text(), lambda: path.write_text("changed")):
+        try:
+            action()
+            print("REACHED", path)
+        except OSError as error:
+            print("refused", path, error.strerror)
+pathlib.Path(os.environ["TPUFLEET_CHECKPOINT_DIR"], "own").write_text("own")
+pathlib.Path("own").write_text("own")
+print("done")
+"""
+
+
+def member(server: Server, name: str) -> FleetClient:
+    server.client.put_user(name, Role.MEMBER)
+    return FleetClient(server.url, server.client.create_token(user=name).token)
+
+
+def test_the_job_of_a_member_runs_as_another_user_if_the_server_runs_as_root(server, tmp_path):
+    """At default settings. Python may lie where only root may enter, as in /root."""
+    if not containment.detect(server.home, hidden=(server.home,)).isolated:
+        pytest.skip("this host offers no namespaces")
+    private = tmp_path / "private"
+    private.write_text("of the server's user")
+    private.chmod(0o600)
+    with member(server, "mel") as client:
+        job = submit(
+            client, sys.executable, "-c", INTRUDER, str(private), str(server.home / "token")
+        )
+    wait_until(
+        lambda: server.client.job(job).job.state.value == "succeeded",
+        describe=lambda: log_of(server, job),
+    )
+    log = log_of(server, job)
+    if os.geteuid() == 0:
+        assert f"[0] user {pwd.getpwnam('nobody').pw_uid}" in log
+        assert "[0] REACHED" not in log and private.read_text() == "of the server's user"
+        assert "jobs of members run as user" in server.log_tail()
+    else:
+        assert f"[0] user {os.geteuid()}" in log and f"[0] REACHED {server.home}" not in log
+    assert (server.home / "checkpoints" / job / "own").read_text() == "own"
+
+
+def test_the_job_of_a_member_does_not_see_the_files_of_other_jobs(server):
+    if not containment.detect(server.home, hidden=(server.home,)).isolated:
+        pytest.skip("this host offers no namespaces")
+    script = "echo secret > $TPUFLEET_CHECKPOINT_DIR/mine; echo secret > mine; sleep 60"
+    first = submit(server.client, "sh", "-c", script)
+    found = lambda: [*server.home.rglob("mine")]
+    wait_until(lambda: len(found()) == 2, describe=lambda: log_of(server, first))
+    with member(server, "mel") as client:
+        paths = map(str, found())
+        job = submit(client, sys.executable, "-c", INTRUDER, *paths)
+    wait_until(
+        lambda: server.client.job(job).job.state.value == "succeeded",
+        describe=lambda: log_of(server, job),
+    )
+    assert "[0] REACHED" not in log_of(server, job)
+    assert {path.read_text() for path in found()} == {"secret\n"}
+
+
 @pytest.mark.parametrize("end", ["cancel", "stop --all", "release"])
 def test_nothing_of_a_job_is_left(server, tmp_path, end):
     beat = tmp_path / "beat"
     writer = f"i=0; while [ $i -lt 1200 ] && date > {beat}; do i=$((i+1)); sleep 0.05; done"
     script = f"setsid env -i sh -c 'trap \"\" TERM HUP; {writer}' >/dev/null 2>&1 & sleep 60"
-    job = submit(server, "sh", "-c", script)
+    job = submit(server.client, "sh", "-c", script)
     wait_until(beat.exists)
     if end == "cancel":
         server.client.cancel(job)

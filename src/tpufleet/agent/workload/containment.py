@@ -13,7 +13,6 @@ import errno
 import hashlib
 import json
 import os
-import pwd
 import stat
 import subprocess
 import sys
@@ -26,6 +25,7 @@ import psutil
 
 from tpufleet.agent import threads
 from tpufleet.agent.workload import processes, untrusted_files
+from tpufleet.agent.workload.job_user import JobUser, find_user
 from tpufleet.linux import cgroups, sandbox
 from tpufleet.linux.cgroups import Cgroup
 
@@ -37,7 +37,9 @@ END_SECONDS = 5.0
 MAX_PROCESSES = 65536
 MEMORY_FOR_AGENT = 512 * 2**20  # so that the kernel kills the workload, and not the agent
 PR_SET_CHILD_SUBREAPER = 36
-JOB_USER_VARIABLE = "TPUFLEET_JOB_USER"  # instead of the agent's own user, on simulated hosts
+# On simulated hosts, instead of the agent's own user: of all jobs, and of those of members.
+JOB_USER_VARIABLE = "TPUFLEET_JOB_USER"
+MEMBER_JOB_USER_VARIABLE = "TPUFLEET_MEMBER_JOB_USER"
 IN_USE_VARIABLE = "TPUFLEET_CONTAINMENT_IN_USE"  # tells `tpu doctor` the guarantee
 
 
@@ -67,7 +69,12 @@ class Containment:
     isolated: bool = False  # attempts run in namespaces of their own and see no hidden folder
     hidden: tuple[Path, ...] = ()
     isolation_error: str = ""  # why they are not isolated although folders are to be hidden
-    user: tuple[int, int] | None = None  # user and group of jobs; None: those of the agent
+    user: JobUser | None = None  # of all jobs; None: the user of the agent
+    member_user: JobUser | None = None  # of jobs whose owner is no admin; None: as all jobs
+
+    @property
+    def user_ids(self) -> tuple[int, int] | None:
+        return None if self.user is None else self.user.ids
 
     @property
     def description(self) -> str:
@@ -75,10 +82,17 @@ class Containment:
         if self.isolated:
             parts.append("jobs cannot see the server's state or its processes")
             if self.user is not None:
-                parts.append(f"jobs run as user {self.user[0]}")
+                parts.append(f"jobs run as user {self.user.uid} ({self.user.name})")
+            elif self.member_user is not None:
+                member = self.member_user
+                parts.append(f"jobs of members run as user {member.uid} ({member.name})")
         elif self.hidden:
             parts.append(f"jobs can read the server's state ({self.isolation_error})")
         return "; ".join(parts)
+
+    def for_owner(self, *, admin: bool) -> Containment:
+        """Of the jobs of an admin, or of those of other users."""
+        return self if admin or self.member_user is None else replace(self, user=self.member_user)
 
     def open(self, folder: Path, checkpoint: str, shared: Sequence[Path] = ()) -> AttemptProcesses:
         """Prepare for one attempt, which also uses the `shared` folders. Call `close` when it has
@@ -94,11 +108,14 @@ class Containment:
             return AttemptProcesses(cgroup=cgroup, adopted=self.mechanism is Mechanism.MARKS)
         own = [Path(os.path.realpath(path)) for path in (folder, *shared)]
         visible = [*own, *_visible_checkpoint(checkpoint, self.hidden)]
+        hidden, user = self.hidden, None
         if self.user is not None:
-            _give_to(self.user, visible)
-        init = NamespaceInit(self.isolated, self.hidden, visible)
+            _give_to(self.user.ids, visible)
+            hidden, user = (*self.user.covered, *hidden), self.user.ids
+            visible += self.user.needed
+        init = NamespaceInit(self.isolated, hidden, visible)
         return AttemptProcesses(
-            cgroup=cgroup, init=init, isolated=self.isolated, user=self.user, home=folder
+            cgroup=cgroup, init=init, isolated=self.isolated, user=user, home=folder
         )
 
     def require_visible(self, checkpoint: str) -> None:
@@ -106,7 +123,8 @@ class Containment:
         if _visible_checkpoint(checkpoint, self.hidden):
             return
         real = Path(os.path.realpath(checkpoint))
-        for path in (Path(os.path.realpath(path)) for path in self.hidden):
+        covered = self.user.covered if self.user is not None else ()
+        for path in (Path(os.path.realpath(path)) for path in (*self.hidden, *covered)):
             if path == real or path in real.parents or real in path.parents:
                 raise PermissionError(errno.EACCES, f"{checkpoint} is hidden from jobs")
 
@@ -265,21 +283,23 @@ def from_environ(environ: Mapping[str, str], work_dir: Path) -> Containment:
     hidden = [Path(path) for path in environ.get("TPUFLEET_HIDDEN", "").split(os.pathsep) if path]
     only = environ.get("TPUFLEET_CONTAINMENT", "")
     found = detect(work_dir, hidden, Mechanism(only) if only else None)
-    return _with_user(found, environ.get(JOB_USER_VARIABLE, ""))
+    return with_users(
+        found, environ.get(JOB_USER_VARIABLE, ""), environ.get(MEMBER_JOB_USER_VARIABLE, "")
+    )
 
 
-def _with_user(found: Containment, name: str) -> Containment:
-    """Raises ValueError when jobs cannot run as this user."""
-    if not name:
+def with_users(found: Containment, name: str, member_name: str = "") -> Containment:
+    """Raises ValueError when jobs cannot run as these users."""
+    if not name and not member_name:
         return found
     if not found.isolated or os.geteuid() != 0:
         reason = found.isolation_error or "the server does not run as root"
-        raise ValueError(f"jobs cannot run as {name}: {reason}")
-    try:
-        account = pwd.getpwnam(name)
-    except KeyError:
-        raise ValueError(f"no user named {name}") from None
-    return replace(found, user=(account.pw_uid, account.pw_gid))
+        raise ValueError(f"jobs cannot run as {name or member_name}: {reason}")
+    return replace(
+        found,
+        user=find_user(name, [found.work_dir]) if name else None,
+        member_user=find_user(member_name, [found.work_dir]) if member_name else None,
+    )
 
 
 def _give_to(user: tuple[int, int], folders: Sequence[Path]) -> None:

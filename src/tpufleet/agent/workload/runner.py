@@ -70,6 +70,7 @@ class Workload:
         self.exit: Exit | None = None
         self.environment: EnvironmentReport | None = None  # once it is ready
         self._context = context
+        self._containment = context.containment.for_owner(admin=assignment.owned_by_admin)
         self._stop_reason = ""
         self._fault: EndReason | None = None
         self._stop = Event()
@@ -163,8 +164,8 @@ class Workload:
             self._secrets = environment.resolve_secrets(
                 self.assignment.secrets,
                 self._context.settings.token,
-                hidden=self._context.containment.hidden,
-                user=self._context.containment.user,
+                hidden=self._containment.hidden,
+                user=self._containment.user_ids,
             )
             pipe.redact(self._secrets.values())
             self._fetch_code()
@@ -179,7 +180,7 @@ class Workload:
                 self._context.settings,
                 self.folder.path,
                 self.folder.code,
-                hard_links=not self._context.containment.isolated,
+                hard_links=not self._containment.isolated,
             )
             if self.assignment.image is not None:
                 self._image = JobContainer(
@@ -188,7 +189,7 @@ class Workload:
                     self._context.base_env.get("PATH"),
                 )
             shared = [self._python.cache] if self._python is not None else []
-            self._container = self._context.containment.open(
+            self._container = self._containment.open(
                 self.folder.path, self.assignment.checkpoint, shared
             )
         except (OSError, FleetError) as error:
@@ -285,7 +286,7 @@ class Workload:
         checkpoint = Path(self.assignment.checkpoint)
         folders = [self.folder.path]
         if checkpoint.is_absolute() and "://" not in self.assignment.checkpoint:
-            self._context.containment.require_visible(self.assignment.checkpoint)
+            self._containment.require_visible(self.assignment.checkpoint)
             checkpoint.mkdir(parents=True, exist_ok=True)
             folders.append(checkpoint)
         return self._image.wrap(

@@ -54,13 +54,17 @@ class LocalProvider:
         zones: Sequence[str] = ("local-a",),
         hidden: Sequence[Path] = (),
         job_user: str | None = None,
+        member_job_user: str | None = None,
     ) -> None:
         """`hidden` are folders and files of the server that jobs must not see. `job_user`: the
-        user that they run as, if the server runs as root."""
+        user that they run as, if the server runs as root; `member_job_user`: that of jobs whose
+        owner is no admin."""
         self.zones: Sequence[str] = tuple(zones)
         self._records = SliceRecords(Path(root))
         self._clock = clock or SystemClock()
-        self._hosts = SimulatedHosts(self._records, agent, notice_period, hidden, job_user)
+        self._hosts = SimulatedHosts(
+            self._records, agent, notice_period, hidden, job_user, member_job_user
+        )
         self._stock = stock
         self._plan = plan
         self._listeners: list[Callable[[], None]] = []

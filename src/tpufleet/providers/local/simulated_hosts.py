@@ -36,8 +36,10 @@ class SimulatedHosts:
         notice_period: timedelta,
         hidden: Sequence[Path] = (),
         job_user: str | None = None,
+        member_job_user: str | None = None,
     ) -> None:
-        self._job_user = job_user
+        users = {"TPUFLEET_JOB_USER": job_user, "TPUFLEET_MEMBER_JOB_USER": member_job_user}
+        self._users = {variable: name for variable, name in users.items() if name}
         self._records = records
         self._agent = tuple(agent)
         self._notice_period = notice_period
@@ -139,8 +141,7 @@ class SimulatedHosts:
         environment = dict(_environment(record, index, folder, self._marker(record, index)))
         if self._hidden:
             environment["TPUFLEET_HIDDEN"] = os.pathsep.join(map(str, self._hidden))
-        if self._job_user:
-            environment["TPUFLEET_JOB_USER"] = self._job_user
+        environment |= self._users
         path = record.cgroups.get(index)
         cgroup = Cgroup(Path(path)).create() if path else None
         return self._processes.start(self._agent, environment, folder, folder / "agent.log", cgroup)

@@ -1,0 +1,74 @@
+"""The user that jobs on simulated hosts of root run as, and what has to be done so that this user
+can run Python where only root may enter the folders above it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tpufleet
+
+PACKAGES = Path(tpufleet.__file__).parents[1]  # the folder that tpufleet is imported from
+UNPRIVILEGED_USER = "nobody"  # exists on every Linux, owns nothing, and may do nothing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobUser:
+    name: str
+    uid: int
+    gid: int
+    covered: tuple[Path, ...] = ()  # folders that the user may not enter, as /root: replaced by …
+    needed: tuple[Path, ...] = ()  # … these folders inside them, and nothing else
+
+    @property
+    def ids(self) -> tuple[int, int]:
+        return self.uid, self.gid
+
+
+def find_user(name: str, folders: Sequence[Path]) -> JobUser:
+    """Raises ValueError when jobs cannot run as this user. They also need these `folders`, which
+    will be given to them."""
+    try:
+        account = pwd.getpwnam(name)
+    except KeyError:
+        raise ValueError(f"no user named {name}") from None
+    uid, gid = account.pw_uid, account.pw_gid
+    required = [Path(os.path.realpath(each)) for each in (sys.prefix, sys.base_prefix, PACKAGES)]
+    for path in required:
+        if not _may_enter(path, uid, gid):
+            raise ValueError(f"{name} has no access to {path}, which Python needs")
+    python = _outermost([*required, *(p for p in _package_folders() if _may_enter(p, uid, gid))])
+    covered: list[Path] = []
+    for path in (*python, *(Path(os.path.realpath(folder)) for folder in folders)):
+        closed = next((p for p in reversed(path.parents) if not _may_enter(p, uid, gid)), None)
+        if closed is not None and closed not in covered:
+            covered.append(closed)
+    needed = [path for path in python if any(closed in path.parents for closed in covered)]
+    return JobUser(name=name, uid=uid, gid=gid, covered=tuple(covered), needed=tuple(needed))
+
+
+def _package_folders() -> list[Path]:
+    """Not the first of the list: it is the working directory, or that of the script."""
+    names = {os.path.realpath(name) for name in sys.path[1:] if os.path.isdir(name)}
+    return [Path(name) for name in names - {os.path.realpath(os.curdir)}]
+
+
+def _outermost(paths: Sequence[Path]) -> list[Path]:
+    """Those that do not lie in another one."""
+    unique = set(paths)
+    return sorted(path for path in unique if not unique.intersection(path.parents))
+
+
+def _may_enter(folder: Path, uid: int, gid: int) -> bool:
+    try:
+        status = folder.stat()
+    except FileNotFoundError:
+        return True  # made later, by us
+    if status.st_uid == uid:
+        return bool(status.st_mode & stat.S_IXUSR)
+    return bool(status.st_mode & (stat.S_IXGRP if status.st_gid == gid else stat.S_IXOTH))
