@@ -168,7 +168,8 @@ def put(rows: Rows, store: Store, now: datetime) -> None:
         store.commit(ChangeSet(slices=slices))
     for hosts in _parts(rows.hosts):
         store.commit(ChangeSet(hosts=hosts))
-    store.record_liveness(pulses(rows, now))
+    for reports in _parts(pulses(rows, now)):
+        store.record_liveness(reports)
 
 
 def build_machines(cloud: FakeProvider, slices: Sequence[TpuSlice]) -> None:

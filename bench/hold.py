@@ -80,7 +80,7 @@ def main() -> None:
             agents = load(server, options.seconds, options.spread)
             try:
                 seen = watch(server, client, agents, options.seconds, options.spread)
-                heartbeats = json.loads(agents.communicate(timeout=120)[0])
+                heartbeats = json.loads(agents.communicate(timeout=120)[0].splitlines()[-1])
             finally:
                 agents.kill()
             running = sum(1 for job in client.jobs(limit=20_000).jobs if job.state == "running")

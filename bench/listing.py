@@ -90,7 +90,7 @@ def main() -> None:
                 base_url=server.url, headers={"Authorization": f"Bearer {server.token}"}
             ) as http,
         ):
-            _settle(client)
+            settle(client)
             assert len(client.jobs(limit=20_000).jobs) == count
             _, page = milliseconds(client.jobs)
             _, full = milliseconds(lambda: client.jobs(limit=20_000))
@@ -121,7 +121,7 @@ def main() -> None:
     )
 
 
-def _settle(client: FleetClient) -> None:
+def settle(client: FleetClient) -> None:
     """Until the controller has looked at every waiting job."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

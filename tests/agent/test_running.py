@@ -352,3 +352,29 @@ def test_the_values_of_secrets_do_not_reach_the_log(harness):
     exit = harness.wait_for_exit()
     assert "s3cr3t" not in harness.log() and "s3cr3t" not in exit.log_line
     assert "key is ***" in harness.log() and "*** in two writes" in harness.log()
+
+
+def test_a_short_program_reports_a_point_for_every_step(harness):
+    harness.assign_python(
+        "from tpufleet.runtime import progress\n"
+        "for step in range(1, 21): progress(step, total=20, loss=1 / step)\n"
+    )
+    harness.start()
+    assert harness.wait_for_exit().clean
+    points = [each for beat in harness.control_plane.heartbeats for each in beat.points]
+    assert [point.step for point in points] == list(range(1, 21))
+    assert points[3].metrics == {"loss": 0.25}
+    assert [point.at for point in points] == sorted({point.at for point in points}), "each once"
+
+
+def test_a_fast_program_is_thinned_and_keeps_its_last_point(harness):
+    harness.assign_python(
+        "from tpufleet.runtime import progress\n"
+        "for step in range(1, 5001): progress(step, loss=1 / step)\n"
+    )
+    harness.start()
+    assert harness.wait_for_exit().clean
+    beats = harness.control_plane.heartbeats
+    assert max(len(beat.points) for beat in beats) <= 50
+    points = [each for beat in beats for each in beat.points]
+    assert points[-1].step == 5000 and len(points) >= 20

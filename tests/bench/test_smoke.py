@@ -17,11 +17,13 @@ TOY = {"EXTRACT_BENCH_TOY": "1", "JAX_PLATFORMS": "cpu"}
 # Run by a benchmark in this table, or imported by one.
 PARTS = {
     "agent_load",
+    "databases",
     "extract_gpu_files",
     "extract_gpu_ours",
     "extract_gpu_ragged",
     "extract_gpu_shape",
     "extract_gpu_torch",
+    "extract_gpu_torch_packed",
     "fleets",
     "planner_iris",
     "reporting",
@@ -32,8 +34,13 @@ RUNS = {
     "submit": ["--calls", "3", "--rounds", "1", "--bulk", "20"],
     "listing": ["--scale", "0.005"],
     "hold": ["--jobs", "5", "--seconds", "3", "--spread", "1"],
+    "scale": [
+        *("--jobs", "3", "--ended", "20", "--seconds", "3", "--spread", "1", "--setups", "sqlite"),
+        *("--load-processes", "1"),
+    ],
     "recovery": ["--slices", "6", "--losses", "1", "--at-once", "2", "--latency", "0.01"],
     "idle": ["--seconds", "0.2", "--rounds", "1"],
+    "web": ["--jobs", "60", "--browsers", "4", "--seconds", "0.5", "--rounds", "1"],
     "yardstick": [],
 }
 GPU_MODULES = (
@@ -42,6 +49,7 @@ GPU_MODULES = (
     "extract_gpu_ragged",
     "extract_gpu_shape",
     "extract_gpu_torch",
+    "extract_gpu_torch_packed",
 )
 
 

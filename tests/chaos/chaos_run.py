@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
+import os
 import random
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests import server_process
 from tests.chaos import ledger
 from tests.server_process import Server
 from tpufleet.client import snapshots
 from tpufleet.client.fleet import FleetClient
-from tpufleet.errors import Unreachable
+from tpufleet.errors import FleetError, Unreachable
 from tpufleet.model import topology
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.attempts import Attempt, AttemptId
@@ -25,6 +30,9 @@ from tpufleet.model.hosts import Phase, host_id
 from tpufleet.model.jobs import JobId, JobState
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.stores.base import EventQuery, Store
+
+if TYPE_CHECKING:
+    from tests.chaos.machine import Machine
 
 WORKLOAD = Path(__file__).parent / "workload"
 PLENTY = {"failure": 60, "setup": 60, "memory": 60, "hang": 60, "infrastructure": 60}
@@ -41,6 +49,8 @@ class ChaosJob:
     steps: int = 20
     step_seconds: float = 0.15
     delay: float = 0.0  # seconds after the chaos_run began
+    fork_bomb: bool = False  # leaves processes behind that replicate
+    units: int = 0  # instead of steps: so many units, of which each is done once
 
     @property
     def processes(self) -> int:
@@ -50,20 +60,36 @@ class ChaosJob:
 class ChaosRun:
     """Jobs that run while things die, and the rules that hold all the while."""
 
-    def __init__(self, seed: int, folder: Path, store: Store, servers: Sequence[Server]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        folder: Path,
+        store: Store,
+        servers: Sequence[Server],
+        machine: Machine | None = None,
+    ) -> None:
         self.random = random.Random(seed)
         self.seed = seed
         self.servers = list(servers)  # those that run; a client speaks to the first
         self._ever = tuple(servers)
         self.local = servers[0].data / "local"
         self.logs = servers[0].data / "logs"
-        self._folder = folder
-        self._store = store
+        self.folder = folder
+        self.store = store
         self._work: list[ChaosJob] = []
         self._ended: dict[AttemptId, Attempt] = {}
         self._done: list[str] = []  # what was done to them
         self._began = time.monotonic()
         self._senders: list[threading.Thread] = []
+        self._machine = machine
+        self.counts: Counter[str] = Counter()  # of faults, by name
+        self.longest_pause = float("inf")  # seconds
+        self.patience = 60.0  # seconds in which a job is sent again and again
+
+    @property
+    def machine(self) -> Machine:
+        assert self._machine is not None, "this fault needs a machine of its own"
+        return self._machine
 
     # The jobs.
 
@@ -81,27 +107,26 @@ class ChaosRun:
         packed = io.BytesIO()
         snapshots.pack(scanned, packed)
         new = NewJob(id=work.id, spec=self._spec(work), snapshot=scanned.digest)
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            try:
-                client = self._client()
-                if not client.has_snapshot(scanned.digest):
-                    client.put_snapshot(scanned.digest, packed.getvalue())
-                client.submit([new])
-                return
-            except (Unreachable, RuntimeError):  # RuntimeError: this client was closed meanwhile
-                time.sleep(0.1)
+
+        def send(client: FleetClient) -> None:
+            if not client.has_snapshot(scanned.digest):
+                client.put_snapshot(scanned.digest, packed.getvalue())
+            client.submit([new])
+
+        self.call(send, self.patience)
 
     def _spec(self, work: ChaosJob) -> dict[str, object]:
         return {
             "name": work.id,
-            "command": [sys.executable, "count.py"],
+            "command": [sys.executable, "units.py" if work.units else "count.py"],
             "accelerator": work.accelerator,
             "slices": work.slices,
             "env": {
                 "LEDGER": str(self.ledger_folder(work)),
                 "STEPS": str(work.steps),
                 "STEP_SECONDS": str(work.step_seconds),
+                "FORK_BOMB": "1" if work.fork_bomb else "",
+                "UNITS": str(work.units),
             },
             "retries": PLENTY,
             "crash_loop": 1000,
@@ -109,10 +134,28 @@ class ChaosRun:
         }
 
     def ledger_folder(self, work: ChaosJob) -> Path:
-        return self._folder / "ledgers" / work.id
+        """Jobs may run as another user."""
+        path = self.folder / "ledgers" / work.id
+        for folder in (path.parent, path):
+            folder.mkdir(exist_ok=True)
+            if folder.stat().st_uid == os.geteuid():
+                folder.chmod(0o777)
+        return path
 
-    def _client(self) -> FleetClient:
-        return self.servers[0].client
+    def call(self, request: Callable[[FleetClient], object], within: float) -> None:
+        """Send a request to any of the servers, again and again until it was answered."""
+        deadline = time.monotonic() + within
+        for number in itertools.count():
+            try:
+                request(self.servers[number % len(self.servers)].client)
+                return
+            except (Unreachable, RuntimeError) as error:  # RuntimeError: this client was closed
+                assert time.monotonic() < deadline, self.failure_report(f"no answer: {error}")
+                time.sleep(0.1)
+            except FleetError as error:
+                self._note(f"refused: {error}")
+                assert time.monotonic() < deadline, self.failure_report(f"refused: {error}")
+                time.sleep(0.5)
 
     # What is done to them.
 
@@ -124,15 +167,29 @@ class ChaosRun:
             self.watch(self.random.uniform(0.2, gap))
             if self._all_ended():
                 return
-            fault = self.random.choice(faults)
-            self._note(f"{fault.__name__}: {fault(self)}")
+            self.inject(self.random.choice(faults))
+
+    def inject(self, fault: Callable[[ChaosRun], str]) -> None:
+        self.count(fault)
+        self._note(f"{fault.__name__} …")
+        self._note(f"{fault.__name__}: {fault(self)}")
+
+    def count(self, fault: Callable[[ChaosRun], str]) -> None:
+        self.counts[fault.__name__] += 1
+
+    def pause(self, shortest: float, longest: float) -> str:
+        """Watch for some time, and say how long."""
+        seconds = min(self.random.uniform(shortest, longest), self.longest_pause)
+        self.watch(seconds)
+        return f"for {seconds:.1f} s"
 
     def watch(self, seconds: float) -> None:
         """Let time pass, and look whether the rules hold meanwhile."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            self.check_attempts()
-            time.sleep(min(left, 0.2))
+            with contextlib.suppress(Unreachable):  # the database is away
+                self.check_attempts()
+            time.sleep(max(0.0, min(left, 0.2)))
 
     def _note(self, message: str) -> None:
         self._done.append(f"{time.monotonic() - self._began:7.2f} s  {message}")
@@ -141,7 +198,7 @@ class ChaosRun:
 
     def check_attempts(self) -> None:
         for work in self._work:
-            attempts = self._store.attempts(work.id)
+            attempts = self.store.attempts(work.id)
             live = [attempt.number for attempt in attempts if attempt.live]
             assert len(live) <= 1, self.failure_report(f"{work.id} has the live attempts {live}")
             for attempt in attempts:
@@ -157,16 +214,15 @@ class ChaosRun:
             sender.join(within)
         deadline = time.monotonic() + within
         while not self._all_ended():
-            self.check_attempts()
+            self.watch(0.1)
             assert time.monotonic() < deadline, self.failure_report(
-                f"not all ended within {within:g} s"
+                f"not all ended within {within:g} s: {self._running()}"
             )
-            time.sleep(0.1)
         self._note("every job has ended")
         deadline = time.monotonic() + CLEARED_WITHIN
         while left := self._left():
             assert time.monotonic() < deadline, self.failure_report(f"still there: {left}")
-            time.sleep(0.1)
+            time.sleep(0.5)
         for server in self.servers:
             status = server.stop()
             assert status == 0, self.failure_report(f"the server left with status {status}")
@@ -179,18 +235,33 @@ class ChaosRun:
         assert not found, self.failure_report("\n".join(found))
 
     def _all_ended(self) -> bool:
-        jobs = [self._store.job(work.id) for work in self._work]
-        return all(job is not None and job.ended for job in jobs)
+        return not self._running()
+
+    def _running(self) -> list[str]:
+        """Jobs that have not ended. A database that is away says nothing."""
+        try:
+            jobs = {work.id: self.store.job(work.id) for work in self._work}
+        except Unreachable as error:
+            return [str(error)]
+        return [
+            f"{name}: {'not known' if job is None else f'{job.state}: {job.reason}'}"
+            for name, job in jobs.items()
+            if job is None or not job.ended
+        ]
 
     def _left(self) -> str:
         """What should be gone by now."""
-        slices = [f"{item.id} {item.state}" for item in self._store.slices()]
+        slices = [f"{item.id} {item.state}" for item in self.store.slices()]
         marked = [f"{item.pid} {item.command}" for item in server_process.leftovers(self.local)]
-        return "; ".join([*slices, *server_process.slices_in(self.local), *marked])
+        alive = [name for work in self._work for name in ledger.alive(self.ledger_folder(work))]
+        outside = [] if self._machine is None else self._machine.leftovers()
+        return "; ".join(
+            [*slices, *server_process.slices_in(self.local), *marked, *alive, *outside]
+        )
 
     def _faults(self, work: ChaosJob) -> list[str]:
-        job = self._store.job(work.id)
-        attempts = self._store.attempts(work.id)
+        job = self.store.job(work.id)
+        attempts = self.store.attempts(work.id)
         found = []
         if job is None or job.state is not JobState.SUCCEEDED:
             found.append(f"it is {job and job.state}: {job and job.reason}")
@@ -199,10 +270,12 @@ class ChaosRun:
         finished = [a.number for a in attempts if a.end_reason is EndReason.FINISHED]
         if finished != [len(attempts) - 1]:
             found.append(f"of {len(attempts)} attempts these finished: {finished}")
-        runs = ledger.read(self.ledger_folder(work))
-        found += ledger.violations(
-            runs, self.ledger_folder(work), steps=work.steps, processes=work.processes
-        )
+        folder = self.ledger_folder(work)
+        runs = ledger.read(folder)
+        if work.units:
+            found += ledger.unit_violations(runs, folder, units=work.units)
+            return [f"{work.id}: {fault}" for fault in found]
+        found += ledger.violations(runs, folder, steps=work.steps, processes=work.processes)
         found += [f for run in runs if (f := self._log_fault(work, run, attempts))]
         return [f"{work.id}: {fault}" for fault in found]
 
@@ -217,7 +290,7 @@ class ChaosRun:
         name = host_id(attempt.slices[index], host_index)
         path = LogFiles(self.logs).path(attempt.id, name)
         text = path.read_bytes() if path.exists() else b""
-        host = self._store.host(name)
+        host = self.store.host(name)
         # An agent that said how it ended has first sent all that was written.
         exited = host is not None and host.phase is Phase.EXITED and host.attempt_id == attempt.id
         fault = ledger.log_violation(text, run, whole=exited)
@@ -226,7 +299,7 @@ class ChaosRun:
     # Telling what happened.
 
     def failure_report(self, fault: str) -> str:
-        events = self._store.events(EventQuery(limit=60, newest=True))
+        events = self.store.events(EventQuery(limit=60, newest=True))
         lines = [
             f"{item.at:%H:%M:%S.%f} {item.kind} {item.state}: {item.message}" for item in events
         ]

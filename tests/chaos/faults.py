@@ -10,13 +10,13 @@ import psutil
 
 from tests import server_process
 from tests.chaos.chaos_run import ChaosRun
-from tpufleet.errors import Conflict, NotFound
+from tpufleet.errors import BadRequest, Conflict, NotFound, Unreachable
 from tpufleet.model import topology
 
 
 def server_dies(chaos_run: ChaosRun) -> str:
     """And comes back a moment later."""
-    server = chaos_run.servers[0]
+    server = chaos_run.random.choice(chaos_run.servers)
     pid = server.pid
     server.kill()
     pause = chaos_run.random.choice([0.0, 0.0, 0.5, 2.0, 5.0])
@@ -26,7 +26,7 @@ def server_dies(chaos_run: ChaosRun) -> str:
 
 
 def server_dies_while_it_starts(chaos_run: ChaosRun) -> str:
-    server = chaos_run.servers[0]
+    server = chaos_run.random.choice(chaos_run.servers)
     server.kill()
     pauses = [chaos_run.random.uniform(0, 1.2) for _ in range(2)]
     for pause in pauses:
@@ -42,13 +42,14 @@ def server_dies_in_the_middle_of_something(chaos_run: ChaosRun) -> str:
     injected = chaos_run.random.choice((preempt, preempt_with_notice, kill_host))(chaos_run)
     pause = chaos_run.random.uniform(0, 0.4)
     chaos_run.watch(pause)
-    chaos_run.servers[0].kill()
-    chaos_run.servers[0].start()
+    server = chaos_run.random.choice(chaos_run.servers)
+    server.kill()
+    server.start()
     return f"{injected}, then killed after {pause:.2f} s"
 
 
 def server_is_stopped_and_started(chaos_run: ChaosRun) -> str:
-    server = chaos_run.servers[0]
+    server = chaos_run.random.choice(chaos_run.servers)
     status = server.stop()
     assert status == 0, chaos_run.failure_report(f"the server left with status {status}")
     server.start()
@@ -93,7 +94,10 @@ def all_workloads_die(chaos_run: ChaosRun) -> str:
 def _injected(kind: str) -> Callable[[ChaosRun], str]:
     def fault(chaos_run: ChaosRun) -> str:
         client = chaos_run.servers[0].client
-        slices = sorted(client.slices(), key=lambda item: item.id)
+        try:
+            slices = sorted(client.slices(), key=lambda item: item.id)
+        except Unreachable as error:  # it recovers from the fault before
+            return f"no answer: {error}"
         if not slices:
             return "no slice is there"
         chosen = chaos_run.random.choice(slices)
@@ -101,7 +105,7 @@ def _injected(kind: str) -> Callable[[ChaosRun], str]:
         host = chaos_run.random.randrange(hosts) if "host" in kind else None
         try:
             client.inject_fault(chosen.id, kind, host)
-        except (NotFound, Conflict) as error:
+        except (NotFound, Conflict, BadRequest, Unreachable) as error:
             return f"{chosen.id} was not there any more: {error}"
         return f"{chosen.id} host {host}"
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tpufleet.runtime.object_store import FolderStore
+from tpufleet.runtime.units import Units
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +110,33 @@ def _missing_work(runs: Sequence[Run], folder: Path, steps: int, processes: int)
         result = json.loads(path.read_text()) if path.exists() else None
         if result is None or result["state"] != digest_after(steps, process):
             yield f"process {process} has the result {result}"
+
+
+def unit_violations(runs: Sequence[Run], folder: Path, *, units: int) -> Iterator[str]:
+    """Every unit is committed, and by one process only."""
+    yield from _overlaps(runs)
+    for run in runs:
+        for note in run.notes:
+            if note.get("others"):
+                yield f"attempt {run.attempt} ran while {note['others']} lived"
+    commits = Counter(note["unit"] for run in runs for note in run.of("committed"))
+    if twice := {unit: times for unit, times in commits.items() if times > 1}:
+        yield f"these units were committed more than once: {twice}"
+    committed = Units(FolderStore(folder / "units"), count=units, worker="reader").committed()
+    if missing := sorted(set(range(units)) - set(committed)):
+        yield f"these units were never committed: {missing}"
+
+
+def alive(folder: Path) -> list[str]:
+    """Processes of any attempt that live at this moment, with all that they have forked."""
+    names = []
+    for path in folder.glob("*.alive"):
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                names.append(f"{folder.name}/{path.name}")
+    return names
 
 
 def digest_after(steps: int, process: int) -> str:

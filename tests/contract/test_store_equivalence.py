@@ -72,7 +72,8 @@ edits = st.builds(
 terms = st.sampled_from(
     ["owner:me", "owner:B*", "tag:all", "tag:t", "tag:?", "-tag:*", "x", "100%", "_", "ünï", "é",
      "state:live", "-state:ended,queued", "name:y*", "-name:x", "loss<1", "-loss>=1", "step!=2",
-     "since:2026-01-01T00:00:02", "until:2026-01-01T00:00:02", "pool:lab", "-pool:lab", "id:a*"]
+     "since:2026-01-01T00:00:02", "until:2026-01-01T00:00:02", "pool:lab", "-pool:lab", "id:a*",
+     "train", "hon tr", "0% ünï", "TRAINS", "owner:ada,bob", "state:ended", "state:failed,running"]
 )  # fmt: skip
 searches = st.lists(terms, min_size=1, max_size=3).map(
     lambda parts: parse_search(" ".join(parts), caller="ada", now=a.NOW)

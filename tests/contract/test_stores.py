@@ -622,6 +622,9 @@ def test_events_are_numbered_from_one_in_the_order_of_commits(store):
         ({"job_id": "j1", "limit": 2, "newest": True}, [3, 5]),
         ({"slice_id": "s1"}, [2, 3]),
         ({"job_id": "j1", "slice_id": "s1"}, [3]),
+        ({"pool": "lab"}, [4, 6]),
+        ({"pool": "lab", "limit": 1, "newest": True}, [6]),
+        ({"pool": "none"}, []),
     ],
     ids=str,
 )
@@ -632,9 +635,9 @@ def test_events_are_found_oldest_first_by(store, query, expected):
                 a.event(job_id="j1"),
                 a.event(slice_id="s1"),
                 a.event(job_id="j1", slice_id="s1"),
-                a.event(job_id="j2"),
+                a.event(job_id="j2", pool="lab"),
                 a.event(job_id="j1"),
-                a.event(),
+                a.event(pool="lab"),
             ]
         )
     )

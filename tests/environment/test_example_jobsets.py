@@ -131,3 +131,61 @@ def test_an_unknown_team_or_type_is_an_error():
         example_jobsets.hello_world(example(), "x", "v5e-16", slices=1, image=IMAGE)
     with pytest.raises(BadInput, match="v2-8 is not available on GKE"):
         hello("v2-8")
+
+
+def former_maxtext() -> dict[str, Any]:
+    """The slices of the overlay `maxtext` for v5e 4x4 and two slices."""
+    jobset = former_hello_world()
+    arguments = (
+        "steps=150 per_device_batch_size=6 enable_checkpointing=false enable_profiler=false "
+        "remat_policy=full max_target_length=2048 log_period=50 global_parameter_scale=8"
+    )
+    pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    container["command"] = [
+        "python3", "MaxText/train.py", "MaxText/configs/base.yml", "run_name=r",
+        "dataset_path=gs://d", "base_output_directory=gs://b", *arguments.split(),
+    ]  # fmt: skip
+    container["env"] = [
+        {"name": "LIBTPU_INIT_ARGS", "value": example_jobsets.LIBTPU_INIT_ARGS},
+    ]
+    return jobset
+
+
+def without_command(jobset: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    plain = leaves(jobset)
+    command = {path: value for path, value in plain.items() if ".command[" in path}
+    return {path: plain[path] for path in plain.keys() - command.keys()}, set(command.values())
+
+
+def test_maxtext_is_the_former_one_but_for_the_improvements():
+    ours = example_jobsets.maxtext(
+        example(), "research", "v5e-16", slices=2, image=IMAGE, run_name="r",
+        output="gs://b", dataset="gs://d",
+    )  # fmt: skip
+    (former, former_command), (plain, command) = map(without_command, (former_maxtext(), ours))
+    different = {path for path in {*former, *plain} if former.get(path) != plain.get(path)}
+    assert different == set(IMPROVEMENTS)
+    assert former_command - command == {"enable_checkpointing=false"}
+    assert command - former_command == {
+        "enable_checkpointing=true", "async_checkpointing=true", "checkpoint_period=50",
+        "dcn_data_parallelism=2", "ici_fsdp_parallelism=16",
+    }  # fmt: skip
+
+
+def test_a_side_job_uploads_to_vertex_tensorboard():
+    resource = "projects/p/locations/us-central1/tensorboards/123"
+    job = example_jobsets.tensorboard_upload(
+        example(), "research", resource=resource, run_name="r", output="gs://b", image=IMAGE
+    )
+    pod = job["spec"]["template"]["spec"]
+    assert pod["containers"][0]["command"] == [
+        "tb-gcp-uploader", f"--tensorboard_resource_name={resource}",
+        "--logdir=gs://b/r/tensorboard", "--experiment_name=r",
+    ]  # fmt: skip
+    assert pod["serviceAccountName"] == "tpu-worker", "was: a name that did not exist (C7)"
+    assert "labels" not in job["metadata"], "it is in no queue of slices"
+    with pytest.raises(BadInput, match="gcloud ai tensorboards list"):
+        example_jobsets.tensorboard_upload(
+            example(), "research", resource="TPU Training", run_name="r", output="gs://b", image="i"
+        )

@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from tests.environment.environments import environment, example
-from tpufleet.environment.addons import queues, team_manifests
+from tpufleet.environment.addons import example_jobsets, helm_values, queues, team_manifests
 from tpufleet.environment.config.sections import Environment
+from tpufleet.errors import BadInput
 
 TWO_TEAMS = {
     "tpu_pools": {"v5e": {"type": "v5e-16", "slices": 4}},
@@ -123,3 +124,47 @@ def test_the_files_are_a_kustomization():
     listed = yaml.safe_load(files["kustomization.yaml"])["resources"]
     assert {*listed, "kustomization.yaml"} == set(files)
     assert list(yaml.safe_load_all(files["queues.yaml"])) == queues.manifests(example())
+
+
+# Topology-aware scheduling
+
+ALWAYS_THERE = {"type": "v5p-128", "slices": 2, "managed_by": "terraform", "topology_aware": True}
+
+
+def test_a_pool_that_is_topology_aware_has_a_flavor_with_a_topology():
+    built = environment(tpu_pools={"a": ALWAYS_THERE, "b": {"type": "v5p-128", "capacity": "spot"}})
+    flavors = by_kind(built, "ResourceFlavor")
+    assert {name: flavor["spec"].get("topologyName") for name, flavor in flavors.items()} == {
+        "v5p-128": "tpu-slices", "v5p-128-spot": None,
+    }  # fmt: skip
+    levels = by_kind(built, "Topology")["tpu-slices"]["spec"]["levels"]
+    assert [level["nodeLabel"].rpartition("/")[2] for level in levels] == [
+        "zone", "gke-nodepool", "hostname",
+    ]  # fmt: skip
+    assert by_kind(example(), "Topology") == {}
+
+
+def test_jobs_on_such_a_pool_ask_for_whole_slices():
+    built = environment(tpu_pools={"a": ALWAYS_THERE}, teams={"red": {}})
+    jobset = example_jobsets.hello_world(built, "red", "v5p-128", slices=2, image="i")
+    template = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    assert template["metadata"]["annotations"] == {
+        "kueue.x-k8s.io/podset-preferred-topology": "topology.kubernetes.io/zone",
+        "kueue.x-k8s.io/podset-slice-required-topology": "cloud.google.com/gke-nodepool",
+        "kueue.x-k8s.io/podset-slice-size": "16",
+    }
+    assert "TPUFLEET_GKE_TOPOLOGY_AWARE=v5p-128\n" in helm_values.settings_env(built)
+
+
+@pytest.mark.parametrize(
+    ("pools", "message"),
+    [
+        ({"a": {"type": "v5e-16", "topology_aware": True}}, "must see the nodes"),
+        ({"a": {**ALWAYS_THERE, "autoscaling": True}}, "must see the nodes"),
+        ({"a": ALWAYS_THERE, "b": {**ALWAYS_THERE, "topology_aware": False}}, "in both or in none"),
+    ],
+    ids=["provisioner", "autoscaling", "mixed"],
+)
+def test_kueue_cannot_place_on_slices_that_it_does_not_see(pools, message):
+    with pytest.raises(BadInput, match=message):
+        environment(tpu_pools=pools)

@@ -83,6 +83,7 @@ class SimulatedFleet:
         self.host_clock_error = timedelta(0)  # of the hosts; changing it steps their clocks
         self._names = (f"{number:04d}" for number in itertools.count())
         self._boots = itertools.count()
+        self.server_url = "http://127.0.0.1"  # of controllers that start from now on
         self._settings = ControllerSettings(
             default_providers=names,
             zones_by_provider={cloud.name: cloud.zones for cloud in self.clouds},
@@ -160,7 +161,7 @@ class SimulatedFleet:
             executor=InlineExecutor(),
             holder=holder,
             fleet="test",
-            server_url="http://127.0.0.1",
+            server_url=self.server_url,
             slice_token=lambda slice_id: f"token of {slice_id}",
             bootstrap_token=lambda slice_id: f"bootstrap token of {slice_id}",
             settings=self._settings,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
+from tests.journeys.simulated_hosts import Program
 from tpufleet.model.bootstrap import BootstrapReport, BootstrapStage
 from tpufleet.model.jobs import JobState
-from tpufleet.model.slices import SliceState
-from tpufleet.policy.liveness import MAX_FUTILE_CREATIONS
+from tpufleet.model.slices import LossReason, SliceState
+from tpufleet.policy.liveness import MAX_FUTILE_CREATIONS, SILENT_BOOT_LIMIT
+from tpufleet.service import server_status
 from tpufleet.service.explain import explain
 from tpufleet.stores.base import EventQuery
 
@@ -62,11 +66,6 @@ def report(stage, **changes):
     ("reports", "cause"),
     [
         pytest.param(
-            [report(BootstrapStage.CONNECTING, message="connection refused")],
-            "hosts cannot reach http://127.0.0.1",
-            id="server",
-        ),
-        pytest.param(
             [report(BootstrapStage.WAITING_FOR_CHIPS, message="0 of 4")],
             "shows no chips yet (host 2: waiting for chips: 0 of 4)",
             id="chips",
@@ -105,3 +104,99 @@ def test_a_failed_bootstrap_releases_the_slice_at_once_and_three_fail_the_job(un
     assert "host 2: installing tpufleet failed: wrong checksum" in fleet.job(job).reason
     assert len(fleet.cloud.requested) == MAX_FUTILE_CREATIONS
     fleet.settle(job)
+
+
+# Hosts that report, beside the server, that they cannot reach it.
+
+REFUSED = report(BootstrapStage.CONNECTING, message="connection refused")
+
+
+def run_reporting(fleet, seconds):
+    """Hosts of slices that are up write what they see."""
+    for _ in range(seconds):
+        for slice_id in fleet.cloud.existing():
+            reports = () if fleet.reachable else (REFUSED,)
+            fleet.cloud.find(slice_id).bootstrap = reports
+        fleet.tick()
+
+
+def details_of(fleet, job):
+    return " / ".join(explain(fleet.store, fleet.job(job), fleet.now()).details)
+
+
+def provider_problems(fleet):
+    controller = server_status.status(fleet.store, fleet.now()).controller
+    return [problem for health in controller.providers for problem in health.problems]
+
+
+def test_a_server_that_hosts_cannot_reach_costs_each_job_one_slice_for_minutes(make_fleet):
+    fleet = make_fleet(zones=("us-central1-a", "europe-west4-b"), boot_limit=timedelta(minutes=20))
+    fleet.reachable = False
+    jobs = [fleet.submit() for _ in range(3)]
+    run_reporting(fleet, 600)
+    assert len(fleet.cloud.requested) == 3, "one for each job"
+    ran = [s.lost_at - s.up_at for s in fleet.store.slices(live_only=False)]
+    assert max(ran) <= timedelta(minutes=3)
+    for job in jobs:
+        assert fleet.job(job).state is JobState.QUEUED, "it waits; it does not fail"
+        assert "cannot reach this server at http://127.0.0.1" in fleet.job(job).reason
+        assert "host 2: connecting to the server: connection refused" in details_of(fleet, job)
+        assert "one slice tries again in" in details_of(fleet, job)
+    [problem] = provider_problems(fleet)
+    assert "public_url" in problem.message and problem.retry_at > fleet.now()
+
+
+def test_one_slice_at_a_time_tries_whether_hosts_reach_the_server_again(unreachable):
+    fleet = unreachable
+    jobs = [fleet.submit() for _ in range(3)]
+    run_reporting(fleet, 5400)
+    assert 5 <= len(fleet.cloud.requested) <= 6, "3 jobs, then single tries with backoff"
+    assert len(fleet.cloud.existing()) <= 1
+    fleet.reachable = True
+    fleet.settle(*jobs, limit=3 * 3600)
+    assert [fleet.job(job).state for job in jobs] == [JobState.SUCCEEDED] * 3
+    assert not provider_problems(fleet)
+
+
+def test_another_public_url_is_tried_at_once(unreachable):
+    fleet = unreachable
+    job = fleet.submit()
+    run_reporting(fleet, 300)
+    assert provider_problems(fleet)
+    fleet.restart_controller()
+    run_reporting(fleet, 60)
+    assert len(fleet.cloud.requested) == 1, "a restart with the same address changes nothing"
+    fleet.server_url = "https://fleet.example.com"
+    fleet.restart_controller()
+    fleet.reachable = True
+    fleet.until(lambda: len(fleet.cloud.requested) == 2, 30)
+    fleet.settle(job)
+    assert not provider_problems(fleet)
+
+
+def test_hosts_of_one_slice_that_cannot_connect_do_not_stop_the_others(make_fleet):
+    fleet = make_fleet(zones=("us-central1-a", "europe-west4-b"))
+    first = fleet.submit(Program(steps=4000))
+    fleet.until_state(first, JobState.RUNNING)
+    second = fleet.submit()
+    fleet.until(lambda: fleet.gang(second), 30)
+    [tpu_slice] = fleet.gang(second)
+    fleet.unreachable_hosts = {f"{tpu_slice.id}/{index}" for index in range(4)}
+    fleet.until(lambda: fleet.cloud.is_up(tpu_slice.id), 60)
+    fleet.cloud.find(tpu_slice.id).bootstrap = (REFUSED,)
+    fleet.run(240)
+    assert not provider_problems(fleet)
+    assert "hosts cannot reach http://127.0.0.1" in fleet.gang(second)[0].reason
+    fleet.until(lambda: fleet.job(second).ended)
+
+
+def test_machines_that_say_nothing_are_given_up_early(make_fleet):
+    fleet = make_fleet(zones=("us-central1-a",), boot_limit=timedelta(minutes=20))
+    fleet.reachable = False
+    job = fleet.submit()
+    fleet.until(lambda: fleet.job(job).ended, 7200)
+    slices = fleet.store.slices(live_only=False)
+    assert {tpu_slice.loss for tpu_slice in slices} == {LossReason.BOOT_FAILED}
+    ran = sum((s.lost_at - s.up_at for s in slices), timedelta(0))
+    assert ran <= 2 * SILENT_BOOT_LIMIT + timedelta(minutes=1)
+    assert "nothing was heard from its hosts" in fleet.job(job).reason

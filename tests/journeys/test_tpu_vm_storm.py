@@ -106,6 +106,10 @@ def test_all_jobs_survive_a_storm_over_six_zones(tmp_path: Path, jobs: int, step
         )
         assert preempted >= jobs // 6, "it was a storm"
         share = idle_share(fleet, cloud, submitted)
+        print(  # shown with -s
+            f"{jobs} jobs succeeded, {preempted} preemptions, {cloud.paid()} of slices paid, "
+            f"{share:.2%} of it idle, {second} s"
+        )
         assert share < MAX_IDLE, f"{share:.1%} of {cloud.paid()} idle"
     finally:
         fleet.close()

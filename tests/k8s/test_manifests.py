@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -226,6 +227,17 @@ def test_alerts_use_metrics_that_the_provisioner_exports():
         known = {name.removesuffix("_bucket") for name in asked}
         assert asked and known <= ProvisionerMetrics().names(), rule["alert"]
         assert rule["annotations"]["summary"]
+
+
+def test_the_board_of_node_pools_uses_metrics_that_exist():
+    board = json.loads((ROOT.parent / "monitoring/grafana-provisioner.json").read_text())
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    used = {name for text in expressions for name in re.findall(r"\b(?:tpu|kueue)_\w+", text)}
+    # https://kueue.sigs.k8s.io/docs/reference/metrics/
+    kueue = {"kueue_pending_workloads", "kueue_admitted_active_workloads"}
+    assert {name.removesuffix("_bucket") for name in used} - kueue == {
+        name for name in ProvisionerMetrics().names() if name.startswith("tpu_provisioner")
+    }
 
 
 def test_pods_use_workload_identity_and_mount_no_keys():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import yaml
 
@@ -141,3 +143,60 @@ def test_the_example_jobsets_are_accepted_and_queued(teams):
         teams.kubectl.apply([jobset])
         name = f"tpu-training-job-{suffix}"
         eventually(lambda name=name: name in teams.admitted(), 120, lambda: teams.admitted())
+
+
+@pytest.fixture
+def aware(rig):
+    """One team, two v5e-16 that always exist, and quota for three."""
+    team = f"{rig.namespace}-aware"
+    pool = {"type": "v5e-16", "slices": 3, "managed_by": "terraform", "topology_aware": True}
+    built = environment(tpu_pools={"v5e": pool}, teams={team: {}})
+    build = binaries.find_cached()
+    assert build is not None
+    config = ["--kubeconfig", str(rig.plane.kubeconfig)]
+    kubectl = install.Kubectl(command=[str(build.harness), "kubectl", *config])
+    install.apply_queues(built, kubectl, lambda message: None)
+    for name in ("slice-a", "slice-b"):
+        rig.add_pool(name)
+    yield rig, built, team, kubectl
+    kubectl.run("delete", "namespace", team, "--wait=false")
+    kubectl.run("delete", "clusterqueue", team, "--wait=false")
+    kubectl.run("delete", "resourceflavor", "v5litepod-16", "--wait=false")
+    kubectl.run("delete", "topology", "tpu-slices", "--wait=false")
+
+
+def test_kueue_places_each_slice_in_one_node_pool_and_waits_for_whole_ones(aware):
+    rig, built, team, kubectl = aware
+
+    def submit(name: str, slices: int) -> None:
+        jobset = example_jobsets.hello_world(
+            built, team, "v5e-16", slices=slices, image="busybox", suffix=name
+        )
+        kubectl.apply([jobset])
+
+    def workloads() -> dict[str, dict]:
+        printed = kubectl.run("get", "workloads", "-n", team, "-o", "json")
+        return {
+            item["metadata"]["ownerReferences"][0]["name"].rpartition("-")[2]: item
+            for item in json.loads(printed)["items"]
+        }
+
+    def admission(name: str) -> dict | None:
+        return workloads().get(name, {}).get("status", {}).get("admission")
+
+    submit("two", 2)
+    eventually(lambda: admission("two"), 120, workloads)
+    (assigned,) = admission("two")["podSetAssignments"]
+    assert assigned["topologyAssignment"]["levels"][-1] == "kubernetes.io/hostname"
+    # Quota is left for one more slice, but there is none: all eight hosts are taken.
+    submit("three", 1)
+    waiting = lambda: [
+        condition["message"]
+        for condition in workloads().get("three", {}).get("status", {}).get("conditions", [])
+        if condition["type"] == "QuotaReserved"
+    ]
+    eventually(lambda: any("topology" in message for message in waiting()), 120, workloads)
+    assert admission("three") is None
+    # A third slice appears.
+    rig.add_pool("slice-c")
+    eventually(lambda: admission("three"), 120, workloads)

@@ -45,3 +45,29 @@ def test_zones_of_single_tenants_come_last_and_offer_reservations_only():
         if (offer.accelerator, offer.zone) == ("v5litepod-8", "us-east5-c")
     ]
     assert offer.access is ZoneAccess.SINGLE_TENANT and offer.capacity == (Capacity.RESERVED,)
+
+
+def test_spot_is_for_all_in_one_zone_of_single_tenants():
+    capacity = {
+        offer.zone: offer.capacity for offer in tpu_zones.offers() if offer.accelerator == "v6e-8"
+    }
+    assert capacity["us-west1-c"] == (Capacity.SPOT, Capacity.RESERVED)
+    assert capacity["us-east4-a"] == (Capacity.RESERVED,)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "capacity", "quota"),
+    [
+        ("v5e-4", Capacity.SPOT, "TPUV5sPreemptibleLitepodServing"),
+        ("v5e-8", Capacity.ON_DEMAND, "TPUV5sLitepodServing"),
+        ("v5e-16", Capacity.ON_DEMAND, "TPUV5sLitepod"),
+        ("v5e-16", Capacity.SPOT, "TPUV5sPreemptibleLitepod"),
+        ("v2-8", Capacity.ON_DEMAND, "TPUV2s"),
+        ("v2-32", Capacity.ON_DEMAND, "TPUV2sPod"),
+        ("v5p-8", Capacity.SPOT, "TPUV5PPreemptible"),
+        ("v6e-8", Capacity.SPOT, "TPUV6EPreemptible"),
+    ],
+)
+def test_each_type_uses_the_quota_that_the_api_names(accelerator, capacity, quota):
+    kind = topology.find(accelerator)
+    assert tpu_zones.quota_id(kind, capacity) == f"{quota}PerProjectPerZoneForTPUAPI"

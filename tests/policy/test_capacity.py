@@ -219,11 +219,22 @@ def test_a_temporary_refusal_of_a_size_blocks_every_larger_size(source, size, re
     blocking = refusal_history.blocking(source, size, NOON)
     if blocking is None or blocking.kind is RefusalKind.REQUEST:
         return
+    longest = capacity.REFUSAL_BACKOFF[RefusalKind.UNREACHABLE].longest
     wanted = topology.find(size)
     for other in topology.all_types().values():
         if other.generation == wanted.generation and other.chips >= wanted.chips:
             assert refusal_history.blocking(source, other.name, NOON) is not None
-    assert refusal_history.blocking(source, size, NOON + 10 * MINUTE + SECOND) is None
+    assert refusal_history.blocking(source, size, NOON + longest + SECOND) is None
+
+
+def test_a_server_that_hosts_cannot_reach_blocks_every_source_of_the_provider():
+    history = RefusalHistory([no(HERE, kind=RefusalKind.UNREACHABLE)])
+    elsewhere = CapacitySource(HERE.provider, "another-zone", Capacity.ON_DEMAND)
+    other = CapacitySource("another-provider", HERE.zone, HERE.capacity)
+    assert history.blocking(elsewhere, "v4-8", NOON) is not None
+    assert history.blocking(other, "v4-8", NOON) is None
+    choice = capacity.choose_source((HERE, elsewhere), "v4-8", history, NOON)
+    assert choice.source is None and choice.message.count(";") == 0, "said once"
 
 
 def test_every_source_is_tried_once_before_one_that_refused_slowly_is_tried_again():

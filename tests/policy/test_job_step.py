@@ -19,7 +19,7 @@ from tests.policy.builders import (
     make_job,
     make_slice,
 )
-from tpufleet.model.attempts import AttemptState
+from tpufleet.model.attempts import AttemptState, EnvironmentReport
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import Phase, Progress
 from tpufleet.model.jobs import JobState, Retries, Rule
@@ -362,3 +362,32 @@ def test_an_attempt_without_a_checkpoint_keeps_the_one_it_started_from():
     attempt = stopping(EndReason.PREEMPTED, start_step=30)
     view = make_view(running_job, attempt, slices=[lost(S.GONE)])
     assert next_step(view, after(60)).attempt.checkpoint_step == 30
+
+
+def test_how_the_python_environment_was_made_is_an_event_once_all_hosts_have_it():
+    made = [
+        EnvironmentReport(source="uv.lock", seconds=2.0 + index, packages=14, cached=11)
+        for index in range(4)
+    ]
+    hosts = [
+        make_host(index, attempt=STARTING, phase=Phase.SETUP, environment=made[index])
+        for index in range(4)
+    ]
+    partly = make_view(
+        make_job(), STARTING, hosts=[*hosts[:3], replace(hosts[3], environment=None)]
+    )
+    assert next_step(partly, NOON).events == []
+    step = next_step(make_view(make_job(), STARTING, hosts=hosts), NOON)
+    assert step.attempt.environment == made[3], "of the slowest"
+    [event] = step.events
+    assert event.state == "setup" and "slowest of 4 hosts" in event.message
+    assert "14 packages, 11 from the cache, in 5.0 s (from uv.lock)" in event.message
+    again = make_view(make_job(), step.attempt, hosts=hosts)
+    assert next_step(again, NOON).events == [], "once"
+
+
+def test_a_short_attempt_keeps_how_its_environment_was_made():
+    made = EnvironmentReport(source="uv.lock", seconds=1.0, packages=3, cached=3)
+    hosts = [replace(host, environment=made) for host in all_exited(RUNNING, status=0)]
+    step = next_step(make_view(make_job(), RUNNING, hosts=hosts), NOON)
+    assert step.attempt.end_reason is EndReason.FINISHED and step.attempt.environment == made

@@ -29,7 +29,8 @@ def read_progress(run_dir: Path) -> dict:
 
 def test_the_default_context_is_a_single_process():
     here = runtime.context({})
-    assert (here.process_id, here.num_processes, here.checkpoint_dir) == (0, 1, "checkpoints")
+    assert (here.process_id, here.num_processes) == (0, 1)
+    assert here.checkpoint_dir == str(Path("checkpoints").absolute())
     assert here.alone and here.coordinator_address is None
 
 

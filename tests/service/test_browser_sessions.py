@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
 
 from tpufleet.errors import Forbidden, Unauthorized
-from tpufleet.service import event_streams
+from tpufleet.service import event_streams, user_commands
 from tpufleet.service.web import sessions
 
 SECRET, NOW = b"s" * 32, datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def test_a_cookie_lasts_a_week_and_cannot_be_changed():
-    cookie = sessions.sign_cookie(SECRET, "abc", NOW)
-    assert sessions.read_cookie(SECRET, cookie, NOW + timedelta(days=6)) == "abc"
+    cookie = sessions.sign_cookie(SECRET, "abc", "s1", NOW)
+    assert sessions.read_cookie(SECRET, cookie, NOW + timedelta(days=6)) == ("abc", "s1")
     payload, _, signature = cookie.partition(".")
     for bad in (
         cookie + "x",
@@ -51,9 +53,9 @@ def test_a_link_is_no_cookie_and_works_once():
 
 
 def test_a_change_needs_the_token_of_the_page():
-    cookie = sessions.sign_cookie(SECRET, "abc", NOW)
+    cookie = sessions.sign_cookie(SECRET, "abc", "s1", NOW)
     sessions.check_csrf(SECRET, cookie, sessions.csrf_token(SECRET, cookie))
-    other = sessions.sign_cookie(SECRET, "abd", NOW)
+    other = sessions.sign_cookie(SECRET, "abd", "s1", NOW)
     for sent in (None, "", "x", sessions.csrf_token(SECRET, other)):
         with pytest.raises(Forbidden):
             sessions.check_csrf(SECRET, cookie, sent)
@@ -79,6 +81,71 @@ def test_a_session_over_http(service):
         assert "ada-1" in mine
         browser.delete("/tokens/ada-1", headers=csrf)
         assert browser.get("/me").status_code == 401
+
+
+@contextmanager
+def log_in(service, name="ada") -> Iterator[httpx.Client]:
+    token = {"Authorization": f"Bearer {service.tokens[name]}"}
+    with httpx.Client(base_url=f"{service.url}/api/v1") as browser:
+        csrf = browser.post("/session", headers=token).json()["csrf"]
+        browser.headers["X-Tpufleet-Csrf"] = csrf
+        yield browser
+
+
+def session_ids(service, name="ada") -> list[str]:
+    return [row.id for row in service.client("ada").tokens(name) if row.session_of is not None]
+
+
+def test_a_copied_cookie_dies_with_the_logout_and_other_sessions_live_on(service):
+    with log_in(service) as browser, log_in(service) as other, httpx.Client() as thief:
+        thief.base_url = browser.base_url
+        thief.headers["Cookie"] = f"{sessions.COOKIE}={browser.cookies[sessions.COOKIE]}"
+        assert thief.get("/me").status_code == 200
+        assert browser.delete("/session").status_code == 200
+        assert thief.get("/me").status_code == 401
+        assert other.get("/me").status_code == 200
+    assert len(session_ids(service)) == 1
+
+
+def test_sessions_are_listed_with_the_tokens_and_can_be_revoked(service):
+    with log_in(service, "mel") as browser:
+        [session] = session_ids(service, "mel")
+        [row] = [row for row in browser.get("/tokens").json()["tokens"] if row["id"] == session]
+        assert (row["note"], row["session_of"]) == ("browser session", "mel-1")
+        assert browser.post(f"/tokens/{session}/rotate", json={}).status_code == 409
+        service.client("mel").revoke_token(session)
+        assert browser.get("/me").status_code == 401
+    assert service.client("mel").me().name == "mel"
+
+
+def test_a_revoked_token_takes_its_sessions_along(service):
+    with log_in(service, "mel") as browser:
+        service.client("ada").revoke_token("mel-1")
+        assert browser.get("/me").status_code == 401
+    assert session_ids(service, "mel") == []
+
+
+def test_the_id_of_a_session_is_no_token(service):
+    with log_in(service):
+        [session] = session_ids(service)
+    for text in (session, f"session:{session}"):
+        with service.http(text) as http:
+            assert http.get("/me").status_code == 401
+
+
+def test_a_token_that_is_made_in_a_browser_outlives_its_session(service):
+    with log_in(service) as browser:
+        assert browser.post("/tokens", json={"note": "x"}).json().get("expires_at") is None
+
+
+def test_the_oldest_session_ends_when_there_are_too_many(service):
+    with log_in(service) as first:
+        for _ in range(user_commands.MAX_SESSIONS):
+            service.clock.advance(timedelta(seconds=1))
+            with log_in(service):
+                continue
+        assert first.get("/me").status_code == 401
+    assert len(session_ids(service)) == user_commands.MAX_SESSIONS
 
 
 def test_a_stream_ends_when_its_token_is_revoked(service, monkeypatch):

@@ -86,3 +86,9 @@ def test_only_one_comparison_runs_at_a_time(service, tmp_path):
         assert int(busy.headers["Retry-After"]) > 0
     with service.http(service.tokens["mel"]) as http:
         assert http.get("/compare", params={"jobs": "job-0,job-1"}).is_success
+
+
+def test_a_viewer_compares_jobs_of_others(service, tmp_path):
+    compare(service, tmp_path, {"a": lines(1)}, {"a": lines(2)})
+    (code,) = service.client("vic").compare(["job-0", "job-1"]).code
+    assert "+2" in code.files[0].diff

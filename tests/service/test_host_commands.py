@@ -6,8 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tpufleet.errors import Conflict, NotFound
-from tpufleet.model.host_commands import HostCommandRequest, HostCommandResult
+from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.model.host_commands import (
+    MAX_FILE_BYTES,
+    HostCommandRequest,
+    HostCommandResult,
+)
 from tpufleet.model.hosts import HostId
 from tpufleet.model.slices import SliceId
 from tpufleet.service.host_commands import RETENTION, HostCommandQueue
@@ -87,3 +91,31 @@ def test_an_errand_and_its_results_are_forgotten_when_nobody_can_wait_for_it(com
     assert commands.pending_for(HOSTS[1]) == ()
     with pytest.raises(NotFound, match="no host command"):
         commands.report("e1", "a", end)
+
+
+# Files that belong to a result
+
+
+def test_the_parts_of_a_file_are_read_in_order_by_another_server(commands, store):
+    for offset, part in ((3, b"def"), (0, b"abc"), (0, b"abc")):  # one is sent twice
+        commands.append_file("e1", HOSTS[0], offset, part, NOW)
+    commands.append_file("e1", HOSTS[1], 0, b"other", NOW)
+    assert b"".join(HostCommandQueue(store).read_file("e1", "a", HOSTS[0])) == b"abcdef"
+
+
+def test_a_file_is_taken_and_given_only_for_its_command(commands):
+    with pytest.raises(NotFound):
+        commands.append_file("e1", HostId("b/0"), 0, b"x", NOW)
+    with pytest.raises(NotFound, match="has no file of host a/0"):
+        commands.read_file("e1", "a", HOSTS[0])
+    commands.append_file("e1", HOSTS[0], 0, b"x", NOW)
+    with pytest.raises(NotFound):
+        commands.read_file("e1", "b", HOSTS[0])
+    with pytest.raises(BadInput, match="may have"):
+        commands.append_file("e1", HOSTS[0], MAX_FILE_BYTES, b"x", NOW)
+
+
+def test_a_file_is_forgotten_with_its_command(commands, store):
+    commands.append_file("e1", HOSTS[0], 0, b"x", NOW)
+    commands.refresh(NOW + DATE.timeout + RETENTION + timedelta(seconds=1))
+    assert store.objects("") == []

@@ -106,7 +106,7 @@ def test_a_snapshot_must_be_here_before_the_job_is(service):
     ("changes", "error", "message"),
     [
         ({"pool": "labs"}, BadInput, "did you mean lab"),
-        ({"pool": "lab", "accelerator": "v5e-8"}, BadInput, "has v5litepod-16"),
+        ({"pool": "lab", "accelerator": "v5e-8"}, BadInput, "has v5e-16"),
         ({"pool": "lab", "slices": 3}, BadInput, "at most 2"),
         ({"pool": "theirs"}, Forbidden, "not a member"),
         ({"secrets": {"KEY": "hff"}}, BadInput, "did you mean hf"),
@@ -265,6 +265,21 @@ def test_a_default_name_is_found_without_its_suffix(service):
     service.clock.advance(timedelta(seconds=1))
     child = client.resume("train").id
     assert client.job("train").job.id == child, "a resumed job keeps the name"
+
+
+def test_a_rerun_of_a_job_with_a_default_name_gets_its_own(service):
+    service.submit("k3f9aaaa", name="train-k3f9")
+    service.submit("abcdaaaa", name="baseline")
+    client = service.client("mel")
+    for job in ("k3f9aaaa", "abcdaaaa"):
+        service.end_job(job)
+    rerun = client.rerun("k3f9aaaa")
+    assert rerun.name == f"train-{rerun.id[:4]}"
+    service.end_job(rerun.id)
+    again = client.rerun(client.resume(rerun.id).parent)
+    assert again.name == f"train-{again.id[:4]}"
+    assert client.rerun("abcdaaaa").name == "baseline", "a name that a user chose is kept"
+    assert client.rerun("k3f9aaaa", {"name": "other"}).name == "other"
 
 
 @pytest.mark.parametrize("ref", ["../../etc/passwd", "..", "a/b", "%00", "\0", "", " ", "%2e%2e"])

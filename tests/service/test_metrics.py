@@ -86,6 +86,7 @@ def test_the_fleet_and_its_live_jobs_are_exported(service):
     assert value(samples, "tpufleet_jobs", state="failed") == 1
     assert value(samples, "tpufleet_slices", provider="local", state="ready") == 1
     assert value(samples, "tpufleet_chips", accelerator="v5litepod-16") == 16
+    assert value(samples, "tpufleet_running_chips", accelerator="v5litepod-16") == 16
     assert value(samples, "tpufleet_hosts") == 1
     assert value(samples, "tpufleet_controller_up") == 1
     assert value(samples, "tpufleet_provider_problems", provider="tpu-vm", call="request") == 1

@@ -94,7 +94,7 @@ def test_the_reply_of_the_next_release_is_read():
         newer(
             OLD_REPLY,
             assignment={**document["assignment"], "stop": "rebalanced", "topology": "4x4"},
-            host_commands=[{**command, "id": "c2", "kind": "profile"}, command],
+            host_commands=[{**command, "id": "c2", "kind": "reboot"}, command],
         )
     )
     assert reply.assignment is not None

@@ -40,12 +40,12 @@ def test_a_project_that_is_set_up_passes(tmp_path, emulator):
     assert answer["passed"] and not [each for each in answer["checks"] if each["fix"]]
     names = {each["name"] for each in answer["checks"]}
     assert {"credentials", "project", "Cloud TPU API", "roles/tpu.admin", "network", "bucket",
-            "quota v5litepod-16 us-central1-a", "quota v5litepod-16 europe-west4-b",
+            "quota v5e-16 us-central1-a", "quota v5e-16 europe-west4-b",
             "subnetwork us-central1", "bundle", "public_url"} <= names  # fmt: skip
 
 
 def break_quota(state):
-    set_quota(state, "v5e", Capacity.SPOT, "us-central1-a", 8)
+    set_quota(state, "v5e-16", Capacity.SPOT, "us-central1-a", 8)
 
 
 PRIVATE = {"external_ips": False}
@@ -64,7 +64,7 @@ ACCOUNT = {"service_account": "tpu@my-project.iam.gserviceaccount.com"}
          "service account", "--role=roles/iam.serviceAccountUser"),
         (lambda s: s.missing.add(ACCOUNT["service_account"]), ACCOUNT, "service account",
          "gcloud iam service-accounts create tpu "),
-        (break_quota, {}, "quota v5litepod-16 us-central1-a",
+        (break_quota, {}, "quota v5e-16 us-central1-a",
          "--quota-id=TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI "
          "--dimensions=zone=us-central1-a --preferred-value=16"),
         (lambda s: s.missing.add("net"), {"network": "projects/my-project/global/networks/net"},

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -16,10 +18,11 @@ from tests.polling import wait_until
 from tests.views.job_scenarios import end_job, record_event, start_job
 from tpufleet.client import snapshots
 from tpufleet.model import encoding
+from tpufleet.model.attempts import AttemptState
 from tpufleet.model.host_commands import HostCommandResult
 from tpufleet.model.hosts import Phase, Progress
 from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
-from tpufleet.stores.base import JobQuery
+from tpufleet.stores.base import ChangeSet, JobQuery
 
 
 def only_job(world):
@@ -106,7 +109,7 @@ def test_show_prints_everything_about_a_job(world, tpu):
     wait_until(lambda: tpu.json("show", "job-1")["row"]["progress"])
     printed = tpu.ok("show", "tiny-lm")
     for expected in ("job-1 (tiny-lm)", "running: all 4 hosts run", "30/120 (25%)", "loss 0.25",
-                  "python train.py", "1 × v5litepod-16, spot", "slice-1", "local-a"):  # fmt: skip
+                  "python train.py", "1 × v5e-16, spot", "slice-1", "local-a"):  # fmt: skip
         assert expected in printed
     assert tpu("show", "missing").stderr.startswith("error: ")
 
@@ -155,6 +158,30 @@ def test_logs_are_followed_until_the_job_ends(world, tpu):
     end_job(world, "job-1", JobState.SUCCEEDED)
     reader.join(timeout=60)
     assert answers == ["[0] first\n[0] last\n"]
+
+
+def test_followed_logs_mark_a_new_attempt(world, tpu):
+    attempt = start_job(world)
+    world.send_log("job-1.0", "slice-1/0", 0, b"first\n")
+    ended = replace(attempt, state=AttemptState.ENDED, ended_at=world.clock.now())
+    reader = subprocess.Popen(
+        [sys.executable, "-m", "tpufleet", "logs", "-f", "job-1"],
+        env={**os.environ, **tpu.environ}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert reader.stdout is not None and reader.stdout.readline() == "[0] first\n"
+    world.store.commit(ChangeSet(attempts=[ended]))
+    world.add_attempt("job-1", 1, "slice-1")
+    world.send_log("job-1.1", "slice-1/0", 0, b"second\n")
+    end_job(world, "job-1", JobState.SUCCEEDED)
+    assert reader.communicate(timeout=60)[0] == "--- attempt 1 ---\n[0] second\n"
+
+
+def test_events_are_printed_in_the_time_zone_of_the_user(world, tpu):
+    world.submit()
+    for zone in ("Asia/Tokyo", "America/New_York"):
+        tpu.ok("config", "set", "time_zone", zone)
+        clock = world.clock.now().astimezone(ZoneInfo(zone)).strftime("%H:%M")
+        assert f"{clock}:" in tpu.ok("events", "job-1")
 
 
 def test_events_are_printed_oldest_first(world, tpu):

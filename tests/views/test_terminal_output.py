@@ -8,15 +8,20 @@ import re
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 
 import pytest
 
 from tests.polling import wait_until
 from tests.views.cli_runner import Tpu
 from tests.views.job_scenarios import end_job
+from tpufleet.model import encoding
 from tpufleet.model.hosts import Phase, Progress
-from tpufleet.model.jobs import JobState
-from tpufleet.stores.base import JobQuery
+from tpufleet.model.jobs import Capacity, JobState
+from tpufleet.model.pools import CapacityRefusal, Pool
+from tpufleet.model.server_status import CONTROLLER_REPORT, ControllerReport, ProviderHealth
+from tpufleet.model.slices import SliceState
+from tpufleet.stores.base import ChangeSet, JobQuery
 
 AMBER = "\x1b[38;5;208m"
 
@@ -100,6 +105,31 @@ def test_the_last_column_of_a_table_is_never_one_letter_wide(world, tpu, columns
     assert len(table) <= len(FAILURE) // 15, "at least about 15 letters per line"
 
 
+LISTINGS = ["inventory", "find", "slices", "queue", "reservations", "pool list", "jobs"]
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+@pytest.mark.parametrize("listing", LISTINGS)
+def test_every_listing_fits_a_narrow_and_a_wide_terminal(world, tpu, listing, columns):
+    name = "a-rather-long-name-of-a-pool"
+    pool = Pool(name=name, provider="local", accelerator="v5litepod-16", largest=4)
+    world.store.commit(ChangeSet(pools=[pool]))
+    for number in range(3):
+        job = world.submit(f"abcdefghijk{number}", name=f"a-rather-long-name-of-a-job-{number}")
+        world.add_slice(f"tpf-a-rather-long-name-of-a-slice-{number}", job, reason=FAILURE)
+    for number in range(2):
+        world.submit(f"waiting{number}", name=f"waiting-with-a-rather-long-name-{number}")
+    screen = Terminal(tpu, *listing.split(), columns=columns)
+    assert screen.end() == 0
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.shown).split("\r\n")
+    wide = [line for line in lines if len(line) > columns]
+    assert not wide
+    if listing in ("inventory", "slices"):
+        shown = [line for line in lines if "tpf-a-rather" in line]
+        assert len(shown) == 3, "one line each"
+        assert all("ready" in line or "running" in line for line in shown)
+
+
 def test_a_followed_job_has_a_progress_bar_and_events_above_it(world, tpu):
     screen = Terminal(tpu, "run", "v5e-16", "--", "python", "train.py")
     job = wait_until(lambda: next(iter(world.store.jobs(JobQuery())), None), timeout=60)
@@ -116,6 +146,33 @@ def test_a_followed_job_has_a_progress_bar_and_events_above_it(world, tpu):
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.shown)
     assert "submitted" in plain and "━━━" in plain
     assert f"train-{job.id[:4]} cancelled after 1 attempt: mel cancelled it" in plain
+
+
+def test_a_waiting_job_has_a_table_of_zones_with_their_answers(world, tpu):
+    zones, now = ("us-west4-a", "us-east5-b"), world.clock.now()
+    report = ControllerReport(
+        holder="one", leader_since=now, reported_at=now,
+        providers=(ProviderHealth(name="local", zones=zones, default=True),),
+    )  # fmt: skip
+    world.store.put_metadata(CONTROLLER_REPORT, encoding.to_json(report).decode())
+    refusal = CapacityRefusal(
+        provider="local", zone="us-west4-a", accelerator="v5litepod-16", capacity=Capacity.SPOT,
+        message="no more capacity in the zone", refused_at=now, until=now + timedelta(minutes=9),
+    )  # fmt: skip
+    world.store.commit(ChangeSet(refusals=[refusal]))
+    screen = Terminal(tpu, "run", "v5e-16", "--", "python", "train.py")
+    job = wait_until(lambda: next(iter(world.store.jobs(JobQuery())), None), timeout=60)
+    wait_until(lambda: "no more capacity in the zone" in screen.shown, timeout=60)
+    world.add_slice("slice-1", job.id, state=SliceState.BOOTING, zone="us-east5-b")
+    wait_until(lambda: "booting" in screen.shown, timeout=60)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.shown)
+    assert re.search(r"ZONE +CAPACITY +STATE +USD/H +NEXT TRY +ANSWER", plain)
+    assert re.search(r"us-west4-a +spot, simulated +refused +- +(in|\d).*no more capacity", plain)
+    assert re.search(r"us-east5-b +spot, simulated +not tried", plain)
+    assert re.search(r"us-east5-b +spot, simulated +booting", plain)
+    end_job(world, job.id, JobState.CANCELLED, reason="mel cancelled it")
+    assert screen.end() == 1
+    assert "ZONE" not in screen.shown.rpartition("cancelled after")[0][-400:], "it is gone"
 
 
 def test_a_closed_pipe_causes_no_traceback(world, tpu):

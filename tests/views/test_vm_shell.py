@@ -104,7 +104,7 @@ def test_solve_recreates_a_preempted_node(cloud, shells):
     assert cloud.tpu("solve", NAME).exit_code == 2, "it asks first"
     [row] = cloud.tpu.json("solve", NAME, "--yes")["nodes"]
     assert row["result"] == "ok" and cloud.states() == {NAME: "READY"}
-    assert "v5litepod-8" in cloud.tpu.ok("describe", NAME)
+    assert "v5e-8" in cloud.tpu.ok("describe", NAME)
 
 
 def test_solve_removes_a_stale_lock_and_checks_again(cloud, shells):

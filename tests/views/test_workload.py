@@ -7,6 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from tpufleet.model.jobs import JobState
 from tpufleet.providers.gke.manifests import priority_class
 from tpufleet.views.cli import registry
 from tpufleet.views.cli.workload import PRIORITIES, STATES
@@ -49,3 +50,40 @@ def test_a_priority_of_xpk_is_the_kueue_class_of_the_same_rank(name, priority):
 def test_every_status_of_xpk_has_states():
     names = {"EVERYTHING", "FINISHED", "RUNNING", "QUEUED", "FAILED", "SUCCESSFUL"}
     assert set(STATES) == names
+
+
+# On a server
+
+
+def names(tpu, *options: str) -> set[str]:
+    rows = json.loads(tpu.ok("workload", "list", "--json", *options))["jobs"]
+    return {row["name"] for row in rows}
+
+
+def test_workloads_are_listed_by_the_states_of_xpk(world, tpu):
+    for job, name in (("job-1", "waits"), ("job-2", "runs"), ("job-3", "broke"), ("job-4", "made")):
+        world.submit(job, name=name)
+    world.change_job("job-2", state=JobState.RUNNING)
+    world.end_job("job-3")
+    world.end_job("job-4", JobState.SUCCEEDED)
+    assert names(tpu) == {"waits", "runs", "broke", "made"}
+    by_status = {status: names(tpu, "--filter-by-status", status) for status in STATES}
+    assert by_status == {
+        "EVERYTHING": {"waits", "runs", "broke", "made"},
+        "FINISHED": {"broke", "made"},
+        "RUNNING": {"runs"},
+        "QUEUED": {"waits"},
+        "FAILED": {"broke"},
+        "SUCCESSFUL": {"made"},
+    }
+    assert names(tpu, "--filter-by-job", "runs", "--cluster", "c") == {"runs"}
+    assert "runs" in tpu.ok("workload", "list")
+
+
+def test_a_workload_is_deleted_by_its_name(world, tpu):
+    world.submit("job-1", name="hello")
+    world.submit("job-2", name="other")
+    assert "hello" in tpu.ok("workload", "delete", "--workload", "hello", "--force")
+    assert [item.job_id for item in world.store.inbox() if item.kind == "cancel"] == ["job-1"]
+    missing = tpu("workload", "delete", "--workload", "nothing")
+    assert missing.exit_code == 1 and "nothing" in missing.stderr

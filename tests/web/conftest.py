@@ -42,7 +42,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def page(browser: Browser, server: Server) -> Iterator[Page]:
-    """Logged in as the admin. Fails on script errors and on breaches of the content policy."""
+    """Logged in as the admin."""
+    yield from open_page(browser, server.url + server.client.login_link().path)
+
+
+def open_page(browser: Browser, link: str) -> Iterator[Page]:
+    """In a browser of its own. Fails on script errors and on breaches of the content policy."""
     with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
         page = context.new_page()
         problems: list[str] = []
@@ -54,7 +59,7 @@ def page(browser: Browser, server: Server) -> Iterator[Page]:
             ),
         )
         page.set_default_timeout(30_000)
-        page.goto(server.url + server.client.login_link().path)
+        page.goto(link)
         page.get_by_role("navigation", name="Pages").wait_for()
         yield page
         assert problems == []

@@ -19,7 +19,8 @@ export interface JobRow {
   pool: string | null;
   priority: number;
   tags: string[];
-  notes?: string;
+  notes: string;
+  held_by: string | null;
   submitted_at: string;
   ended_at: string | null;
   attempts: number;
@@ -31,11 +32,14 @@ export interface Attempt {
   number: number;
   state: string;
   created_at: string;
-  started_at: string | null;
+  running_at: string | null;
   ended_at: string | null;
   end_reason: string | null;
-  reason?: string;
-  message?: string;
+  start_step: number | null;
+  last_step: number | null;
+  checkpoint_step: number | null;
+  message: string;
+  slices: string[];
 }
 
 export interface SliceRow {
@@ -53,6 +57,9 @@ export interface SliceRow {
   chips: number;
   requested_at: string;
   ready_at: string | null;
+  gone_at: string | null;
+  reserved_for: string | null;
+  reserved_until: string | null;
 }
 
 export interface HostRow {
@@ -73,6 +80,7 @@ export interface JobDetail {
   slices: SliceRow[];
   hosts: HostRow[];
   children: JobRow[];
+  processes: number;
 }
 
 export interface FleetEvent {
@@ -82,22 +90,131 @@ export interface FleetEvent {
   state: string;
   message: string;
   job_id: string | null;
-  slice_id?: string | null;
-  by?: string | null;
+  slice_id: string | null;
+  pool: string | null;
+  by: string | null;
+}
+
+export interface SourceRow {
+  provider: string;
+  zone: string;
+  capacity: string;
+  state: string;
+  usd_per_hour: number | null;
+  message: string;
+  at: string | null;
+  retry_at: string | null;
 }
 
 export interface Explanation {
   message: string;
-  details?: string[];
-  advice?: string;
-  until?: string | null;
-  attempts?: { number: number; state: string; end_reason: string | null; message: string }[];
+  details: string[];
+  advice: string;
+  until: string | null;
+  ahead: number | null;
+  sources: SourceRow[];
+}
+
+export interface QueueEntry {
+  job: JobRow;
+  queue: string;
+  position: number | null;
+  blocked_by: string;
+  behind: string | null;
+  behind_until: string | null;
+  earliest_start: string | null;
+  owner_chip_hours: number;
+}
+
+export interface Reservation {
+  id: string;
+  pool: string;
+  slices: number;
+  owner: string;
+  starts_at: string;
+  ends_at: string;
+  note: string;
+  ended_by: string;
+  end_reason: string;
+}
+
+export interface Pool {
+  name: string;
+  provider: string;
+  accelerator: string;
+  largest: number;
+  smallest: number;
+  zones: string[];
+  capacity: string[];
+  members: string[];
+  slices_per_user: number | null;
+  supersede: boolean;
+  hold_after_failure: string;
+  idle_after: string;
+  pod: Record<string, unknown>;
+}
+
+export interface InventoryRow {
+  id: string;
+  alias: string;
+  accelerator: string;
+  count: number;
+  chips: number;
+  provider: string;
+  zone: string;
+  capacity: string | null;
+  pool: string | null;
+  state: string;
+  owner: string | null;
+  job_id: string | null;
+  job_name: string;
+  note: string;
+  belongs_to: string;
+  since: string | null;
+  last_check: string | null;
+  reason: string;
+}
+
+export interface Inventory {
+  rows: InventoryRow[];
+  chips: { accelerator: string; zone: string; chips: number }[];
+}
+
+export interface CostRow {
+  job_id: string | null;
+  job_name: string;
+  owner: string;
+  pool: string | null;
+  accelerator: string;
+  capacity: string;
+  slices: number;
+  chip_hours: number;
+  running: number;
+  lost: number;
+  unknown: number;
+  simulated: boolean;
+  usd_per_chip_hour: number | null;
+}
+
+export interface Comparison {
+  jobs: JobRow[];
+  config: Record<string, (string | null)[]>;
+  metrics: Record<string, (number | null)[]>;
+  code: CodeDifference[];
+}
+
+export interface CodeDifference {
+  job_id: string;
+  same: boolean;
+  files: { path: string; change: string; diff: string }[];
+  message: string;
 }
 
 export interface Session {
   user: string;
   role: "viewer" | "member" | "admin";
   csrf: string;
+  id: string;
 }
 
 export class ApiError extends Error {
@@ -137,6 +254,7 @@ async function request<T>(method: string, path: string, body?: unknown, token?: 
 
 export const get = <T>(path: string) => request<T>("GET", path);
 export const post = <T>(path: string, body?: unknown) => request<T>("POST", path, body);
+export const put = <T>(path: string, body: unknown) => request<T>("PUT", path, body);
 export const patch = <T>(path: string, body: unknown) => request<T>("PATCH", path, body);
 export const remove = <T>(path: string) => request<T>("DELETE", path);
 
@@ -152,6 +270,9 @@ function remember(session: Session): Session {
   csrf = session.csrf;
   return session;
 }
+
+export const eventsOf = (kind: "slice" | "pool", name: string) =>
+  `/events?limit=300&newest=1&${kind}=${encodeURIComponent(name)}`;
 
 export function jobPath(id: string): string {
   return `/jobs/${encodeURIComponent(id)}`;

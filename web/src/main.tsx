@@ -2,18 +2,29 @@ import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { currentSession, login, remove } from "./api";
 import { Compare } from "./pages/compare";
-import { Costs, EventsPage, Fleet, People, Pools } from "./pages/fleet";
+import { EventsPage } from "./pages/events";
+import { Fleet } from "./pages/fleet";
+import { Inventory } from "./pages/inventory";
 import { JobPage } from "./pages/job";
 import { Jobs } from "./pages/jobs";
+import { People } from "./pages/people";
+import { PoolPage, Pools } from "./pages/pools";
+import { Queue } from "./pages/queue";
+import { Reservations } from "./pages/reservations";
+import { SlicePage } from "./pages/slice";
+import { Usage } from "./pages/usage";
 import "./style.css";
 import { connect, connected, disconnect, go, route, session, start, toast } from "./state";
 
 const LINKS: [string, string][] = [
   ["jobs", "Jobs"],
+  ["queue", "Queue"],
   ["fleet", "Fleet"],
+  ["inventory", "Inventory"],
+  ["reservations", "Reservations"],
   ["pools", "Pools"],
+  ["usage", "Usage"],
   ["events", "Events"],
-  ["costs", "Cost"],
   ["people", "Users"],
 ];
 
@@ -65,16 +76,24 @@ function Page() {
   switch (page) {
     case "fleet":
       return <Fleet />;
+    case "inventory":
+      return <Inventory />;
+    case "queue":
+      return <Queue />;
+    case "reservations":
+      return <Reservations />;
+    case "slices":
+      return rest[0] ? <SlicePage key={rest[0]} id={rest[0]} /> : <Fleet />;
     case "pools":
-      return <Pools />;
+      return rest[0] ? <PoolPage key={rest[0]} name={rest[0]} /> : <Pools />;
     case "events":
       return <EventsPage />;
-    case "costs":
-      return <Costs />;
+    case "usage":
+      return <Usage />;
     case "people":
       return <People />;
     case "compare":
-      return <Compare ids={rest} />;
+      return <Compare key={rest.join("/")} ids={rest} />;
     default:
       return rest[0] ? <JobPage key={rest[0]} id={rest[0]} /> : <Jobs />;
   }
@@ -93,9 +112,12 @@ function App() {
     if (user) connect();
     return disconnect;
   }, [user]);
+  const path = route.value.join("/");
+  useEffect(() => document.querySelector("header nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" }), [path, user]);
   if (!checked) return null;
   if (!session.value) return <Login />;
   const page = route.value[0] || "jobs";
+  const section = page === "slices" ? "fleet" : page === "compare" ? "jobs" : page;
   return (
     <>
       <a class="skip" href="#main" onClick={(event) => (event.preventDefault(), document.getElementById("main")?.focus())}>
@@ -107,7 +129,7 @@ function App() {
         </a>
         <nav aria-label="Pages">
           {LINKS.map(([path, name]) => (
-            <a key={path} href={`#/${path}`} aria-current={path === page ? "page" : undefined}>
+            <a key={path} href={`#/${path}`} aria-current={path === section ? "page" : undefined}>
               {name}
             </a>
           ))}

@@ -1,5 +1,5 @@
 import { signal } from "@preact/signals";
-import { ApiError, type FleetEvent, type JobRow, type Session, listen } from "./api";
+import { type FleetEvent, type JobRow, type Session, listen } from "./api";
 
 export const session = signal<Session | null>(null);
 export const route = signal<string[]>([]);
@@ -74,15 +74,8 @@ export function say(text: string, bad = false) {
   setTimeout(() => toast.value === shown && (toast.value = null), bad ? 8000 : 4000);
 }
 
-/** Runs an action, and shows its error. */
-export async function attempt(action: () => Promise<string>) {
-  try {
-    say(await action());
-  } catch (error) {
-    if (error instanceof ApiError && error.status === 401) session.value = null;
-    say(error instanceof Error ? error.message : String(error), true);
-  }
-}
+export const isAdmin = () => session.value?.role === "admin";
+export const isMember = () => session.value?.role === "member" || isAdmin();
+export const isMe = (user: string | null) => user === session.value?.user;
 
-export const mayChange = (owner: string) =>
-  session.value?.role === "admin" || (session.value?.role === "member" && session.value.user === owner);
+export const mayChange = (owner: string) => isAdmin() || (isMember() && isMe(owner));

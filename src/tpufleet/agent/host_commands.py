@@ -12,10 +12,15 @@ from functools import partial
 from pathlib import Path
 
 from tpufleet.agent import threads
-from tpufleet.agent.workload import processes
+from tpufleet.agent.workload import processes, profiles
 from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError
-from tpufleet.model.host_commands import HostCommand, HostCommandKind, HostCommandResult
+from tpufleet.model.host_commands import (
+    FILE_CHUNK_BYTES,
+    HostCommand,
+    HostCommandKind,
+    HostCommandResult,
+)
 from tpufleet.model.hosts import HostId
 
 MAX_OUTPUT_BYTES = 256 * 1024
@@ -30,12 +35,17 @@ class HostCommandRunner:
         base_env: Mapping[str, str],
         clock: Clock,
         send_result: Callable[[str, HostCommandResult], None],
+        send_file: Callable[[str, HostId, int, bytes], None],
+        running_attempt: Callable[[], Path | None],
     ) -> None:
+        """`running_attempt`: the folder of the attempt whose command runs now."""
         self._host_id = host_id
         self._work_dir = work_dir
         self._base_env = dict(base_env)
         self._clock = clock
         self._send_result = send_result
+        self._send_file = send_file
+        self._running_attempt = running_attempt
         self._started: dict[str, None] = {}
 
     def start_new(self, commands: Sequence[HostCommand]) -> None:
@@ -48,13 +58,26 @@ class HostCommandRunner:
             del self._started[old]
 
     def _run(self, command: HostCommand) -> None:
-        result = self._execute(command)
         try:
+            if command.kind is HostCommandKind.PROFILE:
+                result = self._profile(command)
+            else:
+                result = self._execute(command)
             self._send_result(command.id, result)
         except FleetError as error:
             # The next heartbeat reply asks for it again; then it runs and is reported again.
             threads.log(f"cannot report the result of host command {command.id}: {error}")
             self._started.pop(command.id, None)
+
+    def _profile(self, command: HostCommand) -> HostCommandResult:
+        try:
+            archive = profiles.capture(self._running_attempt(), command.id, command.duration)
+        except profiles.ProfileFailed as error:
+            return self._result(None, b"", message=str(error))
+        for offset in range(0, len(archive), FILE_CHUNK_BYTES):
+            part = archive[offset : offset + FILE_CHUNK_BYTES]
+            self._send_file(command.id, self._host_id, offset, part)
+        return self._result(0, f"{len(archive)} bytes\n".encode(), message="")
 
     def _execute(self, command: HostCommand) -> HostCommandResult:
         argv, env = self._argv_and_env(command)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event
 
@@ -26,7 +27,7 @@ from tpufleet.errors import FleetError, Forbidden, Unauthorized
 from tpufleet.model.agent_protocol import PROTOCOL, Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.end_reasons import END_REASONS, EndReason
-from tpufleet.model.hosts import NoticeKind, Phase
+from tpufleet.model.hosts import NoticeKind, Phase, ProgressPoint
 
 # Exit statuses.
 EXIT_RELEASED = 0
@@ -94,12 +95,16 @@ class Agent:
             context.base_env,
             context.clock,
             context.client.send_command_result,
+            context.client.send_command_file,
+            self._running_attempt,
         )
         self._boot_id = boot_id
         self._workload: Workload | None = None
         self._past: dict[AttemptId, Workload] = {}  # an attempt never runs twice
         self._notice: NoticeKind | None = None
         self._omit_progress = False  # the control plane could not read it
+        # The attempt and the time of the last point that the control plane has.
+        self._points_sent: tuple[AttemptId | None, datetime | None] = (None, None)
         self._last_sent = 0  # heartbeats are numbered: a delayed reply cannot undo a newer one
         self._last_sent_state: tuple[object, ...] = ()
         self._in_flight: set[int] = set()
@@ -130,6 +135,11 @@ class Agent:
         for _ in range(SENDER_THREADS):
             self._outbox.put(None)
         return self._exit_status or EXIT_RELEASED
+
+    def _running_attempt(self) -> Path | None:
+        workload = self._workload
+        running = workload is not None and workload.phase is Phase.RUNNING
+        return workload.folder.path if workload is not None and running else None
 
     def _put_notice(self, kind: NoticeKind) -> None:
         self._inbox.put(NoticeReceived(kind))
@@ -197,7 +207,7 @@ class Agent:
     @staticmethod
     def _reported_state(heartbeat: Heartbeat) -> tuple[object, ...]:
         """The part of a heartbeat whose change is reported at once."""
-        return heartbeat.phase, heartbeat.attempt_id, heartbeat.notice
+        return heartbeat.phase, heartbeat.attempt_id, heartbeat.notice, heartbeat.environment
 
     def _heartbeat(self) -> Heartbeat:
         settings, workload = self._context.settings, self._workload
@@ -216,6 +226,17 @@ class Agent:
             progress=workload.progress if workload and not self._omit_progress else None,
             protocol=PROTOCOL,
             seq=self._last_sent,
+            environment=workload.environment if workload else None,
+            points=self._new_points(workload),
+        )
+
+    def _new_points(self, workload: Workload | None) -> tuple[ProgressPoint, ...]:
+        """Of process 0, which reports for the whole job, since the last answered heartbeat."""
+        if workload is None or self._omit_progress or workload.assignment.process_id != 0:
+            return ()
+        attempt_id, moment = self._points_sent
+        return workload.points_after(
+            moment if attempt_id == workload.assignment.attempt_id else None
         )
 
     # Receiving
@@ -228,6 +249,8 @@ class Agent:
             threads.log("control plane reachable again")
         self._last_answered = message.number
         self._backoff.succeeded()
+        if message.heartbeat.points:
+            self._points_sent = (message.heartbeat.attempt_id, message.heartbeat.points[-1].at)
         reply = message.reply
         self._lease_renewed_at = message.sent_at
         self._lease = reply.lease

@@ -24,17 +24,9 @@ def wheel_name() -> str:
 
 
 def build(folder: Path) -> Path:
-    """Write the wheel into the folder. One that is there already is not touched: caches go by its
-    time."""
-    target = folder / wheel_name()
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, data in sorted(_content().items()):
-            info = zipfile.ZipInfo(name, TIMESTAMP)
-            info.compress_type = zipfile.ZIP_DEFLATED
-            info.external_attr = 0o644 << 16
-            archive.writestr(info, data)
-    packed = buffer.getvalue()
+    """Write the wheel into a folder that no job can change. One that is there already is not
+    touched: caches go by its time."""
+    target, packed = folder / wheel_name(), pack()
     if target.is_file() and target.read_bytes() == packed:
         return target
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,6 +35,18 @@ def build(folder: Path) -> Path:
         file.write(packed)
     os.replace(draft, target)
     return target
+
+
+def pack() -> bytes:
+    """The content of the wheel."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in sorted(_content().items()):
+            info = zipfile.ZipInfo(name, TIMESTAMP)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, data)
+    return buffer.getvalue()
 
 
 def _content() -> dict[str, bytes]:

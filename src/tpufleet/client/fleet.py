@@ -12,15 +12,18 @@ from urllib.parse import quote
 
 from tpufleet.client import event_stream
 from tpufleet.client.event_stream import ServerSentEvent
-from tpufleet.client.transport import Transport
+from tpufleet.client.transport import CALL_SECONDS, Transport
 from tpufleet.errors import NotFound
 from tpufleet.model import job_file
 from tpufleet.model.api_types import (
     ArchiveRequest,
     AuditPage,
+    ChannelPage,
     Comparison,
+    CreatedChannel,
     CreatedToken,
     CurrentUser,
+    DeliveryPage,
     EventPage,
     FaultRequest,
     JobChanges,
@@ -31,6 +34,7 @@ from tpufleet.model.api_types import (
     LoginLink,
     LogLine,
     MetricSeries,
+    NewChannel,
     NewJob,
     NewLink,
     NewReservation,
@@ -65,6 +69,7 @@ from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandReport, HostCommandRequest
 from tpufleet.model.inventory import Inventory, InventoryChange, InventoryNote
 from tpufleet.model.jobs import JobId, JobSpec, default_name
+from tpufleet.model.notifications import Delivery, NotificationChannel
 from tpufleet.model.pools import Pool
 from tpufleet.model.preferences import PreferenceChanges, Preferences
 from tpufleet.model.reservations import Reservation
@@ -99,8 +104,9 @@ class FleetClient:
         reconnect_timeout: float = 300.0,  # seconds that a stream tries to reconnect
         sleep: Callable[[float], None] = time.sleep,
         ca_file: str | PathLike[str] | None = None,  # CAs to trust besides the system's
+        timeout: float = CALL_SECONDS,
     ) -> None:
-        self._transport = Transport(url, token, ca_file=ca_file)
+        self._transport = Transport(url, token, timeout=timeout, ca_file=ca_file)
         self._reconnect_timeout = reconnect_timeout
         self._sleep = sleep
 
@@ -212,11 +218,19 @@ class FleetClient:
         return self._resubmit(ref, "rerun", changes, job_id, snapshot)
 
     def events(
-        self, ref: str | None = None, *, after: int = 0, limit: int = 500, newest: bool = False
+        self,
+        ref: str | None = None,
+        *,
+        slice_id: str | None = None,
+        pool: str | None = None,
+        after: int = 0,
+        limit: int = 500,
+        newest: bool = False,
     ) -> EventPage:
-        """Events of one job or of the whole fleet; with `newest`, the last ones."""
+        """Events of one job, slice or pool, or of the whole fleet; with `newest`, the last ones."""
         path = "/events" if ref is None else f"/jobs/{job_segment(ref)}/events"
-        return self._get(path, EventPage, after=after, limit=limit, newest="1" if newest else None)
+        page = {"after": after, "limit": limit, "newest": "1" if newest else None}
+        return self._get(path, EventPage, slice=slice_id, pool=pool, **page)
 
     # Streams
 
@@ -358,6 +372,27 @@ class FleetClient:
             "PATCH", "/preferences", Preferences, body=changes, params={"user": user}
         )
 
+    # Notifications
+
+    def channels(self) -> tuple[NotificationChannel, ...]:
+        return self._get("/notifications", ChannelPage).channels
+
+    def put_channel(self, name: str, new: NewChannel) -> CreatedChannel:
+        path = f"/notifications/{path_segment(name)}"
+        return self._transport.call("PUT", path, CreatedChannel, body=new)
+
+    def delete_channel(self, name: str) -> NotificationChannel:
+        path = f"/notifications/{path_segment(name)}"
+        return self._transport.call("DELETE", path, NotificationChannel)
+
+    def test_channel(self, name: str) -> Delivery:
+        """Queue a message, and return how it stands."""
+        return self._transport.call("POST", f"/notifications/{path_segment(name)}/test", Delivery)
+
+    def deliveries(self) -> tuple[Delivery, ...]:
+        """What was sent to your channels lately, newest first."""
+        return self._get("/deliveries", DeliveryPage).deliveries
+
     # Users, tokens and secrets
 
     def users(self) -> tuple[User, ...]:
@@ -372,6 +407,9 @@ class FleetClient:
 
     def tokens(self, user: str | None = None) -> tuple[TokenRow, ...]:
         return self._get("/tokens", TokenPage, user=user).tokens
+
+    def job_cost(self, ref: str) -> CostReport:
+        return self._get(f"/jobs/{job_segment(ref)}/cost", CostReport)
 
     def create_token(
         self,
@@ -426,6 +464,12 @@ class FleetClient:
             f"/slices/{path_segment(slice_id)}/errands/{path_segment(command_id)}",
             HostCommandReport,
         )
+
+    def host_command_file(self, slice_id: str, command_id: str, host: int) -> bytes:
+        """What a host sent with its result: the archive of a profile."""
+        path = f"/slices/{path_segment(slice_id)}/errands/{path_segment(command_id)}/file"
+        params = {"host": host}
+        return self._transport.send("GET", path, params=params, timeout=_BULK_SECONDS).content
 
     def costs(self) -> CostReport:
         return self._get("/costs", CostReport)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import secrets
 import sys
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from tpufleet.controller.loop import Controller
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import thread_executor
 from tpufleet.errors import BadInput
-from tpufleet.model import budgets, prices
+from tpufleet.model import budgets, notifications, prices
 from tpufleet.model.users import TOKEN_PREFIX, Role, Token, User
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.local.provider import LocalProvider
@@ -38,7 +39,7 @@ from tpufleet.service.event_streams import EventHub
 from tpufleet.service.http_server import FleetServer, make_server
 from tpufleet.service.recent_errors import RecentErrors
 from tpufleet.service.routing import ServiceDependencies
-from tpufleet.stores.base import Store
+from tpufleet.stores.base import Store, StoreChange
 from tpufleet.stores.open_store import open_store
 
 log = logging.getLogger("tpufleet.serve")
@@ -47,8 +48,9 @@ ADMIN = "admin"  # user of the token in `admin_token_file`
 ADMIN_TOKEN_NOTE = "from admin_token_file"
 # Simulated hosts boot within seconds.
 LOCAL_BOOT_TIMEOUT = timedelta(minutes=2)
-# The controller computes while the API responds: switch threads more often than Python's 5 ms.
-SWITCH_INTERVAL_SECONDS = 0.001
+# The controller computes while the API responds: switch threads more often than Python's 5 ms. Each
+# system call of the API may wait this long.
+SWITCH_INTERVAL_SECONDS = 0.0002
 
 
 def serve(settings: Config, *, embedded: bool) -> int:
@@ -116,6 +118,8 @@ class ControlPlane:
         self.url = f"{scheme}://{server_files.advertised_host(host)}:{port}"
         self._server = self._http_server()
         self._controller = self._make_controller()
+        self._subscription = store.subscribe(self._on_store_change)
+        self._hub.follow(self._subscription)
 
     def run(self) -> None:
         home = self._settings.home
@@ -132,6 +136,7 @@ class ControlPlane:
             self._server.run(sockets=[self._listener])
         finally:
             server_file.unlink(missing_ok=True)
+            self._subscription.close()
             self._controller.stop()
             for provider in self._providers.values():
                 provider.close()
@@ -153,6 +158,8 @@ class ControlPlane:
                 retention=retention_settings.parse(self._settings.retention),
                 recent_errors=self._recent_errors,
                 started_at=self._clock.now(),
+                notifications=notifications.parse_rules(self._settings.notifications),
+                prices=prices.price_table(self._settings.prices),
                 **_bucket_options(self._settings),
             )
         )
@@ -188,12 +195,21 @@ class ControlPlane:
     def _wake(self) -> None:
         self._controller.wake()
 
+    def _on_store_change(self, change: StoreChange) -> None:
+        """Another server committed, or this one."""
+        if change is StoreChange.EVENTS:
+            self._hub.notify()
+        else:
+            self._controller.wake_if_leading()
+
     def _register_admin_token(self, path: Path) -> None:
-        """Accept the token in this file, and no longer one that was in it before."""
+        """Accept the token in this file, and no longer one that was in it before. `sha256:` and
+        its hash are enough."""
         value = server_files.read_mounted_secret(path, "admin_token_file")
-        if not value.startswith(TOKEN_PREFIX):
+        hashed = re.fullmatch(r"sha256:([0-9a-f]{64})", value)
+        if hashed is None and not value.startswith(TOKEN_PREFIX):
             raise BadInput(f"admin_token_file: the token in {path} must start with {TOKEN_PREFIX}")
-        digest, now = auth.token_hash(value), self._clock.now()
+        digest, now = hashed[1] if hashed else auth.token_hash(value), self._clock.now()
         if self._store.user(ADMIN) is None:
             self._store.put_user(User(name=ADMIN, role=Role.ADMIN, created_at=now))
         for token in self._store.tokens(ADMIN):

@@ -49,6 +49,7 @@ def build(
     *,
     python: str = DEFAULT_PYTHON,
     python_folder: Path | None = None,
+    extras: str = EXTRAS,
     report: Callable[[str], None] = lambda line: None,
 ) -> Bundle:
     """`python_folder`: a relocatable Python for the hosts, instead of downloading one with uv."""
@@ -66,7 +67,7 @@ def build(
             [uv, "pip", "install", "--no-progress", "--no-config", "--python", sys.executable,
              "--target", site, "--python-version", version, "--python-platform", PLATFORM,
              "--only-binary", ":all:", "--link-mode", "copy",
-             f"tpufleet[{EXTRAS}] @ {wheel.as_uri()}", *TOOLS],
+             f"tpufleet[{extras}] @ {wheel.as_uri()}", *TOOLS],
             "cannot install the packages of the agent",
         )  # fmt: skip
         packages = _installed(site)

@@ -27,8 +27,11 @@ from tpufleet.providers.local.provider import LocalProvider
 from tpufleet.stores.base import Store
 
 if TYPE_CHECKING:
+    from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+
     # Re-exported: the command line must not import a provider.
     from tpufleet.providers.tpu_vm.manual_nodes import ManualNodes as ManualNodes
+    from tpufleet.providers.tpu_vm.settings import TpuVmSettings
     from tpufleet.testbed.cloud_tpu.locations import Latencies
 
 
@@ -150,22 +153,9 @@ def preflight(
     settings: Config, accelerators: Sequence[str] = (), capacity: Capacity = Capacity.SPOT
 ) -> list[Check]:
     """Check the cloud project of the configuration, with the credentials on this machine."""
-    if settings.tpu_vm is None:
-        raise BadInput(
-            f"no cloud project is configured\n  next: run `tpu init`, or set tpu_vm in "
-            f"{settings.config_file}"
-        )
-    try:
-        from tpufleet.providers.tpu_vm import fault_injection
-        from tpufleet.providers.tpu_vm import settings as tpu_vm
-        from tpufleet.providers.tpu_vm.google_rest import GoogleRest
-        from tpufleet.providers.tpu_vm.preflight import Preflight, PreflightInput
-    except ImportError as error:
-        raise _no_client(error) from error
-    parsed = tpu_vm.parse(settings.tpu_vm)
-    root = ""
-    if parsed.emulated:
-        root = json.loads(fault_injection.call_admin(parsed.endpoint, "ProjectApi"))["url"]
+    parsed = tpu_vm_settings(settings)
+    from tpufleet.providers.tpu_vm.preflight import Preflight, PreflightInput
+
     wanted = PreflightInput(
         settings=parsed,
         bucket=settings.bucket or "",
@@ -173,7 +163,34 @@ def preflight(
         accelerators=accelerators,
         capacity=capacity,
     )
-    return Preflight(wanted, GoogleRest(root)).run()
+    return Preflight(wanted, google_rest(parsed)).run()
+
+
+def tpu_vm_settings(settings: Config) -> TpuVmSettings:
+    """The cloud project of the configuration."""
+    if settings.tpu_vm is None:
+        raise BadInput(
+            f"no cloud project is configured\n  next: run `tpu init`, or set tpu_vm in "
+            f"{settings.config_file}"
+        )
+    try:
+        from tpufleet.providers.tpu_vm import settings as tpu_vm
+    except ImportError as error:
+        raise _no_client(error) from error
+    return tpu_vm.parse(settings.tpu_vm)
+
+
+def google_rest(settings: TpuVmSettings) -> GoogleRest:
+    """Of Google Cloud, or of the emulator that the settings name."""
+    try:
+        from tpufleet.providers.tpu_vm import fault_injection
+        from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+    except ImportError as error:
+        raise _no_client(error) from error
+    root = ""
+    if settings.emulated:
+        root = json.loads(fault_injection.call_admin(settings.endpoint, "ProjectApi"))["url"]
+    return GoogleRest(root)
 
 
 def _no_client(error: ImportError) -> BadInput:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
-from tpufleet.controller import observe
+from tpufleet.controller import observe, server_contact
 from tpufleet.controller.provider_calls import CallKind, CallResult, ProviderCalls
 from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model import topology
@@ -112,6 +112,7 @@ class ObservationApplier:
                 slice_observation.apply_notice(tpu_slice, heartbeat.notice, now), tpu_slice, now
             )
         elif tpu_slice.state in (SliceState.REQUESTED, SliceState.BOOTING):
+            server_contact.restored(self._working_set, tpu_slice.provider, now)
             self._check_ready(tpu_slice, now)
         if tpu_slice.job_id in self._working_set.jobs:
             self._working_set.dirty_jobs.add(tpu_slice.job_id)
@@ -329,4 +330,5 @@ def _host_row(
         exit=exit,
         notice=heartbeat.notice,
         up_at=before.up_at if before and before.up_at else now,
+        environment=heartbeat.environment,
     )

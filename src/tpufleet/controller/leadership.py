@@ -84,7 +84,12 @@ class LeadershipTerm:
             installation.store, self._working_set, installation.settings
         )
         self._observer = Observer(installation.store, self._working_set, silence, now)
-        self._health = ProviderHealthLog(installation.providers, lease.holder, now)
+        self._health = ProviderHealthLog(
+            {name: provider.zones for name, provider in installation.providers.items()},
+            lease.holder,
+            now,
+            installation.settings.default_providers,
+        )
         self._listed_at: dict[str, datetime] = {}
         self._list_now = threading.Event()
         self._list_now.set()
@@ -126,7 +131,7 @@ class LeadershipTerm:
         self._list_slices(now)
         self._store_usage()
         self._spending.save()
-        report = self._health.due_report(now)
+        report = self._health.due_report(now, self._working_set.refusals.unreachable())
         if report is not None:
             text = encoding.to_json(report).decode()
             self._installation.store.put_metadata(CONTROLLER_REPORT, text)

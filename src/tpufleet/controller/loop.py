@@ -27,8 +27,13 @@ from tpufleet.stores.base import ChangeSet, Store
 log = logging.getLogger("tpufleet.controller")
 
 LEASE = "controller"
-LEASE_TTL = timedelta(seconds=15)
-RENEW_INTERVAL = timedelta(seconds=5)
+# Another server acts within 10 s of the death of this one: the lease, a look a second, and loading
+# the state of a large fleet.
+LEASE_TTL = timedelta(seconds=6)
+RENEW_INTERVAL = timedelta(seconds=2)
+# A thread renews the lease during a tick, which may take longer than the lease. One that takes this
+# long hangs: another server shall act.
+LONGEST_TICK = timedelta(minutes=1)
 # A tick ends within this even when the database does not respond.
 STOP_TIMEOUT = timedelta(seconds=15)
 # Between two ticks the API has the interpreter to itself for twice as long as the tick took, and
@@ -85,6 +90,9 @@ class Controller:
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._renewal: threading.Thread | None = None
+        self._holds_lease = False
+        self._tick_started = clock.uptime()
         for provider in providers.values():
             provider.on_change(self._provider_changed)
 
@@ -92,6 +100,7 @@ class Controller:
     def tick(self) -> bool:
         """True when it held the lease and acted. After an error the next tick starts over from the
         store: what is in memory may no longer match it."""
+        self._tick_started = self._clock.uptime()
         if self._term is not None and (step := self._silence.clock_step()):
             log.warning(
                 "the clock was set by %+.0f s; timers, backoffs and grace periods start again",
@@ -122,6 +131,7 @@ class Controller:
             return True
         shared_now = self._store.time() or now
         lease = self._store.acquire_lease(LEASE, self._holder, LEASE_TTL, shared_now)
+        self._holds_lease = lease is not None
         if lease is None:
             self._term = None
             return False
@@ -167,15 +177,25 @@ class Controller:
         """Tick soon. Safe from any thread."""
         self._changed.set()
 
+    def wake_if_leading(self) -> None:
+        """Tick soon, unless another controller acts. Safe from any thread."""
+        if self._term is not None:
+            self.wake()
+
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
         self._thread.start()
+        self._renewal = threading.Thread(
+            target=self._renew_lease, name="controller lease", daemon=True
+        )
+        self._renewal.start()
 
     def stop(self) -> None:
         self._stopping.set()
         self._changed.set()
-        if self._thread is not None:
-            self._thread.join(timeout=STOP_TIMEOUT.total_seconds())
+        for thread in (self._thread, self._renewal):
+            if thread is not None:
+                thread.join(timeout=STOP_TIMEOUT.total_seconds())
         if self._term is not None:
             try:
                 self._store.release_lease(self._term.lease)
@@ -195,6 +215,17 @@ class Controller:
             rest = 2 * (time.monotonic() - started)
             self._stopping.wait(min(max(rest, MIN_REST), MAX_REST))
             self._changed.wait(self._seconds_until_due())
+
+    def _renew_lease(self) -> None:
+        while not self._stopping.wait(RENEW_INTERVAL.total_seconds()):
+            if not self._holds_lease or self._clock.uptime() - self._tick_started > LONGEST_TICK:
+                continue
+            try:
+                now = self._store.time() or self._clock.now()
+                # When another holder has it, the next commit is fenced and the next tick finds out.
+                self._store.acquire_lease(LEASE, self._holder, LEASE_TTL, now)
+            except Exception as error:
+                log.warning("cannot renew the lease; retrying in %s: %s", RENEW_INTERVAL, error)
 
     def _seconds_until_due(self) -> float:
         longest = MAX_TICK_INTERVAL.total_seconds()

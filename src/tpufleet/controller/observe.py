@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -19,6 +20,7 @@ from tpufleet.model.slices import SliceState
 from tpufleet.stores.base import ChangeSet, Store
 
 HANG_CHECK_INTERVAL = timedelta(seconds=30)
+MIN_HANG_CHECK_INTERVAL = timedelta(seconds=1)
 RESERVATION_INTERVAL = timedelta(seconds=30)
 
 
@@ -46,6 +48,7 @@ class Observer:
         self._working_set = working_set
         self._silence = silence
         self._hangs_checked_at = now
+        self._unchecked: list[JobId] = []  # in this interval
         self._reservations_read_at: datetime | None = None
         self._last_consumed = 0
 
@@ -98,15 +101,12 @@ class Observer:
         results: Sequence[CallResult],
         now: datetime,
     ) -> dict[AttemptId, Progress]:
-        """Progress of the attempts that something happened to, and periodically of all."""
-        if now - self._hangs_checked_at >= HANG_CHECK_INTERVAL:
-            self._hangs_checked_at = now
-            jobs = set(self._working_set.jobs)
-            self._working_set.dirty_jobs.update(
-                job_id for job_id in jobs if self._working_set.live_attempt(job_id) is not None
-            )
-        else:
-            jobs = self._affected_jobs(messages, silent, results) | set(due)
+        """Progress of the attempts that something happened to, and of each one now and then."""
+        checked = self._jobs_to_check(now)
+        self._working_set.dirty_jobs.update(
+            job_id for job_id in checked if self._working_set.live_attempt(job_id) is not None
+        )
+        jobs = self._affected_jobs(messages, silent, results) | set(due) | checked
         hosts = [
             host_id(slice_id, index)
             for job_id in jobs
@@ -115,6 +115,24 @@ class Observer:
             for index in self._working_set.hosts.get(slice_id, ())
         ]
         return newest_progress(list(self._store.host_liveness(hosts).values())) if hosts else {}
+
+    def _jobs_to_check(self, now: datetime) -> set[JobId]:
+        """Each job once in an interval, a part of them in each tick: all at once would keep the API
+        of a large fleet waiting."""
+        passed = now - self._hangs_checked_at
+        if passed < MIN_HANG_CHECK_INTERVAL:
+            return set()
+        self._hangs_checked_at = now
+        jobs = self._working_set.jobs
+        count = min(len(jobs), math.ceil(len(jobs) * (passed / HANG_CHECK_INTERVAL)))
+        chosen: set[JobId] = set()
+        while len(chosen) < count:
+            if not self._unchecked:
+                self._unchecked = list(jobs)
+            job_id = self._unchecked.pop()
+            if job_id in jobs:
+                chosen.add(job_id)
+        return chosen
 
     def _affected_jobs(
         self,

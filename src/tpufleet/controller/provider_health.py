@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 import tpufleet
 from tpufleet.controller.provider_calls import CallKind, CallResult
 from tpufleet.errors import BadInput, BadRequest, NoCapacity
 from tpufleet.model.cloud_slices import SliceListing
+from tpufleet.model.pools import CapacityRefusal
 from tpufleet.model.records import replace
-from tpufleet.model.server_status import ControllerReport, ProviderHealth, ProviderProblem
+from tpufleet.model.server_status import (
+    CONTACT,
+    ControllerReport,
+    ProviderHealth,
+    ProviderProblem,
+)
 
 REPORT_INTERVAL = timedelta(seconds=15)
 # A request may not be repeated after it failed, when its job was cancelled.
@@ -18,9 +24,18 @@ FORGET_AFTER = timedelta(minutes=10)
 
 
 class ProviderHealthLog:
-    def __init__(self, providers: Iterable[str], holder: str, now: datetime) -> None:
-        self._answered_at: dict[str, datetime | None] = dict.fromkeys(providers)
+    def __init__(
+        self,
+        zones_by_provider: Mapping[str, Sequence[str]],
+        holder: str,
+        now: datetime,
+        default_providers: Sequence[str] = (),
+    ) -> None:
+        self._zones = {name: tuple(zones) for name, zones in zones_by_provider.items()}
+        self._default_providers = tuple(default_providers)
+        self._answered_at: dict[str, datetime | None] = dict.fromkeys(self._zones)
         self._problems: dict[tuple[str, str, str | None], ProviderProblem] = {}
+        self._unreachable: list[CapacityRefusal] = []
         self._holder = holder
         self._leader_since = now
         self._reported_at: datetime | None = None
@@ -45,8 +60,13 @@ class ProviderHealthLog:
             for failed_zone, message in errors.items():
                 self._add(result.provider, result.call, failed_zone, message, now)
 
-    def due_report(self, now: datetime) -> ControllerReport | None:
-        """The report, if it changed or the last one is old."""
+    def due_report(
+        self, now: datetime, unreachable: Sequence[CapacityRefusal] = ()
+    ) -> ControllerReport | None:
+        """The report, if it changed or the last one is old. `unreachable`: of providers whose hosts
+        cannot reach this server."""
+        if list(unreachable) != self._unreachable:
+            self._unreachable, self._changed = list(unreachable), True
         for key, problem in list(self._problems.items()):
             if now - problem.last_at > FORGET_AFTER:
                 del self._problems[key]
@@ -64,13 +84,19 @@ class ProviderHealthLog:
                 ProviderHealth(
                     name=name,
                     answered_at=answered_at,
-                    problems=tuple(
-                        problem for key, problem in self._problems.items() if key[0] == name
+                    zones=self._zones.get(name, ()),
+                    default=name in self._default_providers,
+                    problems=(
+                        *map(_contact_problem, self._refusals_of(name)),
+                        *(problem for key, problem in self._problems.items() if key[0] == name),
                     ),
                 )
                 for name, answered_at in self._answered_at.items()
             ),
         )
+
+    def _refusals_of(self, provider: str) -> list[CapacityRefusal]:
+        return [refusal for refusal in self._unreachable if refusal.provider == provider]
 
     def _add(
         self, provider: str, call: CallKind, zone: str | None, message: str, now: datetime
@@ -90,3 +116,14 @@ class ProviderHealthLog:
     def _clear(self, provider: str, call: CallKind, zone: str | None) -> None:
         if self._problems.pop((provider, call.value, zone), None) is not None:
             self._changed = True
+
+
+def _contact_problem(refusal: CapacityRefusal) -> ProviderProblem:
+    return ProviderProblem(
+        call=CONTACT,
+        message=refusal.message,
+        since=refusal.refused_at,
+        last_at=refusal.refused_at,
+        count=refusal.streak,
+        retry_at=refusal.until,
+    )

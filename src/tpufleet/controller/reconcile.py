@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
+from tpufleet.controller import server_contact
+from tpufleet.controller.boot_monitor import BootMonitor
 from tpufleet.controller.placement_inputs import ControllerSettings, PlacementInputs
 from tpufleet.controller.working_set import WorkingSet
-from tpufleet.model import topology
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.jobs import JobState
 from tpufleet.model.records import replace
-from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice
-from tpufleet.policy import capacity, fair_share, job_step, liveness, placement, pool_scaling
+from tpufleet.model.slices import LossReason, SliceId, TpuSlice
+from tpufleet.policy import capacity, fair_share, job_step, placement, pool_scaling
 from tpufleet.policy.events import slice_event
 
 USAGE_INTERVAL = timedelta(seconds=30)
@@ -35,7 +36,7 @@ class Reconciler:
         self._working_set = working_set
         self._settings = settings
         self._new_name = new_name
-        self._server_url = server_url
+        self._boots = BootMonitor(working_set, settings, server_url)
         self._inputs = PlacementInputs(working_set, settings)
         self.usage = usage  # of chips, by user; None: none yet
         working_set.set_usage_steps(fair_share.usage_steps(usage))
@@ -43,7 +44,7 @@ class Reconciler:
 
     def run(self, now: datetime) -> None:
         working_set = self._working_set
-        self._check_boot_timeouts(now)
+        self._fail_futile_jobs(now)
         self.step_dirty_jobs(now)
         self._account_usage(now)
         if self.next_placement_at is not None and self.next_placement_at <= now:
@@ -89,6 +90,10 @@ class Reconciler:
                 working_set.placement_due = True
         working_set.put_job(step.job)
         for tpu_slice in step.slices:
+            given_back = step.job.ended and tpu_slice.job_id is None and tpu_slice.pool is not None
+            if given_back:
+                failed = step.job.state is JobState.FAILED
+                tpu_slice = replace(tpu_slice, last_owner=step.job.owner, last_failed=failed)
             working_set.put_slice(self._held_after_failure(tpu_slice, step, now))
         working_set.record_events(*step.events)
         working_set.schedule(job_id, step.wake_at)
@@ -123,61 +128,12 @@ class Reconciler:
             reason=f"reserved(error) for {step.job.owner} after job {step.job.id} failed",
         )
 
-    def _check_boot_timeouts(self, now: datetime) -> None:
-        working_set = self._working_set
-        for slice_id in list(working_set.slices_by_state[SliceState.BOOTING]):
-            tpu_slice = working_set.slices[slice_id]
-            since = working_set.last_queued_at.get(slice_id, tpu_slice.requested_at)
-            timeouts = self._settings.boot_timeout_by_provider
-            timeout = timeouts.get(tpu_slice.provider, self._settings.boot_timeout)
-            connected = len(working_set.hosts.get(slice_id, {}))
-            reports = working_set.bootstrap.get(slice_id, ())
-            failure = liveness.bootstrap_failure(reports)
-            if liveness.boot_failed(tpu_slice, since, now, timeout, working_set.present_since):
-                failure = failure or f"boot timeout: only {connected} hosts came up in {timeout}"
-            if failure:
-                working_set.record_refusal(tpu_slice, failure, now)
-                self._release(tpu_slice, LossReason.BOOT_FAILED, failure, now)
-                self._count_futile_creation(tpu_slice, failure, now)
-                continue
-            expected = topology.find(tpu_slice.accelerator).hosts
-            reason = liveness.boot_reason(
-                tpu_slice, connected, expected, self._server_url, reports, now
-            )
-            self._explain_boot(tpu_slice, reason, now)
-
-    def _explain_boot(self, tpu_slice: TpuSlice, reason: str, now: datetime) -> None:
-        """A reason of the provider's own stays."""
-        working_set = self._working_set
-        known = working_set.boot_reasons.get(tpu_slice.id, "")
-        if not reason or reason == known or tpu_slice.reason not in ("", "booting", known):
-            return
-        working_set.boot_reasons[tpu_slice.id] = reason
-        explained = replace(tpu_slice, reason=reason)
-        working_set.put_slice(explained)
-        if liveness.is_silent(tpu_slice, now) and tpu_slice.id not in working_set.silent_slices:
-            working_set.silent_slices.add(tpu_slice.id)
-            working_set.record_events(slice_event(explained, now))
-
-    def _count_futile_creation(self, tpu_slice: TpuSlice, failure: str, now: datetime) -> None:
-        working_set = self._working_set
-        job_id = tpu_slice.job_id
-        if tpu_slice.up_at is None or job_id not in working_set.jobs:
-            return  # nothing was paid for
-        count = working_set.futile_creations[job_id] = (
-            working_set.futile_creations.get(job_id, 0) + 1
-        )
-        view = working_set.job_view(job_id)
-        if count >= liveness.MAX_FUTILE_CREATIONS and view.attempt is None and not view.job.ended:
-            step = job_step.fail_job(
-                view,
-                f"the machines of {count} slices in a row ran, but not all of their agents "
-                f"connected to {self._server_url}; the last: {failure}",
-                "check that hosts reach `public_url` of the server and can install the bundle, "
-                f"then run `tpu resume {job_id}`",
-                now,
-            )
-            self._apply_step(step, view, now)
+    def _fail_futile_jobs(self, now: datetime) -> None:
+        for futile in self._boots.check(now):
+            view = self._working_set.job_view(futile.job_id)
+            if view.attempt is None and not view.job.ended:
+                step = job_step.fail_job(view, futile.reason, futile.advice, now)
+                self._apply_step(step, view, now)
 
     def _release(self, tpu_slice: TpuSlice, loss: LossReason, reason: str, now: datetime) -> None:
         released = job_step.release_slice(tpu_slice, loss, reason, now)
@@ -226,6 +182,10 @@ class Reconciler:
 
     def _request_slices(self, request: placement.RequestSlices, now: datetime) -> None:
         group = self._new_name()
+        provider = request.source.provider
+        limit = self._settings.boot_timeout
+        if not server_contact.may_request(self._working_set, provider, group, now, limit):
+            return
         stem = str(request.job_id or request.pool)[:40].rstrip("-")
         owner = f"job {request.job_id}" if request.job_id else f"pool {request.pool}"
         for index in range(request.count):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from tpufleet.model.attempts import Attempt, AttemptId, AttemptState
 from tpufleet.model.bootstrap import BootstrapReport
@@ -18,6 +18,7 @@ from tpufleet.model.pools import CapacityRefusal, Pool, RefusalKind
 from tpufleet.model.records import replace
 from tpufleet.model.reservations import Reservation
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
+from tpufleet.model.topology import short_name
 from tpufleet.policy import capacity, placement
 from tpufleet.policy.capacity import CapacitySource, RefusalHistory
 from tpufleet.policy.job_step import JobView
@@ -39,11 +40,13 @@ class WorkingSet:
         # Sources that rejected a job's request as invalid. Not stored: a new controller asks again.
         self.rejections: dict[JobId, dict[CapacitySource, str]] = {}
         # Slices of a job in a row that ran without agents. Not stored either.
-        self.futile_creations: dict[JobId, int] = {}
+        self.futile_creations: dict[JobId, list[timedelta]] = {}  # for how long each ran
         self.exhausted_budgets: tuple[BudgetUse, ...] = ()
         self.last_queued_at: dict[SliceId, datetime] = {}  # by its provider
         # What hosts without an agent report, and the reason derived from it. Listed again.
         self.bootstrap: dict[SliceId, tuple[BootstrapReport, ...]] = {}
+        self.connecting_since: dict[SliceId, datetime] = {}  # in vain, as far as hosts report
+        self.probes: dict[str, str] = {}  # by provider: a request while hosts could not connect
         self.boot_reasons: dict[SliceId, str] = {}
         self.silent_slices: set[SliceId] = set()  # explained by an event
 
@@ -200,6 +203,7 @@ class WorkingSet:
         """Record that the source of this slice refused its type. An invalid request concerns only
         the job that sent it."""
         source = CapacitySource(tpu_slice.provider, tpu_slice.zone, tpu_slice.capacity)
+        self._end_probe(tpu_slice, now)
         if kind is RefusalKind.REQUEST and tpu_slice.job_id in self.jobs:
             self.rejections.setdefault(tpu_slice.job_id, {})[source] = reason
             self.dirty_jobs.add(tpu_slice.job_id)
@@ -207,7 +211,7 @@ class WorkingSet:
         # Shown for every job that waits for this source, so without the name of one job's slice.
         group = tpu_slice.id.partition(tpu_slice.request_group)[0] + tpu_slice.request_group
         for name in (tpu_slice.id, group):
-            reason = reason.replace(name, tpu_slice.accelerator)
+            reason = reason.replace(name, short_name(tpu_slice.accelerator))
         previous = self.refusals.latest(source, tpu_slice.accelerator)
         self.put_refusal(
             capacity.new_refusal(
@@ -220,6 +224,13 @@ class WorkingSet:
                 took=now - tpu_slice.requested_at,
             )
         )
+
+    def _end_probe(self, tpu_slice: TpuSlice, now: datetime) -> None:
+        """The provider refused it, so another request may try."""
+        known = self.refusals.unreachable_from(tpu_slice.provider)
+        if known is not None and self.probes.get(tpu_slice.provider) == tpu_slice.request_group:
+            del self.probes[tpu_slice.provider]
+            self.put_refusal(replace(known, until=now))
 
     def put_pending_job(self, job_id: JobId, pending: PendingJob | None) -> None:
         """What the job lacks after its last step; None: nothing."""
@@ -322,6 +333,7 @@ class WorkingSet:
         self.last_queued_at.pop(slice_id, None)
         self.bootstrap.pop(slice_id, None)
         self.boot_reasons.pop(slice_id, None)
+        self.connecting_since.pop(slice_id, None)
         self.silent_slices.discard(slice_id)
         self.hosts.pop(slice_id, None)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tpufleet.model import encoding
-from tpufleet.model.attempts import AttemptId
+from tpufleet.model.attempts import AttemptId, EnvironmentReport
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.host_commands import HostCommand
-from tpufleet.model.hosts import Exit, HostId, NoticeKind, Phase, Progress
+from tpufleet.model.hosts import Exit, HostId, NoticeKind, Phase, Progress, ProgressPoint
 from tpufleet.model.jobs import JobId
 
 # Of this release. 1: heartbeats without number and version. 2: both.
@@ -38,6 +38,8 @@ class Heartbeat:
     progress: Progress | None = None
     seq: int = 0  # increases with each heartbeat of this agent process; 0: not numbered
     protocol: int = 1
+    environment: EnvironmentReport | None = None  # once the Python of the attempt is ready
+    points: tuple[ProgressPoint, ...] = ()  # since the last answered heartbeat, oldest first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -15,6 +16,13 @@ from tpufleet.model.events import Event
 from tpufleet.model.hosts import HostId, NoticeKind, Phase, Progress
 from tpufleet.model.jobs import Capacity, Job, JobId, JobState
 from tpufleet.model.metric_points import MetricPoint
+from tpufleet.model.notifications import (
+    DEFAULT_EVENTS,
+    ChannelKind,
+    Delivery,
+    NotificationChannel,
+    NotifyOn,
+)
 from tpufleet.model.pools import Pool
 from tpufleet.model.reservations import DEFAULT_DURATION, Reservation
 from tpufleet.model.slices import LossReason, SliceId, SliceState
@@ -78,10 +86,10 @@ class SliceRow:
     job_id: JobId | None
     hosts: int
     hosts_seen: int  # with a recent heartbeat
-    chips: int
     requested_at: datetime
     ready_at: datetime | None
     gone_at: datetime | None
+    chips: int = 0  # an older server does not send it
     reserved_for: str | None = None  # kept for this user after a failure
     reserved_until: datetime | None = None
 
@@ -94,6 +102,7 @@ class JobDetail:
     slices: tuple[SliceRow, ...]  # held for it now
     hosts: tuple[HostRow, ...]  # of the live attempt
     children: tuple[JobRow, ...]  # resumed from it, or run again
+    processes: int = 1  # hosts of all its slices: one log each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +113,30 @@ class AttemptSummary:
     state: AttemptState
     end_reason: EndReason | None
     message: str
+
+
+class SourceState(StrEnum):
+    """How far a job came with one source of capacity."""
+
+    UNTRIED = "not tried"
+    REFUSED = "refused"
+    REQUESTED = "requested"
+    BOOTING = "booting"
+    READY = "ready"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceStatus:
+    """A source that a waiting job may get its slices from."""
+
+    provider: str
+    zone: str
+    capacity: Capacity
+    state: SourceState
+    message: str = ""  # the last answer
+    at: datetime | None = None  # of the last answer or request
+    retry_at: datetime | None = None  # not requested from before
+    usd_per_hour: float | None = None  # of all slices of the job; None: not known, or simulated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +151,7 @@ class JobExplanation:
     ahead: int | None = None  # jobs before it in the same queue
     advice: str = ""
     attempts: tuple[AttemptSummary, ...] = ()
+    sources: tuple[SourceStatus, ...] = ()  # while it waits, best first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,6 +285,31 @@ class SlicePage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NewChannel:
+    """Where notifications go. `address` is an e-mail address, or the URL of a webhook."""
+
+    kind: ChannelKind
+    address: str
+    on: tuple[NotifyOn, ...] = DEFAULT_EVENTS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreatedChannel:
+    channel: NotificationChannel
+    signing_key: str  # of a webhook; returned once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelPage:
+    channels: tuple[NotificationChannel, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeliveryPage:
+    deliveries: tuple[Delivery, ...]  # newest first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PoolPage:
     pools: tuple[Pool, ...]
 
@@ -276,6 +335,7 @@ class BrowserSession:
     user: str
     role: Role
     csrf: str  # to send in the header X-Tpufleet-Csrf with every change
+    id: str = ""  # among the tokens of the user
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -331,6 +391,7 @@ class TokenRow:
     expires_at: datetime | None = None
     scope: TokenScope = TokenScope.FULL
     pool: str | None = None
+    session_of: str | None = None  # of a browser session: id of the token that logged it in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,6 +22,23 @@ class AttemptState(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentReport:
+    """How the Python environment of an attempt was made on one host."""
+
+    source: str  # where the dependencies were declared
+    seconds: float
+    packages: int
+    cached: int  # of them, from the cache on the host
+
+    @property
+    def text(self) -> str:
+        return (
+            f"{self.packages} packages, {self.cached} from the cache, in {self.seconds:.1f} s "
+            f"(from {self.source})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
     id: AttemptId
     job_id: JobId
@@ -44,6 +61,7 @@ class Attempt:
     progress_message: str = ""
     progress_at: datetime | None = None
     metrics: dict[str, float] | None = None
+    environment: EnvironmentReport | None = None  # of the slowest host; None: made without uv
 
     @property
     def live(self) -> bool:

@@ -10,7 +10,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model import encoding
 
 # Guest attributes are stored by namespace and key.
-GUEST_NAMESPACE, GUEST_KEY = "tpufleet", "bootstrap"
+GUEST_NAMESPACE, GUEST_KEY, CA_KEY = "tpufleet", "bootstrap", "ca"
 MAX_MESSAGE_LENGTH = 1000
 
 
@@ -24,6 +24,7 @@ class BootstrapStage(StrEnum):
     INSTALLING = "installing tpufleet"
     CHECKING_CHIPS = "checking chips"
     STARTING_AGENT = "starting the agent"
+    STARTING_SERVER = "starting the server"  # on the VM of `tpu deploy server`
     CONNECTING = "connecting to the server"
     CONNECTED = "connected"
     UNKNOWN = "unknown"  # of another release

@@ -1,4 +1,4 @@
-"""Billed and useful chip hours. Prices are applied by the reader."""
+"""Billed and useful chip hours."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class CostRow:
     lost: float  # part of it: work that was repeated later
     unknown: float = 0.0  # part of `running`: neither finished nor reported its steps
     simulated: bool = False  # nothing is billed for it
+    usd_per_chip_hour: float | None = None  # by the prices of the server; None: not known
 
     @property
     def useful(self) -> float:

@@ -10,11 +10,17 @@ from tpufleet.model.hosts import HostId
 from tpufleet.model.jobs import JobId
 from tpufleet.model.slices import SliceId
 
+# Of a file that a host sends with its result, and of the part of it that one request carries.
+MAX_FILE_BYTES = 64 * 1024 * 1024
+FILE_CHUNK_BYTES = 2 * 1024 * 1024
+MAX_PROFILE = timedelta(minutes=1)
+
 
 class HostCommandKind(StrEnum):
     COMMAND = "command"
     DIAGNOSE = "diagnose"  # run every check
     REPAIR = "repair"  # and repair what is safe to repair
+    PROFILE = "profile"  # record a trace of the job's program; its archive is a file of the result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +31,7 @@ class HostCommand:
     kind: HostCommandKind
     command: tuple[str, ...] = ()  # argv; no shell unless the user names one
     timeout: timedelta = timedelta(minutes=1)
+    duration: timedelta = timedelta(0)  # of a profile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +43,7 @@ class HostCommandRequest:
     command: tuple[str, ...] = ()
     host: int | None = None  # index in the slice; None: all
     timeout: timedelta = timedelta(minutes=1)
+    duration: timedelta = timedelta(0)  # of a profile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

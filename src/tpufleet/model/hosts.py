@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NewType
 
-from tpufleet.model.attempts import AttemptId
+from tpufleet.model.attempts import AttemptId, EnvironmentReport
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.slices import SliceId
 
@@ -70,6 +70,7 @@ class Host:
     exit: Exit | None = None
     notice: NoticeKind | None = None
     up_at: datetime | None = None  # first heartbeat; None until then
+    environment: EnvironmentReport | None = None  # of its attempt
 
 
 # A late heartbeat of an agent that is gone is recognised this many restarts later.
@@ -86,6 +87,37 @@ class Progress:
     at: datetime | None = None
     message: str = ""
     metrics: dict[str, float] | None = None
+
+
+# In one heartbeat, and in `progress.json`. A program that reports faster is thinned.
+MAX_RECENT_POINTS = 50
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgressPoint:
+    """What a workload reported at one moment."""
+
+    at: datetime
+    step: int | None = None
+    metrics: dict[str, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgressFile(Progress):
+    """`progress.json`: the latest report, and those shortly before it."""
+
+    recent: tuple[ProgressPoint, ...] = ()  # oldest first
+
+    @property
+    def latest(self) -> Progress:
+        return Progress(
+            step=self.step,
+            total=self.total,
+            checkpoint_step=self.checkpoint_step,
+            at=self.at,
+            message=self.message,
+            metrics=self.metrics,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,6 +35,7 @@ class RefusalKind(StrEnum):
     QUOTA = "quota"  # the project's quota is used up
     ACCESS = "access"  # credentials, a permission or an API that is disabled
     REQUEST = "request"  # the request itself
+    UNREACHABLE = "unreachable"  # hosts run, but cannot reach our server
 
 
 def refusal_kind(error: Exception) -> RefusalKind | None:
@@ -54,7 +55,8 @@ def refusal_kind(error: Exception) -> RefusalKind | None:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityRefusal:
     """A provider refused this type from this source. Until it expires, neither this nor a larger
-    size is requested there; without access, nothing is."""
+    size is requested there; without access, nothing is. If hosts cannot reach our server, nothing
+    is requested from the whole provider."""
 
     provider: str
     zone: str
@@ -65,7 +67,10 @@ class CapacityRefusal:
     until: datetime  # no request before
     streak: int = 1  # consecutive refusals; 0: granted since
     kind: RefusalKind = RefusalKind.CAPACITY
+    server_url: str = ""  # that hosts cannot reach
 
     @property
     def key(self) -> str:
+        if self.kind is RefusalKind.UNREACHABLE:
+            return f"{self.provider}|{self.kind}"
         return f"{self.provider}|{self.zone}|{self.accelerator}|{self.capacity}"

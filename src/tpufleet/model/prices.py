@@ -60,6 +60,14 @@ def chip_hour_price(
     return price.usd if price is not None else None
 
 
+def source_price(
+    spec: JobSpec, capacity: str, prices: Mapping[tuple[str, str], Price]
+) -> float | None:
+    """USD per hour of all slices of a job, with this capacity type; None: no price is known."""
+    usd = chip_hour_price(spec.accelerator, capacity, prices)
+    return None if usd is None else usd * topology.find(spec.accelerator).chips * spec.slices
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
     """What a job costs while it runs, before it is launched."""

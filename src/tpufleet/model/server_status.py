@@ -10,18 +10,21 @@ from tpufleet.model.pools import CapacityRefusal
 
 # Name in the store's metadata under which the leader reports.
 CONTROLLER_REPORT = "controller_report"
+# Not a call of ours: hosts of the provider that call this server.
+CONTACT = "contact from hosts"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderProblem:
     """A call that fails, until it succeeds again."""
 
-    call: str  # "listing", "request" or "release"
+    call: str  # "listing", "request", "release" or CONTACT
     message: str
     since: datetime
     last_at: datetime
     count: int = 1
     zone: str | None = None  # None: all zones
+    retry_at: datetime | None = None  # when it is tried again, if known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +32,8 @@ class ProviderHealth:
     name: str
     answered_at: datetime | None = None  # last successful call
     problems: tuple[ProviderProblem, ...] = ()
+    zones: tuple[str, ...] = ()  # that jobs without zones are placed in, best first
+    default: bool = False  # of jobs that name no provider
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -62,6 +62,14 @@ def spellings() -> dict[str, str]:
     return known
 
 
+@cache
+def short_name(name: str) -> str:
+    """As people write it: v5e-16, not v5litepod-16. Other text stays as it is."""
+    prefix, _, size = name.rpartition("-")
+    aliases = {row[1]: row[2] for row in tpu_types.GENERATIONS}.get(prefix)
+    return f"{aliases[0]}-{size}" if aliases else name
+
+
 def find(spelling: str) -> Accelerator:
     """The type with this spelling, or an error that names the nearest one."""
     canonical = spellings().get(spelling.strip().lower())

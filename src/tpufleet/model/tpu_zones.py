@@ -10,7 +10,9 @@ from tpufleet.model import topology
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.topology import Accelerator
 
-# Zones of single tenants are from an earlier edition of the page, which listed them.
+# Read again in November 2026: the newest edition found (docs.cloud.google.com/tpu/docs/types-zones)
+# has the public zones and the AI zones, an earlier one (tpu/docs/types-zones?hl=de) those of single
+# tenants. Both agree with this table; the former writes us-central1-ai1 for us-central1-ai1a.
 AS_OF = "2025-11"
 SOURCE = "https://cloud.google.com/tpu/docs/regions-zones"
 
@@ -23,6 +25,8 @@ class ZoneAccess(StrEnum):
 
 _ALL: tuple[str, ...] = ()
 _V2_PODS = ("v2-32", "v2-128", "v2-256", "v2-512")
+# "single-tenant, except for spot quota"
+_SPOT_FOR_ALL = frozenset({("v6e", "us-west1-c")})
 _PUBLIC, _TENANT, _AI = ZoneAccess.PUBLIC, ZoneAccess.SINGLE_TENANT, ZoneAccess.AI_ZONE
 
 # generation, types (empty: all of the generation), access, zones
@@ -63,7 +67,9 @@ class ZoneOffer:
 def offers() -> tuple[ZoneOffer, ...]:
     """Every documented pair of type and zone."""
     return tuple(
-        ZoneOffer(accelerator=kind.name, zone=zone, access=access, capacity=_capacity(kind, access))
+        ZoneOffer(
+            accelerator=kind.name, zone=zone, access=access, capacity=_capacity(kind, zone, access)
+        )
         for generation, types, access, zones in _OFFERS
         for kind in topology.all_types().values()
         if kind.generation == generation and (not types or kind.name in types)
@@ -90,16 +96,20 @@ def is_offered(accelerator: str, zone: str) -> bool:
     return zone not in zones() or zone in zones_of(accelerator)
 
 
-def _capacity(kind: Accelerator, access: ZoneAccess) -> tuple[Capacity, ...]:
+def _capacity(kind: Accelerator, zone: str, access: ZoneAccess) -> tuple[Capacity, ...]:
     if kind.runtime is None:
         return ()  # not through the Cloud TPU API
     if access is ZoneAccess.SINGLE_TENANT:
-        return (Capacity.RESERVED,)
+        spot = (kind.generation, zone) in _SPOT_FOR_ALL
+        return (Capacity.SPOT, Capacity.RESERVED) if spot else (Capacity.RESERVED,)
     return (Capacity.SPOT, Capacity.ON_DEMAND, Capacity.RESERVED, Capacity.QUEUED)
 
 
-# Name of the quota in the Cloud TPU API, before and after the word for spot capacity
-# (cloud.google.com/tpu/docs/quota).
+# Name of the quota in the Cloud TPU API, before and after the word for spot capacity.
+# cloud.google.com/tpu/docs/quota (read in November 2026): v5litepod-1, -4 and -8 require the quota
+# for serving; v2 and v3 have separate quotas for single devices and for pods. The ids are those in
+# error messages of the API, "Quota 'TPUV5sPreemptibleLitepodServingPerProjectPerZoneForTPUAPI'
+# exhausted. Limit 4 in zone us-central1-a"; that of v3 pods is by analogy with TPUV2sPod.
 _QUOTAS = {
     "v2": ("TPUV2s", ""),
     "v3": ("TPUV3s", ""),
@@ -112,9 +122,14 @@ _QUOTAS = {
 QUOTA_IN_CORES = frozenset({"v2", "v3", "v4", "v5p"})
 
 
-def quota_id(generation: str, capacity: Capacity) -> str:
+def quota_id(accelerator: Accelerator, capacity: Capacity) -> str:
     """`TPUV6EPreemptiblePerProjectPerZoneForTPUAPI`."""
-    before, after = _QUOTAS[generation]
+    before, after = _QUOTAS[accelerator.generation]
+    single_host = accelerator.hosts == 1
+    if accelerator.generation == "v5e" and single_host:
+        after += "Serving"
+    elif accelerator.generation in ("v2", "v3") and not single_host:
+        after = "Pod"
     kind = "Preemptible" if capacity is Capacity.SPOT else ""
     return f"{before}{kind}{after}PerProjectPerZoneForTPUAPI"
 

@@ -19,6 +19,8 @@ REFUSAL_BACKOFF = {
     RefusalKind.QUOTA: BackoffPolicy(first=timedelta(seconds=15), longest=timedelta(minutes=1)),
     RefusalKind.ACCESS: BackoffPolicy(first=timedelta(seconds=5), longest=timedelta(minutes=1)),
     RefusalKind.REQUEST: BackoffPolicy(first=timedelta(seconds=30), longest=timedelta(minutes=10)),
+    # Each try is paid for: one slice, for some minutes.
+    RefusalKind.UNREACHABLE: BackoffPolicy(first=timedelta(minutes=15), longest=timedelta(hours=2)),
 }
 # Some providers take minutes to refuse. A refusal lasts for this many times as long as it took, so
 # that other sources are tried before this one is tried again; at most the longest backoff.
@@ -76,6 +78,7 @@ class RefusalHistory:
 
     def __init__(self, refusals: Iterable[CapacityRefusal] = ()) -> None:
         self._by_source: dict[CapacitySource, dict[str, CapacityRefusal]] = {}
+        self._unreachable: dict[str, CapacityRefusal] = {}  # by provider
         # A placement pass looks up the same few keys for every job in the queue.
         self._cache: dict[tuple[CapacitySource, str], BlockedSource | None] = {}
         self._cached_at: datetime | None = None
@@ -83,9 +86,20 @@ class RefusalHistory:
             self.record(refusal)
 
     def record(self, refusal: CapacityRefusal) -> None:
+        self._cached_at = None
+        if refusal.kind is RefusalKind.UNREACHABLE:
+            self._unreachable[refusal.provider] = refusal
+            return
         source = CapacitySource(refusal.provider, refusal.zone, refusal.capacity)
         self._by_source.setdefault(source, {})[refusal.accelerator] = refusal
-        self._cached_at = None
+
+    def unreachable(self) -> list[CapacityRefusal]:
+        """Of providers whose hosts could not reach our server, until one of them does."""
+        return [refusal for refusal in self._unreachable.values() if refusal.streak]
+
+    def unreachable_from(self, provider: str) -> CapacityRefusal | None:
+        refusal = self._unreachable.get(provider)
+        return refusal if refusal is not None and refusal.streak else None
 
     def without_access(self, provider: str, now: datetime) -> list[CapacityRefusal]:
         """Refusals of this provider that end when access is back."""
@@ -128,6 +142,9 @@ class RefusalHistory:
     def _find_refusal(
         self, source: CapacitySource, accelerator: str, now: datetime
     ) -> CapacityRefusal | None:
+        unreachable = self.unreachable_from(source.provider)
+        if unreachable is not None and unreachable.until > now:
+            return unreachable
         refusals = self._by_source.get(source)
         if not refusals:
             return None
@@ -141,6 +158,8 @@ class RefusalHistory:
 
 
 def _blocked_by(source: CapacitySource, refusal: CapacityRefusal) -> BlockedSource:
+    if refusal.kind is RefusalKind.UNREACHABLE:
+        return BlockedSource(refusal, refusal.until, refusal.message)
     return BlockedSource(refusal, refusal.until, f"{source}: {refusal.message}")
 
 
@@ -166,7 +185,7 @@ def choose_source(
         return SourceChoice(source=retry)
     return SourceChoice(
         source=None,
-        message="; ".join([blocked.message for blocked in refused]),
+        message="; ".join(dict.fromkeys(blocked.message for blocked in refused)),
         until=min([blocked.until for blocked in refused]),
     )
 
@@ -180,6 +199,7 @@ def new_refusal(
     now: datetime,
     kind: RefusalKind = RefusalKind.CAPACITY,
     took: timedelta = timedelta(0),
+    server_url: str = "",
 ) -> CapacityRefusal:
     """A refusal to record, `took` after the request; consecutive ones last longer."""
     streak = (previous.streak if previous and previous.kind is kind else 0) + 1
@@ -196,6 +216,7 @@ def new_refusal(
         until=now + backoff,
         streak=streak,
         kind=kind,
+        server_url=server_url,
     )
 
 

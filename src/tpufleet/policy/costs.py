@@ -11,7 +11,7 @@ from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.costs import CostRow, StockRow
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.jobs import Capacity, Job, JobId
-from tpufleet.model.pools import CapacityRefusal
+from tpufleet.model.pools import CapacityRefusal, RefusalKind
 from tpufleet.model.slices import SIMULATED_PROVIDERS, LossReason, SliceId, TpuSlice
 
 HOUR = timedelta(hours=1)
@@ -122,7 +122,11 @@ def stock(slices: Iterable[TpuSlice], refusals: Iterable[CapacityRefusal]) -> li
     for item in slices:
         key = (item.provider, item.zone, item.accelerator, item.capacity)
         by_source.setdefault(key, []).append(item)
-    refused = {(no.provider, no.zone, no.accelerator, no.capacity): no for no in refusals}
+    refused = {
+        (no.provider, no.zone, no.accelerator, no.capacity): no
+        for no in refusals
+        if no.kind is not RefusalKind.UNREACHABLE
+    }
     rows = []
     for key in sorted({*by_source, *refused}):
         of_source, refusal = by_source.get(key, []), refused.get(key)

@@ -19,6 +19,7 @@ from tpufleet.model.hosts import Host, Phase, Progress
 from tpufleet.model.jobs import Job, JobState
 from tpufleet.model.records import replace
 from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice, source_text
+from tpufleet.model.topology import short_name
 from tpufleet.policy import liveness, retries, verdicts
 from tpufleet.policy.events import attempt_event, count_of, job_event, slice_event
 from tpufleet.policy.retries import RetryAction, RetryDecision
@@ -157,7 +158,8 @@ def _start_attempt(view: JobView, result: Step, gang: list[TpuSlice], now: datet
         start_step=max(checkpoints, default=None),
     )
     message = (
-        f"starting attempt {number} on {len(gang)} × {job.spec.accelerator} in {_sources(gang)}"
+        f"starting attempt {number} on {len(gang)} × {short_name(job.spec.accelerator)} in "
+        f"{_sources(gang)}"
     )
     result.job = replace(job, state=JobState.STARTING, reason=message, not_before=None)
     result.attempt = attempt
@@ -194,6 +196,8 @@ def _check_attempt(view: JobView, attempt: Attempt, result: Step, now: datetime)
     all_report = len(reporting) == len(hosts) and {host.slice_id for host in hosts} == set(
         attempt.slices
     )
+    if all_report:
+        attempt = _record_environment(attempt, reporting, result, now)
     if all_report and all(
         host.phase is Phase.EXITED and host.exit and host.exit.clean for host in reporting
     ):
@@ -219,6 +223,21 @@ def _check_attempt(view: JobView, attempt: Attempt, result: Step, now: datetime)
         liveness.timeout_at(view.job, attempts),
         liveness.hung_at(view.job, attempts, view.progress, view.present_since),
     )
+    return attempt
+
+
+def _record_environment(
+    attempt: Attempt, hosts: list[Host], result: Step, now: datetime
+) -> Attempt:
+    """How the Python environment was made, once all hosts have one."""
+    made = [host.environment for host in hosts if host.environment is not None]
+    if attempt.environment is not None or not made or len(made) < len(hosts):
+        return attempt
+    slowest = max(made, key=lambda report: report.seconds)
+    which = "" if len(hosts) == 1 else f" on the slowest of {len(hosts)} hosts"
+    message = f"Python environment of attempt {attempt.number} ready{which}: {slowest.text}"
+    result.attempt = attempt = replace(attempt, environment=slowest)
+    result.events.append(attempt_event(attempt, "setup", message, now))
     return attempt
 
 

@@ -32,8 +32,14 @@ LOSS_PERIOD = timedelta(minutes=1)
 BOOT_LIMIT = timedelta(minutes=20)
 # Machines that run for this long without an agent need an explanation.
 SILENT_AFTER = timedelta(minutes=3)
+# Machines that run for this long without an agent or a report of their start-up have failed.
+SILENT_BOOT_LIMIT = timedelta(minutes=10)
+# Hosts that report for this long that they cannot connect, while this server runs, cannot reach it.
+UNREACHABLE_AFTER = timedelta(minutes=2)
 # Slices of one job in a row that were paid for and never connected. More would fail the same way.
 MAX_FUTILE_CREATIONS = 3
+# Or two of them, if they ran for this long together.
+MAX_FUTILE_TIME = timedelta(minutes=20)
 # An agent reports that it stopped within the job's grace period plus this.
 STOP_MARGIN = timedelta(seconds=30)
 # How long an agent keeps its workload running without a reply from the control plane.
@@ -166,6 +172,41 @@ def boot_failed(
 def is_silent(tpu_slice: TpuSlice, now: datetime) -> bool:
     """Its machines run for so long that the missing agents need an explanation."""
     return tpu_slice.up_at is not None and now - tpu_slice.up_at >= SILENT_AFTER
+
+
+def is_futile(creations: int, ran_for: timedelta) -> bool:
+    """Whether a job whose last slices were paid for and never connected should request another."""
+    return creations >= MAX_FUTILE_CREATIONS or (creations > 1 and ran_for >= MAX_FUTILE_TIME)
+
+
+def is_mute(
+    tpu_slice: TpuSlice,
+    connected: int,
+    reports: Sequence[BootstrapReport],
+    now: datetime,
+    present_since: datetime | None = None,
+) -> bool:
+    """Nothing was heard from its machines for so long that nothing will be."""
+    if connected or reports or tpu_slice.up_at is None:
+        return False
+    since = max(tpu_slice.up_at, present_since or tpu_slice.up_at)
+    return now - since >= SILENT_BOOT_LIMIT
+
+
+def cannot_connect(
+    connecting_since: datetime | None, present_since: datetime | None, now: datetime
+) -> bool:
+    """Whether hosts that try to connect cannot reach this server, which was present meanwhile."""
+    if connecting_since is None:
+        return False
+    since = max(connecting_since, present_since or connecting_since)
+    return now - since >= UNREACHABLE_AFTER
+
+
+def connection_error(reports: Sequence[BootstrapReport]) -> str:
+    """What a host reports that tries to connect; empty if none does."""
+    trying = (r for r in reports if r.stage is BootstrapStage.CONNECTING and not r.failed)
+    return next((report.text for report in trying), "")
 
 
 def bootstrap_failure(reports: Sequence[BootstrapReport]) -> str:

@@ -17,6 +17,7 @@ Example::
 from tpufleet.runtime import checkpoints
 from tpufleet.runtime.context import Context, context
 from tpufleet.runtime.distributed import agree, initialize, should_stop_together
+from tpufleet.runtime.profiling import start_profile_listener
 from tpufleet.runtime.progress_file import progress
 from tpufleet.runtime.stop_signal import install_stop_handler, should_stop
 
@@ -30,4 +31,5 @@ __all__ = [
     "progress",
     "should_stop",
     "should_stop_together",
+    "start_profile_listener",
 ]

@@ -46,7 +46,7 @@ def context(environ: Mapping[str, str] | None = None) -> Context:
         num_slices=_integer(environ, "MEGASCALE_NUM_SLICES", 1),
         accelerator=environ.get("TPUFLEET_ACCELERATOR", ""),
         chips=_integer(environ, "TPUFLEET_CHIPS", 0),
-        checkpoint_dir=environ.get("TPUFLEET_CHECKPOINT_DIR") or "checkpoints",
+        checkpoint_dir=environ.get("TPUFLEET_CHECKPOINT_DIR") or os.path.abspath("checkpoints"),
         log_dir=Path(environ.get("TPUFLEET_LOG_DIR") or "logs"),
         run_dir=Path(run_dir) if run_dir else None,
     )

@@ -6,12 +6,13 @@ import os
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.runtime import stop_signal
+from tpufleet.runtime import profiling, stop_signal
 from tpufleet.runtime.context import Context, context
 
 
 def initialize(**options: Any) -> Context:
-    """Join the other processes (jax.distributed) and install the SIGTERM handler.
+    """Join the other processes (jax.distributed), install the SIGTERM handler, and answer
+    `tpu profile`.
 
     A single process has nothing to join. `options` are passed to `jax.distributed.initialize`.
     Call it before anything else that uses JAX devices.
@@ -21,6 +22,7 @@ def initialize(**options: Any) -> Context:
         _join(here, options)
     # After JAX, which may install a handler of its own.
     stop_signal.install_stop_handler()
+    profiling.start_profile_listener()
     return here
 
 

@@ -16,6 +16,11 @@ from typing import Any, SupportsFloat
 from tpufleet.runtime.context import context
 
 WRITE_SECONDS = 0.25  # between two writes; the last report is always written
+# Reports of the last moments are written with the latest, so that a short program leaves a curve.
+# The agent reads the file twice a second.
+RECENT_SECONDS = 5.0
+MAX_RECENT = 50
+MAX_RECENT_BYTES = 32 * 1024  # the agent ignores a file of more than 64 kB
 
 
 def progress(
@@ -79,6 +84,7 @@ class _Reporter:
         self._file = run_dir / "progress.json"
         self._lock = threading.Lock()
         self._current: dict[str, Any] = {}
+        self._recent: list[tuple[float, dict[str, Any]]] = []  # when, and what
         self._unwritten = False  # the current report is not written yet
         self._written_at = -math.inf
         self._timer: threading.Timer | None = None
@@ -88,6 +94,8 @@ class _Reporter:
             previous = self._current.get("checkpoint_step")
             self._current |= report | {"at": datetime.now(UTC).isoformat()}
             self._unwritten = True
+            if "step" in report:
+                self._remember()
             delay = self._written_at + WRITE_SECONDS - time.monotonic()
             if delay <= 0 or self._current.get("checkpoint_step") != previous:
                 self._write()
@@ -102,8 +110,28 @@ class _Reporter:
             if self._unwritten:
                 self._write()
 
+    def _remember(self) -> None:
+        now = time.monotonic()
+        point = {name: self._current[name] for name in ("at", "step", "metrics")}
+        self._recent = [each for each in self._recent if now - each[0] < RECENT_SECONDS]
+        self._recent.append((now, point))
+        if len(self._recent) > MAX_RECENT:
+            self._recent = self._recent[:-1:2] + self._recent[-1:]
+
+    def _recent_points(self) -> list[dict[str, Any]]:
+        """Thinned until they are small enough. Each is converted once."""
+        for _, point in self._recent:
+            point["metrics"] = _numbers(point["metrics"] or {}) or None
+        points = [point for _, point in self._recent]
+        while points and len(json.dumps(points)) > MAX_RECENT_BYTES:
+            points = points[1::2]
+        return points
+
     def _write(self) -> None:
-        report = self._current | {"metrics": _numbers(self._current.get("metrics", {})) or None}
+        report = self._current | {
+            "metrics": _numbers(self._current.get("metrics", {})) or None,
+            "recent": self._recent_points(),
+        }
         temporary = self._file.with_name(f".progress.{os.getpid()}.tmp")
         self._unwritten = False
         self._written_at = time.monotonic()

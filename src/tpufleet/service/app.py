@@ -40,6 +40,7 @@ from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.connection_limits import AUTHENTICATED
 from tpufleet.service.event_streams import EventHub
+from tpufleet.service.fast_heartbeats import FastHeartbeats
 from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults, ArchivedSnapshots
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
@@ -49,6 +50,8 @@ from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.service.host_commands import HostCommandQueue
 from tpufleet.service.metrics import ServerMetrics
+from tpufleet.service.notifications.channels import ChannelSecrets
+from tpufleet.service.notifications.outbox import NotificationOutbox
 from tpufleet.service.queries import EndedJobRows
 from tpufleet.service.rate_limiter import RateLimiter, TooManyRequests
 from tpufleet.service.routing import (
@@ -81,8 +84,10 @@ _STATUS: tuple[tuple[type[FleetError], int], ...] = (
 
 
 def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) -> Starlette:
-    """The application; `app.state.hub` wakes and closes its streams."""
+    """The application; `app.state.hub` wakes and closes its streams, and
+    `app.state.heartbeat_endpoint` answers heartbeats without its middleware and routes."""
     components = _components(deps)
+    limiter = limiter or RateLimiter()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -99,6 +104,9 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
             daemon=True,
         )
         housekeeping_thread.start()
+        threading.Thread(
+            target=components.outbox.run_until, args=(stopping,), name="notifications", daemon=True
+        ).start()
         uploads: list[asyncio.Future[None]] = []
         if isinstance(components.logs, ArchivedLogs):
             upload = asyncio.to_thread(components.logs.upload_until, stopping)
@@ -125,7 +133,7 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
             Middleware(
                 AuthMiddleware,
                 deps=deps,
-                limiter=limiter or RateLimiter(),
+                limiter=limiter,
                 pages=WebPages(),
                 links=components.login_links,
             )
@@ -135,6 +143,7 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
     )
     app.router.redirect_slashes = False
     app.state.hub = components.hub
+    app.state.heartbeat_endpoint = FastHeartbeats(components, limiter, _failure_response)
     return app
 
 
@@ -175,14 +184,14 @@ class AuthMiddleware:
         if self._pages.is_public(scope["path"], scope["method"]):
             await self._pages.respond(Request(scope))(scope, receive, send)
             return
-        address, token, token_hash, caller = _address(scope), "", "", None
+        address, token, token_hash, session, caller = _address(scope), "", "", "", None
         try:
             header, query = _header(scope, b"authorization"), scope["query_string"]
             signature = None if header else signed_links.signature_of(scope["method"], query)
             if signature is not None:
                 token, token_hash = signature, auth.token_hash(signature)
             else:
-                token, token_hash = self._credentials(scope, header, address)
+                token, token_hash, session = self._credentials(scope, header, address)
             self._limiter.check_address(address, token_hash)
             if signature is not None:
                 secret, now = self._deps.secret, self._deps.clock.now()
@@ -197,7 +206,7 @@ class AuthMiddleware:
             else:
                 now = self._deps.clock.now()
                 caller = await run_in_threadpool(
-                    auth.authenticate, token_hash, self._deps.store, now
+                    auth.authenticate, token_hash, self._deps.store, now, session
                 )
                 self._limiter.check_caller(token_hash, rate_limits.PER_USER_TOKEN)
                 self._accept(scope, token_hash)
@@ -227,23 +236,23 @@ class AuthMiddleware:
 
         await self._app(scope, receive, send_agent_response)
 
-    def _credentials(self, scope: Scope, header: str | None, address: str) -> tuple[str, str]:
-        """The token of the request and its hash. Browsers send a cookie, or a login link, instead
-        of a token; then only the hash is known."""
+    def _credentials(self, scope: Scope, header: str | None, address: str) -> tuple[str, str, str]:
+        """The token of the request, its hash, and the id of the session. Browsers send a cookie, or
+        a login link, instead of a token; then only the hash is known."""
         now = self._deps.clock.now()
         cookie = sessions.cookie_from(_header(scope, b"cookie")) if header is None else None
         if cookie is not None and not self._is_agent_path(scope["path"]):
             self._limiter.check_address(address, "")
-            hashed = sessions.read_cookie(self._deps.secret, cookie, now)
+            hashed, session_id = sessions.read_cookie(self._deps.secret, cookie, now)
             if scope["method"] not in sessions.SAFE_METHODS:
                 sent = _header(scope, sessions.CSRF_HEADER.encode())
                 sessions.check_csrf(self._deps.secret, cookie, sent)
-            return "", hashed
+            return "", hashed, session_id
         token = auth.bearer_token(header)
         if token.startswith(sessions.LINK_PREFIX) and _creates_session(scope):
             self._limiter.check_address(address, "")
-            return "", self._links.redeem(token, now)
-        return token, auth.token_hash(token)
+            return "", self._links.redeem(token, now), ""
+        return token, auth.token_hash(token), ""
 
     def _accept(self, scope: Scope, token_hash: str) -> None:
         scope[AUTHENTICATED] = True
@@ -328,6 +337,10 @@ def error_response(error: FleetError) -> Response:
     return response
 
 
+def _failure_response(error: Exception) -> Response:
+    return error_response(error) if isinstance(error, FleetError) else _internal_error()
+
+
 def _internal_error() -> Response:
     return _error(500, "FleetError", "internal server error; see the server log")
 
@@ -367,6 +380,7 @@ def _header(scope: Scope, name: bytes) -> str | None:
 def _components(deps: ServiceDependencies) -> ServiceComponents:
     secrets = _secrets(deps)
     hub = EventHub(deps.store)
+    channel_secrets = ChannelSecrets(_secret_keys(deps))
     return ServiceComponents(
         deps=deps,
         storage=JobStorage(
@@ -384,6 +398,10 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
         host_commands=HostCommandQueue(deps.store),
         metrics=ServerMetrics(deps.store, deps.clock),
         login_links=LoginLinks(deps.secret),
+        channel_secrets=channel_secrets,
+        outbox=NotificationOutbox(
+            deps.store, deps.clock, channel_secrets, deps.notifications, lambda: hub.latest_event
+        ),
         openapi=openapi.document(ROUTES),
     )
 
@@ -400,8 +418,12 @@ def _results(deps: ServiceDependencies) -> ResultFiles:
     return ResultFiles(folder) if deps.archive is None else ArchivedResults(folder, deps.archive)
 
 
+def _secret_keys(deps: ServiceDependencies) -> list[bytes]:
+    return [key for key in (deps.secrets_key, derived_key(deps.secret)) if key is not None]
+
+
 def _secrets(deps: ServiceDependencies) -> SecretFiles:
-    keys = [key for key in (deps.secrets_key, derived_key(deps.secret)) if key is not None]
+    keys = _secret_keys(deps)
     files = SecretFiles(deps.state / "secrets", keys)
     if not deps.shared:
         if count := files.encrypt_all():

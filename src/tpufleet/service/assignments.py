@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from tpufleet.model import mounts, topology
 from tpufleet.model.agent_protocol import Assignment
-from tpufleet.model.attempts import Attempt, AttemptId, AttemptState
+from tpufleet.model.attempts import Attempt, AttemptState
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import HostId, host_id
-from tpufleet.model.jobs import Job, JobId
+from tpufleet.model.jobs import Job, ParentRelation
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.service import identifiers
 from tpufleet.service.files.secrets import SecretFiles
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 K = TypeVar("K")
 V = TypeVar("V")
 
-_MAX_CACHED = 50_000
+_MAX_CACHED = 50_000  # slices
 HOST_FILE_PREFIX = "file:"  # a secret that the agent reads from a file on its host
 
 
 @dataclass(frozen=True, slots=True)
 class _CachedAssignment:
-    """An assignment, and the attempt row it was computed from."""
+    """The assignment of the first host of a slice, and the attempt row it was computed from."""
 
     attempt: Attempt
     owner: str
@@ -38,48 +38,38 @@ class _CachedAssignment:
 
 
 class Assignments:
-    """Caches each assignment for as long as the attempt's row is unchanged."""
+    """Caches the assignment of each slice for as long as the attempt's row is unchanged."""
 
     def __init__(self, store: Store, secrets: SecretFiles) -> None:
         self._store = store
         self._secrets = secrets
-        self._cache: OrderedDict[HostId, _CachedAssignment] = OrderedDict()
-        self._live: OrderedDict[JobId, AttemptId] = OrderedDict()
+        self._cache: OrderedDict[SliceId, _CachedAssignment] = OrderedDict()
 
-    def assignment_for(self, host: HostId, tpu_slice: TpuSlice) -> Assignment | None:
-        """None when the slice's job has no live attempt on this slice."""
-        attempt = self._live_attempt(tpu_slice.job_id) if tpu_slice.job_id else None
+    def assignment_for(
+        self, host: HostId, tpu_slice: TpuSlice, attempt: Attempt | None
+    ) -> Assignment | None:
+        """`attempt`: the live one of the job that holds the slice. None if it does not run here."""
         if attempt is None or tpu_slice.id not in attempt.slices:
             return None
-        cached = self._cache.get(host)
+        cached = self._cache.get(tpu_slice.id)
         if cached is None or cached.attempt != attempt:
             job = self._store.job(attempt.job_id)
             if job is None:
                 return None
-            cached = self._compute(host, attempt, job)
-            _keep(self._cache, host, cached)
-        if not cached.references:
-            return cached.assignment
-        return replace(cached.assignment, secrets=self._resolve(cached))
+            cached = self._compute(tpu_slice.id, attempt, job)
+            _keep(self._cache, tpu_slice.id, cached)
+        first = cached.assignment
+        _, index = identifiers.parse_host_id(host)
+        return replace(
+            first,
+            worker_id=index,
+            process_id=first.process_id + index,
+            secrets=self._resolve(cached) if cached.references else {},
+        )
 
-    def _live_attempt(self, job_id: JobId) -> Attempt | None:
-        """A job has at most one live attempt, so a known one that is still live is the one."""
-        known = self._live.get(job_id)
-        if known is not None:
-            attempt = self._store.attempt(known)
-            if attempt is not None and attempt.live:
-                return attempt
-        attempt = self._store.newest_attempts([job_id]).get(job_id)
-        if attempt is None or not attempt.live:
-            self._live.pop(job_id, None)
-            return None
-        _keep(self._live, job_id, attempt.id)
-        return attempt
-
-    def _compute(self, host: HostId, attempt: Attempt, job: Job) -> _CachedAssignment:
-        slice_id, index = identifiers.parse_host_id(host)
-        slice_index = attempt.slices.index(SliceId(slice_id))
-        hosts = {each.index: each for each in self._store.hosts(attempt.slices[slice_index])}
+    def _compute(self, slice_id: SliceId, attempt: Attempt, job: Job) -> _CachedAssignment:
+        slice_index = attempt.slices.index(slice_id)
+        hosts = {each.index: each for each in self._store.hosts(slice_id)}
         first = self._store.host(host_id(attempt.slices[0], 0))
         address, port = (first.address, first.coordinator_port) if first else ("", 0)
         kind = topology.find(job.spec.accelerator)
@@ -87,18 +77,18 @@ class Assignments:
             attempt_id=attempt.id,
             job_id=job.id,
             number=attempt.number,
-            command=self._command(job, attempt.slices[slice_index]),
+            command=self._command(job, slice_id),
             setup=job.spec.setup,
-            env=job.spec.env,
+            env={**self._lineage_variables(attempt, job), **job.spec.env},
             secrets={},
             snapshot=job.snapshot,
             checkpoint=checkpoint_location(job),
             grace=job.spec.grace,
-            worker_id=index,
+            worker_id=0,
             hostnames=tuple(hosts[at].address if at in hosts else "" for at in range(kind.hosts)),
             slice_index=slice_index,
             num_slices=len(attempt.slices),
-            process_id=slice_index * kind.hosts + index,
+            process_id=slice_index * kind.hosts,
             num_processes=len(attempt.slices) * kind.hosts,
             coordinator_address=f"{address}:{port}",
             megascale_coordinator=address,
@@ -111,6 +101,19 @@ class Assignments:
             metrics=job.spec.metrics,
         )
         return _CachedAssignment(attempt, job.owner, assignment, job.spec.secrets)
+
+    def _lineage_variables(self, attempt: Attempt, job: Job) -> dict[str, str]:
+        """How often the work was continued before, over attempts and resumed jobs; and one run of
+        Weights & Biases for all of it. A job that starts from scratch starts a new run."""
+        stage, first = attempt.number - job.fresh_from, job
+        while first.parent is not None and first.parent_relation is ParentRelation.RESUME:
+            parent = self._store.job(first.parent)
+            if parent is None or job.fresh_from:
+                break
+            stage += len(self._store.attempts(parent.id)) - parent.fresh_from
+            first = parent
+        run = first.id if not first.fresh_from else f"{first.id}-{first.fresh_from}"
+        return {"TPUFLEET_STAGE": str(stage), "WANDB_RUN_ID": run, "WANDB_RESUME": "allow"}
 
     def _command(self, job: Job, slice_id: SliceId) -> tuple[str, ...]:
         """With the mounts of the job, unless the provider makes them."""

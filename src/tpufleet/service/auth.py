@@ -27,6 +27,7 @@ class Caller:
     scope: TokenScope = TokenScope.FULL
     pool: str | None = None  # limited to jobs in this pool
     expires_at: datetime | None = None  # of its token; None: never
+    session_id: str = ""  # of its browser; empty: it sent the token itself
 
     @property
     def limited(self) -> bool:
@@ -56,6 +57,11 @@ def new_token() -> str:
 def token_hash(token: str) -> str:
     # The token has 256 random bits, so a plain hash cannot be reversed by guessing.
     return hashlib.sha256(token.encode()).hexdigest()
+
+
+def session_hash(session_id: str) -> str:
+    """In place of the hash of a token. No token has it, so a session is never accepted as one."""
+    return f"session:{session_id}"
 
 
 def slice_token(secret: bytes, slice_id: SliceId) -> str:
@@ -90,8 +96,12 @@ def bearer_token(header: str | None) -> str:
     return token.strip()
 
 
-def authenticate(hashed: str, store: Store, now: datetime) -> Caller:
-    """The user of the token with this hash. Also records its use, every few minutes."""
+def authenticate(hashed: str, store: Store, now: datetime, session_id: str = "") -> Caller:
+    """The user of the token with this hash. Also records its use, every few minutes. Of a browser,
+    the session must not have ended either."""
+    session = store.token_by_hash(session_hash(session_id)) if session_id else None
+    if session_id and (session is None or session.expired(now)):
+        raise Unauthorized("the session has ended; log in again")
     known = store.token_by_hash(hashed)
     user = store.user(known.user) if known is not None else None
     if known is None or user is None:
@@ -101,8 +111,9 @@ def authenticate(hashed: str, store: Store, now: datetime) -> Caller:
             f"token {known.id} expired on {known.expires_at:%Y-%m-%d}; ask an admin to run "
             f"`tpu token create --user {user.name}`"
         )
-    if known.last_used_at is None or now - known.last_used_at > _RECORD_USE_INTERVAL:
-        record_use(known, store, now)
+    for used in (known, *([session] if session is not None else [])):
+        if used.last_used_at is None or now - used.last_used_at > _RECORD_USE_INTERVAL:
+            record_use(used, store, now)
     return Caller(
         name=user.name,
         role=user.role,
@@ -110,6 +121,7 @@ def authenticate(hashed: str, store: Store, now: datetime) -> Caller:
         scope=known.scope,
         pool=known.pool,
         expires_at=known.expires_at,
+        session_id=session_id,
     )
 
 

@@ -8,12 +8,14 @@ use up the connections that agents need for their heartbeats.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import resource
 import ssl
 import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import h11
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -23,6 +25,9 @@ AUTHENTICATED = "tpufleet.authenticated"  # set in the scope of a request with a
 # File descriptors for the database, logs, uploads and simulated hosts.
 RESERVED_DESCRIPTORS = 256
 SWEEP_SECONDS = 1.0
+# Idle connections that are kept; a connection that rests takes about 5 kB.
+MAX_KEPT = 50_000
+_MAX_CLOSED_AT_ONCE = 1000
 TLS_CLOSE_SECONDS = 1.0  # for the client to confirm; idle clients do not
 
 
@@ -35,11 +40,21 @@ class ConnectionLimits:
     body_grace_seconds: float = 30.0
     body_bytes_per_second: int = 4 * 1024  # after the grace period, on average
 
+    # Of clients with a valid token. Longer than the longest heartbeat interval, so that agents keep
+    # their connection.
+    idle_seconds: float = 600.0
+
     @classmethod
     def from_system(cls) -> ConnectionLimits:
         """As many as this process may open, less a reserve."""
         connections = max(64, _raise_descriptor_limit() - RESERVED_DESCRIPTORS)
         return cls(connections=connections, strangers=connections // 2)
+
+    @property
+    def kept(self) -> int:
+        """Connections that may rest between two requests. Beyond that, the server asks agents to
+        connect for each heartbeat, so that it never runs out of descriptors or memory."""
+        return min(self.connections // 2, MAX_KEPT)
 
     @property
     def backlog(self) -> int:
@@ -59,6 +74,16 @@ class TrackedConnection(Protocol):
     def abort(self) -> None: ...
 
 
+class RestingConnection(TrackedConnection, Protocol):
+    """A connection between two requests."""
+
+    def resume(self, authenticated: bool) -> None:
+        """Take the connection back after a request."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class ConnectionTable:
     """The connections of one server."""
 
@@ -69,6 +94,8 @@ class ConnectionTable:
         self._receiving: dict[TrackedConnection, float] = {}
         # Those of them that have not sent a valid token before; oldest first.
         self._strangers: dict[TrackedConnection, None] = {}
+        # Those that rest after a request with a valid token, and since when; oldest first.
+        self._idle: dict[RestingConnection, float] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
     def add(self, connection: TrackedConnection) -> None:
@@ -76,9 +103,23 @@ class ConnectionTable:
         self.start_request(connection)
         self._make_room()
 
+    def add_idle(self, connection: RestingConnection) -> None:
+        self._connections.add(connection)
+        self.rest(connection)
+
     def remove(self, connection: TrackedConnection) -> None:
         self.end_request(connection)
+        self._idle.pop(connection, None)  # type: ignore[call-overload]
         self._connections.discard(connection)
+
+    def rest(self, connection: RestingConnection) -> None:
+        self._idle[connection] = time.monotonic()
+        self._schedule_sweep()
+
+    @property
+    def keeps_idle(self) -> bool:
+        """Whether one more connection may rest."""
+        return len(self._idle) < self.limits.kept
 
     def __contains__(self, connection: TrackedConnection) -> bool:
         return connection in self._connections
@@ -86,6 +127,7 @@ class ConnectionTable:
     def start_request(self, connection: TrackedConnection) -> None:
         if connection in self._receiving:
             return
+        self._idle.pop(connection, None)  # type: ignore[call-overload]
         self._receiving[connection] = time.monotonic()
         if not connection.authenticated:
             self._strangers[connection] = None
@@ -107,16 +149,23 @@ class ConnectionTable:
             or len(self._connections) > self.limits.connections
         ):
             self._drop(next(iter(self._strangers)))
+        while self._idle and len(self._connections) > self.limits.connections:
+            self._drop(next(iter(self._idle)))
 
     def _close_slow(self) -> None:
         self._sweep, now = None, time.monotonic()
         for connection, since in list(self._receiving.items()):
             if connection.is_too_slow(now - since, self.limits):
                 self._drop(connection)
+        for idle, since in list(itertools.islice(self._idle.items(), _MAX_CLOSED_AT_ONCE)):
+            if now - since <= self.limits.idle_seconds:
+                break
+            self.remove(idle)
+            idle.close()
         self._schedule_sweep()
 
     def _schedule_sweep(self) -> None:
-        if self._sweep is None and self._receiving:
+        if self._sweep is None and (self._receiving or self._idle):
             self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._close_slow)
 
     def _drop(self, connection: TrackedConnection) -> None:
@@ -125,7 +174,7 @@ class ConnectionTable:
 
 
 class LimitedConnection(H11Protocol):
-    """One connection of a client."""
+    """A connection during requests; `resting` takes it back after each of them."""
 
     def __init__(
         self,
@@ -135,9 +184,11 @@ class LimitedConnection(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         table: ConnectionTable,
+        resting: RestingConnection,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._table = table
+        self._resting = resting
         self._bytes = 0  # of the request that is being received
         self.authenticated = False  # has sent a request with a valid token
 
@@ -165,6 +216,20 @@ class LimitedConnection(H11Protocol):
         self.authenticated = self.authenticated or self._token_was_valid
         self._table.end_request(self)
         super().on_response_complete()
+        if self.authenticated and self._table.keeps_idle and self._is_between_requests:
+            self._unset_keepalive_if_required()
+            self.connections.discard(self)
+            self._table.remove(self)
+            self._resting.resume(self.authenticated)
+
+    @property
+    def _is_between_requests(self) -> bool:
+        return (
+            not self.transport.is_closing()
+            and self.conn.our_state is h11.IDLE
+            and self.conn.their_state is h11.IDLE
+            and self.conn.trailing_data == (b"", False)
+        )
 
     def is_too_slow(self, seconds: float, limits: ConnectionLimits) -> bool:
         """Whether it has had long enough to send its request."""
@@ -190,7 +255,7 @@ class TlsConnection(asyncio.Protocol):
     authenticated = False
 
     def __init__(
-        self, connection: LimitedConnection, context: ssl.SSLContext, table: ConnectionTable
+        self, connection: asyncio.Protocol, context: ssl.SSLContext, table: ConnectionTable
     ) -> None:
         self._connection = connection
         self._context = context

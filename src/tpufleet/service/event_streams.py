@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -16,16 +18,18 @@ from tpufleet.model.api_types import JobRow
 from tpufleet.model.encoding import to_json
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.service import queries
-from tpufleet.stores.base import EventQuery, Store
+from tpufleet.stores.base import EventQuery, Store, Subscription
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 1.0  # how soon events of another server are noticed
+POLL_SECONDS = 1.0  # how soon events of another server are noticed without a notification
+NOTIFIED_POLL_SECONDS = 15.0  # while the database announces them
 MIN_POLL_SECONDS = 0.02  # at most one query in this time, however often the hub is notified
 KEEP_ALIVE_SECONDS = 15.0
 RECHECK_SECONDS = 15.0  # how often the token of an open stream is checked
 KEEP_ALIVE = b": keep-alive\n\n"
 _BATCH_SIZE = 500
+_KEPT_BATCHES = 16  # streams that lag behind differ by few
 
 
 class EventHub:
@@ -34,11 +38,13 @@ class EventHub:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._subscription: Subscription | None = None
         self._notified = asyncio.Event()
         self._advanced = asyncio.Event()
         self.closed = asyncio.Event()
         self.latest_event = 0
         self.open_streams = 0  # open now
+        self.batches = ChangeBatches(store)
 
     def notify(self) -> None:
         """There may be new events. Safe from any thread."""
@@ -50,6 +56,10 @@ class EventHub:
         """End all streams. Call it in the event loop."""
         self.closed.set()
         self._wake_streams()
+
+    def follow(self, subscription: Subscription) -> None:
+        """The database announces events, by `notify`, while this is connected."""
+        self._subscription = subscription
 
     async def watch(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -64,7 +74,11 @@ class EventHub:
                 logger.exception("cannot read the newest event; retrying")
             await asyncio.sleep(MIN_POLL_SECONDS)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._notified.wait(), POLL_SECONDS)
+                await asyncio.wait_for(self._notified.wait(), self._poll_seconds())
+
+    def _poll_seconds(self) -> float:
+        announced = self._subscription is not None and self._subscription.connected
+        return NOTIFIED_POLL_SECONDS if announced else POLL_SECONDS
 
     async def wait(self, after: int, seconds: float) -> None:
         """Until there are events after this number, the hub closes, or the time is up."""
@@ -82,6 +96,44 @@ class EventHub:
     def _wake_streams(self) -> None:
         advanced, self._advanced = self._advanced, asyncio.Event()
         advanced.set()
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBatch:
+    """Events after some number, preceded by the rows of their jobs, as bytes to send."""
+
+    chunk: bytes
+    cursor: int  # of the last event
+    more: bool  # there are more than fit into one batch
+
+
+class ChangeBatches:
+    """Reads each batch once, for all streams of the whole fleet: they wait at the same event."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._tasks: OrderedDict[tuple[int, int], asyncio.Task[ChangeBatch]] = OrderedDict()
+
+    async def after(self, cursor: int, latest: int) -> ChangeBatch:
+        """`latest`: number of the newest event, so that nothing read before it is used."""
+        key = (cursor, latest)
+        task = self._tasks.get(key)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = asyncio.create_task(asyncio.to_thread(_read_batch, self._store, cursor))
+            self._tasks[key] = task
+            while len(self._tasks) > _KEPT_BATCHES:
+                self._tasks.popitem(last=False)
+        return await asyncio.shield(task)  # a stream that ends must not end it for the others
+
+
+def _read_batch(store: Store, cursor: int) -> ChangeBatch:
+    events = store.events(EventQuery(after=cursor, limit=_BATCH_SIZE))
+    rows = _rows(store, {event.job_id for event in events if event.job_id is not None})
+    chunks = [sse_message("job", row) for row in rows]
+    chunks += [sse_message("event", event, event.seq) for event in events]
+    return ChangeBatch(
+        b"".join(chunks), events[-1].seq if events else cursor, len(events) == _BATCH_SIZE
+    )
 
 
 class EventStream(Response):
@@ -161,19 +213,39 @@ async def stream_changes(
     cursor = after if after is not None else await asyncio.to_thread(store.last_event)
     # With an id, a client that is disconnected before the first event misses none.
     yield f"retry: 1000\nid: {cursor}\n: connected\n\n".encode()
+    changes = (
+        _stream_fleet(hub, cursor) if job_id is None else _stream_job(hub, store, cursor, job_id)
+    )
+    async for chunk in changes:
+        yield chunk
+
+
+async def _stream_fleet(hub: EventHub, cursor: int) -> AsyncIterator[bytes]:
+    while not hub.closed.is_set():
+        latest = hub.latest_event
+        batch = await hub.batches.after(cursor, latest)
+        if batch.chunk:
+            yield batch.chunk
+        cursor = batch.cursor
+        if batch.more:
+            continue
+        seen = max(latest, cursor)
+        await hub.wait(seen, KEEP_ALIVE_SECONDS)
+        if hub.latest_event <= seen:
+            yield KEEP_ALIVE
+
+
+async def _stream_job(
+    hub: EventHub, store: Store, cursor: int, job_id: JobId
+) -> AsyncIterator[bytes]:
     last_row: JobRow | None = None
-    timeout = KEEP_ALIVE_SECONDS if job_id is None else POLL_SECONDS
     idle_seconds = 0.0
     while not hub.closed.is_set():
         latest = hub.latest_event
         query = EventQuery(after=cursor, job_id=job_id, limit=_BATCH_SIZE)
         events = await asyncio.to_thread(store.events, query)
-        job_ids = {event.job_id for event in events if event.job_id is not None}
-        if job_id is not None:
-            job_ids = {job_id}
-        rows = await asyncio.to_thread(_rows, store, job_ids) if job_ids else []
-        if job_id is not None:
-            rows, last_row = [row for row in rows if row != last_row], rows[0] if rows else None
+        rows = await asyncio.to_thread(_rows, store, {job_id})
+        rows, last_row = [row for row in rows if row != last_row], rows[0] if rows else None
         if events or rows:
             chunks = [sse_message("job", row) for row in rows]
             chunks += [sse_message("event", event, event.seq) for event in events]
@@ -183,8 +255,8 @@ async def stream_changes(
             cursor = events[-1].seq
             if len(events) == _BATCH_SIZE:
                 continue
-        await hub.wait(max(latest, cursor), timeout)
-        idle_seconds += timeout
+        await hub.wait(max(latest, cursor), POLL_SECONDS)
+        idle_seconds += POLL_SECONDS
         if idle_seconds >= KEEP_ALIVE_SECONDS:
             yield KEEP_ALIVE
             idle_seconds = 0.0

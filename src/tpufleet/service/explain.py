@@ -11,10 +11,12 @@ from tpufleet.model.end_reasons import END_REASONS
 from tpufleet.model.hosts import Progress
 from tpufleet.model.jobs import Job, JobState
 from tpufleet.model.pools import CapacityRefusal, RefusalKind
+from tpufleet.model.server_status import CONTACT
+from tpufleet.model.topology import short_name
 from tpufleet.policy import liveness, placement
 from tpufleet.policy.capacity import CapacitySource, RefusalHistory
 from tpufleet.policy.events import count_of
-from tpufleet.service import job_queue, queries, server_status
+from tpufleet.service import capacity_sources, job_queue, queries, server_status
 from tpufleet.stores.base import JobQuery, Store
 
 _REFUSED = {
@@ -22,6 +24,7 @@ _REFUSED = {
     RefusalKind.QUOTA: "no quota",
     RefusalKind.ACCESS: "no access",
     RefusalKind.REQUEST: "invalid request",
+    RefusalKind.UNREACHABLE: "no contact",
 }
 
 
@@ -53,7 +56,7 @@ def _explain_waiting(
         details.append(f"in backoff for another {format_duration(job.not_before - now)}")
         moments.append(job.not_before)
     if ahead:
-        queue = f"pool {job.spec.pool}" if job.spec.pool else job.spec.accelerator
+        queue = f"pool {job.spec.pool}" if job.spec.pool else short_name(job.spec.accelerator)
         details.append(f"{count_of(ahead, 'job')} ahead in the queue for {queue}")
     elif (turn := latest_start_in_pool(store, job)) is not None:
         details.append(
@@ -62,11 +65,7 @@ def _explain_waiting(
         )
         moments.append(turn)
     refusals = blocking_refusals(store, job, now)
-    for refusal in refusals:
-        details.append(
-            f"{_REFUSED[refusal.kind]} for {refusal.accelerator} ({refusal.capacity}) in "
-            f"{refusal.zone}: {refusal.message}; retry in {format_duration(refusal.until - now)}"
-        )
+    details += [_describe_refusal(refusal, now) for refusal in refusals]
     details += provider_problems(store, job, now)
     if refusals:
         moments.append(min(refusal.until for refusal in refusals))
@@ -85,6 +84,17 @@ def _explain_waiting(
         ahead=ahead,
         advice=job.advice,
         attempts=summaries,
+        sources=capacity_sources.source_statuses(store, job, now),
+    )
+
+
+def _describe_refusal(refusal: CapacityRefusal, now: datetime) -> str:
+    retry = format_duration(refusal.until - now)
+    if refusal.kind is RefusalKind.UNREACHABLE:
+        return f"{refusal.message}; one slice tries again in {retry}"
+    return (
+        f"{_REFUSED[refusal.kind]} for {short_name(refusal.accelerator)} ({refusal.capacity}) in "
+        f"{refusal.zone}: {refusal.message}; retry in {retry}"
     )
 
 
@@ -107,6 +117,7 @@ def _explain_running(
 ) -> JobExplanation:
     row: JobRow = queries.job_rows(store, [job])[0]
     details = [f"attempt {attempts[-1].number}: {summaries[-1].message}"]
+    details += _setup_details(store, attempts[-1])
     if row.progress is not None:
         details.append(describe_progress(row.progress, now))
     if job.cancel_requested_by is not None:
@@ -123,6 +134,18 @@ def _explain_running(
         advice=job.advice,
         attempts=summaries,
     )
+
+
+def _setup_details(store: Store, attempt: Attempt) -> list[str]:
+    """How far the hosts are with the code, the Python environment and `setup`."""
+    if attempt.environment is not None:
+        return [f"Python environment: {attempt.environment.text}"]
+    if attempt.state is not AttemptState.STARTING:
+        return []
+    hosts = [host for slice_id in attempt.slices for host in store.hosts(slice_id)]
+    phases = Counter(host.phase for host in hosts if host.attempt_id == attempt.id)
+    busy = ", ".join(f"{count} in {phase}" for phase, count in sorted(phases.items()))
+    return [f"of {count_of(len(hosts), 'host')}: {busy}"] if busy else []
 
 
 def _explain_ended(
@@ -188,7 +211,11 @@ def blocking_refusals(store: Store, job: Job, now: datetime) -> list[CapacityRef
     pool = store.pool(job.spec.pool) if job.spec.pool is not None else None
     wanted = job.spec if pool is None else pool
     providers = job.spec.providers if pool is None else (pool.provider,)
-    blocking_by_key = {}
+    blocking_by_key = {
+        refusal.key: refusal
+        for refusal in history.unreachable()
+        if refusal.until > now and (not providers or refusal.provider in providers)
+    }
     for source in {CapacitySource(each.provider, each.zone, each.capacity) for each in refusals}:
         allowed = (
             source.capacity in wanted.capacity
@@ -216,7 +243,7 @@ def provider_problems(store: Store, job: Job, now: datetime) -> list[str]:
         for health in report.providers
         if not providers or health.name in providers
         for problem in health.problems
-        if problem.call != "request"  # shown as a refusal
+        if problem.call not in ("request", CONTACT)  # shown as refusals
         and (problem.zone is None or not job.spec.zones or problem.zone in job.spec.zones)
         for where in ([f" in {problem.zone}"] if problem.zone else [""])
     ]

@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from tpufleet.errors import BadInput
 from tpufleet.model import topology
 from tpufleet.model.agent_protocol import PROTOCOL, Assignment, Heartbeat, HeartbeatReply
+from tpufleet.model.attempts import Attempt
 from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import Host, HostId, HostLiveness
+from tpufleet.model.hosts import MAX_RECENT_POINTS, Host, HostId, HostLiveness
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
+from tpufleet.model.jobs import JobId
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.policy import liveness
 from tpufleet.service import identifiers
@@ -29,7 +31,9 @@ logger = logging.getLogger(__name__)
 
 
 _RESEND_AFTER = timedelta(seconds=10)  # a change that the controller has not applied is sent again
-_COUNT_WINDOW = timedelta(minutes=1)
+# Longer than any heartbeat interval: otherwise hosts would be missed, and be told to report more
+# often. Rows of hosts that are gone are deleted.
+_COUNT_WINDOW = liveness.AGENT_LEASE
 _COUNT_INTERVAL = timedelta(seconds=5)
 _MAX_REMEMBERED = 100_000
 _MAX_PROGRESS_AGE = timedelta(days=365)
@@ -59,6 +63,22 @@ class _Lookup:
     result: asyncio.Future[_HostState]
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What the store holds about the hosts of many heartbeats."""
+
+    slices: Mapping[SliceId, TpuSlice]
+    hosts: Mapping[HostId, Host]
+    attempts: Mapping[JobId, Attempt]  # live ones
+
+    @classmethod
+    def read(cls, store: Store, batch: Sequence[_Lookup]) -> _Rows:
+        slices = store.find_slices(list(dict.fromkeys(lookup.slice_id for lookup in batch)))
+        hosts = store.find_hosts(list(dict.fromkeys(lookup.host_id for lookup in batch)))
+        jobs = dict.fromkeys(each.job_id for each in slices.values() if each.job_id is not None)
+        return cls(slices, hosts, store.live_attempts(list(jobs)) if jobs else {})
+
+
 class Heartbeats:
     """State lives in the event loop's thread. The store is only called from worker threads, by one
     reading and one writing task, each for all heartbeats that came in meanwhile."""
@@ -83,12 +103,14 @@ class Heartbeats:
         self._writing: asyncio.Task[None] | None = None
         self._interval = min_interval
         self._counted_at: datetime | None = None
+        self._counting: asyncio.Task[None] | None = None  # kept, so that it is not collected
 
     async def receive(
         self, heartbeat: Heartbeat, slice_id: SliceId, now: datetime
     ) -> HeartbeatReply:
         """The caller has been authenticated as an agent of this slice."""
         heartbeat = on_server_clock(heartbeat, now)
+        points, heartbeat = heartbeat.points, replace(heartbeat, points=())
         await self._update_interval(now)
         state = await self._look_up(heartbeat.host_id, slice_id)
         tpu_slice, host, assignment = state.tpu_slice, state.host, state.assignment
@@ -104,7 +126,7 @@ class Heartbeats:
             )
         reports = assignment is not None and heartbeat.attempt_id == assignment.attempt_id
         if assignment is not None and reports and assignment.process_id == 0:
-            self._metrics.report(assignment.job_id, heartbeat.progress, now)
+            self._metrics.report(assignment.job_id, heartbeat.progress, now, points)
         if assignment is not None and _agent_restarted(heartbeat, host, assignment):
             assignment = replace(assignment, stop=EndReason.HOST_LOST)
         if assignment is not None and heartbeat.attempt_id == assignment.attempt_id:
@@ -159,31 +181,44 @@ class Heartbeats:
                     lookup.result.set_result(result)
 
     def _read(self, batch: Sequence[_Lookup]) -> list[_HostState | Exception]:
+        """One query per table for all of them."""
+        rows = _Rows.read(self._store, batch)
         results: list[_HostState | Exception] = []
         for lookup in batch:
             try:
-                results.append(self._host_state(lookup.host_id, lookup.slice_id))
+                results.append(self._host_state(lookup, rows))
             except Exception as error:  # answered to its own agent; the others are not affected
                 results.append(error)
         return results
 
-    def _host_state(self, host_id: HostId, slice_id: SliceId) -> _HostState:
-        tpu_slice = self._store.slice(slice_id)
+    def _host_state(self, lookup: _Lookup, rows: _Rows) -> _HostState:
+        tpu_slice = rows.slices.get(lookup.slice_id)
         if tpu_slice is None or tpu_slice.state is SliceState.GONE:
             return _HostState(tpu_slice)
-        host = self._store.host(host_id)
+        host = rows.hosts.get(lookup.host_id)
         if tpu_slice.state is SliceState.RELEASING:
             return _HostState(tpu_slice, host)
-        return _HostState(tpu_slice, host, self._assignments.assignment_for(host_id, tpu_slice))
+        attempt = rows.attempts.get(tpu_slice.job_id) if tpu_slice.job_id is not None else None
+        assigned = self._assignments.assignment_for(lookup.host_id, tpu_slice, attempt)
+        return _HostState(tpu_slice, host, assigned)
 
     # Replying.
 
     async def _update_interval(self, now: datetime) -> None:
-        """Hosts report less often the more there are."""
+        """Hosts report less often the more there are. Only the first heartbeat waits for it."""
         if self._counted_at is not None and abs(now - self._counted_at) <= _COUNT_INTERVAL:
             return
-        self._counted_at = now
-        hosts = await asyncio.to_thread(self._store.count_seen_hosts, now - _COUNT_WINDOW)
+        is_first, self._counted_at = self._counted_at is None, now
+        self._counting = asyncio.create_task(self._count_hosts(now))
+        if is_first:
+            await self._counting
+
+    async def _count_hosts(self, now: datetime) -> None:
+        try:
+            hosts = await asyncio.to_thread(self._store.count_seen_hosts, now - _COUNT_WINDOW)
+        except Exception as error:
+            logger.warning("cannot count the hosts; keeping the heartbeat interval: %s", error)
+            return
         self._interval = max(self._min_interval, liveness.heartbeat_interval(hosts))
 
     def _reply(self, assignment: Assignment | None, *, release: bool) -> HeartbeatReply:
@@ -271,17 +306,25 @@ def reported_facts(source: Heartbeat | Host) -> tuple[object, ...]:
         source.attempt_id,
         source.exit,
         source.notice,
+        source.environment,
     )
 
 
 def on_server_clock(heartbeat: Heartbeat, now: datetime) -> Heartbeat:
     """Progress with the time by this server's clock. The clocks of hosts are off and can step; only
     the difference of two of their times is used."""
+    sent_at = _utc(heartbeat.at)
+
+    def on_server(moment: datetime) -> datetime:
+        return now - min(max(sent_at - _utc(moment), timedelta(0)), _MAX_PROGRESS_AGE)
+
     progress = heartbeat.progress
-    if progress is None or progress.at is None:
-        return heartbeat
-    age = min(max(_utc(heartbeat.at) - _utc(progress.at), timedelta(0)), _MAX_PROGRESS_AGE)
-    return replace(heartbeat, progress=replace(progress, at=now - age))
+    if progress is not None and progress.at is not None:
+        progress = replace(progress, at=on_server(progress.at))
+    points = tuple(
+        replace(point, at=on_server(point.at)) for point in heartbeat.points[-MAX_RECENT_POINTS:]
+    )
+    return replace(heartbeat, progress=progress, points=points)
 
 
 def _utc(moment: datetime) -> datetime:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import Conflict, NotFound
+from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.model.host_commands import (
+    MAX_FILE_BYTES,
     HostCommand,
     HostCommandReport,
     HostCommandRequest,
@@ -47,7 +48,11 @@ class HostCommandQueue:
     ) -> None:
         """With `job_id`, it is withdrawn as soon as another job, or none, holds the slice."""
         command = HostCommand(
-            id=request.id, kind=request.kind, command=request.command, timeout=request.timeout
+            id=request.id,
+            kind=request.kind,
+            command=request.command,
+            timeout=request.timeout,
+            duration=request.duration,
         )
         sent = SentHostCommand(
             host_command=command, slice_id=slice_id, hosts=hosts, sent_at=now, job_id=job_id
@@ -67,6 +72,27 @@ class HostCommandQueue:
             raise NotFound(f"host {result.host_id} has no host command {command_id!r}")
         self._store.put_host_command_result(command_id, result)
         self.refresh(now)
+
+    def append_file(
+        self, command_id: str, host: HostId, offset: int, data: bytes, now: datetime
+    ) -> None:
+        """A part of the file that the host sends with its result. Sending it again is no error."""
+        sent = self._store.host_command(command_id)
+        if sent is None or host not in sent.hosts:
+            raise NotFound(f"host {host} has no host command {command_id!r}")
+        if not 0 <= offset <= MAX_FILE_BYTES - len(data):
+            raise BadInput(f"offset: the file may have {MAX_FILE_BYTES} bytes")
+        self._store.put_object(f"{_files(command_id, host)}{offset:012d}", data, now)
+
+    def read_file(self, command_id: str, slice_id: str, host: HostId) -> Iterator[bytes]:
+        sent = self._store.host_command(command_id)
+        parts = self._store.objects(_files(command_id, host))
+        if sent is None or sent.slice_id != slice_id or not parts:
+            raise NotFound(
+                f"host command {command_id!r} has no file of host {host}; files are kept for "
+                f"{RETENTION.total_seconds() / 60:.0f} minutes"
+            )
+        return (self._store.read_objects([part.name])[part.name] for part in parts)
 
     def report(self, command_id: str, slice_id: str, now: datetime) -> HostCommandReport:
         sent = self._store.host_command(command_id)
@@ -91,6 +117,8 @@ class HostCommandQueue:
         }
         if expired:
             self._store.delete_host_commands(sorted(expired))
+            files = [self._store.objects(_files(each)) for each in sorted(expired)]
+            self._store.delete_objects([part.name for parts in files for part in parts])
         current = [each for each in sent if each.host_command.id not in expired]
         results = self._store.host_command_results([each.host_command.id for each in current])
         pending: dict[HostId, tuple[HostCommand, ...]] = {}
@@ -114,3 +142,8 @@ class HostCommandQueue:
                 await asyncio.to_thread(self.refresh, clock.now())
             except Exception:
                 logger.exception("cannot read host commands; retrying in %s s", every)
+
+
+def _files(command_id: str, host: HostId | None = None) -> str:
+    """Prefix of the names of the parts, in order; without a host, of all hosts."""
+    return f"host-commands/{command_id}/" + (f"{host}/" if host is not None else "")

@@ -11,7 +11,9 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.server import ServerState
 
+from tpufleet.service.client_connections import ClientConnection
 from tpufleet.service.connection_limits import (
     ConnectionLimits,
     ConnectionTable,
@@ -64,8 +66,15 @@ def make_server(
     table = ConnectionTable(limits)
     context = None if tls_cert is None else _tls_context(tls_cert, tls_key)
 
-    def connection(*args: Any, **options: Any) -> asyncio.Protocol:
-        made = LimitedConnection(*args, **options, table=table)
+    def connection(server_state: ServerState, **options: Any) -> asyncio.Protocol:
+        made = ClientConnection(
+            table,
+            server_state,
+            app.state.heartbeat_endpoint,
+            lambda resting: LimitedConnection(
+                server_state=server_state, **options, table=table, resting=resting
+            ),
+        )
         return made if context is None else TlsConnection(made, context, table)
 
     return FleetServer(
@@ -81,8 +90,7 @@ def make_server(
             server_header=False,
             # A client could claim any address; uvicorn's variable names the proxies to believe.
             proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,
-            # Longer than the longest heartbeat interval, so that agents keep their connection.
-            timeout_keep_alive=75,
+            timeout_keep_alive=75,  # of clients without a valid token
             timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS,
         ),
         table,

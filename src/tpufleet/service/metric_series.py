@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tpufleet.model.api_types import MetricSeries
 from tpufleet.model.attempts import Attempt
-from tpufleet.model.hosts import Progress
+from tpufleet.model.hosts import Progress, ProgressPoint
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.metric_points import MAX_METRICS, MetricPoint, surplus_points
 from tpufleet.stores.base import Store
 
-# One point of a job in this time; the last one is in its attempt.
+# All of the first points of a job, so that a short one has a curve; then one in this time. The last
+# one is in its attempt.
+FIRST_POINTS = 50
 MIN_INTERVAL = timedelta(seconds=2)
 _CHECK_EVERY = 50  # points of a job that this server wrote
 _MAX_REMEMBERED = 20_000  # jobs
@@ -26,6 +29,11 @@ class _Gathered:
     last: tuple[int | None, dict[str, float]]
     written: int = 0
 
+    def is_due(self, at: datetime, content: tuple[int | None, dict[str, float]]) -> bool:
+        if self.last == content:
+            return False
+        return self.written < FIRST_POINTS or abs(at - self.last_at) >= MIN_INTERVAL
+
 
 class MetricRecorder:
     """Gathers points from heartbeats, and writes them together."""
@@ -36,29 +44,41 @@ class MetricRecorder:
         self._jobs: dict[JobId, _Gathered] = {}
         self._points: list[MetricPoint] = []
 
-    def report(self, job_id: JobId, progress: Progress | None, now: datetime) -> None:
-        """What process 0 of a job reports. Cheap; may be called for every heartbeat."""
-        if progress is None or not (progress.metrics or progress.step is not None):
-            return
+    def report(
+        self,
+        job_id: JobId,
+        progress: Progress | None,
+        now: datetime,
+        points: Sequence[ProgressPoint] = (),
+    ) -> None:
+        """What process 0 of a job reports: the latest, and all since its last heartbeat where the
+        agent gathers them. Cheap; may be called for every heartbeat."""
+        if not points and progress is not None:
+            points = [
+                ProgressPoint(at=progress.at or now, step=progress.step, metrics=progress.metrics)
+            ]
+        for point in points:
+            if point.metrics or point.step is not None:
+                self._add(job_id, point)
+
+    def _add(self, job_id: JobId, point: ProgressPoint) -> None:
         finite = {
-            name: value for name, value in (progress.metrics or {}).items() if math.isfinite(value)
+            name: value for name, value in (point.metrics or {}).items() if math.isfinite(value)
         }
         values = dict(list(finite.items())[:MAX_METRICS])
-        content = (progress.step, values)
+        content = (point.step, values)
         with self._lock:
             known = self._jobs.get(job_id)
-            if known is not None and (
-                known.last == content or abs(now - known.last_at) < MIN_INTERVAL
-            ):
+            if known is not None and not known.is_due(point.at, content):
                 return
             if known is None:
                 if len(self._jobs) >= _MAX_REMEMBERED:
                     self._jobs.clear()
-                known = self._jobs[job_id] = _Gathered(now, content)
-            known.last_at, known.last = now, content
+                known = self._jobs[job_id] = _Gathered(point.at, content)
+            known.last_at, known.last = point.at, content
             known.written += 1
             self._points.append(
-                MetricPoint(job_id=job_id, at=progress.at or now, step=progress.step, values=values)
+                MetricPoint(job_id=job_id, at=point.at, step=point.step, values=values)
             )
 
     @property

@@ -68,17 +68,20 @@ def _by_name(store: Store, name: str, owner: str) -> Job | None:
     if named := _newest(store, JobQuery(owner=owner, name=name)):
         return named
     recent = store.jobs(JobQuery(owner=owner, limit=_RECENT_JOBS))
-    return next((job for job in recent if _has_default_name(store, job, name)), None)
+    similar = (job for job in recent if job.spec.name.startswith(f"{name}-"))
+    return next((job for job in similar if default_base(store, job) == name), None)
 
 
-def _has_default_name(store: Store, job: Job, base: str) -> bool:
-    """It, or the job it was resumed or rerun from, got its name from the command."""
-    ancestor: Job | None = job
-    while ancestor is not None and job.spec.name.startswith(f"{base}-"):
+def default_base(store: Store, job: Job) -> str | None:
+    """`train` of a job that was named `train-k3f9` after its command, or whose ancestor was; None
+    if a user chose its name."""
+    base = job.spec.name.rpartition("-")[0]
+    ancestor: Job | None = job if base else None
+    while ancestor is not None:
         if job.spec.name == default_name(base, ancestor.id):
-            return True
+            return base
         ancestor = store.job(ancestor.parent) if ancestor.parent is not None else None
-    return False
+    return None
 
 
 def _of_another_user(store: Store, name: str, visible: JobQuery) -> Job | None:
@@ -220,6 +223,7 @@ def job_detail(store: Store, job: Job, now: datetime) -> JobDetail:
         slices=tuple(slice_rows(store, store.slices(job_id=job.id), now)),
         hosts=tuple(host_rows(store, live)) if live is not None else (),
         children=tuple(job_rows(store, children)[::-1]),
+        processes=topology.find(job.spec.accelerator).hosts * job.spec.slices,
     )
 
 
@@ -303,6 +307,7 @@ def token_rows(store: Store, caller: Caller, user: str | None) -> tuple[TokenRow
             expires_at=token.expires_at,
             scope=token.scope,
             pool=token.pool,
+            session_of=token.session_of,
         )
         for token in rows
     )

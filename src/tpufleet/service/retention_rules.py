@@ -34,11 +34,15 @@ def apply(store: Store, files: JobFiles, rules: RetentionRules, now: datetime) -
     lease = store.acquire_lease(LEASE_NAME, secrets.token_hex(4), LEASE_TTL, store.time() or now)
     if lease is None:
         return {}  # another server does it
-    lineages = job_lineages(store.jobs(JobQuery(archived=None, limit=_NO_LIMIT)))
-    counts = {
-        "logs": _apply_to_logs(store, files, rules.logs, lineages, now),
-        "checkpoints": _apply_to_checkpoints(store, files, rules.checkpoints, lineages, now),
-        "code": _apply_to_code(store, files, rules.code, now),
+    counts = dict.fromkeys(("logs", "checkpoints", "code"), 0)
+    if _may_apply(store, rules, now):
+        lineages = job_lineages(store.jobs(JobQuery(archived=None, limit=_NO_LIMIT)))
+        counts = {
+            "logs": _apply_to_logs(store, files, rules.logs, lineages, now),
+            "checkpoints": _apply_to_checkpoints(store, files, rules.checkpoints, lineages, now),
+            "code": _apply_to_code(store, files, rules.code, now),
+        }
+    counts |= {
         "events": 0 if rules.events.age is None else store.delete_events(now - rules.events.age),
     }
     for kind, count in counts.items():
@@ -46,6 +50,19 @@ def apply(store: Store, files: JobFiles, rules: RetentionRules, now: datetime) -
             unit = "events" if kind == "events" else f"{kind} of jobs"
             logger.info("retention: deleted %s %s", count, unit)
     return counts
+
+
+def _may_apply(store: Store, rules: RetentionRules, now: datetime) -> bool:
+    """Reading all jobs takes long when there are many. Without a limit of size, only a job that is
+    old enough and still has files makes it necessary."""
+    kinds = (rules.logs, rules.checkpoints, rules.code)
+    if any(rule.size is not None for rule in kinds):
+        return True
+    ages = [rule.age for rule in kinds if rule.age is not None]
+    if not ages:
+        return False
+    old = JobQuery(archived=None, files_deleted=False, submitted_before=now - min(ages), limit=1)
+    return bool(store.jobs(old))
 
 
 def _apply_to_logs(

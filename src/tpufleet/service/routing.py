@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -17,6 +17,8 @@ from tpufleet.errors import BadInput, Unauthorized
 from tpufleet.model.bounds import check_bounds
 from tpufleet.model.encoding import from_json
 from tpufleet.model.jobs import Job
+from tpufleet.model.notifications import NotificationRules
+from tpufleet.model.prices import Price, price_table
 from tpufleet.model.users import Role, TokenScope
 from tpufleet.policy.retention import RetentionRules
 from tpufleet.service import identifiers, queries, token_scopes
@@ -32,6 +34,8 @@ from tpufleet.service.files.shared_logs import SegmentArchive
 from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.service.host_commands import HostCommandQueue
 from tpufleet.service.metrics import ServerMetrics
+from tpufleet.service.notifications.channels import ChannelSecrets
+from tpufleet.service.notifications.outbox import NotificationOutbox
 from tpufleet.service.queries import EndedJobRows
 from tpufleet.service.recent_errors import RecentErrors
 from tpufleet.service.submission import JobStorage
@@ -67,6 +71,8 @@ class ServiceDependencies:
     retention: RetentionRules = field(default_factory=RetentionRules)
     recent_errors: RecentErrors | None = None  # in the log of this server
     started_at: datetime | None = None
+    notifications: NotificationRules = field(default_factory=NotificationRules)
+    prices: Mapping[tuple[str, str], Price] = field(default_factory=price_table)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +89,8 @@ class ServiceComponents:
     host_commands: HostCommandQueue
     metrics: ServerMetrics
     login_links: LoginLinks
+    channel_secrets: ChannelSecrets
+    outbox: NotificationOutbox
     openapi: bytes = b""
 
     @property
@@ -214,7 +222,8 @@ class ApiCall:
     def check_caller(self) -> Caller:
         """Again, some time after the request began. Raises Unauthorized when the token was revoked
         or has expired, or its user was deleted."""
-        return authenticate(self.token_hash, self.store, self.components.deps.clock.now())
+        session = self.caller.session_id if self.caller is not None else ""
+        return authenticate(self.token_hash, self.store, self.components.deps.clock.now(), session)
 
     def notify(self) -> None:
         """After a commit: wake the controller and the event streams."""

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import tpufleet
 from tpufleet.model import encoding
 from tpufleet.model.jobs import JobState
+from tpufleet.model.pools import RefusalKind
 from tpufleet.model.server_status import (
     CONTROLLER_REPORT,
     ControllerReport,
@@ -34,7 +35,11 @@ def status(
 ) -> ServerStatus:
     report = controller_report(store)
     queued = store.jobs(JobQuery(states=frozenset({JobState.QUEUED}), limit=_MAX_QUEUED))
-    blocked = [refusal for refusal in store.refusals() if refusal.until > now]
+    blocked = [
+        refusal
+        for refusal in store.refusals()
+        if refusal.until > now and refusal.kind is not RefusalKind.UNREACHABLE  # in the report
+    ]
     return ServerStatus(
         version=tpufleet.__version__,
         now=now,

@@ -14,14 +14,16 @@ from tpufleet.model.api_types import ResubmitRequest
 from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
-from tpufleet.model.jobs import Job, JobId, JobSpec, ParentRelation
+from tpufleet.model.jobs import Job, JobId, JobSpec, ParentRelation, default_name
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SIMULATED_PROVIDERS
-from tpufleet.service import checkpoint_leases, identifiers, retention, token_scopes
+from tpufleet.model.topology import short_name
+from tpufleet.service import checkpoint_leases, identifiers, queries, retention, token_scopes
 from tpufleet.service.assignments import HOST_FILE_PREFIX, checkpoint_location
 from tpufleet.service.commands import CommandContext, require_priority
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
+from tpufleet.service.notifications.channels import check_job_channels
 from tpufleet.stores.base import ChangeSet, JobQuery, Lease, Store
 
 MAX_JOBS_PER_CALL = 50_000  # in one call
@@ -106,7 +108,11 @@ def resubmit(
             f"`tpu cancel {parent.id}`"
         )
     retention.require_files(context.store, parent, f"so it cannot be {verb}; submit a new job")
-    spec = job_file.parse_job({**job_file.to_document(parent.spec), **options.changes})
+    document = {**job_file.to_document(parent.spec), **options.changes}
+    base = queries.default_base(context.store, parent)
+    if relation is ParentRelation.RERUN and base is not None and "name" not in options.changes:
+        document["name"] = default_name(base, identifiers.parse_job_id(options.id))
+    spec = job_file.parse_job(document)
     _Checks(context, storage, parent.owner).spec(spec)
     snapshot = options.snapshot or parent.snapshot
     if snapshot is not None:
@@ -176,6 +182,10 @@ class _Checks:
                 f"provider; pass --provider {real[0]}, or set `provider: {real[0]}` in the config "
                 "file of the server (--provider local simulates the job without TPUs)"
             )
+        for field in ("reuse", "require_reservation"):
+            if getattr(spec, field) and spec.pool is None:
+                raise BadInput(f"{field}: only with a pool; add `pool: NAME`, or remove this field")
+        check_job_channels(self._context.store, self._owner, spec.notify)
         for name, reference in spec.secrets.items():
             if reference.startswith(HOST_FILE_PREFIX):
                 self._host_file(spec, name)
@@ -218,7 +228,8 @@ class _Checks:
             )
         if pool.accelerator != spec.accelerator:
             raise BadInput(
-                f"pool: {name} has {pool.accelerator} slices, but the job needs {spec.accelerator}"
+                f"pool: {name} has {short_name(pool.accelerator)} slices, but the job needs "
+                f"{short_name(spec.accelerator)}"
             )
         if spec.slices > pool.largest:
             raise BadInput(

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, NotFound
 from tpufleet.model.api_types import CreatedToken, NewToken, NewUser, TokenRotation
 from tpufleet.model.durations import MAX_DURATION
+from tpufleet.model.notifications import NotificationSettings
 from tpufleet.model.users import Role, Token, User
 from tpufleet.service import auth, identifiers
 from tpufleet.service.commands import LIVE_STATES, CommandContext, cancel
@@ -18,6 +19,8 @@ from tpufleet.stores.base import JobQuery
 SERVICE_TOKEN_LIFETIME = timedelta(days=90)
 MAX_SERVICE_TOKEN_LIFETIME = timedelta(days=366)
 MAX_OVERLAP = timedelta(days=7)
+MAX_SESSIONS = 50  # browsers of one user; the oldest session ends when another one begins
+SESSION_NOTE = "browser session"
 
 
 def put_user(context: CommandContext, new: NewUser) -> User:
@@ -47,6 +50,7 @@ def delete_user(context: CommandContext, files: SecretFiles, name: str) -> None:
     context.store.delete_user(name)
     _cancel_jobs_of(context, name)  # submitted meanwhile
     files.delete_all(name)
+    context.store.update_document(NotificationSettings, name, lambda _: None)
 
 
 def _cancel_jobs_of(context: CommandContext, owner: str) -> None:
@@ -115,6 +119,11 @@ def rotate_token(context: CommandContext, token_id: str, rotation: TokenRotation
     if not timedelta(0) <= rotation.overlap <= MAX_OVERLAP:
         raise BadInput(f"overlap: must be from zero to {MAX_OVERLAP.days} days")
     token = _find_token(context, token_id)
+    if token.session_of is not None:
+        raise Conflict(
+            f"{token.id} is a browser session and cannot be rotated; end it with "
+            f"`tpu token revoke {token.id}`"
+        )
     itself = token.id == context.caller.token_id
     if not itself and context.caller.limited:
         raise Forbidden(f"token {context.caller.token_id} can only replace itself")
@@ -170,7 +179,44 @@ def _put_token(context: CommandContext, token: Token) -> CreatedToken:
 
 
 def revoke_token(context: CommandContext, token_id: str) -> None:
-    context.store.delete_token(_find_token(context, token_id).id)
+    """A token with the browser sessions that it logged in, or one session."""
+    token = _find_token(context, token_id)
+    context.store.delete_token(token.id)
+    for session in context.store.tokens(token.user):
+        if session.session_of == token.id:
+            context.store.delete_token(session.id)
+
+
+def create_session(context: CommandContext, lifetime: timedelta) -> str:
+    """Record that a browser logs in with the caller's token. The id of the session."""
+    caller = context.caller
+    known = [token for token in context.store.tokens(caller.name) if token.session_of is not None]
+    kept = [session for session in known if not session.expired(context.now)]
+    surplus = sorted(kept, key=lambda session: session.created_at)[: 1 - MAX_SESSIONS]
+    for session in (*(each for each in known if each not in kept), *surplus):
+        context.store.delete_token(session.id)
+    session_id = secrets.token_hex(6)
+    context.store.put_token(
+        Token(
+            id=session_id,
+            user=caller.name,
+            hash=auth.session_hash(session_id),
+            created_at=context.now,
+            note=SESSION_NOTE,
+            last_used_at=context.now,
+            expires_at=context.now + lifetime,
+            scope=caller.scope,
+            pool=caller.pool,
+            session_of=caller.token_id,
+        )
+    )
+    return session_id
+
+
+def delete_session(context: CommandContext) -> None:
+    """That of the caller; nothing if it sent a token and no cookie."""
+    if context.caller.session_id:
+        context.store.delete_token(context.caller.session_id)
 
 
 def _find_token(context: CommandContext, token_id: str) -> Token:

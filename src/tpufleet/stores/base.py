@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import Enum
 from typing import Protocol, TypeVar
 
 from tpufleet.model.attempts import Attempt, AttemptId
@@ -24,6 +25,7 @@ from tpufleet.model.job_edits import JobEdit
 from tpufleet.model.job_search import JobSearch
 from tpufleet.model.jobs import Job, JobId, JobState
 from tpufleet.model.metric_points import MetricPoint
+from tpufleet.model.notifications import Delivery, NotificationSettings
 from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.preferences import Preferences
 from tpufleet.model.reservations import Reservation
@@ -78,6 +80,7 @@ class JobQuery:
     search: JobSearch | None = None
     archived: bool | None = False  # None: both
     files_deleted: bool | None = None  # None: both
+    submitted_before: datetime | None = None
     limit: int = 100
     before: JobId | None = None
 
@@ -89,6 +92,7 @@ class EventQuery:
     after: int = 0
     job_id: JobId | None = None
     slice_id: SliceId | None = None
+    pool: str | None = None
     limit: int = 500
     newest: bool = False
 
@@ -105,6 +109,24 @@ class LiveState:
     refusals: Sequence[CapacityRefusal] = ()
 
 
+class StoreChange(Enum):
+    """What a commit added, for those who wait for it."""
+
+    MESSAGES = "messages"  # in the inbox
+    EVENTS = "events"
+
+
+class Subscription(Protocol):
+    """Notifications of commits, also those of other servers."""
+
+    @property
+    def connected(self) -> bool:
+        """While this is False, poll."""
+        ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredObject:
     """Without its content."""
@@ -119,6 +141,8 @@ DOCUMENT_KINDS: dict[type, str] = {
     Preferences: "preferences",
     Reservation: "reservation",
     InventoryNote: "inventory",
+    NotificationSettings: "notifications",
+    Delivery: "delivery",
 }
 
 
@@ -140,6 +164,10 @@ class Store(Protocol):
         """By number."""
         ...
 
+    def live_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
+        """The live attempt of each job that has one, in one query."""
+        ...
+
     def newest_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
         """The last attempt of each job that has one, in one query."""
         ...
@@ -151,7 +179,15 @@ class Store(Protocol):
         """Oldest first. `live_only` excludes those that are GONE."""
         ...
 
+    def find_slices(self, slices: Sequence[SliceId]) -> dict[SliceId, TpuSlice]:
+        """Those that exist, in one query."""
+        ...
+
     def host(self, host_id: HostId) -> Host | None: ...
+    def find_hosts(self, hosts: Sequence[HostId]) -> dict[HostId, Host]:
+        """Those that exist, in one query."""
+        ...
+
     def hosts(self, slice_id: SliceId) -> list[Host]:
         """By index."""
         ...
@@ -177,6 +213,10 @@ class Store(Protocol):
     def commit(self, change: ChangeSet, *, fence: Lease | None = None) -> None:
         """Atomic. Conflict on a state transition that `model.lifecycle` does not allow; Fenced when
         the lease is no longer held with that token."""
+        ...
+
+    def subscribe(self, on_change: Callable[[StoreChange], None]) -> Subscription:
+        """Calls `on_change`, in any thread, soon after a commit. It may be called for nothing."""
         ...
 
     # Marks of ended jobs. Their records are never deleted.

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from tpufleet.stores.base import StoreChange, Subscription
+
 T = TypeVar("T")
 Row = tuple[Any, ...]
+
+
+class NoNotifications:
+    """Of a database that has none."""
+
+    connected = False
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
 
 class DatabaseSession(Protocol):
@@ -25,6 +36,10 @@ class Database(Protocol):
     clustered: str  # suffix of a table that is stored in the order of its key; empty: as inserted
     for_update: str  # suffix of a SELECT that locks its rows until the commit
     time_in_micros: str  # statement that reads the database's clock; empty: it has none of its own
+    joined_data: str  # `data` of all rows, with commas between: one row is fetched faster than many
+    liveness_rows: str  # SELECT of the columns of `pulses` from a parameter: a JSON array of arrays
+    word_index: Sequence[str]  # statements that create it: three characters in a row → ended jobs
+    notify: str  # statement with a payload that is sent to all servers; empty: there is none
     columns: str  # statement that lists tables and their columns, in order
     migration_lock: str  # statement that serializes migrations; empty: writes are serialized anyway
 
@@ -39,6 +54,19 @@ class Database(Protocol):
     def write(self, work: Callable[[DatabaseSession], T], *, durable: bool = True) -> T:
         """One transaction, rolled back when the work raises. Once it returns, a power cut cannot
         undo it, unless `durable` is False: for what is soon written again."""
+        ...
+
+    @property
+    def word_matches(self) -> str:
+        """Statement that reads the index, with the result of `word_query`; empty: there is none."""
+        ...
+
+    def word_query(self, grams: Sequence[str]) -> str:
+        """The parameter of `word_matches` for jobs that have all of these."""
+        ...
+
+    def listen(self, on_change: Callable[[StoreChange], None]) -> Subscription:
+        """Receive what `notify` sends."""
         ...
 
     def close(self) -> None: ...

@@ -13,7 +13,6 @@ from tpufleet.stores import schema_migrations
 from tpufleet.stores.database import Database, DatabaseSession, Row
 
 _BATCH_ROWS = 5_000
-_KEY_COLUMNS = {"job_tags": 2, "errand_results": 2}  # the first column, in all other tables
 # Of the server that is running, not of the data.
 _LEFT_OUT = frozenset({"leases"})
 
@@ -55,17 +54,20 @@ def load_dump(
                 "the database is not empty; restore into a new TPUFLEET_HOME or an empty database"
             )
         known = _tables(session, database)
-        complete = False
+        complete, loaded = False, ""
         for table, columns, rows in _sections(lines):
             complete = not table
             if table and table != "migrations":
                 if columns != known.get(table):
                     raise BadInput(f"the backup has a table {table!r} of an unknown form")
-                session.run(f"DELETE FROM {table}")
+                if table != loaded:
+                    session.run(f"DELETE FROM {table}")
+                loaded = table
                 marks = ", ".join("?" * len(columns))
-                session.run_many(
-                    f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows
-                )
+                if rows:
+                    session.run_many(
+                        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows
+                    )
         if not complete:
             raise BadInput("the backup is incomplete: its database ends early")
         if migrate:
@@ -84,7 +86,7 @@ def _tables(session: DatabaseSession, database: Database) -> dict[str, list[str]
 
 
 def _batches(session: DatabaseSession, table: str, columns: list[str]) -> Iterator[list[Row]]:
-    count = _KEY_COLUMNS.get(table, 1)
+    count = schema_migrations.key_sizes()[table]
     keys, marks = ", ".join(columns[:count]), ", ".join("?" * count)
     order = f"ORDER BY {keys} LIMIT {_BATCH_ROWS}"
     rows = session.rows(f"SELECT {', '.join(columns)} FROM {table} {order}")
@@ -103,6 +105,9 @@ def _sections(lines: Iterable[str]) -> Iterator[tuple[str, list[str], list[tuple
         entry = json.loads(line)
         if isinstance(entry, list):
             rows.append(tuple(_decoded(value) for value in entry))
+            if len(rows) == _BATCH_ROWS:
+                yield table, columns, rows
+                rows = []
             continue
         if table:
             yield table, columns, rows

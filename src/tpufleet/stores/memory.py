@@ -24,7 +24,17 @@ from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.users import Token, User
 from tpufleet.stores import invariants
-from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Lease, LiveState, StoredObject
+from tpufleet.stores.base import (
+    ChangeSet,
+    EventQuery,
+    JobQuery,
+    Lease,
+    LiveState,
+    StoreChange,
+    StoredObject,
+    Subscription,
+)
+from tpufleet.stores.database import NoNotifications
 
 T = TypeVar("T")
 
@@ -41,6 +51,7 @@ def _matches(job: Job, query: JobQuery) -> bool:
         and (query.tag is None or query.tag in job.spec.tags)
         and (query.name is None or job.spec.name == query.name)
         and (query.parent is None or job.parent == query.parent)
+        and (query.submitted_before is None or job.submitted_at < query.submitted_before)
     )
 
 
@@ -141,6 +152,10 @@ class MemoryStore:
             known = self._attempts_of.get(job_id, {})
             return [self._attempts[attempt_id] for attempt_id in sorted(known, key=known.get)]  # type: ignore[arg-type]
 
+    def live_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
+        newest = self.newest_attempts(jobs)
+        return {job_id: attempt for job_id, attempt in newest.items() if attempt.live}
+
     def newest_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
         with self._lock:
             known = {job_id: self._attempts_of.get(job_id) for job_id in jobs}
@@ -168,8 +183,16 @@ class MemoryStore:
             ]
         return sorted(matching, key=lambda tpu_slice: (tpu_slice.requested_at, tpu_slice.id))
 
+    def find_slices(self, slices: Sequence[SliceId]) -> dict[SliceId, TpuSlice]:
+        with self._lock:
+            return {each: self._slices[each] for each in slices if each in self._slices}
+
     def host(self, host_id: HostId) -> Host | None:
         return self._hosts.get(host_id)
+
+    def find_hosts(self, hosts: Sequence[HostId]) -> dict[HostId, Host]:
+        with self._lock:
+            return {each: self._hosts[each] for each in hosts if each in self._hosts}
 
     def hosts(self, slice_id: SliceId) -> list[Host]:
         with self._lock:
@@ -186,6 +209,8 @@ class MemoryStore:
             matching = [event for event in matching if event.job_id == query.job_id]
         if query.slice_id is not None:
             matching = [event for event in matching if event.slice_id == query.slice_id]
+        if query.pool is not None:
+            matching = [event for event in matching if event.pool == query.pool]
         return (
             matching[max(0, len(matching) - query.limit) :]
             if query.newest
@@ -296,6 +321,9 @@ class MemoryStore:
             for event in change.events:
                 self._last_event += 1
                 self._events.append(replace(event, seq=self._last_event))
+
+    def subscribe(self, on_change: Callable[[StoreChange], None]) -> Subscription:
+        return NoNotifications()
 
     def _edit(self, edit: JobEdit) -> None:
         if edit.job_id in self._jobs:

@@ -17,7 +17,9 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from tpufleet.errors import BadInput, FleetError, Unreachable
+from tpufleet.stores.base import StoreChange, Subscription
 from tpufleet.stores.database import DatabaseSession, Row
+from tpufleet.stores.postgres_listener import NOTIFY, PostgresListener
 from tpufleet.stores.sql import SqlStore
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ T = TypeVar("T")
 
 # A server that hangs or loses its network inside a transaction holds locks, including that of the
 # lease. Shorter than a lease, so that another server takes over in time.
-IDLE_TRANSACTION_TIMEOUT = "5s"
+IDLE_TRANSACTION_TIMEOUT = "4s"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +40,9 @@ class Timeouts:
     lock: float = 8.0  # waiting for another transaction; outlasts one that is idle
     statement: float = 10.0  # enforced by the database
     response: float = 12.0  # enforced here, when the database does not
+    # How often it is tested that notifications arrive. A connection may be lost without a sign, and
+    # a pooler in transaction mode passes no notifications on.
+    notification: float = 10.0
 
 
 def open_postgres(url: str, timeouts: Timeouts | None = None) -> SqlStore:
@@ -72,8 +77,29 @@ class PostgresDatabase:
     # Servers have clocks of their own; they compare leases by this one.
     time_in_micros = "SELECT (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::BIGINT"
 
+    joined_data = "string_agg(data, ',')"
+    liveness_rows = (
+        "SELECT value->>0, (value->>1)::bigint, value->>2, value->>3 "
+        "FROM json_array_elements(?::json) WITH ORDINALITY AS reports(value, number) "
+        "ORDER BY number"
+    )
+    # Built in, unlike the extension pg_trgm, which not every database offers.
+    word_index: Sequence[str] = (
+        "CREATE FUNCTION job_trigrams(words text) RETURNS text[] LANGUAGE sql IMMUTABLE "
+        "PARALLEL SAFE AS 'SELECT array_agg(substr(words, i, 3)) "
+        "FROM generate_series(1, length(words) - 2) AS i'",
+        "CREATE INDEX job_search_by_words ON job_search USING gin (job_trigrams(words)) "
+        "WHERE state <> ''",
+    )
+    word_matches = (
+        "SELECT job_id FROM job_search WHERE state <> '' "
+        "AND job_trigrams(words) @> string_to_array(?, chr(10))"
+    )
+    notify = NOTIFY
+
     def __init__(self, url: str, timeouts: Timeouts | None = None) -> None:
         self._url = url
+        self._listeners: list[PostgresListener] = []
         self._timeouts = timeouts or Timeouts()
         self._watchdog = _Watchdog(self._timeouts.response)
         self._unresponsive = False
@@ -99,8 +125,20 @@ class PostgresDatabase:
         begin = "BEGIN" if durable else "BEGIN; SET LOCAL synchronous_commit = off"
         return self._with_retry(lambda connection: self._transact(connection, begin, work))
 
+    def word_query(self, grams: Sequence[str]) -> str:
+        return "\n".join(grams)
+
+    def listen(self, on_change: Callable[[StoreChange], None]) -> Subscription:
+        listener = PostgresListener(
+            self._connect, self._session, on_change, self._timeouts.notification
+        )
+        self._listeners.append(listener)
+        return listener
+
     def close(self) -> None:
         self._closed = True
+        for listener in self._listeners:
+            listener.close()
         self._close_idle()
         self._watchdog.stop()
 

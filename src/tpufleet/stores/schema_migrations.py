@@ -40,6 +40,19 @@ def table_names() -> frozenset[str]:
     return frozenset({"migrations", *created})
 
 
+@cache
+def key_sizes() -> dict[str, int]:
+    """How many columns the primary key of each table has. They are its first columns."""
+    scripts = [script for script in migrations().values() if isinstance(script, str)]
+    keys = [
+        re.findall(r"CREATE TABLE (\w+) \((?:(?!\n\)).)*PRIMARY KEY \(([^)]*)\)", script, re.DOTALL)
+        for script in scripts
+    ]
+    return dict.fromkeys(table_names(), 1) | {
+        table: len(columns.split(",")) for found in keys for table, columns in found
+    }
+
+
 def newest_version() -> int:
     return max(migrations())
 
@@ -92,4 +105,9 @@ def statements(script: str, database: Database) -> list[str]:
     typed = without_comments.replace("$text", database.text_type)
     typed = typed.replace("$number", database.integer_type)
     typed = typed.replace("$clustered", database.clustered)
-    return [part.strip() for part in typed.split(";") if part.strip()]
+    parts = [part.strip() for part in typed.split(";") if part.strip()]
+    return [
+        statement
+        for part in parts
+        for statement in (database.word_index if part == "$word_index" else (part,))
+    ]

@@ -22,7 +22,14 @@ from tpufleet.model.metric_points import MetricPoint
 from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.model.users import Token, User
-from tpufleet.stores import schema_migrations, sql_commit, sql_people, sql_queries, sql_rows
+from tpufleet.stores import (
+    schema_migrations,
+    sql_commit,
+    sql_people,
+    sql_queries,
+    sql_rows,
+    sql_search,
+)
 from tpufleet.stores.base import (
     DOCUMENT_KINDS,
     ChangeSet,
@@ -30,7 +37,9 @@ from tpufleet.stores.base import (
     JobQuery,
     Lease,
     LiveState,
+    StoreChange,
     StoredObject,
+    Subscription,
 )
 from tpufleet.stores.database import Database, DatabaseSession, Row
 
@@ -39,7 +48,7 @@ T = TypeVar("T")
 _EVENTS_PER_DELETE = 10_000
 
 _UPSERT_LIVENESS = """
-INSERT INTO pulses (host_id, seen_at, attempt_id, progress) VALUES (?, ?, ?, ?)
+INSERT INTO pulses (host_id, seen_at, attempt_id, progress) {rows}
 ON CONFLICT (host_id) DO UPDATE SET
     seen_at = excluded.seen_at,
     progress = CASE WHEN excluded.progress IS NULL AND (
@@ -80,7 +89,12 @@ class SqlStore:
         large = [
             term for term in terms if isinstance(term, MetricTerm) and self._is_large_set(term)
         ]
-        statement, values = sql_queries.select_jobs(query, last, large)
+        if terms:
+            rows = self._database.read(
+                lambda session: sql_search.select(session, self._database, query, last, large)
+            )
+            return self._decode_jobs(rows)
+        statement, values = sql_queries.select_jobs(query, last)
         return self._decode_jobs(self._rows(statement, *values))
 
     def _is_large_set(self, term: MetricTerm) -> bool:
@@ -93,7 +107,10 @@ class SqlStore:
         return self._decode_jobs(self._rows(statement, *values))
 
     def count_jobs(self) -> dict[JobState, int]:
-        rows = self._rows("SELECT state, COUNT(*) FROM jobs GROUP BY state")
+        rows = self._rows(
+            "SELECT state, COUNT(*) FROM jobs WHERE ended = 0 GROUP BY state "
+            "UNION ALL SELECT state, count FROM job_counts WHERE count > 0"
+        )
         return {JobState(state): count for state, count in rows}
 
     def files_deleted_at(self, job_id: JobId) -> datetime | None:
@@ -101,20 +118,18 @@ class SqlStore:
         return sql_rows.from_micros(rows[0][0]) if rows else None
 
     def archive(self, jobs: Sequence[JobId], at: datetime) -> None:
-        self._mark("archived_jobs", jobs, at)
+        if jobs:
+            self._database.write(lambda session: sql_commit.archive(session, jobs, at))
 
     def unarchive(self, jobs: Sequence[JobId]) -> None:
-        self._write_each("DELETE FROM archived_jobs WHERE job_id = ?", [(each,) for each in jobs])
+        if jobs:
+            self._database.write(lambda session: sql_commit.unarchive(session, jobs))
 
     def mark_files_deleted(self, jobs: Sequence[JobId], at: datetime) -> None:
-        self._mark("cleaned_jobs", jobs, at)
-        self._mark("archived_jobs", jobs, at)
-
-    def _mark(self, table: str, jobs: Sequence[JobId], at: datetime) -> None:
-        self._write_each(
-            f"INSERT INTO {table} (job_id, at) VALUES (?, ?) ON CONFLICT DO NOTHING",
-            [(job_id, sql_rows.to_micros(at)) for job_id in jobs],
-        )
+        if jobs:
+            self._database.write(
+                lambda session: sql_commit.archive(session, jobs, at, files_deleted=True)
+            )
 
     def attempt(self, attempt_id: AttemptId) -> Attempt | None:
         return self._one(Attempt, "SELECT data FROM attempts WHERE id = ?", attempt_id)
@@ -123,6 +138,10 @@ class SqlStore:
         return self._all(
             Attempt, "SELECT data FROM attempts WHERE job_id = ? ORDER BY number", job_id
         )
+
+    def live_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
+        statement = "FROM attempts WHERE job_id IN ({keys}) AND ended = 0"
+        return {each.job_id: each for each in self._joined(Attempt, statement, jobs)}
 
     def newest_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
         rows = self._rows_in_batches(
@@ -143,8 +162,16 @@ class SqlStore:
         statement, values = sql_queries.select_slices(live_only, pool, job_id)
         return self._all(TpuSlice, statement, *values)
 
+    def find_slices(self, slices: Sequence[SliceId]) -> dict[SliceId, TpuSlice]:
+        found = self._joined(TpuSlice, "FROM slices WHERE id IN ({keys})", slices)
+        return {each.id: each for each in found}
+
     def host(self, host_id: HostId) -> Host | None:
         return self._one(Host, "SELECT data FROM hosts WHERE id = ?", host_id)
+
+    def find_hosts(self, hosts: Sequence[HostId]) -> dict[HostId, Host]:
+        found = self._joined(Host, "FROM hosts WHERE id IN ({keys})", hosts)
+        return {each.id: each for each in found}
 
     def hosts(self, slice_id: SliceId) -> list[Host]:
         return self._all(
@@ -221,21 +248,27 @@ class SqlStore:
         )
 
     def commit(self, change: ChangeSet, *, fence: Lease | None = None) -> None:
-        for_update = self._database.for_update
         self._database.write(
-            lambda session: sql_commit.apply_change_set(session, change, fence, for_update)
+            lambda session: sql_commit.apply_change_set(session, change, fence, self._database)
         )
+
+    def subscribe(self, on_change: Callable[[StoreChange], None]) -> Subscription:
+        return self._database.listen(on_change)
 
     # Liveness.
 
     def record_liveness(self, reports: Sequence[HostLiveness]) -> None:
         # Ordered by host, so that two servers that write at once cannot deadlock.
-        ordered = sorted(reports, key=lambda report: report.host_id)
-        rows = [sql_rows.liveness_row(report) for report in ordered]
-        if rows:
-            self._database.write(
-                lambda session: session.run_many(_UPSERT_LIVENESS, rows), durable=False
-            )
+        rounds: list[dict[HostId, Row]] = []  # one statement changes a row once
+        for report in sorted(reports, key=lambda report: report.host_id):
+            rows = next((each for each in rounds if report.host_id not in each), None)
+            if rows is None:
+                rounds.append(rows := {})
+            rows[report.host_id] = sql_rows.liveness_row(report)
+        statement = _UPSERT_LIVENESS.format(rows=self._database.liveness_rows)
+        texts = [(sql_rows.to_text(list(rows.values())),) for rows in rounds]
+        if texts:
+            self._database.write(lambda session: session.run_many(statement, texts), durable=False)
 
     def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
         statement = (
@@ -541,6 +574,10 @@ class SqlStore:
             ]
 
         return self._database.read(work)
+
+    def _joined(self, kind: type[T], statement: str, keys: Sequence[str]) -> list[T]:
+        rows = self._rows_in_batches(f"SELECT {self._database.joined_data} {statement}", keys)
+        return sql_rows.decode_all([row for row in rows if row[0] is not None], kind)
 
     def _one(self, kind: type[T], statement: str, *parameters: object) -> T | None:
         return sql_rows.decode_first(self._rows(statement, *parameters), kind)

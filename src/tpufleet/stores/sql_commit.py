@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from tpufleet.model.attempts import Attempt
-from tpufleet.model.jobs import JobState
+from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.stores import invariants, sql_people, sql_rows
-from tpufleet.stores.base import ChangeSet, Lease
-from tpufleet.stores.database import DatabaseSession, Row
+from tpufleet.stores.base import ChangeSet, Lease, StoreChange
+from tpufleet.stores.database import Database, DatabaseSession, Row
 
 
 def upsert(table: str, columns: str) -> str:
@@ -31,6 +33,10 @@ _JOB = (
     f"{_NEW_JOB} ON CONFLICT (id) DO UPDATE SET "
     "state = excluded.state, ended = excluded.ended, data = excluded.data"
 )
+_COUNT = (
+    "INSERT INTO job_counts (state, count) VALUES (?, ?) "
+    "ON CONFLICT (state) DO UPDATE SET count = job_counts.count + excluded.count"
+)
 _TAG = "INSERT INTO job_tags (tag, job_id) VALUES (?, ?) ON CONFLICT DO NOTHING"
 _ATTEMPT = upsert("attempts", "id, job_id, number, ended, data")
 _SLICE = upsert("slices", "id, requested_at, gone, pool, job_id, data")
@@ -40,10 +46,10 @@ _POOL = upsert("pools", "name, data")
 
 
 def apply_change_set(
-    session: DatabaseSession, change: ChangeSet, fence: Lease | None, for_update: str
+    session: DatabaseSession, change: ChangeSet, fence: Lease | None, database: Database
 ) -> None:
     if fence is not None:
-        _check_fence(session, fence, for_update)
+        _check_fence(session, fence, database.for_update)
     # This row is locked until the commit, so no other change can invalidate the checks below.
     session.run(
         "UPDATE numbers SET events = events + ?, inbox = inbox + ? WHERE id = 1",
@@ -62,6 +68,13 @@ def apply_change_set(
     _write_each(session, "DELETE FROM inbox WHERE seq = ?", [(seq,) for seq in change.consumed])
     if change.events or change.messages:
         _write_numbered(session, change)
+    if database.notify:
+        for kind, added in (
+            (StoreChange.MESSAGES, change.messages),
+            (StoreChange.EVENTS, change.events),
+        ):
+            if added:
+                session.run(database.notify, kind.value)
 
 
 def _write_each(
@@ -92,6 +105,40 @@ def _write_jobs(session: DatabaseSession, change: ChangeSet) -> None:
     searched = [*new, *(job for job in changed if job.ended or job.id not in stored)]
     _write_each(session, sql_people.SEARCH, [sql_people.search_row(job) for job in searched])
     sql_people.write_edits(session, change.edits)
+    _count_ended(session, (*new, *changed), stored)
+
+
+def _count_ended(
+    session: DatabaseSession, written: Sequence[Job], stored: Mapping[str, JobState]
+) -> None:
+    counts: Counter[JobState] = Counter()
+    for job_id, state in {job.id: job.state for job in written}.items():  # the last of each wins
+        counts[state] += 1
+        if (before := stored.get(job_id)) is not None:
+            counts[before] -= 1
+    rows = [
+        (state.value, count) for state, count in counts.items() if count and state in ENDED_STATES
+    ]
+    _write_each(session, _COUNT, rows)
+
+
+def archive(
+    session: DatabaseSession, jobs: Sequence[JobId], at: datetime, *, files_deleted: bool = False
+) -> None:
+    """The first time is kept."""
+    jobs = sorted(jobs)  # so that two servers that write at once cannot deadlock
+    for table in ("archived_jobs", "cleaned_jobs") if files_deleted else ("archived_jobs",):
+        session.run_many(
+            f"INSERT INTO {table} (job_id, at) VALUES (?, ?) ON CONFLICT DO NOTHING",
+            [(job_id, sql_rows.to_micros(at)) for job_id in jobs],
+        )
+    session.run_many("UPDATE jobs SET archived = 1 WHERE id = ?", [(each,) for each in jobs])
+
+
+def unarchive(session: DatabaseSession, jobs: Sequence[JobId]) -> None:
+    keys = [(each,) for each in sorted(jobs)]
+    session.run_many("DELETE FROM archived_jobs WHERE job_id = ?", keys)
+    session.run_many("UPDATE jobs SET archived = 0 WHERE id = ?", keys)
 
 
 def _write_attempts(session: DatabaseSession, attempts: Sequence[Attempt]) -> None:
@@ -144,6 +191,6 @@ def _write_numbered(session: DatabaseSession, change: ChangeSet) -> None:
     )
     _write_each(
         session,
-        "INSERT INTO events (seq, job_id, slice_id, data) VALUES (?, ?, ?, ?)",
+        "INSERT INTO events (seq, job_id, slice_id, pool, data) VALUES (?, ?, ?, ?, ?)",
         [sql_rows.event_row(event) for event in events],
     )

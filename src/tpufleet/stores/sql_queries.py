@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tpufleet.model.job_search import MetricTerm
-from tpufleet.model.jobs import ENDED_STATES, Job, JobId
+from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.stores import sql_people, sql_rows
 from tpufleet.stores.base import EventQuery, JobQuery
 
 Select = tuple[str, list[Any]]
 
+LIVE_STATES = frozenset(JobState) - ENDED_STATES
+
 _NEWEST_FIRST = "ORDER BY submitted_at DESC, id DESC LIMIT ?"
 # In this order: SQLite reads the left table of a CROSS JOIN first.
 _SEARCHED_JOBS = "job_search AS found CROSS JOIN jobs"
+_NEWEST = (
+    "SELECT MIN(submitted_at) FROM (SELECT submitted_at FROM job_search {where} "
+    "ORDER BY submitted_at DESC, job_id DESC LIMIT ?) AS newest"
+)
+_CHOSEN_JOBS = "jobs CROSS JOIN job_search AS found"
 _NEWEST_FOUND_FIRST = "ORDER BY found.submitted_at DESC, found.job_id DESC LIMIT ?"
 
 
 def select_jobs(
-    query: JobQuery, last: Job | None, large_sets: Collection[MetricTerm] = ()
+    query: JobQuery,
+    last: Job | None,
+    large_sets: Collection[MetricTerm] = (),
+    *,
+    ids: Sequence[str] | None = None,
+    live: bool = False,
+    newest: int | None = None,
 ) -> Select:
-    """`last` is the last job of the previous page; `large_sets`, see `sql_people`."""
+    """`last` is the last job of the previous page; `large_sets`, see `sql_people`. A search also
+    gives the submission time and the id; it can be limited to some ids, to live jobs, or to this
+    many of the newest jobs."""
     columns = {
         "owner": query.owner,
         "pool": query.pool,
@@ -29,19 +45,27 @@ def select_jobs(
         "parent": query.parent,
     }
     where, values = _equals(**{f"jobs.{name}": value for name, value in columns.items()})
-    if query.states:
+    searched = query.search is not None and query.search.terms
+    if query.states in (ENDED_STATES, LIVE_STATES):
+        where.append(f"jobs.ended = {int(query.states == ENDED_STATES)}")
+    elif len(query.states) > 1 and query.states & ENDED_STATES and not searched:
+        return _one_state_each(query, last)
+    elif query.states:
         where.append(f"jobs.state IN ({sql_rows.placeholders(list(query.states))})")
         values.extend(sorted(state.value for state in query.states))
+    if query.submitted_before is not None:
+        where.append("jobs.submitted_at < ?")
+        values.append(sql_rows.to_micros(query.submitted_before))
     if query.tag is not None:
         where.append("jobs.id IN (SELECT job_id FROM job_tags WHERE tag = ?)")
         values.append(query.tag)
-    for table, wanted in (("archived_jobs", query.archived), ("cleaned_jobs", query.files_deleted)):
-        # Live jobs are in neither table.
-        if wanted or (wanted is False and (not query.states or query.states & ENDED_STATES)):
-            marked = f"EXISTS (SELECT 1 FROM {table} WHERE job_id = jobs.id)"
-            where.append(marked if wanted else f"NOT {marked}")
+    is_live = bool(query.states) and not query.states & ENDED_STATES
+    if query.archived or (query.archived is False and not is_live):  # live jobs are not archived
+        where.append(f"jobs.archived = {int(query.archived)}")
+    if query.files_deleted is not None:
+        marked = "EXISTS (SELECT 1 FROM cleaned_jobs WHERE job_id = jobs.id)"
+        where.append(marked if query.files_deleted else f"NOT {marked}")
     if last is not None:
-        searched = query.search is not None and query.search.terms
         key = "found.submitted_at, found.job_id" if searched else "submitted_at, id"
         where.append(f"({key}) < (?, ?)")
         values.extend((sql_rows.to_micros(last.submitted_at), last.id))
@@ -49,10 +73,36 @@ def select_jobs(
         return f"SELECT data FROM jobs {_where(where)} {_NEWEST_FIRST}", [*values, query.limit]
     conditions, parameters = sql_people.search_conditions(query.search, large_sets)
     where = ["jobs.id = found.job_id", *conditions, *where]
+    tables = _SEARCHED_JOBS
+    if live:
+        where.insert(0, "found.state = ''")
+    if newest is not None:
+        paged = "WHERE (submitted_at, job_id) < (?, ?)" if last is not None else ""
+        where.append(f"found.submitted_at >= COALESCE(({_NEWEST.format(where=paged)}), 0)")
+        values += [] if last is None else [sql_rows.to_micros(last.submitted_at), last.id]
+        values.append(newest)
+    if ids is not None:
+        tables = _CHOSEN_JOBS
+        chosen = f"jobs.id IN ({sql_rows.placeholders(ids)})"
+        where = [chosen, "found.submitted_at = jobs.submitted_at", *where]
+        parameters = [*ids, *parameters]
     return (
-        f"SELECT jobs.data FROM {_SEARCHED_JOBS} {_where(where)} {_NEWEST_FOUND_FIRST}",
+        f"SELECT jobs.data, found.submitted_at, found.job_id FROM {tables} {_where(where)} "
+        f"{_NEWEST_FOUND_FIRST}",
         [*parameters, *values, query.limit],
     )
+
+
+def _one_state_each(query: JobQuery, last: Job | None) -> Select:
+    """Several states, of which some have very many jobs: the newest of each, from an index."""
+    parts, values = [], list[Any]()
+    for state in sorted(query.states):
+        part, parameters = select_jobs(replace(query, states=frozenset({state})), last)
+        part = part.replace("SELECT data", "SELECT data, submitted_at, id", 1)
+        parts.append(f"SELECT * FROM ({part}) AS {state.value}_jobs")
+        values += parameters
+    union = " UNION ALL ".join(parts)
+    return f"SELECT data FROM ({union}) AS newest {_NEWEST_FIRST}", [*values, query.limit]
 
 
 def select_jobs_like(prefix: str, limit: int) -> Select:
@@ -73,7 +123,7 @@ def select_slices(live_only: bool, pool: str | None, job_id: JobId | None) -> Se
 
 
 def select_events(query: EventQuery) -> Select:
-    where, values = _equals(job_id=query.job_id, slice_id=query.slice_id)
+    where, values = _equals(job_id=query.job_id, slice_id=query.slice_id, pool=query.pool)
     where.append("seq > ?")
     order = "DESC" if query.newest else "ASC"
     return (

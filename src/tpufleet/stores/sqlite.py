@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TypeVar
 
 from tpufleet.errors import FleetError, Unreachable
-from tpufleet.stores.database import DatabaseSession, Row
+from tpufleet.stores.base import StoreChange, Subscription
+from tpufleet.stores.database import DatabaseSession, NoNotifications, Row
 from tpufleet.stores.sql import SqlStore
 
 T = TypeVar("T")
@@ -33,6 +35,17 @@ _TEMPORARY_ERRORS = (
 )
 
 
+@cache
+def _has_trigrams() -> bool:
+    """Whether this SQLite has the extension FTS5 with its tokenizer for parts of words."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        try:
+            connection.execute("CREATE VIRTUAL TABLE test USING fts5 (words, tokenize = 'trigram')")
+        except sqlite3.OperationalError:
+            return False
+    return True
+
+
 def open_sqlite(path: Path) -> SqlStore:
     return SqlStore(SqliteDatabase(path))
 
@@ -48,6 +61,28 @@ class SqliteDatabase:
         "WHERE tables.type = 'table' ORDER BY tables.name, columns.cid"
     )
     migration_lock = ""
+    joined_data = "group_concat(data, ',')"
+    liveness_rows = (
+        "SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), "
+        "json_extract(value, '$[2]'), json_extract(value, '$[3]') FROM json_each(?) WHERE true"
+    )
+    # Words that were changed stay in the index. What it gives is compared with the words of today.
+    word_index: Sequence[str] = (
+        ()
+        if not _has_trigrams()
+        else (
+            "CREATE VIRTUAL TABLE job_words USING fts5 "
+            "(job_id UNINDEXED, words, tokenize = 'trigram', detail = 'none', columnsize = 0)",
+            "INSERT INTO job_words (job_id, words) SELECT job_id, words FROM job_search "
+            "WHERE state <> ''",
+            "CREATE TRIGGER job_words_of_new AFTER INSERT ON job_search WHEN NEW.state <> '' BEGIN "
+            "INSERT INTO job_words (job_id, words) VALUES (NEW.job_id, NEW.words); END",
+            "CREATE TRIGGER job_words_of_changed AFTER UPDATE ON job_search WHEN NEW.state <> '' "
+            "AND (OLD.state = '' OR OLD.words <> NEW.words) BEGIN "
+            "INSERT INTO job_words (job_id, words) VALUES (NEW.job_id, NEW.words); END",
+        )
+    )
+    notify = ""  # other processes do not write, or poll
     time_in_micros = ""  # the clock of this machine
 
     def __init__(self, path: Path) -> None:
@@ -78,6 +113,21 @@ class SqliteDatabase:
 
         with self._write_lock:
             return self._with_connection(use)
+
+    @cached_property
+    def word_matches(self) -> str:
+        """The database may be from a machine without the index."""
+        known = "SELECT 1 FROM sqlite_master WHERE name = 'job_words'"
+        if not self.read(lambda session: session.rows(known)):
+            return ""
+        return "SELECT job_id FROM job_words WHERE job_words MATCH ?"
+
+    def word_query(self, grams: Sequence[str]) -> str:
+        quoted = (gram.replace('"', '""') for gram in grams)
+        return " AND ".join(f'"{gram}"' for gram in quoted)
+
+    def listen(self, on_change: Callable[[StoreChange], None]) -> Subscription:
+        return NoNotifications()
 
     def close(self) -> None:
         self._closed = True

@@ -124,6 +124,11 @@ def event(occurred: Event, now: datetime | None = None) -> str:
     return f"{local_time(occurred.at, now)}  {occurred.state:<10}  {message}{by}"
 
 
+def attempt_heading(number: int) -> str:
+    """Between the output of two attempts."""
+    return f"--- attempt {number} ---"
+
+
 def size(count: float) -> str:
     """`312 B`, `4.2 MB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):

@@ -1,50 +1,24 @@
-"""Counts steps with checkpoints, and writes down all that it does, outside of the slice.
+"""Counts steps with checkpoints, and writes down all that it does.
 
-LEDGER/<attempt>.<process>.jsonl   what it did, when, as which process of the machine
-LEDGER/<attempt>.<process>.alive   locked for as long as the process lives
 LEDGER/result.<process>            the digest over all steps, once it has finished
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import sys
 import time
-from pathlib import Path
+
+from notes import LEDGER, here, me, note, others_alive
 
 from tpufleet import runtime
 
-LEDGER = Path(os.environ["LEDGER"])
 TOTAL = int(os.environ["STEPS"])
 PAUSE = float(os.environ["STEP_SECONDS"])
 SAVE_EVERY = 4
 LINES_A_STEP = 5
-
-here = runtime.context()
-me = f"{here.attempt}.{here.process_id}"
-
-
-def note(kind: str, **facts: object) -> None:
-    """One line, written at a stroke, so that a kill leaves it whole or not at all."""
-    line = {"kind": kind, "at": time.monotonic(), "pid": os.getpid(), **facts}
-    os.write(ledger, json.dumps(line).encode() + b"\n")
-
-
-def others_alive() -> list[str]:
-    """Processes of other attempts of this job that live at this moment."""
-    found = []
-    for path in LEDGER.glob("*.alive"):
-        if path.name.split(".")[0] == str(here.attempt):
-            continue
-        with path.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                found.append(path.name.removesuffix(".alive"))
-    return found
 
 
 def say(number: int) -> None:
@@ -57,12 +31,6 @@ def save(step: int, state: str) -> None:
     runtime.checkpoints.save(step, lambda folder: (folder / "state.json").write_text(part) and None)
     note("saved", step=step)
 
-
-LEDGER.mkdir(parents=True, exist_ok=True)
-alive = open(LEDGER / f"{me}.alive", "wb")  # noqa: SIM115 (held until the process ends)
-fcntl.flock(alive, fcntl.LOCK_EX)
-ledger = os.open(LEDGER / f"{me}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-runtime.install_stop_handler()
 
 step, state, lines = -1, "", 0
 newest = runtime.checkpoints.latest()

@@ -33,6 +33,10 @@ CHIP_QUOTA = (
     "Quota exceeded for quota metric 'TPU v5 lite PodSlice chips' and limit 'TPU v5 lite PodSlice "
     "chips per project per zone' of service 'tpu.googleapis.com' for consumer 'project_number:1'."
 )
+EXHAUSTED_QUOTA = (
+    "Quota 'TPUV5sPreemptibleLitepodServingPerProjectPerZoneForTPUAPI' exhausted. Limit 0 in zone "
+    "us-central1-a"
+)
 REQUEST_QUOTA = (
     "Quota exceeded for quota metric 'Write requests' and limit 'Write requests per minute' of "
     "service 'tpu.googleapis.com' for consumer 'project_number:1'."
@@ -101,6 +105,7 @@ def test_error_of_an_operation(tpus, name, state, kind):
         (google.ResourceExhausted("Too many requests"), RateLimited),
         (google.ResourceExhausted("something else"), NoCapacity),
         (google.ResourceExhausted(CHIP_QUOTA), QuotaExceeded),
+        (google.ResourceExhausted(EXHAUSTED_QUOTA), QuotaExceeded),
         (google.ResourceExhausted(REQUEST_QUOTA), RateLimited),
         (google.FailedPrecondition("Insufficient reserved capacity."), NoCapacity),
         (google.Forbidden("you may not"), PermissionMissing),

@@ -1,75 +1,51 @@
-import { useEffect, useState } from "preact/hooks";
-import { type JobDetail, get, jobPath } from "../api";
+import type { Comparison } from "../api";
 import { number } from "../format";
-import { Cli, Empty, Failure, State } from "../parts";
+import { Empty, Failure, JobLink, State, Table, Title, useData } from "../parts";
 import { Curves } from "./curves";
+import { CodeDiff, ConfigDiff } from "./diff";
 
 export function Compare({ ids }: { ids: string[] }) {
-  const [details, setDetails] = useState<JobDetail[] | null>(null);
-  const [error, setError] = useState("");
-  const key = ids.join("/");
-  useEffect(() => {
-    Promise.all(ids.map((id) => get<JobDetail>(jobPath(id))))
-      .then(setDetails)
-      .catch((failure: Error) => setError(failure.message));
-  }, [key]);
-  if (error) return <Failure message={error} />;
-  if (!details) return <Empty>Loading…</Empty>;
-  const fields = [...new Set(details.flatMap((each) => Object.keys(each.job.spec)))];
-  const differing = fields.filter((name) => new Set(details.map((each) => JSON.stringify(each.job.spec[name]))).size > 1);
-  const metrics = [...new Set(details.flatMap((each) => Object.keys(each.row.progress?.metrics ?? {})))].sort();
+  const { data, error } = useData<Comparison>(`/compare?jobs=${encodeURIComponent(ids.join(","))}`);
+  if (!data) return error ? <Failure message={error} /> : <Empty>Loading…</Empty>;
+  const { jobs } = data;
+  const metrics = Object.entries(data.metrics);
   return (
     <>
-      <header class="title">
-        <h1>Compare</h1>
-        <Cli line={`tpu compare ${ids.join(" ")}`} />
-      </header>
-      <table>
-        <thead>
-          <tr>
-            <th>Field</th>
-            {details.map((each) => (
-              <th key={each.row.id}>
-                <a href={`#/jobs/${each.row.id}`}>{each.row.name}</a> <State name={each.row.state} />
-              </th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          <tr>
-            <td data-label="Field">step</td>
-            {details.map((each) => (
-              <td key={each.row.id} data-label={each.row.name}>
-                {each.row.progress?.step ?? "–"}
-              </td>
-            ))}
-          </tr>
-          {metrics.map((name) => (
-            <tr key={name}>
-              <td data-label="Field">{name}</td>
-              {details.map((each) => {
-                const value = each.row.progress?.metrics?.[name];
-                return (
-                  <td key={each.row.id} data-label={each.row.name}>
-                    {value === undefined ? "–" : number(value)}
-                  </td>
-                );
-              })}
-            </tr>
-          ))}
-          {differing.map((name) => (
-            <tr key={name} class="differs">
-              <td data-label="Field">{name}</td>
-              {details.map((each) => (
-                <td key={each.row.id} data-label={each.row.name}>
-                  <code>{JSON.stringify(each.job.spec[name]) ?? "–"}</code>
-                </td>
-              ))}
-            </tr>
-          ))}
-        </tbody>
-      </table>
-      <Curves ids={ids} />
+      <Title line={`tpu compare ${ids.join(" ")}`}>Compare</Title>
+      <Table
+        name="compared"
+        rows={jobs.map((job, index) => ({ job, index }))}
+        rowKey={({ job }) => job.id}
+        columns={[
+          { name: "Job", cell: ({ job }) => <JobLink id={job.id} name={job.name} /> },
+          { name: "Owner", cell: ({ job }) => job.owner },
+          { name: "State", cell: ({ job }) => <State name={job.state} /> },
+          ...metrics.map(([name, values]) => ({
+            name,
+            kind: "number" as const,
+            cell: ({ index }: { index: number }) => {
+              const value = values[index];
+              return value === null || value === undefined ? "–" : number(value);
+            },
+          })),
+        ]}
+      />
+      <section aria-labelledby="curves">
+        <h2 id="curves">Metrics</h2>
+        <Curves ids={jobs.map((job) => job.id)} />
+      </section>
+      <section aria-labelledby="config">
+        <h2 id="config">Configuration</h2>
+        <ConfigDiff config={data.config} names={jobs.map((job) => job.name)} />
+      </section>
+      {data.code.map((code, index) => (
+        <section key={code.job_id} aria-labelledby={`code-${index}`}>
+          <h2 id={`code-${index}`}>
+            Code of {jobs[index + 1]?.name} against {jobs[0]?.name}
+          </h2>
+          <CodeDiff code={code} />
+        </section>
+      ))}
     </>
   );
 }

@@ -11,7 +11,9 @@ interface Series {
   points: { step: number | null; at: string; values: Record<string, number> }[];
 }
 
-const COLOURS = ["#0b57d0", "#b3261e", "#146c2e", "#8e4585", "#b06000", "#00696d"];
+const COLOURS = 8; // --user-0 to --user-7 in the style sheet
+
+const DARK = matchMedia("(prefers-color-scheme: dark)");
 
 /** The metrics of one or more jobs, one chart for each name. */
 export function Curves({ ids }: { ids: string[] }) {
@@ -47,6 +49,12 @@ export function Curves({ ids }: { ids: string[] }) {
 
 function Chart({ name, series }: { name: string; series: Series[] }) {
   const place = useRef<HTMLDivElement>(null);
+  const [dark, setDark] = useState(DARK.matches);
+  useEffect(() => {
+    const change = () => setDark(DARK.matches);
+    DARK.addEventListener("change", change);
+    return () => DARK.removeEventListener("change", change);
+  }, []);
   useEffect(() => {
     const node = place.current;
     if (!node) return;
@@ -62,8 +70,9 @@ function Chart({ name, series }: { name: string; series: Series[] }) {
       });
       return values;
     });
-    const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-    const axis = { stroke: dark ? "#c4c7c5" : "#444746", grid: { stroke: dark ? "#333" : "#e6e6e6", width: 1 } };
+    const style = getComputedStyle(document.documentElement);
+    const grid = { stroke: style.getPropertyValue("--line"), width: 1 };
+    const axis = { stroke: style.getPropertyValue("--quiet"), grid, ticks: grid };
     const chart = new uPlot(
       {
         width: Math.max(280, node.clientWidth),
@@ -74,7 +83,7 @@ function Chart({ name, series }: { name: string; series: Series[] }) {
           { label: "step" },
           ...series.map((each, index) => ({
             label: each.name,
-            stroke: COLOURS[index % COLOURS.length],
+            stroke: style.getPropertyValue(`--user-${index % COLOURS}`),
             width: 2,
             spanGaps: true,
           })),
@@ -89,7 +98,7 @@ function Chart({ name, series }: { name: string; series: Series[] }) {
       resize.disconnect();
       chart.destroy();
     };
-  }, [name, series]);
+  }, [name, series, dark]);
   return (
     <figure>
       <figcaption>{name}</figcaption>

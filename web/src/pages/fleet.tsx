@@ -1,35 +1,57 @@
-import type { SliceRow } from "../api";
-import { plural, tone } from "../format";
-import { Age, Empty, Failure, State, useData } from "../parts";
-import { recent, session } from "../state";
-import { EventTable } from "./job";
+import { useState } from "preact/hooks";
+import type { Inventory, InventoryRow } from "../api";
+import { plural, tone, typeName } from "../format";
+import { Age, Empty, Failure, State, Table, Title, useData, useFleetChange } from "../parts";
+import { colourOf } from "./colours";
+
+interface Refusal {
+  provider: string;
+  zone: string;
+  accelerator: string;
+  capacity: string;
+  message: string;
+  until: string;
+}
 
 interface Status {
   version: string;
   controller: {
     holder: string;
-    providers: { name: string; answered_at: string | null; problems: { call: string; message: string; zone: string | null }[] }[];
+    providers: { name: string; problems: { call: string; message: string; zone: string | null }[] }[];
   } | null;
   controller_stale: boolean;
-  jobs: Record<string, number>;
-  waiting_for: { message?: string; zone?: string; provider?: string }[];
+  waiting_for: Refusal[];
 }
 
+const CHIPS_PER_ROW = 16;
+const MOST_CELLS = 256;
+
+/** Chips by zone and type, coloured by state or by user. */
 export function Fleet() {
-  const { data, error } = useData<{ slices: SliceRow[] }>("/slices", recent.value[0]?.seq ?? 0, 10);
+  const change = useFleetChange();
+  const { data, error } = useData<Inventory>("/inventory", change, 10);
   const { data: status } = useData<Status>("/status", 0, 10);
-  const slices = data?.slices ?? [];
-  const zones = [...new Set(slices.map((slice) => slice.zone))].sort();
-  const problems = status?.controller?.providers.flatMap((provider) => provider.problems.map((each) => ({ provider: provider.name, ...each }))) ?? [];
+  const [colours, setColours] = useState<"state" | "user">("state");
+  const slices = (data?.rows ?? []).filter((row) => row.state !== "not created");
+  const chips = (rows: InventoryRow[]) => rows.reduce((sum, row) => sum + row.chips, 0);
+  const zones = group(slices, (row) => row.zone);
+  const problems =
+    status?.controller?.providers.flatMap((provider) => provider.problems.map((each) => ({ provider: provider.name, ...each }))) ?? [];
+  const colour = (row: InventoryRow) => (colours === "state" ? tone(row.state) : row.owner ? colourOf(row.owner) : "quiet");
+  const legend = group(slices, (row) => (colours === "state" ? row.state : (row.owner ?? "nobody")));
   return (
     <>
-      <header class="title">
-        <h1>Fleet</h1>
-        <p>
-          {plural(slices.length, "slice")}, {plural(slices.reduce((sum, slice) => sum + slice.chips, 0), "chip")}
-          {status ? ` · tpufleet ${status.version} · leader ${status.controller?.holder ?? "none"}` : ""}
-        </p>
-      </header>
+      <Title
+        line="tpu slices"
+        more={
+          <p>
+            {plural(slices.length, "slice")}, {plural(chips(slices), "chip")}
+            {status ? ` · tpufleet ${status.version} · leader ${status.controller?.holder ?? "none"}` : ""}
+          </p>
+        }
+      >
+        Fleet
+      </Title>
       <Failure message={error || (status?.controller_stale ? "No controller is running: jobs are not placed." : "")} />
       {problems.map((each) => (
         <p class="failure" key={each.provider + each.call + each.zone}>
@@ -37,250 +59,95 @@ export function Fleet() {
         </p>
       ))}
       {slices.length === 0 && data ? <Empty>No slices. They are created when jobs need them.</Empty> : null}
-      <div class="map">
-        {zones.map((zone) => {
-          const here = slices.filter((slice) => slice.zone === zone);
-          return (
-            <section key={zone} aria-label={`zone ${zone}`}>
-              <h2>
-                {zone} <span class="quiet">{plural(here.reduce((sum, slice) => sum + slice.chips, 0), "chip")}</span>
-              </h2>
-              <ul>
-                {here.map((slice) => (
-                  <li key={slice.id} class={tone(slice.state)} title={`${slice.id}: ${slice.state}, ${slice.reason}`}>
-                    {slice.job_id ? <a href={`#/jobs/${slice.job_id}`}>{slice.accelerator}</a> : <span>{slice.accelerator}</span>}
-                    <small>
-                      {slice.state} · {slice.capacity} · {slice.hosts_seen}/{slice.hosts}
-                    </small>
-                  </li>
-                ))}
-              </ul>
-            </section>
-          );
-        })}
-      </div>
       {slices.length ? (
-        <table>
-          <thead>
-            <tr>
-              <th>Slice</th>
-              <th>Type</th>
-              <th>Zone</th>
-              <th>Capacity</th>
-              <th>State</th>
-              <th>Pool</th>
-              <th>Job</th>
-              <th>Hosts</th>
-              <th>Since</th>
-            </tr>
-          </thead>
-          <tbody>
-            {slices.map((slice) => (
-              <tr key={slice.id}>
-                <td data-label="Slice">{slice.id}</td>
-                <td data-label="Type">{slice.accelerator}</td>
-                <td data-label="Zone">{slice.zone}</td>
-                <td data-label="Capacity">{slice.capacity}</td>
-                <td data-label="State">
-                  <State name={slice.state} /> <span class="reason" title={slice.reason}>{slice.reason}</span>
-                </td>
-                <td data-label="Pool">{slice.pool ?? "–"}</td>
-                <td data-label="Job">{slice.job_id ? <a href={`#/jobs/${slice.job_id}`}>{slice.job_id}</a> : "–"}</td>
-                <td data-label="Hosts">
-                  {slice.hosts_seen}/{slice.hosts}
-                </td>
-                <td data-label="Since">
-                  <Age at={slice.ready_at ?? slice.requested_at} />
-                </td>
-              </tr>
+        <div class="controls">
+          <span class="group" role="group" aria-label="Colours">
+            {(["state", "user"] as const).map((each) => (
+              <button key={each} type="button" aria-pressed={colours === each} onClick={() => setColours(each)}>
+                By {each}
+              </button>
             ))}
-          </tbody>
-        </table>
+          </span>
+          <ul class="legend" aria-label="Legend">
+            {[...legend].map(([name, rows]) => (
+              <li key={name}>
+                <span class={`swatch ${colour(rows[0]!)}`} aria-hidden="true" /> {name} <span class="quiet">{plural(chips(rows), "chip")}</span>
+              </li>
+            ))}
+          </ul>
+        </div>
       ) : null}
-    </>
-  );
-}
-
-export function EventsPage() {
-  const { data, error } = useData<{ events: Parameters<typeof EventTable>[0]["events"] }>("/events?limit=300&newest=1");
-  const known = new Set(recent.value.map((event) => event.seq));
-  const older = [...(data?.events ?? [])].reverse().filter((event) => !known.has(event.seq));
-  return (
-    <>
-      <header class="title">
-        <h1>Events</h1>
-      </header>
-      <Failure message={error} />
-      <EventTable events={[...recent.value, ...older]} jobs />
-    </>
-  );
-}
-
-export function Pools() {
-  const { data, error } = useData<{ pools: Record<string, unknown>[] }>("/pools", 0, 15);
-  const pools = data?.pools ?? [];
-  return (
-    <>
-      <header class="title">
-        <h1>Pools</h1>
-      </header>
-      <Failure message={error} />
-      {data && !pools.length ? <Empty>No pools. An admin creates one with `tpu pool set`.</Empty> : null}
-      {pools.map((pool) => (
-        <section key={String(pool["name"])} class="card">
-          <h2>{String(pool["name"])}</h2>
-          <dl>
-            {Object.entries(pool).map(([name, value]) => (
-              <div key={name}>
-                <dt>{name.replaceAll("_", " ")}</dt>
-                <dd>{Array.isArray(value) ? value.join(", ") || "any" : String(value ?? "–")}</dd>
+      <div class="map">
+        {[...zones].map(([zone, here]) => (
+          <section key={zone} aria-label={`zone ${zone}`} class="card">
+            <h2>
+              {zone} <span class="quiet">{plural(chips(here), "chip")}</span>
+            </h2>
+            {[...group(here, (row) => row.accelerator)].map(([type, rows]) => (
+              <div key={type} class="type">
+                <h3>
+                  {rows.length > 1 ? `${rows.length} × ` : ""}
+                  {typeName(type)}
+                </h3>
+                <ul>
+                  {rows.map((row) => (
+                    <li key={row.id}>
+                      <Tile row={row} colour={colour(row)} />
+                    </li>
+                  ))}
+                </ul>
               </div>
             ))}
-          </dl>
-        </section>
-      ))}
-    </>
-  );
-}
-
-interface CostRow {
-  job_id: string | null;
-  job_name: string;
-  owner: string;
-  accelerator: string;
-  capacity: string;
-  chip_hours: number;
-  running: number;
-  lost: number;
-  unknown: number;
-}
-
-export function Costs() {
-  const { data, error } = useData<{ rows: CostRow[] }>("/costs", 0, 30);
-  const rows = [...(data?.rows ?? [])].sort((a, b) => b.chip_hours - a.chip_hours);
-  const users = new Map<string, { hours: number; lost: number }>();
-  for (const row of rows) {
-    const sum = users.get(row.owner) ?? { hours: 0, lost: 0 };
-    users.set(row.owner, { hours: sum.hours + row.chip_hours, lost: sum.lost + row.lost });
-  }
-  const most = Math.max(...[...users.values()].map((sum) => sum.hours), 1e-9);
-  return (
-    <>
-      <header class="title">
-        <h1>Chip hours</h1>
-        <p>Prices: `tpu cost`.</p>
-      </header>
-      <Failure message={error} />
-      {data && !rows.length ? <Empty>No slice has been used yet.</Empty> : null}
-      <ul class="bars" aria-label="Chip hours by user">
-        {[...users].sort((a, b) => b[1].hours - a[1].hours).map(([user, sum]) => (
-          <li key={user}>
-            <span>{user || "idle slices"}</span>
-            <meter value={sum.hours} max={most} aria-label={`chip hours of ${user || "idle slices"}`} />
-            <span>
-              {sum.hours.toFixed(2)} h{sum.lost > 0.005 ? `, ${sum.lost.toFixed(2)} h repeated` : ""}
-            </span>
-          </li>
+          </section>
         ))}
-      </ul>
-      {rows.length ? (
-        <table>
-          <thead>
-            <tr>
-              <th>Job</th>
-              <th>Owner</th>
-              <th>Type</th>
-              <th>Capacity</th>
-              <th>Chip hours</th>
-              <th>Running</th>
-              <th>Lost</th>
-            </tr>
-          </thead>
-          <tbody>
-            {rows.slice(0, 200).map((row, index) => (
-              <tr key={index}>
-                <td data-label="Job">{row.job_id ? <a href={`#/jobs/${row.job_id}`}>{row.job_name}</a> : "(idle)"}</td>
-                <td data-label="Owner">{row.owner || "–"}</td>
-                <td data-label="Type">{row.accelerator}</td>
-                <td data-label="Capacity">{row.capacity}</td>
-                <td data-label="Chip hours">{row.chip_hours.toFixed(2)}</td>
-                <td data-label="Running">{row.running.toFixed(2)}</td>
-                <td data-label="Lost">{row.lost.toFixed(2)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
+      </div>
+      {status?.waiting_for.length ? (
+        <section aria-labelledby="refusals">
+          <h2 id="refusals">Capacity that was refused</h2>
+          <Table
+            name="refusals"
+            rows={status.waiting_for}
+            rowKey={(each) => `${each.provider} ${each.zone} ${each.accelerator} ${each.capacity}`}
+            columns={[
+              { name: "Zone", cell: (each) => each.zone },
+              { name: "Type", cell: (each) => typeName(each.accelerator) },
+              { name: "Capacity", cell: (each) => each.capacity },
+              { name: "Answer", kind: "text", cell: (each) => each.message },
+              { name: "Next try", cell: (each) => <Age at={each.until} /> },
+            ]}
+          />
+        </section>
       ) : null}
     </>
   );
 }
 
-interface TokenRow {
-  id: string;
-  user: string;
-  note: string;
-  created_at: string;
-  last_used_at: string | null;
-  expires_at: string | null;
-}
-
-export function People() {
-  const admin = session.value?.role === "admin";
-  const { data: users, error } = useData<{ users: { name: string; role: string }[] }>(admin ? "/users" : null);
-  const { data: tokens } = useData<{ tokens: TokenRow[] }>("/tokens");
+/** One square for each chip, up to a limit. */
+function Tile({ row, colour }: { row: InventoryRow; colour: string }) {
+  const cells = Math.min(row.chips, MOST_CELLS);
+  const columns = Math.min(CHIPS_PER_ROW, cells, Math.max(4, 2 ** Math.ceil(Math.log2(Math.sqrt(cells)))));
+  const lines = Math.ceil(cells / columns);
   return (
-    <>
-      <header class="title">
-        <h1>{admin ? "Users and tokens" : "My tokens"}</h1>
-      </header>
-      <Failure message={error} />
-      {users ? (
-        <table>
-          <thead>
-            <tr>
-              <th>User</th>
-              <th>Role</th>
-            </tr>
-          </thead>
-          <tbody>
-            {users.users.map((user) => (
-              <tr key={user.name}>
-                <td data-label="User">{user.name}</td>
-                <td data-label="Role">{user.role}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      ) : null}
-      <table>
-        <thead>
-          <tr>
-            <th>Token</th>
-            <th>User</th>
-            <th>Note</th>
-            <th>Created</th>
-            <th>Used</th>
-            <th>Expires</th>
-          </tr>
-        </thead>
-        <tbody>
-          {tokens?.tokens.map((token) => (
-            <tr key={token.id}>
-              <td data-label="Token">{token.id}</td>
-              <td data-label="User">{token.user}</td>
-              <td data-label="Note">{token.note}</td>
-              <td data-label="Created">
-                <Age at={token.created_at} />
-              </td>
-              <td data-label="Used">
-                <Age at={token.last_used_at} />
-              </td>
-              <td data-label="Expires">{token.expires_at ? <Age at={token.expires_at} /> : "never"}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </>
+    <a class={`tile ${colour}`} href={`#/slices/${encodeURIComponent(row.id)}`} title={`${row.id}: ${row.state}, ${row.reason}`}>
+      <svg width={columns * 8} height={lines * 8} aria-hidden="true">
+        {Array.from({ length: cells }, (_, index) => (
+          <rect key={index} x={(index % columns) * 8} y={Math.floor(index / columns) * 8} width="6.5" height="6.5" rx="1.5" />
+        ))}
+      </svg>
+      <span class="about">
+        <strong>{row.job_name || row.alias || row.state}</strong>
+        <small>
+          {row.owner ?? "nobody"} · {row.capacity}
+          {row.pool ? ` · ${row.pool}` : ""}
+        </small>
+        {row.job_name ? <State name={row.state} /> : null}
+      </span>
+    </a>
   );
 }
 
+function group<T>(items: T[], name: (item: T) => string): Map<string, T[]> {
+  const groups = new Map<string, T[]>();
+  for (const item of items) groups.set(name(item), [...(groups.get(name(item)) ?? []), item]);
+  return new Map([...groups].sort(([a], [b]) => a.localeCompare(b)));
+}

@@ -1,15 +1,16 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { type JobRow, get, jobPath, newJobId, patch, post } from "../api";
-import { plural } from "../format";
-import { Age, Cli, Confirm, Empty, Failure, Progress, State, Tags } from "../parts";
-import { attempt, changed, go, mayChange, query, session } from "../state";
+import { type JobRow, type Pool, get, jobPath, newJobId, patch, post } from "../api";
+import { type Question, each, useAsk } from "../dialogs";
+import { needs, plural, typeName, word } from "../format";
+import { Age, Cli, Empty, Failure, JobLink, Progress, State, Tags, useData } from "../parts";
+import { changed, go, isMe, isMember, mayChange, query } from "../state";
 
 const PAGE = 100;
 const VIEWS: [string, string][] = [
+  ["All", ""],
   ["Mine", "owner:me"],
   ["Live", "state:live"],
   ["Failed, 7 days", "state:failed since:7d"],
-  ["All", ""],
 ];
 
 export function Jobs() {
@@ -18,7 +19,10 @@ export function Jobs() {
   const [next, setNext] = useState<string | null>(null);
   const [error, setError] = useState("");
   const [chosen, setChosen] = useState<Set<string>>(new Set());
-  const [asking, setAsking] = useState<"cancel" | "rerun" | null>(null);
+  const [cursor, setCursor] = useState(-1);
+  const { ask, dialog } = useAsk();
+  const { data: preferences, reload } = useData<{ views: Record<string, string> }>("/preferences");
+  const { data: pools } = useData<{ pools: Pool[] }>(isMember() ? "/pools" : null);
   const box = useRef<HTMLInputElement>(null);
 
   const load = async (before: string | null) => {
@@ -36,6 +40,7 @@ export function Jobs() {
   };
   useEffect(() => {
     setChosen(new Set());
+    setCursor(-1);
     void load(null);
   }, [text]);
   // Jobs that are not on the page yet: load it again, not more than once in two seconds.
@@ -48,50 +53,52 @@ export function Jobs() {
     const timer = setTimeout(() => void load(null), 2000);
     return () => clearTimeout(timer);
   }, [unknown]);
-  useEffect(() => {
-    const focus = (event: KeyboardEvent) => {
-      if (event.key === "/" && !(event.target instanceof HTMLInputElement)) {
-        event.preventDefault();
-        box.current?.focus();
-      }
-    };
-    addEventListener("keydown", focus);
-    return () => removeEventListener("keydown", focus);
-  }, []);
 
   const shown = (rows ?? []).map((row) => {
     const newer = changed.value.get(row.id);
     return newer ? { ...row, ...newer } : row;
   });
-  const mine = shown.filter((row) => chosen.has(row.id) && mayChange(row.owner));
   const toggle = (id: string) =>
     setChosen((old) => {
       const copy = new Set(old);
       if (!copy.delete(id)) copy.add(id);
       return copy;
     });
-  const cancel = () =>
-    attempt(async () => {
-      for (const row of mine) await post(`${jobPath(row.id)}/cancel`);
-      setChosen(new Set());
-      return `cancelled ${plural(mine.length, "job")}`;
-    });
-  const rerun = () =>
-    attempt(async () => {
-      for (const row of mine) await post(`${jobPath(row.id)}/rerun`, { id: newJobId(), changes: {} });
-      setChosen(new Set());
-      return `submitted ${plural(mine.length, "job")} again`;
-    });
-  const tag = () => {
-    const name = prompt("Tag to add to the chosen jobs");
-    if (name)
-      void attempt(async () => {
-        for (const row of mine) await patch(jobPath(row.id), { add_tags: [name] });
-        await load(null);
-        return `tagged ${plural(mine.length, "job")}`;
-      });
+  const keys = useRef<(event: KeyboardEvent) => void>(() => undefined);
+  keys.current = (event) => {
+    const typing = event.target instanceof HTMLElement && event.target.closest("input[type=search], textarea, select, dialog");
+    if (typing || event.metaKey || event.ctrlKey || event.altKey) return;
+    const row = shown[cursor];
+    if (event.key === "/") box.current?.focus();
+    else if (event.key === "j") setCursor(Math.min(shown.length - 1, cursor + 1));
+    else if (event.key === "k") setCursor(Math.max(0, cursor - 1));
+    else if (event.key === "x" && row) toggle(row.id);
+    else if (event.key === "o" && row) go(`/jobs/${row.id}`);
+    else if (event.key === "l" && row) go(`/jobs/${row.id}/logs`);
+    else return;
+    event.preventDefault();
   };
-  const ids = mine.map((row) => row.id).join(" ");
+  useEffect(() => {
+    const handle = (event: KeyboardEvent) => keys.current(event);
+    addEventListener("keydown", handle);
+    return () => removeEventListener("keydown", handle);
+  }, []);
+  useEffect(() => document.querySelector("tr.cursor")?.scrollIntoView({ block: "nearest" }), [cursor]);
+
+  const mine = shown.filter((row) => chosen.has(row.id) && mayChange(row.owner));
+  const views = [...VIEWS, ...Object.entries(preferences?.views ?? {})];
+  const save = () =>
+    ask({
+      title: "Save this search",
+      action: "Save",
+      fields: [{ name: "name", label: "Name", required: true, hint: "Letters, digits, dots and dashes" }],
+      line: ({ name }) => `tpu view save ${word(name || "NAME")} ${word(text)}`,
+      run: async ({ name }) => {
+        await patch("/preferences", { views: { [name!]: text } });
+        reload();
+        return `saved the view ${name}`;
+      },
+    });
 
   return (
     <>
@@ -113,29 +120,36 @@ export function Jobs() {
           placeholder="owner:me tag:sweep-* loss<0.3 since:7d state:failed   ( / )"
         />
         <nav aria-label="Views">
-          {VIEWS.map(([name, view]) => (
+          {views.map(([name, view]) => (
             <a key={name} href={`#/jobs?q=${encodeURIComponent(view)}`} aria-current={view === text ? "page" : undefined}>
               {name}
             </a>
           ))}
+          {text && !views.some(([, view]) => view === text) ? (
+            <button type="button" class="link" onClick={save}>
+              save
+            </button>
+          ) : null}
         </nav>
       </form>
       <Failure message={error} />
-      {chosen.size ? (
-        <div class="bulk" role="toolbar" aria-label="Chosen jobs">
-          <span>{plural(chosen.size, "job")} chosen</span>
-          {chosen.size > 1 ? <a href={`#/compare/${[...chosen].join("/")}`}>Compare</a> : null}
-          <button type="button" disabled={!mine.length} onClick={() => setAsking("cancel")}>
-            Cancel
+      {isMember() && !chosen.size ? (
+        <div class="controls">
+          <button type="button" onClick={() => ask(submit(pools?.pools ?? []))}>
+            New job
           </button>
-          <button type="button" disabled={!mine.length} onClick={() => setAsking("rerun")}>
-            Rerun
-          </button>
-          <button type="button" disabled={!mine.length} onClick={tag}>
-            Tag
-          </button>
-          {mine.length < chosen.size ? <span class="quiet">{chosen.size - mine.length} are not yours to change</span> : null}
         </div>
+      ) : null}
+      {chosen.size ? (
+        <Bulk
+          chosen={chosen}
+          mine={mine}
+          ask={ask}
+          onDone={() => {
+            setChosen(new Set());
+            void load(null);
+          }}
+        />
       ) : null}
       {rows === null ? (
         error ? null : <Empty>Loading…</Empty>
@@ -148,71 +162,194 @@ export function Jobs() {
           </Empty>
         )
       ) : (
-        <table class="jobs">
-          <thead>
-            <tr>
-              <th class="tick">
-                <span class="hidden">Choose</span>
-              </th>
-              <th>Job</th>
-              <th>State</th>
-              <th>Progress</th>
-              <th>Slices</th>
-              <th>Owner</th>
-              <th>Submitted</th>
-            </tr>
-          </thead>
-          <tbody>
-            {shown.map((row) => (
-              <tr key={row.id} data-job={row.id}>
-                <td class="tick">
-                  <input type="checkbox" aria-label={`choose ${row.name}`} checked={chosen.has(row.id)} onChange={() => toggle(row.id)} />
-                </td>
-                <td data-label="Job">
-                  <a href={`#/jobs/${row.id}`}>{row.name}</a> <Tags tags={row.tags} />
-                </td>
-                <td data-label="State">
-                  <State name={row.state} /> <span class="reason" title={row.reason}>{row.reason}</span>
-                </td>
-                <td data-label="Progress">
-                  <Progress row={row} />
-                </td>
-                <td data-label="Slices">
-                  {row.slices > 1 ? `${row.slices} × ` : ""}
-                  {row.accelerator}
-                </td>
-                <td data-label="Owner">{row.owner === session.value?.user ? "me" : row.owner}</td>
-                <td data-label="Submitted">
-                  <Age at={row.submitted_at} />
-                </td>
+        <div class="wide">
+          <table class="jobs">
+            <thead>
+              <tr>
+                <th class="tick">
+                  <input
+                    type="checkbox"
+                    aria-label="choose all jobs on this page"
+                    checked={chosen.size > 0 && chosen.size === shown.length}
+                    onChange={(event) => setChosen(new Set(event.currentTarget.checked ? shown.map((row) => row.id) : []))}
+                  />
+                </th>
+                <th>Job</th>
+                <th>State</th>
+                <th>Progress</th>
+                <th>Slices</th>
+                <th>Owner</th>
+                <th>Submitted</th>
               </tr>
-            ))}
-          </tbody>
-        </table>
+            </thead>
+            <tbody>
+              {shown.map((row, index) => (
+                <tr key={row.id} data-job={row.id} class={index === cursor ? "cursor" : ""}>
+                  <td class="tick">
+                    <input type="checkbox" aria-label={`choose ${row.name}`} checked={chosen.has(row.id)} onChange={() => toggle(row.id)} />
+                  </td>
+                  <td data-label="Job" class="name">
+                    <span class="cell">
+                      <JobLink id={row.id} name={row.name} /> <Tags tags={row.tags} />
+                      {row.notes ? <span class="note" title={row.notes}>{row.notes}</span> : null}
+                    </span>
+                  </td>
+                  <td data-label="State" class="text">
+                    <span class="cell">
+                      <State name={row.held_by ? "held" : row.state} />{" "}
+                      <span class="reason" title={row.reason}>
+                        {row.reason}
+                      </span>
+                    </span>
+                  </td>
+                  <td data-label="Progress">
+                    <Progress row={row} />
+                  </td>
+                  <td data-label="Slices">
+                    <span class="cell">
+                      {needs(row)}
+                      {row.pool ? <span class="quiet"> {row.pool}</span> : null}
+                    </span>
+                  </td>
+                  <td data-label="Owner">{isMe(row.owner) ? "me" : row.owner}</td>
+                  <td data-label="Submitted">
+                    <Age at={row.submitted_at} />
+                  </td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
       )}
       {next ? (
         <button type="button" class="more" onClick={() => void load(next)}>
           Older jobs
         </button>
       ) : null}
-      {asking ? (
-        <Confirm
-          title={asking === "cancel" ? `Cancel ${plural(mine.length, "job")}?` : `Run ${plural(mine.length, "job")} again?`}
-          action={asking === "cancel" ? "Cancel jobs" : "Rerun"}
-          line={`tpu ${asking} ${ids}`}
-          onYes={asking === "cancel" ? cancel : rerun}
-          onClose={() => setAsking(null)}
-        >
-          <ul class="names">
-            {mine.slice(0, 20).map((row) => (
-              <li key={row.id}>
-                {row.name} <span class="quiet">{row.id}</span>
-              </li>
-            ))}
-            {mine.length > 20 ? <li>and {mine.length - 20} more</li> : null}
-          </ul>
-        </Confirm>
+      {shown.length ? (
+        <p class="keys">
+          <kbd>/</kbd> search <kbd>j</kbd> <kbd>k</kbd> move <kbd>x</kbd> choose <kbd>o</kbd> open <kbd>l</kbd> logs
+        </p>
       ) : null}
+      {dialog}
     </>
+  );
+}
+
+/** A command alone: code is sent by `tpu run`, which has the folder. */
+function submit(pools: Pool[]): Question {
+  const tags = (text: string) => text.split(/\s+/).filter(Boolean);
+  return {
+    title: "New job",
+    action: "Submit",
+    fields: [
+      { name: "type", label: "TPU type", value: pools[0] ? typeName(pools[0].accelerator) : "v5e-1", required: true },
+      { name: "command", label: "Command", type: "textarea", required: true, hint: "Run by bash on every host, without code of yours. To send a folder, use `tpu run` there." },
+      { name: "name", label: "Name", hint: "Empty: chosen from the command" },
+      { name: "pool", label: "Pool", type: "select", options: [["", "no pool"], ...pools.map((pool) => [pool.name, `${pool.name} (${typeName(pool.accelerator)})`] as [string, string])] },
+      { name: "tags", label: "Tags", hint: "Separated by spaces" },
+    ],
+    line: (values) =>
+      [
+        `tpu run ${word(values["type"]!)}`,
+        values["name"] ? `--name ${word(values["name"])}` : "",
+        values["pool"] ? `--pool ${word(values["pool"])}` : "",
+        ...tags(values["tags"]!).map((tag) => `--tag ${word(tag)}`),
+        `--detach -- ${values["command"] || "COMMAND"}`,
+      ]
+        .filter(Boolean)
+        .join(" "),
+    run: async (values) => {
+      const id = newJobId();
+      const name = values["name"] || `${values["command"]!.match(/[a-z][a-z0-9-]*/)?.[0] ?? "job"}-${id.slice(0, 4)}`;
+      const spec: Record<string, unknown> = { name, command: values["command"], accelerator: values["type"], tags: tags(values["tags"]!) };
+      if (values["pool"]) spec["pool"] = values["pool"];
+      await post("/jobs", { jobs: [{ id, spec }] });
+      go(`/jobs/${id}`);
+      return `submitted ${name}`;
+    },
+  };
+}
+
+function Bulk(props: { chosen: Set<string>; mine: JobRow[]; ask: (question: Question) => void; onDone: () => void }) {
+  const { chosen, mine, ask, onDone } = props;
+  const ids = mine.map((row) => row.id);
+  const names = (
+    <ul class="names">
+      {mine.slice(0, 20).map((row) => (
+        <li key={row.id}>
+          {row.name} <span class="quiet">{row.id}</span>
+        </li>
+      ))}
+      {mine.length > 20 ? <li>and {mine.length - 20} more</li> : null}
+    </ul>
+  );
+  const act = (question: Omit<Question, "run" | "body">, action: (row: JobRow, values: Record<string, string>) => Promise<unknown>, done: (count: number) => string) =>
+    ask({
+      ...question,
+      body: names,
+      run: async (values) => {
+        try {
+          return await each(mine, (row) => action(row, values), done);
+        } finally {
+          onDone();
+        }
+      },
+    });
+  const none = !mine.length;
+  return (
+    <div class="bulk" role="toolbar" aria-label="Chosen jobs">
+      <span>{plural(chosen.size, "job")} chosen</span>
+      {chosen.size > 1 && chosen.size <= 20 ? <a href={`#/compare/${[...chosen].join("/")}`}>Compare</a> : null}
+      <button
+        type="button"
+        disabled={none}
+        onClick={() =>
+          act(
+            { title: `Cancel ${plural(mine.length, "job")}?`, action: "Cancel jobs", danger: true, line: () => `tpu cancel ${ids.join(" ")}` },
+            (row) => post(`${jobPath(row.id)}/cancel`),
+            (count) => `cancelled ${plural(count, "job")}`,
+          )
+        }
+      >
+        Cancel
+      </button>
+      <button
+        type="button"
+        disabled={none}
+        onClick={() =>
+          act(
+            {
+              title: `Run ${plural(mine.length, "job")} again?`,
+              action: "Rerun",
+              line: () => ids.map((id) => `tpu rerun --detach ${id}`).join("; "),
+            },
+            (row) => post(`${jobPath(row.id)}/rerun`, { id: newJobId(), changes: {} }),
+            (count) => `submitted ${plural(count, "job")} again`,
+          )
+        }
+      >
+        Rerun
+      </button>
+      <button
+        type="button"
+        disabled={none}
+        onClick={() =>
+          act(
+            {
+              title: `Tag ${plural(mine.length, "job")}`,
+              action: "Add tags",
+              fields: [{ name: "tags", label: "Tags, separated by spaces", required: true }],
+              line: ({ tags }) => ids.map((id) => `tpu tag ${id} ${tags || "TAG"}`).join("; "),
+            },
+            (row, { tags }) => patch(jobPath(row.id), { add_tags: tags!.split(/\s+/).filter(Boolean) }),
+            (count) => `tagged ${plural(count, "job")}`,
+          )
+        }
+      >
+        Tag
+      </button>
+      {mine.length < chosen.size ? <span class="quiet">{plural(chosen.size - mine.length, "job")} of others</span> : null}
+    </div>
   );
 }

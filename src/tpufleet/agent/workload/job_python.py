@@ -12,9 +12,11 @@ from pathlib import Path
 
 from tpufleet.agent import own_wheel, uv_tool
 from tpufleet.agent.settings import AgentSettings
+from tpufleet.agent.workload import untrusted_files
 from tpufleet.agent.workload.environment import SIMULATED_PLATFORM
 from tpufleet.agent.workload.exit_diagnosis import AGENT_LINE_PREFIX
 from tpufleet.model.agent_protocol import Assignment
+from tpufleet.model.attempts import EnvironmentReport
 
 UV = "uv"  # value of `job_python`
 # Read in this order; the first that exists declares the dependencies of the job.
@@ -63,7 +65,7 @@ def plan(
     # Last, so that they are not removed again; pip, for a `setup` that calls it.
     own = ["pip"]
     if _supports_tpufleet(assignment.python):
-        own.append(str(own_wheel.build(shared / "wheels")))
+        own.append(str(_own_wheel(settings.work_dir)))
     steps = [
         (uv, "venv", "--python", python, str(folder)),
         *install,
@@ -87,6 +89,14 @@ def plan(
 def shared_folder(work_dir: Path) -> Path:
     """The cache that the attempts on this host share."""
     return work_dir / "uv"
+
+
+def _own_wheel(work_dir: Path) -> Path:
+    """Earlier jobs on this host could change the shared folder, so nothing there is trusted. Every
+    attempt gets it under one name, by which the cache knows it."""
+    name = shared_folder(work_dir).relative_to(work_dir) / "wheels" / own_wheel.wheel_name()
+    untrusted_files.write_below(work_dir, name, own_wheel.pack())
+    return work_dir / name
 
 
 def _install(
@@ -122,15 +132,19 @@ def _supports_tpufleet(python: str | None) -> bool:
     return python is None or tuple(map(int, python.split(".")[:2])) >= OUR_MINIMUM
 
 
-def summarize(log_lines: Sequence[str]) -> str:
-    """`14 packages, 11 from the cache`, from what uv printed."""
+def report(source: str, seconds: float, log_lines: Sequence[str]) -> EnvironmentReport:
+    """From what uv printed."""
     counts = {"Installed": 0, "Prepared": 0}
     for line in log_lines:
         match = _COUNTS.match(line)
         if match and match[1] in counts:
             counts[match[1]] += int(match[2])
-    cached = max(0, counts["Installed"] - counts["Prepared"])
-    return f"{counts['Installed']} packages, {cached} from the cache"
+    return EnvironmentReport(
+        source=source,
+        seconds=round(seconds, 1),
+        packages=counts["Installed"],
+        cached=max(0, counts["Installed"] - counts["Prepared"]),
+    )
 
 
 def find_error(log_lines: Sequence[str]) -> str:

@@ -19,11 +19,17 @@ from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, FleetError
 from tpufleet.model import encoding
 from tpufleet.model.bounds import MAX_NUMBER
-from tpufleet.model.hosts import Progress
+from tpufleet.model.hosts import (
+    MAX_RECENT_POINTS,
+    Progress,
+    ProgressFile,
+    ProgressPoint,
+)
 from tpufleet.runtime import gcs
 from tpufleet.runtime.gcs import Bucket
 
 PROGRESS_FILE = "run/progress.json"
+MAX_KEPT_POINTS = 500  # while the control plane cannot be reached
 MAX_PROGRESS_BYTES = 64 * 1024
 POLL_SECONDS = 0.5
 BUCKET_POLL_SECONDS = 30.0  # each poll costs a few requests
@@ -148,6 +154,7 @@ class ProgressReader:
         self._checkpoint_step: int | None = None
         self._checkpoint_at: datetime | None = None
         self._first_poll = True
+        self._points: deque[ProgressPoint] = deque(maxlen=MAX_KEPT_POINTS)
         self.latest: Progress | None = None
 
     def watch(self, ended: Event) -> None:
@@ -168,7 +175,23 @@ class ProgressReader:
             self._read_folder(last)
         if self._log_metrics is not None and self._log_metrics.poll():
             self._log_metrics_at = self._clock.now()
-        self.latest = self._with_log_metrics(self._merged())
+        self.latest = latest = self._with_log_metrics(self._merged())
+        if latest is not None and latest.at is not None:
+            self._add_point(ProgressPoint(at=latest.at, step=latest.step, metrics=latest.metrics))
+
+    def points_after(self, moment: datetime | None) -> tuple[ProgressPoint, ...]:
+        """What was reported after this, thinned. Safe from any thread."""
+        points = [each for each in tuple(self._points) if moment is None or each.at > moment]
+        while len(points) > MAX_RECENT_POINTS:
+            points = points[:-1:2] + points[-1:]
+        return tuple(points)
+
+    def _add_point(self, point: ProgressPoint) -> None:
+        if point.step is None and not point.metrics:
+            return
+        last = self._points[-1] if self._points else None
+        if last is None or point.at > last.at:
+            self._points.append(point)
 
     def _read_file(self) -> None:
         try:
@@ -185,13 +208,15 @@ class ProgressReader:
             return
         self._file_version = version
         try:
-            reported = encoding.from_json(data, Progress)
+            file = encoding.from_json(data, ProgressFile)
         except BadInput as error:
             self._ignore_file(str(error))
             return
         self._file_error = ""
-        at = reported.at or datetime.fromtimestamp(status.st_mtime, UTC)
-        self._reported = replace(reported, at=at if at.tzinfo else at.replace(tzinfo=UTC))
+        at = _utc(file.at or datetime.fromtimestamp(status.st_mtime, UTC))
+        self._reported = replace(file.latest, at=at)
+        for point in file.recent[-MAX_RECENT_POINTS:]:
+            self._add_point(replace(point, at=_utc(point.at)))
 
     def _ignore_file(self, error: str) -> None:
         if error != self._file_error:  # it is read twice a second
@@ -249,6 +274,10 @@ class ProgressReader:
             checkpoint_step=self._checkpoint_step,
             at=max(times) if times else None,
         )
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def _whole(number: float | None) -> int | None:

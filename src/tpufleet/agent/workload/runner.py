@@ -32,8 +32,9 @@ from tpufleet.client.agents import AgentClient
 from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError, Unreachable
 from tpufleet.model.agent_protocol import Assignment
+from tpufleet.model.attempts import EnvironmentReport
 from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import Exit, Phase, Progress
+from tpufleet.model.hosts import Exit, Phase, Progress, ProgressPoint
 
 # For processes that outlive the command by a moment, as the workers of a data loader do.
 LINGER_SECONDS = 2.0
@@ -67,6 +68,7 @@ class Workload:
         self.folder = AttemptFolder(context.settings.work_dir, assignment.attempt_id)
         self.phase = Phase.SETUP
         self.exit: Exit | None = None
+        self.environment: EnvironmentReport | None = None  # once it is ready
         self._context = context
         self._stop_reason = ""
         self._fault: EndReason | None = None
@@ -85,6 +87,10 @@ class Workload:
     @property
     def progress(self) -> Progress | None:
         return self._progress_reader.latest if self._progress_reader else None
+
+    def points_after(self, moment: datetime | None) -> tuple[ProgressPoint, ...]:
+        reader = self._progress_reader
+        return reader.points_after(moment) if reader is not None else ()
 
     @property
     def finished(self) -> bool:
@@ -214,9 +220,10 @@ class Workload:
             if exit.status != 0 or exit.stopped_by_agent:
                 error = job_python.find_error(log.tail(exit_diagnosis.TAIL_LINES, step_start))
                 return replace(exit, log_line=error or exit.log_line)
-        seconds = time.monotonic() - started
-        summary = job_python.summarize(log.tail(exit_diagnosis.TAIL_LINES, log_start))
-        log.note(f"environment: ready after {seconds:.1f} s: {summary}")
+        lines = log.tail(exit_diagnosis.TAIL_LINES, log_start)
+        self.environment = job_python.report(python.source, time.monotonic() - started, lines)
+        log.note(f"environment: ready: {self.environment.text}")
+        self._context.on_phase_change()
         if self._context.settings.platform == "" and job_python.runs_on_cpu(python.folder):
             log.note(
                 "environment: jax is installed without libtpu and will use the CPU; write jax[tpu]"

@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
+import shutil
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,6 +65,54 @@ def open_folder(path: Path) -> int:
         os.close(descriptor)
         raise NotAllowed(errno.ELOOP, f"{path} is a link")
     return descriptor
+
+
+def write_below(root: Path, name: Path, data: bytes) -> None:
+    """Write a file without following any link below `root`; what is in its way is deleted. A file
+    that has this content already is not touched."""
+    folder = os.open(root, FOLDER_FLAGS)
+    try:
+        for part in name.parts[:-1]:
+            above, folder = folder, _require_folder(part, folder)
+            os.close(above)
+        if _content(name.name, folder, len(data)) != data:
+            draft = f".{name.name}.{secrets.token_hex(8)}"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(draft, flags, 0o644, dir_fd=folder), "wb") as file:
+                file.write(data)
+            _delete(name.name, folder)
+            os.replace(draft, name.name, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def _require_folder(name: str, parent: int) -> int:
+    try:
+        return os.open(name, FOLDER_FLAGS, dir_fd=parent)
+    except OSError:  # not there, or a link or a file of a job
+        _delete(name, parent)
+        os.mkdir(name, dir_fd=parent)
+        return os.open(name, FOLDER_FLAGS, dir_fd=parent)
+
+
+def _content(name: str, folder: int, size: int) -> bytes | None:
+    """Of a regular file of this size that has no other name."""
+    try:
+        with open(os.open(name, READ_FLAGS | os.O_NOFOLLOW, dir_fd=folder), "rb") as file:
+            status = os.fstat(file.fileno())
+            plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+            return file.read() if plain and status.st_size == size else None
+    except OSError:
+        return None
+
+
+def _delete(name: str, folder: int) -> None:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return
+    except OSError:  # a folder
+        shutil.rmtree(name, dir_fd=folder)
 
 
 def make_folder_below(root: Path, name: Path) -> Path:

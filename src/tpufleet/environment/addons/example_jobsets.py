@@ -6,14 +6,15 @@ from the TPU type and from cluster.yaml.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tpufleet.environment.config import names
-from tpufleet.environment.config.sections import Environment
+from tpufleet.environment.config.sections import Environment, Team
 from tpufleet.errors import BadInput
 from tpufleet.model import topology
 from tpufleet.model.topology import Accelerator
-from tpufleet.providers.gke import keys
+from tpufleet.providers.gke import keys, kueue
 
 Json = dict[str, Any]
 
@@ -23,6 +24,13 @@ PORTS = (8471, 8080)  # of the TPU runtime, and of the MXLA coordinator
 # A preemption restarts the JobSet, which then continues from its checkpoint.
 MAX_RESTARTS = 100
 USER = 65532
+RESTRICTED = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+MAX_UPLOAD_SECONDS = 7 * 24 * 3600
+TENSORBOARD = re.compile(r"projects/[^/]+/locations/[a-z0-9-]+/tensorboards/[0-9]+")
 MAXTEXT_ARGS = (
     "steps=150 per_device_batch_size=6 enable_checkpointing=true checkpoint_period=50 "
     "async_checkpointing=true enable_profiler=false remat_policy=full max_target_length=2048 "
@@ -70,6 +78,50 @@ def maxtext(
     return _jobset(environment, team, kind, slices, image, command, variables, suffix)
 
 
+def tensorboard_upload(
+    environment: Environment, team: str, *, resource: str, run_name: str, output: str, image: str,
+    suffix: str = "",
+) -> Json:  # fmt: skip
+    """A Job beside the JobSet, on a CPU node, that uploads what MaxText logs to Vertex AI
+    TensorBoard. It is in no queue, because the queues are of slices.
+
+    https://cloud.google.com/vertex-ai/docs/experiments/tensorboard-upload-existing-logs
+    """
+    if not TENSORBOARD.fullmatch(resource):
+        raise BadInput(
+            f"{resource!r} is not a TensorBoard; write projects/PROJECT/locations/REGION/"
+            "tensorboards/NUMBER, as `gcloud ai tensorboards list` prints it"
+        )
+    settings = _team(environment, team)
+    container = {
+        "name": "tensorboard",
+        "image": image,
+        "command": [
+            "tb-gcp-uploader", f"--tensorboard_resource_name={resource}",
+            f"--logdir={output}/{run_name}/tensorboard", f"--experiment_name={run_name}",
+        ],
+        "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }  # fmt: skip
+    pod = {
+        "restartPolicy": "OnFailure",
+        "serviceAccountName": settings.service_account,
+        "nodeSelector": {"iam.gke.io/gke-metadata-server-enabled": "true"},
+        "securityContext": RESTRICTED,
+        "containers": [container],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": f"{NAME}-tensorboard" + (f"-{suffix}" if suffix else ""),
+            "namespace": names.team_namespace(team, settings),
+        },
+        # The uploader never ends by itself.
+        "spec": {"activeDeadlineSeconds": MAX_UPLOAD_SECONDS, "template": {"spec": pod}},
+    }
+
+
 def _gke_type(tpu_type: str) -> Accelerator:
     kind = topology.find(tpu_type)
     if kind.gke_accelerator is None:
@@ -77,13 +129,21 @@ def _gke_type(tpu_type: str) -> Accelerator:
     return kind
 
 
+def _team(environment: Environment, team: str) -> Team:
+    if team not in environment.teams:
+        raise BadInput(f"unknown team {team}; one of {', '.join(environment.teams)}")
+    return environment.teams[team]
+
+
 def _jobset(
     environment: Environment, team: str, kind: Accelerator, slices: int, image: str,
     command: list[str], variables: dict[str, str], suffix: str,
 ) -> Json:  # fmt: skip
-    if team not in environment.teams:
-        raise BadInput(f"unknown team {team}; one of {', '.join(environment.teams)}")
-    settings = environment.teams[team]
+    settings = _team(environment, team)
+    aware = any(
+        pool.topology_aware and pool.type == kind.name for pool in environment.tpu_pools.values()
+    )
+    metadata = {"metadata": {"annotations": kueue.topology_annotations(kind)}} if aware else {}
     return {
         "apiVersion": JOBSET_API_VERSION,
         "kind": "JobSet",
@@ -109,6 +169,7 @@ def _jobset(
                             "completions": kind.hosts,
                             "backoffLimit": 0,
                             "template": {
+                                **metadata,
                                 "spec": _pod(settings.service_account, kind, image, command,
                                              variables)
                             },
@@ -143,10 +204,6 @@ def _pod(
             "cloud.google.com/gke-tpu-accelerator": kind.gke_accelerator,
             "cloud.google.com/gke-tpu-topology": kind.topology,
         },
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": RESTRICTED,
         "containers": [container],
     }

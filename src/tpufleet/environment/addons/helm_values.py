@@ -27,11 +27,13 @@ def text(environment: Environment) -> str:
 def settings_env(environment: Environment) -> str:
     """settings.env of deploy/k8s/overlays/gke."""
     accounts = _accounts(environment)
+    aware = [pool.type for pool in environment.tpu_pools.values() if pool.topology_aware]
     settings = {
         "GOOGLE_CLOUD_PROJECT": environment.project,
         "TPUFLEET_GKE_IMAGE": names.server_image(environment, __version__),
         "TPUFLEET_GKE_ZONES": ",".join(environment.zones),
         "TPUFLEET_BUCKET": server_bucket(environment),
+        **({"TPUFLEET_GKE_TOPOLOGY_AWARE": ",".join(dict.fromkeys(aware))} if aware else {}),
         **{f"{name.upper()}_ACCOUNT": email for name, email in accounts.items()},
     }
     return HEADER + "".join(f"{name}={value}\n" for name, value in settings.items())

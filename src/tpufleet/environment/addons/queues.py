@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpufleet.environment.config import capacity, names
-from tpufleet.environment.config.sections import Environment, Team, TpuPool
+from tpufleet.environment.config.sections import Environment, Team
 from tpufleet.model import topology
 from tpufleet.model.topology import Accelerator
 from tpufleet.providers.gke import keys, kueue
@@ -37,6 +37,7 @@ class Flavor:
     kind: Accelerator
     capacity: str
     slices: int
+    topology_aware: bool = False
 
     @property
     def name(self) -> str:
@@ -62,6 +63,7 @@ def manifests(environment: Environment) -> list[Json]:
     shares = quota_shares(environment)
     return [
         *kueue.priority_classes(),
+        *([kueue.slice_topology()] if any(flavor.topology_aware for flavor in found) else []),
         *(_resource_flavor(flavor) for flavor in found),
         *(_provisioning() if flexible else []),
         _cohort(environment, found, shares),
@@ -81,12 +83,20 @@ def manifests(environment: Environment) -> list[Json]:
 def flavors(environment: Environment) -> list[Flavor]:
     """On demand and reserved first: Kueue tries flavors in their order."""
     slices: dict[tuple[str, str], int] = {}
+    aware: set[tuple[str, str]] = set()
     for pool in environment.tpu_pools.values():
-        key = (pool.type, _flavor_capacity(pool))
+        key = capacity.flavor_key(pool)
         slices[key] = slices.get(key, 0) + pool.slices
+        if pool.topology_aware:
+            aware.add(key)
     order = ("on-demand", "spot", "flex-start")
     return [
-        Flavor(kind=topology.find(kind), capacity=found, slices=count)
+        Flavor(
+            kind=topology.find(kind),
+            capacity=found,
+            slices=count,
+            topology_aware=(kind, found) in aware,
+        )
         for (kind, found), count in sorted(
             slices.items(), key=lambda item: (order.index(item[0][1]), item[0][0])
         )
@@ -118,10 +128,6 @@ def queue_name(team: str) -> str:
     return team
 
 
-def _flavor_capacity(pool: TpuPool) -> str:
-    return "on-demand" if pool.capacity == "reserved" else pool.capacity
-
-
 def _resource_flavor(flavor: Flavor) -> Json:
     return {
         "apiVersion": kueue.KUEUE_API_VERSION,
@@ -130,6 +136,7 @@ def _resource_flavor(flavor: Flavor) -> Json:
         "spec": {
             "nodeLabels": flavor.node_labels,
             "tolerations": list(_tolerations(flavor)),
+            **({"topologyName": kueue.TOPOLOGY} if flavor.topology_aware else {}),
         },
     }
 

@@ -28,7 +28,12 @@ STAGES = (StageName.INFRASTRUCTURE, StageName.CLUSTER_CONFIG)
 RENDERED = "rendered"  # folder of `tpu cluster render`
 KUBECONFIG = "KUBECONFIG=/workspace/.kubeconfig"
 # What images are built of, by target of the Containerfile.
-IMAGES = {"tpufleet": "image-tpu", "tpufleet-server": "image"}
+IMAGES = {
+    "tpufleet": "image-tpu",
+    "tpufleet-agent": "image",
+    "tpufleet-server": "image-server",
+    "tpufleet-trainer": "image-trainer",
+}
 
 
 def files(environment: Environment) -> dict[str, str]:

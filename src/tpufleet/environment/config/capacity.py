@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from tpufleet.environment.config.sections import Environment, TpuPool
-from tpufleet.model import topology, tpu_types
+from tpufleet.model import topology
 from tpufleet.model.topology import Accelerator
 
 PODS_PER_CPU_NODE = 110  # GKE's default
@@ -21,13 +21,6 @@ RESERVED_ADDRESSES = 4  # of a subnetwork's primary range
 
 def shape(pool: TpuPool) -> Accelerator:
     return topology.find(pool.type)
-
-
-def spelling(tpu_type: str) -> str:
-    """As people write it: v5e-16, not v5litepod-16."""
-    prefix, _, size = tpu_type.rpartition("-")
-    aliases = {row[1]: row[2] for row in tpu_types.GENERATIONS}
-    return f"{(*aliases.get(prefix, ()), prefix)[0]}-{size}"
 
 
 def addresses_per_node(pods: int) -> int:
@@ -74,3 +67,9 @@ def _other_nodes(environment: Environment) -> int:
 
 def _tpu_nodes(environment: Environment) -> int:
     return sum(shape(pool).hosts * pool.slices for pool in environment.tpu_pools.values())
+
+
+def flavor_key(pool: TpuPool) -> tuple[str, str]:
+    """Pools that agree in it are one ResourceFlavor: type and kind of capacity. Reserved slices
+    have the node labels of those on demand."""
+    return (pool.type, "on-demand" if pool.capacity == "reserved" else pool.capacity)

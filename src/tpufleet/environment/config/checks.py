@@ -8,6 +8,7 @@ from collections import Counter
 from tpufleet.environment.config import capacity, names
 from tpufleet.environment.config.sections import CpuPool, Environment
 from tpufleet.model.field_types import ParseErrors, suggest
+from tpufleet.model.topology import short_name
 
 CONTROL_PLANE_PREFIX = 28
 
@@ -63,7 +64,7 @@ def _pools(environment: Environment, errors: ParseErrors) -> None:
         if capacity.shape(tpu).gke_accelerator is None:
             errors.add(
                 f"{path}.type",
-                f"{capacity.spelling(tpu.type)} is not available on GKE; for example v5e-16",
+                f"{short_name(tpu.type)} is not available on GKE; for example v5e-16",
             )
         if (tpu.capacity == "reserved") != bool(tpu.reservation):
             hint = "set reservation: NAME" if not tpu.reservation else "write capacity: reserved"
@@ -72,6 +73,22 @@ def _pools(environment: Environment, errors: ParseErrors) -> None:
             errors.add(
                 f"{path}.autoscaling", "the provisioner scales by itself; remove it, or write "
                 "managed_by: terraform",
+            )  # fmt: skip
+        if tpu.topology_aware and (tpu.managed_by != "terraform" or tpu.autoscaling):
+            errors.add(
+                f"{path}.topology_aware", "Kueue must see the nodes before it admits a job; write "
+                "managed_by: terraform and autoscaling: false",
+            )  # fmt: skip
+        others = [
+            other
+            for other, pool in environment.tpu_pools.items()
+            if capacity.flavor_key(pool) == capacity.flavor_key(tpu)
+            and pool.topology_aware < tpu.topology_aware
+        ]
+        if others:
+            errors.add(
+                f"{path}.topology_aware", f"tpu_pools.{others[0]} has the same type and capacity; "
+                "write it in both or in none",
             )  # fmt: skip
     used = Counter([*environment.cpu_pools, *environment.gpu_pools, *environment.tpu_pools])
     for name, count in used.items():
@@ -123,10 +140,10 @@ def _teams(environment: Environment, errors: ParseErrors) -> None:
     namespaces: dict[str, str] = {}
     for name, team in environment.teams.items():
         for kind, count in team.quota.items():
-            spelled = capacity.spelling(kind)
+            spelled = short_name(kind)
             path = f"teams.{name}.quota.{spelled}"
             if kind not in slices:
-                known = [capacity.spelling(each) for each in slices]
+                known = [short_name(each) for each in slices]
                 errors.add(path, f"no pool in tpu_pools has this type{suggest(spelled, known)}")
                 continue
             promised[kind] += count

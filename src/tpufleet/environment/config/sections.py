@@ -208,6 +208,11 @@ class TpuPool:
     autoscaling: bool = option(
         BOOLEAN, "With `terraform`: scale to zero while no job needs the slice.", default=False
     )
+    topology_aware: bool = option(
+        BOOLEAN,
+        "With `terraform`: Kueue admits a job only when whole slices are free, and places it.",
+        default=False,
+    )
     zone: str = option(ZONE, "Zone (default: the first of zones).", default="")
     disk_type: str = option(choice(*DISK_TYPES), "Boot disk type.", default="pd-balanced")
     disk_gb: int = option(counted(20, 65536), "Boot disk size in GB.", default=200)

@@ -10,6 +10,7 @@ from typing import Any
 from tpufleet.environment.config import capacity, names
 from tpufleet.environment.config.sections import Environment
 from tpufleet.model import prices, topology
+from tpufleet.model.topology import short_name
 
 # https://cloud.google.com/kubernetes-engine/pricing: flat, whatever the size of the cluster.
 CLUSTER_USD = 0.10
@@ -88,7 +89,7 @@ def estimate(environment: Environment) -> list[CostLine]:
         lines.append(
             CostLine(
                 name=name,
-                what=f"{tpu.slices} × {capacity.spelling(tpu.type)} {tpu.capacity}",
+                what=f"{tpu.slices} × {short_name(tpu.type)} {tpu.capacity}",
                 least_usd=most if always else 0.0,
                 most_usd=most,
             )

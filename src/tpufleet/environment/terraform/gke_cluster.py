@@ -15,6 +15,7 @@ from tpufleet.environment.terraform.hcl import (
     reference,
     resource,
 )  # fmt: skip
+from tpufleet.model.topology import short_name
 
 
 def resources(environment: Environment) -> list[Block]:
@@ -108,8 +109,7 @@ def outputs(environment: Environment) -> list[Block]:
         name: reference("google_storage_bucket", name, "name") for name in environment.buckets
     }
     slices = {
-        capacity.spelling(kind): count
-        for kind, count in capacity.slices_by_type(environment).items()
+        short_name(kind): count for kind, count in capacity.slices_by_type(environment).items()
     }
     board: Any = ""
     if environment.tensorboard is not None:

@@ -8,6 +8,7 @@ from typing import Any
 from tpufleet.errors import BadInput
 from tpufleet.model import topology
 from tpufleet.model.topology import Accelerator
+from tpufleet.providers.gke import keys
 
 Json = dict[str, Any]
 
@@ -17,6 +18,31 @@ PRIORITY_VALUES = {"verylow": 100, "low": 250, "medium": 500, "high": 750, "very
 MAX_FLAVORS = 64  # Kueue's limit for one ClusterQueue
 # Only chips are limited; cpu and memory are listed because Kueue admits covered resources only.
 UNLIMITED = {"cpu": "1000000", "memory": "1000000Gi"}
+
+
+# Topology-aware scheduling: https://kueue.sigs.k8s.io/docs/concepts/topology_aware_scheduling/
+# A multi-host slice is one node pool.
+TOPOLOGY = "tpu-slices"
+LEVELS = ("topology.kubernetes.io/zone", keys.POOL, "kubernetes.io/hostname")
+
+
+def slice_topology() -> Json:
+    return {
+        "apiVersion": KUEUE_API_VERSION,
+        "kind": "Topology",
+        "metadata": {"name": TOPOLOGY},
+        "spec": {"levels": [{"nodeLabel": label} for label in LEVELS]},
+    }
+
+
+def topology_annotations(accelerator: Accelerator) -> dict[str, str]:
+    """Of the pods of a job with one or more slices: each slice in one node pool, all of them in one
+    zone where possible."""
+    return {
+        "kueue.x-k8s.io/podset-preferred-topology": LEVELS[0],
+        "kueue.x-k8s.io/podset-slice-required-topology": keys.POOL,
+        "kueue.x-k8s.io/podset-slice-size": str(accelerator.hosts),
+    }
 
 
 def priority_classes() -> list[Json]:

@@ -11,7 +11,7 @@ from tpufleet.errors import BadInput, BadRequest
 from tpufleet.model import topology
 from tpufleet.model.topology import Accelerator
 from tpufleet.providers.base import Order
-from tpufleet.providers.gke import keys, pod_template, slice_slots
+from tpufleet.providers.gke import keys, kueue, pod_template, slice_slots
 from tpufleet.providers.gke.settings import GkeSettings
 from tpufleet.providers.gke.slice_slots import SliceSlots
 
@@ -35,7 +35,10 @@ def accelerator_of(order: Order) -> Accelerator:
     except BadInput as error:
         raise BadRequest(str(error)) from error
     if accelerator.gke_accelerator is None or accelerator.machine_type is None:
-        raise BadRequest(f"{order.accelerator} is not available on GKE; use the provider tpu-vm")
+        raise BadRequest(
+            f"{topology.short_name(order.accelerator)} is not available on GKE; "
+            "use the provider tpu-vm"
+        )
     return accelerator
 
 
@@ -86,14 +89,14 @@ def jobset(order: Order, settings: GkeSettings) -> Json:
     settings = pod_template.with_job_settings(settings, order.pod)
     name = jobset_name(order)
     labels = _labels(order)
-    kueue = {}
+    queue_labels: dict[str, str] = {}
     if settings.queue:
-        kueue = {keys.QUEUE: settings.queue, keys.PRIORITY: priority_class(order.priority)}
+        queue_labels = {keys.QUEUE: settings.queue, keys.PRIORITY: priority_class(order.priority)}
     return {
         "metadata": {
             "name": name,
             "namespace": settings.namespace,
-            "labels": {**labels, **kueue},
+            "labels": {**labels, **queue_labels},
             "annotations": {
                 keys.EXCLUSIVE: keys.POOL,
                 keys.ORDER: order.id,
@@ -142,11 +145,18 @@ def _job(order: Order, settings: GkeSettings, accelerator: Accelerator, labels: 
         "template": {
             "metadata": {
                 "labels": {**order.pod.labels, **labels},
-                **pod_template.fuse_annotations(settings),
+                **_pod_annotations(settings, accelerator),
             },
             "spec": pod_template.pod_template(jobset_name(order), order, settings, accelerator),
         },
     }  # fmt: skip
+
+
+def _pod_annotations(settings: GkeSettings, accelerator: Accelerator) -> Json:
+    annotations = pod_template.fuse_annotations(settings)
+    if settings.queue and accelerator.name in settings.topology_aware:
+        annotations |= kueue.topology_annotations(accelerator)
+    return {"annotations": annotations} if annotations else {}
 
 
 def _labels(order: Order) -> dict[str, str]:

@@ -48,10 +48,10 @@ def with_job_settings(settings: GkeSettings, pod: PodSettings) -> GkeSettings:
     )
 
 
-def fuse_annotations(settings: GkeSettings) -> Json:
-    """Part of the pods' metadata."""
+def fuse_annotations(settings: GkeSettings) -> dict[str, str]:
+    """Of the pods."""
     if any(BUCKET.fullmatch(source) for source in settings.volumes.values()):
-        return {"annotations": {GCS_FUSE_ANNOTATION: "true"}}
+        return {GCS_FUSE_ANNOTATION: "true"}
     return {}
 
 

@@ -16,6 +16,7 @@ from tpufleet.kubernetes.connections import Connection, Json
 from tpufleet.model.cloud_slices import CloudSlice
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.slices import SliceId
+from tpufleet.model.topology import short_name
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.gke import keys, manifests, settings, slice_slots, slot_updates, states
 from tpufleet.providers.gke.capacity_events import CapacityEvent
@@ -196,7 +197,8 @@ class GkeProvider:
         if self._most is not None and held + len(wanted) > self._most:
             raise NoCapacity(
                 f"{held} of {self._most} GKE slices in use; cannot add {len(wanted)} x "
-                f"{order.accelerator} in {order.zone}; raise gke.most_slices or release slices"
+                f"{short_name(order.accelerator)} in {order.zone}; "
+                "raise gke.most_slices or release slices"
             )
 
     def _reuse_slots(self, order: Order, jobsets: Sequence[Json]) -> bool:

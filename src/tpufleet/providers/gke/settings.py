@@ -25,6 +25,7 @@ class GkeSettings:
     namespace: str = "tpu-training"  # where jobs run
     zones: tuple[str, ...] = ()  # that slices may be in
     queue: str = ""  # Kueue's LocalQueue; empty: without Kueue
+    topology_aware: tuple[str, ...] = ()  # accelerators whose Kueue flavor has a topology
     reservations: Mapping[str, str] = field(default_factory=dict)  # by accelerator
     cpu: str = "4"  # of one host's pod
     memory: str = "16Gi"
@@ -73,7 +74,7 @@ def parse_quantity(quantity: str) -> int:
 
 def _normalize(config: Mapping[str, Any]) -> dict[str, Any]:
     plain = dict(config)
-    for key in ("zones", "pull_secrets", "service_accounts"):
+    for key in ("zones", "pull_secrets", "service_accounts", "topology_aware"):
         if isinstance(plain.get(key), str):
             plain[key] = _items(plain[key])
     for key in ("reservations", "extra_selector", "volumes"):
@@ -86,6 +87,8 @@ def _normalize(config: Mapping[str, Any]) -> dict[str, Any]:
             plain[key] = int(plain[key])
     if isinstance(plain.get("cpu"), int | float):
         plain["cpu"] = str(plain["cpu"])
+    if "topology_aware" in plain:
+        plain["topology_aware"] = [topology.find(kind).name for kind in plain["topology_aware"]]
     if isinstance(plain.get("reservations"), Mapping):
         plain["reservations"] = {
             topology.find(kind).name: name for kind, name in plain["reservations"].items()

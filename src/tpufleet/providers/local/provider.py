@@ -168,8 +168,8 @@ class LocalProvider:
         accelerator = _validate(order)
         if not self._plan.in_stock(order.zone, now - root.opened_at):
             raise NoCapacity(
-                f"{order.accelerator} ({order.capacity}) is out of capacity in {order.zone}, "
-                "by the fault plan"
+                f"{topology.short_name(order.accelerator)} ({order.capacity}) is out of "
+                f"capacity in {order.zone}, by the fault plan"
             )
         begin = int(processes.root_marker(self._records.root), 16) + root.next_number * 7
         taken = {record.port for record in held}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from tpufleet.errors import NoCapacity, QuotaExceeded
+from tpufleet.model.topology import short_name
 from tpufleet.providers.local.slice_records import SliceRecord
 
 # Below the ephemeral port range.
@@ -45,8 +46,9 @@ class Stock:
             if matching and used + len(matching) > limit.slices:
                 first = matching[0]
                 raise NoCapacity(
-                    f"{first.accelerator} ({first.capacity}) is out of capacity in {first.zone}: "
-                    f"{used} of {limit.slices} slices in use, {len(matching)} more requested"
+                    f"{short_name(first.accelerator)} ({first.capacity}) is out of capacity in "
+                    f"{first.zone}: {used} of {limit.slices} slices in use, "
+                    f"{len(matching)} more requested"
                 )
         chips = sum(record.chips for record in held)
         more = sum(record.chips for record in wanted)

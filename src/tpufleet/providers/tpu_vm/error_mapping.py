@@ -86,7 +86,7 @@ def _exhausted(message: str, reason: str, text: str) -> ProviderError:
     if _CAPACITY.search(message):
         return NoCapacity(text)
     if _QUOTA.search(message):
-        none = re.search(r"Limit: 0\b", message)
+        none = re.search(r"Limit:? 0\b", message)
         hint = "; the project has no such quota: request it in the Cloud console" if none else ""
         return QuotaExceeded(f"{text}{hint}")
     return NoCapacity(text)

@@ -1,4 +1,5 @@
-"""REST calls to Google Cloud APIs without a client library here: IAM, quota, networks, buckets."""
+"""REST calls to Google Cloud APIs without a client library here: IAM, quota, networks, buckets,
+VMs."""
 
 from __future__ import annotations
 
@@ -71,6 +72,9 @@ class GoogleRest:
 
     def post(self, api: str, path: str, body: dict[str, Any]) -> Answer:
         return self._call("POST", api, path, {}, body)
+
+    def delete(self, api: str, path: str) -> Answer:
+        return self._call("DELETE", api, path, {}, None)
 
     def _call(self, method: str, api: str, path: str, query: dict[str, Any], body: Any) -> Answer:
         import requests

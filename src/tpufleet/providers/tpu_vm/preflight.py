@@ -148,8 +148,8 @@ class Preflight:
     def _quota(self) -> Iterator[Check]:
         for accelerator, zone in self._pairs():
             kind = topology.find(accelerator)
-            quota = tpu_zones.quota_id(kind.generation, self._wanted.capacity)
-            name = f"quota {accelerator} {zone}"
+            quota = tpu_zones.quota_id(kind, self._wanted.capacity)
+            name = f"quota {topology.short_name(accelerator)} {zone}"
             answer = self._rest.get(
                 "quotas",
                 f"v1/projects/{self._project}/locations/global/services/{API}/quotaInfos/{quota}",

@@ -17,6 +17,7 @@ from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadRequest, NoCapacity, ProviderError, ProviderUnavailable, RateLimited
 from tpufleet.model.cloud_slices import CloudState, SliceListing
 from tpufleet.model.slices import SliceId
+from tpufleet.model.topology import short_name
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.tpu_vm import (
     api,
@@ -186,8 +187,8 @@ class TpuVmProvider:
             if queued.name == name and queued.state.state in states.WAITING:
                 self._api.delete_queued_resource(name)
                 raise NoCapacity(
-                    f"{len(order.slices)} x {order.accelerator} ({order.capacity}) is out of "
-                    f"capacity in {order.zone}"
+                    f"{len(order.slices)} x {short_name(order.accelerator)} ({order.capacity}) is "
+                    f"out of capacity in {order.zone}"
                 )
 
     # Releasing.

@@ -29,7 +29,10 @@ def validate(order: Order, settings: TpuVmSettings) -> topology.Accelerator:
             "add it to tpu_vm.zones"
         )
     if runtime_version(accelerator, settings) is None:
-        raise BadRequest(f"{order.accelerator} is not available as a TPU VM; use the provider gke")
+        raise BadRequest(
+            f"{topology.short_name(order.accelerator)} is not available as a TPU VM; "
+            "use the provider gke"
+        )
     return accelerator
 
 

@@ -1,4 +1,4 @@
-"""The startup script of a new host, and the metadata that it reads."""
+"""The startup scripts of TPU hosts and of a server VM, and the metadata that hosts read."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from tpufleet.model.topology import Accelerator
 from tpufleet.providers.tpu_vm import naming
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 
-SCRIPT = Path(__file__).with_name("startup.sh")
+FOLDER = Path(__file__).parent
 
 
 @cache
 def script() -> str:
     """The same for every host: input comes from metadata and is never part of the script."""
-    return SCRIPT.read_text()
+    return _join("install_bundle.sh", "startup.sh")
+
+
+@cache
+def server_script() -> str:
+    """Of a VM that runs the server."""
+    return _join("install_bundle.sh", "server.sh")
+
+
+def _join(*names: str) -> str:
+    return "\n".join((FOLDER / name).read_text() for name in names)
 
 
 def metadata(accelerator: Accelerator, settings: TpuVmSettings) -> dict[str, str]:

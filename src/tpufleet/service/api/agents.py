@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -27,7 +28,14 @@ from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.service import auth, heartbeats, identifiers
 from tpufleet.service.files import results
 from tpufleet.service.files.logs import LogGap
-from tpufleet.service.routing import SLICE_TOKEN, ApiCall, MediaType, Param, Router
+from tpufleet.service.routing import (
+    SLICE_TOKEN,
+    ApiCall,
+    MediaType,
+    Param,
+    Router,
+    ServiceComponents,
+)
 
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 MIN_NONCE_LENGTH, MAX_NONCE_LENGTH = 16, 128
@@ -74,7 +82,7 @@ def exchange_bootstrap_token(call: ApiCall) -> SliceTokenReply:
 )
 async def heartbeat(call: ApiCall) -> HeartbeatReply:
     """In the event loop, because it is the most frequent call; `Heartbeats` reads the store in a
-    worker thread, for many calls at a time."""
+    worker thread, for many calls at a time. `fast_heartbeats` answers most of them instead."""
     sender = _sender(call)
     slice_id = _authenticated_slice(call, sender.host_id)
     try:
@@ -87,8 +95,14 @@ async def heartbeat(call: ApiCall) -> HeartbeatReply:
             f"unreadable heartbeat of {sender.host_id} (agent protocol {sender.protocol}, server "
             f"protocol {PROTOCOL}): {error}; upgrade the older of the two"
         ) from error
-    reply = await call.components.heartbeats.receive(report, slice_id, call.now)
-    host_commands = call.components.host_commands.pending_for(report.host_id)
+    return await receive_heartbeat(call.components, report, slice_id, call.now)
+
+
+async def receive_heartbeat(
+    components: ServiceComponents, report: Heartbeat, slice_id: SliceId, now: datetime
+) -> HeartbeatReply:
+    reply = await components.heartbeats.receive(report, slice_id, now)
+    host_commands = components.host_commands.pending_for(report.host_id)
     return replace(reply, host_commands=host_commands) if host_commands else reply
 
 
@@ -140,6 +154,32 @@ def put_host_command_result(call: ApiCall) -> Acknowledgement:
     result = _signed_body(call, HostCommandResult)
     _authenticated_slice(call, result.host_id)
     call.components.host_commands.record_result(call.path_param("errand"), result, call.now)
+    return Acknowledgement()
+
+
+@router.route(
+    "POST",
+    "/agent/errands/{errand}/file",
+    role=SLICE_TOKEN,
+    summary="Upload a part of the file that belongs to the result of a host command",
+    params=(
+        Param("host", "host id"),
+        Param("offset", "position of the first byte in the file", number=True),
+    ),
+    body=bytes,
+    response=Acknowledgement,
+    limit=MAX_CHUNK_BYTES,
+    stream_body=True,
+)
+async def put_host_command_file(call: ApiCall) -> Acknowledgement:
+    host = HostId(call.query_text("host") or "")
+    _authenticated_slice(call, host)
+    await call.read_body()
+    offset = call.query_int("offset", 0) or 0
+    await run_in_threadpool(
+        call.components.host_commands.append_file,
+        call.path_param("errand"), host, offset, call.body, call.now,
+    )  # fmt: skip
     return Acknowledgement()
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 
-from tpufleet.model import encoding
+from tpufleet.model import encoding, prices
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.budgets import BUDGET_REPORT, BudgetReport
-from tpufleet.model.costs import CostReport, StockReport
+from tpufleet.model.costs import CostReport, CostRow, StockReport
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.users import Role
 from tpufleet.policy import costs
@@ -35,7 +37,36 @@ def get_costs(call: ApiCall) -> CostReport:
     reporting = queries.attempts_with_steps(call.store, attempts)
     slices = call.store.slices(live_only=False)
     rows = costs.account(slices, jobs, attempts, call.now, reporting)
-    return CostReport(rows=tuple(rows), now=call.now)
+    return CostReport(rows=_priced(call, rows), now=call.now)
+
+
+@router.route(
+    "GET",
+    "/jobs/{ref}/cost",
+    role=Role.VIEWER,
+    summary="Report chip hours of one job, by type of slice: billed, running and lost",
+    response=CostReport,
+)
+def get_job_cost(call: ApiCall) -> CostReport:
+    job = call.find_job(call.path_param("ref"))
+    attempts = call.store.attempts(job.id)
+    slices = {each.id: each for each in call.store.slices(live_only=False, job_id=job.id)}
+    for slice_id in {slice_id for attempt in attempts for slice_id in attempt.slices}:
+        if slice_id not in slices and (found := call.store.slice(slice_id)) is not None:
+            slices[slice_id] = found  # of a pool, and free or with another job now
+    reporting = queries.attempts_with_steps(call.store, attempts)
+    rows = costs.account(slices.values(), {job.id: job}, attempts, call.now, reporting)
+    return CostReport(
+        rows=_priced(call, [row for row in rows if row.job_id == job.id]), now=call.now
+    )
+
+
+def _priced(call: ApiCall, rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
+    table = call.components.deps.prices
+    return tuple(
+        replace(row, usd_per_chip_hour=prices.chip_hour_price(row.accelerator, row.capacity, table))
+        for row in rows
+    )
 
 
 @router.route(

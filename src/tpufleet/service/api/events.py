@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from tpufleet.errors import BadInput
 from tpufleet.model.api_types import EventPage
 from tpufleet.model.jobs import JobId
+from tpufleet.model.slices import SliceId
 from tpufleet.model.users import Role, TokenScope
 from tpufleet.service import event_streams, queries
 from tpufleet.service.routing import ApiCall, MediaType, Param, Router
@@ -27,10 +30,16 @@ router = Router()
     role=Role.VIEWER,
     summary="List events, oldest first",
     response=EventPage,
-    params=PAGE_PARAMS,
+    params=(*PAGE_PARAMS, Param("slice", "only of this slice"), Param("pool", "only of this pool")),
 )
 def list_events(call: ApiCall) -> EventPage:
-    return queries.event_page(call.store, event_query(call, None))
+    slice_id = call.query_text("slice")
+    query = replace(
+        event_query(call, None),
+        slice_id=SliceId(slice_id) if slice_id is not None else None,
+        pool=call.query_text("pool"),
+    )
+    return queries.event_page(call.store, query)
 
 
 @router.route(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tpufleet.errors import BadInput
+from tpufleet.model import prices
 from tpufleet.model.api_types import (
     Comparison,
     EventPage,
@@ -17,6 +20,7 @@ from tpufleet.model.api_types import (
 )
 from tpufleet.model.job_search import JobSearch, parse_search
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState, ParentRelation
+from tpufleet.model.slices import SIMULATED_PROVIDERS
 from tpufleet.model.users import Role, TokenScope
 from tpufleet.service import (
     commands,
@@ -109,7 +113,15 @@ def get_job(call: ApiCall) -> JobDetail:
     response=JobExplanation,
 )
 def explain_job(call: ApiCall) -> JobExplanation:
-    return explain.explain(call.store, find_job(call), call.now)
+    job, table = find_job(call), call.components.deps.prices
+    explanation = explain.explain(call.store, job, call.now)
+    priced = tuple(
+        each
+        if each.provider in SIMULATED_PROVIDERS
+        else replace(each, usd_per_hour=prices.source_price(job.spec, each.capacity, table))
+        for each in explanation.sources
+    )
+    return replace(explanation, sources=priced)
 
 
 @router.route(
@@ -140,7 +152,7 @@ def job_metrics(call: ApiCall) -> MetricSeries:
 @router.route(
     "GET",
     "/compare",
-    role=Role.MEMBER,
+    role=Role.VIEWER,
     summary="Compare jobs: differing fields and code, last metrics",
     response=Comparison,
     params=(Param("jobs", "comma-separated references to jobs; code is compared with the first"),),

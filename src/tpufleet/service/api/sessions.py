@@ -9,6 +9,7 @@ from tpufleet.model.api_types import BrowserSession, LoginLink
 from tpufleet.model.audit import AuditAction
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
+from tpufleet.service import user_commands
 from tpufleet.service.audit import AuditSubject
 from tpufleet.service.routing import ApiCall, MediaType, Router
 from tpufleet.service.web import sessions
@@ -25,8 +26,10 @@ router = Router()
     audit=lambda call: AuditSubject(action=AuditAction.CREATE_SESSION, target=call.user.name),
 )
 def create_session(call: ApiCall) -> Response:
-    cookie = sessions.sign_cookie(call.components.deps.secret, call.token_hash, call.now)
-    response = _session_response(call, cookie)
+    session_id = user_commands.create_session(call.context, sessions.LIFETIME)
+    secret = call.components.deps.secret
+    cookie = sessions.sign_cookie(secret, call.token_hash, session_id, call.now)
+    response = _session_response(call, cookie, session_id)
     response.set_cookie(
         sessions.COOKIE,
         cookie,
@@ -49,18 +52,19 @@ def get_session(call: ApiCall) -> Response:
     cookie = sessions.cookie_from(call.request.headers.get("cookie"))
     if cookie is None:
         raise NotFound("no session; log in with a token")
-    return _session_response(call, cookie)
+    return _session_response(call, cookie, call.user.session_id)
 
 
 @router.route(
     "DELETE",
     "/session",
     role=Role.VIEWER,
-    summary="Log this browser out",
+    summary="Log this browser out: its cookie is no longer accepted",
     response=dict,
     audit=lambda call: AuditSubject(action=AuditAction.DELETE_SESSION, target=call.user.name),
 )
 def delete_session(call: ApiCall) -> Response:
+    user_commands.delete_session(call.context)
     response = Response(b"{}", media_type=MediaType.JSON.value)
     response.delete_cookie(sessions.COOKIE, httponly=True, samesite="strict")
     return response
@@ -79,11 +83,12 @@ def create_login_link(call: ApiCall) -> LoginLink:
     return LoginLink(path=f"/#/login/{code}")
 
 
-def _session_response(call: ApiCall, cookie: str) -> Response:
+def _session_response(call: ApiCall, cookie: str, session_id: str) -> Response:
     session = BrowserSession(
         user=call.user.name,
         role=call.user.role,
         csrf=sessions.csrf_token(call.components.deps.secret, cookie),
+        id=session_id,
     )
     response = Response(to_json(session), media_type=MediaType.JSON.value)
     response.headers["Cache-Control"] = "no-store"

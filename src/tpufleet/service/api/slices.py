@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import shlex
+from datetime import timedelta
+
+from starlette.responses import Response, StreamingResponse
 
 from tpufleet.errors import BadInput, Forbidden, NotFound
 from tpufleet.model import topology
 from tpufleet.model.api_types import Acknowledgement, FaultRequest, SlicePage
 from tpufleet.model.audit import AuditAction
-from tpufleet.model.host_commands import HostCommandKind, HostCommandReport, HostCommandRequest
+from tpufleet.model.host_commands import (
+    MAX_PROFILE,
+    HostCommandKind,
+    HostCommandReport,
+    HostCommandRequest,
+)
 from tpufleet.model.hosts import host_id
 from tpufleet.model.slices import SIMULATED_PROVIDERS, SliceId, SliceState
 from tpufleet.model.users import Role
 from tpufleet.service import commands, queries
 from tpufleet.service.audit import AuditSubject
-from tpufleet.service.routing import ApiCall, Param, Router
+from tpufleet.service.routing import ApiCall, MediaType, Param, Router
 
 MAX_ARGUMENTS = 1000
 
@@ -91,6 +99,9 @@ def send_host_command(call: ApiCall) -> Acknowledgement:
         raise BadInput("id: must be 1 to 64 letters and digits")
     if request.kind is HostCommandKind.COMMAND and not request.command:
         raise BadInput("command: missing; give the command to run")
+    profile = request.kind is HostCommandKind.PROFILE
+    if profile and not timedelta(0) < request.duration <= MAX_PROFILE:
+        raise BadInput("duration: of a profile must be more than 0 s and at most 1m")
     if len(request.command) > MAX_ARGUMENTS:
         raise BadInput(f"command: has more than {MAX_ARGUMENTS} arguments")
     tpu_slice = call.store.slice(slice_id)
@@ -126,3 +137,23 @@ def get_host_command(call: ApiCall) -> HostCommandReport:
     return call.components.host_commands.report(
         call.path_param("errand"), call.path_param("id"), call.now
     )
+
+
+@router.route(
+    "GET",
+    "/slices/{id}/errands/{errand}/file",
+    role=Role.MEMBER,  # and the owner of the job on the slice, or an admin
+    summary="Download the file that a host sent with the result of a host command",
+    params=(Param("host", "index of the host in the slice", number=True),),
+    response=bytes,
+    media_type=MediaType.BYTES,
+)
+def get_host_command_file(call: ApiCall) -> Response:
+    slice_id = SliceId(call.path_param("id"))
+    tpu_slice = call.store.slice(slice_id)
+    if tpu_slice is None:
+        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
+    commands.require_slice_access(call.context, tpu_slice)
+    host = host_id(slice_id, call.query_int("host", 0) or 0)
+    parts = call.components.host_commands.read_file(call.path_param("errand"), slice_id, host)
+    return StreamingResponse(parts, media_type=MediaType.BYTES.value)

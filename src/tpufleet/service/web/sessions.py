@@ -1,5 +1,6 @@
-"""Browser sessions. A cookie names a user token by its hash, and is signed with the server secret:
-nothing is stored, every server accepts it, and revoking the token ends its sessions."""
+"""Browser sessions. A cookie names a user token by its hash and a session by its id, and is signed
+with the server secret, so every server accepts it. The session is stored with the user's tokens: it
+ends when it is revoked or its browser logs out, and when its token is revoked or expires."""
 
 from __future__ import annotations
 
@@ -22,16 +23,17 @@ SAFE_METHODS = frozenset({"GET", "HEAD"})
 _MAX_USED_LINKS = 10_000
 
 
-def sign_cookie(secret: bytes, token_hash: str, now: datetime) -> str:
-    return _sign(secret, "session", token_hash, now + LIFETIME)
+def sign_cookie(secret: bytes, token_hash: str, session_id: str, now: datetime) -> str:
+    return _sign(secret, "session", f"{token_hash}.{session_id}", now + LIFETIME)
 
 
-def read_cookie(secret: bytes, cookie: str, now: datetime) -> str:
-    """The hash of the user token."""
-    token_hash = _verify(secret, "session", cookie, now)
-    if token_hash is None:
+def read_cookie(secret: bytes, cookie: str, now: datetime) -> tuple[str, str]:
+    """The hash of the user token, and the id of the session."""
+    value = _verify(secret, "session", cookie, now)
+    token_hash, _, session_id = (value or "").partition(".")
+    if not session_id:  # changed, expired, or of a version that did not store sessions
         raise Unauthorized("the session has expired; log in again")
-    return token_hash
+    return token_hash, session_id
 
 
 def csrf_token(secret: bytes, cookie: str) -> str:

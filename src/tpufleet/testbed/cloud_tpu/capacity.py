@@ -74,5 +74,5 @@ UNLIMITED = CloudCapacity()
 
 
 def _quota_message(node: CapacityHolder, most: int) -> str:
-    quota = tpu_zones.quota_id(node.accelerator.generation, Capacity(node.capacity))
+    quota = tpu_zones.quota_id(node.accelerator, Capacity(node.capacity))
     return f"Quota limit '{quota}' has been exceeded. Limit: {most} in zone {node.zone}."

@@ -17,8 +17,8 @@ DEFAULT_PAGE_SIZE = 100
 # Of cloud.google.com/tpu/docs/runtimes: for JAX and PyTorch, and TensorFlow's
 # `tpu-vm-tf-x.y.z[-pod][-pjrt]`.
 RUNTIME_VERSIONS = (
-    "v2-alpha-tpuv6e", "v2-alpha-tpuv5", "v2-alpha-tpuv5-lite", "tpu-ubuntu2204-base",
-    "tpu-vm-base", "tpu-vm-v4-base", "tpu-vm-v4-pt-2.0",
+    "v2-alpha-tpuv6e", "v2-alpha-tpuv5", "v2-alpha-tpuv5-lite", "v2-tpuv5-litepod",
+    "tpu-ubuntu2204-base", "tpu-vm-base", "tpu-vm-v4-base", "tpu-vm-v4-pt-2.0",
     *(
         f"tpu-vm-tf-{version}{hosts}-pjrt"
         for version in ("2.16.1", "2.17.0", "2.18.0")

@@ -1,5 +1,5 @@
-"""REST APIs of the emulated project: IAM, service usage, quota, networks and buckets. What `tpu
-check cloud` reads, and no more. By default everything is set up."""
+"""REST APIs of the emulated project: IAM, service usage, quota, networks, buckets and VMs. What
+`tpu check cloud` and `tpu deploy server` use, and no more. By default everything is set up."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tpufleet.model import tpu_zones
+from tpufleet.model import topology, tpu_zones
 from tpufleet.model.jobs import Capacity
+from tpufleet.testbed.cloud_tpu.compute_api import ComputeApi
 
 DEFAULT_QUOTA = 1024
 
@@ -33,6 +34,7 @@ class ProjectState:
 class ProjectApi:
     def __init__(self, state: ProjectState | None = None) -> None:
         self.state = state or ProjectState()
+        self.compute = ComputeApi()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self._thread = threading.Thread(
@@ -49,9 +51,17 @@ class ProjectApi:
         self._server.server_close()
         self._thread.join()
 
-    def answer(self, target: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def answer(
+        self, target: str, body: dict[str, Any], method: str = "GET"
+    ) -> tuple[int, dict[str, Any]]:
         parts = urlsplit(target)
         _, api, path = unquote(parts.path).split("/", 2)
+        if api == "compute":
+            # Google's client has no prefix for the API before the path.
+            plain = path if path.startswith("compute/") else f"compute/{path}"
+            reply = self.compute.answer(method, plain, parse_qs(parts.query), body)
+            if reply is not None:
+                return reply
         state, last = self.state, path.rpartition("/")[2]
         if api == "storage" and path.endswith("/iam/testPermissions"):
             return 200, {"permissions": self._granted(parse_qs(parts.query).get("permissions", []))}
@@ -99,12 +109,15 @@ class ProjectApi:
             def do_GET(self) -> None:
                 self._respond({})
 
+            def do_DELETE(self) -> None:
+                self._respond({})
+
             def do_POST(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
                 self._respond(json.loads(self.rfile.read(length) or b"{}"))
 
             def _respond(self, body: dict[str, Any]) -> None:
-                status, content = answer(self.path, body)
+                status, content = answer(self.path, body, self.command)
                 payload = json.dumps(content).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -118,8 +131,10 @@ class ProjectApi:
         return Handler
 
 
-def set_quota(state: ProjectState, generation: str, capacity: Capacity, zone: str, to: int) -> None:
-    state.quota[tpu_zones.quota_id(generation, capacity), zone] = to
+def set_quota(
+    state: ProjectState, accelerator: str, capacity: Capacity, zone: str, to: int
+) -> None:
+    state.quota[tpu_zones.quota_id(topology.find(accelerator), capacity), zone] = to
 
 
 def _not_found(path: str) -> tuple[int, dict[str, Any]]:

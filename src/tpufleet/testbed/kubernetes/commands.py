@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from tpufleet.testbed.kubernetes import binaries, cluster, emulated_gke, leader_worker_sets
 from tpufleet.testbed.kubernetes.binaries import Progress
 from tpufleet.testbed.kubernetes.cluster import ComponentStatus
-from tpufleet.testbed.kubernetes.image import builder
+from tpufleet.testbed.kubernetes.image import builder, sbom
 from tpufleet.testbed.kubernetes.node import job_namespace, node_images, real_node
 from tpufleet.testbed.kubernetes.node.node_config import NodeShape
 
@@ -67,11 +68,15 @@ def kubectl(folder: Path, args: Sequence[str]) -> int:
     return subprocess.run(argv, check=False).returncode
 
 
-def image(target: Path, tpu: bool, progress: Progress) -> str:
-    """Build the container image into an archive. Returns the image reference."""
-    built = builder.build(arguments={} if tpu else builder.CPU_ONLY, progress=progress)
+def image(target: Path, variant: str, bill: Path | None, progress: Progress) -> str:
+    """Build a container image into an archive, and its bill of materials beside it. Returns the
+    image reference."""
+    arguments = {"REQUIREMENTS": builder.VARIANTS[variant]}
+    built = builder.build(arguments=arguments, progress=progress)
     with target.open("wb") as out:
         built.write(out)
+    if bill is not None:
+        bill.write_text(json.dumps(sbom.bill_of_materials(built), indent=1) + "\n")
     return built.reference
 
 

@@ -139,18 +139,33 @@ def kubectl(context: click.Context, folder: Path | None, args: tuple[str, ...]) 
 
 
 @local_group.command(
-    "image", epilog="\b\nExamples:\n  tpu cluster local image tpufleet.tar --tpu\n"
+    "image",
+    epilog="\b\nExamples:\n  tpu cluster local image tpufleet.tar --tpu\n"
+    "  tpu cluster local image server.tar --variant server --sbom server.cdx.json\n",
 )
 @click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--tpu", is_flag=True, help="Include the TPU driver (libtpu).")
+@click.option(
+    "--variant",
+    type=click.Choice(["agent", "server", "tpu", "trainer"]),
+    default="agent",
+    show_default=True,
+    help="What it holds: agent (JAX for simulated chips), server (no JAX), tpu (with libtpu), "
+    "trainer (tpu, and what the examples import).",
+)
+@click.option("--tpu", is_flag=True, help="The same as --variant tpu.")
+@click.option(
+    "--sbom",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the bill of materials (CycloneDX JSON) to this file.",
+)
 @json_option
-def image(target: Path, tpu: bool, as_json: bool) -> None:
-    """Build the container image of this checkout into an archive, without a container engine.
+def image(target: Path, variant: str, tpu: bool, sbom: Path | None, as_json: bool) -> None:
+    """Build a container image of this checkout into an archive, without a container engine.
 
     The archive is an OCI image layout, which `ctr images import` reads. Needs Linux, root and
     debootstrap.
     """
-    name = local.image(target, tpu, output.print_status)
+    name = local.image(target, "tpu" if tpu else variant, sbom, output.print_status)
     output.print_result({"image": name, "archive": str(target)}, name, as_json)
 
 

@@ -118,11 +118,18 @@ def doctor(context: click.Context, file: Path, kubeconfig: str | None, as_json: 
 @click.option("--image", required=True, help="Image with MaxText.")
 @click.option("--bucket", help="maxtext: bucket of checkpoints (default: the first).")
 @click.option("--dataset", help="maxtext: where the dataset is (default: in the same bucket).")
+@click.option(
+    "--tensorboard",
+    metavar="RESOURCE",
+    help="maxtext: also a Job that uploads metrics to this Vertex AI TensorBoard.",
+)
+@click.option("--uploader-image", help="Image of that Job (default: that of --image).")
 @click.option("--suffix", default="", help="Appended to the name of the JobSet.")
 @json_option
 def example(
     name: str, file: Path, team: str | None, tpu_type: str, slices: int, image: str,
-    bucket: str | None, dataset: str | None, suffix: str, as_json: bool,
+    bucket: str | None, dataset: str | None, tensorboard: str | None, uploader_image: str | None,
+    suffix: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Print the JobSet of an example, for `kubectl apply`; the type decides hosts and chips."""
     import yaml
@@ -136,11 +143,17 @@ def example(
     else:
         short = bucket or next(iter(environment.buckets), "artifacts")
         location = f"gs://{names.bucket(environment, short)}"
+        run_name = f"maxtext-{suffix}" if suffix else "maxtext"
         jobset = example_jobsets.maxtext(
             environment, owner, tpu_type, slices=slices, image=image, suffix=suffix,
-            run_name=f"maxtext-{suffix}" if suffix else "maxtext",
-            output=location, dataset=dataset or location,
+            run_name=run_name, output=location, dataset=dataset or location,
         )  # fmt: skip
+        if tensorboard:
+            upload = example_jobsets.tensorboard_upload(
+                environment, owner, resource=tensorboard, run_name=run_name, output=location,
+                image=uploader_image or image, suffix=suffix,
+            )  # fmt: skip
+            jobset = {"apiVersion": "v1", "kind": "List", "items": [jobset, upload]}
     output.print_result(jobset, yaml.safe_dump(jobset, sort_keys=False).rstrip(), as_json)
 
 

@@ -9,6 +9,7 @@ import click
 
 from tpufleet.model import prices
 from tpufleet.model.costs import CostRow
+from tpufleet.model.topology import short_name
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 
@@ -16,7 +17,7 @@ GROUPINGS: dict[str, Callable[[CostRow], str]] = {
     "job": lambda row: f"{row.job_id} ({row.job_name})" if row.job_id else "(no job)",
     "user": lambda row: row.owner or "(no user)",
     "pool": lambda row: row.pool or "(no pool)",
-    "type": lambda row: f"{row.accelerator} {row.capacity}",
+    "type": lambda row: f"{short_name(row.accelerator)} {row.capacity}",
 }
 
 

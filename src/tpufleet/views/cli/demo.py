@@ -157,6 +157,7 @@ class _PreemptingScreen:
         self._done = False
         self.event, self.log = screen.event, screen.log
         self.note, self.close = screen.note, screen.close
+        self.waiting, self.shows_waiting = screen.waiting, screen.shows_waiting
         self._show = screen.row
 
     def row(self, row: JobRow) -> None:

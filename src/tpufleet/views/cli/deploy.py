@@ -1,4 +1,4 @@
-"""`tpu deploy`: a kustomize overlay that runs tpufleet on GKE."""
+"""`tpu deploy`: the server on a VM, or a kustomize overlay that runs tpufleet on GKE."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 from tpufleet.errors import BadInput
 from tpufleet.model.users import TOKEN_PREFIX
 from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.deploy_server import server
 from tpufleet.views.cli.output import json_option
 
 TEMPLATE = Path("overlays/gke")
@@ -29,7 +30,10 @@ SECRET_GENERATOR = """secretGenerator:
 
 @click.group()
 def deploy() -> None:
-    """Run tpufleet on GKE."""
+    """Run the server on a VM of the cloud project, or tpufleet on GKE."""
+
+
+deploy.add_command(server)
 
 
 @deploy.command(

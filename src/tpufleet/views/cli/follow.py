@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
 
 REFRESH_SECONDS = 1.0  # progress is polled, because it produces no events
+EXPLAIN_SECONDS = 3.0  # the server looks at the whole queue for it
+WAITING_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RECOVERING})
 LAST_LOGS_SECONDS = 10.0  # how long to wait for log lines after the job has ended
 
 Item = Event | JobRow | LogLine | FleetError | None  # None: the logs of one job are complete
@@ -58,6 +60,7 @@ class _Follower:
         self._seen: dict[JobId, int] = dict.fromkeys(self._jobs, 0)  # newest event of each
         self._logs_open = 0
         self._disconnected = False
+        self._explained_at: float | None = None  # why the job waits
         self.closed = False
 
     def run(self, logs: bool) -> dict[JobId, JobRow]:
@@ -118,6 +121,8 @@ class _Follower:
             for job in self._jobs:
                 if not self._ended(job):
                     self._show(self._client.job(job).row)
+            if len(self._jobs) == 1:
+                self._show_waiting(self._rows[self._jobs[0]])
         except FleetError as error:
             if not isinstance(error, Temporary):
                 raise
@@ -126,6 +131,18 @@ class _Follower:
             self._disconnected = True
         else:
             self._disconnected = False
+
+    def _show_waiting(self, row: JobRow) -> None:
+        if not self._screen.shows_waiting:
+            return
+        now = time.monotonic()
+        if row.state not in WAITING_STATES:
+            if self._explained_at is not None:
+                self._screen.waiting(row, None)
+            self._explained_at = None
+        elif self._explained_at is None or now - self._explained_at >= EXPLAIN_SECONDS:
+            self._explained_at = now
+            self._screen.waiting(row, self._client.why(row.id))
 
     def _catch_up(self) -> None:
         """Draw the events after the last one drawn."""

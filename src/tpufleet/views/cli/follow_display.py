@@ -8,17 +8,24 @@ from typing import Any, Protocol
 import click
 
 from tpufleet.model import encoding
-from tpufleet.model.api_types import JobRow, LogLine
+from tpufleet.model.api_types import JobExplanation, JobRow, LogLine
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import Progress
 from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
 from tpufleet.views import text
+from tpufleet.views.cli import waiting_table
 
 
 class Screen(Protocol):
+    shows_waiting: bool  # whether `waiting` draws anything
+
     def row(self, row: JobRow) -> None: ...
     def event(self, event: Event) -> None: ...
     def log(self, line: LogLine) -> None: ...
+    def waiting(self, row: JobRow, explanation: JobExplanation | None) -> None:
+        """Where the only job looks for capacity; None: it no longer does."""
+        ...
+
     def note(self, message: str) -> None:
         """A message about the connection, not about the job."""
         ...
@@ -35,6 +42,8 @@ def screen_for(as_json: bool) -> Screen:
 class JsonScreen:
     """One JSON object per line, each with its kind."""
 
+    shows_waiting = False
+
     def row(self, row: JobRow) -> None:
         self._print("job", row)
 
@@ -43,6 +52,9 @@ class JsonScreen:
 
     def log(self, line: LogLine) -> None:
         self._print("log", line)
+
+    def waiting(self, row: JobRow, explanation: JobExplanation | None) -> None:
+        """In the events."""
 
     def note(self, message: str) -> None:
         click.echo(message, err=True)
@@ -57,8 +69,11 @@ class JsonScreen:
 class PlainScreen:
     """One line per event and log line; progress every 5 %, or every 100 steps without a total."""
 
+    shows_waiting = False
+
     def __init__(self) -> None:
         self._shown: dict[JobId, tuple[int, int]] = {}
+        self._attempt = 0  # of the last line; only one job is followed with its output
 
     def row(self, row: JobRow) -> None:
         reported = row.progress
@@ -74,7 +89,13 @@ class PlainScreen:
         click.echo(text.event(event))
 
     def log(self, line: LogLine) -> None:
+        if line.attempt != self._attempt:
+            self._attempt = line.attempt
+            click.echo(text.attempt_heading(line.attempt))
         click.echo(f"[{line.host}] {line.line}")
+
+    def waiting(self, row: JobRow, explanation: JobExplanation | None) -> None:
+        """In the events."""
 
     def note(self, message: str) -> None:
         click.echo(message, err=True)
@@ -84,10 +105,14 @@ class PlainScreen:
 
 
 class TerminalScreen:
-    """A progress bar per job at the bottom; events and log lines scroll above."""
+    """A progress bar per job at the bottom, and while the only job waits, a table of the sources of
+    capacity that it may use; events and log lines scroll above."""
+
+    shows_waiting = True
 
     def __init__(self) -> None:
-        from rich.console import Console
+        from rich.console import Console, Group
+        from rich.live import Live
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bars
 
@@ -99,10 +124,16 @@ class TerminalScreen:
             TextColumn("{task.fields[progress]}", markup=False),
             TimeElapsedColumn(),
             console=self._console,
-            transient=False,
         )
         self._tasks: dict[JobId, Any] = {}
-        self._bars.start()
+        self._table: list[Any] = []
+        self._attempt = 0  # of the last line; only one job is followed with its output
+        self._live = Live(
+            get_renderable=lambda: Group(*self._table, self._bars),
+            console=self._console,
+            refresh_per_second=4,
+        )
+        self._live.start()
 
     def row(self, row: JobRow) -> None:
         reported = row.progress
@@ -129,9 +160,15 @@ class TerminalScreen:
     def event(self, event: Event) -> None:
         self._print(text.event(event), text.colour(event.state))
 
+    def waiting(self, row: JobRow, explanation: JobExplanation | None) -> None:
+        self._table = [] if explanation is None else waiting_table.render(row, explanation)
+
     def log(self, line: LogLine) -> None:
         from rich.text import Text
 
+        if line.attempt != self._attempt:
+            self._attempt = line.attempt
+            self._print(text.attempt_heading(line.attempt), text.QUIET)
         prefixed = Text.assemble((f"[{line.host}] ", "dim"), Text.from_ansi(line.line))
         self._console.print(prefixed, soft_wrap=True)
 
@@ -139,7 +176,8 @@ class TerminalScreen:
         self._print(message, text.AMBER)
 
     def close(self) -> None:
-        self._bars.stop()
+        self._table = []
+        self._live.stop()
 
     def _print(self, line: str, style: str) -> None:
         from rich.text import Text

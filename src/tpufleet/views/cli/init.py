@@ -92,17 +92,17 @@ def _gcloud_project() -> str | None:
 
 
 def _zones(kind: topology.Accelerator, zones: tuple[str, ...], ask: bool) -> list[str]:
-    offered = tpu_zones.zones_of(kind.name)
+    offered, name = tpu_zones.zones_of(kind.name), topology.short_name(kind.name)
     if kind.runtime is None:
-        raise BadInput(f"{kind.name} is not available as a TPU VM; use the provider gke")
+        raise BadInput(f"{name} is not available as a TPU VM; use the provider gke")
     if not zones and ask:
         default = ",".join(offered[:MAX_ZONES])
-        zones = tuple(click.prompt(f"Zones ({kind.name} is offered in {', '.join(offered)})",
+        zones = tuple(click.prompt(f"Zones ({name} is offered in {', '.join(offered)})",
                                    default=default).split(","))  # fmt: skip
     chosen = [fleets.check_zone(zone.strip()) for zone in zones] or list(offered[:MAX_ZONES])
     for zone in chosen:
         if not tpu_zones.is_offered(kind.name, zone):
-            raise BadInput(f"{kind.name} is not documented in {zone}; use {', '.join(offered[:4])}")
+            raise BadInput(f"{name} is not documented in {zone}; use {', '.join(offered[:4])}")
     return chosen
 
 

@@ -14,6 +14,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model import topology
 from tpufleet.model.inventory import Inventory, InventoryChange, InventoryRow, InventoryState
 from tpufleet.model.jobs import Capacity
+from tpufleet.model.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import Cell, json_option
@@ -22,6 +23,8 @@ TITLES = (
     "ALIAS", "NAME", "TYPE", "ZONE", "STATE", "OWNER", "JOB", "BELONGS TO", "SINCE", "CHECKED",
     "NOTE",
 )  # fmt: skip
+# On a narrow terminal these columns are left out, the first one first.
+DROPPED_FIRST = ("CHECKED", "BELONGS TO", "SINCE", "ALIAS", "NOTE", "JOB")
 FREE_STATES = frozenset({InventoryState.FREE, InventoryState.AVAILABLE})
 
 
@@ -63,11 +66,12 @@ def inventory(
 
 def show(rows: Sequence[InventoryRow], empty: str = "no slices, and no pools") -> None:
     now = datetime.now(UTC)
-    output.print_table(TITLES, (_cells(row, now) for row in rows), empty)
+    output.print_table(TITLES, (_cells(row, now) for row in rows), empty, droppable=DROPPED_FIRST)
 
 
 def _cells(row: InventoryRow, now: datetime) -> list[Cell]:
-    kind = row.accelerator if row.count == 1 else f"{row.count}×{row.accelerator}"
+    kind = short_name(row.accelerator)
+    kind = kind if row.count == 1 else f"{row.count}×{kind}"
     name = f"pool {row.id}" if row.state is InventoryState.AVAILABLE else row.id
     return [
         row.alias or "-", name, kind, row.zone or "-",
@@ -80,7 +84,7 @@ def _cells(row: InventoryRow, now: datetime) -> list[Cell]:
 def _show_chips(known: Inventory) -> None:
     if known.chips:
         counts = ", ".join(
-            f"{each.chips} {each.accelerator} in {each.zone}" for each in known.chips
+            f"{each.chips} {short_name(each.accelerator)} in {each.zone}" for each in known.chips
         )
         click.echo(f"\nchips: {counts}")
 

@@ -15,6 +15,7 @@ from tpufleet.model.api_types import JobDetail, JobExplanation, JobRow
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.jobs import ENDED_STATES, JobState
 from tpufleet.model.preferences import Preferences
+from tpufleet.model.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import Cell, json_option
@@ -166,7 +167,8 @@ def _shortened(reason: str, length: int) -> str:
 
 
 def _cells(row: JobRow, now: datetime) -> list[Cell]:
-    kind = row.accelerator if row.slices == 1 else f"{row.slices}×{row.accelerator}"
+    kind = short_name(row.accelerator)
+    kind = kind if row.slices == 1 else f"{row.slices}×{kind}"
     return [
         row.id, row.name, (row.state.value, text.colour(row.state)), kind,
         text.progress(row.progress), str(row.attempts), text.age(row.submitted_at, now),
@@ -237,17 +239,27 @@ def _show_job(detail: JobDetail) -> None:
             ("submitted", text.age(job.submitted_at, now)),
             ("ended", text.age(job.ended_at, now)),
             ("command", " ".join(spec.command)),
-            ("slices", f"{spec.slices} × {spec.accelerator}, {', '.join(spec.capacity)}"),
+            (
+                "slices",
+                f"{spec.slices} × {short_name(spec.accelerator)}, {', '.join(spec.capacity)}",
+            ),
             *((name, _joined(document[name])) for name in shown if name in document),
             ("env", ", ".join(f"{name}={value}" for name, value in spec.env.items())),
             ("secrets", ", ".join(spec.secrets)),
             ("timeout", str(durations.to_builtin(spec.timeout)) if spec.timeout else ""),
             ("code", (job.snapshot or "")[:12]),
+            ("environment", _environment(detail)),
             ("checkpoints", job.checkpoint),
             ("parent", f"{job.parent} ({job.parent_relation})" if job.parent else ""),
             ("children", ", ".join(f"{child.id} ({child.state})" for child in detail.children)),
         ]
     )
+
+
+def _environment(detail: JobDetail) -> str:
+    """Of the newest attempt that has one."""
+    made = [each.environment.text for each in detail.attempts if each.environment is not None]
+    return made[-1] if made else ""
 
 
 def _joined(value: Any) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import click
 
+from tpufleet.errors import BadInput
 from tpufleet.model.api_types import JobDetail
 from tpufleet.model.events import Event
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.preferences import use_time_zone
 
 
 @click.command(
@@ -37,12 +39,16 @@ def logs(
     """
     with connection.connect() as client:
         if follow:
+            current: int | None = None
             for line in client.follow_logs(job, host=host, attempt=attempt, tail=tail):
                 if as_json:
                     output.print_json(line)
-                else:
-                    prefix = "" if host is not None else f"[{line.host}] "
-                    click.echo(f"{prefix}{line.line}")
+                    continue
+                if current is not None and line.attempt != current:
+                    click.echo(text.attempt_heading(line.attempt))
+                current = line.attempt
+                prefix = "" if host is not None else f"[{line.host}] "
+                click.echo(f"{prefix}{line.line}")
             return
         pieces = client.logs(job, host=host, attempt=attempt, tail=tail)
         if as_json:
@@ -72,16 +78,29 @@ def _why_empty(detail: JobDetail, host: int | None) -> str:
 
 
 @click.command(
-    epilog="\b\nExamples:\n  tpu events train\n  tpu events -f\n",
+    epilog="\b\nExamples:\n  tpu events train\n  tpu events --pool lab\n  tpu events -f\n",
 )
 @click.argument("job", required=False)
 @click.option("--follow", "-f", is_flag=True, help="Follow until interrupted.")
+@click.option("--slice", "slice_id", metavar="SLICE", help="Only events of this slice.")
+@click.option("--pool", help="Only events of this pool.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000))
 @json_option
-def events(job: str | None, follow: bool, limit: int, as_json: bool) -> None:
-    """Print the events of JOB, or of the whole fleet, oldest first."""
+def events(
+    job: str | None,
+    follow: bool,
+    slice_id: str | None,
+    pool: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """Print the events of JOB, of a slice, of a pool, or of the whole fleet, oldest first."""
+    if sum(each is not None for each in (job, slice_id, pool)) > 1:
+        raise BadInput("pass one of JOB, --slice and --pool")
     with connection.connect() as client:
-        page = client.events(job, limit=limit, newest=True)
+        page = client.events(job, slice_id=slice_id, pool=pool, limit=limit, newest=True)
+        if not as_json:
+            use_time_zone(client)
         if as_json and not follow:
             output.print_json(page)
             return
@@ -93,8 +112,12 @@ def events(job: str | None, follow: bool, limit: int, as_json: bool) -> None:
             return
         ref = client.job(job).job.id if job is not None else None
         for item in client.stream(job=ref, after=page.last):
-            if isinstance(item, Event):
+            if isinstance(item, Event) and _concerns(item, slice_id, pool):
                 _show(item, as_json)
+
+
+def _concerns(event: Event, slice_id: str | None, pool: str | None) -> bool:
+    return slice_id in (None, event.slice_id) and pool in (None, event.pool)
 
 
 def _show(event: Event, as_json: bool) -> None:

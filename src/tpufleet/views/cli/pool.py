@@ -11,6 +11,7 @@ from tpufleet.model import durations, pod_fields, topology
 from tpufleet.model.job_file import label_error, zone_error
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import Pool
+from tpufleet.model.topology import short_name
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import Cell, json_option, yes_option
 
@@ -137,7 +138,7 @@ def list_pools(as_json: bool) -> None:
     output.print_table(
         ("POOL", "TYPE", "SLICES", "PROVIDER", "ZONES", "CAPACITY", "MEMBERS"),
         (
-            (row.name, row.accelerator, f"{row.smallest}–{row.largest}", row.provider,
+            (row.name, short_name(row.accelerator), f"{row.smallest}–{row.largest}", row.provider,
              ", ".join(row.zones) or "-", ", ".join(row.capacity),
              ", ".join(row.members) or "all users")
             for row in pools
@@ -159,7 +160,7 @@ def show(name: str, as_json: bool) -> None:
         return
     fields: list[tuple[str, Cell]] = [
         ("pool", row.name),
-        ("type", row.accelerator),
+        ("type", short_name(row.accelerator)),
         ("slices", f"{len(slices)} now; {row.smallest} to {row.largest}"),
         ("provider", row.provider),
         ("zones", ", ".join(row.zones)),

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import click
 
+from tpufleet.model.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
@@ -25,10 +26,11 @@ def slices(as_json: bool) -> None:
         ("SLICE", "STATE", "TYPE", "ZONE", "CAPACITY", "HOSTS", "POOL", "JOB", "REQUESTED",
          "REASON"),
         (
-            (row.id, (row.state.value, text.colour(row.state)), row.accelerator, row.zone,
-             row.capacity.value, f"{row.hosts_seen}/{row.hosts}", row.pool or "-",
+            (row.id, (row.state.value, text.colour(row.state)), short_name(row.accelerator),
+             row.zone, row.capacity.value, f"{row.hosts_seen}/{row.hosts}", row.pool or "-",
              row.job_id or "-", text.age(row.requested_at, now), row.reason)
             for row in rows
         ),
         "no slices; jobs request them, or keep some ready with `tpu pool create --smallest N`",
+        droppable=("REQUESTED", "CAPACITY", "HOSTS", "POOL", "JOB"),
     )  # fmt: skip

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import click
 
-from tpufleet.model.server_status import ServerStatus
+from tpufleet.model.server_status import ProviderProblem, ServerStatus
+from tpufleet.model.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
@@ -65,12 +68,12 @@ def lines(status: ServerStatus) -> list[str]:
             where = f" in {problem.zone}" if problem.zone else ""
             shown.append(
                 f"  error: {problem.call} fails{where} for {text.duration(now - problem.since)}: "
-                f"{text.one_line(problem.message)}"
+                f"{text.one_line(problem.message)}{_next_try(problem, now)}"
             )
     for refusal in status.waiting_for:
         shown.append(
-            f"refused    {refusal.accelerator} ({refusal.capacity}) in {refusal.zone}, retry "
-            f"{text.age(refusal.until, now)}: {text.one_line(refusal.message)}"
+            f"refused    {short_name(refusal.accelerator)} ({refusal.capacity}) in {refusal.zone}, "
+            f"retry {text.age(refusal.until, now)}: {text.one_line(refusal.message)}"
         )
     for error in status.errors[:MAX_ERRORS]:
         times = f" ({error.count} times)" if error.count > 1 else ""
@@ -78,6 +81,12 @@ def lines(status: ServerStatus) -> list[str]:
             f"{error.level:<10} {text.age(error.at, now)}{times}: {text.one_line(error.message)}"
         )
     return shown
+
+
+def _next_try(problem: ProviderProblem, now: datetime) -> str:
+    if problem.retry_at is None or problem.retry_at <= now:
+        return ""
+    return f"; next try in {text.duration(problem.retry_at - now)}"
 
 
 def _is_other_version(status: ServerStatus) -> bool:

@@ -7,6 +7,7 @@ from datetime import datetime
 import click
 
 from tpufleet.model import topology
+from tpufleet.model.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
@@ -33,7 +34,7 @@ def stock(zone: str | None, accelerator: str | None, as_json: bool) -> None:
         ("ZONE", "TYPE", "CAPACITY", "GRANTED", "LAST", "REFUSED", "LAST", "RETRY", "PREEMPTED",
          "MESSAGE"),
         (
-            (row.zone, row.accelerator, row.capacity.value, str(row.granted),
+            (row.zone, short_name(row.accelerator), row.capacity.value, str(row.granted),
              text.age(row.last_granted, report.now), str(row.refused),
              text.age(row.last_refused, report.now), retry_time(row.not_before, report.now),
              str(row.preempted), row.message)

@@ -16,9 +16,12 @@ from tpufleet.model.api_types import JobRow
 from tpufleet.model.jobs import JobId, JobSpec, JobState
 from tpufleet.model.prices import Estimate
 from tpufleet.model.slices import SIMULATED_PROVIDERS
+from tpufleet.model.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, job_options, output
+from tpufleet.views.cli.former_flags import FormerRunFlags
 from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.preferences import use_time_zone
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -49,6 +52,7 @@ class PlannedJob:
 
 
 @click.command(
+    cls=FormerRunFlags,
     epilog="""\b
 Examples:
   tpu run v5e-16 -- python train.py lr=0.01
@@ -250,6 +254,8 @@ def follow_jobs(
     ids = [row.id for row in rows]
     if announce and not as_json:
         _show_submitted(rows, as_json, accelerators)
+    if not as_json:
+        use_time_zone(client)
     try:
         screen = follow_display.screen_for(as_json)
         ended = follow.follow(client, ids, screen, logs=len(ids) == 1, host=host)
@@ -269,7 +275,7 @@ def _show_submitted(
         output.print_json({"jobs": rows})
         return
     for row, accelerator in zip(
-        rows, accelerators or [row.accelerator for row in rows], strict=True
+        rows, accelerators or [short_name(row.accelerator) for row in rows], strict=True
     ):
         note = f" ({row.reason})" if row.reason != "submitted" else ""
         click.echo(f"submitted {row.name} as {row.id} on {row.slices} × {accelerator}{note}")

@@ -16,6 +16,7 @@ from tpufleet.model import job_file
 from tpufleet.model.api_types import JobExplanation, JobRow
 from tpufleet.model.events import Event
 from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
+from tpufleet.model.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection
 from tpufleet.views.python.job_fields import JobFields, to_document
@@ -152,7 +153,8 @@ class Job:
         row = self.row
         progress = text.progress(row.progress)
         shown = f", {progress}" if progress != "-" else ""
-        return f"<Job {row.name} {row.id}: {row.state}{shown}, {row.slices} × {row.accelerator}>"
+        slices = f"{row.slices} × {short_name(row.accelerator)}"
+        return f"<Job {row.name} {row.id}: {row.state}{shown}, {slices}>"
 
     def _repr_html_(self) -> str:
         from tpufleet.views.python import notebook

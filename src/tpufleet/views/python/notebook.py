@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tpufleet.errors import FleetError
 from tpufleet.model.api_types import JobRow
+from tpufleet.model.topology import short_name
 from tpufleet.views import text
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def job_html(row: JobRow) -> str:
     cells = {
         "job": f"{_text(row.name)} <code>{_text(row.id)}</code>",
         "state": f'<b style="color:{colour}">{_text(row.state)}</b> {_text(row.reason)}',
-        "slices": f"{row.slices} × {_text(row.accelerator)}",
+        "slices": f"{row.slices} × {_text(short_name(row.accelerator))}",
         "progress": _text(text.progress(row.progress)) + _bar(row),
         "metrics": _text(text.metrics(row.progress)) or "-",
         "time": f"{text.duration(end - row.submitted_at)}, {text.counted(row.attempts, 'attempt')}",

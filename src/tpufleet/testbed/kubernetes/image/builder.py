@@ -26,7 +26,14 @@ from tpufleet.testbed.kubernetes.image.oci import Blob, Image
 
 CONTAINERFILE = Path("deploy") / "docker" / "Containerfile"
 NAME = "localhost/tpufleet"
-CPU_ONLY = {"REQUIREMENTS": "image"}  # without libtpu
+# What an image is for → its packages, in requirements/.
+VARIANTS = {
+    "agent": "image",  # JAX without libtpu, for simulated chips
+    "server": "image-server",  # no JAX
+    "tpu": "image-tpu",  # with libtpu: server, agent and jobs
+    "trainer": "image-trainer",  # and what the training examples import
+}
+CPU_ONLY = {"REQUIREMENTS": VARIANTS["agent"]}
 EPOCH = "SOURCE_DATE_EPOCH"
 CACHE_RETENTION_SECONDS = 14 * 24 * 3600.0  # since last use
 # Differs from build to build, or does not belong in an image.

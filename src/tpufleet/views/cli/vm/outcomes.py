@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from tpufleet.model import fleets
 from tpufleet.model.fleets import NodeInfo
+from tpufleet.model.topology import short_name
 from tpufleet.views.cli import output
 
 
@@ -60,7 +61,7 @@ def show_nodes(nodes: Sequence[NodeInfo], as_json: bool) -> None:
     output.print_table(
         ("NAME", "STATE", "HEALTH", "TYPE", "CAPACITY", "ZONE", "AUTOSTOP"),
         (
-            (node.name, node.state, node.health or "-", node.accelerator or "-",
+            (node.name, node.state, node.health or "-", short_name(node.accelerator) or "-",
              node.capacity or "-", node.zone, _autostop(node))
             for node in ordered
         ),

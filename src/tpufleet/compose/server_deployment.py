@@ -1,0 +1,107 @@
+"""Runs the server on a VM of the cloud project: builds what it installs, and drives the API."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tpufleet.compose import host_bundle
+from tpufleet.compose.providers import google_rest, tpu_vm_settings
+from tpufleet.config import Config
+from tpufleet.errors import BadInput
+from tpufleet.model.users import TOKEN_PREFIX
+from tpufleet.providers.tpu_vm.server_vm import ServerVm, ServerVmSettings, plan
+
+# Of a server; hosts can install the same bundle.
+SERVER_EXTRAS = "gcs,tpu-vm"
+
+
+def settings_of(config: Config, *, zone: str | None, **options: Any) -> ServerVmSettings:
+    """From the cloud project of the configuration."""
+    parsed = tpu_vm_settings(config)
+    chosen = zone or (parsed.zones[0] if parsed.zones else "")
+    if not chosen:
+        raise BadInput("no zone; pass --zone, such as --zone us-central1-a")
+    network: dict[str, Any] = {
+        key: value
+        for key, value in (("network", parsed.network), ("subnetwork", parsed.subnetwork))
+        if value
+    }
+    return ServerVmSettings(project=parsed.project, zone=chosen, **network, **options)
+
+
+def plan_lines(settings: ServerVmSettings) -> list[tuple[str, str]]:
+    """Name and description of each resource."""
+    return [(each.name, each.description) for each in plan(settings)]
+
+
+def server_vm(
+    config: Config, settings: ServerVmSettings, report: Callable[[str], None]
+) -> ServerVm:
+    return ServerVm(google_rest(tpu_vm_settings(config)), settings, report)
+
+
+def with_server(
+    config: Config, settings: ServerVmSettings, bundle: tuple[str, str], token: str
+) -> ServerVmSettings:
+    """With the metadata of a VM: the bundle, the configuration and the hash of the admin's token.
+    Nothing in it is secret: everyone who may see the VM can read its metadata."""
+    url, checksum = bundle
+    return replace(
+        settings,
+        metadata={
+            "tpufleet-bundle": url,
+            "tpufleet-bundle-sha256": checksum,
+            "tpufleet-config": yaml.safe_dump(
+                server_document(config, url, checksum), sort_keys=False
+            ),
+            "tpufleet-admin-token-sha256": hashlib.sha256(token.encode()).hexdigest(),
+        },
+    )
+
+
+def server_document(config: Config, bundle: str, checksum: str) -> dict[str, Any]:
+    """The config file of the server: what this machine's has of the cloud and of limits."""
+    tpu_vm = dict(config.tpu_vm or {})
+    tpu_vm.setdefault("bundle", bundle)
+    tpu_vm.setdefault("bundle_sha256", checksum)
+    document = {
+        "bucket": config.bucket,
+        "tpu_vm": tpu_vm,
+        "prices": config.prices,
+        "budgets": config.budgets,
+        "retention": config.retention,
+        "slices_per_user": config.slices_per_user,
+    }
+    set_values = {key: value for key, value in document.items() if value is not None}
+    plain: dict[str, Any] = json.loads(json.dumps(set_values, default=dict))
+    return plain
+
+
+def new_token() -> str:
+    return TOKEN_PREFIX + secrets.token_urlsafe(32)
+
+
+def build_bundle(
+    config: Config, report: Callable[[str], None], python_folder: Path | None = None
+) -> tuple[str, str]:
+    """URL and checksum of a bundle with this version of tpufleet."""
+    if config.bucket is None:
+        raise BadInput(
+            "no bucket for the bundle that the VM installs\n"
+            f"  next: set bucket in {config.config_file}, or pass --bundle and --bundle-sha256"
+        )
+    with tempfile.TemporaryDirectory(prefix="tpufleet-server-") as folder:
+        target = Path(folder) / "bundle.tar.gz"
+        built = host_bundle.build(
+            target, python_folder=python_folder, extras=SERVER_EXTRAS, report=report
+        )
+        return host_bundle.upload(built, config.bucket), built.sha256

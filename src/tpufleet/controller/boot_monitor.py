@@ -1,0 +1,150 @@
+"""Slices that boot: explain what they wait for, and give up those that will not come up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tpufleet.controller import server_contact
+from tpufleet.controller.placement_inputs import ControllerSettings
+from tpufleet.controller.working_set import WorkingSet
+from tpufleet.model import topology
+from tpufleet.model.bootstrap import BootstrapReport
+from tpufleet.model.jobs import JobId
+from tpufleet.model.records import replace
+from tpufleet.model.slices import LossReason, SliceState, TpuSlice
+from tpufleet.policy import job_step, liveness
+from tpufleet.policy.events import slice_event
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FutileJob:
+    """A job whose slices were paid for and never connected, too often."""
+
+    job_id: JobId
+    reason: str
+    advice: str
+
+
+class BootMonitor:
+    def __init__(
+        self, working_set: WorkingSet, settings: ControllerSettings, server_url: str
+    ) -> None:
+        self._working_set = working_set
+        self._settings = settings
+        self._server_url = server_url
+
+    def check(self, now: datetime) -> list[FutileJob]:
+        """Jobs to fail."""
+        working_set = self._working_set
+        for refusal in working_set.refusals.unreachable():
+            if refusal.server_url != self._server_url:
+                server_contact.restored(working_set, refusal.provider, now)
+        checked = [
+            self._check_slice(working_set.slices[slice_id], now)
+            for slice_id in list(working_set.slices_by_state[SliceState.BOOTING])
+        ]
+        return [futile for futile in checked if futile is not None]
+
+    def _check_slice(self, tpu_slice: TpuSlice, now: datetime) -> FutileJob | None:
+        working_set = self._working_set
+        connected = len(working_set.hosts.get(tpu_slice.id, {}))
+        reports = working_set.bootstrap.get(tpu_slice.id, ())
+        failure = self._failure(tpu_slice, connected, reports, now)
+        if failure:
+            working_set.record_refusal(tpu_slice, failure, now)
+            self._release(tpu_slice, failure, now)
+            return self._count_futile_creation(tpu_slice, failure, now)
+        problem = self._contact_problem(tpu_slice, connected, reports, now)
+        if problem:
+            server_contact.lost(working_set, tpu_slice, self._server_url, problem, now)
+            self._release(tpu_slice, problem, now)
+            return None
+        expected = topology.find(tpu_slice.accelerator).hosts
+        reason = liveness.boot_reason(
+            tpu_slice, connected, expected, self._server_url, reports, now
+        )
+        self._explain(tpu_slice, reason, now)
+        return None
+
+    def _failure(
+        self,
+        tpu_slice: TpuSlice,
+        connected: int,
+        reports: Sequence[BootstrapReport],
+        now: datetime,
+    ) -> str:
+        """Why this slice will not come up; empty if it may."""
+        working_set, settings = self._working_set, self._settings
+        since = working_set.last_queued_at.get(tpu_slice.id, tpu_slice.requested_at)
+        timeout = settings.boot_timeout_by_provider.get(tpu_slice.provider, settings.boot_timeout)
+        present = working_set.present_since
+        failure = liveness.bootstrap_failure(reports)
+        if not failure and liveness.boot_failed(tpu_slice, since, now, timeout, present):
+            failure = f"boot timeout: only {connected} hosts came up in {timeout}"
+        if not failure and liveness.is_mute(tpu_slice, connected, reports, now, present):
+            minutes = liveness.SILENT_BOOT_LIMIT // timedelta(minutes=1)
+            failure = f"nothing was heard from its hosts in {minutes} min"
+        return failure
+
+    def _contact_problem(
+        self,
+        tpu_slice: TpuSlice,
+        connected: int,
+        reports: Sequence[BootstrapReport],
+        now: datetime,
+    ) -> str:
+        """The problem, if hosts of this provider cannot reach this server. If others can, the
+        problem is with this slice alone."""
+        working_set = self._working_set
+        error = liveness.connection_error(reports) if not connected else ""
+        if not error:
+            working_set.connecting_since.pop(tpu_slice.id, None)
+            return ""
+        since = working_set.connecting_since.setdefault(tpu_slice.id, now)
+        ready = working_set.slices_by_state[SliceState.READY]
+        if any(working_set.slices[each].provider == tpu_slice.provider for each in ready):
+            return ""
+        if not liveness.cannot_connect(since, working_set.present_since, now):
+            return ""
+        return (
+            f"hosts of {tpu_slice.provider} cannot reach this server at {self._server_url} "
+            f"({error}); check `public_url` and the firewall with `tpu check cloud`"
+        )
+
+    def _explain(self, tpu_slice: TpuSlice, reason: str, now: datetime) -> None:
+        """A reason of the provider's own stays."""
+        working_set = self._working_set
+        known = working_set.boot_reasons.get(tpu_slice.id, "")
+        if not reason or reason == known or tpu_slice.reason not in ("", "booting", known):
+            return
+        working_set.boot_reasons[tpu_slice.id] = reason
+        explained = replace(tpu_slice, reason=reason)
+        working_set.put_slice(explained)
+        if liveness.is_silent(tpu_slice, now) and tpu_slice.id not in working_set.silent_slices:
+            working_set.silent_slices.add(tpu_slice.id)
+            working_set.record_events(slice_event(explained, now))
+
+    def _count_futile_creation(
+        self, tpu_slice: TpuSlice, failure: str, now: datetime
+    ) -> FutileJob | None:
+        job_id = tpu_slice.job_id
+        if tpu_slice.up_at is None or job_id not in self._working_set.jobs:
+            return None  # nothing was paid for
+        ran = self._working_set.futile_creations.setdefault(job_id, [])
+        ran.append(now - tpu_slice.up_at)
+        if not liveness.is_futile(len(ran), sum(ran, timedelta(0))):
+            return None
+        return FutileJob(
+            job_id=job_id,
+            reason=f"the machines of {len(ran)} slices in a row ran, but not all of their agents "
+            f"connected to {self._server_url}; the last: {failure}",
+            advice="check that hosts reach `public_url` of the server and can install the bundle, "
+            f"then run `tpu resume {job_id}`",
+        )
+
+    def _release(self, tpu_slice: TpuSlice, reason: str, now: datetime) -> None:
+        released = job_step.release_slice(tpu_slice, LossReason.BOOT_FAILED, reason, now)
+        self._working_set.put_slice(released)
+        self._working_set.record_events(slice_event(released, now))

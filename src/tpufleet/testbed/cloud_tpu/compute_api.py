@@ -1,0 +1,186 @@
+"""The Compute Engine API of the emulated project, as far as `tpu deploy server` uses it: addresses,
+disks, firewall rules, instances, operations and guest attributes. Written from
+https://cloud.google.com/compute/docs/reference/rest/v1."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+# RFC 1035, as all of these resources require.
+_NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_COLLECTION = re.compile(
+    r"compute/v1/projects/(?P<project>[^/]+)/(?P<scope>global|(?:zones|regions)/[^/]+)/"
+    r"(?P<kind>addresses|disks|firewalls|instances|operations)"
+    r"(?:/(?P<name>[^/]+)(?:/(?P<verb>getGuestAttributes|wait))?)?"
+)
+# What insert requires of each kind; a missing field is answered with 400.
+REQUIRED = {
+    "addresses": ("name",),
+    "disks": ("name",),
+    "firewalls": ("name",),
+    "instances": ("name", "machineType", "disks", "networkInterfaces"),
+}
+SCOPES = {"addresses": "regions", "disks": "zones", "firewalls": "global", "instances": "zones"}
+MAX_METADATA_BYTES = 512 * 1024  # of all items of an instance; 256 kB of one value
+
+Reply = tuple[int, dict[str, Any]]
+
+
+@dataclass(slots=True)
+class ComputeState:
+    resources: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
+    operations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    guest_attributes: dict[tuple[str, str], str] = field(default_factory=dict)  # VM, path
+    address: str = ""  # that is reserved; empty: one of 203.0.113.0/24
+    denied: bool = False
+    pending_polls: int = 1  # how often an operation is RUNNING before it is DONE
+
+
+class ComputeApi:
+    """`boot` is called with each new instance, in the caller's thread."""
+
+    def __init__(self, state: ComputeState | None = None) -> None:
+        self.state = state or ComputeState()
+        self.boot: Callable[[dict[str, Any]], None] = lambda instance: None
+        # What a VM wrote: by its name, and namespace/key.
+        self.guest_attribute: Callable[[str, str], str | None] = lambda name, path: (
+            self.state.guest_attributes.get((name, path))
+        )
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def answer(
+        self, method: str, path: str, query: dict[str, list[str]], body: dict[str, Any]
+    ) -> Reply | None:
+        """None: not a path of this API."""
+        match = _COLLECTION.fullmatch(path)
+        if match is None:
+            return None
+        if self.state.denied:
+            return _error(403, "Required 'compute.instances.create' permission", "forbidden")
+        scope, kind, name = match["scope"], match["kind"], match["name"] or ""
+        with self._lock:
+            if kind == "operations":
+                return self._operation(name)
+            if match["verb"] == "getGuestAttributes":
+                return self._guest_attributes(name, query.get("queryPath", [""])[0])
+            if method == "POST" and not name:
+                return self._insert(scope, kind, body, match["project"])
+            known = self.state.resources.get((scope, kind, name))
+            if known is None:
+                what = f"projects/{match['project']}/{scope}/{kind}/{name}"
+                return _error(404, f"The resource '{what}' was not found", "notFound")
+            return self._delete(scope, kind, name) if method == "DELETE" else (200, known)
+
+    def _insert(self, scope: str, kind: str, body: dict[str, Any], project: str) -> Reply:
+        name = str(body.get("name", ""))
+        problem = self._invalid(scope, kind, body, name)
+        if problem:
+            return _error(400, problem, "invalid")
+        if (scope, kind, name) in self.state.resources:
+            what = f"projects/{project}/{scope}/{kind}/{name}"
+            return _error(409, f"The resource '{what}' already exists", "alreadyExists")
+        resource = {"kind": f"compute#{kind.removesuffix('s')}", **body}
+        number = next(self._numbers)
+        if kind == "addresses":
+            address = self.state.address or f"203.0.113.{number}"
+            resource |= {"address": address, "status": "RESERVED"}
+        if kind == "instances":
+            resource["status"] = "RUNNING"
+        self.state.resources[scope, kind, name] = resource
+        operation = self._new_operation("insert", scope, kind, name)
+        if kind == "instances":
+            self.boot(resource)
+        return 200, operation
+
+    def _invalid(self, scope: str, kind: str, body: dict[str, Any], name: str) -> str:
+        missing = [each for each in REQUIRED[kind] if not body.get(each)]
+        if missing:
+            return f"Required field 'resource.{missing[0]}' not specified"
+        if not _NAME.fullmatch(name):
+            return f"Invalid value for field 'resource.name': '{name}'"
+        if scope.partition("/")[0] != SCOPES[kind]:
+            return f"{kind} are not in {scope}"
+        if kind == "firewalls" and not body.get("allowed") and not body.get("denied"):
+            return "Invalid value for field 'resource': allowed or denied must be specified"
+        return self._invalid_instance(scope, body) if kind == "instances" else ""
+
+    def _invalid_instance(self, scope: str, body: dict[str, Any]) -> str:
+        if sum(bool(disk.get("boot")) for disk in body["disks"]) != 1:
+            return "Invalid value for field 'resource.disks': exactly one boot disk is required"
+        for disk in body["disks"]:
+            source = str(disk.get("source", ""))
+            if source:
+                where = (scope, "disks", source.rpartition("/")[2])
+                if where not in self.state.resources:
+                    return f"The resource '{source}' was not found"
+        items = body.get("metadata", {}).get("items", [])
+        values = [str(item.get("value", "")).encode() for item in items]
+        if any(len(value) > 256 * 1024 for value in values) or sum(map(len, values)) > (
+            MAX_METADATA_BYTES
+        ):
+            return "Invalid value for field 'resource.metadata': too large"
+        reserved = {
+            each["address"] for (_, kind, _), each in self.state.resources.items()
+            if kind == "addresses"
+        }  # fmt: skip
+        for interface in body["networkInterfaces"]:
+            for access in interface.get("accessConfigs", ()):
+                if access.get("natIP") and access["natIP"] not in reserved:
+                    return f"Invalid value for field 'natIP': '{access['natIP']}' is not reserved"
+        return ""
+
+    def _delete(self, scope: str, kind: str, name: str) -> Reply:
+        using = [
+            instance["name"]
+            for (_, other, _), instance in self.state.resources.items()
+            if other == "instances" and kind == "disks"
+            and any(str(d.get("source", "")).endswith(f"/{name}") for d in instance["disks"])
+        ]  # fmt: skip
+        if using:
+            return _error(
+                400, f"The disk resource '{name}' is already being used by '{using[0]}'",
+                "resourceInUseByAnotherResource",
+            )  # fmt: skip
+        del self.state.resources[scope, kind, name]
+        return 200, self._new_operation("delete", scope, kind, name)
+
+    def _new_operation(self, verb: str, scope: str, kind: str, name: str) -> dict[str, Any]:
+        number = f"operation-{next(self._numbers)}"
+        operation: dict[str, Any] = {
+            "kind": "compute#operation", "name": number,
+            "operationType": verb, "status": "RUNNING", "targetLink": f"{scope}/{kind}/{name}",
+            "polls": self.state.pending_polls,
+        }  # fmt: skip
+        self.state.operations[number] = operation
+        return {key: value for key, value in operation.items() if key != "polls"}
+
+    def _operation(self, name: str) -> Reply:
+        operation = self.state.operations.get(name)
+        if operation is None:
+            return _error(404, f"The resource '{name}' was not found", "notFound")
+        operation["polls"] -= 1
+        if operation["polls"] <= 0:
+            operation["status"] = "DONE"
+        return 200, {key: value for key, value in operation.items() if key != "polls"}
+
+    def _guest_attributes(self, name: str, path: str) -> Reply:
+        value = self.guest_attribute(name, path)
+        if value is None:
+            return _error(404, f"The resource '{path}' of type 'Guest Attribute' was not found",
+                          "notFound")  # fmt: skip
+        namespace, _, key = path.partition("/")
+        item = {"namespace": namespace, "key": key, "value": value}
+        return 200, {
+            "kind": "compute#guestAttributes", "queryPath": path, "queryValue": {"items": [item]},
+        }  # fmt: skip
+
+
+def _error(code: int, message: str, reason: str) -> Reply:
+    errors = [{"message": message, "domain": "global", "reason": reason}]
+    return code, {"error": {"code": code, "message": message, "errors": errors}}

@@ -1,0 +1,170 @@
+"""Faults of the machine: frozen processes, clocks that are set, a database, a disk and a network
+that go away for a while. During each, something else may die."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Literal
+
+from tests import server_process
+from tests.chaos.chaos_run import ChaosRun
+from tests.chaos.faults import agent_dies, all_workloads_die, guard_and_agent_die, workload_dies
+from tpufleet.controller.loop import LEASE_TTL
+from tpufleet.policy.liveness import HOST_LOST_AFTER
+
+# What can die while nothing else works.
+DEATHS = (agent_dies, guard_and_agent_die, workload_dies, all_workloads_die)
+CLOCK_OFFSETS = (-86400, -3600, -90, 0, 90, 3600, 86400)  # seconds
+SHORT = (0.5, 8.0)
+LONGER_THAN_LEASE = (LEASE_TTL.total_seconds() + 1, LEASE_TTL.total_seconds() + 8)
+LONGER_THAN_SILENCE = (HOST_LOST_AFTER.total_seconds() + 5, HOST_LOST_AFTER.total_seconds() + 15)
+
+
+def everything_dies(run: ChaosRun) -> str:
+    """SIGKILL to all servers, agents and workloads, as with `kill -9 -1`."""
+    for server in run.servers:
+        server.kill()
+    processes = server_process.host_processes(run.local)
+    pids = (*processes.guards, *processes.agents, *processes.workloads)
+    for pid in pids:
+        _signal(pid, signal.SIGKILL)
+    pause = run.pause(0.0, 3.0)
+    for server in run.servers:
+        server.start()
+    return f"{len(run.servers)} servers and {len(pids)} other processes, {pause}"
+
+
+def server_freezes_briefly(run: ChaosRun) -> str:
+    return _freeze_server(run, SHORT)
+
+
+def server_freezes_beyond_its_lease(run: ChaosRun) -> str:
+    return _freeze_server(run, LONGER_THAN_LEASE)
+
+
+def servers_freeze_beyond_the_silence_of_hosts(run: ChaosRun) -> str:
+    for server in run.servers:
+        server.suspend()
+    pause = run.pause(*LONGER_THAN_SILENCE)
+    for server in run.servers:
+        server.resume()
+    return pause
+
+
+def _freeze_server(run: ChaosRun, span: tuple[float, float]) -> str:
+    server = run.random.choice(run.servers)
+    server.suspend()
+    pause = _meanwhile(run, span)
+    server.resume()
+    return f"{server.home.name} {pause}"
+
+
+def agent_freezes(run: ChaosRun) -> str:
+    agents = server_process.host_processes(run.local).agents
+    if not agents:
+        return "none runs"
+    pid = run.random.choice(agents)
+    _signal(pid, signal.SIGSTOP)
+    pause = run.pause(2.0, 25.0)
+    _signal(pid, signal.SIGCONT)
+    return f"{pid} {pause}"
+
+
+def clock_of_servers_is_set(run: ChaosRun) -> str:
+    return _set_clock(run, "servers")
+
+
+def clock_of_hosts_is_set(run: ChaosRun) -> str:
+    return _set_clock(run, "hosts")
+
+
+def _set_clock(run: ChaosRun, who: Literal["servers", "hosts"]) -> str:
+    clock = run.machine.clock
+    if not clock.works:
+        return "no compiler"
+    others = [offset for offset in CLOCK_OFFSETS if offset != clock.offsets[who]]
+    return f"{clock.set(who, run.random.choice(others)):+d} s"
+
+
+def database_restarts(run: ChaosRun) -> str:
+    """Postgres stops; SQLite is locked by another program."""
+    postgres = run.machine.postgres
+    if postgres is None:
+        with run.machine.locked_database():
+            return f"locked {_meanwhile(run, SHORT)}"
+    postgres.stop()
+    pause = _meanwhile(run, (0.5, 15.0))
+    postgres.start()
+    return f"stopped {pause}"
+
+
+def database_dies(run: ChaosRun) -> str:
+    postgres = run.machine.postgres
+    if postgres is None:
+        return server_freezes_briefly(run)  # SQLite has no process of its own
+    postgres.kill()
+    pause = _meanwhile(run, (0.0, 4.0))
+    postgres.start()
+    return f"killed {pause}"
+
+
+def database_freezes(run: ChaosRun) -> str:
+    postgres = run.machine.postgres
+    if postgres is None:
+        with run.machine.locked_database():
+            return f"locked {_meanwhile(run, LONGER_THAN_LEASE)}"
+    postgres.suspend()
+    pause = _meanwhile(run, LONGER_THAN_LEASE)
+    postgres.resume()
+    return pause
+
+
+def disk_is_full(run: ChaosRun) -> str:
+    pids = [server.pid for server in run.servers]
+    run.machine.disk.fill(pids)
+    pause = _meanwhile(run, SHORT)
+    run.machine.disk.free(pids)
+    return pause
+
+
+def network_is_partitioned(run: ChaosRun) -> str:
+    """Between the hosts and the servers."""
+    run.machine.balancer.partition()
+    pause = _meanwhile(run, run.random.choice((SHORT, SHORT, LONGER_THAN_SILENCE)))
+    run.machine.balancer.heal()
+    return pause
+
+
+def _meanwhile(run: ChaosRun, span: tuple[float, float]) -> str:
+    """Let time pass, in which now and then something else dies."""
+    if run.random.random() < 0.6:
+        return run.pause(*span)
+    first, second = run.pause(0.0, span[1] / 2), run.random.choice(DEATHS)
+    message = second(run)
+    run.count(second)
+    return f"{first}, {second.__name__} {message}, {run.pause(span[0], span[1])}"
+
+
+MACHINE_FAULTS: tuple[Callable[[ChaosRun], str], ...] = (
+    everything_dies,
+    server_freezes_briefly,
+    server_freezes_beyond_its_lease,
+    servers_freeze_beyond_the_silence_of_hosts,
+    agent_freezes,
+    clock_of_servers_is_set,
+    clock_of_hosts_is_set,
+    database_restarts,
+    database_dies,
+    database_freezes,
+    disk_is_full,
+    network_is_partitioned,
+)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,59 @@
+"""The program of `every_fault.py`, in short: one round with a fault of each class. All of them at
+random: `./test -m chaos tests/chaos/test_every_fault.py`, or for as long as you like
+`python -m tests.chaos.every_fault --minutes 60`."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from tests.chaos import every_fault
+from tests.chaos.faults import agent_dies, server_dies
+from tests.chaos.machine_faults import (
+    clock_of_hosts_is_set,
+    clock_of_servers_is_set,
+    database_restarts,
+    disk_is_full,
+    network_is_partitioned,
+    server_freezes_briefly,
+)
+from tests.chaos.own_postgres import OwnPostgres
+
+ONE_OF_EACH_CLASS = (
+    clock_of_servers_is_set,
+    server_dies,
+    disk_is_full,
+    database_restarts,
+    clock_of_hosts_is_set,
+    network_is_partitioned,
+    server_freezes_briefly,
+    agent_dies,
+)
+
+
+@pytest.fixture
+def postgres():
+    postgres = OwnPostgres()
+    yield postgres
+    postgres.cleanup()
+
+
+def test_nothing_is_lost_doubled_or_left_after_a_fault_of_each_class(postgres, tmp_path):
+    counts: Counter[str] = Counter()
+    every_fault.run_round(
+        1, tmp_path, postgres, ONE_OF_EACH_CLASS, counts, burst=4, steps=16, longest_pause=1.0
+    )
+    assert counts["(acknowledged jobs)"] == 7
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("store", ["postgres", "sqlite"])
+@pytest.mark.parametrize("seed", range(6000, 6020))
+def test_nothing_is_lost_doubled_or_left_whatever_happens(postgres, tmp_path, seed, store):
+    faults = random.Random(seed).choices(every_fault.EVERY_FAULT, k=8)
+    every_fault.run_round(
+        seed, tmp_path, postgres if store == "postgres" else None, faults, Counter()
+    )

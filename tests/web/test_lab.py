@@ -1,0 +1,326 @@
+"""The page in Chromium, with the data of a lab: pages, rights and actions on the fleet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from tests.web import lab
+from tests.web.conftest import open_page, screenshot
+
+OLD_JOBS = 10_000
+FIRST_PAINT_SECONDS = 5.0  # bench/web.py measures it; here the machine is busy with other tests
+IDS = {each.name: each.id for each in lab.LAB}
+SWEEP = ("lab-baseline", "lab-sweep-lr-3e-3", "lab-sweep-lr-1e-3")
+PAGES = {
+    "jobs": "jobs",
+    "queue": "queue",
+    "fleet": "fleet",
+    "inventory": "inventory",
+    "reservations": "reservations",
+    "pools": "pools",
+    "pool": "pools/lab",
+    "pool-events": "pools/lab/events",
+    "usage": "usage",
+    "events": "events",
+    "users": "people/users",
+    "tokens": "people/tokens",
+    "sessions": "people/sessions",
+    "audit": "people/audit",
+    "job": f"jobs/{IDS['gemma-2b-finetune-lora-r16-alpha32-warmup500-seed1234']}",
+    "waiting-job": f"jobs/{IDS['moe-8x7b-pretrain']}",
+    "failed-job": f"jobs/{IDS['llama-7b-out-of-memory']}",
+    "diff": f"jobs/{IDS['lab-sweep-lr-3e-3']}/diff",
+    "metrics": f"jobs/{IDS['diffusion-256']}/metrics",
+    "compare": "compare/" + "/".join(IDS[name] for name in SWEEP),
+    "slice": f"slices/tpf-{IDS['diffusion-256']}-3",
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.LabServer]:
+    with lab.lab_server(tmp_path_factory.mktemp("lab") / "home", ended=OLD_JOBS) as server:
+        yield server
+
+
+@pytest.fixture
+def page(browser: Browser, server: lab.LabServer) -> Iterator[Page]:
+    with server.client("ada") as client:
+        link = client.login_link().path
+    yield from open_page(browser, server.url + link)
+
+
+@pytest.fixture
+def member(browser: Browser, server: lab.LabServer) -> Iterator[Page]:
+    with server.client("mei") as client:
+        link = client.login_link().path
+    yield from open_page(browser, server.url + link)
+
+
+def go(page: Page, server: lab.LabServer, name: str) -> None:
+    page.goto(f"{server.url}/#/{PAGES.get(name, name)}")
+    page.get_by_role("heading", level=1).first.wait_for(state="attached")
+
+
+def row(page: Page, text: str) -> Locator:
+    return page.locator("tbody tr", has_text=text)
+
+
+def dialog(page: Page) -> Locator:
+    return page.get_by_role("dialog")
+
+
+def test_every_page_is_accessible_and_fits_a_phone(page: Page, server: lab.LabServer):
+    for name in PAGES:
+        go(page, server, name)
+        page.wait_for_load_state("networkidle") if name == "compare" else None
+        expect(page.locator("main")).not_to_contain_text("Loading…")
+        for scheme, width in (("light", 1280), ("dark", 390)):
+            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            page.set_viewport_size({"width": width, "height": 800})
+            found = Axe().run(page)
+            assert found.violations_count == 0, f"{name}, {scheme}\n{found.generate_report()}"
+            screenshot(page, f"{name}-{width}-{scheme}")
+            scroll = page.evaluate("document.documentElement.scrollWidth")
+            assert scroll <= width, f"{name} is {scroll} pixels wide, on a screen of {width}"
+
+
+def test_ten_thousand_jobs_are_listed_searched_and_paged(page: Page, server: lab.LabServer):
+    page.goto("about:blank")
+    page.goto(f"{server.url}/#/jobs")
+    page.locator("table.jobs").wait_for()
+    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    assert paint / 1000 < FIRST_PAINT_SECONDS
+    rows = page.locator("table.jobs tbody tr")
+    expect(rows).to_have_count(100)
+    page.get_by_role("button", name="Older jobs").click()
+    expect(rows).to_have_count(200)
+    page.get_by_label("Search jobs").fill("tag:sweep-42 state:failed")
+    page.keyboard.press("Enter")
+    expect(rows).to_have_count(11)
+    page.get_by_role("button", name="save").click()
+    dialog(page).get_by_label("Name").fill("sweep42")
+    expect(dialog(page)).to_contain_text("tpu view save sweep42 'tag:sweep-42 state:failed'")
+    dialog(page).get_by_role("button", name="Save").click()
+    expect(page.get_by_role("navigation", name="Views")).to_contain_text("sweep42")
+
+
+def test_the_list_is_used_with_the_keyboard(page: Page, server: lab.LabServer):
+    go(page, server, "jobs?q=tag:sweep-lr")
+    rows = page.locator("table.jobs tbody tr")
+    expect(rows).to_have_count(3)
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    expect(page.get_by_role("toolbar", name="Chosen jobs")).to_contain_text("2 jobs chosen")
+    page.keyboard.press("/")
+    expect(page.get_by_label("Search jobs")).to_be_focused()
+    page.get_by_role("heading", level=1).first.evaluate("node => document.activeElement.blur()")
+    page.keyboard.press("o")
+    page.wait_for_url(re.compile("#/jobs/lab-"))
+
+
+def test_a_waiting_job_shows_zones_answers_and_prices(page: Page, server: lab.LabServer):
+    go(page, server, "waiting-job")
+    table = page.locator("table.sources")
+    expect(table.locator("tbody tr")).to_have_count(3)
+    expect(table).to_contain_text("no v6e-256 in us-central1-a")
+    expect(table).to_contain_text("$276.48/h")
+
+
+def test_a_job_shows_cost_goodput_and_what_differs_from_its_parent(
+    page: Page, server: lab.LabServer
+):
+    go(page, server, "job")
+    cost = page.get_by_role("region", name="Cost")
+    expect(cost).to_contain_text("Goodput")
+    expect(cost).to_contain_text(re.compile(r"\$4\d\d\.\d\d"))
+    go(page, server, "diff")
+    expect(page.locator("table.config")).to_contain_text("0.003")
+    expect(page.locator(".diff .added").first).to_contain_text("def main(lr=0.003")
+
+
+def test_jobs_are_compared_by_curves_config_and_code(page: Page, server: lab.LabServer):
+    go(page, server, "compare")
+    expect(page.locator("table.compared tbody tr")).to_have_count(3)
+    expect(page.locator("figure canvas")).to_have_count(2)
+    expect(page.locator("table.config")).to_contain_text("batch")
+    expect(page.locator(".diff")).to_have_count(2)
+
+
+def test_the_queue_is_reordered_and_held(page: Page, server: lab.LabServer):
+    go(page, server, "queue")
+    jobs = page.locator("table.queue").first.locator("tbody tr")
+    expect(jobs).to_have_count(3)
+    expect(jobs.nth(1)).to_contain_text("behind grace/queue-distill until")
+    second = "queue-ablation-depth-12"
+    row(page, second).get_by_role("button", name="move queue-ablation-depth-12 up").click()
+    expect(dialog(page)).to_contain_text(f"tpu queue move {IDS[second]} --before")
+    dialog(page).get_by_role("button", name="Move up").click()
+    expect(jobs.nth(1)).to_contain_text(second)
+    row(page, second).get_by_role("button", name="Hold").click()
+    dialog(page).get_by_role("button", name="Hold").click()
+    expect(row(page, second)).to_contain_text("held")
+    row(page, second).get_by_role("button", name="Release").click()
+    dialog(page).get_by_role("button", name="Release").click()
+    expect(row(page, second).get_by_role("button", name="Hold")).to_be_visible()
+
+
+def test_a_member_moves_only_their_own_jobs(member: Page, server: lab.LabServer):
+    go(member, server, "queue")
+    expect(row(member, "queue-distill")).to_be_visible()
+    expect(row(member, "queue-distill").get_by_role("button")).to_have_count(0)
+    up = member.get_by_role("button", name=re.compile("move queue-ablation-depth-.. up"))
+    expect(up.first).to_be_disabled()  # a job of grace is ahead
+    expect(up.last).to_be_enabled()  # a job of their own is
+
+
+def reserve(page: Page, pool: str, start: datetime, length: str, slices: str, note: str) -> None:
+    page.get_by_role("button", name="Reserve").click()
+    dialog(page).get_by_label("Pool").select_option(pool)
+    dialog(page).get_by_label("From").fill(start.strftime("%Y-%m-%dT%H:%M"))
+    dialog(page).get_by_label("For", exact=True).select_option(length)
+    dialog(page).get_by_label("Slices").fill(slices)
+    dialog(page).get_by_label("What for").fill(note)
+
+
+def test_a_reservation_conflicts_is_extended_and_broken(
+    page: Page, member: Page, server: lab.LabServer
+):
+    start = datetime.now().replace(minute=0, second=0, microsecond=0) + timedelta(days=5)
+    go(member, server, "reservations")
+    reserve(member, "lab", start, "4h", "2", "demo")
+    line = f"tpu reserve lab --from '{start:%Y-%m-%d %H:%M}' --for 4h --slices 2 --note demo"
+    expect(dialog(member)).to_contain_text(line)
+    dialog(member).get_by_role("button", name="Reserve").click()
+    expect(row(member, "demo")).to_contain_text("coming")
+    # Another user sees the conflict while typing, and the server's answer after trying.
+    go(page, server, "reservations")
+    expect(row(page, "demo")).to_be_visible()
+    reserve(page, "lab", start + timedelta(hours=1), "1h", "4", "clash")
+    expect(dialog(page)).to_contain_text("Conflict: 2 of 4 slices are left then. mei has 2 from")
+    dialog(page).get_by_role("button", name="Reserve").click()
+    expect(dialog(page).get_by_role("alert")).to_contain_text("2 of 4 slices left to reserve then")
+    dialog(page).get_by_role("button", name="Keep").click()
+    row(member, "demo").get_by_role("button", name="Extend").click()
+    dialog(member).get_by_role("button", name="Extend").click()
+    expect(member.get_by_role("status").last).to_contain_text("it now ends")
+    expect(row(member, "demo for visitors").get_by_role("button")).to_have_count(0)
+    target = page.locator("tbody tr", has=page.get_by_text("demo", exact=True))
+    target.get_by_role("button", name="Break").click()
+    dialog(page).get_by_label("Reason").fill("maintenance")
+    expect(dialog(page)).to_contain_text("--reason maintenance")
+    dialog(page).get_by_role("button", name="Break").click()
+    expect(target).to_have_count(0)
+    expect(page.get_by_role("region", name="Calendar")).to_contain_text("grace")
+
+
+def test_notes_in_the_inventory_are_edited(page: Page, server: lab.LabServer):
+    go(page, server, "inventory")
+    page.get_by_label("Filter the inventory").fill("v4-32")
+    expect(page.locator("table.inventory tbody tr")).to_have_count(2)
+    page.get_by_role("button", name="edit tpf-paper-9b40").click()
+    dialog(page).get_by_label("Alias").fill("spare")
+    expect(dialog(page)).to_contain_text("tpu inventory set tpf-paper-9b40 --alias spare")
+    dialog(page).get_by_role("button", name="Save").click()
+    expect(row(page, "tpf-paper-9b40")).to_contain_text("spare")
+    row(page, "tpf-paper-9b40").get_by_role("link", name="tpf-paper-9b40").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("spare")
+    page.get_by_role("button", name="Release").click()
+    expect(dialog(page)).to_contain_text("tpu release tpf-paper-9b40")
+
+
+def test_a_pool_shows_all_of_its_configuration_and_its_events(page: Page, server: lab.LabServer):
+    go(page, server, "pool")
+    expect(page.locator("main")).to_contain_text("Held after a failure")
+    expect(page.locator("main")).to_contain_text("--per-user 2")
+    page.get_by_role("button", name="Edit").click()
+    dialog(page).get_by_label("Slices per user").fill("3")
+    dialog(page).get_by_role("button", name="Save").click()
+    expect(page.locator(".facts")).to_contain_text("3")
+    page.get_by_role("link", name="events", exact=True).click()
+    expect(page.locator("table.events")).to_contain_text("(by ada)")
+    with server.client("ada") as client:
+        assert client.pool("lab").slices_per_user == 3
+        client.put_pool(lab.POOLS[0])
+
+
+def test_usage_is_shown_against_budgets_and_quota(page: Page, server: lab.LabServer):
+    go(page, server, "usage")
+    expect(page.get_by_role("region", name="Slices per user")).to_contain_text("of 2")
+    expect(page.get_by_role("region", name="Budgets")).to_contain_text("of $900.00 this month")
+    expect(page.locator("table.users")).to_contain_text("Goodput")
+
+
+def test_an_admin_creates_users_tokens_and_ends_sessions(
+    page: Page, browser: Browser, server: lab.LabServer
+):
+    go(page, server, "users")
+    page.get_by_role("button", name="Create a user").click()
+    dialog(page).get_by_label("Name").fill("nora")
+    expect(dialog(page)).to_contain_text("tpu user add nora --role member")
+    dialog(page).get_by_role("button", name="Create").click()
+    expect(row(page, "nora")).to_contain_text("member")
+    page.get_by_role("link", name="tokens", exact=True).click()
+    page.get_by_role("button", name="Create a token").click()
+    dialog(page).get_by_label("User").select_option("nora")
+    expect(dialog(page)).to_contain_text("tpu token create --user nora --expires 90d")
+    dialog(page).get_by_role("button", name="Create").click()
+    shown = page.locator(".secret code")
+    token = shown.inner_text().partition("=")[2]
+    with browser.new_context() as context:
+        other = context.new_page()
+        other.goto(server.url)
+        other.get_by_label("Token").fill(token)
+        other.get_by_role("button", name="Log in").click()
+        other.get_by_role("navigation", name="Pages").wait_for()
+        go(page, server, "sessions")
+        row(page, "nora").get_by_role("button").click()
+        dialog(page).get_by_role("button", name="Log out").click()
+        expect(row(page, "nora")).to_have_count(0)
+        other.reload()
+        expect(other.get_by_label("Token")).to_be_visible()
+    go(page, server, "tokens")
+    row(page, "nora").get_by_role("button", name="Rotate").click()
+    dialog(page).get_by_role("button", name="Rotate").click()
+    expect(shown).not_to_contain_text(token)
+    row(page, "nora").first.get_by_role("button", name="Revoke").click()
+    dialog(page).get_by_role("button", name="Revoke").click()
+    expect(page.get_by_role("status").last).to_contain_text("revoked token")
+    page.get_by_role("link", name="audit", exact=True).click()
+    expect(page.locator("table.audit")).to_contain_text("token.revoke")
+
+
+def test_several_jobs_are_tagged_after_a_question(page: Page, server: lab.LabServer):
+    go(page, server, "jobs?q=tag:diffusion")
+    page.get_by_label("choose all jobs on this page").check()
+    page.get_by_role("toolbar", name="Chosen jobs").get_by_role("button", name="Tag").click()
+    dialog(page).get_by_label("Tags").fill("kept figures")
+    expect(dialog(page)).to_contain_text("diffusion-256-ema")
+    dialog(page).get_by_role("button", name="Add tags").click()
+    expect(page.locator("table.jobs .tag", has_text="kept")).to_have_count(2)
+
+
+def test_a_viewer_sees_everything_and_changes_nothing(browser: Browser, server: lab.LabServer):
+    with server.client("tomas") as client:
+        link = client.login_link().path
+    for page in open_page(browser, server.url + link):
+        for name in ("queue", "reservations", "inventory", "pool", "job", "compare", "usage"):
+            go(page, server, name)
+            expect(page.locator("main")).not_to_contain_text("Loading…")
+            expect(page.get_by_role("alert")).to_have_count(0)
+            changing = page.locator("main button:not(.cli):not([aria-label]):not([aria-pressed])")
+            labels = [text for text in changing.all_inner_texts() if text != "Today"]
+            assert labels == [], name
+
+
+def test_times_of_other_days_have_a_date(page: Page, server: lab.LabServer):
+    go(page, server, "failed-job")
+    day = (datetime.now(UTC) - timedelta(hours=27)).astimezone().strftime("%Y-%m-%d")
+    expect(page.locator(".axis")).to_contain_text(day)
