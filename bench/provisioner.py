@@ -280,7 +280,7 @@ def measures(
     deletions = former_waits(
         [(at - first).total_seconds() for at in ended.values()], options.operation
     )
-    peer = f"former tool, {FORMER_WORKERS} blocking workers"
+    peer = f"former tool, {FORMER_WORKERS} blocking workers, simulated"
     sizes = f"{options.jobsets} JobSets of {options.nodes} nodes"
     return [
         Measure(

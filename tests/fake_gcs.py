@@ -34,15 +34,15 @@ def binary() -> str:
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """Yields its URL, for STORAGE_EMULATOR_HOST."""
+def server(host: str = "127.0.0.1") -> Iterator[str]:
+    """Yields its URL, for STORAGE_EMULATOR_HOST. `host` is an address of this machine."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
+    url = f"http://{host}:{port}"
     process = subprocess.Popen(
-        [binary(), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port),
-         "-backend", "memory", "-public-host", f"127.0.0.1:{port}", "-log-level", "error"],
+        [binary(), "-scheme", "http", "-host", host, "-port", str(port),
+         "-backend", "memory", "-public-host", f"{host}:{port}", "-log-level", "error"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:

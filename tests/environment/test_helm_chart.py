@@ -13,6 +13,7 @@ import pytest
 import yaml
 from scripts import helm_chart
 
+from tests import yaml_documents
 from tests.environment.environments import example
 from tests.environment.provider_checks import resources
 from tests.k8s.test_manifests import kubectl
@@ -46,9 +47,9 @@ def helm_rendered(*options: str) -> list[dict[str, Any]]:
 
 def ordered(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """By kind and name; names of settings without the hash of their content."""
-    text = helm_chart.SETTINGS_NAME.sub("tpufleet-settings", yaml.safe_dump_all(documents))
+    text = helm_chart.SETTINGS_NAME.sub("tpufleet-settings", yaml_documents.dump_all(documents))
     return sorted(
-        yaml.safe_load_all(text),
+        yaml_documents.load_all(text),
         key=lambda item: (
             item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"],
         ),
@@ -72,7 +73,7 @@ def test_values_of_an_environment_leave_no_placeholder(tmp_path):
     values = tmp_path / "values.yaml"
     values.write_text(helm_values.text(example()))
     documents = helm_rendered("--values", str(values))
-    assert "PROJECT" not in yaml.safe_dump_all(documents).replace("GOOGLE_CLOUD_PROJECT", "")
+    assert "PROJECT" not in yaml_documents.dump_all(documents).replace("GOOGLE_CLOUD_PROJECT", "")
     accounts = {
         item["metadata"]["name"]: item["metadata"].get("annotations", {})
         for item in documents if item["kind"] == "ServiceAccount"
@@ -109,7 +110,7 @@ def test_c7_terraform_binds_the_service_accounts_of_the_manifests():
 def test_a_changed_value_renames_the_settings_so_that_pods_restart():
     def settings(*options: str) -> set[str]:
         documents = helm_rendered(*options)
-        return set(helm_chart.SETTINGS_NAME.findall(yaml.safe_dump_all(documents)))
+        return set(helm_chart.SETTINGS_NAME.findall(yaml_documents.dump_all(documents)))
 
     before, after = settings(), settings("--set", "bucket=gs://other")
     assert len(before) == len(after) == 1 and before != after

@@ -6,19 +6,46 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.k8s.rigs import eventually
 from tpufleet.errors import FleetError
 from tpufleet.testbed.kubernetes import cluster_layout
 from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
-from tpufleet.testbed.kubernetes.node import job_namespace
+from tpufleet.testbed.kubernetes.image import builder, chroot
+from tpufleet.testbed.kubernetes.image.chroot import ImageBuildError
+from tpufleet.testbed.kubernetes.node import job_namespace, node_images, real_node
 from tpufleet.testbed.kubernetes.node.node_config import NodeLayout
 
 HOSTS = 4  # of the slice that the node stands for
+
+
+@contextmanager
+def node_with_image(plane: KubernetesControlPlane) -> Iterator[NodeLayout]:
+    """A real node that has the image of this checkout. Skips the test where there can be none."""
+    reason = real_node.unsupported_reason()
+    if reason:
+        pytest.skip(reason)
+    try:
+        chroot.check_requirements()
+    except ImageBuildError as error:
+        pytest.skip(str(error))
+    image = builder.build()
+    existing = real_node.find(plane.layout)
+    node = existing or real_node.add(plane)
+    try:
+        job_namespace.save_image(node, node_images.load_image(node, image))
+        yield node
+    finally:
+        if existing is None:
+            real_node.remove(plane.layout.folder)
+            plane.kubectl("delete", "node", node.name)
 
 
 class Fleet:

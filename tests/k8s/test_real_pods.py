@@ -8,11 +8,9 @@ import os
 
 import pytest
 
-from tests.k8s.real_pods import HOSTS, Fleet
+from tests.k8s.real_pods import HOSTS, Fleet, node_with_image
 from tests.k8s.rigs import eventually
-from tpufleet.testbed.kubernetes.image import builder, chroot
-from tpufleet.testbed.kubernetes.image.chroot import ImageBuildError
-from tpufleet.testbed.kubernetes.node import job_namespace, node_images, real_node
+from tpufleet.testbed.kubernetes.node import job_namespace
 
 pytestmark = pytest.mark.timeout(900)
 _numbers = itertools.count(1)
@@ -52,23 +50,8 @@ name = os.environ["TPUFLEET_ATTEMPT"] + "-" + os.environ["TPUFLEET_PROCESS_ID"]
 @pytest.fixture(scope="module")
 def node(plane):
     """Module scope: pods of other tests, meant for KWOK nodes, would be scheduled to it."""
-    reason = real_node.unsupported_reason()
-    if reason:
-        pytest.skip(reason)
-    try:
-        chroot.check_requirements()
-    except ImageBuildError as error:
-        pytest.skip(str(error))
-    image = builder.build()
-    existing = real_node.find(plane.layout)
-    node = existing or real_node.add(plane)
-    try:
-        job_namespace.save_image(node, node_images.load_image(node, image))
+    with node_with_image(plane) as node:
         yield node
-    finally:
-        if existing is None:
-            real_node.remove(plane.layout.folder)
-            plane.kubectl("delete", "node", node.name)
 
 
 @pytest.fixture

@@ -15,10 +15,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
-from tests import fake_gcs, postgres
+from tests import fake_gcs, postgres, yaml_documents
 from tests.k8s.test_manifests import ROOT, kubectl
 from tests.polling import wait_until
 from tests.views.cli_runner import Tpu
@@ -52,8 +51,7 @@ class LoadBalancer:
             if backend is None:
                 client.close()
                 continue
-            for source, target in ((client, backend), (backend, client)):
-                threading.Thread(target=_copy, args=(source, target), daemon=True).start()
+            copy_both_ways(client, backend)
 
     def _connect(self) -> socket.socket | None:
         for _ in self.ports:
@@ -68,6 +66,11 @@ class LoadBalancer:
 
     def close(self) -> None:
         self._listener.close()
+
+
+def copy_both_ways(client: socket.socket, backend: socket.socket) -> None:
+    for source, target in ((client, backend), (backend, client)):
+        threading.Thread(target=_copy, args=(source, target), daemon=True).start()
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
@@ -181,7 +184,7 @@ def overlay(tmp_path):
 def render(folder: Path) -> list[dict]:
     command = [*kubectl(), "kustomize", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    return yaml_documents.load_all(done.stdout)
 
 
 @pytest.fixture
@@ -304,7 +307,7 @@ def test_two_pods_are_admitted_and_one_that_is_deleted_comes_back(overlay, rig):
     ]
     rig.add_plain_node("system")
     rig.plane.kubectl("label", "node", "system", "iam.gke.io/gke-metadata-server-enabled=true")
-    text = yaml.safe_dump_all(manifests)
+    text = yaml_documents.dump_all(manifests)
     kubectl = lambda *args: rig.plane.kubectl("--namespace=tpufleet-system", *args)
     try:
         rig.plane.kubectl("apply", "--server-side", "-f", "-", stdin=text)

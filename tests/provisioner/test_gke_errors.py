@@ -9,6 +9,9 @@ import pytest
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
 from tests.provisioner.harness import ProvisionerHarness
+from tpufleet.provisioner.gke import failure_causes
+from tpufleet.provisioner.planning.cluster_state import FailureCause
+from tpufleet.testbed.gke import error_texts
 
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
 LABEL = "tpu-v5-lite-podslice"
@@ -35,6 +38,30 @@ def test_a_region_without_quota_is_left_for_the_next(harness):
     assert phases(harness) == ["Running"]
     assert [pool.locations[0] for pool in harness.gke.pools.values()] == ["us-east5-b"]
     assert "grant the provisioner" not in str(harness.events.recorded)
+
+
+def test_a_quota_that_instances_exceed_later_is_left_for_the_next_region(harness):
+    text = error_texts.late_quota("c", "pool", "TPU_LITE_PODSLICE_V5", 4, 8)
+    harness.gke.fail_next_creation(8, text)
+    harness.submit()
+    harness.advance(2 * MINUTE)
+    assert phases(harness) == ["Running"]
+    assert [pool.locations[0] for pool in harness.gke.pools.values()] == ["us-east5-b"]
+
+
+QUOTA_TEXTS = {
+    "of a call": error_texts.quota("p", "TPU_LITE_PODSLICE_V5", 16, 24, 8),
+    "of a call, in a list": '(1) insufficient regional quota to satisfy request: resource "CPUS"',
+    "of a call, before 2019": 'Insufficient regional quota to satisfy request for resource: "C"',
+    "of the whole project": 'Insufficient project quota to satisfy request: resource "CPUS"',
+    "of an operation": error_texts.late_quota("c", "pool", "CPUS_ALL_REGIONS", 4, 8),
+    "of an operation, cut short": "Insufficient quota to satisfy the request: Not all instances",
+}
+
+
+@pytest.mark.parametrize("text", QUOTA_TEXTS.values(), ids=QUOTA_TEXTS)
+def test_a_quota_is_recognised_in_googles_wording(text):
+    assert failure_causes.classify_operation(8, text) is FailureCause.QUOTA
 
 
 def test_a_pool_of_a_deleted_jobset_is_deleted_soon_after_its_creation(harness):

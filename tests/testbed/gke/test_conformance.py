@@ -70,8 +70,9 @@ REFUSALS: dict[str, tuple[Callable[[Cluster], None], type, str]] = {
     "over quota": (
         second_over_quota,
         exceptions.PermissionDenied,
-        r"Insufficient regional quota to satisfy request for resource: \".*\". The request "
-        r"requires '16.0' and is short '8.0'. The regional quota is '24.0' with '8.0' available.",
+        r"Insufficient regional quota to satisfy request: resource \"TPU_LITE_PODSLICE_V5\": "
+        r"request requires '16.0' and is short '8.0'. project has a quota of '24.0' with '8.0' "
+        r"available. View and manage quotas at https://console.cloud.google.com/\S+project=p",
     ),
     "deleted while it is created": (
         delete_while_creating,

@@ -23,7 +23,7 @@ _STOCKOUT_TEXT = re.compile(
     re.IGNORECASE,
 )
 _QUOTA_TEXT = re.compile(
-    r"QUOTA_EXCEEDED|quota .*exceeded|exceeded .*quota|Insufficient .* quota", re.IGNORECASE
+    r"QUOTA_EXCEEDED|quota .*exceeded|exceeded .*quota|Insufficient (\w+ )?quota", re.IGNORECASE
 )
 _BUSY_TEXT = re.compile(r"incompatible operation|operation .* in progress|try again", re.IGNORECASE)
 _BY_CONDITION = {

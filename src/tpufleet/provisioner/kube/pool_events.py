@@ -108,7 +108,7 @@ class EventReporter:
         self._record(reference, reason, message, annotations)
         if pod.owner_uid and pod.owner_uid != pod.uid:
             owner = _owner_reference(pod.namespace, pod.owner_name, pod.owner_uid)
-            self._record(owner, reason, f"pod {pod.name}: {message}")
+            self._record(owner, reason, f"pod {pod.name}: {message}", log_level=logging.DEBUG)
 
     def report_on_pool(
         self,
@@ -129,8 +129,9 @@ class EventReporter:
         if not references:
             namespace = label_keys.NAMESPACE
             references.append(event_recorder.object_reference("Namespace", namespace, namespace))
-        for reference in references:
-            self._record(reference, reason, message)
+        for number, reference in enumerate(references):
+            # The same message again: once in the log is enough.
+            self._record(reference, reason, message, log_level=logging.DEBUG if number else None)
 
     def forget_except(self, waiting: set[str]) -> None:
         """Keep only pods that still wait, by UID."""
@@ -144,9 +145,10 @@ class EventReporter:
         reason: str,
         message: str,
         annotations: Mapping[str, str] | None = None,
+        log_level: int | None = None,
     ) -> None:
         warning = reason in WARNINGS
-        level = logging.WARNING if warning else logging.INFO
+        level = log_level or (logging.WARNING if warning else logging.INFO)
         target = "/".join(filter(None, (reference.get("namespace"), reference["name"])))
         log.log(level, "%s on %s %s: %s", reason, reference["kind"], target, message)
         self._sink.record(reference, reason, message, warning=warning, annotations=annotations)

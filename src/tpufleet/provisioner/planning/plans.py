@@ -89,6 +89,7 @@ class _Planner:
         if warm:
             unused_since = max(since, self.state.unused_since[pool.name])
             due = max(due, unused_since + self.settings.warm_pool_ttl)
+            reason = f"{reason}, and no other has used it since {unused_since:%Y-%m-%d %H:%M} UTC"
         youngest_node_at = self.state.youngest_node_at.get(pool.name)
         if youngest_node_at is not None:
             due = max(due, youngest_node_at + self.settings.node_min_lifespan)

@@ -31,10 +31,12 @@ def free_nodes(pool: Any, pools: Sequence[Any], stock: Mapping[tuple[str, ...], 
     )
 
 
-def exceeded_quota(pool: Any, pools: Sequence[Any], quotas: Mapping[tuple[str, ...], int]) -> str:
+def exceeded_quota(
+    project: str, pool: Any, pools: Sequence[Any], quotas: Mapping[tuple[str, ...], int]
+) -> str:
     """GKE's message; empty when the pool is within its quota. `quotas` is in chips, by region and
     accelerator label, or by region, label and kind of capacity. Reservations need no quota:
-    https://cloud.google.com/kubernetes-engine/docs/troubleshooting/tpus"""
+    https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus"""
     kind = _kind(pool)
     if kind == "reserved":
         return ""
@@ -54,8 +56,8 @@ def exceeded_quota(pool: Any, pools: Sequence[Any], quotas: Mapping[tuple[str, .
     )
     if used + _chips(pool) <= limit:
         return ""
-    metric = f"{'PREEMPTIBLE_' if kind == 'spot' else ''}{label.upper().replace('-', '_')}"
-    return error_texts.quota(metric, _chips(pool), limit, limit - used)
+    metric = error_texts.quota_metric(label, spot=kind == "spot")
+    return error_texts.quota(project, metric, _chips(pool), limit, limit - used)
 
 
 def _kind(pool: Any) -> str:

@@ -201,7 +201,7 @@ class GkeEmulator:
             policy = pool.placement_policy.policy_name
             if policy and self.policies is not None and policy not in self.policies:
                 raise GkeApiError("INVALID_ARGUMENT", f"resource policy {policy!r} was not found")
-            self._check_quota(pool)
+            self._check_quota(parent, pool)
             self._check_operations(parent)
             pool.status = Status.PROVISIONING
             self.pools[pool.name] = pool
@@ -272,8 +272,9 @@ class GkeEmulator:
                 return str(parent.partition("/v1/")[2])
         return "projects/p/locations/l/clusters/c"
 
-    def _check_quota(self, pool: Any) -> None:
-        message = capacity.exceeded_quota(pool, list(self.pools.values()), self.quotas)
+    def _check_quota(self, parent: str, pool: Any) -> None:
+        project = parent.split("/")[1]
+        message = capacity.exceeded_quota(project, pool, list(self.pools.values()), self.quotas)
         if message:
             raise GkeApiError("PERMISSION_DENIED", message)
 

@@ -15,7 +15,10 @@ class OpensslMissing(FleetError, Permanent):
     """The program openssl, which issues the certificates, is not installed."""
 
 
-def write_all_certificates(folder: Path, *, names: tuple[str, ...] = ("localhost",)) -> None:
+API_SERVER_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
+
+
+def write_all_certificates(folder: Path, *, names: tuple[str, ...] = API_SERVER_NAMES) -> None:
     """All keys and certificates of one control plane."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     create_authority(folder)
