@@ -9,6 +9,7 @@ import pickle
 import shutil
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from extract_gpu_shape import emit
@@ -27,6 +28,25 @@ def plain_writing(folder: Path, size: int = 4 << 30) -> float:
     seconds = time.perf_counter() - began
     path.unlink()
     return size / seconds
+
+
+def parallel_writing(folder: Path, streams: int = 8, size: int = 1 << 30) -> float:
+    """Bytes per second of large writes by several threads, each to a file of its own."""
+    size = size if not os.environ.get("EXTRACT_BENCH_TOY") else 4 << 20
+    data = memoryview(os.urandom(4 << 20))
+
+    def write(number: int) -> None:
+        with open(folder / f"plain-{number}", "wb", buffering=0) as file:
+            for _ in range(size // len(data)):
+                file.write(data)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(streams) as threads:
+        list(threads.map(write, range(streams)))
+    seconds = time.perf_counter() - began
+    for number in range(streams):
+        (folder / f"plain-{number}").unlink()
+    return streams * size / seconds
 
 
 def writers() -> dict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -164,6 +165,8 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
             max_length=LENGTH,
             buckets=(LENGTH,),
             batch_tokens=ROWS * LENGTH,
+            batching="auto",
+            estimate={"tokens": count * ROWS * LENGTH},
         ),
     )
     for _ in range(4):  # compile, and let page-locked memory grow, before the clock starts
@@ -171,7 +174,7 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     alone = forward_paces(engine, ROWS)["lasting"]
     units = Units(storage, count=plan.units, worker="bench")
     coordinator = gangs.SoloCoordinator(units, lambda: False, poll=0.01)
-    options = workers.WorkerOptions(preparers=2)  # the command's default on 8 cores or more
+    options = workers.default_options(os.cpu_count() or 1)  # as the command
     worker = workers.Worker(
         storage, plan, locations.resolve_plan(plan), engine, coordinator, options=options
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from extract_gpu_files import plain_writing
+from extract_gpu_files import parallel_writing
 from extract_gpu_ours import _TOKENIZER
 from extract_gpu_shape import SHAPE, TOY, emit
 
@@ -116,7 +117,10 @@ def command(inputs: Path, out: Path, layers: list[int], cache: Path, tokens: int
     size = sum(path.stat().st_size for path in (out / "shards").iterdir())
     shutil.rmtree(out)
     lines = [line for line in result.stderr.splitlines() if line.strip()]
+    rate = re.search(r"units at ([\d,]+) tokens/s", lines[-1])
     return {
+        # As the command says: from the first batch to the last commit.
+        "tokens_per_second": float(rate[1].replace(",", "")) if rate else None,
         # Of the whole command: start, loading, compiling, writing, committing.
         "tokens_per_second_command": tokens / seconds,
         "seconds": seconds,
@@ -132,17 +136,19 @@ def ragged() -> dict:
     last = SHAPE["num_hidden_layers"] - 1
     root = Path(tempfile.mkdtemp())
     results["tokens"] = tokens = write_inputs(root / "inputs", TOKENS)
+    results["memory_tokens"] = half = write_inputs(root / "half", TOKENS // 2)
     emit(results)
     memory = Path(tempfile.mkdtemp(dir="/dev/shm"))
-    for name, layers, folder in (
-        ("first", [last], root),
-        ("second", [last], root),
-        ("memory_4", [last // 4, last // 2, 3 * last // 4, last], memory),
+    four = [last // 4, last // 2, 3 * last // 4, last]
+    for name, layers, folder, inputs, count in (
+        ("first", [last], root, "inputs", tokens),
+        ("second", [last], root, "inputs", tokens),
+        ("memory_4", four, memory, "half", half),  # all of it would not fit 128 GiB
     ):
         if name == "memory_4":
-            results["memory_limit"] = plain_writing(memory)
+            results["memory_limit"] = parallel_writing(memory)
         try:
-            results[name] = command(root / "inputs", folder / name, layers, root / "cache", tokens)
+            results[name] = command(root / inputs, folder / name, layers, root / "cache", count)
         except Exception as error:
             results[f"{name}_error"] = f"{type(error).__name__}: {error}"[:500]
         emit(results)
@@ -151,13 +157,47 @@ def ragged() -> dict:
     return results
 
 
+def packed_paces(engine) -> dict[str, float]:
+    """Tokens per second of the whole model on the batch that PyTorch gets."""
+    import jax
+    import numpy as np
+
+    from extract_gpu_shape import paces
+    from extract_gpu_torch_packed import TOKENS as BATCH
+    from extract_gpu_torch_packed import lognormal_lengths
+    from tpufleet.workloads.activations.model import meshes
+    from tpufleet.workloads.activations.pipeline import batches
+
+    chance, size = np.random.default_rng(0), 512 if TOY else BATCH
+    tokens = [
+        chance.integers(0, SHAPE["vocab_size"], length, np.int32)
+        for length in lognormal_lengths(size, median=MEDIAN)
+    ]
+    batch = next(
+        batches.make_batches(tokens, batching="varlen", buckets=(MAX_LENGTH,), batch_tokens=size)
+    )
+    placed = [
+        meshes.shard_array(np.ascontiguousarray(array), meshes.batch_sharding(engine.mesh))
+        for array in (batch.tokens, batch.positions, batch.segments)
+    ]
+    results = paces(lambda: engine.step(engine.params, *placed), jax.block_until_ready)
+    return {name: batch.real_tokens / seconds for name, seconds in results.items()}
+
+
 def shapes() -> dict:
-    """Forward passes at the shapes of Gemma 2 2B and Qwen2.5 7B, with sequences of 2,048."""
+    """Forward passes at the shapes of Gemma 2 2B and Qwen2.5 7B, with sequences of 2,048; and of
+    the benchmark's shape with packed samples of many lengths."""
     from extract_gpu_ours import build, forward_paces, matrix_paces
     from extract_gpu_shape import LENGTH, ROWS
 
     results: dict = {"matrix": matrix_paces()}
-    for name, shape in (("gemma-2-2b", GEMMA_2_2B), ("qwen2.5-7b", QWEN_7B)):
+    last = SHAPE["num_hidden_layers"] - 1
+    results["packed_ragged"] = packed_paces(build([f"resid_post.{last}"]))
+    emit(results)
+    for name, shape, sizes in (
+        ("gemma-2-2b", GEMMA_2_2B, (ROWS,)),
+        ("qwen2.5-7b", QWEN_7B, (ROWS, 2 * ROWS)),
+    ):
         if TOY:
             shape = {**shape, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
             shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99}
@@ -165,7 +205,8 @@ def shapes() -> dict:
         try:
             engine = build([f"resid_post.{last}"], shape=shape)
             work = engine.forward.architecture.flops(LENGTH) / LENGTH
-            rates = forward_paces(engine, ROWS)
+            runs = [forward_paces(engine, rows) for rows in sizes]
+            rates = max(runs, key=lambda run: run["lasting"])
             results[name] = {
                 pace: {"tokens_per_second": rate, "tflops": rate * work / 1e12}
                 for pace, rate in rates.items()

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from extract_gpu_shape import LENGTH, ROWS, SHAPE, SIDE, WIDTH, emit, median_seconds, paces
+from extract_gpu_torch_packed import lognormal_lengths, packed_paces
 
 
 def torch_lines() -> dict:
@@ -33,6 +34,10 @@ def torch_lines() -> dict:
     results["24_layers_pinned"] = pinned(model, tokens)
     emit(results)
     results["compiled"] = forward(torch.compile(model))
+    emit(results)
+    results["packed_ragged"] = packed_paces(lognormal_lengths())
+    emit(results)
+    results["packed_fixed"] = packed_paces([LENGTH] * ROWS)
     return results
 
 

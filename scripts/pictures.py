@@ -1,10 +1,10 @@
 """Create the pictures in the docs: run commands in a real terminal (tmux) and draw its screen.
 
-    .venv/bin/python scripts/pictures.py [demo | tutorial | gke]
+    .venv/bin/python scripts/pictures.py [demo | tutorial | gke | top]
 
 `demo` draws docs/demo.svg; `tutorial` follows docs/tutorial.md and `gke` docs/gke-environment.md,
 and both draw docs/pictures. Needs tmux, and the environment that `./tpu demo` sets up; `gke` needs
-OpenTofu.
+OpenTofu. `top` draws `tpu top` on the server that is running.
 """
 
 from __future__ import annotations
@@ -98,6 +98,26 @@ def draw_demo() -> None:
     picture("demo", DOCS / "demo.svg", "bit for bit")
 
 
+def draw_top() -> None:
+    """Textual draws its own screen."""
+    import asyncio
+
+    from tpufleet.views.cli import connection
+    from tpufleet.views.top.app import TopApp
+
+    async def screenshot() -> str:
+        with connection.connect() as client:
+            app = TopApp(client, connection.connect)
+            async with app.run_test(size=(WIDTH, 20)) as pilot:
+                await pilot.pause(2)
+                return app.export_screenshot(title="tpu top")
+
+    svg = re.sub(r"@font-face \{.*?\}", "", asyncio.run(screenshot()), flags=re.DOTALL)
+    target = DOCS / "pictures" / "top.svg"
+    target.write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n")
+    print(f"wrote {target.relative_to(ROOT)}")
+
+
 def draw_tutorial() -> None:
     """A job that ended, and one whose slice is preempted."""
     with tempfile.TemporaryDirectory(prefix="tpufleet-") as home:
@@ -132,11 +152,11 @@ def draw_gke() -> None:
         picture(apply, pictures / "cluster-apply.svg", "applied 58 changes", folder)
 
 
-SETS = {"demo": draw_demo, "tutorial": draw_tutorial, "gke": draw_gke}
+SETS = {"demo": draw_demo, "tutorial": draw_tutorial, "gke": draw_gke, "top": draw_top}
 
 
 def main() -> None:
-    names = sys.argv[1:] or list(SETS)
+    names = sys.argv[1:] or ["demo", "tutorial"]
     if unknown := set(names) - set(SETS):
         sys.exit(f"no set of pictures is called {', '.join(unknown)}; there are {', '.join(SETS)}")
     for name in names:

@@ -52,6 +52,7 @@ KEYS = (
     "gke",
     "prices",
     "budgets",
+    "notifications",
 )
 LOG_FORMATS = ("text", "json")
 PROVIDERS = ("local", "tpu-vm", "gke")
@@ -87,6 +88,7 @@ class Config:
     gke: Mapping[str, Any] | None = None  # parsed by `providers.gke.settings`
     prices: Mapping[str, Any] | None = None  # per chip hour, by generation and capacity
     budgets: Mapping[str, Any] | None = None  # parsed by `model.budgets`
+    notifications: Mapping[str, Any] | None = None  # parsed by `model.notifications`
     secret_file: Path | None = None  # tokens of slices derive from it; None: `secret` in `data`
     admin_token_file: Path | None = None  # token of the user `admin`; None: see `token_file`
     shared: Path | None = None  # folder shared by servers of one store; None: the state folder
@@ -218,6 +220,7 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         retention=_mapping("retention", environ, values, file),
         prices=_mapping("prices", environ, values, file),
         budgets=_mapping("budgets", environ, values, file),
+        notifications=_mapping("notifications", environ, values, file),
     )
 
 

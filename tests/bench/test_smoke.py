@@ -23,6 +23,7 @@ PARTS = {
     "extract_gpu_ragged",
     "extract_gpu_shape",
     "extract_gpu_torch",
+    "extract_gpu_torch_packed",
     "fleets",
     "planner_iris",
     "reporting",
@@ -48,6 +49,7 @@ GPU_MODULES = (
     "extract_gpu_ragged",
     "extract_gpu_shape",
     "extract_gpu_torch",
+    "extract_gpu_torch_packed",
 )
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from tests.journeys.simulated_hosts import Program
+from tpufleet.errors import BadInput
 from tpufleet.model.api_types import JobChanges, NewReservation
 from tpufleet.model.hosts import Exit
 from tpufleet.model.jobs import JobState
@@ -143,3 +146,68 @@ def test_the_owner_releases_a_held_slice(fleet):
     fleet.run(10)
     commands.release_held_slice(fleet.context("ann"), held.id)
     fleet.settle(bobs, limit=300)
+
+
+@pytest.mark.parametrize(
+    ("reuse", "user", "fails", "takes"),
+    [
+        ("01", "ann", False, True),
+        ("01", "bob", False, False),
+        ("01", "ann", True, False),
+        ("10", "ann", True, True),
+        ("20", "ann", True, False),
+        ("20", "bob", True, True),
+        ("03", "bob", False, True),
+        ("03", "bob", True, False),
+        (["own-finished", "own-failed"], "ann", True, True),
+        (["others-finished"], "bob", False, True),
+    ],
+    ids=str,
+)
+def test_a_job_says_whose_used_slices_it_takes(fleet, reuse, user, fails, takes):
+    """The two digits are the permission bits of the former queue: failed, finished."""
+    fleet.put_pool(name="lab", smallest=1, largest=1)
+    before = fleet.submit(failing() if fails else Program(steps=5), pool="lab", owner=user)
+    fleet.settle(before)
+    (used,) = fleet.store.slices(pool="lab")
+    choosy = fleet.submit(Program(steps=5), pool="lab", owner="ann", reuse=reuse)
+    fleet.run(60)
+    if takes:
+        assert fleet.store.attempts(choosy)[0].slices == (used.id,)
+        return
+    outcome = "failed" if fails else "finished"
+    whose = "own" if user == "ann" else "others"
+    assert f"slice {used.id} is free, but {whose}-{outcome}" in fleet.job(choosy).reason
+    other = fleet.submit(Program(steps=5), pool="lab", owner="eve")
+    fleet.settle(other, limit=300)
+    own = fleet.store.attempts(choosy)
+    first = fleet.store.attempts(other)[0]
+    assert not own or own[0].created_at > first.created_at, "and it does not block the queue"
+
+
+def test_a_slice_that_no_job_used_is_free_for_all(fleet):
+    fleet.put_pool(name="lab", smallest=1, largest=1)
+    fleet.run(60)
+    choosy = fleet.submit(Program(steps=5), pool="lab", reuse="00")
+    fleet.settle(choosy, limit=300)
+
+
+def test_a_job_that_requires_a_reservation_waits_for_one(fleet):
+    fleet.put_pool(name="lab", largest=1)
+    careful = fleet.submit(Program(steps=5), pool="lab", require_reservation=True)
+    other = fleet.submit(Program(steps=5), pool="lab", owner="bob")
+    fleet.settle(other, limit=300)
+    assert "requires a reservation; `tpu reserve lab`" in fleet.job(careful).reason
+    start = fleet.now() + timedelta(minutes=10)
+    new = NewReservation(id="r1", pool="lab", starts_at=start, duration=timedelta(minutes=30))
+    reservations.reserve(fleet.context("ann"), new)
+    fleet.run(60)
+    assert "waits for the reservation of ann at" in fleet.job(careful).reason
+    fleet.settle(careful, limit=1200)
+    assert fleet.store.attempts(careful)[0].created_at >= start
+
+
+@pytest.mark.parametrize("field", [{"reuse": "01"}, {"require_reservation": True}], ids=str)
+def test_these_fields_need_a_pool(fleet, field):
+    with pytest.raises(BadInput, match="only with a pool"):
+        fleet.submit(Program(), **field)

@@ -23,6 +23,7 @@ from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.encoding import from_json, to_json
 from tpufleet.model.hosts import Host, HostId, Phase, host_id
 from tpufleet.model.jobs import Capacity, JobId, JobState
+from tpufleet.model.notifications import NotificationRules
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.users import Role, Token, User
 from tpufleet.service import auth
@@ -57,7 +58,10 @@ class LoopGuard:
 
 
 class ServiceHarness:
-    def __init__(self, store: Store, folder: Path) -> None:
+    def __init__(
+        self, store: Store, folder: Path, notifications: NotificationRules | None = None
+    ) -> None:
+        self.notifications = notifications or NotificationRules()
         self.store = store
         self.clock = ManualClock()
         self.woken = 0
@@ -95,6 +99,7 @@ class ServiceHarness:
             providers=("local", "tpu-vm"),
             faults=("preempt", "kill-host"),
             snapshot_limit=1024 * 1024,
+            notifications=self.notifications,
         )
         self.app = create_app(deps, limiter)
         listener = listen(port=self.port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -21,8 +22,9 @@ from tpufleet.model.hosts import (
     ProgressPoint,
 )
 from tpufleet.model.inbox import InboxMessageKind
-from tpufleet.model.jobs import JobState
+from tpufleet.model.jobs import JobId, JobState
 from tpufleet.model.slices import SliceState
+from tpufleet.stores.base import ChangeSet
 
 
 def reported_phases(service: ServiceHarness) -> list[Phase]:
@@ -66,7 +68,7 @@ def test_a_multislice_gang_is_numbered_over_all_its_slices(running):
 def test_an_assignment_holds_what_the_job_file_says(running):
     assignment = running.send_heartbeat("s2/1").assignment
     assert assignment.command == ("python", "train.py")
-    assert assignment.env == {"A": "b"}
+    assert assignment.env["A"] == "b"
     assert assignment.grace == timedelta(seconds=7)
     assert assignment.hostnames == ("10.0.2.0", "10.0.2.1", "10.0.2.2", "10.0.2.3")
     assert assignment.attempt_id == "job-1.0"
@@ -236,6 +238,38 @@ def test_a_job_that_ended_leaves_nothing_to_run(running):
     running.add_attempt("job-1", 0, "s1", "s2", state=AttemptState.ENDED)
     running.end_job("job-1", JobState.SUCCEEDED)
     assert running.send_heartbeat("s2/3").assignment is None
+
+
+def test_a_resumed_job_continues_its_stage_and_its_run(service):
+    """TPUFLEET_STAGE counts over attempts and resumed jobs; a rerun starts again."""
+
+    def variables(job_id: str, number: int) -> dict[str, str]:
+        name = f"slice-{job_id[-1]}{number}"
+        service.add_slice(name, job_id)
+        service.add_attempt(job_id, number, name)
+        reply = service.send_heartbeat(f"{name}/0")
+        assert reply.assignment is not None
+        ended = replace(
+            service.store.attempts(JobId(job_id))[number],
+            state=AttemptState.ENDED,
+            ended_at=service.clock.now(),
+        )
+        service.store.commit(ChangeSet(attempts=[ended]))
+        return reply.assignment.env
+
+    service.submit("job-1", env={"LR": "1"})
+    first, second = variables("job-1", 0), variables("job-1", 1)
+    assert (first["TPUFLEET_STAGE"], second["TPUFLEET_STAGE"]) == ("0", "1")
+    assert first["WANDB_RUN_ID"] == second["WANDB_RUN_ID"] == "job-1" and first["LR"] == "1"
+    service.end_job("job-1")
+    client = service.client()
+    client.resume("job-1", job_id=JobId("job-2"))
+    resumed = variables("job-2", 0)
+    assert resumed["TPUFLEET_STAGE"] == "2" and resumed["WANDB_RUN_ID"] == "job-1"
+    service.end_job("job-2")
+    client.rerun("job-2", {"env": {"WANDB_RUN_ID": "mine"}}, job_id=JobId("job-3"))
+    again = variables("job-3", 0)
+    assert again["TPUFLEET_STAGE"] == "0" and again["WANDB_RUN_ID"] == "mine"
 
 
 def test_a_short_job_keeps_all_points_that_its_agent_gathered(service):

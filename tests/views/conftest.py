@@ -8,6 +8,7 @@ import pytest
 
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
+from tpufleet.model.notifications import NotificationRules
 from tpufleet.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -15,10 +16,15 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[ServiceHarness]:
+def notifications() -> NotificationRules:
+    return NotificationRules()
+
+
+@pytest.fixture
+def world(tmp_path: Path, notifications: NotificationRules) -> Iterator[ServiceHarness]:
     folder = tmp_path / "server"
     folder.mkdir()
-    world = ServiceHarness(MemoryStore(), folder)
+    world = ServiceHarness(MemoryStore(), folder, notifications)
     world.start()
     yield world
     world.close()

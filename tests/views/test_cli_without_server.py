@@ -29,7 +29,8 @@ EVERY_OPTION = [
     "--crash-loop", "5", "--grace", "1m", "--hung-after", "none", "--tag", "a", "--tag", "b",
     "--note", "with dropout", "--metric", "loss=loss: ([0-9.]+)", "--max-cost", "20",
     "--max-hours", "8", "--python", "3.12", "--dependency", "jax[tpu]", "--dependency", "optax",
-    "--mount", "data:/data",
+    "--mount", "data:/data", "--notify", "team", "--notify", "mail:failure",
+    "--reuse", "own-finished", "--reuse", "own-failed", "--require-reservation",
 ]  # fmt: skip
 SAME_AS_FILE = """
 name: tiny-lm
@@ -60,9 +61,13 @@ max_hours: 8
 python: "3.12"
 dependencies: ["jax[tpu]", optax]
 mounts: ["data:/data"]
+notify: [team, "mail:failure"]
+reuse: [own-finished, own-failed]
+require_reservation: true
 """
 
 
+PASSED_ON = {"cluster local kubectl"}  # to another program, with its options
 NO_EXAMPLE = {"agent", "version"}
 SAME_COMMAND = {"queue remove": "cancel", "reservations release": "release"}
 
@@ -71,14 +76,15 @@ SAME_COMMAND = {"queue remove": "cancel", "reservations release": "release"}
 def test_each_command_has_help_with_an_example(alone, name):
     tpu = registry.root()
     command = tpu.get_command(click.Context(tpu), name)
-    paths = [[name]]
+    assert command is not None
+    paths = [name]
     if isinstance(command, click.Group):
         assert alone.ok(name, "--help").startswith(f"Usage: tpu {name}")
-        paths = [[name, inner] for inner in command.commands]
+        paths = [path for path, _ in leaf_commands(command, (name,)) if path not in PASSED_ON]
     for path in paths:
-        usage, _, printed = alone.ok(*path, "--help").partition("\n")
-        assert usage.startswith(f"Usage: tpu {' '.join(path)}")
-        example = SAME_COMMAND.get(" ".join(path), " ".join(path))
+        usage, _, printed = alone.ok(*path.split(), "--help").partition("\n")
+        assert usage.startswith(f"Usage: tpu {path}")
+        example = SAME_COMMAND.get(path, path)
         assert name in NO_EXAMPLE or f"tpu {example}" in printed
 
 
@@ -89,7 +95,8 @@ def test_the_help_of_submit_lists_every_field_of_a_job_file(alone):
 
 # Commands that open a shell, run until stopped or write files; the README lists them.
 WITHOUT_JSON = {
-    "ssh", "lian", "test", "cluster local kubectl", "agent", "bridge firestore", "emulator",
+    "top", "ssh", "vm ssh", "vm shell", "cluster local kubectl", "agent", "bridge firestore",
+    "emulator", "tensorboard",
     "provisioner", "extract run", "extract import", "extract export", "extract streams",
     "extract manifest",
     "extract repair", "init",

@@ -9,6 +9,9 @@ import pytest
 from tests.views.cli_runner import Tpu
 from tpufleet.views.cli.former_names import DESTRUCTIVE, FORMER_NAMES, Renamed, Unsupported
 from tpufleet.views.cli.registry import COMMANDS
+from tpufleet.views.cli.vm.group import vm
+
+VM_COMMANDS = vm.lazy_commands
 
 _DISPATCHED = """
 run check check-simp monitor caj maj add-tag resume rerun kill kill-job -k -kj kill-remote
@@ -49,7 +52,7 @@ def test_a_former_spelling_runs_todays_command_or_says_what_to_use(alone: Tpu, s
 
 def test_no_former_name_hides_a_command_of_today():
     assert not FORMER_NAMES.keys() & COMMANDS.keys()
-    assert FORMER_NAMES.keys() <= set(SPELLINGS)
+    assert FORMER_NAMES.keys() <= {*SPELLINGS, "fleet"}
 
 
 COMMAND_IN_HINT = re.compile(r"`tpu ([a-z-]+)")
@@ -59,7 +62,7 @@ def test_hints_name_commands_that_exist():
     for former in FORMER_NAMES.values():
         text = former.note if isinstance(former, Renamed) else f"{former.reason} {former.instead}"
         assert set(COMMAND_IN_HINT.findall(text)) <= COMMANDS.keys()
-        assert not isinstance(former, Renamed) or {former.arguments[0]} <= {*COMMANDS, "--help"}
+        assert not isinstance(former, Renamed) or former.arguments[0] in COMMANDS
 
 
 def test_help_of_a_command_can_be_asked_for_by_name(alone: Tpu):
@@ -86,5 +89,13 @@ def test_a_misspelling_never_leads_to_a_destructive_command(alone: Tpu, word):
         assert not {*suggested} & DESTRUCTIVE, wrong
 
 
+@pytest.mark.parametrize("word", sorted(DESTRUCTIVE & VM_COMMANDS.keys()))
+def test_a_misspelled_node_command_never_leads_to_a_destructive_one(alone: Tpu, word):
+    for wrong in misspellings(word):
+        if wrong not in VM_COMMANDS:
+            suggested = re.findall(r"did you mean `tpu vm ([a-z-]+)`", alone("vm", wrong).stderr)
+            assert not {*suggested} & DESTRUCTIVE, wrong
+
+
 def test_destructive_commands_exist():
-    assert COMMANDS.keys() >= DESTRUCTIVE
+    assert COMMANDS.keys() | VM_COMMANDS.keys() >= DESTRUCTIVE

@@ -18,7 +18,7 @@ from tests.views.job_scenarios import end_job
 from tpufleet.model import encoding
 from tpufleet.model.hosts import Phase, Progress
 from tpufleet.model.jobs import Capacity, JobState
-from tpufleet.model.pools import CapacityRefusal
+from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.server_status import CONTROLLER_REPORT, ControllerReport, ProviderHealth
 from tpufleet.model.slices import SliceState
 from tpufleet.stores.base import ChangeSet, JobQuery
@@ -103,6 +103,31 @@ def test_the_last_column_of_a_table_is_never_one_letter_wide(world, tpu, columns
     titles = next(line for line in lines if line.startswith("SLICE"))
     table = lines[lines.index(titles) + 1 : -1]
     assert len(table) <= len(FAILURE) // 15, "at least about 15 letters per line"
+
+
+LISTINGS = ["inventory", "find", "slices", "queue", "reservations", "pool list", "jobs"]
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+@pytest.mark.parametrize("listing", LISTINGS)
+def test_every_listing_fits_a_narrow_and_a_wide_terminal(world, tpu, listing, columns):
+    name = "a-rather-long-name-of-a-pool"
+    pool = Pool(name=name, provider="local", accelerator="v5litepod-16", largest=4)
+    world.store.commit(ChangeSet(pools=[pool]))
+    for number in range(3):
+        job = world.submit(f"abcdefghijk{number}", name=f"a-rather-long-name-of-a-job-{number}")
+        world.add_slice(f"tpf-a-rather-long-name-of-a-slice-{number}", job, reason=FAILURE)
+    for number in range(2):
+        world.submit(f"waiting{number}", name=f"waiting-with-a-rather-long-name-{number}")
+    screen = Terminal(tpu, *listing.split(), columns=columns)
+    assert screen.end() == 0
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.shown).split("\r\n")
+    wide = [line for line in lines if len(line) > columns]
+    assert not wide
+    if listing in ("inventory", "slices"):
+        shown = [line for line in lines if "tpf-a-rather" in line]
+        assert len(shown) == 3, "one line each"
+        assert all("ready" in line or "running" in line for line in shown)
 
 
 def test_a_followed_job_has_a_progress_bar_and_events_above_it(world, tpu):

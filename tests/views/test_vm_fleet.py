@@ -174,7 +174,7 @@ def test_apply_recreates_a_preempted_node_and_rejects_one_of_another_type(cloud)
     assert again.exit_code == 0 and "already exists" in again.stderr
     for other in (("--type", "v5p-8"), ("--type", "v5e-8", "--norm")):
         refused = cloud.tpu("apply", name, *other)
-        assert refused.exit_code == 1 and "`tpu reapply`" in refused.stderr
+        assert refused.exit_code == 1 and "`tpu vm reapply`" in refused.stderr
     cloud.preempt(name)
     answer = cloud.tpu("apply", name, "--type", "v5e-8")
     assert answer.exit_code == 0
@@ -197,12 +197,12 @@ def test_apply_rejects_a_stopped_node_and_restart_starts_it(cloud):
         [node] = cloud.emulator.cloud.nodes.values()
         cloud.emulator.cloud.stop(node.name, cloud.emulator.cloud.clock.now())
     refused = cloud.tpu("apply", name)
-    assert refused.exit_code == 1 and "`tpu restart`" in refused.stderr
+    assert refused.exit_code == 1 and "`tpu vm restart`" in refused.stderr
     [row] = cloud.tpu.json("restart", name)["nodes"]
     assert row["state"] == "READY"
     cloud.preempt(name)
     gone = cloud.tpu("restart", name)
-    assert gone.exit_code == 1 and "`tpu reapply`" in gone.stderr
+    assert gone.exit_code == 1 and "`tpu vm reapply`" in gone.stderr
 
 
 @pytest.mark.parametrize("error", ["unavailable", "unreachable"])
@@ -384,4 +384,4 @@ def test_ctrl_c_during_create_exits_at_once_and_prints_how_to_clean_up(clouds):
         running.send_signal(signal.SIGINT)
         stderr = running.communicate(timeout=60)[1].decode()
     assert running.returncode == 130
-    assert "`tpu fleet delete`" in stderr
+    assert "`tpu vm fleet delete`" in stderr

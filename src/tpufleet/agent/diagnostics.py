@@ -80,7 +80,7 @@ def _check_devices(host: InspectedHost) -> CheckResult:
         health=Health.FAILED,
         message=f"{present} of {host.chips} chips are present",
         impact="JAX cannot initialize every chip; jobs fail at start",
-        remedy="replace the node with `tpu reapply`, or let the fleet release the slice",
+        remedy="replace the node with `tpu vm reapply`, or let the fleet release the slice",
     )
 
 

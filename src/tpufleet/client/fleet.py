@@ -12,15 +12,18 @@ from urllib.parse import quote
 
 from tpufleet.client import event_stream
 from tpufleet.client.event_stream import ServerSentEvent
-from tpufleet.client.transport import Transport
+from tpufleet.client.transport import CALL_SECONDS, Transport
 from tpufleet.errors import NotFound
 from tpufleet.model import job_file
 from tpufleet.model.api_types import (
     ArchiveRequest,
     AuditPage,
+    ChannelPage,
     Comparison,
+    CreatedChannel,
     CreatedToken,
     CurrentUser,
+    DeliveryPage,
     EventPage,
     FaultRequest,
     JobChanges,
@@ -31,6 +34,7 @@ from tpufleet.model.api_types import (
     LoginLink,
     LogLine,
     MetricSeries,
+    NewChannel,
     NewJob,
     NewLink,
     NewReservation,
@@ -65,6 +69,7 @@ from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandReport, HostCommandRequest
 from tpufleet.model.inventory import Inventory, InventoryChange, InventoryNote
 from tpufleet.model.jobs import JobId, JobSpec, default_name
+from tpufleet.model.notifications import Delivery, NotificationChannel
 from tpufleet.model.pools import Pool
 from tpufleet.model.preferences import PreferenceChanges, Preferences
 from tpufleet.model.reservations import Reservation
@@ -99,8 +104,9 @@ class FleetClient:
         reconnect_timeout: float = 300.0,  # seconds that a stream tries to reconnect
         sleep: Callable[[float], None] = time.sleep,
         ca_file: str | PathLike[str] | None = None,  # CAs to trust besides the system's
+        timeout: float = CALL_SECONDS,
     ) -> None:
-        self._transport = Transport(url, token, ca_file=ca_file)
+        self._transport = Transport(url, token, timeout=timeout, ca_file=ca_file)
         self._reconnect_timeout = reconnect_timeout
         self._sleep = sleep
 
@@ -365,6 +371,27 @@ class FleetClient:
         return self._transport.call(
             "PATCH", "/preferences", Preferences, body=changes, params={"user": user}
         )
+
+    # Notifications
+
+    def channels(self) -> tuple[NotificationChannel, ...]:
+        return self._get("/notifications", ChannelPage).channels
+
+    def put_channel(self, name: str, new: NewChannel) -> CreatedChannel:
+        path = f"/notifications/{path_segment(name)}"
+        return self._transport.call("PUT", path, CreatedChannel, body=new)
+
+    def delete_channel(self, name: str) -> NotificationChannel:
+        path = f"/notifications/{path_segment(name)}"
+        return self._transport.call("DELETE", path, NotificationChannel)
+
+    def test_channel(self, name: str) -> Delivery:
+        """Queue a message, and return how it stands."""
+        return self._transport.call("POST", f"/notifications/{path_segment(name)}/test", Delivery)
+
+    def deliveries(self) -> tuple[Delivery, ...]:
+        """What was sent to your channels lately, newest first."""
+        return self._get("/deliveries", DeliveryPage).deliveries
 
     # Users, tokens and secrets
 

@@ -29,7 +29,7 @@ from tpufleet.controller.loop import Controller
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import thread_executor
 from tpufleet.errors import BadInput
-from tpufleet.model import budgets, prices
+from tpufleet.model import budgets, notifications, prices
 from tpufleet.model.users import TOKEN_PREFIX, Role, Token, User
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.local.provider import LocalProvider
@@ -158,6 +158,7 @@ class ControlPlane:
                 retention=retention_settings.parse(self._settings.retention),
                 recent_errors=self._recent_errors,
                 started_at=self._clock.now(),
+                notifications=notifications.parse_rules(self._settings.notifications),
                 prices=prices.price_table(self._settings.prices),
                 **_bucket_options(self._settings),
             )

@@ -30,7 +30,7 @@ def settings_of(config: Config, *, zone: str | None, **options: Any) -> ServerVm
     chosen = zone or (parsed.zones[0] if parsed.zones else "")
     if not chosen:
         raise BadInput("no zone; pass --zone, such as --zone us-central1-a")
-    network = {
+    network: dict[str, Any] = {
         key: value
         for key, value in (("network", parsed.network), ("subnetwork", parsed.subnetwork))
         if value

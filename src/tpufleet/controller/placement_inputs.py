@@ -160,10 +160,14 @@ class PlacementInputs:
 
 
 def _free_slice(tpu_slice: TpuSlice, now: datetime) -> placement.FreeSlice:
-    if not tpu_slice.is_reserved(now):
-        return placement.FreeSlice(tpu_slice.id, tpu_slice.zone)
+    reserved = tpu_slice.is_reserved(now)
     return placement.FreeSlice(
-        tpu_slice.id, tpu_slice.zone, tpu_slice.reserved_for or "", tpu_slice.reserved_until
+        tpu_slice.id,
+        tpu_slice.zone,
+        (tpu_slice.reserved_for or "") if reserved else "",
+        tpu_slice.reserved_until if reserved else None,
+        tpu_slice.last_owner or "",
+        tpu_slice.last_failed,
     )
 
 

@@ -90,6 +90,10 @@ class Reconciler:
                 working_set.placement_due = True
         working_set.put_job(step.job)
         for tpu_slice in step.slices:
+            given_back = step.job.ended and tpu_slice.job_id is None and tpu_slice.pool is not None
+            if given_back:
+                failed = step.job.state is JobState.FAILED
+                tpu_slice = replace(tpu_slice, last_owner=step.job.owner, last_failed=failed)
             working_set.put_slice(self._held_after_failure(tpu_slice, step, now))
         working_set.record_events(*step.events)
         working_set.schedule(job_id, step.wake_at)

@@ -16,6 +16,13 @@ from tpufleet.model.events import Event
 from tpufleet.model.hosts import HostId, NoticeKind, Phase, Progress
 from tpufleet.model.jobs import Capacity, Job, JobId, JobState
 from tpufleet.model.metric_points import MetricPoint
+from tpufleet.model.notifications import (
+    DEFAULT_EVENTS,
+    ChannelKind,
+    Delivery,
+    NotificationChannel,
+    NotifyOn,
+)
 from tpufleet.model.pools import Pool
 from tpufleet.model.reservations import DEFAULT_DURATION, Reservation
 from tpufleet.model.slices import LossReason, SliceId, SliceState
@@ -275,6 +282,31 @@ class EventPage:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlicePage:
     slices: tuple[SliceRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewChannel:
+    """Where notifications go. `address` is an e-mail address, or the URL of a webhook."""
+
+    kind: ChannelKind
+    address: str
+    on: tuple[NotifyOn, ...] = DEFAULT_EVENTS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreatedChannel:
+    channel: NotificationChannel
+    signing_key: str  # of a webhook; returned once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelPage:
+    channels: tuple[NotificationChannel, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeliveryPage:
+    deliveries: tuple[Delivery, ...]  # newest first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

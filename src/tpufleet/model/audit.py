@@ -19,6 +19,8 @@ class AuditAction(StrEnum):
     CREATE_LINK = "link.create"  # to the logs or the result of a job, without a token
     PUT_SECRET = "secret.put"
     DELETE_SECRET = "secret.delete"
+    PUT_CHANNEL = "notify.put"
+    DELETE_CHANNEL = "notify.delete"
     EXEC = "slice.exec"
     INJECT_FAULT = "slice.fault"
     PUT_POOL = "pool.put"

@@ -10,8 +10,9 @@ from typing import Any
 
 from tpufleet.errors import BadInput
 from tpufleet.model import durations, topology
-from tpufleet.model.jobs import Capacity, Retries, Rule
+from tpufleet.model.jobs import Capacity, Retries, Rule, UsedSlice
 from tpufleet.model.mounts import BUCKET, PATH, Mount
+from tpufleet.model.notifications import JOB_RULE, job_rule_error
 
 SHELL = ("bash", "-euo", "pipefail", "-c")  # runs a command that is given as text
 KNOWN_PROVIDERS = ("local", "tpu-vm", "gke")
@@ -310,6 +311,32 @@ def _parse_rule(errors: ParseErrors, path: str, value: Any) -> Rule | None:
     return errors.add(path, f"unknown rule {quote_value(value)}{hint}")
 
 
+def _parse_reuse(errors: ParseErrors, path: str, value: Any) -> tuple[UsedSlice, ...] | None:
+    """Also the two digits of the former queue: for failed and for finished jobs, 1 means own and 2
+    means others' slices, 3 both."""
+    items = value if isinstance(value, list) else [value]
+    text = items[0] if len(items) == 1 and isinstance(items[0], str) else ""
+    if bits := re.fullmatch(r"([0-3])([0-3])", text):
+        kinds = (
+            (bits[1], 1, UsedSlice.OWN_FAILED), (bits[1], 2, UsedSlice.OTHERS_FAILED),
+            (bits[2], 1, UsedSlice.OWN_FINISHED), (bits[2], 2, UsedSlice.OTHERS_FINISHED),
+        )  # fmt: skip
+        return tuple(kind for digit, bit, kind in kinds if int(digit) & bit)
+    names = [each.value for each in UsedSlice]
+    for index, item in enumerate(items):
+        if item not in names:
+            hint = suggest(item if isinstance(item, str) else "", names)
+            errors.add(f"{path}[{index}]", f"unknown kind of slice {quote_value(item)}{hint}")
+            return None
+    return tuple(dict.fromkeys(UsedSlice(item) for item in items))
+
+
+def _parse_switch(errors: ParseErrors, path: str, value: Any) -> bool | None:
+    if isinstance(value, bool):
+        return value
+    return errors.add(path, f"must be true or false, not {quote_value(value)}")
+
+
 def _parse_retries(errors: ParseErrors, path: str, value: Any) -> Retries | None:
     if not isinstance(value, dict):
         example = int(value) if isinstance(value, int) and 0 <= value <= 1000 else 2
@@ -503,6 +530,7 @@ ACCELERATOR = FieldType(label="TPU type", parse=_parse_accelerator, schema=_STRI
 ZONES = names(zone_error, _ZONE)
 PROVIDERS = names(provider_error, _LABEL)
 TAGS = names(tag_error, _TAG)
+NOTIFY = names(job_rule_error, JOB_RULE)
 PYTHON = FieldType(
     label="version",
     parse=_parse_python,
@@ -553,6 +581,13 @@ RULE = FieldType(
     schema={"enum": [rule.value for rule in Rule]},
     to_document=lambda rule: rule.value,
 )
+REUSE = FieldType(
+    label="one or a list",
+    parse=_parse_reuse,
+    schema=_one_or_list({"enum": [each.value for each in UsedSlice]}, maxItems=len(UsedSlice)),
+    to_document=lambda kinds: [kind.value for kind in kinds],
+)
+SWITCH = FieldType(label="true or false", parse=_parse_switch, schema={"type": "boolean"})
 RETRIES = FieldType(
     label="mapping",
     parse=_parse_retries,

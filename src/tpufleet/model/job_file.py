@@ -32,6 +32,7 @@ class OptionStyle(StrEnum):
     REPEATED = "repeated"  # --zone a --zone b
     PAIRS = "pairs"  # --env A=1 --env B=2
     FLAGS = "flags"  # one flag for each choice: --spot
+    SWITCH = "switch"  # --require-reservation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,6 +364,34 @@ FIELDS: tuple[JobField, ...] = (
         style=OptionStyle.PAIRS,
         flag="--metric",
         metavar="NAME=REGEX",
+    ),
+    JobField(
+        name="reuse",
+        type=types.REUSE,
+        description="Used slices of the pool that it may take: own-finished, others-finished, "
+        "own-failed, others-failed. A slice that no job used is free for all.",
+        example="[own-finished, own-failed]",
+        default_text="all of them",
+        style=OptionStyle.REPEATED,
+        metavar="KIND",
+    ),
+    JobField(
+        name="require_reservation",
+        type=types.SWITCH,
+        description="Start only while its owner has a reservation of the pool, see `tpu reserve`.",
+        example="true",
+        default_text="false",
+        style=OptionStyle.SWITCH,
+    ),
+    JobField(
+        name="notify",
+        type=types.NOTIFY,
+        description="Channels of `tpu notify` that are told about this job. `team:end+failure` "
+        "names the events: end, failure, recovery; `none` silences it.",
+        example="[team, mail:failure]",
+        default_text="as each channel says",
+        style=OptionStyle.REPEATED,
+        metavar="CHANNEL",
     ),
 )
 

@@ -61,6 +61,15 @@ class Retries:
         return int(getattr(self, budget.value))
 
 
+class UsedSlice(StrEnum):
+    """A free slice of a pool, by the job that used it last. One that no job used is always free."""
+
+    OWN_FINISHED = "own-finished"  # also cancelled
+    OTHERS_FINISHED = "others-finished"
+    OWN_FAILED = "own-failed"
+    OTHERS_FAILED = "others-failed"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSpec:
     """The content of a job file. Immutable after submit."""
@@ -95,6 +104,9 @@ class JobSpec:
     mounts: tuple[Mount, ...] = ()
     max_hours: float | None = None  # billed, per slice, over all attempts
     pod: PodSettings = field(default_factory=PodSettings)  # on Kubernetes only
+    reuse: tuple[UsedSlice, ...] = ()  # of a pool; empty: any
+    require_reservation: bool = False  # wait until its owner has reserved the pool
+    notify: tuple[str, ...] = ()  # channels of the owner; empty: as each of them says
 
     @property
     def labels(self) -> dict[str, str]:

@@ -67,6 +67,8 @@ class TpuSlice:
     maintenance_at: datetime | None = None  # of its machines, as the provider announced it
     reserved_for: str | None = None  # after a failure, its owner can look at it before it is reused
     reserved_until: datetime | None = None
+    last_owner: str | None = None  # of the job that gave it back to its pool
+    last_failed: bool = False  # whether that job failed
 
     def is_reserved(self, now: datetime) -> bool:
         return self.reserved_until is not None and now < self.reserved_until

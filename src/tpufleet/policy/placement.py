@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from tpufleet.model.budgets import BudgetUse
-from tpufleet.model.jobs import Job, JobId
+from tpufleet.model.jobs import Job, JobId, UsedSlice
 from tpufleet.model.pools import Pool
 from tpufleet.model.reservations import Reservation
 from tpufleet.model.slices import SliceId
@@ -74,6 +74,16 @@ class FreeSlice(NamedTuple):
     zone: str
     reserved_for: str = ""  # only jobs of this user may have it
     reserved_until: datetime | None = None
+    last_owner: str = ""  # of the job that used it last; empty: none did
+    last_failed: bool = False
+
+    def used_kind(self, owner: str) -> UsedSlice | None:
+        """What it is to a job of this user; None: free for all."""
+        if not self.last_owner:
+            return None
+        if self.last_owner == owner:
+            return UsedSlice.OWN_FAILED if self.last_failed else UsedSlice.OWN_FINISHED
+        return UsedSlice.OTHERS_FAILED if self.last_failed else UsedSlice.OTHERS_FINISHED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,6 +194,9 @@ class _PoolQueue:
             owner = pending.job.owner
             free = [each for each in free if each.reserved_for in ("", owner)]
             free.sort(key=lambda each: each.reserved_for != owner)
+        if reuse := pending.job.spec.reuse:
+            kinds = (None, *reuse)
+            free = [each for each in free if each.used_kind(pending.job.owner) in kinds]
         if pending.held_source is not None:
             return [each for each in free if each.zone == pending.held_source.zone]
         if pending.missing == 1 or not free:
@@ -236,8 +249,14 @@ class _PlacementPass:
         if queue is None:
             self._wait(job, f"pool {job.spec.pool} does not exist", unsatisfiable=True)
             return
+        if job.spec.require_reservation and (lacking := self._no_reservation(job, queue.pool)):
+            self._wait(job, *lacking)
+            return
         if reserved := self._reserved_by_others(pending, queue):
             self._wait(job, *reserved)
+            return
+        if job.spec.reuse and (reason := _may_not_reuse(pending, queue)):
+            self._wait(job, reason)
             return
         if queue.head is not None:
             self._place_behind_head(pending, queue)
@@ -250,6 +269,20 @@ class _PlacementPass:
             self._assign(pending, queue, usable[: pending.missing])
         else:
             self._grow_or_block(pending, queue, usable)
+
+    def _no_reservation(self, job: Job, pool: Pool) -> tuple[str, datetime | None] | None:
+        """It does not block the queue either."""
+        own = [
+            each
+            for each in self._supply.reservations.get(pool.name, ())
+            if each.owner == job.owner and each.ends_at > self._now
+        ]
+        if any(each.active(self._now) for each in own):
+            return None
+        if own:
+            first = min(each.starts_at for each in own)
+            return f"waits for the reservation of {job.owner} at {first:%Y-%m-%d %H:%M} UTC", first
+        return f"requires a reservation; `tpu reserve {pool.name}` makes one", None
 
     def _reserved_by_others(
         self, pending: PendingJob, queue: _PoolQueue
@@ -449,6 +482,19 @@ class _PlacementPass:
         self, job: Job, reason: str, until: datetime | None = None, unsatisfiable: bool = False
     ) -> None:
         self.decisions.append(Wait(job.id, reason, until, unsatisfiable))
+
+
+def _may_not_reuse(pending: PendingJob, queue: _PoolQueue) -> str | None:
+    """Why it leaves free slices to others. It does not block the queue: they may want them."""
+    short = pending.missing - len(queue.usable(pending))
+    if short <= queue.headroom:
+        return None
+    owner, reuse = pending.job.owner, pending.job.spec.reuse
+    left = [each for each in queue.free if each.used_kind(owner) not in (None, *reuse)]
+    if not left:
+        return None
+    kind = left[0].used_kind(owner)
+    return f"slice {left[0].id} is free, but {kind}; the job reuses only {', '.join(reuse)}"
 
 
 def earliest_start(occupants: Sequence[Occupant], missing: int) -> datetime | None:

@@ -50,6 +50,8 @@ from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.service.host_commands import HostCommandQueue
 from tpufleet.service.metrics import ServerMetrics
+from tpufleet.service.notifications.channels import ChannelSecrets
+from tpufleet.service.notifications.outbox import NotificationOutbox
 from tpufleet.service.queries import EndedJobRows
 from tpufleet.service.rate_limiter import RateLimiter, TooManyRequests
 from tpufleet.service.routing import (
@@ -102,6 +104,9 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
             daemon=True,
         )
         housekeeping_thread.start()
+        threading.Thread(
+            target=components.outbox.run_until, args=(stopping,), name="notifications", daemon=True
+        ).start()
         uploads: list[asyncio.Future[None]] = []
         if isinstance(components.logs, ArchivedLogs):
             upload = asyncio.to_thread(components.logs.upload_until, stopping)
@@ -375,6 +380,7 @@ def _header(scope: Scope, name: bytes) -> str | None:
 def _components(deps: ServiceDependencies) -> ServiceComponents:
     secrets = _secrets(deps)
     hub = EventHub(deps.store)
+    channel_secrets = ChannelSecrets(_secret_keys(deps))
     return ServiceComponents(
         deps=deps,
         storage=JobStorage(
@@ -392,6 +398,10 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
         host_commands=HostCommandQueue(deps.store),
         metrics=ServerMetrics(deps.store, deps.clock),
         login_links=LoginLinks(deps.secret),
+        channel_secrets=channel_secrets,
+        outbox=NotificationOutbox(
+            deps.store, deps.clock, channel_secrets, deps.notifications, lambda: hub.latest_event
+        ),
         openapi=openapi.document(ROUTES),
     )
 
@@ -408,8 +418,12 @@ def _results(deps: ServiceDependencies) -> ResultFiles:
     return ResultFiles(folder) if deps.archive is None else ArchivedResults(folder, deps.archive)
 
 
+def _secret_keys(deps: ServiceDependencies) -> list[bytes]:
+    return [key for key in (deps.secrets_key, derived_key(deps.secret)) if key is not None]
+
+
 def _secrets(deps: ServiceDependencies) -> SecretFiles:
-    keys = [key for key in (deps.secrets_key, derived_key(deps.secret)) if key is not None]
+    keys = _secret_keys(deps)
     files = SecretFiles(deps.state / "secrets", keys)
     if not deps.shared:
         if count := files.encrypt_all():

@@ -12,7 +12,7 @@ from tpufleet.model.agent_protocol import Assignment
 from tpufleet.model.attempts import Attempt, AttemptState
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import HostId, host_id
-from tpufleet.model.jobs import Job
+from tpufleet.model.jobs import Job, ParentRelation
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.service import identifiers
 from tpufleet.service.files.secrets import SecretFiles
@@ -79,7 +79,7 @@ class Assignments:
             number=attempt.number,
             command=self._command(job, slice_id),
             setup=job.spec.setup,
-            env=job.spec.env,
+            env={**self._lineage_variables(attempt, job), **job.spec.env},
             secrets={},
             snapshot=job.snapshot,
             checkpoint=checkpoint_location(job),
@@ -101,6 +101,19 @@ class Assignments:
             metrics=job.spec.metrics,
         )
         return _CachedAssignment(attempt, job.owner, assignment, job.spec.secrets)
+
+    def _lineage_variables(self, attempt: Attempt, job: Job) -> dict[str, str]:
+        """How often the work was continued before, over attempts and resumed jobs; and one run of
+        Weights & Biases for all of it. A job that starts from scratch starts a new run."""
+        stage, first = attempt.number - job.fresh_from, job
+        while first.parent is not None and first.parent_relation is ParentRelation.RESUME:
+            parent = self._store.job(first.parent)
+            if parent is None or job.fresh_from:
+                break
+            stage += len(self._store.attempts(parent.id)) - parent.fresh_from
+            first = parent
+        run = first.id if not first.fresh_from else f"{first.id}-{first.fresh_from}"
+        return {"TPUFLEET_STAGE": str(stage), "WANDB_RUN_ID": run, "WANDB_RESUME": "allow"}
 
     def _command(self, job: Job, slice_id: SliceId) -> tuple[str, ...]:
         """With the mounts of the job, unless the provider makes them."""

@@ -141,7 +141,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
-        self._state.connections.discard(self)  # type: ignore[arg-type]
+        self._state.connections.discard(self)
         self._table.remove(self)
 
     def resume(self, authenticated: bool) -> None:
@@ -200,7 +200,7 @@ class ClientConnection(asyncio.Protocol):
     def _pass_on(self) -> None:
         """What was received, and the connection with it."""
         received, self._received = self._received, b""
-        self._state.connections.discard(self)  # type: ignore[arg-type]
+        self._state.connections.discard(self)
         self._table.remove(self)
         http = self._make_http(self)
         http.authenticated = self.authenticated

@@ -17,6 +17,7 @@ from tpufleet.errors import BadInput, Unauthorized
 from tpufleet.model.bounds import check_bounds
 from tpufleet.model.encoding import from_json
 from tpufleet.model.jobs import Job
+from tpufleet.model.notifications import NotificationRules
 from tpufleet.model.prices import Price, price_table
 from tpufleet.model.users import Role, TokenScope
 from tpufleet.policy.retention import RetentionRules
@@ -33,6 +34,8 @@ from tpufleet.service.files.shared_logs import SegmentArchive
 from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.service.host_commands import HostCommandQueue
 from tpufleet.service.metrics import ServerMetrics
+from tpufleet.service.notifications.channels import ChannelSecrets
+from tpufleet.service.notifications.outbox import NotificationOutbox
 from tpufleet.service.queries import EndedJobRows
 from tpufleet.service.recent_errors import RecentErrors
 from tpufleet.service.submission import JobStorage
@@ -68,6 +71,7 @@ class ServiceDependencies:
     retention: RetentionRules = field(default_factory=RetentionRules)
     recent_errors: RecentErrors | None = None  # in the log of this server
     started_at: datetime | None = None
+    notifications: NotificationRules = field(default_factory=NotificationRules)
     prices: Mapping[tuple[str, str], Price] = field(default_factory=price_table)
 
 
@@ -85,6 +89,8 @@ class ServiceComponents:
     host_commands: HostCommandQueue
     metrics: ServerMetrics
     login_links: LoginLinks
+    channel_secrets: ChannelSecrets
+    outbox: NotificationOutbox
     openapi: bytes = b""
 
     @property

@@ -23,6 +23,7 @@ from tpufleet.service.assignments import HOST_FILE_PREFIX, checkpoint_location
 from tpufleet.service.commands import CommandContext, require_priority
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
+from tpufleet.service.notifications.channels import check_job_channels
 from tpufleet.stores.base import ChangeSet, JobQuery, Lease, Store
 
 MAX_JOBS_PER_CALL = 50_000  # in one call
@@ -181,6 +182,10 @@ class _Checks:
                 f"provider; pass --provider {real[0]}, or set `provider: {real[0]}` in the config "
                 "file of the server (--provider local simulates the job without TPUs)"
             )
+        for field in ("reuse", "require_reservation"):
+            if getattr(spec, field) and spec.pool is None:
+                raise BadInput(f"{field}: only with a pool; add `pool: NAME`, or remove this field")
+        check_job_channels(self._context.store, self._owner, spec.notify)
         for name, reference in spec.secrets.items():
             if reference.startswith(HOST_FILE_PREFIX):
                 self._host_file(spec, name)

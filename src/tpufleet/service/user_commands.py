@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, NotFound
 from tpufleet.model.api_types import CreatedToken, NewToken, NewUser, TokenRotation
 from tpufleet.model.durations import MAX_DURATION
+from tpufleet.model.notifications import NotificationSettings
 from tpufleet.model.users import Role, Token, User
 from tpufleet.service import auth, identifiers
 from tpufleet.service.commands import LIVE_STATES, CommandContext, cancel
@@ -49,6 +50,7 @@ def delete_user(context: CommandContext, files: SecretFiles, name: str) -> None:
     context.store.delete_user(name)
     _cancel_jobs_of(context, name)  # submitted meanwhile
     files.delete_all(name)
+    context.store.update_document(NotificationSettings, name, lambda _: None)
 
 
 def _cancel_jobs_of(context: CommandContext, owner: str) -> None:

@@ -25,6 +25,7 @@ from tpufleet.model.job_edits import JobEdit
 from tpufleet.model.job_search import JobSearch
 from tpufleet.model.jobs import Job, JobId, JobState
 from tpufleet.model.metric_points import MetricPoint
+from tpufleet.model.notifications import Delivery, NotificationSettings
 from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.preferences import Preferences
 from tpufleet.model.reservations import Reservation
@@ -140,6 +141,8 @@ DOCUMENT_KINDS: dict[type, str] = {
     Preferences: "preferences",
     Reservation: "reservation",
     InventoryNote: "inventory",
+    NotificationSettings: "notifications",
+    Delivery: "delivery",
 }
 
 

@@ -84,7 +84,7 @@ class PostgresDatabase:
         "ORDER BY number"
     )
     # Built in, unlike the extension pg_trgm, which not every database offers.
-    word_index = (
+    word_index: Sequence[str] = (
         "CREATE FUNCTION job_trigrams(words text) RETURNS text[] LANGUAGE sql IMMUTABLE "
         "PARALLEL SAFE AS 'SELECT array_agg(substr(words, i, 3)) "
         "FROM generate_series(1, length(words) - 2) AS i'",

@@ -67,7 +67,7 @@ class SqliteDatabase:
         "json_extract(value, '$[2]'), json_extract(value, '$[3]') FROM json_each(?) WHERE true"
     )
     # Words that were changed stay in the index. What it gives is compared with the words of today.
-    word_index = (
+    word_index: Sequence[str] = (
         ()
         if not _has_trigrams()
         else (

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ensurepip
+import hashlib
 import shutil
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +18,11 @@ from tests.agent.control_plane import FakeControlPlane
 from tests.agent.test_environment import ASSIGNMENT
 from tests.polling import wait_until
 from tests.providers.tpu_vm.ubuntu_host import UbuntuHost, relocatable_python, ubuntu_root
+from tpufleet.client.fleet import FleetClient
 from tpufleet.compose import host_bundle
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.bootstrap import BootstrapStage
+from tpufleet.providers.tpu_vm import startup_script
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -161,3 +165,32 @@ def test_an_attached_disk_is_formatted_only_if_allowed_and_mounted_after_each_bo
     host.reboot()
     assert host.startup().returncode == 0
     assert host.run("ls", "/mnt/disks/1/kept").returncode == 0, "a file system is never formatted"
+
+
+def test_a_machine_becomes_a_server_with_its_state_on_a_disk(bundle, tmp_path):
+    """The script of `tpu deploy server` on Ubuntu, with a real disk, certificates and server."""
+    machine = UbuntuHost(tmp_path / "vm", bundle, "")
+    try:
+        machine.add_disk(size_mib=256, name="tpufleet-state")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        token = "tpf_" + "a" * 43
+        machine.attributes |= {
+            "tpufleet-port": port,
+            "tpufleet-config": "providers: [local]\n",
+            "tpufleet-admin-token-sha256": hashlib.sha256(token.encode()).hexdigest(),
+        }
+        for _ in range(2):  # after a reboot everything is there
+            result = machine.startup(startup_script.server_script())
+            assert result.returncode == 0, result.stdout + result.stderr + machine.agent_log()
+            assert machine.report.stage is BootstrapStage.CONNECTED
+            ca = tmp_path / "ca.pem"
+            [certificate] = machine.metadata.guest_attributes("node", 0, "tpufleet/ca").values()
+            ca.write_text(certificate)
+            with FleetClient(f"https://127.0.0.1:{port}", token, ca_file=ca) as client:
+                assert client.me().name == "admin"
+            assert "/var/lib/tpufleet-server" in machine.run("cat", "/proc/mounts").stdout
+            machine.reboot()
+    finally:
+        machine.close()

@@ -27,7 +27,7 @@ MIRROR = "http://archive.ubuntu.com/ubuntu"
 PACKAGES = "ca-certificates,curl,e2fsprogs,passwd,psmisc,python3,util-linux"
 # In place of systemd: enough of it to run the unit that the startup script writes.
 SYSTEMCTL = r"""#!/bin/bash
-unit=/etc/systemd/system/tpufleet-agent.service
+unit="$(ls /etc/systemd/system/tpufleet-*.service | head -n 1)"
 running() { [[ -e /run/agent.pid ]] && kill -0 "$(cat /run/agent.pid)" 2>/dev/null; }
 echo "$*" >>/var/log/systemctl
 case "$1" in
@@ -99,7 +99,6 @@ class UbuntuHost:
         _run("mount", "-t", "overlay", "overlay", "-o", options, self.root)
         (self.root / "usr/local/bin/systemctl").write_text(SYSTEMCTL)
         (self.root / "usr/local/bin/systemctl").chmod(0o755)
-        (self.root / "startup.sh").write_text(startup_script.script())
         (self.root / "etc/resolv.conf").write_text(Path("/etc/resolv.conf").read_text())
         self.power_on()
         self.add_chips(chips)
@@ -132,7 +131,7 @@ class UbuntuHost:
         for chip in range(count):
             (self.root / f"dev/vfio/{chip}").touch()
 
-    def add_disk(self, size_mib: int = 64) -> str:
+    def add_disk(self, size_mib: int = 64, name: str = "") -> str:
         """An empty disk; the path of its device."""
         image = self.folder / f"disk{len(self._loops)}.img"
         with image.open("wb") as file:
@@ -148,7 +147,7 @@ class UbuntuHost:
         os.mknod(self.root / device.removeprefix("/"), 0o60600, number)
         by_id = self.root / "dev/disk/by-id"
         by_id.mkdir(parents=True, exist_ok=True)
-        (by_id / f"google-data-{len(self._loops)}").symlink_to(device)
+        (by_id / f"google-{name or f'data-{len(self._loops)}'}").symlink_to(device)
         return device
 
     def run(self, *command: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -159,8 +158,9 @@ class UbuntuHost:
             capture_output=True, text=True, timeout=240,
         )  # fmt: skip
 
-    def startup(self, **environ: str) -> subprocess.CompletedProcess[str]:
-        """Run the startup script, as the machine does at boot."""
+    def startup(self, script: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run the startup script, as the machine does at boot; that of a host unless given."""
+        (self.root / "startup.sh").write_text(script or startup_script.script())
         values = metadata_server.instance_values(self.attributes)
         values["service-accounts/default/token"] = '{"access_token": "s3cret"}'
         values["network-interfaces/0/ip"] = "127.0.0.1"

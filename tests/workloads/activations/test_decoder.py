@@ -174,7 +174,9 @@ def test_the_tpu_kernel_agrees_with_the_plain_one(window, size):
         pytest.skip(f"splash of this JAX does not support head_dim {size}; plain attention is used")
     for marks in (None, segments):
         plain, splash = (
-            attention.Attention(kernel=kernel, scale=0.1, window=window)(query, key, value, marks)
+            attention.Attention(kernel=kernel, scale=0.1, window=window)(
+                query, key, value, attention.RowLayout(marks)
+            )
             for kernel in ("plain", "splash")
         )
         np.testing.assert_allclose(plain, splash, rtol=2e-3, atol=2e-3)
@@ -192,7 +194,7 @@ def test_the_cpu_kernel_agrees_with_the_plain_one(length, window, softcap):
     for marks in (None, segments):
         plain, stepped = (
             attention.Attention(kernel=kernel, scale=0.3, window=window, softcap=softcap)(
-                query, key, value, marks
+                query, key, value, attention.RowLayout(marks)
             )
             for kernel in ("plain", "stepped")
         )
@@ -205,9 +207,9 @@ def test_a_row_is_bitwise_independent_of_its_batch(monkeypatch):
     query = chance.normal(size=(6, 200, 4, 8)).astype(np.float32)
     key, value = (chance.normal(size=(6, 200, 2, 8)).astype(np.float32) for _ in range(2))
     how = attention.Attention(kernel="stepped", scale=0.3)
-    together = np.asarray(how(query, key, value, None))
+    together = np.asarray(how(query, key, value))
     monkeypatch.setattr(attention, "SCORES", 2 * 4 * attention.STEP * 200)
-    np.testing.assert_array_equal(how(query, key, value, None), together)
+    np.testing.assert_array_equal(how(query, key, value), together)
 
 
 @pytest.mark.parametrize(
@@ -215,12 +217,16 @@ def test_a_row_is_bitwise_independent_of_its_batch(monkeypatch):
     [
         ({"platform": "gpu"}, "cudnn"),
         ({"platform": "gpu", "dtype": jnp.float32}, "plain"),
-        ({"platform": "gpu", "packed": True}, "plain"),
-        ({"platform": "gpu", "softcap": 50.0}, "plain"),
+        ({"platform": "gpu", "packed": True}, "varlen"),
+        ({"platform": "gpu", "packed": True, "dtype": jnp.float32}, "plain"),
+        ({"platform": "gpu", "packed": True, "unavailable": {"varlen"}}, "plain"),
+        ({"platform": "gpu", "softcap": 50.0}, "varlen"),
         ({"platform": "gpu", "head_dim": 100}, "plain"),
+        ({"platform": "gpu", "head_dim": 100, "packed": True}, "plain"),
         ({"platform": "gpu", "head_dim": 256}, "cudnn"),
         ({"platform": "gpu", "head_dim": 288}, "plain"),
-        ({"platform": "gpu", "unavailable": {"cudnn"}}, "plain"),
+        ({"platform": "gpu", "unavailable": {"cudnn"}}, "varlen"),
+        ({"platform": "gpu", "unavailable": {"cudnn", "varlen"}}, "plain"),
         ({"platform": "tpu", "head_dim": 80}, "plain"),
         ({"platform": "tpu", "unavailable": {"splash"}}, "plain"),
         ({"platform": "tpu"}, "splash"),

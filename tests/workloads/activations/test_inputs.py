@@ -328,7 +328,7 @@ LENGTHS = st.lists(st.integers(0, 40), max_size=40)
 @settings(max_examples=80, deadline=None)
 @given(
     lengths=LENGTHS,
-    batching=st.sampled_from(["bucket", "pack"]),
+    batching=st.sampled_from(["bucket", "pack", "varlen"]),
     batch_tokens=st.integers(1, 200),
     multiple=st.sampled_from([1, 2, 8]),
 )
@@ -425,6 +425,74 @@ def test_only_lengths_that_occur_are_chosen(lengths, expected):
 )
 def test_batches_of_small_datasets_are_small(tokens, size):
     assert batches.choose_batch_tokens(tokens, buckets=16) == size
+
+
+@pytest.mark.parametrize("median", [30, 266, 900])
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_rows_of_many_samples_have_one_shape_and_hardly_any_padding(median, multiple):
+    lengths = lognormal(40_000 * 30 // median, median)
+    made_batches = list(
+        batches.make_batches(
+            [np.ones(size, np.int32) for size in lengths],
+            batching="varlen",
+            buckets=(512, 2048),
+            batch_tokens=32768 * multiple,
+            row_multiple=multiple,
+        )
+    )
+    empty = batches.empty_varlen((512, 2048), 32768 * multiple, multiple)
+    assert {batch.tokens.shape for batch in made_batches} == {empty.tokens.shape}
+    computed = sum(batch.tokens.size for batch in made_batches[:-1])
+    real = sum(batch.real_tokens for batch in made_batches[:-1])
+    assert computed < (1.20 if median == 30 else 1.05) * real
+
+
+def test_rows_of_many_samples_fit_the_table_of_attention():
+    """Tokens at a multiple of the tile's size start a tile, those of padding too."""
+    lengths = [*lognormal(300), *[1] * 3000, *[130] * 300]
+    for batch in batches.make_batches(
+        [np.ones(size, np.int32) for size in lengths],
+        batching="varlen",
+        buckets=(2048,),
+        batch_tokens=8192,
+    ):
+        length = batch.tokens.shape[1]
+        for queries in (32, 64, 128, 256):
+            tiles = (batch.positions % queries == 0).sum(axis=1)
+            assert (tiles <= length // queries + batches.most_samples(length)).all()
+
+
+def test_a_units_samples_keep_their_order_beside_other_units():
+    lengths = lognormal(500)
+
+    def order(chosen: range) -> list[int]:
+        made_batches = batches.make_batches(
+            [np.ones(lengths[n], np.int32) for n in chosen],
+            batching="varlen",
+            buckets=(2048,),
+            batch_tokens=4096,
+        )
+        return [chosen[span.sample] for batch in made_batches for span in batch.spans]
+
+    together = order(range(500))
+    for part in (range(100), range(100, 350), range(350, 500)):
+        assert order(part) == [n for n in together if n in part]
+
+
+@pytest.mark.parametrize(
+    "planned, lengths, varlen, used",
+    [
+        ("auto", 16, True, "varlen"),
+        ("auto", 16, False, "bucket"),
+        ("auto", 2, True, "bucket"),
+        ("pack", 16, True, "varlen"),
+        ("pack", 1, True, "varlen"),
+        ("pack", 16, False, "pack"),
+        ("bucket", 16, True, "bucket"),
+    ],
+)
+def test_devices_and_lengths_decide_how_samples_are_batched(planned, lengths, varlen, used):
+    assert batches.resolve_batching(planned, range(lengths), varlen=varlen) == used
 
 
 def test_bucketing_pads_far_less_than_padding_to_the_maximum():

@@ -51,14 +51,13 @@ HOPPER = SimpleNamespace(compute_capability="9.0")
         {"device": SimpleNamespace(compute_capability="8.0")},
         {"device": SimpleNamespace()},
         {"dtype": jnp.float32},
-        {"activation": "gelu_tanh"},
         {"biased": True},
         {"sizes": {"tensor": 2}},
         {"sizes": {"fsdp": 2}},
     ],
 )
 def test_the_hopper_kernel_is_chosen_only_where_supported(change, mesh, monkeypatch):
-    monkeypatch.setattr(gated_mlp, "kernel_works", lambda: True)
+    monkeypatch.setattr(gated_mlp, "kernel_works", lambda activation: True)
     fit = {"device": HOPPER, "dtype": jnp.bfloat16, "activation": "silu", "biased": False}
     assert gated_mlp.choose_kernel(**fit, mesh=mesh({})) == "hopper"
     asked = {**fit, **change}
@@ -68,11 +67,12 @@ def test_the_hopper_kernel_is_chosen_only_where_supported(change, mesh, monkeypa
 
 def test_a_kernel_that_fails_its_self_test_is_not_used():
     gated_mlp.kernel_works.cache_clear()
-    assert gated_mlp.kernel_works() is False  # there is no GPU among the devices of the tests
+    assert gated_mlp.kernel_works("silu") is False  # there is no GPU among the devices of the tests
     gated_mlp.kernel_works.cache_clear()
 
 
-def test_the_kernel_computes_the_gate():
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_the_kernel_computes_the_gate(activation):
     """Its every copy, barrier and product is played by JAX's interpreter for such kernels."""
     pytest.importorskip("absl", reason="JAX's GPU kernels need absl")
     gpu = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
@@ -84,10 +84,11 @@ def test_the_kernel_computes_the_gate():
         values,
         weight,
         tiling=gated_mlp.Tiling(stages=2),
+        activation=activation,
         grid=(1,),
         interpret=gpu.InterpretGPUParams(),
     )
-    plain = gated_mlp.gated(values[None], weight.reshape(128, 2, 256), activation="silu")[0]
+    plain = gated_mlp.gated(values[None], weight.reshape(128, 2, 256), activation=activation)[0]
     gap = np.linalg.norm(np.float32(result) - np.float32(plain))
     assert gap < 0.01 * np.linalg.norm(np.float32(plain))
 

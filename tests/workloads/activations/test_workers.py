@@ -147,10 +147,14 @@ def test_every_mesh_gives_the_same_activations(make, model_folder, mesh):
         )
 
 
-def test_packed_and_bucketed_runs_agree(make):
+@pytest.mark.parametrize("kernel", [None, "varlen"])
+def test_packed_and_bucketed_runs_agree(make, kernel):
+    """The GPU's kernel for packed rows runs in JAX's interpreter."""
     bucketed, packed = make("bucketed"), make("packed", batching="pack")
+    extraction.run(bucketed, settings())
+    meter = extraction.run(packed, settings(kernel=kernel))
+    assert meter.programs == 1
     for folder in (bucketed, packed):
-        extraction.run(folder, settings())
         assert verification.verify(folder).intact
     left, right = datasets.Dataset(bucketed), datasets.Dataset(packed)
     for sample in left:
@@ -235,12 +239,21 @@ def test_a_requested_stop_leaves_no_drafts_and_releases_its_units(make, shared, 
 
 
 def run_worker(
-    folder: LocalFolder, model_folder: Path, peak: float | None = 1e30, **options
+    folder: LocalFolder,
+    model_folder: Path,
+    peak: float | None = 1e30,
+    kernel: str | None = None,
+    **options,
 ) -> Meter:
     """One worker on one device, which is assumed to be very fast."""
     plan = plans.load(folder)
     engine = engines.open_engine(
-        model_folder, plan.sites, dtype=plan.dtype, compute="f32", devices=jax.devices()[:1]
+        model_folder,
+        plan.sites,
+        dtype=plan.dtype,
+        compute="f32",
+        devices=jax.devices()[:1],
+        kernel=kernel,
     )
     units = Units(folder, count=plan.units, worker="w")
     worker = workers.Worker(
@@ -255,13 +268,18 @@ def run_worker(
     return worker.run()
 
 
-@pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_units_that_share_batches_have_the_same_files_as_alone(make, model_folder, compression):
+@pytest.mark.parametrize(
+    "compression, batching, kernel",
+    [("none", "bucket", None), ("zstd", "bucket", None), ("none", "auto", "varlen")],
+)
+def test_units_that_share_batches_have_the_same_files_as_alone(
+    make, model_folder, compression, batching, kernel
+):
     """Fewer batches are incomplete, and nothing that is stored changes."""
     runs = {}
     for most in (1, 3, 64):
-        folder = make(f"{most}-units", unit_samples=2, compression=compression)
-        meter = run_worker(folder, model_folder, shared_units=most)
+        folder = make(f"{most}-units", unit_samples=2, compression=compression, batching=batching)
+        meter = run_worker(folder, model_folder, kernel=kernel, shared_units=most)
         assert verification.verify(folder).intact
         # Compressed frames follow the batches; what they contain does not.
         files = (

@@ -90,7 +90,8 @@ class ManualNodes:
         node_info = self.get(zone, name)
         if node_info.state in GONE_STATES:
             raise BadRequest(
-                f"{name} is {fleets.display_state(node_info.state)}; run `tpu reapply` to create it"
+                f"{name} is {fleets.display_state(node_info.state)}; "
+                "run `tpu vm reapply` to create it"
             )
         if topology.find(node_info.accelerator).hosts > 1:
             return self._recreate(node_info)
@@ -101,7 +102,7 @@ class ManualNodes:
         if node_info.state != "STOPPED":
             raise NoCapacity(
                 f"{name} was {fleets.display_state(node_info.state)} while stopping; "
-                "run `tpu reapply`"
+                "run `tpu vm reapply`"
             )
         self._api.start_node(self._path(zone, name))
         return self._await_ready(zone, name)
@@ -237,7 +238,7 @@ class ManualNodes:
             return node_info
         state = fleets.display_state(node_info.state)
         if node_info.state in STUCK_STATES:
-            raise BadRequest(f"{name} is {state}; run `tpu restart` or `tpu reapply`")
+            raise BadRequest(f"{name} is {state}; run `tpu vm restart` or `tpu vm reapply`")
         operation = self._api.get_operation(operation_name) if operation_name else None
         if operation is not None and operation.HasField("error"):
             raise _refused(operation, name)
@@ -281,7 +282,7 @@ def _check_same(node: NodeInfo, request: NodeRequest) -> None:
     if node.accelerator != wanted or (node.capacity == "spot") != request.spot:
         raise BadRequest(
             f"{node.name} already exists as {topology.short_name(node.accelerator)} "
-            f"({node.capacity}); run `tpu reapply` to recreate it"
+            f"({node.capacity}); run `tpu vm reapply` to recreate it"
         )
 
 

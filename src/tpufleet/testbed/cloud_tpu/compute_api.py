@@ -151,12 +151,13 @@ class ComputeApi:
         return 200, self._new_operation("delete", scope, kind, name)
 
     def _new_operation(self, verb: str, scope: str, kind: str, name: str) -> dict[str, Any]:
-        operation = {
-            "kind": "compute#operation", "name": f"operation-{next(self._numbers)}",
+        number = f"operation-{next(self._numbers)}"
+        operation: dict[str, Any] = {
+            "kind": "compute#operation", "name": number,
             "operationType": verb, "status": "RUNNING", "targetLink": f"{scope}/{kind}/{name}",
             "polls": self.state.pending_polls,
         }  # fmt: skip
-        self.state.operations[operation["name"]] = operation
+        self.state.operations[number] = operation
         return {key: value for key, value in operation.items() if key != "polls"}
 
     def _operation(self, name: str) -> Reply:

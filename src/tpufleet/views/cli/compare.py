@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -38,10 +38,13 @@ def compare(
     if as_json:
         output.print_json({"comparison": comparison, "series": series})
         return
-    _show_table(comparison)
-    _show_code(comparison, diff)
-    if plots:
-        _show_plots(series, metric)
+    output.print_table(*comparison_table(comparison), "")
+    for line in code_lines(comparison, diff):
+        click.echo(line)
+    if not diff and any(code.files for code in comparison.code):
+        output.print_status("  next: --diff prints the lines")
+    for line in plot_lines(series, metric) if plots else ():
+        click.echo(line)
 
 
 @click.command(epilog="\b\nExamples:\n  tpu metrics train\n  tpu metrics train --metric loss\n")
@@ -68,10 +71,12 @@ def metrics(job: str, metric: tuple[str, ...], as_json: bool) -> None:
             "--metric 'loss=loss: ([0-9.]+)'"
         )
         return
-    _show_plots([series], metric)
+    for line in plot_lines([series], metric):
+        click.echo(line)
 
 
-def _show_table(comparison: Comparison) -> None:
+def comparison_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Titles and rows: settings that differ, then metrics."""
     titles = ("", *(row.name for row in comparison.jobs))
     lines: list[tuple[str, ...]] = [
         ("job", *(row.id for row in comparison.jobs)),
@@ -84,38 +89,40 @@ def _show_table(comparison: Comparison) -> None:
         (name, *("-" if value is None else f"{value:.6g}" for value in row))
         for name, row in comparison.metrics.items()
     ]
-    output.print_table(titles, lines, "")
+    return titles, lines
 
 
 def _cell(value: str | None) -> str:
     return "-" if value is None else text.one_line(value) or '""'
 
 
-def _show_code(comparison: Comparison, diff: bool) -> None:
+def code_lines(comparison: Comparison, diff: bool) -> Iterator[str]:
+    """How the code of each job differs from that of the first one."""
     first, *others = comparison.jobs
     for row, code in zip(others, comparison.code, strict=True):
-        click.echo()
+        yield ""
         if code.message and not code.files:
-            click.echo(f"code of {row.name}: cannot be compared: {text.one_line(code.message)}")
+            yield f"code of {row.name}: cannot be compared: {text.one_line(code.message)}"
         elif code.same:
-            click.echo(f"code of {row.name}: same as {first.name}")
+            yield f"code of {row.name}: same as {first.name}"
         else:
             count = text.counted(len(code.files), "file")
             differ = "differs" if len(code.files) == 1 else "differ"
-            click.echo(f"code of {row.name}: {count} {differ} from {first.name}")
+            yield f"code of {row.name}: {count} {differ} from {first.name}"
             for file in code.files:
-                click.echo(f"  {file.change:<8} {text.one_line(file.path)}")
+                yield f"  {file.change:<8} {text.one_line(file.path)}"
                 if diff:
                     shown = file.diff or "binary, or too large to show"
                     for line in shown.splitlines():
-                        click.echo(f"    {text.without_control_characters(line)}")
+                        yield f"    {text.without_control_characters(line)}"
             if code.message:
-                click.echo(f"  {text.one_line(code.message)}")
-            if not diff:
-                output.print_status("  next: --diff prints the lines")
+                yield f"  {text.one_line(code.message)}"
 
 
-def _show_plots(series: Sequence[MetricSeries], wanted: Sequence[str]) -> None:
+def plot_lines(
+    series: Sequence[MetricSeries], wanted: Sequence[str] = (), width: int = 64
+) -> Iterator[str]:
+    """Curves of the wanted metrics, or of the first ones."""
     known = list(
         dict.fromkeys(name for each in series for point in each.points for name in point.values)
     )
@@ -123,13 +130,14 @@ def _show_plots(series: Sequence[MetricSeries], wanted: Sequence[str]) -> None:
         if name not in known:
             raise NotFound(f"no metric named {name!r}; reported: {', '.join(known) or 'none'}")
     for name in wanted or known[:MAX_PLOTS]:
-        click.echo()
+        yield ""
         curves = {f"{each.name} ({each.job_id[:4]})": _curve(each.points, name) for each in series}
-        for line in line_plot(text.one_line(name), curves):
-            click.echo(text.without_control_characters(line))
+        for line in line_plot(text.one_line(name), curves, width=width):
+            yield text.without_control_characters(line)
     if not wanted and len(known) > MAX_PLOTS:
         rest = ", ".join(known[MAX_PLOTS:])
-        output.print_status(f"\nmore metrics: {text.one_line(rest)}; pass --metric NAME")
+        yield ""
+        yield f"more metrics: {text.one_line(rest)}; pass --metric NAME"
 
 
 def _curve(points: Sequence[MetricPoint], name: str) -> list[tuple[float, float]]:

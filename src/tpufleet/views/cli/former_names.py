@@ -110,14 +110,27 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     "show-config-alias": _renamed("alias"),
     "del-config-alias": _renamed("alias delete"),
     # Nodes.
-    "applyy": _renamed("apply"),
-    "reapplyy": _renamed("reapply"),
-    "apply-norm": _renamed("apply -norm"),
-    "reapply-norm": _renamed("reapply -norm"),
-    "-cktpu": _renamed("check-status"),
-    "-dtpu": _renamed("describe"),
-    "mount-disk-new": _renamed("mount-disk"),
-    "solve-env": _renamed("solve"),
+    "fleet": _renamed("vm fleet"),
+    "apply": _renamed("vm apply"),
+    "reapply": _renamed("vm reapply"),
+    "applyy": _renamed("vm apply"),
+    "reapplyy": _renamed("vm reapply"),
+    "apply-norm": _renamed("vm apply -norm"),
+    "reapply-norm": _renamed("vm reapply -norm"),
+    "delete": _renamed("vm delete"),
+    "restart": _renamed("vm restart"),
+    "check-status": _renamed("vm status"),
+    "-cktpu": _renamed("vm status"),
+    "describe": _renamed("vm describe"),
+    "-dtpu": _renamed("vm describe"),
+    "check-env": _renamed("vm check-env"),
+    "mount-disk": _renamed("vm mount-disk"),
+    "mount-disk-new": _renamed("vm mount-disk"),
+    "set-wandb": _renamed("vm set-wandb"),
+    "solve": _renamed("vm repair"),
+    "solve-env": _renamed("vm repair"),
+    "test": _renamed("vm shell"),
+    "lian": _renamed("vm ssh"),
     # Registry.
     "-ta": _renamed("alias set --tpu"),
     "-ata": _renamed("alias set --tpu"),
@@ -181,10 +194,10 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     "-Mc": _NO_MONITOR,
     "debug-stats": _NO_MONITOR,
     "debug-kill": _NO_MONITOR,
-    "tldr": _renamed("--help"),
 }
 
 # They stop, delete or rebuild something, so a misspelling must never lead to one of them.
-DESTRUCTIVE = frozenset(
-    {"cancel", "delete", "reapply", "restart", "purge", "archive", "fault", "solve", "mount-disk"}
-)
+DESTRUCTIVE = {
+    "cancel", "delete", "reapply", "restart", "purge", "archive", "fault", "repair", "mount-disk",
+    "restore",
+}  # fmt: skip

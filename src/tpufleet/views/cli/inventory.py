@@ -23,6 +23,8 @@ TITLES = (
     "ALIAS", "NAME", "TYPE", "ZONE", "STATE", "OWNER", "JOB", "BELONGS TO", "SINCE", "CHECKED",
     "NOTE",
 )  # fmt: skip
+# On a narrow terminal these columns are left out, the first one first.
+DROPPED_FIRST = ("CHECKED", "BELONGS TO", "SINCE", "ALIAS", "NOTE", "JOB")
 FREE_STATES = frozenset({InventoryState.FREE, InventoryState.AVAILABLE})
 
 
@@ -64,7 +66,7 @@ def inventory(
 
 def show(rows: Sequence[InventoryRow], empty: str = "no slices, and no pools") -> None:
     now = datetime.now(UTC)
-    output.print_table(TITLES, (_cells(row, now) for row in rows), empty)
+    output.print_table(TITLES, (_cells(row, now) for row in rows), empty, droppable=DROPPED_FIRST)
 
 
 def _cells(row: InventoryRow, now: datetime) -> list[Cell]:

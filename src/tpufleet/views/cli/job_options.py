@@ -34,6 +34,8 @@ def _options(field: JobField) -> list[Callable[[Any], Any]]:
                     field.option, field.name, metavar=field.metavar, help=field.option_help
                 )
             ]
+        case OptionStyle.SWITCH:
+            return [click.option(field.option, field.name, is_flag=True, help=field.option_help)]
         case OptionStyle.REPEATED | OptionStyle.PAIRS:
             help_text = f"{field.option_help} Repeatable."
             return [repeatable(field.option, field.name, metavar=field.metavar, help=help_text)]
@@ -80,6 +82,8 @@ def _document_value(field: JobField, value: Any) -> Any:
             return {name: convert(text) for name, text in _pairs(field.option, value).items()}
         case OptionStyle.REPEATED | OptionStyle.FLAGS:
             return list(value)
+        case OptionStyle.SWITCH:
+            return True if value else None
         case _:
             return None if value is None else convert(value)
 

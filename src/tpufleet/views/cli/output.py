@@ -124,12 +124,12 @@ def column_widths(
     natural: Mapping[str, int], droppable: Sequence[str], total: int
 ) -> dict[str, int]:
     """Widths that fit into `total`: droppable columns are left out, the first one first, until
-    every other column has a readable width; the last column gets what is left."""
-    last = list(natural)[-1]
+    every other column has a readable width; the last column that is left gets the rest."""
     wanted = {title: min(width, COLUMN_WIDTH) for title, width in natural.items()}
     for title in droppable:
         if _table_width(wanted) > total:
             del wanted[title]
+    last = list(wanted)[-1]
     while (excess := _table_width(wanted) - total) > 0:
         widest = max(wanted, key=lambda title: (wanted[title], title != last))
         if wanted[widest] <= MIN_COLUMN_WIDTH:

@@ -53,7 +53,12 @@ def queue(
         output.print_json({"queue": entries})
         return
     now = datetime.now(UTC)
-    output.print_table(TITLES, (_cells(entry, now) for entry in entries), "no jobs wait")
+    output.print_table(
+        TITLES,
+        (_cells(entry, now) for entry in entries),
+        "no jobs wait",
+        droppable=("USED", "PRIORITY", "OWNER", "QUEUE"),
+    )
 
 
 def _cells(entry: QueueEntry, now: datetime) -> list[Cell]:
@@ -63,7 +68,8 @@ def _cells(entry: QueueEntry, now: datetime) -> list[Cell]:
         soon = entry.earliest_start <= now
         starts = "now" if soon else f"by {text.local_time(entry.earliest_start)[:-3]}"
     return [
-        entry.queue, str(entry.position or "held"), f"{row.name} ({row.id[:6]})", row.owner,
+        short_name(entry.queue), str(entry.position or "held"), f"{row.name} ({row.id[:6]})",
+        row.owner,
         f"{row.slices}×{short_name(row.accelerator)}", str(row.priority),
         f"{entry.owner_chip_hours:g}", starts, because(entry),
     ]  # fmt: skip

@@ -7,14 +7,21 @@ respond at once, so nothing but click and the standard library is imported here.
 from __future__ import annotations
 
 import importlib
+import os
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from tpufleet.views.cli.former_names import DESTRUCTIVE, FORMER_NAMES, Unsupported
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 PACKAGE = "tpufleet.views.cli"
+COMPLETION_VARIABLE = "_TPU_COMPLETE"  # set by the completion scripts that click writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,33 +35,31 @@ class LazyCommand:
         return command
 
 
-# By section of `tpu --help`, in the order shown.
+# By section of `tpu --help`, in the order shown. The first section has one line per command.
 SECTIONS: dict[str, dict[str, LazyCommand]] = {
-    "Run jobs": {
+    "Everyday": {
         "run": LazyCommand("Run a command on a TPU slice and follow it.", "submit:run"),
         "submit": LazyCommand("Submit the jobs in a file.", "submit:submit"),
-        "demo": LazyCommand("Show a job that is preempted and finishes.", "demo:demo"),
-        "extract": LazyCommand("Extract activations, each sample once.", "extract:extract"),
-        "workload": LazyCommand("Run jobs with the options of xpk.", "workload:workload"),
-        "submit-code": LazyCommand("Submit code through Firestore.", "submit_code:submit_code"),
-    },
-    "Inspect jobs": {
-        "jobs": LazyCommand("List jobs, newest first.", "jobs:jobs"),
+        "jobs": LazyCommand("List and search jobs, newest first.", "jobs:jobs"),
         "show": LazyCommand("Show one job: spec, attempts, slices, hosts.", "jobs:show"),
         "logs": LazyCommand("Print the logs of a job.", "logs:logs"),
-        "events": LazyCommand("Print events of a job or of the fleet.", "logs:events"),
         "why": LazyCommand("Explain why a job waits or why it ended.", "jobs:why"),
-        "queue": LazyCommand("List and reorder waiting jobs.", "queue:queue"),
-        "metrics": LazyCommand("Show the metrics of a job over time.", "compare:metrics"),
-        "compare": LazyCommand("Compare jobs: config, code, metrics, curves.", "compare:compare"),
-        "profile": LazyCommand("Record a JAX profile of a running job.", "profile:profile"),
-        "tensorboard": LazyCommand("Open jobs in TensorBoard.", "tensorboard:tensorboard"),
-        "dash": LazyCommand("Open the web page.", "dash:dash"),
-    },
-    "Change jobs": {
+        "top": LazyCommand("Jobs, slices, queue and events on one screen.", "top:top"),
         "cancel": LazyCommand("Cancel jobs.", "cancel:cancel"),
         "resume": LazyCommand("Continue a job from its last checkpoint.", "resume:resume"),
         "rerun": LazyCommand("Run a job again from the beginning.", "resume:rerun"),
+        "compare": LazyCommand("Compare jobs: config, code, metrics, curves.", "compare:compare"),
+        "queue": LazyCommand("List and reorder waiting jobs.", "queue:queue"),
+        "inventory": LazyCommand("Slices, pools and notes in one table.", "inventory:inventory"),
+        "reserve": LazyCommand("Reserve slices of a pool for a time.", "reservations:reserve"),
+        "cost": LazyCommand("Show chip hours and cost.", "cost:cost"),
+        "dash": LazyCommand("Open the web page.", "dash:dash"),
+    },
+    "Jobs": {
+        "events": LazyCommand("Print events of a job or of the fleet.", "logs:events"),
+        "metrics": LazyCommand("Show the metrics of a job over time.", "compare:metrics"),
+        "profile": LazyCommand("Record a JAX profile of a running job.", "profile:profile"),
+        "tensorboard": LazyCommand("Open jobs in TensorBoard.", "tensorboard:tensorboard"),
         "tag": LazyCommand("Add or remove tags of a job.", "edit:tag"),
         "note": LazyCommand("Set or print the notes of a job.", "edit:note"),
         "rename": LazyCommand("Give a job another name.", "edit:rename"),
@@ -62,82 +67,62 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "archive": LazyCommand("Hide ended jobs; deletes nothing.", "archive:archive"),
         "unarchive": LazyCommand("List archived jobs again.", "archive:unarchive"),
         "purge": LazyCommand("Delete logs, results and code of ended jobs.", "archive:purge"),
+        "extract": LazyCommand("Extract activations, each sample once.", "extract:extract"),
+        "workload": LazyCommand("Run jobs with the options of xpk.", "workload:workload"),
+        "submit-code": LazyCommand("Submit code through Firestore.", "submit_code:submit_code"),
+        "demo": LazyCommand("Show a job that is preempted and finishes.", "demo:demo"),
     },
-    "Fleet": {
-        "status": LazyCommand("Show the state of the server and its providers.", "status:status"),
+    "Slices": {
         "slices": LazyCommand("List slices.", "slices:slices"),
-        "inventory": LazyCommand("Slices, pools and notes in one table.", "inventory:inventory"),
         "find": LazyCommand("Find slices by type, and room in pools.", "inventory:find"),
         "pool": LazyCommand("Manage pools of slices.", "pool:pool"),
-        "reserve": LazyCommand("Reserve slices of a pool for a time.", "reservations:reserve"),
         "reservations": LazyCommand("List and end reservations.", "reservations:reservations"),
         "release": LazyCommand("Release a reservation or a held slice.", "reservations:release"),
-        "cost": LazyCommand("Show chip hours and cost.", "cost:cost"),
         "budget": LazyCommand("Show budgets and what was spent of them.", "budget:budget"),
         "stock": LazyCommand("Show capacity granted and refused, by zone.", "stock:stock"),
         "types": LazyCommand("List TPU types.", "types:types"),
         "exec": LazyCommand("Run a command on the hosts of a slice.", "exec:exec_"),
         "ssh": LazyCommand("Open a shell on a host, through gcloud.", "ssh:ssh"),
-        "init": LazyCommand("Set up a cloud project, step by step.", "init:init"),
-        "check": LazyCommand("Check the cloud project: `tpu check cloud`.", "check:check"),
         "doctor": LazyCommand("Diagnose and repair a slice.", "doctor:doctor"),
-        "fault": LazyCommand("Inject a fault into a simulated slice.", "fault:fault"),
         "rules": LazyCommand("Show the recovery rules.", "rules:rules"),
+        "vm": LazyCommand("Manage TPU VMs without a server.", "vm.group:vm"),
     },
-    "Users and secrets": {
-        "secret": LazyCommand("Manage values that jobs get by name.", "users:secret"),
-        "user": LazyCommand("Manage users and roles.", "users:user"),
-        "token": LazyCommand("Manage API tokens.", "users:token"),
-        "audit": LazyCommand("Print the audit log.", "audit:audit"),
-    },
-    "Preferences": {
+    "Settings": {
         "config": LazyCommand("Show and change settings.", "preferences:config"),
         "alias": LazyCommand("Aliases of config paths and TPU types.", "preferences:alias"),
         "dir": LazyCommand("Numbered working directories.", "preferences:folders"),
         "view": LazyCommand("Saved queries of `tpu jobs`.", "preferences:view"),
+        "notify": LazyCommand("Messages about jobs: webhook, Slack, e-mail.", "notify:notify"),
+        "secret": LazyCommand("Manage values that jobs get by name.", "users:secret"),
+        "token": LazyCommand("Manage API tokens.", "users:token"),
+        "completion": LazyCommand("Print a shell's completion script.", "completion:completion"),
+        "tldr": LazyCommand("Print worked examples.", "tldr:tldr"),
+        "version": LazyCommand("Print the version.", "version:version"),
     },
-    "TPU VMs without a server": {
-        "fleet": LazyCommand("Manage nodes over zones and workers.", "vm.fleet:fleet"),
-        "apply": LazyCommand("Create a node, with retries.", "vm.nodes:apply"),
-        "reapply": LazyCommand("Delete a node and create it again.", "vm.nodes:reapply"),
-        "delete": LazyCommand("Delete a node.", "vm.nodes:delete"),
-        "restart": LazyCommand("Stop and start a node.", "vm.nodes:restart"),
-        "describe": LazyCommand("Show everything about a node.", "vm.nodes:describe"),
-        "check-status": LazyCommand("Print the state of a node.", "vm.nodes:check_status"),
-        "check-env": LazyCommand("Check which chips JAX sees on a node.", "vm.repair:check_env"),
-        "solve": LazyCommand("Repair a node.", "vm.repair:solve"),
-        "mount-disk": LazyCommand("Attach and mount data disks.", "vm.setup:mount_disk"),
-        "set-wandb": LazyCommand("Install a Weights & Biases API key.", "vm.setup:set_wandb"),
-        "lian": LazyCommand("Open a shell on a host of a node.", "vm.shell:lian"),
-        "test": LazyCommand("Run typed lines on every host of a node.", "vm.shell:test"),
-    },
-    "Servers": {
+    "Operators": {
+        "status": LazyCommand("Show the state of the server and its providers.", "status:status"),
+        "init": LazyCommand("Set up a cloud project, step by step.", "init:init"),
+        "check": LazyCommand("Check the cloud project: `tpu check cloud`.", "check:check"),
         "serve": LazyCommand("Run the control plane.", "serve:serve"),
+        "user": LazyCommand("Manage users and roles.", "users:user"),
+        "audit": LazyCommand("Print the audit log.", "audit:audit"),
         "backup": LazyCommand("Write a backup of the server to a file.", "backup:backup"),
         "restore": LazyCommand("Restore a backup into a new server.", "backup:restore"),
-        "agent": LazyCommand("Run the agent of one host.", "agent:agent"),
-        "deploy": LazyCommand("Run the server on a VM or on GKE.", "deploy:deploy"),
-        "cluster": LazyCommand("Create GKE environments; run one here.", "cluster:cluster"),
-        "provisioner": LazyCommand("Create node pools for JobSets.", "provisioner:provisioner"),
-        "emulator": LazyCommand("Run an emulator of the Cloud TPU API.", "emulator:emulator"),
-        "bridge": LazyCommand("Run jobs from a Firestore collection.", "bridge:bridge"),
         "bundle": LazyCommand("Build what TPU hosts install, and upload it.", "bundle:bundle"),
-        "version": LazyCommand("Print the version.", "version:version"),
+        "cluster": LazyCommand("Create GKE environments; run one here.", "cluster:cluster"),
+        "deploy": LazyCommand("Run the server on a VM or on GKE.", "deploy:deploy"),
+        "provisioner": LazyCommand("Create node pools for JobSets.", "provisioner:provisioner"),
+        "bridge": LazyCommand("Run jobs from a Firestore collection.", "bridge:bridge"),
+        "agent": LazyCommand("Run the agent of one host.", "agent:agent"),
+        "emulator": LazyCommand("Run an emulator of the Cloud TPU API.", "emulator:emulator"),
+        "fault": LazyCommand("Inject a fault into a simulated slice.", "fault:fault"),
     },
 }  # fmt: skip
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
 
-HELP = """Run JAX jobs on Cloud TPUs to completion.
-
-When a slice is preempted, tpufleet allocates another one and resumes the job from its last
-checkpoint. Without a cloud account, slices are simulated on this machine.
-
-\b
-Examples:
-  tpu demo
-  tpu run v5e-16 --spot -- python train.py lr=0.01
-  tpu jobs
-"""
+TITLE_WIDTH = 13  # column of section titles in `tpu --help`, with its margins
+HELP = """Run JAX jobs on Cloud TPUs to completion. `tpu demo` simulates one here."""
+EPILOG = "`tpu help CMD` explains a command; `tpu tldr CMD` shows examples of it."
 
 
 class HintedUsageError(click.UsageError):
@@ -145,7 +130,7 @@ class HintedUsageError(click.UsageError):
 
 
 class LazyGroup(click.Group):
-    """A group that lists its commands without loading them, and knows former names of them."""
+    """A group that lists its commands without loading them."""
 
     def __init__(
         self, *, sections: Mapping[str, Mapping[str, LazyCommand]], **attributes: object
@@ -161,27 +146,35 @@ class LazyGroup(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         lazy = self.lazy_commands.get(name)
-        return lazy.load() if lazy is not None else None
+        if lazy is None:
+            return None
+        command = lazy.load()
+        if COMPLETION_VARIABLE in os.environ:
+            from tpufleet.views.cli import completion_values
 
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        # Some former names look like options, and some expand to an option of this group.
-        if args and args[0] == "help":
-            args = [*args[1:], "--help"]
-        elif args and (args[0].startswith("-") or args[0] == "tldr"):
-            args = _translated(args)
-        return super().parse_args(context, args)
+            completion_values.add_to(command)
+        return command
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self.lazy_commands if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=self.lazy_commands[name].help) for name in names]
+        return [*items, *click.Command.shell_complete(self, context, incomplete)]
 
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        args = _translated(args)
         name = args[0]
         if name not in self.lazy_commands and not name.startswith("-"):
             import difflib
 
             safe = [each for each in self.lazy_commands if each not in DESTRUCTIVE]
             close = difflib.get_close_matches(name, safe, n=1)
-            hint = f"did you mean `tpu {close[0]}`?" if close else "`tpu --help` lists all commands"
+            path = context.command_path
+            hint = f"`{path} --help` lists all commands"
+            if close:
+                hint = f"did you mean `{path} {close[0]}`?"
             raise HintedUsageError(f"unknown command {name!r}; {hint}")
         return super().resolve_command(context, args)
 
@@ -189,6 +182,40 @@ class LazyGroup(click.Group):
         for title, commands in self.sections.items():
             with formatter.section(title):
                 formatter.write_dl([(name, lazy.help) for name, lazy in commands.items()])
+
+
+class RootGroup(LazyGroup):
+    """`tpu`: its help fits one screen, and former names of commands lead to today's."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        # Some former names look like options, and some expand to an option of this group.
+        if args and args[0] == "help":
+            args = [*args[1:], "--help"]
+        elif args and args[0].startswith("-"):
+            args = _translated(args)
+        return super().parse_args(context, args)
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        return super().resolve_command(context, _translated(args))
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        (everyday, commands), *others = self.sections.items()
+        with formatter.section(everyday):
+            formatter.write_dl([(name, lazy.help) for name, lazy in commands.items()])
+        with formatter.section("More"):
+            width = formatter.width - TITLE_WIDTH
+            for title, names in others:
+                # click would break a name at its hyphen.
+                first, *rest = textwrap.wrap(", ".join(names), width, break_on_hyphens=False)
+                formatter.write_dl([(f"{title:<{TITLE_WIDTH - 4}}", first)])
+                for line in rest:
+                    formatter.write(f"{'':{TITLE_WIDTH}}{line}\n")
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(context, formatter)
+        click.Command.format_options(self, context, formatter)
 
 
 def _translated(args: list[str]) -> list[str]:
@@ -204,18 +231,18 @@ def _translated(args: list[str]) -> list[str]:
     return [*former.arguments, *args[1:]]
 
 
-def root() -> LazyGroup:
+def root() -> RootGroup:
     """The `tpu` command."""
-    return LazyGroup(
+    return RootGroup(
         name="tpu",
         sections=SECTIONS,
         help=HELP,
+        epilog=EPILOG,
         params=[
             click.Option(
                 ["--server"],
                 metavar="URL",
-                help="Control plane to connect to (default: TPUFLEET_SERVER, then the config "
-                "file, then the one on this machine).",
+                help="Control plane (default: TPUFLEET_SERVER, or this machine's).",
             )
         ],
         callback=_remember_server,

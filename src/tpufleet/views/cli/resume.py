@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.views.cli import connection, output
+from tpufleet.views.cli import connection, former_flags, output
 from tpufleet.views.cli.output import json_option
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class _CommandWithNewCommand(click.Command):
     """Keeps what follows `--` apart: it is the new command of the job."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        args = former_flags.resubmit_arguments(str(context.info_name), args)
         if "--" in args:
             at = args.index("--")
             context.meta[_COMMAND] = tuple(args[at + 1 :])
@@ -108,26 +109,19 @@ def _resubmit(
     follow: bool,
     as_json: bool,
 ) -> int:
-    from tpufleet.model import job_file
-    from tpufleet.views.cli import job_files, job_options, submit
+    from tpufleet.views.cli import submit
 
     with connection.connect() as client:
         parent = client.job(job).job  # by id from here on: a name could mean the new job
-        before = job_file.to_document(parent.spec)
-        # A change inside a mapping (env.LR=1) must keep the mapping's other entries.
-        after = job_files.with_overrides(before, settings)
-        if accelerator is not None:
-            after["accelerator"] = accelerator
-        if name is not None:
-            after["name"] = name
-        if tags:
-            after["tags"] = list(dict.fromkeys([*after.get("tags", []), *tags]))
-        if command := context.meta.get(_COMMAND):
-            after["command"] = job_options.command_of(command)
-        if arguments:
-            after["command"] = _with_arguments(parent.spec, after["command"], arguments)
-        job_file.parse_job(after)
-        changes = {each: after[each] for each in after if after[each] != before.get(each)}
+        changes = changed_fields(
+            parent.spec,
+            arguments=arguments,
+            accelerator=accelerator,
+            tags=tags,
+            name=name,
+            settings=settings,
+            command=context.meta.get(_COMMAND, ()),
+        )
         if new_code is None and "workdir" in changes:
             new_code = str(Path(changes["workdir"]).expanduser())
         snapshot = None if new_code is None else _upload(client, new_code)
@@ -142,6 +136,54 @@ def _resubmit(
         if not as_json:
             click.echo(message)
         return submit.follow_jobs(client, (row,), as_json, announce=False)
+
+
+def changed_fields(
+    spec: JobSpec,
+    *,
+    arguments: Sequence[str],
+    accelerator: str | None,
+    tags: Sequence[str],
+    name: str | None,
+    settings: Sequence[str],
+    command: Sequence[str],
+) -> dict[str, Any]:
+    """The fields of the job file that these options change."""
+    from tpufleet.model import job_file
+    from tpufleet.views.cli import job_files, job_options
+
+    before = job_file.to_document(spec)
+    # A change inside a mapping (env.LR=1) must keep the mapping's other entries.
+    after = job_files.with_overrides(before, tuple(settings))
+    if accelerator is not None:
+        after["accelerator"] = accelerator
+    if name is not None:
+        after["name"] = name
+    if tags:
+        after["tags"] = list(dict.fromkeys([*after.get("tags", []), *tags]))
+    if command:
+        after["command"] = job_options.command_of(tuple(command))
+    if arguments:
+        after["command"] = _with_arguments(spec, after["command"], arguments)
+    job_file.parse_job(after)
+    return {each: after[each] for each in after if after[each] != before.get(each)}
+
+
+def changes_from_line(spec: JobSpec, line: str) -> dict[str, Any]:
+    """The same from a line with the options of `tpu rerun`: `lr=0.1 --type v4-32`."""
+    import shlex
+
+    try:
+        context = rerun.make_context("rerun", ["JOB", *shlex.split(line)])
+    except ValueError as error:  # an open quote
+        raise BadInput(f"{line}: {error}") from error
+    except click.UsageError as error:
+        raise BadInput(error.format_message()) from error
+    if context.params["new_code"] is not None:
+        raise BadInput("--new-code needs a folder; use `tpu rerun` in the terminal")
+    names = ("arguments", "accelerator", "tags", "name", "settings")
+    options = {each: context.params[each] for each in names}
+    return changed_fields(spec, **options, command=context.meta.get(_COMMAND, ()))
 
 
 def _upload(client: FleetClient, folder: str) -> str:

@@ -32,4 +32,5 @@ def slices(as_json: bool) -> None:
             for row in rows
         ),
         "no slices; jobs request them, or keep some ready with `tpu pool create --smallest N`",
+        droppable=("REQUESTED", "CAPACITY", "HOSTS", "POOL", "JOB"),
     )  # fmt: skip

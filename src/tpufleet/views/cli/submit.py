@@ -19,6 +19,7 @@ from tpufleet.model.slices import SIMULATED_PROVIDERS
 from tpufleet.model.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, job_options, output
+from tpufleet.views.cli.former_flags import FormerRunFlags
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.preferences import use_time_zone
 
@@ -51,6 +52,7 @@ class PlannedJob:
 
 
 @click.command(
+    cls=FormerRunFlags,
     epilog="""\b
 Examples:
   tpu run v5e-16 -- python train.py lr=0.01

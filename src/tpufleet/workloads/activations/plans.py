@@ -42,7 +42,7 @@ class ExtractionPlan:
     compression: str = "none"
     max_length: int = 2048
     too_long: str = "skip"  # or "cut" (keep the first max_length tokens), "refuse" (fail)
-    batching: str = "bucket"  # or "pack"
+    batching: str = "bucket"  # or "pack", "auto": see `batches.resolve_batching`
     batch_tokens: int = 16384
     buckets: tuple[int, ...] = ()
     seed: int = 42

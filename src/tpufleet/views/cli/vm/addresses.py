@@ -27,5 +27,5 @@ def ready_node_address(nodes: ManualNodes, name: str, zone: str | None) -> NodeA
 
 def not_ready(name: str, state: str) -> FleetError:
     return FleetError(
-        f"{name} is {fleets.display_state(state)}, not ready\n  next: tpu check-status {name}"
+        f"{name} is {fleets.display_state(state)}, not ready\n  next: tpu vm status {name}"
     )

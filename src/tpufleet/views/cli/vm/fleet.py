@@ -1,4 +1,4 @@
-"""`tpu fleet …`: TPU VMs over zones and workers, with your Google credentials and no control
+"""`tpu vm fleet …`: TPU VMs over zones and workers, with your Google credentials and no control
 plane. The commands for one node are in `nodes`."""
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _DRY_RUN_RESULTS = {
 }
 # What to do after an interrupt.
 _INTERRUPT_HINTS = {
-    NodeResult.CREATED: leftover_hint("tpu fleet delete"),
-    NodeResult.RECREATED: leftover_hint("tpu fleet delete"),
-    NodeResult.DELETED: "some nodes may remain; list them with `tpu fleet status`",
+    NodeResult.CREATED: leftover_hint("tpu vm fleet delete"),
+    NodeResult.RECREATED: leftover_hint("tpu vm fleet delete"),
+    NodeResult.DELETED: "some nodes may remain; list them with `tpu vm fleet status`",
 }
 
 
 @click.group(
-    epilog="\b\nExample:\n  tpu fleet status --zones us-central1-a,europe-west4-b\n",
+    epilog="\b\nExample:\n  tpu vm fleet status --zones us-central1-a,europe-west4-b\n",
 )
 def fleet() -> None:
     """Manage workers in several zones, named tpu-{region}-{zone letter}-{id}."""
@@ -58,7 +58,7 @@ def fleet() -> None:
 
 @fleet.command(
     epilog=example(
-        "tpu fleet create --zones us-central1-a,europe-west4-b --workers-per-zone 8 --type v5e-8"
+        "tpu vm fleet create --zones us-central1-a,europe-west4-b --workers-per-zone 8 --type v5e-8"
     ),
 )
 @options(_ZONES, _WORKERS, NODE_OPTIONS, RETRY_OPTIONS, PROJECT_OPTION, _DRY_RUN, json_option)
@@ -87,7 +87,7 @@ def create(
 
 
 @fleet.command(
-    epilog=example("tpu fleet delete --zones us-central1-a --workers-per-zone 8 --yes"),
+    epilog=example("tpu vm fleet delete --zones us-central1-a --workers-per-zone 8 --yes"),
 )
 @options(_ZONES, _WORKERS, PROJECT_OPTION, YES_OPTION, _DRY_RUN, json_option)
 def delete(
@@ -116,7 +116,7 @@ def delete(
 
 @fleet.command(
     "recreate-preempted",
-    epilog=example("tpu fleet recreate-preempted --zones us-central1-a --workers-per-zone 8"),
+    epilog=example("tpu vm fleet recreate-preempted --zones us-central1-a --workers-per-zone 8"),
 )
 @options(_ZONES, _WORKERS, NODE_OPTIONS, RETRY_OPTIONS, PROJECT_OPTION, _DRY_RUN, json_option)
 def recreate(
@@ -146,7 +146,7 @@ def recreate(
     return _act(nodes, members, NodeResult.RECREATED, dry_run, as_json, recreate_member)
 
 
-@fleet.command("status", epilog=example("tpu fleet status --zones us-central1-a"))
+@fleet.command("status", epilog=example("tpu vm fleet status --zones us-central1-a"))
 @options(_ZONES, PROJECT_OPTION, json_option)
 def status(zones: str | None, project: str | None, as_json: bool) -> None:
     """Show state, health and type of every worker."""
@@ -155,7 +155,7 @@ def status(zones: str | None, project: str | None, as_json: bool) -> None:
     show_nodes([node for node in listed if fleets.parse_member(node.name)], as_json)
 
 
-@fleet.command("autostop", epilog=example("tpu fleet autostop --zones us-central1-a"))
+@fleet.command("autostop", epilog=example("tpu vm fleet autostop --zones us-central1-a"))
 @options(_ZONES, PROJECT_OPTION, _DRY_RUN, json_option)
 def autostop(zones: str | None, project: str | None, dry_run: bool, as_json: bool) -> int:
     """Delete the nodes whose --autostop time is over. A server with the same project and zones does
@@ -171,7 +171,7 @@ def autostop(zones: str | None, project: str | None, dry_run: bool, as_json: boo
     return 0
 
 
-@fleet.command("list", epilog=example("tpu fleet list --json"))
+@fleet.command("list", epilog=example("tpu vm fleet list --json"))
 @options(_ZONES, PROJECT_OPTION, json_option)
 def list_(zones: str | None, project: str | None, as_json: bool) -> None:
     """List every node of the project in these zones, with any name."""

@@ -1,5 +1,5 @@
-"""Commands for one TPU VM by name: `tpu apply`, `reapply`, `delete`, `restart`, `describe` and
-`check-status`. They use your Google credentials and no control plane."""
+"""Commands for one TPU VM by name: `tpu vm apply`, `reapply`, `delete`, `restart`, `describe` and
+`status`. They use your Google credentials and no control plane."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tpufleet.views.cli.vm.options import (
 from tpufleet.views.cli.vm.outcomes import NodeOutcome, NodeResult, show_nodes, show_outcomes
 
 
-@click.command(epilog=example("tpu apply tpu-us-central1-a-0 --type v5e-8"))
+@click.command(epilog=example("tpu vm apply tpu-us-central1-a-0 --type v5e-8"))
 @options(NODE_ARGUMENTS, RETRY_ARGUMENTS, NODE_OPTIONS, RETRY_OPTIONS, json_option)
 @click.pass_context
 def apply(
@@ -51,7 +51,7 @@ def apply(
     show_nodes([created.node], as_json)
 
 
-@click.command(epilog=example("tpu reapply tpu-us-central1-a-0 --yes"))
+@click.command(epilog=example("tpu vm reapply tpu-us-central1-a-0 --yes"))
 @options(NODE_ARGUMENTS, RETRY_ARGUMENTS, NODE_OPTIONS, RETRY_OPTIONS, YES_OPTION, json_option)
 @click.pass_context
 def reapply(
@@ -74,37 +74,37 @@ def reapply(
     show_nodes([created.node], as_json)
 
 
-@click.command(epilog=example("tpu delete tpu-us-central1-a-0 --yes"))
+@click.command(epilog=example("tpu vm delete tpu-us-central1-a-0 --yes"))
 @options(NODE_ARGUMENTS, YES_OPTION, json_option)
 def delete(name: str, zone: str | None, project: str | None, yes: bool, as_json: bool) -> None:
     """Delete a node, and wait until it is gone."""
     nodes, where = open_nodes(project), zone_of(name, zone)
     output.confirm(f"Delete {name} in {where}?", yes)
-    with interruptible(f"check whether it was deleted with `tpu check-status {name}`"):
+    with interruptible(f"check whether it was deleted with `tpu vm status {name}`"):
         existed = nodes.delete(where, name)
     result = NodeResult.DELETED if existed else NodeResult.NOT_FOUND
     show_outcomes([NodeOutcome(name=name, zone=where, result=result)], as_json)
 
 
-@click.command(epilog=example("tpu restart tpu-us-central1-a-0"))
+@click.command(epilog=example("tpu vm restart tpu-us-central1-a-0"))
 @options(NODE_ARGUMENTS, json_option)
 def restart(name: str, zone: str | None, project: str | None, as_json: bool) -> None:
     """Stop a node and start it again; its disk is kept. A node of several hosts cannot be stopped:
     it is deleted and created again, with an empty boot disk."""
     nodes, where = open_nodes(project), zone_of(name, zone)
-    with interruptible(f"the node may be stopped; start it with `tpu restart {name}`"):
+    with interruptible(f"the node may be stopped; start it with `tpu vm restart {name}`"):
         restarted = nodes.restart(where, name)
     show_nodes([restarted], as_json)
 
 
-@click.command(epilog=example("tpu describe tpu-us-central1-a-0"))
+@click.command(epilog=example("tpu vm describe tpu-us-central1-a-0"))
 @options(NODE_ARGUMENTS, json_option)
 def describe(name: str, zone: str | None, project: str | None, as_json: bool) -> None:
     """Show everything that the Cloud TPU API reports about a node."""
     where = zone_of(name, zone)
     node = open_nodes(project).get(where, name)
     if node.state == "NOT_FOUND":
-        raise NotFound(f"no node {name!r} in {where}; `tpu fleet list` lists the nodes")
+        raise NotFound(f"no node {name!r} in {where}; `tpu vm fleet list` lists the nodes")
     if as_json:
         output.print_json(node)
         return
@@ -125,9 +125,9 @@ def describe(name: str, zone: str | None, project: str | None, as_json: bool) ->
     )
 
 
-@click.command("check-status", epilog=example("tpu check-status tpu-us-central1-a-0"))
+@click.command("status", epilog=example("tpu vm status tpu-us-central1-a-0"))
 @options(NODE_ARGUMENTS, json_option)
-def check_status(name: str, zone: str | None, project: str | None, as_json: bool) -> None:
+def status(name: str, zone: str | None, project: str | None, as_json: bool) -> None:
     """Print the state of a node: ready, preempted, creating, … or not found."""
     node = open_nodes(project).get(zone_of(name, zone), name)
     output.print_result(

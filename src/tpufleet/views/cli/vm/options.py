@@ -136,7 +136,7 @@ def leftover_hint(command: str) -> str:
 
 
 def undo_hint(name: str, zone: str) -> str:
-    return leftover_hint(f"tpu delete {name} --zone {zone}")
+    return leftover_hint(f"tpu vm delete {name} --zone {zone}")
 
 
 def example(line: str) -> str:

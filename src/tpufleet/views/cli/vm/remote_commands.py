@@ -151,7 +151,7 @@ def _failure(node: NodeAddress, result: SshResult) -> NodeOutcome:
         return _outcome(
             node,
             NodeResult.NO_ANSWER,
-            f"no answer within {TIMEOUT_SECONDS:g} s; try `tpu restart {node.name}`",
+            f"no answer within {TIMEOUT_SECONDS:g} s; try `tpu vm restart {node.name}`",
         )
     for pattern, kind, message in _KNOWN_ERRORS:
         if pattern in result.output:

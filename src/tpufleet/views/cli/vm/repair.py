@@ -1,4 +1,4 @@
-"""`tpu check-env` and `tpu solve`: check and repair one TPU VM, with ssh through gcloud."""
+"""`tpu vm check-env` and `tpu vm repair`: check and repair one TPU VM, with ssh through gcloud."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tpufleet.views.cli.vm.options import (
 from tpufleet.views.cli.vm.outcomes import NodeResult, show_outcomes
 
 
-@click.command("check-env", epilog=example("tpu check-env tpu-us-central1-a-0"))
+@click.command("check-env", epilog=example("tpu vm check-env tpu-us-central1-a-0"))
 @options(NODE_ARGUMENTS, json_option)
 def check_env(name: str, zone: str | None, project: str | None, as_json: bool) -> int:
     """Check which chips JAX sees on every host of a node, with ssh through gcloud.
@@ -41,10 +41,10 @@ def check_env(name: str, zone: str | None, project: str | None, as_json: bool) -
     return int(outcome.result is not NodeResult.OK)
 
 
-@click.command(epilog=example("tpu solve tpu-us-central1-a-0 --yes"))
+@click.command("repair", epilog=example("tpu vm repair tpu-us-central1-a-0 --yes"))
 @options(NODE_ARGUMENTS, RETRY_ARGUMENTS, NODE_OPTIONS, RETRY_OPTIONS, YES_OPTION, json_option)
 @click.pass_context
-def solve(
+def repair(
     context: click.Context,
     name: str,
     zone: str | None,

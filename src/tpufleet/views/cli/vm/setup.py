@@ -1,4 +1,4 @@
-"""`tpu mount-disk` and `tpu set-wandb`: set up one TPU VM, with ssh through gcloud."""
+"""`tpu vm mount-disk` and `tpu vm set-wandb`: set up one TPU VM, with ssh through gcloud."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NFS = re.compile(r"[A-Za-z0-9.:_\[\]-]+:/\S*")
 _KEY = re.compile(r"[\x21-\x7e]{20,300}")
 
 
-@click.command("mount-disk", epilog=example("tpu mount-disk tpu-us-central1-a-0"))
+@click.command("mount-disk", epilog=example("tpu vm mount-disk tpu-us-central1-a-0"))
 @options(
     NODE_ARGUMENTS,
     click.option("--disk", "disks", multiple=True, metavar="projects/…/disks/…",
@@ -63,7 +63,7 @@ def mount_disk(
     return int(outcome.result is not NodeResult.MOUNTED)
 
 
-@click.command("set-wandb", epilog=example("tpu set-wandb tpu-us-central1-a-0 < key.txt"))
+@click.command("set-wandb", epilog=example("tpu vm set-wandb tpu-us-central1-a-0 < key.txt"))
 @options(NODE_ARGUMENTS, json_option)
 def set_wandb(name: str, zone: str | None, project: str | None, as_json: bool) -> int:
     """Install a Weights & Biases API key on every host of a node.

@@ -1,4 +1,4 @@
-"""`tpu lian` and `tpu test`: a shell on one TPU VM, with ssh through gcloud."""
+"""`tpu vm ssh` and `tpu vm shell`: a shell on one TPU VM, with ssh through gcloud."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tpufleet.views.cli.vm.addresses import node_address
 from tpufleet.views.cli.vm.options import NODE_ARGUMENTS, example, open_nodes, options
 
 
-@click.command(epilog=example("tpu lian tpu-us-central1-a-0 all --command='df -h /'"))
+@click.command(epilog=example("tpu vm ssh tpu-us-central1-a-0 all --command='df -h /'"))
 @options(
     NODE_ARGUMENTS,
     click.argument("worker", default="0"),
     click.option("--command", metavar="TEXT", help="Run this command line instead of a shell."),
     click.option("--dry-run", is_flag=True, help="Only print the gcloud command."),
 )
-def lian(
+def ssh(
     name: str,
     zone: str | None,
     project: str | None,
@@ -49,9 +49,9 @@ def lian(
     os.execvp(argv[0], argv)
 
 
-@click.command(epilog=example("tpu test tpu-us-central1-a-0 --python"))
+@click.command(epilog=example("tpu vm shell tpu-us-central1-a-0 --python"))
 @options(NODE_ARGUMENTS, click.option("--python", is_flag=True, help="Python instead of bash."))
-def test(name: str, zone: str | None, project: str | None, python: bool) -> None:
+def shell(name: str, zone: str | None, project: str | None, python: bool) -> None:
     """Run each typed line on every host of a node, with ssh through gcloud; Ctrl-D exits.
 
     Each line runs in a new process and does not see the variables of others.

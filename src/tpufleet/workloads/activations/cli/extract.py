@@ -104,7 +104,9 @@ def extract() -> None:
     "[default: ~/.cache/tpufleet/compile, on CPUs none]",
 )
 @click.option(
-    "--writers", type=COUNT, default=8, show_default=True, help="Threads that hash and write."
+    "--writers",
+    type=COUNT,
+    help="Threads that hash and write.  [default: one for each core, 8 to 32]",
 )
 @click.option("--worker", default="", help="Name of this worker, unique among running workers.")
 @click.option("--quiet", is_flag=True, help="Do not show progress.")
@@ -119,9 +121,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
     from tpufleet.workloads.activations.pipeline import extraction, workers
 
     runtime.initialize()
-    steal, preparers = options["steal_after"], options["preparers"]
-    if preparers is None:
-        preparers = 2 if (os.cpu_count() or 1) >= 8 else 0
+    steal = options["steal_after"]
     settings = extraction.ExtractionSettings(
         compute=options["compute"],
         mesh=meshes.parse_mesh(options["mesh"]),
@@ -131,7 +131,9 @@ def run(context: click.Context, out: str, **options: Any) -> None:
         steal_after=None if steal is None else timedelta(seconds=steal),
         compile_cache=options["compile_cache"],
         name=options["worker"],
-        options=workers.WorkerOptions(preparers=preparers, writers=options["writers"]),
+        options=workers.default_options(
+            os.cpu_count() or 1, preparers=options["preparers"], writers=options["writers"]
+        ),
     )
     storage = open_storage(out)
     screen = None

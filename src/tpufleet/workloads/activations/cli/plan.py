@@ -85,10 +85,10 @@ _PLAN_OPTIONS = (
 )
 @click.option(
     "--batching",
-    type=click.Choice(["bucket", "pack"]),
-    default="bucket",
+    type=click.Choice(["auto", "bucket", "pack"]),
+    default="auto",
     show_default=True,
-    help="Batch samples of similar length, or pack several into a row.",
+    help="Batch samples of similar length, or pack several into a row; auto: pack on GPUs.",
 )
 @click.option(
     "--batch-tokens",

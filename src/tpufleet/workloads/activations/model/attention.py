@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,12 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from tpufleet.errors import BadInput
+from tpufleet.workloads.activations.model import varlen_attention
 
 log = logging.getLogger(__name__)
 
-KERNELS = ("plain", "stepped", "cudnn", "splash")
+KERNELS = ("plain", "stepped", "cudnn", "varlen", "splash")
+GPUS = ("gpu", "cuda")
 # Rows of the score matrix that the plain kernel materializes at a time.
 QUERY_BLOCK = 512
 # Rows per step of the stepped kernel, and the most spans it divides a sequence into. Spans are
@@ -27,6 +29,17 @@ STEP, SPANS = 32, 8
 SCORES = 1 << 20
 # Tokens of the example that a kernel is tested with.
 EXAMPLE_LENGTH = 256
+
+
+class RowLayout(NamedTuple):
+    """Which samples the rows of a batch hold. Without segments each row holds one."""
+
+    segments: Any = None  # [batch, length]: differs between the samples of a row
+    positions: Any = None  # [batch, length]: within the sample; only for the varlen kernel
+    tiles: Any = None  # of `varlen_attention.tile_table`
+
+
+ONE_SAMPLE = RowLayout()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +52,15 @@ class Attention:
     softcap: float | None = None
     mesh: Mesh | None = None
 
-    def __call__(self, query: Any, key: Any, value: Any, segments: Any) -> Any:
+    def layout(self, positions: Any, segments: Any, head_dim: int) -> RowLayout:
+        """What the kernel needs to know about the rows, computed once for all layers."""
+        if self.kernel != "varlen":
+            return RowLayout(segments)
+        packed = segments is not None
+        tiles = varlen_attention.tile_table(positions, head_dim, packed=packed)
+        return RowLayout(segments, positions, tiles)
+
+    def __call__(self, query: Any, key: Any, value: Any, rows: RowLayout = ONE_SAMPLE) -> Any:
         """query [batch, length, heads, dim], key and value with kv_heads; returns query's shape."""
         if self.kernel == "cudnn":
             return jax.nn.dot_product_attention(
@@ -52,6 +73,19 @@ class Attention:
                 local_window_size=None if self.window is None else (self.window - 1, 0),
                 implementation="cudnn",
             )
+        if self.kernel == "varlen":
+            return varlen_attention.varlen_attention(
+                query,
+                key,
+                value,
+                rows.positions,
+                rows.tiles,
+                scale=self.scale,
+                window=self.window,
+                softcap=self.softcap,
+                mesh=self.mesh,
+            )
+        segments = rows.segments
         if self.kernel == "splash":
             return _splash(self, query, key, value, segments)
         if self.kernel == "stepped":
@@ -72,8 +106,11 @@ def choose_kernel(
     """The kernel for these shapes. `unavailable` ones failed their test on this machine."""
     half = jnp.dtype(dtype).itemsize == 2
     fused = half and not packed and softcap is None and head_dim <= 256 and head_dim % 8 == 0
-    if platform in ("gpu", "cuda") and fused and "cudnn" not in unavailable:
+    if platform in GPUS and fused and "cudnn" not in unavailable:
         return "cudnn"
+    tiled = half and head_dim in varlen_attention.HEAD_DIMS
+    if platform in GPUS and tiled and "varlen" not in unavailable:
+        return "varlen"
     # The TPU kernel has no full float32 products.
     tiled = half and length % 128 == 0 and head_dim % 64 == 0
     if platform == "tpu" and tiled and "splash" not in unavailable:
@@ -82,44 +119,79 @@ def choose_kernel(
 
 
 def unavailable_kernels(
-    *, platform: str, dtype: Any, head_dim: int, softcap: float | None, window: int | None
+    *,
+    platform: str,
+    dtype: Any,
+    head_dim: int,
+    softcap: float | None,
+    window: int | None,
+    packed: bool = False,
 ) -> frozenset[str]:
-    """Kernels that would be chosen for a model, but that do not run here or disagree with the
-    plain one on a small example. What libraries support depends on their version and the chip:
-    cuDNN's head_dim is at most 128 before Hopper, and splash's was a multiple of 128."""
-    kernel = choose_kernel(
-        platform=platform,
-        dtype=dtype,
-        head_dim=head_dim,
-        length=EXAMPLE_LENGTH,
-        packed=False,
-        softcap=softcap,
-    )
-    if kernel in ("plain", "stepped"):
-        return frozenset()
-    keys = jax.random.split(jax.random.key(0), 3)
+    """Kernels that would be chosen for a model, but that do not run here or disagree with NumPy on
+    a small example. What libraries support depends on their version and the chip: cuDNN's head_dim
+    is at most 128 before Hopper, and splash's was a multiple of 128."""
+    unavailable: frozenset[str] = frozenset()
+    while True:
+        kernel = choose_kernel(
+            platform=platform,
+            dtype=dtype,
+            head_dim=head_dim,
+            length=EXAMPLE_LENGTH,
+            packed=packed,
+            softcap=softcap,
+            unavailable=unavailable,
+        )
+        if kernel in ("plain", "stepped"):
+            if not (packed and unavailable):
+                return unavailable
+            packed = False  # rows will hold one sample each
+            continue
+        how = Attention(kernel=kernel, scale=head_dim**-0.5, window=None, softcap=softcap)
+        windows = {None} if window is None else {None, min(window, EXAMPLE_LENGTH // 3)}
+        try:
+            for size in windows:
+                gap = example_gap(replace(how, window=size), head_dim, dtype, packed=packed)
+                if not gap <= 0.02:
+                    raise ArithmeticError(f"it differs from plain attention by {gap:.1%}")
+            return unavailable
+        except Exception as error:
+            # Any error: the plain kernel gives the same results, only slower.
+            reason = (str(error) or repr(error)).splitlines()[0]
+            log.warning("%s attention disabled for head_dim %d: %s", kernel, head_dim, reason)
+            unavailable |= {kernel}
+
+
+def example_gap(how: Attention, head_dim: int, dtype: Any, *, packed: bool) -> float:
+    """The relative difference from NumPy on a small example. Only the kernel is compiled."""
+    random = np.random.default_rng(0)
     query, key, value = (
-        jax.random.normal(seed, (1, EXAMPLE_LENGTH, heads, head_dim), dtype)
-        for seed, heads in zip(keys, (4, 2, 2), strict=True)
+        random.standard_normal((1, EXAMPLE_LENGTH, heads, head_dim)).astype(dtype)
+        for heads in (4, 2, 2)
     )
-    windows = {None} if window is None else {None, min(window, EXAMPLE_LENGTH // 2)}
-    try:
-        for size in windows:
-            tried, plain = (
-                Attention(kernel=name, scale=head_dim**-0.5, window=size, softcap=softcap)(
-                    query, key, value, None
-                ).astype(jnp.float32)
-                for name in (kernel, "plain")
-            )
-            gap = jnp.linalg.norm(tried - plain) / jnp.linalg.norm(plain)
-            if not gap <= 0.02:
-                raise ArithmeticError(f"it differs from plain attention by {float(gap):.1%}")
-    except Exception as error:
-        # Any error: the plain kernel gives the same results, only slower.
-        reason = (str(error) or repr(error)).splitlines()[0]
-        log.warning("%s attention disabled for head_dim %d: %s", kernel, head_dim, reason)
-        return frozenset({kernel})
-    return frozenset()
+    starts = [0, EXAMPLE_LENGTH // 3, EXAMPLE_LENGTH // 2 + 1] if packed else [0]
+    segments = np.searchsorted(starts, np.arange(EXAMPLE_LENGTH), side="right")[None] - 1
+    positions = (np.arange(EXAMPLE_LENGTH) - np.array(starts)[segments]).astype(np.int32)
+
+    def attend(query: Any, key: Any, value: Any, positions: Any, segments: Any) -> Any:
+        layout = how.layout(positions, segments if packed else None, head_dim)
+        return how(query, key, value, layout)
+
+    tried = np.float32(jax.jit(attend)(query, key, value, positions, segments.astype(np.int32)))
+    scores = np.einsum(
+        "sngd,tnd->ngst",
+        np.float32(query[0]).reshape(EXAMPLE_LENGTH, 2, 2, head_dim),
+        np.float32(key[0]),
+    )
+    scores = scores * how.scale
+    if how.softcap is not None:
+        scores = np.tanh(scores / how.softcap) * how.softcap
+    distance = np.arange(EXAMPLE_LENGTH)[:, None] - np.arange(EXAMPLE_LENGTH)
+    allowed = (distance >= 0) & (distance < (how.window or EXAMPLE_LENGTH))
+    allowed &= segments[0][:, None] == segments[0]
+    weights = np.exp(np.where(allowed, scores, -np.inf))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    plain = np.einsum("ngst,tnd->sngd", weights, np.float32(value[0])).reshape(tried.shape)
+    return float(np.linalg.norm(tried - plain) / np.linalg.norm(plain))
 
 
 def check_kernel(kernel: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -85,9 +85,11 @@ class Forward:
         stream = jnp.take(params["embed"], tokens, axis=0)
         stream = stream * jnp.asarray(arch.embedding_scale, stream.dtype)
         tables = _rotations(positions, arch)
+        full, _ = self._attentions(stream, packed=segments is not None)
+        rows = full.layout(positions, segments, arch.head_dim)
         outputs: list[Any] = []
         for group in group_layers(self.sites, arch):
-            stream, selected = self._layers(group, params["layers"], stream, tables, segments)
+            stream, selected = self._layers(group, params["layers"], stream, tables, rows)
             outputs += [selected[site] for site in group.sites]
         for name in self._sites_after_layers():
             final = name == Site.FINAL_NORM
@@ -95,33 +97,41 @@ class Forward:
             outputs.append(to_stored_dtype(value[None], self.dtype))
         return tuple(outputs)
 
+    def attention_kernel(self, dtype: Any, *, packed: bool, length: int = 0) -> str:
+        return self.kernel or attention.choose_kernel(
+            platform=self.platform,
+            dtype=dtype,
+            head_dim=self.architecture.head_dim,
+            length=length,
+            packed=packed,
+            softcap=self.architecture.softcap,
+            unavailable=self.unavailable,
+        )
+
+    def _attentions(
+        self, stream: Any, *, packed: bool
+    ) -> tuple[attention.Attention, attention.Attention]:
+        """Attention without and with the window."""
+        arch = self.architecture
+        kernel = self.attention_kernel(stream.dtype, packed=packed, length=stream.shape[1])
+        full = attention.Attention(
+            kernel=kernel, scale=arch.attention_scale, softcap=arch.softcap, mesh=self.mesh
+        )
+        return full, replace(full, window=arch.window)
+
     def _layers(
-        self, group: LayerGroup, layers: Mapping[str, Any], stream: Any, tables: Any, segments: Any
+        self,
+        group: LayerGroup,
+        layers: Mapping[str, Any],
+        stream: Any,
+        tables: Any,
+        rows: attention.RowLayout,
     ) -> tuple[Any, dict[Site, Any]]:
         arch, span = self.architecture, slice(group.first, group.first + group.count)
         local = arch.windowed[span]
         kinds = sorted(set(arch.rope))
         rope_kinds = jnp.asarray([kinds.index(rope) for rope in arch.rope[span]])
-        kernel = self.kernel or attention.choose_kernel(
-            platform=self.platform,
-            dtype=stream.dtype,
-            head_dim=arch.head_dim,
-            length=stream.shape[1],
-            packed=segments is not None,
-            softcap=arch.softcap,
-            unavailable=self.unavailable,
-        )
-        full, windowed = (
-            attention.Attention(
-                kernel=kernel,
-                scale=arch.attention_scale,
-                softcap=arch.softcap,
-                window=window,
-                mesh=self.mesh,
-            )
-            for window in (None, arch.window)
-        )
-
+        full, windowed = self._attentions(stream, packed=rows.segments is not None)
         gate = functools.partial(
             gated_mlp.gated,
             activation=arch.activation,
@@ -132,13 +142,13 @@ class Forward:
         def attend(is_local: Any, query: Any, key: Any, value: Any) -> Any:
             has_effect = arch.window is not None and arch.window < stream.shape[1]
             if not has_effect or not any(local):
-                return full(query, key, value, segments)
+                return full(query, key, value, rows)
             if all(local):
-                return windowed(query, key, value, segments)
+                return windowed(query, key, value, rows)
             return jax.lax.cond(
                 is_local,
-                lambda q, k, v: windowed(q, k, v, segments),
-                lambda q, k, v: full(q, k, v, segments),
+                lambda q, k, v: windowed(q, k, v, rows),
+                lambda q, k, v: full(q, k, v, rows),
                 query,
                 key,
                 value,

@@ -89,6 +89,11 @@ class Engine:
         """Batches must have a multiple of this many rows."""
         return meshes.batch_shards(self.mesh)
 
+    @property
+    def varlen(self) -> bool:
+        """Whether attention of packed rows costs no more than that of their samples."""
+        return self.forward.attention_kernel(self.params["embed"].dtype, packed=True) == "varlen"
+
     def start(self, batch: Batch) -> Callable[[], list[OutputBlock]]:
         """Start a batch; the returned function waits for it and returns this process's rows."""
         stacks = self.compute(batch)
@@ -133,7 +138,9 @@ class Engine:
             if self.mesh.devices.flat[0].platform == "gpu":
                 # Loading a program while another thread records a CUDA graph breaks the graph.
                 future: Future[Any] = Future()
+                began = time.perf_counter()
                 future.set_result(compile_step())
+                self.compile_seconds += time.perf_counter() - began
                 self._programs[key] = future
             else:
                 self._programs[key] = self._compilers.submit(compile_step)
@@ -205,7 +212,7 @@ def use_compile_cache(folder: str | None) -> None:
             return
         folder = COMPILE_CACHE
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def host_memory_kind(mesh: Mesh, memory: str) -> str | None:
@@ -235,41 +242,72 @@ def open_engine(
     devices: list[Any] | None = None,
     kernel: str | None = None,
     memory: str = "auto",
+    packed: bool = False,
+    first_batches: Callable[[Engine], Iterable[Batch]] = lambda engine: (),
 ) -> Engine:
     """Load a model onto `devices`, by default all local ones. `architecture` avoids reading
-    config.json again."""
+    config.json again. `packed`: batches may have several samples in a row. Programs for
+    `first_batches` are compiled while the weights are read."""
     dtypes.check_compute_dtype(compute)
     arch = architecture or architectures.from_folder(folder)
     devices = devices or jax.local_devices()
     mesh = meshes.build_mesh(devices, dict(mesh_sizes or {}), arch)
-    params = weights.load_parameters(
-        folder,
-        arch,
-        depth=sites.layers_needed(site_names, arch),
-        dtype=COMPUTE_DTYPES[compute],
-        mesh=mesh,
-        final_norm=str(sites.Site.FINAL_NORM) in site_names,
-    )
-    forward = decoder.Forward(
+    shaped: dict[str, Any] = {
+        "depth": sites.layers_needed(site_names, arch),
+        "dtype": COMPUTE_DTYPES[compute],
+        "mesh": mesh,
+        "final_norm": str(sites.Site.FINAL_NORM) in site_names,
+    }
+    with ThreadPoolExecutor(1) as threads:
+        loading = threads.submit(weights.load_parameters, folder, arch, **shaped)
+        forward = _forward(
+            arch,
+            site_names,
+            dtype=dtype,
+            compute=compute,
+            mesh=mesh,
+            device=devices[0],
+            kernel=kernel,
+            packed=packed,
+        )
+        engine = Engine(forward, weights.abstract_parameters(arch, **shaped), mesh, memory=memory)
+        engine.compile_ahead(first_batches(engine))
+        engine.params = loading.result()
+    return engine
+
+
+def _forward(
+    arch: architectures.Architecture,
+    site_names: tuple[str, ...],
+    *,
+    dtype: str,
+    compute: str,
+    mesh: Mesh,
+    device: Any,
+    kernel: str | None,
+    packed: bool,
+) -> decoder.Forward:
+    """With the kernels that work on this device."""
+    return decoder.Forward(
         architecture=arch,
         sites=site_names,
         dtype=dtype,
         kernel=kernel,
         unavailable=attention.unavailable_kernels(
-            platform=devices[0].platform,
+            platform=device.platform,
             dtype=COMPUTE_DTYPES[compute],
             head_dim=arch.head_dim,
             softcap=arch.softcap,
             window=arch.window,
+            packed=packed,
         ),
         gate_kernel=gated_mlp.choose_kernel(
-            device=devices[0],
+            device=device,
             dtype=COMPUTE_DTYPES[compute],
             activation=arch.activation,
             biased=arch.mlp_bias,
             mesh=mesh,
         ),
-        platform=devices[0].platform,
+        platform=device.platform,
         mesh=mesh,
     )
-    return Engine(forward, params, mesh, memory=memory)

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from tpufleet.workloads.activations.model import meshes
 
 KERNELS = ("plain", "hopper")
+# The tanh approximation of GELU is x / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))).
+GELU_LINEAR = -2 * (2 / math.pi) ** 0.5
+GELU_CUBIC = 0.044715 * GELU_LINEAR
 HALF = 2  # bytes per element of the dtypes that the kernel supports
 
 
@@ -83,8 +88,8 @@ def choose_kernel(
     """The kernel for this device and model; unsupported shapes fall back to the plain one."""
     unsharded = mesh is None or mesh.shape["fsdp"] == mesh.shape["tensor"] == 1
     is_hopper = getattr(device, "compute_capability", "") == "9.0"
-    supported = activation == "silu" and not biased and jnp.dtype(dtype) == jnp.bfloat16
-    if is_hopper and unsharded and supported and kernel_works():
+    supported = not biased and jnp.dtype(dtype) == jnp.bfloat16
+    if is_hopper and unsharded and supported and kernel_works(activation):
         return "hopper"
     return "plain"
 
@@ -99,17 +104,19 @@ def supports_shape(rows: int, width: int, hidden: int, mesh: Mesh | None = None)
 
 
 @functools.cache
-def kernel_works() -> bool:
-    """Whether the kernel compiles here and agrees with the plain one on a small example. It uses
-    an experimental JAX API that may change."""
-    keys = jax.random.split(jax.random.key(0), 2)
-    values = jax.random.normal(keys[0], (1, 2 * TILING.block, 256), jnp.bfloat16)
-    weight = jax.random.normal(keys[1], (256, 2, 2 * TILING.columns), jnp.bfloat16) / 16
+def kernel_works(activation: str) -> bool:
+    """Whether the kernel compiles here and agrees with NumPy on a small example, which compiles
+    nothing else. It uses an experimental JAX API that may change."""
+    random = np.random.default_rng(0)
+    values = random.standard_normal((1, 2 * TILING.block, 256)).astype(jnp.bfloat16)
+    weight = (random.standard_normal((256, 2, 2 * TILING.columns)) / 16).astype(jnp.bfloat16)
     try:
-        ours = jax.jit(functools.partial(gated, activation="silu", kernel="hopper"))(values, weight)
-        theirs = gated(values, weight, activation="silu")
-        gap = jnp.linalg.norm((ours - theirs).astype(jnp.float32))
-        return bool(gap <= 0.01 * jnp.linalg.norm(theirs.astype(jnp.float32)))
+        kernel = jax.jit(functools.partial(gated, activation=activation, kernel="hopper"))
+        ours = np.float32(kernel(values, weight))
+        gate, up = np.moveaxis(np.einsum("bsd,dcf->bscf", *map(np.float32, (values, weight))), 2, 0)
+        slope = -gate if activation == "silu" else (GELU_LINEAR + GELU_CUBIC * gate**2) * gate
+        theirs = gate * up / (1 + np.exp(slope))
+        return bool(np.linalg.norm(ours - theirs) <= 0.01 * np.linalg.norm(theirs))
     except Exception as error:
         # Any error: the plain kernel gives the same results, only slower.
         logging.getLogger(__name__).warning("fused MLP kernel disabled: %s", error)
@@ -117,16 +124,25 @@ def kernel_works() -> bool:
 
 
 def _hopper_rows(values: Any, weight: Any, *, activation: str) -> Any:
-    assert activation == "silu"
     batch, length, width = values.shape
     flat = hopper_kernel(
-        values.reshape(batch * length, width), weight.reshape(width, -1), tiling=TILING
+        values.reshape(batch * length, width),
+        weight.reshape(width, -1),
+        tiling=TILING,
+        activation=activation,
     )
     return flat.reshape(batch, length, -1)
 
 
-def hopper_kernel(values: Any, weight: Any, *, tiling: Tiling = TILING, **overrides: Any) -> Any:
-    """silu(values @ gate) * (values @ up) of [rows, width] and [width, gate | up].
+def hopper_kernel(
+    values: Any,
+    weight: Any,
+    *,
+    tiling: Tiling = TILING,
+    activation: str = "silu",
+    **overrides: Any,
+) -> Any:
+    """activation(values @ gate) * (values @ up) of [rows, width] and [width, gate | up].
 
     Two thread blocks share each tile of the weights. In a block, two warpgroups multiply 64 rows
     each with a tile of the gate and the same columns of the up projection, while a third warpgroup
@@ -169,6 +185,12 @@ def hopper_kernel(values: Any, weight: Any, *, tiling: Tiling = TILING, **overri
             compute_context=context,
         )
 
+    def power(gate: Any) -> Any:
+        """exp(-2 u), where both activations are x / (1 + exp(-2 u))."""
+        if activation == "silu":
+            return jnp.exp(-gate)
+        return jnp.exp((GELU_LINEAR + GELU_CUBIC * gate * gate) * gate)
+
     def kernel(values: Any, weight: Any, out: Any) -> None:
         def no_op(*_: Any, **__: Any) -> None: ...
 
@@ -201,7 +223,7 @@ def hopper_kernel(values: Any, weight: Any, *, tiling: Tiling = TILING, **overri
                     def _sums(gate: Any, up: Any) -> None:
                         run((gate, up))
                         left, right = gate[...], up[...]
-                        kept = (left * right / (1.0 + jnp.exp(-left))).astype(out.dtype)
+                        kept = (left * right / (1.0 + power(left))).astype(out.dtype)
                         for part in range(wide // tiling.stored):
                             span = slice(part * tiling.stored, (part + 1) * tiling.stored)
                             slot = staging.at[group, part % slots]

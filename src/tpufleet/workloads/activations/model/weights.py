@@ -7,6 +7,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ UNUSED = re.compile(
 # Other types are quantized weights, whose scales are separate tensors.
 WEIGHT_DTYPES = ("BF16", "F16", "F32", "F64")
 SUPPORTED = f"weights must be {', '.join(WEIGHT_DTYPES)}: use a checkpoint that is not quantized"
+BITS = np.uint16  # of a bfloat16
+READERS = 8  # threads that read and transpose layers
 ROOTS = ("model.", "", "model.language_model.", "language_model.model.", "language_model.")
 
 
@@ -57,8 +60,9 @@ def _tensors(path: Path) -> list[shards.Tensor]:
 class ModelCheckpoint:
     """All tensors of a model folder by name, memory-mapped."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, *, as_bits: bool = False):
+        """`as_bits`: bfloat16 weights are read as integers."""
+        self.folder, self._as_bits = folder, as_bits
         self._tensors: dict[str, tuple[Path, shards.Tensor]] = {}
         for path in self.files():
             for tensor in _tensors(path):
@@ -98,8 +102,13 @@ class ModelCheckpoint:
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         path, tensor = self.find(name, shape)
-        kind = dtypes.NUMPY_DTYPES[tensor.dtype]
+        bits = self._as_bits and tensor.dtype == "BF16"
+        kind = BITS if bits else dtypes.NUMPY_DTYPES[tensor.dtype]
         return np.memmap(path, kind, mode="r", offset=tensor.offset, shape=tensor.shape)
+
+    def is_bf16(self) -> bool:
+        """Whether all weights are stored in bfloat16."""
+        return all(tensor.dtype == "BF16" for _, tensor in self._tensors.values())
 
     def digest(self) -> str:
         """Identifies the checkpoint: config.json, names, dtypes, shapes, samples of the bytes."""
@@ -132,27 +141,57 @@ def load_parameters(
     checkpoint = ModelCheckpoint(folder)
     check_weights(checkpoint, arch, depth=depth, final_norm=final_norm)
 
-    def put(name: str, read: Callable[[], np.ndarray]) -> jax.Array:
-        wanted = jnp.float32 if "norm" in name else dtype
-        return meshes.shard_array(
-            read().astype(wanted, copy=False), meshes.parameter_sharding(mesh, name)
-        )
-
-    def stack(name: str, rule: Callable[[ModelCheckpoint, int], np.ndarray]) -> jax.Array:
-        return put(name, lambda: np.stack([rule(checkpoint, n) for n in range(depth)]))
-
+    shapes = parameter_shapes(arch, depth, final_norm, grouped=mesh.shape["tensor"] > 1)
     rules = layer_loaders(arch, grouped=mesh.shape["tensor"] > 1)
-    params: dict[str, Any] = {
-        "embed": put(
-            "embed", lambda: checkpoint.read("embed_tokens.weight", (arch.vocabulary, arch.hidden))
-        ),
-        "layers": {name: stack(name, rule) for name, rule in rules.items()} if depth else {},
-    }
+    # Copies of integers run in parallel; those of bfloat16 hold Python's lock.
+    bits = ModelCheckpoint(folder, as_bits=True) if checkpoint.is_bf16() else checkpoint
+
+    def put(name: str, values: np.ndarray) -> jax.Array:
+        values = values.astype(parameter_dtype(name, dtype), copy=False)
+        return meshes.shard_array(values, meshes.parameter_sharding(mesh, name))
+
+    def stack(name: str) -> jax.Array:
+        wanted = np.dtype(parameter_dtype(name, dtype))
+        stacked = np.empty(shapes["layers"][name], wanted)
+        exact = wanted == jnp.bfloat16 and bits is not checkpoint
+        source, target = (bits, stacked.view(BITS)) if exact else (checkpoint, stacked)
+
+        def fill(layer: int) -> None:
+            target[layer] = rules[name](source, layer)
+
+        list(threads.map(fill, range(depth)))
+        return put(name, stacked)
+
+    with ThreadPoolExecutor(READERS) as threads:
+        embed = checkpoint.read("embed_tokens.weight", (arch.vocabulary, arch.hidden))
+        params: dict[str, Any] = {
+            "embed": put("embed", embed),
+            "layers": {name: stack(name) for name in rules} if depth else {},
+        }
     if final_norm:
-        params["final_norm"] = put(
-            "final_norm", lambda: checkpoint.read("norm.weight", (arch.hidden,))
-        )
+        params["final_norm"] = put("final_norm", checkpoint.read("norm.weight", (arch.hidden,)))
     return params
+
+
+def parameter_dtype(name: str, dtype: Any) -> Any:
+    """Norms are kept in float32."""
+    return jnp.float32 if "norm" in name else dtype
+
+
+def abstract_parameters(
+    arch: Architecture, *, depth: int, dtype: Any, mesh: Mesh, final_norm: bool = False
+) -> dict[str, Any]:
+    """The shapes, types and shardings of `load_parameters`, to compile with."""
+    shapes = parameter_shapes(arch, depth, final_norm, grouped=mesh.shape["tensor"] > 1)
+
+    def one(name: str, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(
+            shape, parameter_dtype(name, dtype), sharding=meshes.parameter_sharding(mesh, name)
+        )
+
+    layers = {name: one(name, shape) for name, shape in shapes["layers"].items() if depth}
+    whole = {name: one(name, shape) for name, shape in shapes.items() if name != "layers"}
+    return {**whole, "layers": layers}
 
 
 def layer_loaders(
@@ -296,7 +335,7 @@ def random_parameters(
     wanted = parameter_shapes(arch, depth, final_norm, grouped=mesh.shape["tensor"] > 1)
 
     def one(name: str, shape: tuple[int, ...], key: Any) -> jax.Array:
-        kind = jnp.float32 if "norm" in name else dtype
+        kind = parameter_dtype(name, dtype)
         make = lambda key: (
             jnp.ones(shape, kind)
             if "norm" in name

@@ -20,6 +20,9 @@ LARGEST_BATCH, SMALLEST_BATCH = 32768, 2048
 INCOMPLETE_SHARE = 0.03
 TOKEN_TILE = 256  # tokens per tile of the device kernels
 PADDING_SEGMENT = -1  # segment id of padding positions
+BATCHINGS = ("auto", "bucket", "pack")
+# Attention of packed rows has a table of fixed size: at most a sample for each so many tokens.
+SHORTEST_MEAN = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +105,23 @@ def rows_for(length: int, batch_tokens: int, row_multiple: int) -> int:
     return rows // step * step or rows
 
 
+def most_samples(length: int) -> int:
+    """The samples that a packed row may hold, its padding counted as one."""
+    return max(length // SHORTEST_MEAN, 2)
+
+
+def resolve_batching(batching: str, buckets: Sequence[int], *, varlen: bool) -> str:
+    """How to batch what is planned as `batching` (BATCHINGS) on these devices. `varlen`: their
+    attention takes packed rows at no more than the cost of the samples."""
+    if batching not in BATCHINGS:
+        raise BadInput(f"batching {batching!r} is not one of {', '.join(BATCHINGS)}")
+    # Samples of one length, and a few longer ones: packing would gain nothing.
+    few = batching == "auto" and len(buckets) <= 2
+    if varlen and batching != "bucket" and not few:
+        return "varlen"
+    return "bucket" if batching == "auto" else batching
+
+
 def make_batches(
     tokens: Sequence[np.ndarray],
     *,
@@ -116,6 +136,10 @@ def make_batches(
     `fill` completes the last batch of each length with shorter samples: less padding where few
     samples are batched together, but the shape that a sample is computed in depends on the others.
 
+    `batching` is "bucket" (rows of similar samples, padded), "pack" (rows of the greatest length,
+    each filled with the samples that fit best) or "varlen" (one long row per device, filled in
+    order: a single shape and hardly any padding, if attention does not pay for the row's length).
+
     The order of samples does not depend on the batch size or the number of devices.
     """
     order = sorted(
@@ -127,11 +151,13 @@ def make_batches(
         )
     if batching == "pack":
         yield from _packed(tokens, order, buckets[-1], batch_tokens, row_multiple)
+    elif batching == "varlen":
+        yield from _varlen(tokens, order, buckets[-1], batch_tokens, row_multiple)
     elif batching == "bucket":
         make = _filled if fill else _bucketed
         yield from make(tokens, order, buckets, batch_tokens, row_multiple)
     else:
-        raise BadInput(f"batching {batching!r} is not one of bucket, pack")
+        raise BadInput(f"batching {batching!r} is not one of bucket, pack, varlen")
 
 
 def _bucketed(
@@ -201,8 +227,37 @@ def _packed(
         yield _pack(tokens, bins[at : at + rows], rows, length)
 
 
+def empty_varlen(buckets: Sequence[int], batch_tokens: int, row_multiple: int) -> Batch:
+    """A batch without samples, of the one shape that `varlen` batches have: to compile it."""
+    length = _varlen_length(buckets[-1], batch_tokens, row_multiple)
+    return _pack([], [[]] * row_multiple, row_multiple, length)
+
+
+def _varlen_length(longest: int, batch_tokens: int, multiple: int) -> int:
+    return -(-max(batch_tokens // multiple, longest) // TOKEN_TILE) * TOKEN_TILE
+
+
+def _varlen(
+    tokens: Sequence[np.ndarray], order: list[int], longest: int, batch_tokens: int, multiple: int
+) -> Iterator[Batch]:
+    """Rows filled in order, so that a unit's samples come in the same order whatever other units
+    share its batches."""
+    length = _varlen_length(longest, batch_tokens, multiple)
+    bins: list[list[int]] = []
+    room = 0
+    for sample in order:
+        if room < len(tokens[sample]) or len(bins[-1]) == most_samples(length) - 1:
+            bins.append([])
+            room = length
+        bins[-1].append(sample)
+        room -= len(tokens[sample])
+    for at in range(0, len(bins), multiple):
+        yield _pack(tokens, bins[at : at + multiple], multiple, length)
+
+
 def _pack(tokens: Sequence[np.ndarray], bins: list[list[int]], rows: int, length: int) -> Batch:
-    batch, positions = (np.zeros((rows, length), np.int32) for _ in range(2))
+    batch = np.zeros((rows, length), np.int32)
+    positions = np.tile(np.arange(length, dtype=np.int32) % TOKEN_TILE, (rows, 1))
     segments = np.full((rows, length), PADDING_SEGMENT, np.int32)
     spans = []
     for row, members in enumerate(bins):
@@ -215,4 +270,6 @@ def _pack(tokens: Sequence[np.ndarray], bins: list[list[int]], rows: int, length
             segments[row, span] = number
             spans.append(SampleSpan(sample=sample, row=row, start=start, length=size))
             start += size
+        # Padding looks like short samples, so that attention spends little on it.
+        positions[row, start:] = np.arange(length - start) % TOKEN_TILE
     return Batch(tokens=batch, positions=positions, segments=segments, spans=tuple(spans))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -18,7 +20,13 @@ from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.inputs import sources, tokenization
 from tpufleet.workloads.activations.io.storage import Storage, translate_disk_errors
 from tpufleet.workloads.activations.model import engines, weights
-from tpufleet.workloads.activations.pipeline import gangs, locations, workers
+from tpufleet.workloads.activations.pipeline import (
+    batches,
+    gangs,
+    locations,
+    preparation,
+    workers,
+)
 from tpufleet.workloads.activations.pipeline.locations import Locations
 from tpufleet.workloads.activations.pipeline.progress_meter import Meter
 
@@ -65,42 +73,66 @@ def run(
         raise BadInput(f"scope {settings.scope!r} is not one of local, global")
     is_gang = settings.scope == "global" and jax.process_count() > 1
     engines.use_compile_cache(settings.compile_cache)
-    engine = engines.open_engine(
-        resolved.model,
-        plan.sites,
-        architecture=resolved.architecture,
-        dtype=plan.dtype,
-        compute=compute,
-        mesh_sizes=settings.mesh,
-        devices=jax.devices() if is_gang else jax.local_devices(),
-        kernel=settings.kernel,
-        memory=settings.memory,
-    )
-    units = _units(storage, plan, settings, jax.process_index() if not is_gang else 0)
-    committed = units.committed()
-    check_compute_dtype(committed.values(), compute)
-    before = sum(len(plan.sample_range(unit)) for unit in committed)
-    meter = Meter(plan, samples_before=before, peak=engine.peak_flops())
-    report = ProgressReporter(on_progress)
+    pool = preparation.PreparerPool(plan, resolved, settings.options.preparers)
+    with closing(pool) as preparers:
+        preparers.start()
+        engine = engines.open_engine(
+            resolved.model,
+            plan.sites,
+            architecture=resolved.architecture,
+            dtype=plan.dtype,
+            compute=compute,
+            mesh_sizes=settings.mesh,
+            devices=jax.devices() if is_gang else jax.local_devices(),
+            kernel=settings.kernel,
+            memory=settings.memory,
+            packed=_batching(plan, varlen=True) == "varlen",
+            first_batches=functools.partial(_known_shapes, plan),
+        )
+        units = _units(storage, plan, settings, jax.process_index() if not is_gang else 0)
+        committed = units.committed()
+        check_compute_dtype(committed.values(), compute)
+        before = sum(len(plan.sample_range(unit)) for unit in committed)
+        meter = Meter(plan, samples_before=before, peak=engine.peak_flops())
+        report = ProgressReporter(on_progress)
 
-    def on_wait(held: Sequence[HeldUnit]) -> None:
-        waiting, meter.waiting_for = bool(meter.waiting_for), held
-        if held or waiting:
-            report(meter)
+        def on_wait(held: Sequence[HeldUnit]) -> None:
+            waiting, meter.waiting_for = bool(meter.waiting_for), held
+            if held or waiting:
+                report(meter)
 
-    coordinator: workers.Coordinator = gangs.SoloCoordinator(
-        units, should_stop, settings.poll, on_wait
-    )
-    if is_gang:
-        coordinator = _gang_coordinator(storage, units, should_stop, settings.poll, on_wait)
-    worker = workers.Worker(
-        storage, plan, resolved, engine, coordinator, meter=meter, options=settings.options
-    )
-    with translate_disk_errors(storage):
-        if is_gang and jax.process_index():
-            return worker.run(report)
-        with workers.HeartbeatThread(units, settings.lease.total_seconds() / 4):
-            return worker.run(report)
+        coordinator: workers.Coordinator = gangs.SoloCoordinator(
+            units, should_stop, settings.poll, on_wait
+        )
+        if is_gang:
+            coordinator = _gang_coordinator(storage, units, should_stop, settings.poll, on_wait)
+        worker = workers.Worker(
+            storage,
+            plan,
+            resolved,
+            engine,
+            coordinator,
+            meter=meter,
+            options=settings.options,
+            preparers=preparers,
+        )
+        with translate_disk_errors(storage):
+            if is_gang and jax.process_index():
+                return worker.run(report)
+            with workers.HeartbeatThread(units, settings.lease.total_seconds() / 4):
+                return worker.run(report)
+
+
+def _batching(plan: plans.ExtractionPlan, *, varlen: bool) -> str:
+    return batches.resolve_batching(plan.batching, preparation.plan_buckets(plan), varlen=varlen)
+
+
+def _known_shapes(plan: plans.ExtractionPlan, engine: engines.Engine) -> Iterable[batches.Batch]:
+    """Empty batches of the shapes that are known before any sample is read."""
+    if _batching(plan, varlen=engine.varlen) != "varlen":
+        return []
+    buckets = preparation.plan_buckets(plan)
+    return [batches.empty_varlen(buckets, plan.batch_tokens, engine.row_multiple)]
 
 
 def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> Locations:

@@ -50,6 +50,14 @@ class BatchedUnits:
         """The number of each unit's first sample, and the number of all samples."""
         return [0, *accumulate(len(unit.samples) for unit in self.units)]
 
+    def last_batches(self) -> list[int]:
+        """The number of the last batch with samples of each unit; -1 if none has."""
+        first, last = self.first_samples(), [-1] * len(self.units)
+        for number, batch in enumerate(self.batches):
+            for span in batch.spans:
+                last[bisect_right(first, span.sample) - 1] = number
+        return last
+
     def stored_samples(
         self, rows: Sequence[frozenset[int]], *, include_skipped: bool
     ) -> list[list[StoredSample]]:
@@ -82,17 +90,22 @@ def _stored(unit: PreparedUnit, order: list[int], include_skipped: bool) -> list
     ]
 
 
+def plan_buckets(plan: plans.ExtractionPlan) -> tuple[int, ...]:
+    return plan.buckets or batches.buckets_up_to(plan.max_length)
+
+
 def batch_units(
     plan: plans.ExtractionPlan,
     units: Sequence[PreparedUnit],
     row_multiple: int,
     *,
+    varlen: bool = False,
     fill: bool = False,
 ) -> BatchedUnits:
     made = batches.make_batches(
         [sample.tokens for unit in units for sample in unit.samples],
-        batching=plan.batching,
-        buckets=plan.buckets or batches.buckets_up_to(plan.max_length),
+        batching=batches.resolve_batching(plan.batching, plan_buckets(plan), varlen=varlen),
+        buckets=plan_buckets(plan),
         batch_tokens=plan.batch_tokens,
         row_multiple=row_multiple,
         fill=fill,
@@ -131,6 +144,7 @@ class PreparerPool:
         processes: int = 0,
     ):
         self._local = None if processes else UnitPreparer(plan, locations)
+        self._processes = processes
         self._pool: Executor
         if processes:
             # Spawned: forking a process that runs JAX's threads can deadlock.
@@ -142,6 +156,12 @@ class PreparerPool:
             )
         else:
             self._pool = ThreadPoolExecutor(1)
+
+    def start(self) -> None:
+        """Start the processes, which takes a second or two, before the first unit."""
+        if self._local is None:
+            for _ in range(self._processes):
+                self._pool.submit(_initialized)
 
     def submit(self, unit: int) -> Future[PreparedUnit]:
         prepare = _prepare if self._local is None else self._local.prepare
@@ -157,6 +177,10 @@ _preparer: UnitPreparer | None = None  # set in the subprocesses of a pool
 def _initialize(plan: bytes, locations: Locations) -> None:
     global _preparer
     _preparer = UnitPreparer(plans.from_json(plan), locations)
+
+
+def _initialized() -> bool:
+    return _preparer is not None
 
 
 def _prepare(unit: int) -> PreparedUnit:

@@ -8,6 +8,7 @@ and writes pieces of several shards at once.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from bisect import bisect_right
 from collections import deque
@@ -57,6 +58,9 @@ class ModelEngine(Protocol):
     @property
     def row_multiple(self) -> int: ...
 
+    @property
+    def varlen(self) -> bool: ...
+
     def start(self, batch: batches.Batch) -> Callable[[], list[engines.OutputBlock]]: ...
 
     def rows(self, count: int) -> frozenset[int]: ...
@@ -88,10 +92,22 @@ class WorkerOptions:
     committers: int = 2  # units flushed and committed concurrently
 
 
+def default_options(
+    cores: int, *, preparers: int | None = None, writers: int | None = None
+) -> WorkerOptions:
+    """For a machine with so many cores. A thread hashes 0.7 GB/s (SHA-256, measured beside an
+    H200), and four layers of a small model are several GB/s."""
+    if preparers is None:
+        preparers = 2 if cores >= 8 else 0
+    return WorkerOptions(preparers=preparers, writers=writers or min(max(cores, 8), 32))
+
+
 # Units that share batches take at most this long, so that little is lost with a worker.
 SHARED_SECONDS = 20.0
 # Incomplete batches are at most this part of the tokens of units that share batches, if longer.
 INCOMPLETE_SHARE = 0.25
+# A smaller part than this is not worth a larger group, which is committed later.
+SMALL_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +142,12 @@ class Worker:
         *,
         meter: Meter | None = None,
         options: WorkerOptions = WorkerOptions(),  # noqa: B008
+        preparers: preparation.PreparerPool | None = None,
     ):
+        """`preparers` that were started earlier; the worker closes them."""
         self._storage, self._plan, self._locations = storage, plan, locations
         self._engine, self._coordinator, self._options = engine, coordinator, options
+        self._preparers = preparers
         self.meter = meter or Meter(plan, peak=engine.peak_flops())
         self._writers: list[unit_writer.UnitWriter] = []  # of the group being written
         self._unfinished: set[unit_writer.UnitWriter] = set()
@@ -137,7 +156,9 @@ class Worker:
     def run(self, on_progress: Callable[[Meter], None] = lambda meter: None) -> Meter:
         """Run until every unit is committed, or until asked to stop."""
         pipeline, options = stages.Pipeline(), self._options
-        preparers = preparation.PreparerPool(self._plan, self._locations, options.preparers)
+        preparers = self._preparers or preparation.PreparerPool(
+            self._plan, self._locations, options.preparers
+        )
         sizes = (1, options.batches_in_flight, options.batches_fetched, 1)
         ready, computed, fetched, written = (stages.StageQueue(pipeline, size) for size in sizes)
         self.meter.attach(
@@ -190,25 +211,37 @@ class Worker:
         while waiting:
             yield group()
 
-    def _shared_units(self) -> int:
-        """How many units share batches: as many as take SHARED_SECONDS at the present rate, and
-        at least so many that incomplete batches are a small part of the work.
+    def _batching(self) -> str:
+        buckets = preparation.plan_buckets(self._plan)
+        return batches.resolve_batching(self._plan.batching, buckets, varlen=self._engine.varlen)
 
-        Processes of one mesh have to form the same groups, and packing places samples beside each
-        other, so that a unit would depend on its group: they take one unit at a time."""
+    def _shared_units(self) -> int:
+        """How many units share batches: so many that incomplete batches hardly matter, as long as
+        those take at most SHARED_SECONDS at the present rate.
+
+        Processes of one mesh have to form the same groups, and packing by size places samples in an
+        order that depends on the group: they take one unit at a time."""
         plan = self._plan
-        if self._coordinator.parts > 1 or plan.batching == "pack":
+        batching = self._batching()
+        if self._coordinator.parts > 1 or batching == "pack":
             return 1
-        fitting = self.meter.units_per_second() * SHARED_SECONDS
-        incomplete = len(plan.buckets) / 2 * plan.batch_tokens
+        shapes = 1 if batching == "varlen" else len(plan.buckets)
+        incomplete = shapes / 2 * plan.batch_tokens
         unit_tokens = plan.estimate.get("tokens", 0) / max(plan.units, 1)
-        needed = incomplete / INCOMPLETE_SHARE / unit_tokens if unit_tokens else 1
-        return max(1, min(int(max(fitting, needed)), self._options.shared_units))
+        fitting = self.meter.units_per_second() * SHARED_SECONDS
+        if unit_tokens:
+            fitting = min(fitting, incomplete / SMALL_SHARE / unit_tokens)
+            fitting = max(fitting, incomplete / INCOMPLETE_SHARE / unit_tokens)
+        return max(1, min(math.ceil(fitting), self._options.shared_units))
 
     def _batch(self, items: list[tuple[Claim, Future[preparation.PreparedUnit]]]) -> _Group:
         units = [future.result() for _, future in items]
         prepared = preparation.batch_units(
-            self._plan, units, self._engine.row_multiple, fill=self._coordinator.parts > 1
+            self._plan,
+            units,
+            self._engine.row_multiple,
+            varlen=self._engine.varlen,
+            fill=self._coordinator.parts > 1,
         )
         return _Group(tuple(claim for claim, _ in items), prepared)
 
@@ -221,7 +254,9 @@ class Worker:
         groups = iter(ready)
         for group in groups:
             self._engine.compile_ahead(group.prepared.batches)
-            for batch in group.prepared.batches:
+            last = group.prepared.last_batches()
+            ended = 0  # units of the group, in order
+            for number, batch in enumerate(group.prepared.batches):
                 if self._coordinator.should_stop():
                     break
                 fetch = self._engine.start(batch)
@@ -229,8 +264,11 @@ class Worker:
                 self.meter.computed(batch, self._engine.flops(batch))
                 self.meter.compiled(self._engine.programs, self._engine.compile_seconds)
                 on_progress(self.meter)
+                while ended < len(last) and last[ended] <= number:
+                    computed.put(_Step(group, unit=ended))
+                    ended += 1
             stop = self._coordinator.should_stop()
-            for unit in range(len(group.claims)):
+            for unit in range(ended, len(group.claims)):
                 computed.put(_Step(group, unit=unit, drop=stop))
             if stop:
                 break
@@ -360,7 +398,12 @@ def _token_rows(
 ) -> list[np.ndarray]:
     """The rows of [rows, length, ...] that hold tokens, without padding and without copying."""
     length = values.shape[1]
-    first, last = spans[0].row - first_row, spans[-1].row - first_row
-    if all(span.length == length for span in spans) and last - first == len(spans) - 1:
-        return [values[first : last + 1].reshape(-1, *values.shape[2:])]
-    return [values[span.row - first_row, span.start : span.start + span.length] for span in spans]
+    flat = values.reshape(-1, *values.shape[2:])
+    pieces: list[list[int]] = []  # [start, end), adjacent ones joined
+    for span in spans:
+        start = (span.row - first_row) * length + span.start
+        if pieces and pieces[-1][1] == start:
+            pieces[-1][1] += span.length
+        else:
+            pieces.append([start, start + span.length])
+    return [flat[start:end] for start, end in pieces]

@@ -1,0 +1,180 @@
+"""Notifications: where a user wants messages to be sent, about what, and what is to be sent."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from tpufleet.errors import BadInput
+
+MAX_CHANNELS = 20  # of a user
+MAX_URL = 2000
+NOBODY = "none"  # in the job field `notify`
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+JOB_RULE = re.compile(rf"{_NAME.pattern}(:[a-z]+(\+[a-z]+)*)?")
+# Deliberately narrow: no quoted local parts, no comments, no line breaks.
+_EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@([A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}")
+
+
+class NotifyOn(StrEnum):
+    END = "end"  # of a job, however it ended
+    FAILURE = "failure"  # of a job
+    RECOVERY = "recovery"  # a job that recovers again and again
+    BUDGET = "budget"  # a warning, or an exhausted budget
+
+
+DEFAULT_EVENTS = (NotifyOn.END, NotifyOn.RECOVERY, NotifyOn.BUDGET)
+
+
+class ChannelKind(StrEnum):
+    WEBHOOK = "webhook"
+    SLACK = "slack"  # and servers that accept the same JSON
+    EMAIL = "email"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NotificationChannel:
+    name: str
+    kind: ChannelKind
+    target: str  # e-mail address, or host of the URL; the URL itself is a secret
+    on: tuple[NotifyOn, ...]
+    sealed: str  # encrypted URL and signing key
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NotificationSettings:
+    owner: str
+    channels: dict[str, NotificationChannel] = field(default_factory=dict)
+
+
+class DeliveryState(StrEnum):
+    PENDING = "pending"
+    SENT = "sent"
+    FAILED = "failed"  # given up
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delivery:
+    """One message to one channel. Its id follows from the event, so that it is queued once."""
+
+    id: str
+    owner: str
+    channel: str
+    subject: str
+    text: str
+    payload: dict[str, str]  # what a webhook gets
+    created_at: datetime
+    due_at: datetime
+    state: DeliveryState = DeliveryState.PENDING
+    tries: int = 0
+    error: str = ""  # of the last try
+    sent_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SmtpSettings:
+    host: str
+    port: int = 587
+    sender: str = ""
+    username: str = ""
+    password_file: str = ""
+    starttls: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NotificationRules:
+    """What the administrator of the server allows."""
+
+    # Hosts and networks that webhooks may reach although they are not on the public internet.
+    allow: tuple[str, ...] = ()
+    email_domains: tuple[str, ...] = ()  # empty: any
+    smtp: SmtpSettings | None = None
+
+
+def parse_rules(config: Mapping[str, Any] | None) -> NotificationRules:
+    """From a config file: {allow: [10.0.0.0/8, hooks.lab], smtp: {host: …, sender: …}}."""
+    known = {"allow", "email_domains", "smtp"}
+    for key in config or {}:
+        if key not in known:
+            raise BadInput(f"notifications: {key}: unknown field; write {', '.join(sorted(known))}")
+    values = dict(config or {})
+    smtp = values.get("smtp")
+    return NotificationRules(
+        allow=_texts(values.get("allow"), "allow"),
+        email_domains=tuple(
+            each.lower() for each in _texts(values.get("email_domains"), "email_domains")
+        ),
+        smtp=None if smtp is None else _smtp(smtp),
+    )
+
+
+def _texts(value: Any, key: str) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise BadInput(f"notifications: {key}: must be a list of texts")
+    for each in value if key == "allow" else ():
+        if re.search(r"[/:]", each) or re.fullmatch(r"[0-9.]+", each):
+            try:
+                ipaddress.ip_network(each)
+            except ValueError as error:
+                raise BadInput(
+                    f"notifications: allow: {each!r} is neither a host name nor a network: {error}"
+                ) from error
+    return tuple(value)
+
+
+def _smtp(value: Any) -> SmtpSettings:
+    types = {"host": str, "port": int, "sender": str, "username": str, "password_file": str,
+             "starttls": bool}  # fmt: skip
+    if not isinstance(value, dict) or not value.get("host"):
+        raise BadInput("notifications: smtp: must have a host")
+    for key, given in value.items():
+        if key not in types:
+            raise BadInput(f"notifications: smtp: {key}: unknown field; write {', '.join(types)}")
+        if not isinstance(given, types[key]):
+            raise BadInput(f"notifications: smtp: {key}: must be {types[key].__name__}")
+    if not _EMAIL.fullmatch(value.get("sender", "")):
+        raise BadInput("notifications: smtp: sender: must be an e-mail address")
+    return SmtpSettings(**value)
+
+
+def check_name(name: str) -> str:
+    if not _NAME.fullmatch(name) or name == NOBODY:
+        raise BadInput(
+            f"channel {name[:40]!r}: use lower-case letters, digits and dashes, at most 40"
+        )
+    return name
+
+
+def check_email(address: str, rules: NotificationRules) -> str:
+    if len(address) > 254 or not _EMAIL.fullmatch(address):
+        raise BadInput(f"{address[:80]!r} is not an e-mail address")
+    domain = address.rpartition("@")[2].lower()
+    if rules.email_domains and domain not in rules.email_domains:
+        allowed = ", ".join(rules.email_domains)
+        raise BadInput(f"e-mail to {domain} is not allowed on this server; allowed: {allowed}")
+    return address
+
+
+def parse_job_rule(written: str) -> tuple[str, tuple[NotifyOn, ...] | None]:
+    """`team` or `team:end+failure`: the channel, and its events (None: as the channel says)."""
+    name, colon, events = written.partition(":")
+    if not colon:
+        return name, None
+    return name, tuple(NotifyOn(each) for each in events.split("+"))
+
+
+def job_rule_error(written: str) -> str | None:
+    name, colon, events = written.partition(":")
+    if not _NAME.fullmatch(name):
+        return f"{written[:40]!r} is not the name of a channel; `tpu notify` lists yours"
+    unknown = [each for each in events.split("+") if each not in set(NotifyOn)] if colon else []
+    if unknown:
+        return f"{unknown[0][:40]!r} is not an event; write {', '.join(NotifyOn)}"
+    return None

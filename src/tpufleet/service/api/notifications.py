@@ -1,0 +1,90 @@
+"""Channels that the notifications of a user go to, and what was sent."""
+
+from __future__ import annotations
+
+from tpufleet.model.api_types import ChannelPage, CreatedChannel, DeliveryPage, NewChannel
+from tpufleet.model.audit import AuditAction
+from tpufleet.model.notifications import Delivery, NotificationChannel
+from tpufleet.model.users import Role
+from tpufleet.service.audit import AuditSubject
+from tpufleet.service.notifications import channels
+from tpufleet.service.routing import ApiCall, Router
+
+router = Router()
+
+
+def _audit_put(call: ApiCall) -> AuditSubject:
+    new = call.parse_body(NewChannel)  # its address may be a secret
+    return AuditSubject(
+        action=AuditAction.PUT_CHANNEL, target=call.path_param("name"), detail=str(new.kind)
+    )
+
+
+@router.route(
+    "GET",
+    "/notifications",
+    role=Role.VIEWER,
+    summary="List your channels for notifications, without their secrets",
+    response=ChannelPage,
+)
+def list_channels(call: ApiCall) -> ChannelPage:
+    return ChannelPage(channels=channels.listed(call.store, call.user.name))
+
+
+@router.route(
+    "PUT",
+    "/notifications/{name}",
+    role=Role.MEMBER,
+    summary="Add or replace a channel; returns the signing key of a webhook once",
+    body=NewChannel,
+    response=CreatedChannel,
+    audit=_audit_put,
+)
+def put_channel(call: ApiCall) -> CreatedChannel:
+    call.components.outbox.begin()
+    return channels.put(
+        call.store,
+        call.components.channel_secrets,
+        call.components.deps.notifications,
+        call.user.name,
+        call.path_param("name"),
+        call.parse_body(NewChannel),
+    )
+
+
+@router.route(
+    "DELETE",
+    "/notifications/{name}",
+    role=Role.MEMBER,
+    summary="Delete a channel",
+    response=NotificationChannel,
+    audit=lambda call: AuditSubject(
+        action=AuditAction.DELETE_CHANNEL, target=call.path_param("name")
+    ),
+)
+def delete_channel(call: ApiCall) -> NotificationChannel:
+    return channels.delete(call.store, call.user.name, call.path_param("name"))
+
+
+@router.route(
+    "POST",
+    "/notifications/{name}/test",
+    role=Role.MEMBER,
+    summary="Send a test message to a channel",
+    response=Delivery,
+)
+def test_channel(call: ApiCall) -> Delivery:
+    queued = channels.queue_test(call.store, call.user.name, call.path_param("name"), call.now)
+    call.components.outbox.wake()
+    return queued
+
+
+@router.route(
+    "GET",
+    "/deliveries",
+    role=Role.VIEWER,
+    summary="Notifications of the last days, newest first",
+    response=DeliveryPage,
+)
+def list_deliveries(call: ApiCall) -> DeliveryPage:
+    return DeliveryPage(deliveries=channels.history(call.store, call.user.name))

@@ -1,0 +1,32 @@
+"""`tpu completion`."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from tpufleet.views.cli.output import json_option, print_result
+from tpufleet.views.cli.registry import COMPLETION_VARIABLE
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command(
+    epilog='\b\nExamples:\n  eval "$(tpu completion bash)"     # in ~/.bashrc\n'
+    '  eval "$(tpu completion zsh)"      # in ~/.zshrc, after compinit\n'
+    "  tpu completion fish > ~/.config/fish/completions/tpu.fish\n",
+)
+@click.argument("shell", type=click.Choice(SHELLS))
+@json_option
+@click.pass_context
+def completion(context: click.Context, shell: str, as_json: bool) -> None:
+    """Print the completion script of SHELL.
+
+    It completes commands, options, and the names of your jobs, TPU types, pools and zones. Names of
+    jobs and pools come from the server, which is given one second to answer.
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None, "click knows these shells"
+    writer = kind(context.find_root().command, {}, "tpu", COMPLETION_VARIABLE)
+    script = writer.source_template % writer.source_vars()
+    print_result({"shell": shell, "script": script}, script, as_json)

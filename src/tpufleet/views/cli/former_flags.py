@@ -1,0 +1,127 @@
+"""Flags of `run`, `resume` and `rerun` of the job manager that this program replaces: what each one
+means today. A hint names today's spelling."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+import click
+
+from tpufleet.views.cli.registry import HintedUsageError
+
+# `name=value` before `--`, and the option that it is now.
+RUN_VALUES = {
+    "dir": "--dir",
+    "tag": "--tag",
+    "rule": "--rule",
+    "ssn": "--note",
+    "pm": "--reuse",
+    "pool": "--pool",
+}
+RUN_FLAGS = {
+    "-q": "--detach",
+    "-p": "--spot",
+    "-pre": "--spot",
+    "-n": "--on-demand",
+    "-norm": "--on-demand",
+}
+# Not needed any more, and why.
+DROPPED = {
+    "-f": "a slice runs one job at a time",
+    "-apply": "a preempted slice is replaced without a question",
+    "-auto": "a free slice is chosen",
+    "--auto": "a free slice is chosen",
+    "-no-tag": "notes do not become tags",
+    "-ssn": "pass --note TEXT",
+    "--ssn": "pass --note TEXT",
+    "--log-stage": "TPUFLEET_STAGE is set for every attempt",
+    "--register": "slices are recorded when they are requested",
+    "user": "your token says who you are",
+    "id": "your token says who you are",
+}
+RESUBMIT_VALUES = {"tpu": "--type", "ka": "--type"}
+_WINDOW = re.compile(r"(-?w|window)=.*")
+_PAIR = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+
+
+def run_arguments(args: list[str], with_value: Collection[str]) -> list[str]:
+    """Former words before `--` as options of today; words after it belong to the command, and words
+    after an option `with_value` to that."""
+    if "--" not in args:
+        words = args[1:]
+        if words and all(_is_former(word) for word in words):
+            shown = " ".join([*args[:1], *_options(words)])
+            raise HintedUsageError(f"no command to run\n  next: tpu run {shown} -- python train.py")
+        return args
+    at = args.index("--")
+    before, taken = [], False
+    for position, word in enumerate(args[:at]):
+        value_of_option = position > 0 and args[position - 1] in with_value
+        if position == 0 or value_of_option or not _is_former(word):
+            before.append(word)
+        else:
+            before += _options([word])
+            taken = True
+    if taken:
+        _hint("run", [*before, "-- …"])
+    return [*before, *args[at:]]
+
+
+def _is_former(word: str) -> bool:
+    return word in RUN_FLAGS or word in DROPPED or _PAIR.fullmatch(word) is not None
+
+
+def _options(words: list[str]) -> list[str]:
+    options: list[str] = []
+    for word in words:
+        pair = _PAIR.fullmatch(word)
+        name, value = (pair[1], pair[2]) if pair else (word, "")
+        if name in DROPPED:
+            click.echo(f"hint: {word} is not needed: {DROPPED[name]}", err=True)
+        elif pair is None:
+            options.append(RUN_FLAGS[word])
+        elif name == "monitor":
+            options += ["--detach"] if value.lower() in ("false", "0") else []
+        elif name in RUN_VALUES:
+            options += [RUN_VALUES[name], value]
+        else:
+            options += ["--config", word]
+    return options
+
+
+def resubmit_arguments(verb: str, args: list[str]) -> list[str]:
+    """`tpu=v4-32` is the type, not an argument of the command."""
+    translated: list[str] = []
+    for position, word in enumerate(args):
+        if word == "--":
+            return [*translated, *args[position:]]
+        if _WINDOW.fullmatch(word):
+            raise HintedUsageError(
+                f"{word}: jobs have names and ids instead of windows\n"
+                f"  next: `tpu jobs` lists them, `tpu {verb} JOB`"
+            )
+        name, equals, value = word.partition("=")
+        if equals and name in RESUBMIT_VALUES:
+            translated += [RESUBMIT_VALUES[name], value]
+            _hint(verb, [*translated, "…"])
+        else:
+            translated.append(word)
+    return translated
+
+
+def _hint(verb: str, words: list[str]) -> None:
+    click.echo(f"hint: this is now `tpu {verb} {' '.join(words)}`", err=True)
+
+
+class FormerRunFlags(click.Command):
+    """Accepts them besides its own options."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        with_value = {
+            name
+            for option in self.params
+            if isinstance(option, click.Option) and not option.is_flag
+            for name in option.opts
+        }
+        return super().parse_args(context, run_arguments(args, with_value))

@@ -1,0 +1,91 @@
+"""Flags of `run`, `resume` and `rerun` of the former job manager, before `--`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.views.job_scenarios import end_job
+from tpufleet.model.jobs import JobState
+from tpufleet.views.cli.former_flags import DROPPED
+
+
+def spec_of(tpu, *words: str) -> dict:
+    printed = tpu.ok("run", "v5e-16", *words, "--dry-run", "--json", "--", "python", "train.py")
+    return json.loads(printed)["jobs"][0]["spec"]
+
+
+@pytest.mark.parametrize(
+    ("word", "field", "value"),
+    [
+        ("tag=sweep", "tags", ["sweep"]),
+        ("rule=pre", "rule", "pre"),
+        ("ssn=with dropout", "notes", "with dropout"),
+        ("-p", "capacity", ["spot"]),
+        ("-pre", "capacity", ["spot"]),
+        ("-n", "capacity", ["on-demand"]),
+        ("-norm", "capacity", ["on-demand"]),
+        ("lr=0.1", "command", ["python", "train.py", "--config.training.learning_rate=0.1"]),
+        ("config.x=a=b", "command", ["python", "train.py", "--config.x=a=b"]),
+    ],
+)
+def test_a_flag_is_todays_option(tpu, word, field, value):
+    assert spec_of(tpu, word)[field] == value
+
+
+def test_the_permission_bits_are_todays_reuse(tpu):
+    assert spec_of(tpu, "pm=01", "pool=lab")["reuse"] == ["own-finished"]
+    assert spec_of(tpu, "pm=31", "pool=lab")["reuse"] == [
+        "own-failed", "others-failed", "own-finished",
+    ]  # fmt: skip
+
+
+def test_a_directory_by_number(tpu, tmp_path):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / "train.py").write_text("pass\n")
+    tpu.ok("dir", "set", str(folder), "2")
+    printed = tpu.ok("run", "v5e-16", "dir=2", "--dry-run", "--json", "--", "python", "train.py")
+    assert json.loads(printed)["jobs"][0]["files"] == 1
+
+
+@pytest.mark.parametrize("word", ["-q", "monitor=False"])
+def test_without_a_monitor_run_returns_at_once(tpu, word):
+    assert "submitted" in tpu.ok("run", "v5e-16", word, "--", "true")
+
+
+@pytest.mark.parametrize("word", sorted(DROPPED))
+def test_a_flag_that_is_not_needed_is_explained(tpu, word):
+    given = word if word.startswith("-") else f"{word}=x"
+    answer = tpu("run", "v5e-16", given, "--dry-run", "--", "true")
+    assert answer.exit_code == 0
+    assert f"hint: {given} is not needed: {DROPPED[word]}" in answer.stderr
+
+
+def test_values_of_options_and_the_command_are_left_alone(tpu):
+    spec = spec_of(tpu, "--env", "tag=x", "--spot", "tag=y")
+    assert spec["env"] == {"tag": "x"} and spec["tags"] == ["y"]
+    printed = tpu.ok("run", "v5e-16", "--dry-run", "--json", "--", "./run.sh", "tag=x", "-q")
+    assert json.loads(printed)["jobs"][0]["spec"]["command"] == ["./run.sh", "tag=x", "-q"]
+
+
+def test_without_a_command_the_whole_line_of_today_is_shown(tpu):
+    refused = tpu("run", "v5e-16", "dir=1", "tag=x")
+    assert refused.exit_code == 2
+    assert "next: tpu run v5e-16 --dir 1 --tag x -- python train.py" in refused.stderr
+
+
+@pytest.mark.parametrize("verb", ["resume", "rerun"])
+@pytest.mark.parametrize("word", ["tpu=v4-32", "ka=v4-32"])
+def test_another_tpu_is_another_type(world, tpu, verb, word):
+    world.submit("job-1", name="train")
+    end_job(world, "job-1", JobState.FAILED)
+    row = tpu.json(verb, "train", word, "--detach")
+    assert row["accelerator"] == "v4-32"
+
+
+@pytest.mark.parametrize("word", ["window=3", "-w=3", "w=3"])
+def test_a_window_leads_to_the_list_of_jobs(tpu, word):
+    refused = tpu("resume", word)
+    assert refused.exit_code == 2 and "`tpu jobs` lists them" in refused.stderr
