@@ -1,10 +1,11 @@
 """Create the pictures in the docs: run commands in a real terminal (tmux) and draw its screen.
 
-    .venv/bin/python scripts/pictures.py [demo | tutorial | top | compare | page | notebook]
+    .venv/bin/python scripts/pictures.py [demo | tutorial | gke | top | compare | page | notebook]
 
-`demo` draws docs/demo.svg; `tutorial` follows docs/tutorial.md and draws docs/pictures; `top` draws
-`tpu top` on the server that is running; `compare`, `page` and `notebook` show the lab of
-`page_pictures.py`. Needs tmux, Chromium for the last two, and the environment of `./test`.
+`demo` draws docs/demo.svg; `tutorial` follows docs/tutorial.md and `gke` docs/gke-environment.md,
+and both draw docs/pictures; `top` draws `tpu top` on the server that is running; `compare`, `page`
+and `notebook` show the lab of `page_pictures.py`. Needs tmux, Chromium for the last two, OpenTofu for
+`gke`, and the environment of `./test`.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ STEPS = 2000  # as in the tutorial: long enough to take the slice away by hand
 PREEMPT_AT = 100
 
 
-def screen_after(command: str) -> str:
+def screen_after(command: str, folder: Path) -> str:
     """The screen of a terminal, with colours, after the command has exited."""
     shell = f"clear; {command}; sleep 1; {shlex.join(TMUX)} wait-for -S done; sleep 60"
     size = ("-x", str(WIDTH), "-y", str(HEIGHT))
     start = (*TMUX, "-f", "/dev/null", "new-session", "-d", *size, "sh", "-c", shell)
-    subprocess.run(start, check=True, cwd=ROOT)
+    subprocess.run(start, check=True, cwd=folder)
     try:
         subprocess.run((*TMUX, "wait-for", "done"), check=True, timeout=TIMEOUT_SECONDS)
         capture = (*TMUX, "capture-pane", "-e", "-p", "-S", "-")
@@ -65,17 +66,17 @@ def draw(screen: str, title: str, target: Path) -> None:
     print(f"wrote {target.relative_to(ROOT)}")
 
 
-def picture(command: str, target: Path, expected: str) -> None:
-    screen = screen_after(f"{shlex.quote(str(TPU))} {command}")
+def picture(command: str, target: Path, expected: str, folder: Path = ROOT) -> None:
+    screen = screen_after(f"{shlex.quote(str(TPU))} {command}", folder)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", screen)
     if expected not in plain:
         sys.exit(f"`tpu {command}` does not show {expected!r}:\n{plain}")
     draw(screen, f"tpu {command}", target)
 
 
-def tpu(*arguments: str) -> str:
+def tpu(*arguments: str, folder: Path = ROOT) -> str:
     return subprocess.run(
-        [TPU, *arguments], check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [TPU, *arguments], check=True, cwd=folder, stdout=subprocess.PIPE, text=True
     ).stdout
 
 
@@ -151,9 +152,21 @@ def draw_from_lab(name: str) -> None:
         {"page": page_pictures.draw_page, "notebook": page_pictures.draw_notebook}[name]()
 
 
+def draw_gke() -> None:
+    """An environment that is planned and applied, against the emulated Google Cloud."""
+    pictures = DOCS / "pictures"
+    with tempfile.TemporaryDirectory(prefix="tpufleet-") as name:
+        folder = Path(name)
+        tpu("cluster", "init", "--project", "my-project", "--zone", "us-central1-a", folder=folder)
+        picture("cluster plan --rehearse", pictures / "cluster-plan.svg", "USD/hour idle", folder)
+        apply = "cluster apply --rehearse --yes 2>&1 | tail -n 20"
+        picture(apply, pictures / "cluster-apply.svg", "applied 58 changes", folder)
+
+
 SETS: dict[str, Callable[[], None]] = {
     "demo": draw_demo,
     "tutorial": draw_tutorial,
+    "gke": draw_gke,
     "top": draw_top,
     **{name: partial(draw_from_lab, name) for name in ("compare", "page", "notebook")},
 }

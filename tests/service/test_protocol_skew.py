@@ -40,6 +40,8 @@ def has_all_of(new: object, old: object) -> bool:
     """Every field of the old message with its value, at any depth."""
     if isinstance(new, dict) and isinstance(old, dict):
         return all(name in new and has_all_of(new[name], old[name]) for name in old)
+    if isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
+        return all(map(has_all_of, new, old))
     return new == old
 
 

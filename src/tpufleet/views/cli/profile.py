@@ -65,7 +65,7 @@ class ProfiledHost:
 @json_option
 def profile(job: str, seconds: float, host: str, folder: Path | None, as_json: bool) -> None:
     """Record a `jax.profiler` trace of a running JOB and write it to a folder that TensorBoard
-    reads. The job goes on meanwhile.
+    reads. The job continues meanwhile.
 
     The program must call `tpufleet.runtime.initialize()`, or be started as
     `python -m tpufleet.runtime.profiled PROGRAM.py`.

@@ -1,0 +1,124 @@
+"""The image of the server in a real container: non-root, read-only, quick to start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.polling import wait_until
+from tpufleet.testbed.kubernetes.image import builder, sbom
+
+PROGRAMS = ("containerd", "ctr", "runc", "debootstrap")
+pytestmark = [
+    pytest.mark.scale,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not all(map(shutil.which, PROGRAMS)),
+        reason=f"needs root and {', '.join(PROGRAMS)}",
+    ),
+]
+USER = 65532
+CONFIG = """
+version = 2
+root = "{folder}/root"
+state = "{folder}/state"
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+  address = "{folder}/containerd.sock"
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Engine:
+    """A containerd of our own."""
+
+    folder: Path
+
+    def ctr(self, *arguments: str) -> str:
+        command = ["ctr", "--address", str(self.folder / "containerd.sock"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    (tmp_path / "config.toml").write_text(CONFIG.format(folder=tmp_path))
+    with (tmp_path / "containerd.log").open("wb") as log:
+        command = ["containerd", "--config", str(tmp_path / "config.toml")]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        wait_until((tmp_path / "containerd.sock").exists, 60, "containerd listens")
+        yield Engine(folder=tmp_path)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_the_server_starts_within_two_seconds_without_root_on_a_read_only_disk(engine):
+    image = builder.build(arguments={"REQUIREMENTS": builder.VARIANTS["server"]})
+    purls = {part["purl"] for part in sbom.bill_of_materials(image)["components"]}
+    assert any(purl.startswith("pkg:pypi/starlette@") for purl in purls)
+    assert any(purl.startswith("pkg:deb/debian/libc6@") for purl in purls)
+    assert not any(purl.startswith("pkg:pypi/jax@") for purl in purls)
+
+    archive, work, port = engine.folder / "image.tar", engine.folder / "work", free_port()
+    with archive.open("wb") as out:
+        image.write(out)
+    engine.ctr("images", "import", str(archive))
+    work.mkdir()
+    os.chown(work, USER, USER)
+    engine.ctr(
+        "run", "--detach", "--read-only", "--net-host",
+        "--mount", f"type=bind,src={work},dst=/work,options=rbind:rw",
+        "--mount", "type=tmpfs,dst=/tmp,options=mode=1777",
+        "--env", "TPUFLEET_HOME=/work/state",
+        image.reference, "server", "tpu", "serve", "--listen", f"127.0.0.1:{port}",
+    )  # fmt: skip
+    try:
+        (pid,) = [
+            int(line.split()[1])
+            for line in engine.ctr("tasks", "ls").splitlines()
+            if line.startswith("server ")
+        ]
+
+        def answers() -> bool:
+            try:
+                return urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz").status == 200
+            except urllib.error.URLError:
+                return False
+
+        wait_until(answers, 120, "the server answers")
+        process = psutil.Process(pid)
+        used = process.cpu_times()
+        # Of the CPU, so that other programs on the machine do not count.
+        assert used.user + used.system < 2.0
+        assert process.uids().real == USER
+        assert "ro," in next(
+            line.split()[5] + ","
+            for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+            if line.split()[4] == "/"
+        )
+        print(f"\nimage {sum(layer.size for layer in image.layers) / 1e6:.0f} MB, "
+              f"started in {used.user + used.system:.2f} s of CPU")  # fmt: skip
+    finally:
+        engine.ctr("tasks", "kill", "--signal", "SIGKILL", "server")
+        wait_until(lambda: "RUNNING" not in engine.ctr("tasks", "ls"), 60, "it has ended")
+        engine.ctr("tasks", "delete", "server")
+        engine.ctr("containers", "delete", "server")
