@@ -4,8 +4,8 @@
 
 `demo` draws docs/demo.svg; `tutorial` follows docs/tutorial.md and `gke` docs/gke-environment.md,
 and both draw docs/pictures; `top` draws `tpu top` on the server that is running; `compare`, `page`
-and `notebook` show the lab of `page_pictures.py`. Needs tmux, Chromium for the last two, OpenTofu for
-`gke`, and the environment of `./test`.
+and `notebook` show the lab of `page_pictures.py`. Needs tmux, Chromium for the last two, OpenTofu
+for `gke`, and the environment of `./test`.
 """
 
 from __future__ import annotations

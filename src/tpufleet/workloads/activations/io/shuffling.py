@@ -172,5 +172,7 @@ def _join(parts: Sequence[RowBatch]) -> RowBatch:
 def _take(rows: RowBatch, numbers: np.ndarray) -> RowBatch:
     return RowBatch(
         {site: values[numbers] for site, values in rows.values.items()},
-        *(rows[n][numbers] for n in (1, 2, 3)),
+        tokens=rows.tokens[numbers],
+        positions=rows.positions[numbers],
+        samples=rows.samples[numbers],
     )
