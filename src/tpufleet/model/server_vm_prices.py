@@ -1,9 +1,9 @@
-"""What a VM for the server costs: list prices in us-central1, in dollars.
+"""About what a VM for the server costs: list prices in us-central1, in dollars, for an estimate.
 
-Sources: https://cloud.google.com/compute/vm-instance-pricing (E2 at 0.0218 per vCPU hour and 0.0029
-per GB hour; e2-micro, e2-small and e2-medium are billed as 0.25, 0.5 and 1 vCPU),
+E2 at 0.0218 per vCPU hour and 0.0029 per GB hour; e2-micro, e2-small and e2-medium are billed as
+0.25, 0.5 and 1 vCPU. Other regions cost up to a third more. Today's prices:
+https://cloud.google.com/compute/vm-instance-pricing,
 https://cloud.google.com/compute/disks-image-pricing, https://cloud.google.com/vpc/network-pricing.
-Other regions cost up to a third more.
 """
 
 from __future__ import annotations
