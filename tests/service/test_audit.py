@@ -21,7 +21,7 @@ EXPLAINED_BY_EVENTS = {
     "PATCH /preferences",
     "POST /jobs", "POST /jobs/{ref}/cancel", "POST /jobs/{ref}/resume", "POST /jobs/{ref}/rerun",
     "DELETE /jobs/{ref}/files", "POST /archive", "POST /unarchive", "POST /purge",
-    "PUT /snapshots/{digest}",
+    "PUT /snapshots/{digest}", "POST /notifications/{name}/test",
 }  # fmt: skip
 CANARY = "a-secret-value"
 

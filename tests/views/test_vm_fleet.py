@@ -243,7 +243,7 @@ def test_listing_without_zones_is_rejected_without_a_call(cloud):
 )
 def test_invalid_names_and_zones_are_rejected_without_a_call(cloud, args):
     answer = cloud.tpu(*args)
-    assert answer.exit_code == 2 and answer.stderr.startswith("error: ")
+    assert answer.exit_code == 2 and answer.stderr.splitlines()[-1].startswith("error: ")
     assert cloud.emulator.service.calls == []
 
 

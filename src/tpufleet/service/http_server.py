@@ -83,6 +83,7 @@ def make_server(
             # uvicorn only calls it. TLS is ours, so that its handshakes are limited too.
             http=connection,  # type: ignore[arg-type]
             ws="none",
+            loop="asyncio",  # with uvloop, which uvicorn prefers if it is there, handshakes hang
             backlog=limits.backlog,
             access_log=False,
             log_config=None,

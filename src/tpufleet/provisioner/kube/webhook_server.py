@@ -77,6 +77,7 @@ class WebhookServer:
     def _server_config(self, settings: AdmissionSettings) -> uvicorn.Config:
         config = uvicorn.Config(
             create_app(settings),
+            loop="asyncio",
             access_log=False,
             log_config=None,
             lifespan="off",

@@ -3,19 +3,17 @@ each one means today. Only data, because `tpu --help` must respond at once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Renamed:
+class Renamed(NamedTuple):
     """Runs today's command, after a hint that names it."""
 
     arguments: tuple[str, ...]
     note: str = ""  # what is different
 
 
-@dataclass(frozen=True, slots=True)
-class Unsupported:
+class Unsupported(NamedTuple):
     """Answers what to use instead."""
 
     reason: str

@@ -10,8 +10,7 @@ import importlib
 import os
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -24,8 +23,7 @@ PACKAGE = "tpufleet.views.cli"
 COMPLETION_VARIABLE = "_TPU_COMPLETE"  # set by the completion scripts that click writes
 
 
-@dataclass(frozen=True, slots=True)
-class LazyCommand:
+class LazyCommand(NamedTuple):
     help: str  # its line in `tpu --help`
     target: str  # `module:attribute` below PACKAGE
 

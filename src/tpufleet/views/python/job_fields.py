@@ -31,6 +31,9 @@ class JobFields(TypedDict, total=False):
     tags: Sequence[str]
     notes: str
     metrics: Mapping[str, str]
+    notify: str | Sequence[str]
+    reuse: str | Sequence[str]
+    require_reservation: bool
     max_cost: float
     max_hours: float
     python: str
