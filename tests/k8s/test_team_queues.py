@@ -72,9 +72,11 @@ class Teams:
 
     def close(self) -> None:
         self.kubectl.run("delete", "namespace", self.red, self.blue, "--wait=false")
+        # The next test has a cohort of the same name: what is applied to one that is being deleted
+        # goes with it.
         for name in (self.red, self.blue):
-            self.kubectl.run("delete", "clusterqueue", name, "--wait=false")
-        self.kubectl.run("delete", "cohort", queues.SHARED_COHORT, "--wait=false")
+            self.kubectl.run("delete", "clusterqueue", name, "--timeout=100s")
+        self.kubectl.run("delete", "cohort", queues.SHARED_COHORT, "--timeout=100s")
 
 
 @pytest.fixture
