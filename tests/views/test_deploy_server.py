@@ -21,6 +21,7 @@ import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
+from tests.polling import wait_until
 from tests.views.cli_runner import Tpu
 from tests.views.emulated_cloud import Cloud
 from tpufleet.model import bootstrap
@@ -222,6 +223,7 @@ def test_a_server_is_deployed_used_repeated_and_deleted(cloud, machine, tmp_path
     assert again.exit_code == 0 and "tpufleet-server exists" in again.stderr, again.stderr
     machine.boot()  # a reboot keeps certificates, state and token
     machine.wait()
+    wait_until(lambda: laptop("jobs").exit_code == 0, describe=machine.log)
     assert laptop.json("jobs")["jobs"] == []
     assert machine.calls.read_text().count("mkfs") == 1
 

@@ -155,6 +155,8 @@ class TopApp(App[None]):
         self._show_bars()
 
     def _show_bars(self) -> None:
+        if not self.query("#bar"):
+            return  # the screen is being closed
         bar = Text(no_wrap=True, overflow="ellipsis")
         for at, tab in enumerate(Tab):
             style = "reverse bold" if tab is self._tab else ""
