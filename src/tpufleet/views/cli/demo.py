@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -63,6 +64,7 @@ def demo(
     no cloud and no server, and leaves nothing behind.
     """
     _require_jax()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: leave nothing behind
     with _working_folder(folder, keep) as home, _control_plane(home) as client:
         run = _DemoRun(client, slices=2 if multislice else 1, notice=notice, as_json=as_json)
         context.exit(0 if run.run() else 1)
