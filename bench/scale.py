@@ -256,7 +256,7 @@ def measures(setup: str, figures: Figures, options: argparse.Namespace) -> list[
         Measure(name="heartbeat p50", ours=percentile(beats, 50), unit="ms"),
         Measure(name="heartbeats", ours=figures.per_second, unit="heartbeats/s"),
         Measure(name="heartbeat interval", ours=figures.interval, unit="s"),
-        Measure(name="heartbeats that connected anew", ours=figures.reconnects, unit=""),
+        Measure(name="heartbeats on a new connection", ours=figures.reconnects, unit=""),
         Measure(name="failed calls", ours=len(figures.errors), unit="", goal=0),
         Measure(name="memory of the largest server", ours=figures.memory, unit="MB", goal=1000),
         Measure(name="CPU of servers and database", ours=figures.cores, unit="cores", goal=2),

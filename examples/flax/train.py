@@ -87,7 +87,7 @@ def made_up_tokens(seed: int, vocabulary: int, count: int = 100_000) -> np.ndarr
 
 
 def batches(source: Windows, here: runtime.Context, batch: int, seed: int) -> Iterator[np.ndarray]:
-    """What this process reads: every n-th window of each epoch, shuffled anew in each."""
+    """What this process reads: every n-th window of each epoch, each epoch in another order."""
     windows = grain.MapDataset.source(source).shuffle(seed)[here.process_id :: here.num_processes]
     return iter(windows.repeat().batch(batch // here.num_processes).to_iter_dataset())
 

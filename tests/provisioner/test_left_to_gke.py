@@ -8,26 +8,12 @@ import pytest
 
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
-from tests.provisioner.harness import ProvisionerHarness
 from tpufleet.errors import ProviderUnavailable
 from tpufleet.provisioner.kube import label_keys
 from tpufleet.provisioner.kube.pool_events import LEFT_TO_GKE
 
 MINUTE = timedelta(minutes=1)
 COVERED = {"tpu-v5-lite-podslice": 64}
-
-
-@pytest.fixture
-def make():
-    harnesses = []
-
-    def one(**settings):
-        harnesses.append(ProvisionerHarness(**settings))
-        return harnesses[-1]
-
-    yield one
-    for harness in harnesses:
-        harness.close()
 
 
 def test_a_pod_that_selects_a_compute_class_is_left_to_gke(make):

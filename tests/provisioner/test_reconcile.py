@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
 from tests.provisioner import builders
-from tests.provisioner.harness import ProvisionerHarness
 from tpufleet.errors import ProviderUnavailable
 from tpufleet.provisioner.gke.node_pools import MockNodePools
 from tpufleet.provisioner.kube import label_keys
@@ -20,19 +19,6 @@ from tpufleet.provisioner.settings import NodeNetwork
 
 MINUTE = timedelta(minutes=1)
 SECONDS = timedelta(seconds=1)
-
-
-@pytest.fixture
-def make():
-    harnesses = []
-
-    def one(**settings):
-        harnesses.append(ProvisionerHarness(**settings))
-        return harnesses[-1]
-
-    yield one
-    for harness in harnesses:
-        harness.close()
 
 
 def test_a_pool_is_created_and_deleted_within_five_seconds_of_the_end(make):

@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
-from tests.provisioner.harness import ProvisionerHarness
 from tpufleet.provisioner.kube import label_keys, pool_events
 from tpufleet.provisioner.settings import ProvisionerBudget
 
@@ -17,17 +16,9 @@ TTL = 10 * MINUTE
 
 
 @pytest.fixture
-def make():
-    harnesses = []
-
-    def one(**settings):
-        settings = {"warm_pool_ttl": TTL, **settings}
-        harnesses.append(ProvisionerHarness(simulate_nodes=True, **settings))
-        return harnesses[-1]
-
-    yield one
-    for harness in harnesses:
-        harness.close()
+def make(make):
+    """With warm pools, and nodes that appear."""
+    return lambda **settings: make(simulate_nodes=True, **{"warm_pool_ttl": TTL, **settings})
 
 
 def tied(name):

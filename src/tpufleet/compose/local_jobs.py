@@ -1,4 +1,4 @@
-"""As whom jobs run on the provider `local`, which runs them on the server's own machine."""
+"""The user that jobs on the provider `local` run as. They run on the server's own machine."""
 
 from __future__ import annotations
 

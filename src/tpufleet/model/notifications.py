@@ -14,7 +14,7 @@ from tpufleet.errors import BadInput
 
 MAX_CHANNELS = 20  # of a user
 MAX_URL = 2000
-NOBODY = "none"  # in the job field `notify`
+NO_CHANNELS = "none"  # in the job field `notify`
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 JOB_RULE = re.compile(rf"{_NAME.pattern}(:[a-z]+(\+[a-z]+)*)?")
 # Deliberately narrow: no quoted local parts, no comments, no line breaks.
@@ -147,7 +147,7 @@ def _smtp(value: Any) -> SmtpSettings:
 
 
 def check_name(name: str) -> str:
-    if not _NAME.fullmatch(name) or name == NOBODY:
+    if not _NAME.fullmatch(name) or name == NO_CHANNELS:
         raise BadInput(
             f"channel {name[:40]!r}: use lower-case letters, digits and dashes, at most 40"
         )

@@ -76,5 +76,5 @@ class CapacityRefusal:
         return f"{self.provider}|{self.zone}|{self.accelerator}|{self.capacity}"
 
     def holds(self, now: datetime) -> bool:
-        """One from the future does not: the clock was set back, and nobody knows how old it is."""
+        """One from the future does not: the clock was set back, and its age is unknown."""
         return self.refused_at <= now < self.until

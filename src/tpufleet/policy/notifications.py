@@ -10,7 +10,7 @@ from tpufleet.model.budgets import BudgetScope
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.jobs import ENDED_STATES, Job, JobState
 from tpufleet.model.notifications import (
-    NOBODY,
+    NO_CHANNELS,
     Delivery,
     DeliveryState,
     NotificationChannel,
@@ -85,7 +85,7 @@ def channels(
     for written in job.spec.notify:
         name, events = parse_job_rule(written)
         channel = settings.channels.get(name)
-        if name != NOBODY and channel is not None and wanted & set(events or channel.on):
+        if name != NO_CHANNELS and channel is not None and wanted & set(events or channel.on):
             chosen.append(channel)
     return chosen
 

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 _RESEND_AFTER = timedelta(seconds=10)  # a change that the controller has not applied is sent again
-# Longer than any heartbeat interval: otherwise hosts would be missed, and be told to report more
+# Longer than any heartbeat interval: otherwise hosts would be missed, and be asked to report more
 # often. Rows of hosts that are gone are deleted.
 _COUNT_WINDOW = liveness.AGENT_LEASE
 # In a large fleet, how long heartbeats wait for others that are read with them: a thread and three

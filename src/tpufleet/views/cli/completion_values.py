@@ -129,7 +129,7 @@ def _asked(kind: str, ask: Callable[[FleetClient], Candidates]) -> Candidates:
         except FleetError:
             return next(_remembered(file, USABLE_SECONDS), ())
         _remember(file, answer)
-    except (FleetError, OSError):  # a shell must not print errors while somebody types
+    except (FleetError, OSError):  # a shell must not print errors on the command line being typed
         return ()
     return answer
 
