@@ -36,7 +36,11 @@ case "$(basename "$0") $*" in
   "blkid "*) [[ -e "$CALLS.formatted" ]] ;;
   "mkfs"*) touch "$CALLS.formatted" ;;
   "systemctl restart"*)
-    if [[ -e "$CALLS.pid" ]]; then kill "$(cat "$CALLS.pid")" 2>/dev/null; fi
+    if [[ -e "$CALLS.pid" ]]; then
+      pid="$(cat "$CALLS.pid")"
+      kill "$pid" 2>/dev/null
+      while grep -q '^State:.[^Z]' "/proc/$pid/status" 2>/dev/null; do sleep 0.1; done
+    fi
     unit="$TPUFLEET_ROOT/etc/systemd/system/tpufleet-server.service"
     here() { sed "s#/var/lib/#$TPUFLEET_ROOT/var/lib/#g; s#/opt/#$TPUFLEET_ROOT/opt/#g"; }
     mapfile -t environment < <(sed -n 's/^Environment=//p' "$unit" | here)

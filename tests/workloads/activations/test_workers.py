@@ -328,9 +328,11 @@ def test_a_failing_stage_stops_the_run_with_its_own_error(make):
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
 @pytest.mark.parametrize("operation", ["staging", "upload", "create", "replace"])
-def test_a_full_or_broken_disk_ends_a_run_with_a_message(make, operation, code, model_folder):
+def test_a_full_or_broken_disk_ends_a_run_with_a_message(
+    make, operation, code, model_folder, monkeypatch
+):
     class Broken(LocalFolder):
-        """Fails once this run has started."""
+        """Fails once the model is loaded."""
 
         def __getattribute__(self, name):
             if name == operation and runs:
@@ -339,8 +341,11 @@ def test_a_full_or_broken_disk_ends_a_run_with_a_message(make, operation, code, 
 
     runs: list[bool] = []
     folder = make(f"{operation}-{code}")
-    with pytest.raises(FleetError, match=r"continue with `tpu extract run .*`"):
-        extraction.run(Broken(folder.path), settings(), on_progress=lambda meter: runs.append(True))
+    again = r"continue with `tpu extract run .*`"
+    with monkeypatch.context() as patch, pytest.raises(FleetError, match=again):
+        run = workers.Worker.run
+        patch.setattr(workers.Worker, "run", lambda *args: (runs.append(True), run(*args))[1])
+        extraction.run(Broken(folder.path), settings())
     extraction.run(folder, settings(lease=timedelta(seconds=0.1)))
     assert verification.verify(folder).intact
 
