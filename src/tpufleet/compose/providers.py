@@ -60,14 +60,14 @@ def _provider(name: str, settings: Config, store: Store) -> Provider:
         plan = fault_plan.load(plan_file) if plan_file.exists() else fault_plan.NO_FAULTS
         hidden = _private_paths(settings)
         contained = local_jobs.containment_of_jobs(settings, hidden)
-        local_jobs.report(contained)
-        everyone, members = local_jobs.users_of_jobs(settings, contained)
+        everyone, members = local_jobs.users_of_jobs(contained)
         return LocalProvider(
             settings.data / "local",
             plan=plan,
             hidden=hidden,
             job_user=everyone,
             member_job_user=members,
+            jobs=local_jobs.report(contained),
         )
     raise BadInput(
         f"providers: {name} is enabled but not configured\n"
