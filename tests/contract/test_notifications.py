@@ -95,6 +95,7 @@ def test_a_lost_connection_is_replaced_and_everything_announced_again(url, pair)
     wait_until(lambda: heard.changes == [StoreChange.EVENTS], 10)
 
 
+@pytest.mark.slow
 def test_a_restart_of_the_database_costs_no_announcement():
     """A real Postgres is stopped and started while one server listens and another commits."""
     database = OwnPostgres()
