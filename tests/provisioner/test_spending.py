@@ -33,6 +33,9 @@ IMPOSSIBLE = {
     "spot without a toleration": ({"node_selector": {label_keys.SPOT: "true"}}, "toler"),
     "4 Ti of memory": (requests(memory="4Ti"), "memory"),
     "500 CPUs": (requests(cpu="500"), "cpu"),
+    # GKE reserves some of each node.
+    "all memory of the machine": (requests(memory="192Gi"), "memory; a node of ct5lp-hightpu-4t"),
+    "all CPUs of the machine": (requests(cpu="112"), "cpu; a node of ct5lp-hightpu-4t has 111"),
 }
 LEFT_TO_GKE = {"node_selector": {label_keys.COMPUTE_CLASS: "tpus"}}
 # Known only to the scheduler, once there are nodes.
@@ -71,7 +74,7 @@ def test_a_pool_that_its_pod_does_not_fit_is_deleted_and_not_bought_again(harnes
 
 
 def test_a_late_device_plugin_is_awaited(harness):
-    harness.simulated.device_plugin_delay = 5 * MINUTE
+    harness.gke.device_plugin_delay = 5 * MINUTE
     harness.submit()
     harness.advance(8 * MINUTE)
     assert len(harness.gke.created) == 1
@@ -118,7 +121,7 @@ def test_over_many_jobsets_no_more_pools_are_bought_than_needed(harness):
     ]  # fmt: skip
     needed = misfits = 0
     for batch in range(25):
-        harness.simulated.device_plugin_delay = chosen.choice([0, 20, 90]) * timedelta(seconds=1)
+        harness.gke.device_plugin_delay = chosen.choice([0, 20, 90]) * timedelta(seconds=1)
         names = [f"job-{batch}-{number}" for number in range(20)]
         for name in names:
             kind = chosen.choice(kinds)
@@ -143,7 +146,7 @@ def spend(harness, seed, batches):
     misfits = [pod for pod, _ in MISFITS.values()]
     needed = failures = 0
     for batch in range(batches):
-        harness.simulated.device_plugin_delay = chosen.choice([0, 20, 90]) * SECOND
+        harness.gke.device_plugin_delay = chosen.choice([0, 20, 90]) * SECOND
         sold_out = chosen.random() < 0.3
         harness.gke.stock = {(ZONE, "ct5lp-hightpu-4t"): 8} if sold_out else {}
         for _ in range(chosen.choice([0, 0, 1, 2])):
