@@ -82,6 +82,46 @@ def test_a_late_device_plugin_is_awaited(harness):
     assert "NodePoolDeletionStarted" not in harness.events.reasons()
 
 
+def test_a_pool_that_another_job_used_for_long_is_not_a_misfit(harness):
+    """The scheduler takes up to ten seconds to see that it is free: it backs off."""
+    single = {"node_selector": {label_keys.TOPOLOGY: "2x2"}}
+    harness.gke.stock = {(ZONE, "ct5lp-hightpu-4t"): 1}
+    harness.submit("first", **single)
+    harness.reconcile(5)
+    harness.submit("other", **single)
+    harness.pod_list.reverse()  # the scheduler places it first
+    harness.advance(20 * MINUTE)
+    assert [pod["status"]["phase"] for pod in harness.pod_list] == ["Running", "Pending"]
+    harness.end("other")
+    for _ in range(5):  # before the scheduler looks again
+        harness.clock.advance(2 * SECOND)
+        harness.provisioner.reconcile()
+        harness.provisioner.collect_results(timeout=60)
+    harness.advance(MINUTE)
+    assert [pod["status"]["phase"] for pod in harness.pod_list] == ["Running"]
+    assert not any("does not fit" in text for _, _, text in harness.events.recorded)
+
+
+def test_a_spare_pool_whose_chips_come_late_is_not_a_misfit(harness):
+    """Its own Job runs on another pool, whose Job waits for it."""
+    single = {"node_selector": {label_keys.TOPOLOGY: "2x2"}}
+    harness.gke.device_plugin_delay = 4 * MINUTE
+    harness.submit("first", **single)
+    harness.reconcile(5)
+    harness.submit("other", **single)
+    harness.pod_list.reverse()
+    for _ in range(300):  # the scheduler looks every ten seconds
+        harness.clock.advance(2 * SECOND)
+        harness.gke.advance()
+        if _ % 5 == 0:
+            harness.simulated.schedule(harness.pod_list)
+        harness.provisioner.reconcile()
+        harness.provisioner.collect_results(timeout=60)
+    assert [pod["status"]["phase"] for pod in harness.pod_list] == ["Running"] * 2
+    assert len(harness.gke.created) == 2
+    assert not any("does not fit" in text for _, _, text in harness.events.recorded)
+
+
 def test_a_recreated_jobset_that_fits_gets_a_pool_at_once(harness):
     harness.submit(**MISFITS["another extended resource"][0])
     harness.reconcile(60, every=20 * SECOND)

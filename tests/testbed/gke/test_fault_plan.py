@@ -53,7 +53,7 @@ INVALID = {
     "zone of stock": ("stock: {us-central1: {}}", "stock: 'us-central1' is not a zone"),
     "machine": (
         "stock: {us-central1-a: {ct6e-standart-4t: 0}}",
-        "stock.us-central1-a: unknown machine type 'ct6e-standart-4t'; did you mean ct6e-standard-4t",
+        "stock.us-central1-a: unknown machine type 'ct6e-standart-4t'; did you mean ct6e-standard",
     ),
     "kind": (
         "stock: {us-central1-a: {ct5p-hightpu-4t: {spto: 0}}}",
