@@ -185,7 +185,7 @@ def test_tensorboard_reads_the_folders_of_several_jobs_in_a_bucket(tmp_path, mon
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
             try:
                 wait_until(
-                    lambda: served_runs(port) == ["other", "train-files"],
+                    lambda: served_runs(port) == ["other/.", "train-files/."],
                     90,
                     lambda: f"{served_runs(port)}",
                 )
