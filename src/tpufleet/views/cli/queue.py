@@ -127,7 +127,7 @@ def retry(jobs: tuple[str, ...], as_json: bool) -> None:
     """Try again at once to get the slices of each JOB, without waiting for the backoff.
 
     For example after you repaired the firewall, raised the quota or granted a role. If the request
-    is refused again, the backoff goes on.
+    is refused again, the backoff continues.
     """
     with connection.connect() as client:
         rows = [client.retry_in_queue(job) for job in jobs]
