@@ -131,6 +131,27 @@ def test_what_fails_on_the_vm_is_told(cloud, machine):
     )
 
 
+def test_roles_that_the_account_of_the_vm_lacks_are_told_first(cloud, tmp_path):
+    """As in a new project whose organisation grants default accounts nothing."""
+    state = cloud.emulator.project.state
+    state.account_roles.clear()
+    answer = cloud.tpu("deploy", "server")
+    for role in ("roles/tpu.admin", "roles/iam.serviceAccountUser", "roles/storage.objectUser"):
+        assert (
+            "next: gcloud projects add-iam-policy-binding my-project --member=serviceAccount:"
+            f"1-compute@developer.gserviceaccount.com --role={role}\n"
+        ) in answer.stderr
+    state.account_roles |= {"roles/tpu.admin", "roles/storage.objectUser"}
+    assert cloud.tpu("deploy", "server").stderr.count("next: gcloud") == 1
+
+
+def test_without_the_compute_api_nothing_is_built(cloud):
+    cloud.emulator.project.state.disabled_apis.add("compute.googleapis.com")
+    answer = cloud.tpu("deploy", "server", "--yes")
+    assert answer.exit_code == 1 and "packages for Python" not in answer.stderr
+    assert "gcloud services enable compute.googleapis.com --project my-project" in answer.stderr
+
+
 def test_a_missing_permission_is_told_with_the_role(cloud):
     cloud.emulator.project.compute.state.denied = True
     answer = cloud.tpu(

@@ -117,6 +117,11 @@ def server(
         return
     if not as_json:
         _show_plan(plan, price, settings.project, settings.zone, False)
+    grants = vm.check_access()
+    if grants:
+        output.print_status("warning: the service account of the VM lacks roles of a server")
+        for grant in grants:
+            output.print_status(f"  next: {grant}")
     _confirm("Create it?", yes)
     folder = config.home / "deployed" / name
     token = _token(folder, deployment.new_token)
