@@ -144,6 +144,7 @@ def test_the_checksum_is_that_of_the_standard():
     assert crc32c(b"123456789") == 0xE3069283  # RFC 3720, B.4
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_the_event_files(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     file = EventFile(tmp_path, START)

@@ -162,7 +162,14 @@ def test_the_job_of_a_member_does_not_see_the_files_of_other_jobs(server):
     assert {path.read_text() for path in found()} == {"secret\n"}
 
 
-@pytest.mark.parametrize("end", ["cancel", "stop --all", "release"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "cancel",
+        pytest.param("stop --all", marks=pytest.mark.slow),
+        pytest.param("release", marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_of_a_job_is_left(server, tmp_path, end):
     beat = tmp_path / "beat"
     writer = f"i=0; while [ $i -lt 1200 ] && date > {beat}; do i=$((i+1)); sleep 0.05; done"
