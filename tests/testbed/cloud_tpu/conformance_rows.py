@@ -434,6 +434,12 @@ CATALOG_ROWS = (
         lambda w: w.client.list_locations({"name": "projects/p"}).locations,
         check=lambda found: {"us-central1-a", "us-central2-b", "us-south1-ai1b"}
         <= {each.location_id for each in found}),
+    Row("API: not enabled in the project", "service-usage/docs/enabled-service",
+        lambda w: (w.disable_api(), w.client.list_nodes(parent=PARENT, retry=None)),
+        exceptions.PermissionDenied, "has not been used in project"),
+    Row("API: enabled", "service-usage/docs/enabled-service",
+        lambda w: (w.disable_api(), w.enable_api(), list(w.client.list_nodes(parent=PARENT)))[-1],
+        check=lambda nodes: nodes == []),
     Row("location", PROTO, lambda w: w.client.get_location({"name": PARENT}),
         check=lambda found: (found.name, found.location_id) == (PARENT, ZONE)),
     Row("location: not found", PROTO,
