@@ -333,6 +333,9 @@ class FleetClient:
     def hold_in_queue(self, ref: str) -> JobRow:
         return self._transport.call("POST", f"/queue/{job_segment(ref)}/hold", JobRow)
 
+    def retry_in_queue(self, ref: str) -> JobRow:
+        return self._transport.call("POST", f"/queue/{job_segment(ref)}/retry", JobRow)
+
     def release_in_queue(self, ref: str) -> JobRow:
         return self._transport.call("POST", f"/queue/{job_segment(ref)}/release", JobRow)
 
