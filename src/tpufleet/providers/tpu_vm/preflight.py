@@ -25,6 +25,7 @@ API = "tpu.googleapis.com"
 PERMISSIONS = {
     "roles/tpu.admin": (
         "tpu.nodes.create", "tpu.nodes.delete", "tpu.nodes.get", "tpu.nodes.list",
+        "tpu.nodes.update",
         "tpu.queuedResources.create", "tpu.queuedResources.delete", "tpu.queuedResources.list",
     ),
 }  # fmt: skip
