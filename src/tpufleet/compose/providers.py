@@ -113,6 +113,16 @@ def _tpu_vm(settings: Config, store: Store) -> Provider:
     return TpuVmProvider(parsed, fleet=fleet_id(store), folder=settings.data / "tpu-vm")
 
 
+def run_emulated_startup_script(endpoint: str, node: str) -> None:
+    """On the hosts of an emulated node, which has no ssh."""
+    try:
+        from tpufleet.providers.tpu_vm import fault_injection
+    except ImportError as error:
+        raise _no_client(error) from error
+    body = json.dumps({"node": node}).encode()
+    fault_injection.call_admin(endpoint, "RunStartupScript", body)
+
+
 def manual_nodes(
     settings: Config, project: str | None, report: Callable[[str], None]
 ) -> ManualNodes:
