@@ -87,8 +87,7 @@ def write_units(storage: Storage, plan: plans.ExtractionPlan) -> float:
     """Write and commit all units as a worker does at its defaults. Returns the seconds."""
     plans.write(storage, plan)
     options = workers.default_options(os.cpu_count() or 1)
-    block = np.random.default_rng(0).integers(0, 255, LENGTH * WIDTH * 2, np.uint8)
-    rows = block.view(dtypes.stored_dtype("bf16")).reshape(LENGTH, WIDTH)
+    rows = np.random.default_rng(0).normal(size=(LENGTH, WIDTH)).astype(dtypes.stored_dtype("bf16"))
     pool = shard_writer.WriterPool(options.writers, options.backlog)
     uploader = shard_writer.WriterPool(options.upload_streams, 2 * options.upload_streams)
     own = unit_records.Units(storage, count=plan.units, worker="bench")

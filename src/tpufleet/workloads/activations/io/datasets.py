@@ -12,9 +12,10 @@ import numpy as np
 from tpufleet.errors import NotFound
 from tpufleet.runtime.units import Commit, Units
 from tpufleet.workloads.activations import plans
-from tpufleet.workloads.activations.io import dtypes, shards, zstd_shards
+from tpufleet.workloads.activations.io import dtypes, shards, site_statistics, zstd_shards
 from tpufleet.workloads.activations.io.shuffling import shuffled_batches as shuffled_batches
 from tpufleet.workloads.activations.io.shuffling import shuffled_rows as shuffled_rows
+from tpufleet.workloads.activations.io.site_statistics import SiteStatistics
 from tpufleet.workloads.activations.io.storage import Storage, open_storage
 
 
@@ -93,6 +94,31 @@ class Dataset:
         if metadata is None:
             raise NotFound(f"sample {sample} has no metadata; run `tpu extract verify`")
         return metadata
+
+    def statistics(self) -> dict[str, SiteStatistics]:
+        """Of each site, over the rows committed so far; without those of units that an older
+        version wrote, which have none."""
+        files = [file for unit in self.commits for file in self.files(unit)]
+        return {
+            site: site_statistics.combine(
+                SiteStatistics(**file.statistics[site]) for file in files if site in file.statistics
+            )
+            for site in self.sites
+        }
+
+    def mean(self, site: str) -> np.ndarray:
+        """The mean of each dimension of a site [width], over the rows committed so far."""
+        if site not in self.plan.sites:
+            raise self.missing_site_error(site)
+        total, rows = np.zeros(self.plan.widths[site]), 0
+        for unit in self.commits:
+            for file in self.files(unit):
+                if finite := file.statistics.get(site, {}).get("finite_rows", 0):
+                    mean = self._raw(file, site + shards.MEAN, 0, self.plan.widths[site])
+                    total, rows = total + finite * mean.astype(np.float64), rows + finite
+        if not rows:
+            raise NotFound(f"no statistics of {site}: no rows, or written by an older version")
+        return (total / rows).astype(np.float32)
 
     def missing_site_error(self, site: str) -> NotFound:
         stored = ", ".join(self.plan.sites)

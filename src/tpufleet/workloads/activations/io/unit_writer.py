@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,13 @@ import numpy as np
 from tpufleet.errors import BadInput
 from tpufleet.runtime.units import Claim
 from tpufleet.workloads.activations import plans
-from tpufleet.workloads.activations.io import dtypes, shard_writer, shards, zstd_shards
+from tpufleet.workloads.activations.io import (
+    dtypes,
+    shard_writer,
+    shards,
+    site_statistics,
+    zstd_shards,
+)
 from tpufleet.workloads.activations.io.storage import Storage
 
 SUFFIX = ".safetensors"
@@ -125,7 +131,20 @@ class _ShardPart:
         self.uploaded: Future[dict[str, Any]] | None = None
         self._tables = _tables(samples)
         tensors = _tensors(plan, self._tables, self.rows)
-        self._missing = {t.name: self.rows for t in tensors if t.name not in self._tables}
+        self._missing = {
+            tensor.name: self.rows
+            for tensor in tensors
+            if tensor.name not in self._tables and not tensor.name.endswith(shards.MEAN)
+        }
+        submit = (executor or shard_writer.InlineWriter()).submit
+        self._statistics = {
+            site: site_statistics.StatisticsGatherer(
+                plan.widths[site], dtypes.bytes_per_row(plan.widths[site], plan.dtype), submit
+            )
+            for site in plan.sites
+        }
+        self._unscaled: dict[str, list[np.ndarray]] = {}  # int8 rows that wait for their scales
+        self._scaled = plan.dtype == "int8"
         self._target = shard_writer.DraftFile(draft) if draft else shard_writer.MemoryFile()
         self._writer: shard_writer.ShardWriter
         if plan.compression == "zstd":
@@ -143,6 +162,13 @@ class _ShardPart:
     def append(self, site: str, parts: Sequence[np.ndarray]) -> None:
         self._writer.append(site, *parts)
         self._missing[site] -= sum(map(len, parts))
+        name = site.removesuffix(shards.SCALE)
+        if not self._scaled:
+            self._statistics[name].add(parts)
+        elif name == site:
+            self._unscaled.setdefault(name, []).extend(parts)
+        else:
+            self._statistics[name].add(self._unscaled.pop(name), parts)
 
     @property
     def complete(self) -> bool:
@@ -151,7 +177,12 @@ class _ShardPart:
     def finish(self) -> dict[str, Any]:
         for name, values in self._tables.items():
             self._writer.append(name, values)
-        file = self._writer.finish()
+        statistics = {}
+        for site, gatherer in self._statistics.items():
+            gathered, mean = gatherer.finish()
+            statistics[site] = gathered.to_json()
+            self._writer.append(site + shards.MEAN, mean)
+        file = replace(self._writer.finish(), statistics=statistics)
         if isinstance(self._target, shard_writer.DraftFile):
             self._storage.upload(self._target.path, self._name)
         else:
@@ -210,6 +241,8 @@ def _tensors(
     ]
     for site in plan.sites:
         tensors.append(shards.Tensor(name=site, dtype=stored, shape=(rows, plan.widths[site])))
+        mean = site + shards.MEAN
+        tensors.append(shards.Tensor(name=mean, dtype="F32", shape=(plan.widths[site],)))
         if plan.dtype == "int8":
             tensors.append(shards.Tensor(name=site + shards.SCALE, dtype="F32", shape=(rows,)))
     return tensors
