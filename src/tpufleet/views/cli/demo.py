@@ -202,11 +202,11 @@ def _control_plane(home: Path) -> Iterator[FleetClient]:
     for name in [name for name in os.environ if name.startswith("TPUFLEET_")]:
         del os.environ[name]
     os.environ["TPUFLEET_HOME"] = str(home)
-    os.environ["TPUFLEET_CONFIG"] = str(home / "no-config.yaml")
-    client = connection.connect(start=True, announce=False)  # it is stopped with the demo
+    os.environ["TPUFLEET_CONFIG"] = os.devnull
     try:
-        yield client
+        # It is stopped with the demo.
+        with connection.connect(start=True, announce=False) as client:
+            yield client
     finally:
-        client.close()
         serve.stop_server(home)
         delete_local_slices(home)

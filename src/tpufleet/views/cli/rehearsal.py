@@ -28,6 +28,7 @@ def run(document: dict[str, Any], accelerator: str) -> int:
             "TPUFLEET_HOME": str(root / "state"),
             "TPUFLEET_CONFIG": str(root / "config.yaml"),
         }
+        (root / "config.yaml").touch()
         emulator = subprocess.Popen(
             [*PROGRAM, "emulator", "--listen", "127.0.0.1:0", "--speed", SPEED],
             env=environ,
