@@ -109,6 +109,27 @@ def test_each_problem_comes_with_the_command_that_fixes_it(
     assert f"next: {failed[name]['fix']}" in printed.stdout and printed.exit_code == 1
 
 
+@pytest.mark.parametrize(
+    ("service", "name"),
+    [
+        ("cloudresourcemanager.googleapis.com", "project"),
+        ("cloudquotas.googleapis.com", "quota v5e-16 us-central1-a"),
+        ("compute.googleapis.com", "network"),
+    ],
+)
+def test_an_api_that_the_checks_need_is_named_with_its_command(tmp_path, emulator, service, name):
+    """In a new project most of them are not enabled."""
+    emulator.project.state.disabled_apis.add(service)
+    answer = json.loads(
+        tpu(tmp_path, emulator)("check", "cloud", "--type", "v5e-16", "--json").stdout
+    )
+    [check] = [each for each in answer["checks"] if each["name"] == name]
+    assert (check["status"], check["message"]) == (
+        "warning", f"cannot be checked: {service} is not enabled",
+    )  # fmt: skip
+    assert check["fix"] == f"gcloud services enable {service} --project my-project"
+
+
 def test_without_a_bucket_the_user_is_warned(tmp_path, emulator):
     answer = tpu(tmp_path, emulator, bucket="").json("check", "cloud")
     [bucket] = [each for each in answer["checks"] if each["name"] == "bucket"]

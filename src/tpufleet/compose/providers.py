@@ -178,7 +178,7 @@ def google_rest(settings: TpuVmSettings) -> GoogleRest:
     root = ""
     if settings.emulated:
         root = json.loads(fault_injection.call_admin(settings.endpoint, "ProjectApi"))["url"]
-    return GoogleRest(root)
+    return GoogleRest(root, settings.project)
 
 
 def _no_client(error: ImportError) -> BadInput:
