@@ -60,14 +60,14 @@ def _provider(name: str, settings: Config, store: Store) -> Provider:
         plan = fault_plan.load(plan_file) if plan_file.exists() else fault_plan.NO_FAULTS
         hidden = _private_paths(settings)
         contained = local_jobs.containment_of_jobs(settings, hidden)
-        local_jobs.report(contained)
-        everyone, members = local_jobs.users_of_jobs(settings, contained)
+        everyone, members = local_jobs.users_of_jobs(contained)
         return LocalProvider(
             settings.data / "local",
             plan=plan,
             hidden=hidden,
             job_user=everyone,
             member_job_user=members,
+            jobs=local_jobs.report(contained),
         )
     raise BadInput(
         f"providers: {name} is enabled but not configured\n"
@@ -111,6 +111,16 @@ def _tpu_vm(settings: Config, store: Store) -> Provider:
             f"  next: run `tpu bundle` and put what it prints into {settings.config_file}"
         )
     return TpuVmProvider(parsed, fleet=fleet_id(store), folder=settings.data / "tpu-vm")
+
+
+def run_emulated_startup_script(endpoint: str, node: str) -> None:
+    """On the hosts of an emulated node, which has no ssh."""
+    try:
+        from tpufleet.providers.tpu_vm import fault_injection
+    except ImportError as error:
+        raise _no_client(error) from error
+    body = json.dumps({"node": node}).encode()
+    fault_injection.call_admin(endpoint, "RunStartupScript", body)
 
 
 def manual_nodes(

@@ -201,6 +201,7 @@ class LeadershipTerm:
             fleet=self._installation.fleet,
             job_id=first.job_id,
             pool=first.pool,
+            node=first.node,
             **job_fields,
         )
 

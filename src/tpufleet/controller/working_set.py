@@ -207,6 +207,8 @@ class WorkingSet:
         the job that sent it."""
         source = CapacitySource(tpu_slice.provider, tpu_slice.zone, tpu_slice.capacity)
         self._end_probe(tpu_slice, now)
+        if tpu_slice.adopted:
+            return  # it says nothing about the capacity of its zone
         if kind is RefusalKind.REQUEST and tpu_slice.job_id in self.jobs:
             self.rejections.setdefault(tpu_slice.job_id, {})[source] = reason
             self.dirty_jobs.add(tpu_slice.job_id)

@@ -200,9 +200,7 @@ def latest_start_in_pool(store: Store, job: Job) -> datetime | None:
     short = job.spec.slices - held.pop(job.id, 0) - free - headroom
     if short <= 0 or job.spec.slices > pool.largest:
         return None
-    return placement.earliest_start(
-        [job_queue.occupant(store, each, count) for each, count in held.items()], short
-    )
+    return placement.earliest_start(job_queue.occupants(store, held), short)
 
 
 def blocking_refusals(store: Store, job: Job, now: datetime) -> list[CapacityRefusal]:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from tpufleet.errors import BadInput, Conflict, Forbidden
 from tpufleet.model.api_types import QueueEntry, QueueMove, QueuePage
+from tpufleet.model.attempts import Attempt
 from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
@@ -135,18 +136,20 @@ def _forecast_pool(store: Store, pool: Pool, queue: Sequence[Job], now: datetime
         )
         for job in queue
     ]
-    occupants = [
-        occupant(store, job_id, count) for job_id, count in held.items() if job_id not in waiting
-    ]
-    return forecast_queue(demands, free + headroom, occupants, now)
+    others = {job_id: count for job_id, count in held.items() if job_id not in waiting}
+    return forecast_queue(demands, free + headroom, occupants(store, others), now)
 
 
-def occupant(store: Store, job_id: JobId, count: int) -> Occupant:
-    other = store.job(job_id)
-    assert other is not None  # a slice is only held by a job that exists
-    ends = liveness.timeout_at(other, tuple(store.attempts(job_id)))
+def occupants(store: Store, held: Mapping[JobId, int]) -> list[Occupant]:
+    """Jobs that hold slices, with how many."""
+    jobs, attempts = store.find_jobs(list(held)), store.attempts_of(list(held))
+    return [_occupant(job, attempts.get(job.id, []), held[job.id]) for job in jobs.values()]
+
+
+def _occupant(other: Job, attempts: Sequence[Attempt], count: int) -> Occupant:
+    ends = liveness.timeout_at(other, tuple(attempts))
     return Occupant(
-        job_id=job_id,
+        job_id=other.id,
         priority=other.spec.priority,
         since=other.submitted_at,
         slices=count,

@@ -27,6 +27,7 @@ case "$(basename "$0") $*" in
   "systemctl is-active"*) [[ -e "$CALLS.active" ]] ;;
   "systemctl restart"*) touch "$CALLS.active" ;;
   "mountpoint"*) false ;;
+  "fuser /"*) cat "$CALLS.users" 2>/dev/null ;;
   "blkid "*) [[ "$1" != *-empty ]] ;;
   "id "*) true ;;
   "python3 -c import jax") [[ -e "$CALLS.jax" ]] ;;
@@ -107,6 +108,10 @@ class Machine:
             timeout=120,
         )
 
+    def report(self) -> str:
+        """The newest one, from the guest attributes."""
+        return self._metadata.guest_attributes("node", 0)["tpufleet", "bootstrap"]
+
     @property
     def calls(self) -> list[str]:
         return self.calls_file.read_text().splitlines()
@@ -176,6 +181,28 @@ def test_leftover_chip_users_are_killed_before_the_agent_starts(machine):
     assert list((machine.root / "tmp").iterdir()) == []
     killed = [call for call in machine.calls if call.startswith("fuser --kill")]
     assert len(killed) == 4
+
+
+def test_an_adopted_node_keeps_its_disks_logs_and_boot(machine):
+    machine.describe(**{"tpufleet-adopted": "mels-node-a1b2c3"})
+    (machine.root / "tmp/tpu_logs").mkdir()
+    (machine.root / "dev/disk/by-id").mkdir(parents=True)
+    (machine.root / "dev/disk/by-id/google-mine").touch()
+    assert machine.boot().returncode == 0
+    changed = ("fuser --kill", "mount ", "systemctl enable")
+    assert not [call for call in machine.calls if call.startswith(changed)]
+    assert (machine.root / "tmp/tpu_logs").exists()
+    assert any(call.startswith("systemctl restart tpufleet-agent") for call in machine.calls)
+
+
+def test_chips_that_somebody_uses_are_named_and_the_node_is_not_adopted(machine):
+    machine.describe(**{"tpufleet-adopted": "mels-node-a1b2c3"})
+    Path(f"{machine.calls_file}.users").write_text(" 4711")
+    result = machine.boot()
+    assert result.returncode == 1
+    assert "process 4711 uses /dev/vfio/" in result.stderr
+    assert not [call for call in machine.calls if "--kill" in call or "restart" in call]
+    assert '"slice_id": "mels-node-a1b2c3"' in machine.report()
 
 
 def test_jax_checks_the_chips_of_this_host_before_the_agent_starts(machine, tmp_path):

@@ -15,6 +15,10 @@ from tpufleet.providers.base import Order
 FLEET, SLICE, ORDER, JOB, POOL, CAPACITY = (
     f"tpufleet-{key}" for key in ("fleet", "slice", "order", "job", "pool", "capacity")
 )
+# Label of a node that a person made: the slice it was adopted as. Such a node is never deleted.
+ADOPTED = "tpufleet-adopted"
+# What adoption replaced in the metadata of such a node, as JSON.
+FORMER_METADATA = "tpufleet-former"
 SLICES, TOKENS, SERVER = "tpufleet-slices", "tpufleet-tokens", "tpufleet-server"
 HOSTS = "tpufleet-hosts"
 # Of Compute Engine: lets a host write guest attributes.

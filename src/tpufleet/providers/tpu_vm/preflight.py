@@ -24,6 +24,7 @@ APIS = {"Cloud TPU API": API, "Compute Engine API": "compute.googleapis.com"}
 PERMISSIONS = {
     "roles/tpu.admin": (
         "tpu.nodes.create", "tpu.nodes.delete", "tpu.nodes.get", "tpu.nodes.list",
+        "tpu.nodes.update",
         "tpu.queuedResources.create", "tpu.queuedResources.delete", "tpu.queuedResources.list",
     ),
 }  # fmt: skip

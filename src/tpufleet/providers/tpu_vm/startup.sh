@@ -6,6 +6,9 @@ readonly UNIT="$ROOT/etc/systemd/system/tpufleet-agent.service"
 readonly PACKAGES="${TPUFLEET_PACKAGES_URL:-https://packages.cloud.google.com/apt}"
 readonly CHIP_WAIT="${TPUFLEET_CHIP_WAIT:-180}" # seconds
 
+# A node that a person made and the server adopted: its processes, disks and boot stay as they are.
+is_adopted() { [[ -n "$(attribute_or tpufleet-adopted '')" ]]; }
+
 make_folders() {
   mkdir -p "$HOME_DIR" "$STATE_DIR/work"
   id tpufleet >/dev/null 2>&1 || useradd --system --create-home --shell /usr/sbin/nologin tpufleet
@@ -17,6 +20,7 @@ make_folders() {
 # a disk with a file system never is.
 mount_disks() {
   local number=0 device target
+  if is_adopted; then return; fi
   while read -r device; do
     number=$((number + 1))
     target="$ROOT/mnt/disks/$number"
@@ -46,17 +50,25 @@ chip_devices() {
 # While an agent runs, processes that hold chips are its workload.
 agent_runs() { systemctl is-active --quiet tpufleet-agent; }
 
-# Processes left from before the agent.
+# Processes left from before the agent. On an adopted node they are somebody's: it stays as it is.
 free_chips() {
   if agent_runs; then return; fi
-  local device
+  local device users
+  if is_adopted; then
+    while read -r device; do
+      users="$(fuser "$device" 2>/dev/null | xargs || true)"
+      if [[ -n "$users" ]]; then
+        fail "process $users uses ${device#"$ROOT"}; end it, then adopt the node again"
+      fi
+    done < <(chip_devices)
+  fi
   while read -r device; do
-    fuser --kill --silent "$device" || true
+    is_adopted || fuser --kill --silent "$device" || true
     chmod a+rw "$device"
   done < <(chip_devices)
   if [[ -e "$ROOT/dev/vfio/vfio" ]]; then chmod a+rw "$ROOT/dev/vfio/vfio"; fi
   rm -f "$ROOT/tmp/libtpu_lockfile"
-  rm -rf "$ROOT/tmp/tpu_logs"
+  is_adopted || rm -rf "$ROOT/tmp/tpu_logs"
 }
 
 # Drivers may load minutes after boot.
@@ -215,7 +227,8 @@ UNIT
     systemctl daemon-reload
   fi
   rm -f "$draft"
-  systemctl enable --quiet tpufleet-agent
+  # This script starts it at every boot, for as long as the node is adopted.
+  is_adopted || systemctl enable --quiet tpufleet-agent
   local running wanted
   running="$(cat "$STATE_DIR/running-build" 2>/dev/null || true)"
   wanted="$(readlink "$HOME_DIR/current")"
