@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from os import PathLike
+from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
@@ -105,9 +106,12 @@ class FleetClient:
         reconnect_timeout: float = 300.0,  # seconds that a stream tries to reconnect
         sleep: Callable[[float], None] = time.sleep,
         ca_file: str | PathLike[str] | None = None,  # CAs to trust besides the system's
+        certificate: Path | None = None,  # of a server on this machine; the only one to trust
         timeout: float = CALL_SECONDS,
     ) -> None:
-        self._transport = Transport(url, token, timeout=timeout, ca_file=ca_file)
+        self._transport = Transport(
+            url, token, timeout=timeout, ca_file=ca_file, certificate=certificate
+        )
         self._reconnect_timeout = reconnect_timeout
         self._sleep = sleep
 
