@@ -239,7 +239,7 @@ async function request<T>(method: string, path: string, body?: unknown, token?: 
       method,
       headers,
       credentials: "same-origin",
-      body: body === undefined ? undefined : JSON.stringify(body),
+      body: body === undefined || body instanceof Blob ? body : JSON.stringify(body),
     });
   } catch {
     throw new ApiError("the server does not respond; retrying", 0);

@@ -286,6 +286,11 @@ class SlicePage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StoredSnapshot:
+    digest: str  # to pass with a job
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AdoptRequest:
     node: str  # that a person made
     zone: str
