@@ -27,7 +27,7 @@ from tpufleet.model.jobs import Job, JobState, ParentRelation
 from tpufleet.model.slices import SliceState
 from tpufleet.model.users import Role
 from tpufleet.stores import sql_rows
-from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, LiveState
+from tpufleet.stores.base import ChangeSet, EventQuery, FileKind, JobQuery, LiveState
 from tpufleet.stores.open_store import open_store
 
 NASTY = "naïve 量子 🦉 'single' \"double\" ; -- DROP TABLE jobs\n%s ? {x} \\ $text \t end"
@@ -402,8 +402,7 @@ def test_jobs_whose_files_are_deleted_are_archived_too(store):
     store.mark_files_deleted(["j1"], a.later(3600))
     assert [store.files_deleted_at(f"j{n}") for n in range(1, 4)] == [a.later(60), None, None]
     assert ids(store.jobs(JobQuery())) == ["j3"]
-    assert ids(store.jobs(JobQuery(archived=None, files_deleted=False))) == ["j3", "j2"]
-    assert ids(store.jobs(JobQuery(archived=None, files_deleted=True))) == ["j1"]
+    assert ids(store.jobs(JobQuery(archived=None, having=FileKind.FILES))) == ["j3", "j2"]
 
 
 def test_jobs_of_one_moment_are_ordered_by_id_by_code_point(store):

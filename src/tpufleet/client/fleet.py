@@ -292,8 +292,17 @@ class FleetClient:
         self._transport.call("DELETE", f"/jobs/{job_segment(ref)}/files")
 
     def archive(self, request: ArchiveRequest) -> tuple[JobRow, ...]:
-        """Leave ended jobs out of listings, or list which ones (dry run)."""
-        return self._transport.call("POST", "/archive", JobPage, body=request).jobs
+        """Leave ended jobs out of listings, or list which ones (dry run: the first 10,000)."""
+        page = self._transport.call(
+            "POST", "/archive", JobPage, body=request, timeout=_BULK_SECONDS
+        )
+        rows = [*page.jobs]
+        while page.next is not None and not request.dry_run:
+            page = self._transport.call(
+                "POST", "/archive", JobPage, body=request, timeout=_BULK_SECONDS
+            )
+            rows += page.jobs
+        return tuple(rows)
 
     def unarchive(self, refs: Sequence[str]) -> tuple[JobRow, ...]:
         body = UnarchiveRequest(jobs=tuple(refs))
@@ -326,6 +335,9 @@ class FleetClient:
 
     def hold_in_queue(self, ref: str) -> JobRow:
         return self._transport.call("POST", f"/queue/{job_segment(ref)}/hold", JobRow)
+
+    def retry_in_queue(self, ref: str) -> JobRow:
+        return self._transport.call("POST", f"/queue/{job_segment(ref)}/retry", JobRow)
 
     def release_in_queue(self, ref: str) -> JobRow:
         return self._transport.call("POST", f"/queue/{job_segment(ref)}/release", JobRow)

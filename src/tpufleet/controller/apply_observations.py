@@ -80,6 +80,8 @@ class ObservationApplier:
                         replace(job, cancel_requested_by=message.by or "unknown")
                     )
                     self._working_set.dirty_jobs.add(job.id)
+            case InboxMessageKind.RETRY if message.job_id in self._working_set.jobs:
+                self._working_set.retries.add(message.job_id)
             case InboxMessageKind.HEARTBEAT if message.heartbeat is not None:
                 self._apply_heartbeat(message.heartbeat, now)
             case InboxMessageKind.HELD_SLICE_RELEASED if message.slice_id is not None:

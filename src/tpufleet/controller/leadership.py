@@ -180,6 +180,7 @@ class LeadershipTerm:
                 "grace": job.spec.grace,
                 "labels": job.spec.labels,
                 "pod": job.spec.pod,
+                "mounts": tuple(mount.path for mount in job.spec.mounts),
             }
             if job
             else {}

@@ -474,6 +474,7 @@ class PurgedJob:
 class PurgeReport:
     jobs: tuple[PurgedJob, ...]
     code_size: int  # bytes of code that no other job uses
+    more: bool = False  # other jobs match too; the next request selects them
 
     @property
     def size(self) -> int:

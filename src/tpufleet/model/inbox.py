@@ -15,6 +15,7 @@ class InboxMessageKind(StrEnum):
     SUBMITTED = "submitted"  # a job was inserted
     CANCEL = "cancel"
     EDITED = "edited"  # name, tags, notes, priority or place in the queue
+    RETRY = "retry"  # request capacity for a job now, without waiting for the backoff
     HEARTBEAT = "heartbeat"  # one that reports a change
     RESERVED = "reserved"  # a reservation was made, changed or ended
     HELD_SLICE_RELEASED = "held_slice_released"  # by its owner

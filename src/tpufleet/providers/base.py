@@ -35,6 +35,7 @@ class Order:
     pool: str | None = None
     priority: int = 0  # the job's, for providers with their own queue
     grace: timedelta = timedelta(seconds=30)  # the job's, between SIGTERM and SIGKILL
+    mounts: tuple[str, ...] = ()  # folders of the job's buckets
     labels: dict[str, str] = field(default_factory=dict)  # copied where the provider has labels
     pod: PodSettings = field(default_factory=PodSettings)  # the job's, on Kubernetes
     node: str = ""  # adopt this node, which a person made, as the only slice; create nothing

@@ -10,6 +10,8 @@ from tpufleet.errors import BadInput, Conflict, Forbidden
 from tpufleet.model.api_types import QueueEntry, QueueMove, QueuePage
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.encoding import from_json
+from tpufleet.model.events import Event, EventKind
+from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.job_edits import JobEdit
 from tpufleet.model.jobs import Job, JobId, JobState
 from tpufleet.model.pools import Pool
@@ -18,7 +20,7 @@ from tpufleet.policy.placement import Occupant
 from tpufleet.policy.queue_forecast import Forecast, QueuedDemand, forecast_queue
 from tpufleet.service import commands, queries
 from tpufleet.service.commands import CommandContext
-from tpufleet.stores.base import JobQuery, Store
+from tpufleet.stores.base import ChangeSet, JobQuery, Store
 
 WAITING_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RECOVERING})
 _ALL = 1_000_000
@@ -156,6 +158,30 @@ def _occupant(other: Job, attempts: Sequence[Attempt], count: int) -> Occupant:
 
 
 # Commands.
+
+
+def retry(context: CommandContext, job: Job) -> Job:
+    """Request capacity now, without waiting for the backoff. Does nothing for a job that has its
+    slices."""
+    context.caller.require_owner(job.owner, f"job {job.id}")
+    if job.ended:
+        raise Conflict(
+            f"job {job.id} has already {job.state}\n  next: continue it with `tpu resume {job.id}`"
+        )
+    if job.id not in {each.id for each in waiting_jobs(context.store)}:
+        return job
+    by = context.caller.name
+    event = Event(
+        at=context.now,
+        kind=EventKind.JOB,
+        state="retry_requested",
+        message=f"{by} asked to try again now",
+        job_id=job.id,
+        by=by,
+    )
+    notice = InboxMessage(kind=InboxMessageKind.RETRY, at=context.now, by=by, job_id=job.id)
+    context.store.commit(ChangeSet(messages=[notice], events=[event]))
+    return job
 
 
 def hold(context: CommandContext, job: Job) -> Job:

@@ -23,6 +23,7 @@ from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.model.users import Token, User
 from tpufleet.stores import (
+    job_references,
     schema_migrations,
     sql_commit,
     sql_people,
@@ -34,6 +35,7 @@ from tpufleet.stores.base import (
     DOCUMENT_KINDS,
     ChangeSet,
     EventQuery,
+    FileKind,
     JobQuery,
     Lease,
     LiveState,
@@ -118,6 +120,21 @@ class SqlStore:
             "UNION ALL SELECT state, count FROM job_counts WHERE count > 0"
         )
         return {JobState(state): count for state, count in rows}
+
+    def referring_jobs(
+        self, references: Sequence[str], *, with_files: bool = False
+    ) -> dict[str, set[JobId]]:
+        found = self._database.read(
+            lambda session: job_references.referring(session, references, with_files=with_files)
+        )
+        return {each: {JobId(job_id) for job_id in jobs} for each, jobs in found.items()}
+
+    def referred(self, references: Sequence[str]) -> set[str]:
+        return self._database.read(lambda session: job_references.referred(session, references))
+
+    def mark_deleted(self, jobs: Sequence[JobId], kind: FileKind) -> None:
+        statement = f"UPDATE jobs SET {kind.value}_deleted = 1 WHERE id = ?"
+        self._write_each(statement, [(each,) for each in sorted(jobs)])
 
     def files_deleted_at(self, job_id: JobId) -> datetime | None:
         rows = self._rows("SELECT at FROM cleaned_jobs WHERE job_id = ?", job_id)

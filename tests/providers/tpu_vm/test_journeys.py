@@ -89,6 +89,7 @@ def test_a_job_checkpoints_on_notice_and_resumes_on_another_node(fleets):
     assert spent["lost"] == 0 and 0 < spent["useful"] < spent["chip_hours"]
 
 
+@pytest.mark.slow
 def test_a_gang_of_two_slices_is_one_queued_resource_and_runs(fleets):
     fleet = fleets()
     [job] = fleet.submit({"slices": 2, "command": ["python", "-c", "print('both')"]})
@@ -134,6 +135,7 @@ def test_a_node_made_by_hand_is_adopted_runs_a_job_and_is_given_back(fleets):
     assert not deletions & {method for method, _ in fleet.emulator.service.calls}
 
 
+@pytest.mark.slow
 def test_a_zone_without_capacity_is_skipped(fleets):
     fleet = fleets(stock=CloudCapacity(nodes=(CapacityLimit(most=0, zone=ZONES[0]),)))
     [job] = fleet.submit({"zones": list(ZONES[:2])})

@@ -49,7 +49,7 @@ def packed(marker: str) -> bytes:
 BUNDLE = packed("1")
 STUBBED_COMMANDS = (
     "systemctl", "useradd", "chown", "fuser", "mount", "mountpoint", "blkid", "mkfs.ext4", "id",
-    "sleep", "python3", "update-ca-certificates",
+    "sleep", "python3", "update-ca-certificates", "apt-get",
 )  # fmt: skip
 
 
@@ -67,7 +67,10 @@ class Machine:
             (self._bin / name).chmod(0o755)
         for chip in range(4):
             (self.root / f"dev/vfio/{chip}").touch()
-        (folder / "bucket/bundle-1.tar.gz").write_bytes(BUNDLE)
+        self.bucket = folder / "bucket"
+        (self.bucket / "bundle-1.tar.gz").write_bytes(BUNDLE)
+        (self.bucket / "apt/doc").mkdir(parents=True)
+        (self.bucket / "apt/doc/apt-key.gpg").write_text("key")
         self._metadata = MetadataServer()
         self._storage = _serve(folder / "bucket")
         self.describe()
@@ -98,6 +101,7 @@ class Machine:
                 "TPUFLEET_CHIP_WAIT": "1",
                 "TPUFLEET_METADATA_URL": f"{self._metadata.url}/node/0",
                 "TPUFLEET_STORAGE_URL": f"http://127.0.0.1:{self._storage.server_port}",
+                "TPUFLEET_PACKAGES_URL": f"http://127.0.0.1:{self._storage.server_port}/apt",
             },
             capture_output=True,
             text=True,
@@ -124,7 +128,8 @@ def _serve(folder: Path) -> http.server.ThreadingHTTPServer:
             super().__init__(*args, directory=str(folder))  # type: ignore[arg-type]
 
         def do_GET(self) -> None:
-            if self.headers.get("Authorization") != "Bearer s3cret":
+            public = self.path.startswith("/apt/")
+            if self.headers.get("Authorization") != "Bearer s3cret" and not public:
                 self.send_error(401)
                 return
             super().do_GET()
@@ -292,6 +297,47 @@ def test_a_proxy_setting_cannot_add_lines_to_the_unit(machine, key, value):
     machine.describe(**{**PROXY, key: value})
     assert machine.boot().returncode != 0
     assert not (machine.root / "etc/systemd/system/tpufleet-agent.service").exists()
+
+
+MOUNTS = "/data\n/mnt/a/b\n/etc/systemd/system/x.service.d\n/usr/../etc/x\n/a b\n/$(id)"
+
+
+def test_hosts_of_a_job_with_buckets_get_its_folders_and_gcsfuse(machine):
+    for name in ("etc", "usr", "mnt"):
+        (machine.root / name).mkdir()
+    machine.describe(tpufleet_mounts=MOUNTS, tpufleet_gcsfuse="yes")
+    result = machine.boot()
+    assert result.returncode == 0, result.stderr
+    owned = [call.split()[-1] for call in machine.calls if call.startswith("chown tpufleet: ")]
+    made = [path for path in owned if path.startswith(str(machine.root))]
+    assert made == [f"{machine.root}{path}" for path in ("/mnt/buckets", "/data", "/mnt/a/b")]
+    assert not (machine.root / "etc/systemd/system/x.service.d").exists()
+    [listed] = (machine.root / "etc/apt/sources.list.d").iterdir()
+    assert listed.read_text().endswith("/apt gcsfuse-jammy main\n")
+    [install] = [call for call in machine.calls if call.startswith("apt-get install")]
+    assert install.endswith(" gcsfuse")
+    assert "systemctl restart tpufleet-agent" in machine.calls
+
+
+def test_a_host_that_cannot_install_gcsfuse_starts_its_agent(machine):
+    (machine.bucket / "apt/doc/apt-key.gpg").unlink()
+    machine.describe(tpufleet_gcsfuse="yes")
+    result = machine.boot()
+    assert result.returncode == 0 and "gcsfuse cannot be installed" in result.stdout
+    assert not [call for call in machine.calls if "apt-get" in call]
+    assert "systemctl restart tpufleet-agent" in machine.calls
+
+
+def test_an_existing_folder_is_never_given_to_jobs(machine):
+    (machine.root / "data").mkdir(parents=True)
+    machine.describe(tpufleet_mounts="/data", tpufleet_gcsfuse="yes")
+    assert machine.boot().returncode == 0
+    assert f"chown tpufleet: {machine.root}/data" not in machine.calls
+
+
+def test_other_hosts_do_not_install_gcsfuse(machine):
+    assert machine.boot().returncode == 0
+    assert not [call for call in machine.calls if "apt-get" in call or "mnt/buckets" in call]
 
 
 def test_formatted_disks_are_mounted_and_empty_ones_are_not(machine):

@@ -3,6 +3,7 @@
 # every boot; idempotent.
 readonly STATE_DIR="$ROOT/var/lib/tpufleet"
 readonly UNIT="$ROOT/etc/systemd/system/tpufleet-agent.service"
+readonly PACKAGES="${TPUFLEET_PACKAGES_URL:-https://packages.cloud.google.com/apt}"
 readonly CHIP_WAIT="${TPUFLEET_CHIP_WAIT:-180}" # seconds
 
 # A node that a person made and the server adopted: its processes, disks and boot stay as they are.
@@ -140,6 +141,50 @@ configure_network() {
   rm -f "$HOME_DIR/.ca"
 }
 
+# Folders for the buckets of a job, which mounts them as the user of the agent. Only what does not
+# exist is made, and nothing below folders of the system. Jobs of pools find /mnt/buckets.
+make_mount_points() {
+  local path first
+  mkdir -p "$ROOT/mnt/buckets"
+  chown tpufleet: "$ROOT/mnt/buckets"
+  while read -r path || [[ -n "$path" ]]; do
+    if [[ ! "$path" =~ ^(/[A-Za-z0-9._-]+)+$ || "/$path/" == */../* ]]; then continue; fi
+    first="${path#/}"
+    first="/${first%%/*}"
+    if [[ -e "$ROOT$path" ]]; then continue; fi
+    if [[ -e "$ROOT$first" && "$first" != /mnt && "$first" != /srv && "$first" != /data ]]; then
+      say "$path is below a folder of the system: not made"
+      continue
+    fi
+    mkdir -p "$ROOT$path"
+    chown tpufleet: "$ROOT$path"
+  done < <(attribute_or tpufleet-mounts '')
+}
+
+# Cloud Storage FUSE, for jobs with mounts; images do not have it. From Google's repository:
+# cloud.google.com/storage/docs/cloud-storage-fuse/install. Without it such jobs fail and say why.
+install_gcsfuse() {
+  local codename key="$ROOT/usr/share/keyrings/cloud.google.asc"
+  if [[ "$(attribute_or tpufleet-gcsfuse no)" != yes ]]; then return; fi
+  make_mount_points
+  if command -v gcsfuse >/dev/null; then return; fi
+  stage 'installing tpufleet' 'gcsfuse'
+  codename="$(sed -n 's/^VERSION_CODENAME=//p' "$ROOT/etc/os-release" 2>/dev/null || true)"
+  mkdir -p "$ROOT/etc/apt/sources.list.d" "$(dirname "$key")"
+  if ! {
+    curl --fail --silent --show-error --retry 3 --max-time 60 --output "$key" \
+      "$PACKAGES/doc/apt-key.gpg" \
+      && echo "deb [signed-by=/usr/share/keyrings/cloud.google.asc]" \
+        "$PACKAGES gcsfuse-${codename:-jammy} main" \
+        >"$ROOT/etc/apt/sources.list.d/gcsfuse.list" \
+      && apt-get update --quiet --option DPkg::Lock::Timeout=120 \
+      && DEBIAN_FRONTEND=noninteractive apt-get install --quiet --yes --no-install-recommends \
+        --option DPkg::Lock::Timeout=120 gcsfuse
+  }; then
+    say "gcsfuse cannot be installed: jobs with mounts will fail"
+  fi
+}
+
 start_agent() {
   local draft line extra=''
   for line in "${PROXY_ENVIRONMENT[@]}"; do extra+="Environment=$line"$'\n'; done
@@ -202,6 +247,7 @@ main() {
   configure_network
   install_bundle
   check_jax
+  install_gcsfuse
   start_agent
   say "agent started"
 }
