@@ -39,10 +39,20 @@ def test_check_lists_my_jobs(tpu: Tpu, jobs, spelling):
     assert "train" in shown and "eval" in shown and "theirs" not in shown
 
 
-def test_check_of_another_user_says_how_to_ask_today(tpu: Tpu, jobs):
-    refused = tpu("check", "mo")
-    assert refused.exit_code == 2 and "`tpu jobs owner:mo`" in refused.stderr
-    assert "theirs" in tpu.ok("jobs", "owner:mo")
+@pytest.mark.parametrize("who", ["mo", "user=mo"])
+@pytest.mark.parametrize("spelling", ["check", "check-simp"])
+def test_check_of_another_user_lists_theirs(tpu: Tpu, jobs, spelling, who):
+    answer = tpu(spelling, who, "-wdts", "-nt", "col=2")
+    assert answer.exit_code == 0, answer.output
+    assert "theirs" in answer.stdout and "train" not in answer.stdout
+    assert "hint: col=2 is not needed" in answer.stderr
+    assert "-wdts" not in tpu.ok("check", "cloud", "--help"), "today's subcommand stays"
+
+
+def test_the_layout_of_caj_follows_from_the_terminal(tpu: Tpu, jobs):
+    answer = tpu("caj", "-wdtsv", "-nf")
+    assert answer.exit_code == 0 and "theirs" in answer.stdout and "train" in answer.stdout
+    assert "hint: -wdtsv is not needed: columns follow" in answer.stderr
 
 
 def test_caj_lists_the_jobs_of_everybody(tpu: Tpu, jobs):
@@ -161,6 +171,24 @@ def test_the_sheet_shows_what_is_observed(world, tpu: Tpu, lab, spelling):
     world.add_slice("s1", "job-1", pool="lab")
     shown = tpu.ok(spelling)
     assert "running" in shown and "mel" in shown and "train" in shown
+
+
+@pytest.mark.parametrize("name", ["v5e", "v4+", "v*", "s1", "big", "mels"])
+def test_run_takes_a_free_slice_of_a_generation_or_a_slice_by_name(world, tpu: Tpu, lab, name):
+    world.add_slice("s1", None, pool="lab", node="mels" if name == "mels" else "")
+    if name == "big":
+        tpu.ok("inventory", "set", "s1", "--alias", "big")
+    printed = tpu("run", name, "--dry-run", "--json", "--", "true")
+    assert printed.exit_code == 0, printed.output
+    spec = json.loads(printed.stdout)["jobs"][0]["spec"]
+    assert (spec["accelerator"], spec["pool"]) == ("v5litepod-16", "lab")
+    assert f"{name}: v5e-16 in pool lab" in printed.stderr
+
+
+def test_run_says_when_no_slice_of_a_generation_is_free(world, tpu: Tpu, lab):
+    refused = tpu("run", "v2", "--dry-run", "--", "true")
+    assert refused.exit_code != 0 and "no free slice of v2 in any pool" in refused.stderr
+    assert "unknown TPU type" in tpu("run", "vv5", "--dry-run", "--", "true").stderr
 
 
 def test_an_alias_moves_from_an_old_slice_to_a_new_one(world, tpu: Tpu, lab):

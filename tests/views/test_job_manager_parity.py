@@ -43,7 +43,8 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("run: alias", "aliases of TPUs", f"{PREFERENCES}::test_run_uses_aliases_and_directories"),
     ("run: status starting", "starting until the program runs", f"{SERVER}::test_why_explains_the_state"),
     ("check", "state and newest output of each job", f"{FORMER}::test_check_lists_my_jobs"),
-    ("check USER", "of another user", f"{FORMER}::test_check_of_another_user_says_how_to_ask_today"),
+    ("check -wdtsv -nt -c -nf col=N", "layout", f"{FORMER}::test_the_layout_of_caj_follows_from_the_terminal"),
+    ("check USER", "of another user", f"{FORMER}::test_check_of_another_user_lists_theirs"),
     ("check-simp", "short view", f"{FORMER}::test_check_lists_my_jobs"),
     ("monitor", "refreshed until Ctrl-C", f"{FORMER}::test_monitor_refreshes_until_interrupted"),
     ("caj", "jobs of all users", f"{FORMER}::test_caj_lists_the_jobs_of_everybody"),
@@ -70,7 +71,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("run tag= rule= ssn= -p -pre -n -norm key=value", "options", f"{FLAGS}::test_a_flag_is_todays_option"),
     ("run monitor= -q", "return at once", f"{FLAGS}::test_without_a_monitor_run_returns_at_once"),
     ("run -no-tag -apply -f -auto --log-stage --register user= id=", "not needed", f"{FLAGS}::test_a_flag_that_is_not_needed_is_explained"),
-    ("run: v4+, v*", "types by generation", f"{RESERVE}::test_types_of_find"),
+    ("run: v4, v4+, v*", "a free slice of a generation", f"{FORMER}::test_run_takes_a_free_slice_of_a_generation_or_a_slice_by_name"),
     ("run: value with a second =", "was lost", f"{FLAGS}::test_a_flag_is_todays_option"),
     ("run: unknown name", "says what is known", f"{ALONE}::test_invalid_input_is_reported_with_status_two"),
     # Run sequence

@@ -32,6 +32,7 @@ PAGES = {
     "users": "people/users",
     "tokens": "people/tokens",
     "sessions": "people/sessions",
+    "user-events": "people/events?user=grace",
     "audit": "people/audit",
     "job": f"jobs/{IDS['gemma-2b-finetune-lora-r16-alpha32-warmup500-seed1234']}",
     "waiting-job": f"jobs/{IDS['moe-8x7b-pretrain']}",

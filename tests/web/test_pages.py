@@ -168,6 +168,21 @@ def test_several_jobs_are_cancelled_together(page: Page, server: Server):
         )
 
 
+def test_several_jobs_are_run_again_together(page: Page, server: Server):
+    jobs = [submit(server, "pass", f"again-{n}") for n in range(2)]
+    for job in jobs:
+        wait_until(lambda job=job: server.client.job(job).job.ended, WAIT)
+    for n in range(2):
+        page.get_by_label(f"choose again-{n}").check()
+    page.get_by_role("toolbar", name="Chosen jobs").get_by_role("button", name="Rerun").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(f"tpu rerun --detach {jobs[0]}")
+    dialog.get_by_role("button", name="Rerun", exact=True).click()
+    expect(page.get_by_role("status").last).to_contain_text("submitted 2 jobs again")
+    children = [server.client.jobs(parent=job).jobs for job in jobs]
+    assert [len(each) for each in children] == [1, 1]
+
+
 def test_jobs_are_searched_with_the_query_language(page: Page, server: Server):
     submit(server, "pass", "needle", tags=["rare"])
     submit(server, "pass", "hay")

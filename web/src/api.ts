@@ -58,6 +58,8 @@ export interface SliceRow {
   requested_at: string;
   ready_at: string | null;
   gone_at: string | null;
+  /** Of an adopted node: the name that a person gave it. */
+  node: string;
   reserved_for: string | null;
   reserved_until: string | null;
 }

@@ -298,6 +298,11 @@ class AdoptRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AdoptedNode:
+    slice_id: SliceId  # that the node becomes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NewChannel:
     """Where notifications go. `address` is an e-mail address, or the URL of a webhook."""
 

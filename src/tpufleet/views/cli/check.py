@@ -9,7 +9,6 @@ from tpufleet.model.preflight import Check, CheckStatus, passed
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
-from tpufleet.views.cli.registry import HintedUsageError
 
 COLOURS = {
     CheckStatus.OK: "green",
@@ -19,22 +18,7 @@ COLOURS = {
 }
 
 
-class CheckGroup(click.Group):
-    """The former `tpu check USER` listed the jobs of a user."""
-
-    def resolve_command(
-        self, context: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in self.commands and not args[0].startswith("-"):
-            raise HintedUsageError(
-                f"no check named {args[0]!r}\n"
-                f"  next: `tpu jobs owner:{args[0]}` lists the jobs of a user; `tpu check cloud` "
-                "checks your project"
-            )
-        return super().resolve_command(context, args)
-
-
-@click.group(cls=CheckGroup, invoke_without_command=True, no_args_is_help=False)
+@click.group(invoke_without_command=True, no_args_is_help=False)
 @click.pass_context
 def check(context: click.Context) -> None:
     """Check what jobs depend on: `tpu check cloud`."""
