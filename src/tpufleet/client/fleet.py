@@ -17,6 +17,7 @@ from tpufleet.client.transport import CALL_SECONDS, Transport
 from tpufleet.errors import NotFound
 from tpufleet.model import job_file
 from tpufleet.model.api_types import (
+    AdoptedNode,
     AdoptRequest,
     ArchiveRequest,
     AuditPage,
@@ -76,6 +77,7 @@ from tpufleet.model.pools import Pool
 from tpufleet.model.preferences import PreferenceChanges, Preferences
 from tpufleet.model.reservations import Reservation
 from tpufleet.model.server_status import ServerStatus
+from tpufleet.model.slices import SliceId
 from tpufleet.model.users import Role, TokenScope, User
 
 T = TypeVar("T")
@@ -475,11 +477,16 @@ class FleetClient:
         )
         return page.slices
 
-    def adopt(self, node: str, zone: str, pool: str) -> None:
+    def find_slice(self, slice_id: str) -> SliceRow | None:
+        """Also if it is gone."""
+        rows = self._get("/slices", SlicePage, id=slice_id, all="1").slices
+        return next((row for row in rows if row.id == slice_id), None)  # older servers send all
+
+    def adopt(self, node: str, zone: str, pool: str) -> SliceId:
         """Make a node that a person made a slice of a pool. The server prepares it; the startup
         script in its metadata then has to run on its hosts."""
         body = AdoptRequest(node=node, zone=zone, pool=pool)
-        self._transport.call("POST", "/slices", body=body)
+        return self._transport.call("POST", "/slices", AdoptedNode, body=body).slice_id
 
     def unregister(self, slice_id: str) -> None:
         """Give an adopted node back. It is not deleted."""
