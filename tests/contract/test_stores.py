@@ -496,6 +496,17 @@ def test_the_newest_attempt_of_many_jobs_is_found_at_once(store):
     assert store.newest_attempts([]) == {}
 
 
+def test_many_jobs_and_all_of_their_attempts_are_found_at_once(store):
+    names = [f"j{number}" for number in range(2_000)]
+    store.commit(ChangeSet(new_jobs=[a.job(name) for name in names[:-1]]))
+    store.commit(ChangeSet(attempts=[a.attempt(name, n) for name in names[::2] for n in (1, 0)]))
+    assert store.find_jobs(names) == {name: a.job(name) for name in names[:-1]}
+    assert store.attempts_of(names) == {
+        name: [a.attempt(name, 0), a.attempt(name, 1)] for name in names[::2]
+    }
+    assert store.find_jobs([]) == {} and store.attempts_of([]) == {}
+
+
 def test_slices_are_listed_oldest_first_without_those_that_are_gone(store):
     store.commit(
         ChangeSet(
@@ -624,6 +635,8 @@ def test_events_are_numbered_from_one_in_the_order_of_commits(store):
         ({"pool": "lab"}, [4, 6]),
         ({"pool": "lab", "limit": 1, "newest": True}, [6]),
         ({"pool": "none"}, []),
+        ({"by": "ada"}, [5]),
+        ({"by": "ada", "job_id": "j2"}, []),
     ],
     ids=str,
 )
@@ -635,7 +648,7 @@ def test_events_are_found_oldest_first_by(store, query, expected):
                 a.event(slice_id="s1"),
                 a.event(job_id="j1", slice_id="s1"),
                 a.event(job_id="j2", pool="lab"),
-                a.event(job_id="j1"),
+                a.event(job_id="j1", by="ada"),
                 a.event(pool="lab"),
             ]
         )

@@ -236,6 +236,24 @@ def test_the_environment_of_an_example_has_what_its_programs_import(file):
     assert imported - local - set(sys.stdlib_module_names) <= packages
 
 
+@pytest.mark.parametrize(
+    "file", sorted(EXAMPLES.glob("*/pyproject.toml")), ids=lambda file: file.parent.name
+)
+def test_the_environment_of_an_example_is_locked(file):
+    """`uv lock` in its folder renews the lock; TPU VMs install exactly that."""
+    project = tomllib.loads(file.read_text())
+    lock = tomllib.loads(file.with_name("uv.lock").read_text())
+    [own] = [one for one in lock["package"] if one["source"] == {"virtual": "."}]
+    locked = {
+        f"{one['name']}{[*one.get('extras', [])] or ''}{one['specifier']}".replace("'", "")
+        for one in own["metadata"]["requires-dist"]
+    }
+    assert locked == set(project["project"]["dependencies"])
+    assert lock["requires-python"] == project["project"]["requires-python"]
+    names = {one["name"] for one in lock["package"]}
+    assert {re.match(r"[a-z-]+", name)[0] for name in locked} | {"libtpu"} <= names
+
+
 def test_the_llama_example_stays_under_400_lines():
     lines = [
         (EXAMPLES / "llama" / name).read_text().splitlines() for name in ("model.py", "pretrain.py")

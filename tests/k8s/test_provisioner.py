@@ -67,6 +67,26 @@ def test_a_preempted_slice_gets_its_nodes_back_and_the_jobset_recovers(rig):
     assert rig.gke.created == [name]
 
 
+def test_late_chips_and_a_repair_cost_nothing(rig):
+    """On real nodes of the API server: chips registered after the node is ready, then a repair, in
+    which GKE replaces all nodes of the slice."""
+    rig.gke.device_plugin_delay = timedelta(seconds=2)
+    rig.gke.upgrade_time = timedelta(seconds=1)
+    rig.provision()
+    rig.submit("late")
+    eventually(lambda: rig.running("late", 4), 120, rig.describe)
+    before = {pod["metadata"]["uid"] for pod in rig.pods("late")}
+    (name,) = rig.gke.pools
+    rig.gke.start_repair(name)
+    eventually(
+        lambda: rig.running("late", 4)
+        and not before & {pod["metadata"]["uid"] for pod in rig.pods("late")},
+        180, rig.describe,
+    )  # fmt: skip
+    assert rig.gke.created == [name] and rig.gke.deleted_at == {}
+    assert "NodePoolCreationFailed" not in rig.events()
+
+
 def test_a_deleted_jobset_loses_its_pools(rig):
     rig.provision_here()
     rig.submit("short")

@@ -92,6 +92,7 @@ class SliceRow:
     chips: int = 0  # an older server does not send it
     reserved_for: str | None = None  # kept for this user after a failure
     reserved_until: datetime | None = None
+    node: str = ""  # adopted: the name of the node that a person made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -282,6 +283,13 @@ class EventPage:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlicePage:
     slices: tuple[SliceRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdoptRequest:
+    node: str  # that a person made
+    zone: str
+    pool: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

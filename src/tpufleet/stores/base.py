@@ -115,6 +115,7 @@ class EventQuery:
     job_id: JobId | None = None
     slice_id: SliceId | None = None
     pool: str | None = None
+    by: str | None = None  # the user who caused them
     limit: int = 500
     newest: bool = False
 
@@ -171,6 +172,10 @@ DOCUMENT_KINDS: dict[type, str] = {
 class Store(Protocol):
     # Reading has no side effects.
     def job(self, job_id: JobId) -> Job | None: ...
+    def find_jobs(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
+        """Those that exist, in few queries."""
+        ...
+
     def jobs(self, query: JobQuery) -> list[Job]: ...
     def jobs_like(self, prefix: str, limit: int = 10) -> list[Job]:
         """Jobs whose id or name starts with this, newest first."""
@@ -195,6 +200,10 @@ class Store(Protocol):
     def attempt(self, attempt_id: AttemptId) -> Attempt | None: ...
     def attempts(self, job_id: JobId) -> list[Attempt]:
         """By number."""
+        ...
+
+    def attempts_of(self, jobs: Sequence[JobId]) -> dict[JobId, list[Attempt]]:
+        """Every attempt of each job that has any, by number, in few queries."""
         ...
 
     def live_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:

@@ -105,6 +105,9 @@ class MemoryStore:
             matching = [job for job in self._jobs.values() if wanted(job)]
         return sorted(matching, key=_age, reverse=not oldest_first)[:limit]
 
+    def find_jobs(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
+        return {job_id: job for job_id in jobs if (job := self.job(job_id)) is not None}
+
     def jobs(self, query: JobQuery) -> list[Job]:
         def matches(job: Job) -> bool:
             return (
@@ -187,6 +190,9 @@ class MemoryStore:
             known = self._attempts_of.get(job_id, {})
             return [self._attempts[attempt_id] for attempt_id in sorted(known, key=known.get)]  # type: ignore[arg-type]
 
+    def attempts_of(self, jobs: Sequence[JobId]) -> dict[JobId, list[Attempt]]:
+        return {job_id: found for job_id in jobs if (found := self.attempts(job_id))}
+
     def live_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
         newest = self.newest_attempts(jobs)
         return {job_id: attempt for job_id, attempt in newest.items() if attempt.live}
@@ -246,6 +252,8 @@ class MemoryStore:
             matching = [event for event in matching if event.slice_id == query.slice_id]
         if query.pool is not None:
             matching = [event for event in matching if event.pool == query.pool]
+        if query.by is not None:
+            matching = [event for event in matching if event.by == query.by]
         return (
             matching[max(0, len(matching) - query.limit) :]
             if query.newest

@@ -84,6 +84,10 @@ class SqlStore:
     def job(self, job_id: JobId) -> Job | None:
         return self._one(Job, "SELECT data FROM jobs WHERE id = ?", job_id)
 
+    def find_jobs(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
+        rows = self._joined_in_batches("SELECT data FROM jobs WHERE id IN ({keys})", jobs)
+        return {each.id: each for each in self._decode_jobs(rows)}
+
     def jobs(self, query: JobQuery) -> list[Job]:
         last = None if query.before is None else self.job(query.before)
         if last is None and query.before is not None:
@@ -157,6 +161,13 @@ class SqlStore:
         return self._all(
             Attempt, "SELECT data FROM attempts WHERE job_id = ? ORDER BY number", job_id
         )
+
+    def attempts_of(self, jobs: Sequence[JobId]) -> dict[JobId, list[Attempt]]:
+        rows = self._joined_in_batches("SELECT data FROM attempts WHERE job_id IN ({keys})", jobs)
+        found: dict[JobId, list[Attempt]] = {}
+        for attempt in sorted(self._decode_attempts(rows), key=lambda each: each.number):
+            found.setdefault(attempt.job_id, []).append(attempt)
+        return found
 
     def live_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
         rows = self._joined_in_batches(

@@ -24,7 +24,7 @@ from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.server_status import LocalJobs
 from tpufleet.model.slices import SliceId
-from tpufleet.providers.base import Fault, Order
+from tpufleet.providers.base import Fault, Order, refuse_adoption
 from tpufleet.providers.local import processes, stock
 from tpufleet.providers.local.fault_plan import NO_FAULTS, FaultPlan
 from tpufleet.providers.local.simulated_hosts import SimulatedHosts
@@ -79,6 +79,7 @@ class LocalProvider:
     # The Provider interface.
 
     def request(self, order: Order) -> None:
+        refuse_adoption(order, self.name)
         now = self._clock.now()
         with self._records.lock():
             self._records.recover()
