@@ -78,9 +78,16 @@ def writers() -> dict:
         pool = shard_writer.WriterPool(8, 64)
         began = time.perf_counter()
         writer = (
-            shard_writer.RawShardWriter(draft, name, [tensor], pool)
+            shard_writer.RawShardWriter(shard_writer.DraftFile(draft), name, [tensor], pool)
             if name == "raw"
-            else zstd_shards.ZstdShardWriter(draft, name, [tensor], compressed=["x"], executor=pool)
+            else zstd_shards.ZstdShardWriter(
+                shard_writer.DraftFile(draft),
+                name,
+                [tensor],
+                compressed=["x"],
+                executor=pool,
+                spool=draft.with_suffix(".spool"),
+            )
         )
         for _ in range(count):
             writer.append("x", rows)

@@ -74,7 +74,12 @@ def last_line(output: str) -> dict[str, object]:
 def test_every_file_is_covered():
     names = {path.stem for path in BENCH.glob("*.py")}
     # That of the provisioner needs a control plane: tests/k8s/test_provisioner_bench.py.
-    assert names == PARTS | set(RUNS) | {"extract_cpu", "extract_gpu", "provisioner"}
+    assert names == PARTS | set(RUNS) | {
+        "extract_cpu",
+        "extract_gpu",
+        "extract_storage",
+        "provisioner",
+    }
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -86,6 +91,14 @@ def test_cpu_extraction_runs_and_ends_with_json():
     for package in ("jax", "safetensors"):
         pytest.importorskip(package, reason=f"needs the package {package}")
     assert "ours" in last_line(run("extract_cpu", **TOY))
+
+
+def test_the_storage_of_extractions_runs_and_ends_with_json():
+    for package in ("jax", "google.cloud.storage"):
+        pytest.importorskip(package, reason=f"needs the package {package}")
+    options = ("--mib", "8", "--rounds", "1", "--units", "1000")
+    measures = last_line(run("extract_storage", *options, JAX_PLATFORMS="cpu"))["measures"]
+    assert isinstance(measures, list) and len(measures) >= 2
 
 
 def test_the_options_and_modules_of_the_gpu_benchmark_load():

@@ -171,13 +171,17 @@ def test_many_records_are_read_in_parallel(tmp_path):
 
 
 class CountingStore(FolderStore):
-    """Counts the objects read."""
+    """Counts the objects read, and the listings."""
 
-    reads = 0
+    reads = listings = 0
 
     def read(self, name):
         self.reads += 1
         return super().read(name)
+
+    def names(self, prefix):
+        self.listings += 1
+        return super().names(prefix)
 
 
 def test_commits_are_read_from_the_index_in_one_piece(tmp_path):
@@ -187,7 +191,25 @@ def test_commits_are_read_from_the_index_in_one_piece(tmp_path):
     writer.write_index()
     store = CountingStore(tmp_path)
     assert Units(store, count=50, worker="b", indexed=True).committed() == writer.committed()
-    assert store.reads == 1
+    assert (store.reads, store.listings) == (1, 0), "a bucket lists 1,000 names in a request"
+
+
+def test_a_reopened_unit_is_no_longer_taken_from_the_index(tmp_path):
+    store = FolderStore(tmp_path)
+    finished = Units(store, count=3, worker="a")
+    for _ in range(3):
+        finished.commit(finished.claim(), {"try": 1})
+    finished.write_index()
+    repair = Units(store, count=3, worker="repair")
+    assert len(repair.committed()) == 3 and repair.reopen(1, "damaged")
+    assert sorted(Units(store, count=3, worker="b", indexed=True).committed()) == [0, 2]
+    finished.write_index()  # by a worker that has not heard of it
+    assert sorted(Units(store, count=3, worker="b", indexed=True).committed()) == [0, 2]
+    rebuild = Units(store, count=3, worker="c")
+    rebuild.commit(rebuild.claim(), {"try": 2})
+    rebuild.write_index()
+    after = Units(store, count=3, worker="b", indexed=True).committed()
+    assert [commit.outcome["try"] for commit in after.values()] == [1, 2, 1]
 
 
 def test_what_the_index_lacks_is_read_from_the_records(tmp_path):

@@ -30,9 +30,10 @@ LEASE = timedelta(seconds=60)
 PARALLEL_READS = 16
 REOPENED = "reopened"  # the worker of the claim that reopens a unit
 CLAIM_KEYS = frozenset({"worker", "nonce", "at", "incarnation"})
-# All commits in one object, for readers. Records never change, so a copy is never wrong, only
-# incomplete: what it lacks is read from the records.
+# All commits in one object, for readers. An index of all units is the whole truth until a unit is
+# reopened, which empties it first; what an incomplete one lacks is read from the records.
 INDEX = "index/commits.jsonl"
+INDEXED_UNITS = 1_000  # with so many units an index is worth it
 RECORD_KEYS = {"claim": CLAIM_KEYS, "commit": (CLAIM_KEYS - {"incarnation"}) | {"outcome"}}
 
 
@@ -113,7 +114,7 @@ class Units:
         own claims. With `steal_after`, a unit that a live worker has held longer than that may be
         taken over too; each take-over doubles the delay. With `tolerant`, damaged records do not
         raise: they are listed in `damaged`. With `indexed`, commits are read from the index, if
-        there is one."""
+        there is one; for readers only, since the records of a complete index are not listed."""
         if not worker:
             raise BadInput("worker must not be empty")
         self.objects = objects
@@ -133,6 +134,7 @@ class Units:
         # Workers start at different units, so that they seldom compete for the same one.
         self._start = crc32(worker.encode()) % max(count, 1)
         self._heartbeat_at = float("-inf")
+        self._index_emptied = False
 
     def heartbeat(self) -> None:
         """Renew this worker's lease. Call it several times within each lease period."""
@@ -175,26 +177,33 @@ class Units:
             )
 
     def committed(self) -> dict[int, Commit]:
-        """Every commit so far, by unit, derived from the records."""
+        """Every commit so far, by unit, derived from the records, or from an index of them all:
+        listing the records of 100,000 units takes a bucket many seconds."""
+        if self._index is None:
+            self._index = self._read_index()
+            if len(self._index) == self.count:
+                self._committed = dict(self._index)
+                return dict(self._index)  # in order
         self._load(self._last_records())
         return dict(sorted(self._committed.items()))
 
     def write_index(self) -> None:
-        """Write the index of all commits so far."""
-        lines = [
-            f"{unit} {commit.token} {commit.at!r} {quote(commit.worker, safe='')} ".encode()
-            + _encode(commit.outcome)
-            + b"\n"
-            for unit, commit in self.committed().items()
-        ]
-        text = b"".join(lines)
-        self.objects.replace(INDEX, _checksum(text) + b"\n" + text)
+        """Write the index of all commits so far, as the records have it now."""
+        last = self._last_records()
+        for unit, commit in list(self._committed.items()):
+            if last.get(unit) != commit.token + 1:  # reopened by another process
+                del self._committed[unit]
+        self.objects.replace(INDEX, encode_index(self.committed()))
+        self._index_emptied = False
 
     def reopen(self, unit: int, reason: str) -> bool:
         """Return a unit to the queue, whose commit (as last read) or last record is damaged. Its
         next commit replaces the result. False if another process was faster."""
         number = self.damaged[unit][0] if unit in self.damaged else self._committed[unit].token + 1
         record = self._record("claim", uuid.uuid4().hex, incarnation=0, reason=reason)
+        if not self._index_emptied and self.objects.names(INDEX):
+            self.objects.replace(INDEX, b"")
+        self._index_emptied = True
         # It has no heartbeats, so that any worker may take it over at once.
         record |= {"worker": REOPENED, "at": 0.0}
         if not self._append(unit, number + 1, record):
@@ -267,15 +276,14 @@ class Units:
 
     def _load(self, last: Mapping[int, int]) -> None:
         """Read and cache these records. They are immutable, so each is read once."""
-        if self._index is None:
-            self._index = self._read_index()
+        index = self._index or {}
         unread = [
             (unit, number)
             for unit, number in last.items()
             if unit not in self._committed and (unit, number) not in self._claims
         ]
         for unit, number in unread:
-            indexed = self._index.get(unit)
+            indexed = index.get(unit)
             if indexed is not None and indexed.token + 1 == number:
                 self._committed[unit] = indexed
         unread = [key for key in unread if key[0] not in self._committed]
@@ -363,6 +371,18 @@ class Units:
             return json.loads(self.objects.read(name))
         except (NotFound, ValueError):  # a damaged one is replaced by the next
             return None
+
+
+def encode_index(commits: Mapping[int, Commit]) -> bytes:
+    """The content of an index: a checksum, and a line for each commit."""
+    lines = [
+        f"{unit} {commit.token} {commit.at!r} {quote(commit.worker, safe='')} ".encode()
+        + _encode(dict(commit.outcome))
+        + b"\n"
+        for unit, commit in sorted(commits.items())
+    ]
+    text = b"".join(lines)
+    return _checksum(text) + b"\n" + text
 
 
 def _last_seen(claim: Claim, incarnation: int, heartbeat: Mapping[str, Any] | None) -> float:

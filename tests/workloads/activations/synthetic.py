@@ -44,7 +44,7 @@ def values(sample: int, site: str) -> np.ndarray:
     return (rows + sample + 31 * place) % 127 - 63.0
 
 
-def record(storage, wanted: plans.ExtractionPlan, claim) -> dict:
+def record(storage, wanted: plans.ExtractionPlan, claim) -> list[dict]:
     """Write one unit like a worker, without a model: rows in two batches, longest first."""
     samples = sorted(wanted.sample_range(claim.unit), key=lambda sample: (-length(sample), sample))
     writer = unit_writer.UnitWriter(
@@ -79,5 +79,5 @@ def extract(storage, wanted: plans.ExtractionPlan, worker: str = "a", **options)
     wanted = plans.write(storage, wanted)
     units = Units(storage, count=wanted.units, worker=worker, **options)
     while (claim := units.claim()) is not None:
-        file = record(storage, wanted, claim)
-        units.commit(claim, unit_writer.commit_outcome(wanted, claim.unit, [file]))
+        files = record(storage, wanted, claim)
+        units.commit(claim, unit_writer.commit_outcome(wanted, claim.unit, files))

@@ -264,8 +264,8 @@ def test_adjacent_missing_units_are_one_problem_and_nothing_is_deleted(tmp_path)
     wanted = plans.write(folder, synthetic.plan(samples=4_000, unit_samples=2))
     units = Units(folder, count=wanted.units, worker="a")
     claim = units.claim()
-    file = synthetic.record(folder, wanted, claim)
-    units.commit(claim, unit_writer.commit_outcome(wanted, claim.unit, [file]))
+    files = synthetic.record(folder, wanted, claim)
+    units.commit(claim, unit_writer.commit_outcome(wanted, claim.unit, files))
     code, text = tpu("verify", tmp_path, "--sweep")
     assert code == 1 and text.count("not committed") in (1, 2)
     assert "1,999 (samples" in text and "nothing deleted" in text
@@ -445,8 +445,8 @@ def test_status_reports_healthy_and_lost_workers(tmp_path):
     facts = dataset_status.DatasetMonitor(folder).status(now)
     assert (facts["status"], facts["healthy"], facts["lost"]) == ("RUNNING", 1, 1)
     assert facts["workers"] == ["alive"]
-    file = synthetic.record(folder, wanted, claim)
-    alive.commit(claim, unit_writer.commit_outcome(wanted, claim.unit, [file]))
+    files = synthetic.record(folder, wanted, claim)
+    alive.commit(claim, unit_writer.commit_outcome(wanted, claim.unit, files))
     assert dataset_status.DatasetMonitor(folder).status(now)["samples"] == 4
 
 

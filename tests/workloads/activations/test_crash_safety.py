@@ -138,12 +138,12 @@ def test_a_stalled_worker_cannot_change_what_its_successor_wrote(tmp_path):
     clock.now += 61
     synthetic.extract(folder, wanted, "heir", lease=LEASE, clock=clock)
     before = bits(folder)
-    file = synthetic.record(folder, wanted, claim)  # the sleeper writes its shard now …
+    files = synthetic.record(folder, wanted, claim)  # the sleeper writes its shard now …
     with pytest.raises(Fenced):
-        sleeper.commit(claim, unit_writer.commit_outcome(wanted, 0, [file]))
+        sleeper.commit(claim, unit_writer.commit_outcome(wanted, 0, files))
     assert bits(folder) == before
     report = verification.verify(folder)
     assert report.intact
-    assert report.leftovers == (file["name"],)  # … which is waste, not data
-    assert verification.delete_leftovers(folder) == [file["name"]]
+    assert report.leftovers == (files[0]["name"],)  # … which is waste, not data
+    assert verification.delete_leftovers(folder) == [files[0]["name"]]
     assert verification.verify(folder).leftovers == ()

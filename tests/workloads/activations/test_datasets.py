@@ -117,10 +117,10 @@ def test_reading_one_layer_of_one_sample_reads_under_one_percent_of_the_bytes(tm
     writer = unit_writer.UnitWriter(storage, wanted, claim, samples)
     for site in sites:
         writer.append(site, np.ones((800, 256), np.float32))
-    file = writer.finish()
-    units.commit(claim, unit_writer.commit_outcome(wanted, 0, [file]))
+    files = writer.finish()
+    units.commit(claim, unit_writer.commit_outcome(wanted, 0, files))
     assert datasets.Dataset(storage).read(17, "resid_post.5").shape == (20, 256)
-    assert storage.touched < 0.01 * file["size"]
+    assert storage.touched < 0.01 * files[0]["size"]
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
@@ -161,7 +161,7 @@ def test_duplicate_and_missing_samples_are_reported(folder):
     writer = unit_writer.UnitWriter(folder, wanted, claim, samples)
     for site, width in synthetic.WIDTHS.items():
         writer.append(site, np.zeros((6, width), "bfloat16"))
-    units.commit(claim, unit_writer.commit_outcome(wanted, 0, [writer.finish()]))
+    units.commit(claim, unit_writer.commit_outcome(wanted, 0, writer.finish()))
     problems = "\n".join(verification.verify(folder).problems)
     assert "sample 1 is stored 2 times" in problems
     assert "sample 2 is missing" in problems
@@ -340,7 +340,9 @@ def test_a_shard_does_not_depend_on_part_sizes_or_thread_count(tmp_path, threads
     }
     tensors = [shards.Tensor(name=n, dtype="U8", shape=v.shape) for n, v in values.items()]
     pool = shard_writer.WriterPool(threads, backlog=3)
-    writer = shard_writer.RawShardWriter(tmp_path / "draft", "name", tensors, pool)
+    writer = shard_writer.RawShardWriter(
+        shard_writer.DraftFile(tmp_path / "draft"), "name", tensors, pool
+    )
     for name, rows in values.items():
         at = 0
         while at < len(rows):
@@ -362,7 +364,9 @@ def test_a_shard_does_not_depend_on_part_sizes_or_thread_count(tmp_path, threads
 def test_a_failed_write_fails_the_shard(tmp_path):
     tensor = shards.Tensor(name="x", dtype="U8", shape=(8, 1 << 20))
     pool = shard_writer.WriterPool(2, backlog=2)
-    writer = shard_writer.RawShardWriter(tmp_path / "draft", "name", [tensor], pool)
+    writer = shard_writer.RawShardWriter(
+        shard_writer.DraftFile(tmp_path / "draft"), "name", [tensor], pool
+    )
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, limit[1]))

@@ -190,8 +190,8 @@ def test_fleet_status_combines_all_runs_of_a_worker(tmp_path):
     wanted = plans.write(folder, synthetic.plan(samples=12, unit_samples=4))
     done = Units(folder, count=3, worker="job-1-0-0", clock=clock)
     claim = done.claim()
-    file = synthetic.record(folder, wanted, claim)
-    done.commit(claim, unit_writer.commit_outcome(wanted, claim.unit, [file]))
+    files = synthetic.record(folder, wanted, claim)
+    done.commit(claim, unit_writer.commit_outcome(wanted, claim.unit, files))
     Units(folder, count=3, worker="job-3-0-0", clock=clock).claim()
     Units(folder, count=3, worker="job-2-0-0", clock=lambda: 900.0).claim()
     jobs = [
@@ -202,12 +202,12 @@ def test_fleet_status_combines_all_runs_of_a_worker(tmp_path):
     status = fleet.fleet_status(out, jobs, now=1_030.0)
     first, second = status["workers"]
     assert (first["status"], first["samples"], first["shards"]) == ("READY", 4, 1)
-    assert first["bytes"] == file["size"] and first["working"]
+    assert first["bytes"] == files[0]["size"] and first["working"]
     assert (second["status"], second["samples"], second["working"]) == ("PREEMPT", 0, False)
     assert (status["healthy"], status["working"], status["needs_recovery"]) == (1, 1, 1)
-    tokens = file["tensors"]["tokens"][1][0]
+    tokens = files[0]["tensors"]["tokens"][1][0]
     assert status["totals"] == {
-        "samples": 4, "of": 12, "shards": 1, "bytes": file["size"], "tokens": tokens
+        "samples": 4, "of": 12, "shards": 1, "bytes": files[0]["size"], "tokens": tokens
     }  # fmt: skip
     assert not status["done"]
 

@@ -71,8 +71,8 @@ class Host:
     def should_stop(self) -> bool:
         return False
 
-    def commit(self, claim, file, outcome) -> None:
-        self._files.setdefault(claim.unit, {})[self.part] = file
+    def commit(self, claim, files, outcome) -> None:
+        self._files.setdefault(claim.unit, {})[self.part] = files
 
 
 def plan_for(folder, model_folder, lengths, **more) -> tuple[LocalFolder, plans.ExtractionPlan]:
@@ -133,7 +133,7 @@ def test_no_sample_is_lost_or_mislabeled_for_any_samples_batches_and_hosts(
             storage, plan, locations.resolve_plan(plan), Devices(host, hosts, each), coordinator
         ).run()
     for claim in claims:
-        parts = [files[claim.unit][host] for host in range(hosts)]
+        parts = [file for host in range(hosts) for file in files[claim.unit][host]]
         units.commit(claim, unit_writer.commit_outcome(plan, claim.unit, parts))
     assert_every_row_is_where_its_label_says(storage, lengths)
 

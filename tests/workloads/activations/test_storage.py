@@ -136,7 +136,7 @@ class Mortal:
 
     def __getattr__(self, name):
         attribute = getattr(self._inner, name)
-        if name not in ("create", "replace", "upload"):
+        if name not in ("create", "replace", "upload", "put"):
             return attribute
 
         def dying(*arguments):

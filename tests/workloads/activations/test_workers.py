@@ -465,7 +465,8 @@ def test_the_compute_dtype_belongs_to_the_plan(make):
 
 def test_a_plan_of_0_1_0_keeps_its_identity_and_takes_the_requested_compute_dtype(make):
     body = json.loads(make("old").read(plans.PLAN_FILE))
-    del body["compute"]
+    for name in plans.LATER_FIELDS:
+        del body[name]
     plan = plans.from_json(json.dumps(body).encode())
     fields = {k: v for k, v in body.items() if k not in plans.NON_IDENTITY_FIELDS}
     fields["data"] = {"kind": "jsonl"}

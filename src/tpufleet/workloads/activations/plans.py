@@ -17,7 +17,7 @@ PLAN_FILE = "plan.json"
 # The date is that of the first plan: making it again on another day gives the same plan.
 NON_IDENTITY_FIELDS = ("model", "tokenizer", "estimate", "chat_date")
 # Added after 0.1.0: without a value they are left out, so that older plans keep their identity.
-LATER_FIELDS = ("compute",)
+LATER_FIELDS = ("compute", "stride", "keep")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,10 @@ class ExtractionPlan:
     compute: str = ""  # dtype of the forward pass; "": recorded by each commit only (0.1.0)
     compression: str = "none"
     max_length: int = 2048
-    too_long: str = "skip"  # or "cut" (keep the first max_length tokens), "refuse" (fail)
+    # Or "cut" (keep the first max_length tokens), "split" (into contexts), "refuse" (fail).
+    too_long: str = "skip"
+    stride: int = 0  # tokens between the beginnings of contexts; 0: max_length
+    keep: str = ""  # tokens that are stored: see `contexts.KEEP`; "": all
     batching: str = "bucket"  # or "pack", "auto": see `batches.resolve_batching`
     batch_tokens: int = 16384
     buckets: tuple[int, ...] = ()

@@ -183,6 +183,20 @@ def show(out: str, sample: int, as_json: bool) -> None:
     output.show_sample(datasets.open_dataset(out), sample, as_json=as_json)
 
 
+@extract.command(epilog=example_epilog("tpu extract stats acts"))
+@click.argument("out")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def stats(out: str, as_json: bool) -> None:
+    """Show statistics of each site: mean, norm, largest value, values that are not finite.
+
+    They were gathered while the activations were written; nothing is read but the records.
+    """
+    from tpufleet.workloads.activations.cli import output
+    from tpufleet.workloads.activations.io import datasets
+
+    output.show_statistics(datasets.open_dataset(out), as_json=as_json)
+
+
 @extract.command(epilog=example_epilog("tpu extract verify acts"))
 @click.argument("out")
 @click.option("--quick", is_flag=True, help="Check records and sizes only, not checksums.")

@@ -1,4 +1,4 @@
-"""`tpu extract export|import|streams|manifest`: formats of the older extraction scripts."""
+"""`tpu extract export|import|streams|manifest`: formats of other tools and of older scripts."""
 
 from __future__ import annotations
 
@@ -12,29 +12,63 @@ def example_epilog(line: str) -> str:
     return f"\b\nExample:\n  {line}\n"
 
 
-@click.command(epilog=example_epilog("tpu extract export acts old-shards"))
+@click.command(epilog=example_epilog("tpu extract export acts activations-hf --format hf"))
 @click.argument("out")
 @click.argument("folder")
-@click.option("--site", default="resid_post", show_default=True, help="Exported for all layers.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["pickle", "hf"]),
+    default="pickle",
+    show_default=True,
+    help="Pickle shards of the older scripts, or Parquet files for Hugging Face datasets.",
+)
+@click.option(
+    "--site",
+    help="Such as resid_post, for all layers; with hf also resid_post.8.  [default: resid_post; "
+    "with hf all]",
+)
 @click.option("--shard-gb", type=click.FloatRange(min=0), default=1.0, show_default=True)
 @click.option("--pad-to", type=click.IntRange(1), help="Pad samples with zeros to this many rows.")
 @click.option("--no-compress", is_flag=True, help="Write .pkl instead of .pkl.gz.")
 def export(
-    out: str, folder: str, site: str, shard_gb: float, pad_to: int | None, no_compress: bool
+    out: str,
+    folder: str,
+    kind: str,
+    site: str | None,
+    shard_gb: float,
+    pad_to: int | None,
+    no_compress: bool,
 ) -> None:
-    """Export OUT as pickle shards (shard_0001.pkl.gz).
+    """Export the samples of OUT that are committed so far.
 
-    FOLDER is a path, gs://… or s3://…. Exports the samples committed so far, with metadata.json
-    and checkpoint_worker_0.json.
+    FOLDER is a path, gs://… or s3://…. With --format hf it becomes a dataset repository of Parquet
+    files with a row for each token, for `datasets.load_dataset(FOLDER)`. Otherwise it gets pickle
+    shards (shard_0001.pkl.gz), metadata.json and checkpoint_worker_0.json.
     """
     from tpufleet.workloads.activations.io import datasets
     from tpufleet.workloads.activations.io.storage import open_storage
+
+    if kind == "hf":
+        if pad_to or no_compress:
+            raise click.UsageError("--pad-to and --no-compress apply to pickle shards only")
+        from tpufleet.workloads.activations.io import parquet_export
+
+        exported = parquet_export.export_parquet(
+            datasets.open_dataset(out), open_storage(folder), sites=[site] if site else []
+        )
+        click.echo(
+            f"{exported['rows']:,} rows of {exported['samples']:,} samples in "
+            f"{exported['files']:,} files\nload them with `datasets.load_dataset({folder!r})`, or "
+            f"upload them with `huggingface-cli upload NAME {folder} --repo-type dataset`"
+        )
+        return
     from tpufleet.workloads.activations.legacy import pickle_shards
 
     summary = pickle_shards.export_shards(
         datasets.open_dataset(out),
         open_storage(folder),
-        site=site,
+        site=site or "resid_post",
         shard_bytes=int(shard_gb * 2**30),
         pad_to=pad_to,
         compress=not no_compress,

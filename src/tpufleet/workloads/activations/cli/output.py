@@ -197,6 +197,26 @@ def show_sample(dataset: Dataset, sample: int, *, as_json: bool) -> None:
         click.echo(f"{name:>14}  {shape} {summary['dtype']}{statistics}")
 
 
+def show_statistics(dataset: Dataset, *, as_json: bool) -> None:
+    found = dataset.statistics()
+    if as_json:
+        click.echo(json.dumps({site: value.to_json() for site, value in found.items()}))
+        return
+    table = [("SITE", "ROWS", "MEAN", "NORM", "MAX", "NON-FINITE")]
+    for site, value in found.items():
+        numbers = (f"{value.mean:+.4g}", f"{value.norm:.4g}", f"{value.max:.4g}")
+        shown = numbers if value.finite_rows else ("-", "-", "-")
+        table.append((site, f"{value.rows:,}", *shown, f"{value.nonfinite:,}"))
+    widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
+    for row in table:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        click.echo("  ".join([row[0].ljust(widths[0]), *cells[1:]]))
+    if not dataset.complete:
+        click.echo(f"of {len(dataset.commits):,} of {dataset.plan.units:,} units", err=True)
+    if any(value.nonfinite for value in found.values()):
+        click.echo("rows with values that are not finite are left out of MEAN, NORM and MAX")
+
+
 def show_report(report: VerificationReport, out: str, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**asdict(report), "whole": report.intact}))

@@ -20,6 +20,8 @@ _PLAN_OPTIONS = (
     "compression",
     "max_length",
     "too_long",
+    "stride",
+    "keep",
     "batching",
     "batch_tokens",
     "seed",
@@ -78,10 +80,24 @@ _PLAN_OPTIONS = (
 )
 @click.option(
     "--too-long",
-    type=click.Choice(["skip", "cut", "refuse"]),
+    type=click.Choice(["skip", "cut", "split", "refuse"]),
     default="skip",
     show_default=True,
-    help="Skip longer samples, cut them to --max-length, or fail.",
+    help="Skip longer samples, cut them to --max-length, split them into contexts, or fail.",
+)
+@click.option(
+    "--stride",
+    type=COUNT,
+    help="Tokens from one context to the next, with --too-long split.  [default: half of "
+    "--max-length]",
+)
+@click.option(
+    "--keep",
+    type=click.Choice(["all", "no-special", "answer", "last"]),
+    default="all",
+    show_default=True,
+    help="Tokens to store: all, none of the special ones, the last answer of a conversation, or "
+    "the last token.",
 )
 @click.option(
     "--batching",

@@ -28,6 +28,8 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 # A private-use character, absent from templates and texts: marks where the answer ends. The space
 # shows whether the template trims messages.
 ANSWER_END = "\ue000 "
+# Private-use characters around an answer, to find where it is in the rendered text.
+ANSWER_MARKS = "\ue001\ue002"
 
 
 class ChatTemplateError(BadInput):
@@ -95,6 +97,33 @@ class ChatTemplate:
         if not marker:
             raise ChatTemplateError("the chat template omits the assistant's answer")
         return before if after.startswith(ANSWER_END[1]) else before.rstrip()
+
+    def answer_span(
+        self,
+        text: str,
+        messages: Sequence[Any],
+        *,
+        answer: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> tuple[int, int]:
+        """Where the answer, or the content of the last message of the assistant, is in `text`, the
+        conversation as rendered."""
+        content = answer
+        if content is None:
+            last = messages[-1] if messages else {}
+            content = last.get("content") if isinstance(last, Mapping) else None
+            if not isinstance(content, str) or last.get("role") != "assistant":
+                raise ChatTemplateError("it does not end with an answer of the assistant")
+            messages = messages[:-1]
+        before, after = ANSWER_MARKS
+        marked = {"role": "assistant", "content": before + content + after}
+        around = self.render([*messages, marked], tools=tools)
+        start, stop = around.find(before), around.find(after)
+        if start < 0 or stop < 0:
+            raise ChatTemplateError("the chat template omits or changes the assistant's answer")
+        # What follows has the same length in both, whatever was trimmed from the answer.
+        closing = len(around) - stop - len(after) if answer is None else 0
+        return start, len(text) - closing
 
 
 def select(templates: Any, *, with_tools: bool) -> str | None:

@@ -24,13 +24,21 @@ class Sample:
     skip_reason: str = ""  # why it cannot be used; such a sample is stored without tokens
 
 
+Runs = tuple[tuple[int, int], ...]  # [start, stop) of tokens, in order
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizedSample:
-    """A sample as the model sees it. A skipped one has no tokens; `metadata` has the reason."""
+    """The tokens of a sample. A skipped one has none; `metadata` has the reason."""
 
     index: int
     tokens: np.ndarray
     metadata: Mapping[str, Any]
+    stored: Runs | None = None  # the tokens whose activations are stored; None: all
+
+    @property
+    def runs(self) -> Runs:
+        return ((0, len(self.tokens)),) if self.stored is None else self.stored
 
 
 class SampleSource(Protocol):

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import numpy as np
 import tokenizers
 
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.workloads.activations.inputs import chat_templates
+from tpufleet.workloads.activations.inputs import chat_templates, contexts
 from tpufleet.workloads.activations.inputs.samples import Sample, TokenizedSample
 
-TOO_LONG = ("skip", "cut", "refuse")
+TOO_LONG = ("skip", "cut", "refuse", "split")
 
 
 class Tokenizer:
@@ -47,6 +48,23 @@ class Tokenizer:
             list(texts), add_special_tokens=add_special_tokens
         )
         return [encoding.ids for encoding in encodings]
+
+    def encode_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Where the tokens of a rendered conversation are in its text."""
+        return self._tokenizer.encode(text, add_special_tokens=False).offsets
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Token ids that the tokenizer calls special, such as those of BOS and <|im_start|>."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
+
+    def answer_span(self, sample: Sample, text: str) -> tuple[int, int]:
+        """Where the answer of a conversation is in `text`, the conversation as rendered."""
+        if sample.messages is None:
+            raise BadInput("it is not a conversation, so it has no answer")
+        chat = self._chat(sample.tools is not None)
+        return chat.answer_span(text, sample.messages, answer=sample.answer, tools=sample.tools)
 
     def render(
         self,
@@ -98,14 +116,19 @@ def tokenize(
     max_length: int,
     too_long: str,
     vocabulary: int | None = None,
+    keep: str = "all",
 ) -> list[TokenizedSample]:
     """Token ids of each sample, in order. A sample that cannot be used has no tokens and a reason.
+
+    `keep` chooses the tokens that are stored (`contexts.KEEP`); a sample without any is skipped.
 
     Token ids outside the model's `vocabulary` make a sample unusable: the embedding lookup would
     silently return another row.
     """
     if too_long not in TOO_LONG:
         raise BadInput(f"too_long {too_long!r} is not one of {', '.join(TOO_LONG)}")
+    if keep not in contexts.KEEP:
+        raise BadInput(f"keep {keep!r} is not one of {', '.join(contexts.KEEP)}")
     samples = [_with_text(sample, tokenizer) for sample in samples]
     texts = {s.index: s.text for s in samples if s.text is not None and not s.skip_reason}
     ids: dict[int, Sequence[int]] = {s.index: s.tokens for s in samples if s.tokens is not None}
@@ -115,7 +138,7 @@ def tokenize(
             [texts[index] for index in chosen], add_special_tokens=special
         )
         ids.update(zip(chosen, encoded, strict=True))
-    return [
+    finished = [
         _finish(
             _check_vocabulary(sample, ids.get(sample.index), vocabulary),
             texts.get(sample.index, ""),
@@ -125,6 +148,39 @@ def tokenize(
         )
         for sample in samples
     ]
+    if keep == "all":
+        return finished
+    return [
+        _select(sample, done, texts.get(sample.index, ""), tokenizer, keep)
+        for sample, done in zip(samples, finished, strict=True)
+    ]
+
+
+def _select(
+    sample: Sample, done: TokenizedSample, text: str, tokenizer: Tokenizer, keep: str
+) -> TokenizedSample:
+    """The sample with the tokens that are stored; skipped if there are none."""
+    size = len(done.tokens)
+    if not size:
+        return done
+    mask = np.zeros(size, bool)
+    reason = f"no token is left with --keep {keep}"
+    if keep == "last":
+        mask[-1] = True
+    elif keep == "no-special":
+        mask = ~np.isin(done.tokens, list(tokenizer.special_ids))
+    else:
+        try:
+            start, stop = tokenizer.answer_span(sample, text)
+        except BadInput as error:
+            reason = str(error)
+        else:
+            offsets = tokenizer.encode_offsets(text)[:size]
+            mask = np.array([start <= low < stop and low < high for low, high in offsets], bool)
+    if not mask.any():
+        metadata = {**done.metadata, "skipped": reason}
+        return replace(done, tokens=np.empty(0, np.int32), metadata=metadata)
+    return replace(done, stored=contexts.runs_of(mask))
 
 
 def _with_text(sample: Sample, tokenizer: Tokenizer) -> Sample:
@@ -173,13 +229,13 @@ def _finish(
         if too_long == "refuse":
             raise BadInput(
                 f"sample {sample.index} ({sample.id}) has {len(ids)} tokens, more than "
-                f"{max_length}; raise --max-length, or pass --too-long skip or cut"
+                f"{max_length}; raise --max-length, or pass --too-long skip, cut or split"
             )
-        metadata["full_length"] = len(ids)
-        if too_long == "skip":
-            metadata["skipped"] = f"{len(ids)} tokens, more than {max_length}"
-            ids = ()
-        ids = ids[:max_length]
+        if too_long != "split":
+            metadata["full_length"] = len(ids)
+            if too_long == "skip":
+                metadata["skipped"] = f"{len(ids)} tokens, more than {max_length}"
+            ids = ids[:max_length] if too_long == "cut" else ()
     return TokenizedSample(index=sample.index, tokens=np.asarray(ids, np.int32), metadata=metadata)
 
 

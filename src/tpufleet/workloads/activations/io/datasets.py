@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -12,14 +12,15 @@ import numpy as np
 from tpufleet.errors import NotFound
 from tpufleet.runtime.units import Commit, Units
 from tpufleet.workloads.activations import plans
-from tpufleet.workloads.activations.io import dtypes, shards, zstd_shards
+from tpufleet.workloads.activations.io import dtypes, shards, site_statistics, zstd_shards
 from tpufleet.workloads.activations.io.shuffling import shuffled_batches as shuffled_batches
 from tpufleet.workloads.activations.io.shuffling import shuffled_rows as shuffled_rows
+from tpufleet.workloads.activations.io.site_statistics import SiteStatistics
 from tpufleet.workloads.activations.io.storage import Storage, open_storage
 
 
 class RowSpan(NamedTuple):
-    """The rows of a sample: start … stop of a file (by number) of a unit."""
+    """The rows of a sample or of one of its contexts: start … stop of a file (by number)."""
 
     unit: int
     file: int
@@ -44,7 +45,7 @@ class Dataset:
         self.commits: dict[int, Commit] = units.committed()
         self.damaged = {unit: reason for unit, (_, reason) in units.damaged.items()}
         self._files: dict[int, list[shards.ShardFile]] = {}
-        self._spans: Callable[[int], dict[int, RowSpan]] = lru_cache(256)(self._read_spans)
+        self._spans: Callable[[int], dict[int, list[RowSpan]]] = lru_cache(256)(self._read_spans)
         self._row_owners: Callable[[int, int], tuple[np.ndarray, np.ndarray]] = lru_cache(1024)(
             self._read_row_owners
         )
@@ -74,21 +75,50 @@ class Dataset:
         """One sample's activations [tokens, width] as stored; int8 is converted to float32."""
         if site not in self.plan.sites:
             raise self.missing_site_error(site)
-        span = self._find(sample)
-        return self.rows(span.unit, span.file, site, span.start, span.stop)
+        return _joined(
+            self.rows(span.unit, span.file, site, span.start, span.stop)
+            for span in self._find(sample)
+        )
 
     def tokens(self, sample: int) -> np.ndarray:
-        return self._read_span(self._find(sample), shards.TOKENS)
+        return _joined(self._read_span(span, shards.TOKENS) for span in self._find(sample))
 
     def positions(self, sample: int) -> np.ndarray:
-        return self._read_span(self._find(sample), shards.POSITIONS)
+        """Positions of the stored tokens within the sample."""
+        return _joined(self._read_span(span, shards.POSITIONS) for span in self._find(sample))
 
     def metadata(self, sample: int) -> Mapping[str, Any]:
         """The sample's id, the hash of its prompt, and metadata from its source."""
-        metadata = self._metadata(self._find(sample).unit).get(sample)
+        self._find(sample)
+        metadata = self._metadata(self.plan.unit_of(sample)).get(sample)
         if metadata is None:
             raise NotFound(f"sample {sample} has no metadata; run `tpu extract verify`")
         return metadata
+
+    def statistics(self) -> dict[str, SiteStatistics]:
+        """Of each site, over the rows committed so far; without those of units that an older
+        version wrote, which have none."""
+        files = [file for unit in self.commits for file in self.files(unit)]
+        return {
+            site: site_statistics.combine(
+                SiteStatistics(**file.statistics[site]) for file in files if site in file.statistics
+            )
+            for site in self.sites
+        }
+
+    def mean(self, site: str) -> np.ndarray:
+        """The mean of each dimension of a site [width], over the rows committed so far."""
+        if site not in self.plan.sites:
+            raise self.missing_site_error(site)
+        total, rows = np.zeros(self.plan.widths[site]), 0
+        for unit in self.commits:
+            for file in self.files(unit):
+                if finite := file.statistics.get(site, {}).get("finite_rows", 0):
+                    mean = self._raw(file, site + shards.MEAN, 0, self.plan.widths[site])
+                    total, rows = total + finite * mean.astype(np.float64), rows + finite
+        if not rows:
+            raise NotFound(f"no statistics of {site}: no rows, or written by an older version")
+        return (total / rows).astype(np.float32)
 
     def missing_site_error(self, site: str) -> NotFound:
         stored = ", ".join(self.plan.sites)
@@ -129,23 +159,30 @@ class Dataset:
     def row_count(self, unit: int, file: int) -> int:
         return self.files(unit)[file].tensors[shards.TOKENS].shape[0]
 
-    def _find(self, sample: int) -> RowSpan:
+    def _find(self, sample: int) -> list[RowSpan]:
+        """In the order of the sample's tokens."""
         unit = self.plan.unit_of(sample)
         if unit not in self.commits:
             raise NotFound(f"sample {sample} is in unit {unit}, which is not committed yet")
-        return self._spans(unit)[sample]
+        spans = self._spans(unit)[sample]
+        if len(spans) > 1:
+            first = [span._replace(stop=span.start + 1) for span in spans]
+            order = [int(self._read_span(span, shards.POSITIONS)[0]) for span in first]
+            spans = [span for _, span in sorted(zip(order, spans, strict=True))]
+        return spans
 
     def _read_span(self, span: RowSpan, tensor: str) -> np.ndarray:
         return self._raw(self.files(span.unit)[span.file], tensor, span.start, span.stop)
 
-    def _read_spans(self, unit: int) -> dict[int, RowSpan]:
-        spans = {}
+    def _read_spans(self, unit: int) -> dict[int, list[RowSpan]]:
+        spans: dict[int, list[RowSpan]] = {}
         for number, shard in enumerate(self.files(unit)):
             count = shard.tensors[shards.SAMPLE_INDEX].shape[0]
             indexes = self._raw(shard, shards.SAMPLE_INDEX, 0, count)
             rows = self._raw(shard, shards.SAMPLE_ROWS, 0, count + 1)
             for i, sample in enumerate(indexes.tolist()):
-                spans[sample] = RowSpan(unit, number, int(rows[i]), int(rows[i + 1]))
+                span = RowSpan(unit, number, int(rows[i]), int(rows[i + 1]))
+                spans.setdefault(sample, []).append(span)
         return spans
 
     def _read_row_owners(self, unit: int, file: int) -> tuple[np.ndarray, np.ndarray]:
@@ -158,8 +195,14 @@ class Dataset:
         return samples[present], rows[:-1][present]
 
     def _read_metadata(self, unit: int) -> dict[int, dict[str, Any]]:
-        per_file = (self.file_metadata(unit, file) for file in range(len(self.files(unit))))
-        return {entry["sample"]: entry for entries in per_file for entry in entries}
+        metadata: dict[int, dict[str, Any]] = {}
+        for file in range(len(self.files(unit))):
+            for entry in self.file_metadata(unit, file):
+                entry.pop("context", None)
+                known = metadata.setdefault(entry["sample"], entry)
+                if known is not entry:  # another context of the same sample
+                    known["tokens"] += entry["tokens"]
+        return metadata
 
     def _raw(self, shard: shards.ShardFile, name: str, start: int, stop: int) -> np.ndarray:
         if name in shard.uncompressed:
@@ -182,6 +225,12 @@ class Dataset:
         path = self.storage.local_path(name)
         assert path is not None  # checked by `_bytes`
         return np.memmap(path, np.uint8, mode="r")
+
+
+def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """One array; that of a sample with a single context is not copied."""
+    arrays = list(parts)
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def open_dataset(url: str) -> Dataset:

@@ -15,8 +15,12 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 
 from tpufleet.errors import NotFound
 from tpufleet.runtime.gcs import connect, translate_errors
+from tpufleet.workloads.activations.io.shard_writer import BufferStream
 from tpufleet.workloads.activations.io.staging import StagingFolder
 
+# Of a shard: large enough that requests do not matter, small enough to wait in memory. The client
+# sends up to 100 MB in one request.
+FILE_BYTES = 64 << 20
 # Smaller files are faster in one request; larger ones are uploaded in concurrent parts.
 PARALLEL_FROM = 64 << 20
 PART = 32 << 20
@@ -61,6 +65,7 @@ class GcsBucket:
     """Objects below `gs://bucket/prefix`."""
 
     far = True
+    file_bytes: int | None = FILE_BYTES
 
     def __init__(self, bucket: str, prefix: str, client: storage.Client | None = None):
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
@@ -95,6 +100,12 @@ class GcsBucket:
         with self._translate_errors(prefix):
             blobs = self._client.list_blobs(self._bucket, prefix=self._prefix + prefix)
             return sorted(blob.name.removeprefix(self._prefix) for blob in blobs)
+
+    def put(self, content: BufferStream, name: str) -> None:
+        with self._translate_errors(name):
+            self._blob(name).upload_from_file(
+                content, size=content.size, checksum="crc32c", **RETRY
+            )
 
     def upload(self, draft: Path, name: str) -> None:
         size = draft.stat().st_size

@@ -15,8 +15,12 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from tpufleet.backoff import Backoff
 from tpufleet.errors import NotFound, PermissionMissing, ProviderUnavailable
+from tpufleet.workloads.activations.io.shard_writer import BufferStream
 from tpufleet.workloads.activations.io.staging import StagingFolder
 
+FILE_BYTES = 64 << 20  # of a shard: see `gcs`
+# A single request leaves nothing behind when its client dies; S3 takes 5 GB in one.
+LARGEST_PUT = 4 << 30
 TRANSFER = TransferConfig(
     multipart_threshold=64 << 20, multipart_chunksize=32 << 20, max_concurrency=8
 )
@@ -32,6 +36,7 @@ class S3Bucket:
     """Objects below `s3://bucket/prefix`. The endpoint comes from the AWS configuration."""
 
     far = True
+    file_bytes: int | None = FILE_BYTES
 
     def __init__(self, bucket: str, prefix: str, client: Any = None):
         self._bucket = bucket
@@ -75,6 +80,14 @@ class S3Bucket:
                 for page in pages
                 for entry in page.get("Contents", ())
             )
+
+    def put(self, content: BufferStream, name: str) -> None:
+        with self._translate_errors(name):
+            if content.size <= LARGEST_PUT:
+                self._client.put_object(**self._key(name), Body=content)
+            else:
+                key = self._prefix + name
+                self._client.upload_fileobj(content, self._bucket, key, Config=TRANSFER)
 
     def upload(self, draft: Path, name: str) -> None:
         with self._translate_errors(name):

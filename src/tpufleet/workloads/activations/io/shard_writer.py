@@ -1,18 +1,22 @@
 """Writing a raw shard with several threads, which hash and write pieces at their final offsets.
 
 A tensor's bytes are divided into pieces at fixed offsets, so neither the file nor its digests
-depend on how rows arrive or how many threads write them.
+depend on how rows arrive or how many threads write them. The bytes go to a file on a local disk
+(`DraftFile`), or are kept where they are until they are uploaded (`MemoryFile`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import io
 import os
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,24 +88,131 @@ class _Stream:
     last: Future[Any] | None = None  # the latest task, whose piece may be incomplete
 
 
+class ShardTarget(Protocol):
+    """Takes the bytes of one file at their offsets, in any order and from several threads."""
+
+    def open(self, size: int) -> None: ...
+
+    def write(self, views: Sequence[memoryview], offset: int) -> None: ...
+
+    def finish(self) -> None:
+        """All bytes have been written."""
+
+    def abandon(self) -> None:
+        """Delete what was written. Also valid after `finish`."""
+
+
+class DraftFile:
+    """A file on a local disk, durable once finished."""
+
+    def __init__(self, path: Path):
+        self.path, self._file = path, -1
+
+    def open(self, size: int) -> None:
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.ftruncate(self._file, size)
+
+    def write(self, views: Sequence[memoryview], offset: int) -> None:
+        write_at(self._file, views, offset)
+        start_writeback(self._file, offset, sum(map(len, views)))
+
+    def finish(self) -> None:
+        os.fsync(self._file)
+        self._close()
+
+    def abandon(self) -> None:
+        self._close()
+        self.path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class MemoryFile:
+    """A file that is never on a disk: references to the bytes, which are read when it is uploaded.
+    The rows of a batch are freed once every file that holds some of them has been uploaded."""
+
+    def __init__(self) -> None:
+        self._views: list[tuple[int, Sequence[memoryview]]] = []
+
+    def open(self, size: int) -> None:
+        self._views = []
+
+    def write(self, views: Sequence[memoryview], offset: int) -> None:
+        self._views.append((offset, views))
+
+    def finish(self) -> None:
+        self._views.sort(key=lambda item: item[0])
+
+    def abandon(self) -> None:
+        self._views = []
+
+    def stream(self) -> BufferStream:
+        return BufferStream([view for _, views in self._views for view in views])
+
+
+class BufferStream(io.RawIOBase):
+    """Buffers one after the other as a stream. Clients of buckets seek in it to retry an upload."""
+
+    def __init__(self, views: Sequence[memoryview]):
+        self._views = views
+        self._starts = list(accumulate(map(len, views), initial=0))
+        self.size, self._at = self._starts.pop(), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
+        self._at = min(max(base + offset, 0), self.size)
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        """With a single copy, however many buffers."""
+        left = self.size - self._at if size is None or size < 0 else size
+        parts = []
+        while left > 0 and self._at < self.size:
+            part = self._next(left)
+            parts.append(part)
+            self._at, left = self._at + len(part), left - len(part)
+        return b"".join(parts)
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def readinto(self, buffer: Any) -> int:
+        part = self._next(len(buffer)) if self._at < self.size else b""
+        memoryview(buffer)[: len(part)] = part
+        self._at += len(part)
+        return len(part)
+
+    def _next(self, most: int) -> memoryview:
+        number = bisect_right(self._starts, self._at) - 1
+        return self._views[number][self._at - self._starts[number] :][:most]
+
+
 class RawShardWriter:
     """Writes rows to their final offsets, without copying them."""
 
     def __init__(
         self,
-        draft: Path,
+        target: ShardTarget,
         name: str,
         tensors: Iterable[shards.Tensor],
         executor: TaskExecutor | None = None,
     ):
-        self._draft, self._name, self._executor = draft, name, executor or InlineWriter()
+        self._target, self._name, self._executor = target, name, executor or InlineWriter()
         self._header, positioned = shards.build_header(tensors)
         self._streams = {tensor.name: _Stream(tensor) for tensor in positioned}
         self._size = len(self._header) + sum(tensor.nbytes for tensor in positioned)
         self._tasks: list[Future[Any]] = []
-        self._file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.ftruncate(self._file, self._size)
-        write_at(self._file, [memoryview(self._header)], 0)
+        target.open(self._size)
+        target.write([memoryview(self._header)], 0)
 
     def append(self, name: str, *parts: np.ndarray) -> None:
         """Append the rows of each part in order. They must not change until `finish`."""
@@ -126,8 +237,7 @@ class RawShardWriter:
         for stream in self._streams.values():
             if stream.written != stream.tensor.nbytes:
                 raise BadInput(f"{stream.tensor.name}: rows are missing; the shard is incomplete")
-        os.fsync(self._file)
-        self._close()
+        self._target.finish()
         return shards.describe_file(
             self._name,
             self._size,
@@ -139,16 +249,10 @@ class RawShardWriter:
         )
 
     def abandon(self) -> None:
-        """Delete the draft. Also valid after `finish`, when the upload failed."""
+        """Delete what was written. Also valid after `finish`, when the upload failed."""
         for task in self._tasks:
             task.exception()  # until then a thread may still write to the file
-        self._close()
-        self._draft.unlink(missing_ok=True)
-
-    def _close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._target.abandon()
 
     def _put(
         self,
@@ -162,9 +266,7 @@ class RawShardWriter:
         digest = stream.digests[start // PIECE]
         for view in views:
             digest.update(view)
-        offset = stream.tensor.offset + start
-        write_at(self._file, views, offset)
-        start_writeback(self._file, offset, sum(map(len, views)))
+        self._target.write(views, stream.tensor.offset + start)
 
 
 def start_writeback(file: int, offset: int, size: int) -> None:

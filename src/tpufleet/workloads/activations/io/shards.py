@@ -26,6 +26,7 @@ PIECE = 4 << 20
 SAMPLE_INDEX, SAMPLE_ROWS = "sample_index", "sample_rows"
 TOKENS, POSITIONS, METADATA = "tokens", "positions", "samples.json"
 SCALE = ".scale"  # suffix: the float32 scales of an int8 site
+MEAN = ".mean"  # suffix: the mean of each dimension of a site, over the rows of the file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +59,8 @@ class ShardFile:
     tensors: Mapping[str, Tensor]
     # In a zstd shard: dtype and shape of each compressed tensor once decompressed.
     uncompressed: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    # By site, as `SiteStatistics.to_json`; files of 0.1.0 have none.
+    statistics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -72,6 +75,7 @@ class ShardFile:
                 tensor.name: [tensor.dtype, list(tensor.shape), tensor.offset, tensor.digest]
                 for tensor in self.tensors.values()
             },
+            "statistics": dict(self.statistics),
         }
 
     @classmethod
@@ -89,6 +93,7 @@ class ShardFile:
             uncompressed={
                 name: (dtype, tuple(shape)) for name, (dtype, shape) in body["unfolded"].items()
             },
+            statistics=body.get("statistics", {}),
         )
 
 

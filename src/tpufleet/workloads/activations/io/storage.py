@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from tpufleet.errors import BadInput, FleetError, NotFound, Permanent, Temporary
 from tpufleet.runtime import filesystem
 from tpufleet.runtime.object_store import FolderStore, ObjectStore
+from tpufleet.workloads.activations.io.shard_writer import BufferStream
 from tpufleet.workloads.activations.io.staging import StagingFolder
 
 
@@ -25,6 +26,11 @@ class Storage(ObjectStore, Protocol):
     """An object store that can also hold large files, all below one root."""
 
     url: str
+    # Shards of about this size are written from memory with `put`; None: through a local draft.
+    file_bytes: int | None
+
+    def put(self, content: BufferStream, name: str) -> None:
+        """Write an object from memory, complete and verified, or not at all."""
 
     def upload(self, draft: Path, name: str) -> None:
         """Move a finished local file to `name`; the draft no longer exists afterwards."""
@@ -85,10 +91,15 @@ def _staging(storage: Storage) -> Path:
 class LocalFolder(FolderStore):
     """A folder on a local or shared file system."""
 
+    file_bytes: int | None = None  # one file per unit, which is written in place
+
     def __init__(self, path: str | Path):
         super().__init__(Path(path).absolute())
         self.url = str(self.path)
         self._staging = StagingFolder(self.path / ".staging")
+
+    def put(self, content: BufferStream, name: str) -> None:
+        self.replace(name, content.read())
 
     def upload(self, draft: Path, name: str) -> None:
         target = self._target(name)

@@ -1,18 +1,32 @@
-"""Writing one unit: the activations of its samples into a shard, in batch order."""
+"""Writing one unit: the activations of its samples into shards, in batch order."""
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tpufleet.errors import BadInput
 from tpufleet.runtime.units import Claim
 from tpufleet.workloads.activations import plans
-from tpufleet.workloads.activations.io import dtypes, shard_writer, shards, zstd_shards
+from tpufleet.workloads.activations.io import (
+    dtypes,
+    shard_writer,
+    shards,
+    site_statistics,
+    zstd_shards,
+)
 from tpufleet.workloads.activations.io.storage import Storage
+
+SUFFIX = ".safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +40,12 @@ class StoredSample:
 
 
 class UnitWriter:
-    """Writes one part (one process's share) of a unit. Rows are in the order of `samples`."""
+    """Writes one part (one process's share) of a unit. Rows are in the order of `samples`.
+
+    On a disk a part is one file. For a bucket it is several of about `storage.file_bytes`, each
+    with consecutive samples: a file is uploaded from memory as soon as its last row has arrived,
+    while others are filled, and no file is ever on a disk.
+    """
 
     def __init__(
         self,
@@ -37,34 +56,162 @@ class UnitWriter:
         *,
         part: int = 0,
         executor: shard_writer.TaskExecutor | None = None,
+        uploader: shard_writer.TaskExecutor | None = None,
     ):
         self._storage, self._plan = storage, plan
+        self._uploader = uploader or shard_writer.InlineWriter()
         # The name has the claim's token, so a fenced worker never touches its successor's file.
-        self._name = f"shards/{claim.unit:08d}-{claim.token:04d}-{part:03d}.safetensors"
-        self._draft = storage.staging() / f"{claim.nonce}-{part:03d}.draft"
-        self._samples = samples
-        tensors = _tensors(plan, samples)
-        if plan.compression == "zstd":
-            self._writer: shard_writer.ShardWriter = zstd_shards.ZstdShardWriter(
-                self._draft, self._name, tensors, compressed=plan.sites, executor=executor
-            )
+        name = f"shards/{claim.unit:08d}-{claim.token:04d}-{part:03d}"
+        self._files: list[_ShardPart] = []
+        if storage.file_bytes is None:
+            draft = storage.staging() / f"{claim.nonce}-{part:03d}.draft"
+            self._files = [_ShardPart(storage, plan, f"{name}{SUFFIX}", samples, executor, draft)]
         else:
-            self._writer = shard_writer.RawShardWriter(self._draft, self._name, tensors, executor)
+            for number, own in enumerate(split_samples(plan, samples, storage.file_bytes)):
+                file = f"{name}-{number:04d}{SUFFIX}"
+                self._files.append(_ShardPart(storage, plan, file, own, executor))
+        self._ends = list(accumulate(file.rows for file in self._files))
+        self._appended: Counter[str] = Counter()  # rows of each tensor
 
     def append(self, site: str, *parts: np.ndarray) -> None:
         """Append rows of a site. They may be written later, so they must not change."""
+        at = self._appended[site]
+        if at + sum(map(len, parts)) > self._ends[-1]:
+            raise BadInput(f"{site}: more rows than the expected {self._ends[-1]}")
+        number = bisect_right(self._ends, at)
+        within: list[np.ndarray] = []
+        for part in parts:
+            while len(part):
+                room = self._ends[number] - at
+                within.append(part[:room])
+                at += len(within[-1])
+                part = part[room:]
+                if at == self._ends[number]:
+                    self._files[number].append(site, within)
+                    self._upload_complete(number)
+                    within, number = [], bisect_right(self._ends, at)
+        if within:
+            self._files[number].append(site, within)
+        self._appended[site] = at
+
+    def _upload_complete(self, number: int) -> None:
+        """Upload a file whose rows have all arrived. That of a disk is finished with the unit: the
+        thread that appends must not wait for the disk."""
+        file = self._files[number]
+        if self._storage.file_bytes is not None and file.complete:
+            file.uploaded = self._uploader.submit(file.finish)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Upload what is left, and return descriptions of the files. They are valid only once
+        committed."""
+        for file in self._files:
+            if file.uploaded is None:
+                file.uploaded = self._uploader.submit(file.finish)
+        return [file.uploaded.result() for file in self._files if file.uploaded is not None]
+
+    def abandon(self) -> None:
+        for file in self._files:
+            file.abandon()
+
+
+class _ShardPart:
+    """One file of a unit."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        plan: plans.ExtractionPlan,
+        name: str,
+        samples: Sequence[StoredSample],
+        executor: shard_writer.TaskExecutor | None,
+        draft: Path | None = None,
+    ):
+        self._storage, self._name, self._draft = storage, name, draft
+        self.rows = sum(len(sample.tokens) for sample in samples)
+        self.uploaded: Future[dict[str, Any]] | None = None
+        self._tables = _tables(samples)
+        tensors = _tensors(plan, self._tables, self.rows)
+        self._missing = {
+            tensor.name: self.rows
+            for tensor in tensors
+            if tensor.name not in self._tables and not tensor.name.endswith(shards.MEAN)
+        }
+        submit = (executor or shard_writer.InlineWriter()).submit
+        self._statistics = {
+            site: site_statistics.StatisticsGatherer(
+                plan.widths[site], dtypes.bytes_per_row(plan.widths[site], plan.dtype), submit
+            )
+            for site in plan.sites
+        }
+        self._unscaled: dict[str, list[np.ndarray]] = {}  # int8 rows that wait for their scales
+        self._scaled = plan.dtype == "int8"
+        self._target = shard_writer.DraftFile(draft) if draft else shard_writer.MemoryFile()
+        self._writer: shard_writer.ShardWriter
+        if plan.compression == "zstd":
+            self._writer = zstd_shards.ZstdShardWriter(
+                self._target,
+                name,
+                tensors,
+                compressed=plan.sites,
+                executor=executor,
+                spool=draft.with_suffix(".spool") if draft else None,
+            )
+        else:
+            self._writer = shard_writer.RawShardWriter(self._target, name, tensors, executor)
+
+    def append(self, site: str, parts: Sequence[np.ndarray]) -> None:
         self._writer.append(site, *parts)
+        self._missing[site] -= sum(map(len, parts))
+        name = site.removesuffix(shards.SCALE)
+        if not self._scaled:
+            self._statistics[name].add(parts)
+        elif name == site:
+            self._unscaled.setdefault(name, []).extend(parts)
+        else:
+            self._statistics[name].add(self._unscaled.pop(name), parts)
+
+    @property
+    def complete(self) -> bool:
+        return not any(self._missing.values())
 
     def finish(self) -> dict[str, Any]:
-        """Upload the shard and return its description. It is valid only once committed."""
-        for name, values in _tables(self._samples).items():
+        for name, values in self._tables.items():
             self._writer.append(name, values)
-        file = self._writer.finish()
-        self._storage.upload(self._draft, self._name)
+        statistics = {}
+        for site, gatherer in self._statistics.items():
+            gathered, mean = gatherer.finish()
+            statistics[site] = gathered.to_json()
+            self._writer.append(site + shards.MEAN, mean)
+        file = replace(self._writer.finish(), statistics=statistics)
+        if isinstance(self._target, shard_writer.DraftFile):
+            self._storage.upload(self._target.path, self._name)
+        else:
+            self._storage.put(self._target.stream(), self._name)
+            self._target.abandon()  # frees the memory
         return file.to_json()
 
     def abandon(self) -> None:
+        started = self.uploaded is not None and not self.uploaded.cancel()
+        if started and self.uploaded.exception() is None and self._draft is None:
+            self._storage.delete(self._name)
         self._writer.abandon()
+
+
+def split_samples(
+    plan: plans.ExtractionPlan, samples: Sequence[StoredSample], file_bytes: int
+) -> list[Sequence[StoredSample]]:
+    """Consecutive samples that make files of at most `file_bytes`, or of a single sample."""
+    row = sum(dtypes.bytes_per_row(width, plan.dtype) for width in plan.widths.values())
+    groups: list[list[StoredSample]] = [[]]
+    size = 0
+    for sample in samples:
+        need = row * len(sample.tokens)
+        if groups[-1] and size + need > file_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(sample)
+        size += need
+    return list(groups)
 
 
 def commit_outcome(
@@ -84,15 +231,18 @@ def commit_outcome(
     }
 
 
-def _tensors(plan: plans.ExtractionPlan, samples: Sequence[StoredSample]) -> list[shards.Tensor]:
-    rows = sum(len(sample.tokens) for sample in samples)
+def _tensors(
+    plan: plans.ExtractionPlan, tables: Mapping[str, np.ndarray], rows: int
+) -> list[shards.Tensor]:
     stored = dtypes.STORED_DTYPES[plan.dtype]
     tensors = [
         shards.Tensor(name=name, dtype=dtypes.DTYPE_NAMES[values.dtype], shape=values.shape)
-        for name, values in _tables(samples).items()
+        for name, values in tables.items()
     ]
     for site in plan.sites:
         tensors.append(shards.Tensor(name=site, dtype=stored, shape=(rows, plan.widths[site])))
+        mean = site + shards.MEAN
+        tensors.append(shards.Tensor(name=mean, dtype="F32", shape=(plan.widths[site],)))
         if plan.dtype == "int8":
             tensors.append(shards.Tensor(name=site + shards.SCALE, dtype="F32", shape=(rows,)))
     return tensors

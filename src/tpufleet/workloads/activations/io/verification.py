@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from tpufleet.errors import FleetError, NotFound
-from tpufleet.runtime.units import Units
+from tpufleet.runtime.units import INDEXED_UNITS, Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io import datasets, shards
 from tpufleet.workloads.activations.io.storage import Storage
 
 READERS = 8
+READ_BYTES = 8 * shards.PIECE  # in one request
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +98,9 @@ def delete_leftovers(storage: Storage) -> list[str]:
     if report.committed < report.units:
         return []
     leftovers = [*report.leftovers, *storage.names("gangs/"), *storage.names("parts/")]
+    if report.units >= INDEXED_UNITS:
+        # Readers of an outdated index would look for what is deleted.
+        Units(storage, count=report.units, worker="sweep").write_index()
     for name in leftovers:
         storage.delete(name)
     return leftovers
@@ -138,14 +142,16 @@ def _unit_problems(dataset: datasets.Dataset, unit: int) -> Iterator[str]:
     """Mismatches of labels and contents: each sample once, as many rows as tokens."""
     if dataset.commits[unit].outcome["plan"] != dataset.plan.identity:
         yield "written for a different plan"
-    counts: Counter[int] = Counter()
+    counts: Counter[tuple[int, int]] = Counter()  # by sample and context
+    contexts: dict[int, int] = {}
     for number, file in enumerate(dataset.files(unit)):
         try:
             entries = dataset.file_metadata(unit, number)
         except (ValueError, FleetError) as error:
             yield f"{file.name}: sample metadata cannot be read: {error}"
             continue
-        counts.update(entry["sample"] for entry in entries)
+        counts.update((entry["sample"], entry.get("context", 0)) for entry in entries)
+        contexts.update((entry["sample"], entry.get("contexts", 1)) for entry in entries)
         rows = file.tensors[shards.TOKENS].shape[0]
         for site in dataset.sites:
             shape = file.uncompressed.get(site, ("", file.tensors[site].shape))[1]
@@ -155,13 +161,18 @@ def _unit_problems(dataset: datasets.Dataset, unit: int) -> Iterator[str]:
         if lengths != rows:
             yield f"{file.name}: samples have {lengths} tokens, but {rows} rows are stored"
     expected = set(dataset.plan.sample_range(unit))
-    for sample, count in sorted(counts.items()):
+    for (sample, context), count in sorted(counts.items()):
         if sample not in expected:
             yield f"sample {sample} does not belong to this unit"
         elif count > 1:
-            yield f"sample {sample} is stored {count} times"
-    for sample in sorted(expected - set(counts)):
+            part = f"context {context} of " if contexts[sample] > 1 else ""
+            yield f"{part}sample {sample} is stored {count} times"
+    for sample in sorted(expected - set(contexts)):
         yield f"sample {sample} is missing"
+    for sample, number in sorted(contexts.items()):
+        for context in range(number):
+            if (sample, context) not in counts:
+                yield f"context {context} of sample {sample} is missing"
 
 
 def _rehash(
@@ -169,8 +180,10 @@ def _rehash(
 ) -> shards.Tensor:
     """The tensor with the digest of the bytes as currently stored."""
 
-    def piece(start: int) -> bytes:
-        size = min(shards.PIECE, tensor.nbytes - start)
-        return hashlib.sha256(storage.read_range(name, tensor.offset + start, size)).digest()
+    def pieces(start: int) -> bytes:
+        size = min(READ_BYTES, tensor.nbytes - start)
+        data = memoryview(storage.read_range(name, tensor.offset + start, size))
+        ends = range(0, size, shards.PIECE)
+        return b"".join(hashlib.sha256(data[n : n + shards.PIECE]).digest() for n in ends)
 
-    return shards.with_digest(tensor, pool.map(piece, range(0, tensor.nbytes, shards.PIECE)))
+    return shards.with_digest(tensor, pool.map(pieces, range(0, tensor.nbytes, READ_BYTES)))

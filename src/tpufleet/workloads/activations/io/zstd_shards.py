@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -34,28 +35,25 @@ class ZstdShardWriter:
     """Like `RawShardWriter`, but compresses the tensors named in `compressed`.
 
     The header comes first and contains sizes that are known only after compression. So chunks are
-    written to a spool file in the order in which threads finish, and copied from there.
+    written to a spool file in the order in which threads finish, and copied from there. Without a
+    `spool` they are kept in memory.
     """
 
     def __init__(
         self,
-        draft: Path,
+        target: shard_writer.ShardTarget,
         name: str,
         tensors: Iterable[shards.Tensor],
         compressed: Iterable[str],
         executor: shard_writer.TaskExecutor | None = None,
+        spool: Path | None = None,
     ):
-        self._draft, self._name, self._executor = (
-            draft,
-            name,
-            executor or shard_writer.InlineWriter(),
-        )
+        self._target, self._name = target, name
+        self._executor = executor or shard_writer.InlineWriter()
         self._plain = {tensor.name: tensor for tensor in tensors}
         self._compressed = frozenset(compressed)
         self._chunks = {name: _Chunks() for name in self._plain}
-        self._spool_path = draft.with_suffix(".spool")
-        self._spool = os.open(self._spool_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-        self._spooled, self._lock = 0, threading.Lock()
+        self._spool: _SpoolFile | _SpoolMemory = _SpoolFile(spool) if spool else _SpoolMemory()
         self._writer: shard_writer.RawShardWriter | None = None
 
     def append(self, name: str, *parts: np.ndarray) -> None:
@@ -73,10 +71,7 @@ class ZstdShardWriter:
         """Compress rows and append them to the spool; returns (offset, size)."""
         data = shards.as_bytes(rows, self._plain[name])
         packed = compress(data, rows.dtype.itemsize) if name in self._compressed else data
-        with self._lock:
-            offset, self._spooled = self._spooled, self._spooled + len(packed)
-        shard_writer.write_at(self._spool, [memoryview(packed)], offset)
-        return offset, len(packed)
+        return self._spool.put(packed), len(packed)
 
     def finish(self) -> shards.ShardFile:
         spooled = {
@@ -87,16 +82,18 @@ class ZstdShardWriter:
             if self._chunks[name].rows != tensor.shape[0]:
                 raise BadInput(f"{name}: rows are missing; the shard is incomplete")
         tensors, tables = self._stored_tensors(spooled)
-        self._writer = shard_writer.RawShardWriter(self._draft, self._name, tensors, self._executor)
+        self._writer = shard_writer.RawShardWriter(
+            self._target, self._name, tensors, self._executor
+        )
         for tensor in tensors:
             if tensor.name in tables:
                 self._writer.append(tensor.name, tables[tensor.name])
             for _, offset, size in spooled.get(tensor.name, ()):
-                data = np.frombuffer(os.pread(self._spool, size, offset), np.uint8)
+                data = np.frombuffer(self._spool.get(offset, size), np.uint8)
                 rows = data.view(dtypes.NUMPY_DTYPES[tensor.dtype]).reshape(-1, *tensor.shape[1:])
                 self._writer.append(tensor.name, rows)
         file = self._writer.finish()
-        self._close()
+        self._spool.close()
         uncompressed = {
             name: (self._plain[name].dtype, self._plain[name].shape) for name in self._compressed
         }
@@ -126,14 +123,50 @@ class ZstdShardWriter:
                 task.exception()  # until then a thread may still write to the spool
         if self._writer is not None:
             self._writer.abandon()
-        self._close()
-        self._draft.unlink(missing_ok=True)
+        self._spool.close()
+        self._target.abandon()
 
-    def _close(self) -> None:
-        if self._spool >= 0:
-            os.close(self._spool)
-            self._spool = -1
-        self._spool_path.unlink(missing_ok=True)
+
+class _SpoolFile:
+    """Compressed chunks in a file, by offset."""
+
+    def __init__(self, path: Path):
+        self._path, self._size, self._lock = path, 0, threading.Lock()
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+
+    def put(self, data: bytes | memoryview) -> int:
+        with self._lock:
+            offset, self._size = self._size, self._size + len(data)
+        shard_writer.write_at(self._file, [memoryview(data)], offset)
+        return offset
+
+    def get(self, offset: int, size: int) -> bytes:
+        return os.pread(self._file, size, offset)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        self._path.unlink(missing_ok=True)
+
+
+class _SpoolMemory:
+    """Compressed chunks in memory, by number."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, bytes | memoryview] = {}
+        self._numbers = count()
+
+    def put(self, data: bytes | memoryview) -> int:
+        number = next(self._numbers)
+        self._chunks[number] = data
+        return number
+
+    def get(self, number: int, size: int) -> bytes | memoryview:
+        return self._chunks.pop(number)
+
+    def close(self) -> None:
+        self._chunks = {}
 
 
 def compress(data: memoryview, itemsize: int) -> bytes:

@@ -161,8 +161,8 @@ def import_shards(
         samples = (legacy.records[order[index]] for index in plan.sample_range(claim.unit))
         needed = {location.path for layers in samples for location in layers.values()}
         loaded = {path: loaded.get(path) or pickle_shards.read_shard(path) for path in needed}
-        file = _record(storage, plan, claim, order, legacy, loaded)
-        units.commit(claim, unit_writer.commit_outcome(plan, claim.unit, [file]))
+        files = _record(storage, plan, claim, order, legacy, loaded)
+        units.commit(claim, unit_writer.commit_outcome(plan, claim.unit, files))
     if not units.finished():
         raise Conflict("another import into this dataset is running; retry when it has finished")
     return plan, legacy
@@ -175,7 +175,7 @@ def _record(
     order: list[LegacySampleId],
     legacy: LegacyShards,
     loaded: Mapping[Path, Any],
-) -> dict[str, Any]:
+) -> list[dict[str, Any]]:
     span = plan.sample_range(claim.unit)
 
     def stored(index: int, layer: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 from tpufleet import runtime
 from tpufleet.errors import BadInput, Conflict
-from tpufleet.runtime.units import LEASE, Commit, HeldUnit, Units
+from tpufleet.runtime.units import INDEXED_UNITS, LEASE, Commit, HeldUnit, Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.inputs import sources, tokenization
 from tpufleet.workloads.activations.io.storage import Storage, translate_disk_errors
@@ -31,7 +31,6 @@ from tpufleet.workloads.activations.pipeline.locations import Locations
 from tpufleet.workloads.activations.pipeline.progress_meter import Meter
 
 DEFAULT_COMPUTE = "bf16"
-INDEXED_UNITS = 1_000  # datasets of so many units get an index, so that they open quickly
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

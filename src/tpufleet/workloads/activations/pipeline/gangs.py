@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -23,7 +23,8 @@ MAX_IDLE_POLLS = 4
 # A process may be busy with one unit for minutes before it is heard of again.
 GANG_TIMEOUT_SECONDS = 1800.0
 
-Outcome = Callable[[list[Mapping[str, Any]]], dict[str, Any]]
+ShardFiles = list[dict[str, Any]]  # one process's files of a unit
+Outcome = Callable[[ShardFiles], dict[str, Any]]
 
 
 class GangLost(FleetError, Temporary):
@@ -67,8 +68,8 @@ class SoloCoordinator:
         """Whether to drop unfinished units."""
         return self._should_stop()
 
-    def commit(self, claim: Claim, file: Mapping[str, Any], outcome: Outcome) -> None:
-        self._units.commit(claim, outcome([file]))
+    def commit(self, claim: Claim, files: ShardFiles, outcome: Outcome) -> None:
+        self._units.commit(claim, outcome(files))
 
 
 class GangLeader(SoloCoordinator):
@@ -101,12 +102,12 @@ class GangLeader(SoloCoordinator):
         """Published units are always finished: the members cannot know that the leader stops."""
         return False
 
-    def commit(self, claim: Claim, file: Mapping[str, Any], outcome: Outcome) -> None:
+    def commit(self, claim: Claim, files: ShardFiles, outcome: Outcome) -> None:
         """Commit once the parts of all members have arrived."""
         objects = self._units.objects
         names = [_part_name(self._gang, claim, part) for part in range(1, self.parts)]
-        files = [file, *(_wait_for(objects, name, self._poll, self._timeout) for name in names)]
-        self._units.commit(claim, outcome(files))
+        parts = [files, *(_wait_for(objects, name, self._poll, self._timeout) for name in names)]
+        self._units.commit(claim, outcome([file for part in parts for file in part]))
 
     def _publish(self, number: int, body: Any) -> None:
         self._units.objects.create(_claim_name(self._gang, number), json.dumps(body).encode())
@@ -150,10 +151,10 @@ class GangMember:
     def should_stop(self) -> bool:
         return False
 
-    def commit(self, claim: Claim, file: Mapping[str, Any], outcome: Outcome) -> None:
+    def commit(self, claim: Claim, files: ShardFiles, outcome: Outcome) -> None:
         """Hand in this part; the leader commits the unit."""
         name = _part_name(self._gang, claim, self.part)
-        self._objects.create(name, json.dumps(file).encode())
+        self._objects.create(name, json.dumps(files).encode())
 
 
 def _wait_for(objects: ObjectStore, name: str, poll: float, timeout: float) -> Any:

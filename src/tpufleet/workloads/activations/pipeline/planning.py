@@ -9,7 +9,7 @@ from typing import Any
 
 from tpufleet.errors import BadInput
 from tpufleet.workloads.activations import formatting, plans
-from tpufleet.workloads.activations.inputs import sources, tokenization
+from tpufleet.workloads.activations.inputs import contexts, sources, tokenization
 from tpufleet.workloads.activations.inputs.samples import SampleSource
 from tpufleet.workloads.activations.io import dtypes
 from tpufleet.workloads.activations.model import sites, weights
@@ -108,6 +108,7 @@ def make_plan(
     reader = tokenization.Tokenizer(resolved.tokenizer)
     defaults = {"dtype": "bf16", "compute": "bf16", "max_length": 2048, "too_long": "skip"}
     options = {**defaults, "seed": 42, **settings}
+    options |= _context_options(options)
     dtypes.stored_dtype(options["dtype"])
     dtypes.check_compute_dtype(options["compute"])
     if options.get("compression", "none") not in ("none", "zstd"):
@@ -121,26 +122,31 @@ def make_plan(
     source = sources.open_files(resolved.data, options["seed"])
     count = source.count()
     wanted = count if exact else PROBES
-    lengths, skipped = measure_lengths(source, reader, options, wanted, arch.vocabulary)
-    check_usable(lengths, skipped, count, str(data["path"]))
+    measured = measure_lengths(source, reader, options, wanted, arch.vocabulary)
+    lengths, skipped = measured.lengths, measured.skipped
+    check_usable(measured, count, str(data["path"]))
     row = sum(dtypes.bytes_per_row(width, options["dtype"]) for width in widths.values())
-    mean = sum(lengths) / len(lengths) if lengths else 0.0
-    scale = count / len(lengths) if lengths else 0.0
+    mean, stored = sum(lengths) / measured.samples, measured.stored / measured.samples
+    scale = count / measured.samples
     buckets = batches.choose_buckets(lengths, options["max_length"])
     if options.get("batch_tokens") is None:
         options["batch_tokens"] = batches.choose_batch_tokens(sum(lengths) * scale, len(buckets))
     if unit_samples is None:
         unit_samples = samples_per_unit(
-            count, mean, row, shard_bytes=shard_bytes, batch_tokens=options["batch_tokens"]
+            count,
+            mean,
+            row * stored / max(mean, 1.0),
+            shard_bytes=shard_bytes,
+            batch_tokens=options["batch_tokens"],
         )
     unit_samples = max(1, min(unit_samples, count or 1))
     estimate = Estimate(
         samples=count,
         tokens=round(sum(lengths) * scale),
-        exact=len(lengths) == count,
+        exact=measured.samples == count,
         skipped=round(skipped.total() * scale),
         why_skipped=next((reason for reason, _ in skipped.most_common(1)), ""),
-        bytes=round(sum(lengths) * scale * row),
+        bytes=round(measured.stored * scale * row),
         bytes_if_padded=count * options["max_length"] * row,
         units=-(-count // unit_samples),
         operations=scale * sum(arch.flops(length, depth) for length in lengths),
@@ -164,8 +170,22 @@ def make_plan(
     )
 
 
+def _context_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """`stride` and `keep` as in a plan, which has no value for the defaults."""
+    stride, keep = options.get("stride"), options.get("keep")
+    if options["too_long"] != "split":
+        if stride:
+            raise BadInput("--stride applies to --too-long split only")
+        return {"stride": 0, "keep": "" if keep in (None, "all") else keep}
+    longest = options["max_length"]
+    stride = stride or max(longest // 2, 1)
+    if not 0 < stride <= longest:
+        raise BadInput(f"--stride {stride} is not between 1 and --max-length {longest}")
+    return {"stride": stride, "keep": "" if keep in (None, "all") else keep}
+
+
 def samples_per_unit(
-    count: int, mean_tokens: float, row_bytes: int, *, shard_bytes: int, batch_tokens: int
+    count: int, mean_tokens: float, row_bytes: float, *, shard_bytes: int, batch_tokens: int
 ) -> int:
     """As many samples as fit a shard; fewer if that would leave workers of a fleet without units,
     but never less than fill several batches."""
@@ -174,14 +194,24 @@ def samples_per_unit(
     return int(min(largest, max(count / PARALLEL_UNITS, smallest)))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredSamples:
+    """Some samples, tokenized."""
+
+    samples: int
+    lengths: list[int]  # of the contexts that the model sees; 0 for a skipped sample
+    stored: int  # tokens whose activations are stored
+    skipped: Counter[str]  # reasons
+
+
 def measure_lengths(
     source: SampleSource,
     reader: tokenization.Tokenizer,
     options: Mapping[str, Any],
     wanted: int,
     vocabulary: int | None = None,
-) -> tuple[list[int], Counter[str]]:
-    """Token counts of about `wanted` evenly spaced samples, and why some of them are skipped."""
+) -> MeasuredSamples:
+    """About `wanted` evenly spaced samples."""
     count = source.count()
     step = max(count // wanted, 1) if wanted else 1
     spans = (
@@ -189,6 +219,8 @@ def measure_lengths(
     )
     lengths: list[int] = []
     skipped: Counter[str] = Counter()
+    samples = stored = 0
+    stride = options.get("stride") or options["max_length"]
     for span in spans:
         for sample in tokenization.tokenize(
             source.read(span),
@@ -196,20 +228,24 @@ def measure_lengths(
             max_length=options["max_length"],
             too_long=options["too_long"],
             vocabulary=vocabulary,
+            keep=options.get("keep") or "all",
         ):
-            lengths.append(len(sample.tokens))
+            samples += 1
+            for context in contexts.split(sample, options["max_length"], stride):
+                lengths.append(context.stop - context.start)
+                stored += sum(stop - start for start, stop in context.runs)
             if not len(sample.tokens):
                 skipped[sample.metadata["skipped"]] += 1
-    return lengths, skipped
+    return MeasuredSamples(samples=samples, lengths=lengths, stored=stored, skipped=skipped)
 
 
-def check_usable(lengths: Sequence[int], skipped: Counter[str], count: int, path: str) -> None:
+def check_usable(measured: MeasuredSamples, count: int, path: str) -> None:
     """Raise if no sample has tokens: every machine of the run would be paid for nothing."""
     if not count:
         raise BadInput(f"{path} has no samples")
-    if skipped.total() == len(lengths):
-        number = f"{count:,}" if len(lengths) == count else f"{len(lengths):,} checked"
-        reason = skipped.most_common(1)[0][0]
+    if measured.skipped.total() == measured.samples:
+        number = f"{count:,}" if measured.samples == count else f"{measured.samples:,} checked"
+        reason = measured.skipped.most_common(1)[0][0]
         raise BadInput(f"all {number} samples of {path} would be skipped, mostly: {reason}")
 
 

@@ -10,12 +10,12 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
-import numpy as np
-
 from tpufleet.workloads.activations import plans
-from tpufleet.workloads.activations.inputs import sources, tokenization
+from tpufleet.workloads.activations.inputs import contexts, sources, tokenization
+from tpufleet.workloads.activations.inputs.contexts import Context
 from tpufleet.workloads.activations.inputs.samples import TokenizedSample
 from tpufleet.workloads.activations.io.unit_writer import StoredSample
 from tpufleet.workloads.activations.pipeline import batches
@@ -24,35 +24,37 @@ from tpufleet.workloads.activations.pipeline.locations import Locations
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedUnit:
-    """The tokenized samples of a unit."""
+    """The tokenized samples of a unit, and the contexts that the model sees."""
 
     unit: int
     samples: tuple[TokenizedSample, ...]
+    contexts: tuple[Context, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchedUnits:
     """Units whose samples share batches, so that few batches are incomplete.
 
-    Samples are numbered over all units. A unit's samples come in the same order as if it had been
+    Contexts are numbered over all units. A unit's contexts come in the same order as if it had been
     batched alone, so its shard does not depend on the others.
     """
 
     units: tuple[PreparedUnit, ...]
     batches: tuple[batches.Batch, ...]
 
-    def sample(self, number: int) -> TokenizedSample:
-        first = self.first_samples()
-        unit = bisect_right(first, number) - 1
-        return self.units[unit].samples[number - first[unit]]
+    @cached_property
+    def contexts(self) -> list[Context]:
+        """By number."""
+        return [context for unit in self.units for context in unit.contexts]
 
-    def first_samples(self) -> list[int]:
-        """The number of each unit's first sample, and the number of all samples."""
-        return [0, *accumulate(len(unit.samples) for unit in self.units)]
+    @cached_property
+    def first_contexts(self) -> list[int]:
+        """The number of each unit's first context, and the number of all."""
+        return [0, *accumulate(len(unit.contexts) for unit in self.units)]
 
     def last_batches(self) -> list[int]:
         """The number of the last batch with samples of each unit; -1 if none has."""
-        first, last = self.first_samples(), [-1] * len(self.units)
+        first, last = self.first_contexts, [-1] * len(self.units)
         for number, batch in enumerate(self.batches):
             for span in batch.spans:
                 last[bisect_right(first, span.sample) - 1] = number
@@ -62,8 +64,9 @@ class BatchedUnits:
         self, rows: Sequence[frozenset[int]], *, include_skipped: bool
     ) -> list[list[StoredSample]]:
         """For each unit, its samples in the order in which a process that holds `rows[batch]` of
-        each batch writes them. `include_skipped` appends the samples without tokens."""
-        first = self.first_samples()
+        each batch writes them; one with several contexts comes several times. `include_skipped`
+        appends the samples without tokens."""
+        first = self.first_contexts
         orders: list[list[int]] = [[] for _ in self.units]
         for batch, kept in zip(self.batches, rows, strict=True):
             for span in batch.spans:
@@ -78,15 +81,15 @@ class BatchedUnits:
 
 def _stored(unit: PreparedUnit, order: list[int], include_skipped: bool) -> list[StoredSample]:
     if include_skipped:
-        order = order + [n for n, sample in enumerate(unit.samples) if not len(sample.tokens)]
+        order = order + [n for n, context in enumerate(unit.contexts) if not len(context.tokens)]
     return [
         StoredSample(
-            sample=unit.samples[n].index,
-            tokens=unit.samples[n].tokens,
-            positions=np.arange(len(unit.samples[n].tokens), dtype=np.int32),
-            metadata=unit.samples[n].metadata,
+            sample=context.sample.index,
+            tokens=context.sample.tokens[context.stored_positions],
+            positions=context.stored_positions,
+            metadata=context.metadata,
         )
-        for n in order
+        for context in (unit.contexts[n] for n in order)
     ]
 
 
@@ -103,7 +106,7 @@ def batch_units(
     fill: bool = False,
 ) -> BatchedUnits:
     made = batches.make_batches(
-        [sample.tokens for unit in units for sample in unit.samples],
+        [context.tokens for unit in units for context in unit.contexts],
         batching=batches.resolve_batching(plan.batching, plan_buckets(plan), varlen=varlen),
         buckets=plan_buckets(plan),
         batch_tokens=plan.batch_tokens,
@@ -111,6 +114,20 @@ def batch_units(
         fill=fill,
     )
     return BatchedUnits(units=tuple(units), batches=tuple(made))
+
+
+def prepare_samples(
+    unit: int, samples: Sequence[TokenizedSample], plan: plans.ExtractionPlan
+) -> PreparedUnit:
+    split = (
+        contexts.split(sample, plan.max_length, plan.stride or plan.max_length)
+        for sample in samples
+    )
+    return PreparedUnit(
+        unit=unit,
+        samples=tuple(samples),
+        contexts=tuple(context for parts in split for context in parts),
+    )
 
 
 class UnitPreparer:
@@ -130,8 +147,9 @@ class UnitPreparer:
             max_length=plan.max_length,
             too_long=plan.too_long,
             vocabulary=self._vocabulary,
+            keep=plan.keep or "all",
         )
-        return PreparedUnit(unit=unit, samples=tuple(samples))
+        return prepare_samples(unit, samples, plan)
 
 
 class PreparerPool:

@@ -12,7 +12,7 @@ import math
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -22,11 +22,12 @@ import numpy as np
 from tpufleet.errors import BadInput, Fenced
 from tpufleet.runtime.units import Claim, Units
 from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.inputs.contexts import Context
 from tpufleet.workloads.activations.io import shard_writer, unit_writer
 from tpufleet.workloads.activations.io.storage import Storage
 from tpufleet.workloads.activations.model import engines
 from tpufleet.workloads.activations.pipeline import batches, preparation, stages
-from tpufleet.workloads.activations.pipeline.gangs import Outcome
+from tpufleet.workloads.activations.pipeline.gangs import Outcome, ShardFiles
 from tpufleet.workloads.activations.pipeline.locations import Locations
 from tpufleet.workloads.activations.pipeline.progress_meter import Meter
 
@@ -46,7 +47,7 @@ class Coordinator(Protocol):
 
     def should_stop(self) -> bool: ...
 
-    def commit(self, claim: Claim, file: Mapping[str, Any], outcome: Outcome) -> None: ...
+    def commit(self, claim: Claim, files: ShardFiles, outcome: Outcome) -> None: ...
 
 
 class ModelEngine(Protocol):
@@ -89,6 +90,7 @@ class WorkerOptions:
     batches_fetched: int = 3  # in host memory, waiting to be written
     writers: int = 8  # threads that hash and write
     backlog: int = 64  # pieces waiting for a writer
+    upload_streams: int = 8  # files sent to a bucket concurrently
     committers: int = 2  # units flushed and committed concurrently
 
 
@@ -152,6 +154,12 @@ class Worker:
         self._writers: list[unit_writer.UnitWriter] = []  # of the group being written
         self._unfinished: set[unit_writer.UnitWriter] = set()
         self._writer_pool = shard_writer.WriterPool(options.writers, options.backlog)
+        # Files that wait for a stream stay in memory, so there are few of them.
+        self._upload_pool = (
+            shard_writer.WriterPool(options.upload_streams, 2 * options.upload_streams)
+            if storage.file_bytes is not None
+            else None
+        )
 
     def run(self, on_progress: Callable[[Meter], None] = lambda meter: None) -> Meter:
         """Run until every unit is committed, or until asked to stop."""
@@ -185,6 +193,8 @@ class Worker:
             for writer in self._unfinished:
                 writer.abandon()
             self._writer_pool.close()
+            if self._upload_pool is not None:
+                self._upload_pool.close()
         on_progress(self.meter)
         return self.meter
 
@@ -289,11 +299,10 @@ class Worker:
             writer.abandon()
             self._unfinished.discard(writer)
             return None
-        first = step.group.prepared.first_samples()
         for block in step.blocks:
             if self._plan.dtype == "f16":
                 _check_range(step, block)
-            _append(self._writers, first, step.batch, block)
+            _append(self._writers, step.group.prepared, step.batch, block)
         return None
 
     def _open_writers(self, group: _Group) -> list[unit_writer.UnitWriter]:
@@ -302,7 +311,13 @@ class Worker:
         samples = group.prepared.stored_samples(rows, include_skipped=part == 0)
         return [
             unit_writer.UnitWriter(
-                self._storage, self._plan, claim, own, part=part, executor=self._writer_pool
+                self._storage,
+                self._plan,
+                claim,
+                own,
+                part=part,
+                executor=self._writer_pool,
+                uploader=self._upload_pool,
             )
             for claim, own in zip(group.claims, samples, strict=True)
         ]
@@ -310,17 +325,18 @@ class Worker:
     def _commit(self, item: tuple[_Step, unit_writer.UnitWriter]) -> None:
         step, writer = item
         claim, compute = step.group.claims[step.unit], self._engine.compute_type
-        file = writer.finish()
+        files = writer.finish()
         self._unfinished.discard(writer)
         try:
             self._coordinator.commit(
                 claim,
-                file,
+                files,
                 lambda files: unit_writer.commit_outcome(self._plan, claim.unit, files, compute),
             )
         except Fenced:
-            # Another worker has taken the unit over; this shard is not referenced by any commit.
-            self._storage.delete(file["name"])
+            # Another worker has taken the unit over; no commit refers to these files.
+            for file in files:
+                self._storage.delete(file["name"])
             self.meter.fenced += 1
             return
         self.meter.committed(step.group.prepared.units[step.unit])
@@ -367,7 +383,7 @@ def _check_range(step: _Step, block: engines.OutputBlock) -> None:
                 continue
             rows = values[span.row - block.first_row, span.start : span.start + span.length]
             if not np.isfinite(rows).all():
-                sample = step.group.prepared.sample(span.sample)
+                sample = step.group.prepared.contexts[span.sample].sample
                 raise BadInput(
                     f"sample {sample.index} has activations at {site} that float16 cannot hold "
                     "(more than 65,504, or not a number); run `tpu extract plan --dtype bf16` with "
@@ -377,7 +393,7 @@ def _check_range(step: _Step, block: engines.OutputBlock) -> None:
 
 def _append(
     writers: Sequence[unit_writer.UnitWriter],
-    first_samples: Sequence[int],
+    prepared: preparation.BatchedUnits,
     batch: batches.Batch,
     block: engines.OutputBlock,
 ) -> None:
@@ -387,23 +403,29 @@ def _append(
     by_unit: dict[int, list[batches.SampleSpan]] = {}
     for span in batch.spans:
         if span.row in rows:
-            by_unit.setdefault(bisect_right(first_samples, span.sample) - 1, []).append(span)
+            unit = bisect_right(prepared.first_contexts, span.sample) - 1
+            by_unit.setdefault(unit, []).append(span)
     for unit, spans in by_unit.items():
         for name, values in block.values.items():
-            writers[unit].append(name, *_token_rows(values, spans, block.first_row))
+            rows = _token_rows(values, spans, prepared.contexts, block.first_row)
+            writers[unit].append(name, *rows)
 
 
 def _token_rows(
-    values: np.ndarray, spans: Sequence[batches.SampleSpan], first_row: int
+    values: np.ndarray,
+    spans: Sequence[batches.SampleSpan],
+    contexts: Sequence[Context],
+    first_row: int,
 ) -> list[np.ndarray]:
-    """The rows of [rows, length, ...] that hold tokens, without padding and without copying."""
+    """The rows of [rows, length, ...] that are stored, without padding and without copying."""
     length = values.shape[1]
     flat = values.reshape(-1, *values.shape[2:])
     pieces: list[list[int]] = []  # [start, end), adjacent ones joined
     for span in spans:
-        start = (span.row - first_row) * length + span.start
-        if pieces and pieces[-1][1] == start:
-            pieces[-1][1] += span.length
-        else:
-            pieces.append([start, start + span.length])
+        origin = (span.row - first_row) * length + span.start
+        for start, stop in contexts[span.sample].runs:
+            if pieces and pieces[-1][1] == origin + start:
+                pieces[-1][1] = origin + stop
+            else:
+                pieces.append([origin + start, origin + stop])
     return [flat[start:end] for start, end in pieces]

@@ -1,0 +1,242 @@
+"""Datasets of activations: sending units to a bucket, opening many units, reading shuffled rows.
+
+    python bench/extract_storage.py
+
+The bucket is fake-gcs-server on loopback (FAKE_GCS_SERVER, PATH or ~/.cache/tpufleet/servers). It
+computes digests of what it receives and shares this machine's cores with the client, so the goal is
+a share of what the same server takes from eight plain streams of the official client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+import reporting
+from tpufleet.runtime import units as unit_records
+from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.io import datasets, dtypes, shard_writer, unit_writer
+from tpufleet.workloads.activations.io.storage import LocalFolder, Storage, open_storage
+from tpufleet.workloads.activations.pipeline import planning, workers
+
+WIDTH, SITES = 896, ("resid_post.8", "resid_post.16")
+LENGTH = 512  # tokens of a sample
+STREAMS = 8
+
+
+def server_binary() -> str | None:
+    cached = Path.home() / ".cache/tpufleet/servers/fake-gcs-server"
+    known = os.environ.get("FAKE_GCS_SERVER") or shutil.which("fake-gcs-server")
+    return known or (str(cached) if cached.exists() else None)
+
+
+@contextmanager
+def storage_server(binary: str) -> Iterator[None]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(
+        [binary, "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory",
+         "-public-host", f"127.0.0.1:{port}", "-log-level", "error"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    os.environ["STORAGE_EMULATOR_HOST"] = url
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                urllib.request.urlopen(f"{url}/_internal/healthcheck", timeout=1)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+        from tpufleet.runtime import gcs
+
+        gcs.connect().create_bucket("bench")
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def make_plan(units: int, unit_bytes: int, **more: object) -> plans.ExtractionPlan:
+    samples = max(unit_bytes // (LENGTH * WIDTH * 2 * len(SITES)), 1)
+    return plans.ExtractionPlan(
+        model="bench", model_digest="m", tokenizer="bench", tokenizer_digest="t",
+        data={"kind": "jsonl", "path": "/x"}, data_digest="d", samples=units * samples,
+        unit_samples=samples, sites=SITES, widths=dict.fromkeys(SITES, WIDTH), **more,
+    )  # fmt: skip
+
+
+def write_units(storage: Storage, plan: plans.ExtractionPlan) -> float:
+    """Write and commit all units as a worker does at its defaults. Returns the seconds."""
+    plans.write(storage, plan)
+    options = workers.default_options(os.cpu_count() or 1)
+    rows = np.random.default_rng(0).normal(size=(LENGTH, WIDTH)).astype(dtypes.stored_dtype("bf16"))
+    pool = shard_writer.WriterPool(options.writers, options.backlog)
+    uploader = shard_writer.WriterPool(options.upload_streams, 2 * options.upload_streams)
+    own = unit_records.Units(storage, count=plan.units, worker="bench")
+    position = np.arange(LENGTH, dtype=np.int32)
+    began = time.perf_counter()
+
+    def write(claim: unit_records.Claim) -> None:
+        samples = [
+            unit_writer.StoredSample(
+                sample=sample, tokens=position, positions=position, metadata={"id": str(sample)}
+            )
+            for sample in plan.sample_range(claim.unit)
+        ]
+        writer = unit_writer.UnitWriter(
+            storage, plan, claim, samples, executor=pool, uploader=uploader
+        )
+        for _ in samples:
+            for site in SITES:
+                writer.append(site, rows)
+        own.commit(claim, unit_writer.commit_outcome(plan, claim.unit, writer.finish()))
+
+    with ThreadPoolExecutor(options.committers) as threads:
+        claims = [own.claim() for _ in range(plan.units)]
+        list(threads.map(write, [claim for claim in claims if claim is not None]))
+    seconds = time.perf_counter() - began
+    pool.close()
+    uploader.close()
+    return seconds
+
+
+def plain_uploads(total: int, size: int) -> float:
+    """Bytes per second of eight threads that upload objects from memory with the client."""
+    from tpufleet.runtime import gcs
+
+    bucket, data = gcs.connect().bucket("bench"), os.urandom(size)
+    names = [f"plain/{n}" for n in range(max(total // size, STREAMS))]
+
+    def send(name: str) -> None:
+        bucket.blob(name).upload_from_string(data, checksum="crc32c")
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(STREAMS) as threads:
+        list(threads.map(send, names))
+    seconds = time.perf_counter() - began
+    for name in names:
+        bucket.blob(name).delete()
+    return len(names) * size / seconds
+
+
+def upload_rates(total: int, rounds: int) -> tuple[float, float]:
+    """The best rates of ours and of plain uploads, which take turns."""
+    unit_bytes = min(planning.SHARD_BYTES, total)
+    ours = plain = 0.0
+    for _ in range(rounds):
+        plain = max(plain, plain_uploads(total, min(64 << 20, total // STREAMS)))
+        storage = open_storage(f"gs://bench/ours/{uuid.uuid4().hex}")
+        plan = make_plan(max(total // unit_bytes, 1), unit_bytes)
+        seconds = write_units(storage, plan)
+        size = sum(c.outcome["bytes"] for c in datasets.Dataset(storage).commits.values())
+        ours = max(ours, size / seconds)
+        for name in storage.names(""):
+            storage.delete(name)
+    return ours, plain
+
+
+def write_many(storage: Storage, count: int) -> None:
+    """An index of so many units, as the last worker of such a dataset writes it."""
+    one = Path(tempfile.mkdtemp())
+    try:
+        write_units(LocalFolder(one), make_plan(1, 1 << 20))
+        outcome = next(iter(datasets.Dataset(LocalFolder(one)).commits.values())).outcome
+    finally:
+        shutil.rmtree(one)
+    plan = make_plan(count, 1 << 20)
+    plans.write(storage, plan)
+    commits = {
+        unit: unit_records.Commit(unit=unit, token=0, worker="bench", at=1.0, outcome=outcome)
+        for unit in range(count)
+    }
+    storage.replace(unit_records.INDEX, unit_records.encode_index(commits))
+
+
+def opening_seconds(storage: Storage, count: int) -> float:
+    write_many(storage, count)
+    url = storage.url
+    began = time.perf_counter()
+    dataset = datasets.open_dataset(url)
+    seconds = time.perf_counter() - began
+    assert dataset.complete and len(dataset.commits) == count
+    return seconds
+
+
+def reading_rate(folder: Path, total: int) -> float:
+    """Bytes per second of `shuffled_batches` over one site, from files that the kernel has read
+    before: the disk of a virtual machine would be all that is measured."""
+    storage = LocalFolder(folder)
+    unit_bytes = min(256 << 20, total)
+    write_units(storage, make_plan(max(total // unit_bytes, 1), unit_bytes))
+    dataset = datasets.Dataset(storage)
+    best = 0.0
+    for _ in range(2):
+        size, began = 0, time.perf_counter()
+        for rows in datasets.shuffled_batches(dataset, [SITES[0]], batch=4096):
+            size += rows.values[SITES[0]].nbytes
+        best = max(best, size / (time.perf_counter() - began))
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mib", type=int, default=2048, help="sent to the bucket in a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--units", type=int, default=100_000)
+    options = parser.parse_args()
+    total = options.mib << 20
+    measures = []
+    binary = server_binary()
+    with tempfile.TemporaryDirectory() as place:
+        if binary is not None:
+            with storage_server(binary):
+                ours, plain = upload_rates(total, options.rounds)
+                measures.append(
+                    reporting.Measure(
+                        name="units to a bucket, hashed, verified and committed, against 8 plain "
+                        f"streams ({ours / 1e6:,.0f} and {plain / 1e6:,.0f} MB/s)",
+                        ours=ours / plain, unit="×", goal=0.8, more_is_better=True,
+                    )
+                )  # fmt: skip
+                bucket = open_storage("gs://bench/many")
+                seconds = opening_seconds(bucket, options.units)
+                measures.append(_opening(seconds, options.units, "in a bucket"))
+        folder = Path(place)
+        seconds = opening_seconds(LocalFolder(folder / "many"), options.units)
+        measures.append(_opening(seconds, options.units, "in a folder"))
+        rate = reading_rate(folder / "rows", min(total, 1 << 30))
+        measures.append(
+            reporting.Measure(
+                name="shuffled rows from local files in the page cache", ours=rate / 1e9,
+                unit="GB/s", goal=3.0, more_is_better=True,
+            )
+        )  # fmt: skip
+    reporting.report("extract_storage", measures)
+
+
+def _opening(seconds: float, count: int, where: str) -> reporting.Measure:
+    return reporting.Measure(
+        name=f"open a dataset of {count:,} units {where}", ours=seconds, unit="s", goal=2.0
+    )
+
+
+if __name__ == "__main__":
+    main()
