@@ -18,7 +18,7 @@ FAILURE_REASONS = ("NodePoolCreationFailed", "FailedScaleUp")
 FAILURE_CAUSE = "tpu-provisioner.cloud.google.com/failure-cause"  # annotation of our provisioner
 TRANSIENT = "passing"  # its value where the provisioner itself retries within seconds
 # How our provisioner begins; the job knows its zone and kind of capacity, and not its pool.
-_POOL = re.compile(r"node pool \S+ in \S+ \([a-z-]+\): ")
+_POOL = re.compile(r"^(node pool \S+ in )?[a-z0-9-]+ \([a-z-]+\): ")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
