@@ -50,8 +50,11 @@ class QueuedNodes:
         self._nodes = nodes
         self._executor = ThreadPoolExecutor(2)
 
-    def create_nodes(self, pool: Any) -> None:
-        self._executor.submit(self._nodes.create_nodes, pool)
+    def create_nodes(self, pool: Any, *, chips: bool = True) -> None:
+        self._executor.submit(self._nodes.create_nodes, pool, chips=chips)
+
+    def register_chips(self, pool: Any) -> None:
+        self._executor.submit(self._nodes.register_chips, pool)
 
     def delete_nodes(self, pool: str) -> None:
         self._executor.submit(self._nodes.delete_nodes, pool)

@@ -50,6 +50,11 @@ SUBSTITUTIONS = (
 # kustomize names settings after their content, so that a change restarts pods; so does the chart.
 SETTINGS_NAME = re.compile(r"\btpufleet-settings-[0-9a-z]{10}\b")
 SETTINGS_TEMPLATE = "tpufleet-settings-{{ toJson .Values | sha256sum | trunc 10 }}"
+MORE_SETTINGS = """\
+{{- range $name, $value := .Values.settings }}
+  {{ $name }}: {{ $value | quote }}
+{{- end }}
+"""
 VALUES = f"""\
 # Values of the chart. `tpu cluster render` writes those of a cluster.yaml.
 
@@ -74,6 +79,10 @@ serviceAccounts:
   server: tpufleet@PROJECT.iam.gserviceaccount.com
   provisioner: tpu-provisioner@PROJECT.iam.gserviceaccount.com
   bridge: tpufleet-bridge@PROJECT.iam.gserviceaccount.com
+
+# Other settings of the server, as environment variables; docs/server.md and docs/kubernetes.md list
+# them. For example TPUFLEET_GKE_TOPOLOGY_AWARE: "v5p-128".
+settings: {{}}
 
 # Replicas of each Deployment.
 replicas:
@@ -112,6 +121,8 @@ def template(document: dict[str, Any]) -> str:
     for plain, expression in SUBSTITUTIONS:
         text = text.replace(plain, expression)
     name = document["metadata"]["name"]
+    if SETTINGS_NAME.fullmatch(name):
+        text = text.replace("\nkind: ConfigMap\n", f"\n{MORE_SETTINGS}kind: ConfigMap\n", 1)
     if document["kind"] == "Deployment" and name in REPLICAS:
         replicas = document["spec"]["replicas"]
         expression = f"replicas: {{{{ .Values.replicas.{REPLICAS[name]} }}}}"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpufleet/servers"
 VERSION = "v1.56.1"
 INSTALL_HINT = (
     f"`CGO_ENABLED=0 go install github.com/fsouza/fake-gcs-server@{VERSION}` installs it into "
@@ -26,8 +27,9 @@ def binary() -> str:
     configured = os.environ.get("FAKE_GCS_SERVER")
     path = configured or shutil.which("fake-gcs-server")
     if path is None:
-        installed = Path.home() / "go/bin/fake-gcs-server"
-        path = str(installed) if installed.exists() else None
+        places = (Path.home() / "go/bin", CACHE)
+        found = [place / "fake-gcs-server" for place in places]
+        path = next((str(each) for each in found if each.exists()), None)
     if path is None:
         pytest.skip(f"no fake-gcs-server: {INSTALL_HINT}")
     return path

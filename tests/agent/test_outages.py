@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
+import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
+
+import pytest
 
 from tests.agent.control_plane import wait_until
 from tests.agent.test_running import archive
 from tests.agent.test_stopping import PATIENT
+from tpufleet.agent.workload.logs import MAX_UNWRITTEN_BYTES, LogFile
 from tpufleet.agent.workload.runner import LOG_UPLOAD_TIMEOUT_SECONDS
 from tpufleet.client.agents import LOG_TIMEOUT
 from tpufleet.model.hosts import NoticeKind, Phase
 
 COUNTS = "for n in $(seq 400); do echo line $n; sleep 0.002; done"
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process can grow. Programs that it starts meanwhile inherit that."""
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
 
 
 def numbers(log: str) -> list[int]:
@@ -211,3 +233,100 @@ def test_unreadable_heartbeats_never_stop_the_workload(harness):
     del harness.control_plane.refused_routes["beat"]
     (harness.run_dir() / "go").touch()
     assert harness.wait_for_exit().clean
+
+
+def test_output_on_a_full_disk_is_kept_in_memory_and_uploaded(harness):
+    """The log cannot be written from the start until after the exit, and nothing of it is lost."""
+    script = f"while ! test -e ../run/go; do sleep 0.05; done; {COUNTS}; exit 5"
+    harness.assign("sh", "-c", script)
+    harness.start()
+    harness.wait_for_log("command: sh")
+    with full_disk():
+        (harness.run_dir() / "go").touch()
+        harness.wait_for_log("line 300\n")  # also uploaded from there
+        assert harness.wait_for_exit().status == 5
+    assert numbers(harness.log()) == list(range(1, 401))
+    assert "exited with status 5" in harness.log()
+
+
+@pytest.mark.parametrize("status", [503, 500])
+def test_the_exit_waits_while_the_server_has_no_room_for_the_log(harness, status):
+    """Heartbeats are answered, uploads are not, for longer than an upload may take."""
+    harness.control_plane.refused_routes["logs"] = status
+    harness.assign("sh", "-c", f"{COUNTS}; exit 5")
+    harness.start()
+    output = harness.work / "j1.0" / "output.log"
+    wait_until(lambda: output.exists() and "exited with status 5" in output.read_text())
+    over = time.monotonic() + LOG_UPLOAD_TIMEOUT_SECONDS + 1
+    wait_until(lambda: time.monotonic() > over)
+    assert not any(heartbeat.exit for heartbeat in harness.control_plane.heartbeats)
+    del harness.control_plane.refused_routes["logs"]
+    assert harness.wait_for_exit().status == 5
+    assert numbers(harness.log()) == list(range(1, 401))
+
+
+def test_after_a_database_outage_the_log_precedes_the_exit(harness):
+    """The server answers every request with an error, for longer than an upload may take."""
+    harness.assign("sh", "-c", f"while ! test -e ../run/go; do sleep 0.05; done; {COUNTS}; exit 5")
+    harness.start()
+    harness.wait_for_phase(Phase.RUNNING)
+    harness.control_plane.refused_routes |= {"beat": 503, "logs": 503}
+    (harness.run_dir() / "go").touch()
+    output = harness.work / "j1.0" / "output.log"
+    wait_until(lambda: "exited with status 5" in output.read_text())
+    over = time.monotonic() + LOG_UPLOAD_TIMEOUT_SECONDS + 1
+    wait_until(lambda: time.monotonic() > over)
+    held = harness.control_plane.delayed_routes["logs"] = threading.Event()
+    harness.control_plane.refused_routes.clear()
+    count = len(harness.control_plane.heartbeats)
+    wait_until(lambda: len(harness.control_plane.heartbeats) > count)
+    wait_until(lambda: harness.control_plane.held_requests["logs"])
+    assert not any(heartbeat.exit for heartbeat in harness.control_plane.heartbeats)
+    held.set()
+    assert harness.wait_for_exit().status == 5
+    assert numbers(harness.log()) == list(range(1, 401))
+
+
+def test_an_agent_uploads_what_the_one_before_it_could_not(harness):
+    harness.assign("sh", "-c", f"echo first; {COUNTS}; echo last; exec sleep 60")
+    harness.control_plane.refused_routes["logs"] = 503
+    agent = harness.start_process()
+    output = harness.work / "j1.0" / "output.log"
+    wait_until(lambda: output.exists() and "last\n" in output.read_text())
+    agent.kill()
+    agent.wait()
+    del harness.control_plane.refused_routes["logs"]
+    harness.start_process()
+    exit = harness.wait_for_exit()
+    assert exit.stopped_by_agent and "restarted" in exit.log_line
+    assert numbers(harness.log()) == list(range(1, 401))
+    assert harness.log().endswith("the agent on this host restarted; its processes were killed\n")
+
+
+def test_a_log_that_the_job_has_replaced_is_not_uploaded(tmp_path):
+    private = tmp_path / "private"
+    private.write_text("of root")
+    for number, replace in enumerate((Path.symlink_to, Path.hardlink_to)):
+        path = tmp_path / f"output-{number}"
+        replace(path, private)
+        with pytest.raises(OSError):
+            LogFile(path, existing=True)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError):
+        LogFile(tmp_path / "pipe", existing=True)
+
+
+def test_what_does_not_fit_into_memory_is_counted_and_the_rest_is_kept(tmp_path):
+    log = LogFile(tmp_path / "output")
+    log.append(b"before\n")
+    chunk = b"x" * 2**20
+    with full_disk():
+        for _ in range(20):
+            log.append(chunk)
+        assert log.size == 7 + MAX_UNWRITTEN_BYTES // 2**20 * 2**20
+    log.append(b"after\n")
+    log.close()
+    text = (tmp_path / "output").read_bytes()
+    lost = 20 * 2**20 - MAX_UNWRITTEN_BYTES
+    notice = f"\n[tpufleet] {lost} bytes of output lost: disk full\nafter\n".encode()
+    assert text == b"before\n" + b"x" * MAX_UNWRITTEN_BYTES + notice

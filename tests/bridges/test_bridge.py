@@ -156,6 +156,7 @@ def test_a_bridge_takes_over_from_a_dead_one_without_rerunning_code(harness: Bri
     assert len(harness.server.client.job(before["job"]).attempts) == 1
 
 
+@pytest.mark.slow
 def test_a_bridge_takes_over_at_once_from_one_that_was_stopped(harness: BridgeHarness):
     first = harness.start_bridge()
     name = harness.add(SLOW, timeout=8)
@@ -232,6 +233,7 @@ def test_code_cannot_forge_the_status_of_any_document(harness: BridgeHarness):
     assert harness.wait_ended(victim)["error"].startswith("timeout: ")
 
 
+@pytest.mark.slow
 def test_a_suspended_bridge_changes_nothing_after_a_takeover(harness: BridgeHarness):
     sleeper = harness.start_bridge()
     name = harness.add("import time\ntime.sleep(2)\nresult = 'by the other'")
@@ -249,6 +251,7 @@ def test_a_suspended_bridge_changes_nothing_after_a_takeover(harness: BridgeHarn
     assert harness.get(name) == found
 
 
+@pytest.mark.slow
 def test_no_document_fails_while_the_control_plane_is_down(harness: BridgeHarness):
     harness.start_bridge()
     assert harness.wait_ended(harness.add("result = 'before'"))["result"] == "before"

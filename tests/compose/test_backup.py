@@ -16,7 +16,7 @@ from tests.polling import wait_until
 from tests.server_process import Server
 from tests.views.cli_runner import Tpu
 from tpufleet import config
-from tpufleet.compose import backup, server_files
+from tpufleet.compose import backup, control_plane, server_files
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.attempts import AttemptState
@@ -128,6 +128,30 @@ def test_a_database_before_its_migration_is_saved_and_can_be_restored_as_it_was(
                     )
                 )
                 assert sorted(map(list, rows)) == sorted(content["rows"]), table
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o640, 0o620, 0o666])
+def test_a_backup_that_others_can_read_or_change_is_refused(tmp_path, mode):
+    old, new = settings(tmp_path / "old"), settings(tmp_path / "new")
+    open_store(url_of("sqlite", old.home)).close()
+    file = tmp_path / "b.tar.gz"
+    backup.create(old, url_of("sqlite", old.home), file, ())
+    file.chmod(mode)
+    with pytest.raises(BadInput, match=f"{file} can be read by other users; run `chmod 600"):
+        backup.restore(new, url_of("sqlite", new.home), file)
+    assert not (new.home / "fleet.db").exists()
+    file.chmod(0o600)
+    backup.restore(new, url_of("sqlite", new.home), file)
+
+
+@pytest.mark.parametrize("setting", ["secret_file", "admin_token_file"])
+def test_a_server_does_not_start_with_a_secret_that_everyone_can_read(tmp_path, setting):
+    path = tmp_path / "mounted"
+    path.write_text("tpf_" + "s" * 40)
+    path.chmod(0o644)
+    wanted = settings(tmp_path / "home", **{setting: path})
+    with pytest.raises(BadInput, match=f"{setting}: {path} can be read by everyone"):
+        control_plane.serve(wanted, embedded=False)
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "not a backup"])

@@ -30,7 +30,7 @@ from tpufleet.model.jobs import JobState
 from tpufleet.model.metric_points import MetricPoint
 from tpufleet.model.preferences import Preferences
 from tpufleet.stores import dump, schema_migrations
-from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Store
+from tpufleet.stores.base import ChangeSet, EventQuery, FileKind, JobQuery, Store
 from tpufleet.stores.database import Database, DatabaseSession
 from tpufleet.stores.open_store import open_database, open_store
 
@@ -53,7 +53,11 @@ def fill(store: Store) -> None:
     ended = a.job("j2", at=1, state=JobState.FAILED, tags=("best",), called="eval")
     store.commit(
         ChangeSet(
-            new_jobs=[a.job("j1", tags=("sweep",), pool="spot"), ended, a.job("j3", at=2)],
+            new_jobs=[
+                a.job("j1", tags=("sweep",), pool="spot"),
+                ended,
+                a.job("j3", at=2, snapshot="d1", parent="j1", checkpoint="/c/j1"),
+            ],
             attempts=[a.attempt("j1"), a.ended_attempt("j2", last_step=7)],
             slices=[a.tpu_slice("s1", job_id="j1")],
             hosts=[a.host("s1", 0, boot="b"), a.host("s1", 1)],
@@ -110,6 +114,10 @@ def contents(store: Store) -> dict[str, Any]:
             store.files_deleted_at("j2"),
             store.jobs(JobQuery()),
             store.jobs(JobQuery(archived=True)),
+        ),
+        "5": (
+            store.referring_jobs(["code/d1", "checkpoint/j1", "checkpoint/c"]),
+            store.jobs(JobQuery(archived=None, having=FileKind.FILES)),
         ),
         "7": store.audit(),
         "12": (search("loss<1"), store.metric_points("j1")),

@@ -11,7 +11,7 @@ from tests.contract import store_builders as a
 from tpufleet.model.job_search import parse_search
 from tpufleet.model.jobs import ENDED_STATES, JobState
 from tpufleet.stores import sql_queries
-from tpufleet.stores.base import ChangeSet, JobQuery
+from tpufleet.stores.base import ChangeSet, FileKind, JobQuery
 from tpufleet.stores.open_store import open_database, open_store
 
 LIVE = frozenset(JobState) - ENDED_STATES
@@ -34,6 +34,18 @@ QUERIES = {
     "pool": JobQuery(pool="lab"),
     "name": JobQuery(name="train"),
     "children": JobQuery(parent="j1", archived=None),
+    "old with files": JobQuery(
+        states=ENDED_STATES, archived=None, having=FileKind.FILES, submitted_before=a.NOW
+    ),
+    "failed with files": JobQuery(
+        states=frozenset({FAILED}), archived=None, having=FileKind.FILES, submitted_before=a.NOW
+    ),
+    "oldest with logs": JobQuery(
+        states=ENDED_STATES, archived=None, having=FileKind.LOGS, oldest_first=True
+    ),
+    "oldest with checkpoints": JobQuery(
+        states=ENDED_STATES, archived=None, having=FileKind.CHECKPOINTS, oldest_first=True
+    ),
     "search by user": search("owner:ada"),
     "search by state": search("state:failed"),
     "search of live": search("state:live"),
@@ -62,6 +74,23 @@ def test_a_listing_is_read_in_the_order_of_an_index(url, name, page):
     steps = [step for *_, step in plan]
     assert not [step for step in steps if "TEMP B-TREE" in step], steps
     assert "INDEX" in steps[0] or "PRIMARY KEY" in steps[0] or steps[0] == "SCAN found", steps
+
+
+@pytest.mark.parametrize(
+    ("query", "index"),
+    [
+        ("old with files", "jobs_with_files"),
+        ("oldest with logs", "jobs_with_logs"),
+        ("oldest with checkpoints", "jobs_with_checkpoints"),
+    ],
+)
+def test_jobs_whose_files_were_deleted_are_not_read(url, query, index):
+    statement, values = sql_queries.select_jobs(QUERIES[query], None)
+    with contextlib.closing(open_database(url)) as database:
+        plan = database.read(
+            lambda session: session.rows(f"EXPLAIN QUERY PLAN {statement}", *values)
+        )
+    assert [step for *_, step in plan if index in step], plan
 
 
 def test_several_states_give_the_newest_of_all_of_them(tmp_path):

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests import postgres
+from tests.chaos.own_postgres import OwnPostgres
 from tests.contract import store_builders as a
 from tests.frozen_postgres import FreezingProxy
 from tests.polling import wait_until
+from tpufleet.errors import Unreachable
 from tpufleet.service import event_streams
 from tpufleet.service.event_streams import EventHub
 from tpufleet.stores.base import ChangeSet, Store, StoreChange
@@ -91,6 +93,37 @@ def test_a_lost_connection_is_replaced_and_everything_announced_again(url, pair)
     heard.changes.clear()
     writer.commit(ChangeSet(events=[a.event()]))
     wait_until(lambda: heard.changes == [StoreChange.EVENTS], 10)
+
+
+@pytest.mark.slow
+def test_a_restart_of_the_database_costs_no_announcement():
+    """A real Postgres is stopped and started while one server listens and another commits."""
+    database = OwnPostgres()
+    try:
+        url = database.fresh_url()
+        with (
+            contextlib.closing(open_store(url)) as writer,
+            contextlib.closing(open_store(url)) as reader,
+        ):
+            heard = Heard(reader)
+            heard.until_connected()
+            for stop in (database.stop, database.kill):  # an upgrade, and a crash
+                stop()
+                wait_until(lambda: not heard.subscription.connected, 30)
+                heard.changes.clear()
+                with pytest.raises(Unreachable):
+                    writer.commit(ChangeSet(events=[a.event()]))
+                database.start()
+                writer.commit(ChangeSet(events=[a.event()]))
+                # Of this commit, or of everything: it came while the reader was not connected.
+                wait_until(lambda: StoreChange.EVENTS in heard.changes, 30)
+                wait_until(lambda: heard.subscription.connected, 30)
+                heard.changes.clear()
+                writer.commit(ChangeSet(messages=[a.message()]))
+                wait_until(lambda: StoreChange.MESSAGES in heard.changes, 30)
+            assert reader.last_event() == 2 and len(reader.inbox()) == 2
+    finally:
+        database.cleanup()
 
 
 def test_while_nothing_arrives_the_reader_is_told_to_poll():

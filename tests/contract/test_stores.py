@@ -27,7 +27,7 @@ from tpufleet.model.jobs import Job, JobState, ParentRelation
 from tpufleet.model.slices import SliceState
 from tpufleet.model.users import Role
 from tpufleet.stores import sql_rows
-from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, LiveState
+from tpufleet.stores.base import ChangeSet, EventQuery, FileKind, JobQuery, LiveState
 from tpufleet.stores.open_store import open_store
 
 NASTY = "naïve 量子 🦉 'single' \"double\" ; -- DROP TABLE jobs\n%s ? {x} \\ $text \t end"
@@ -402,8 +402,7 @@ def test_jobs_whose_files_are_deleted_are_archived_too(store):
     store.mark_files_deleted(["j1"], a.later(3600))
     assert [store.files_deleted_at(f"j{n}") for n in range(1, 4)] == [a.later(60), None, None]
     assert ids(store.jobs(JobQuery())) == ["j3"]
-    assert ids(store.jobs(JobQuery(archived=None, files_deleted=False))) == ["j3", "j2"]
-    assert ids(store.jobs(JobQuery(archived=None, files_deleted=True))) == ["j1"]
+    assert ids(store.jobs(JobQuery(archived=None, having=FileKind.FILES))) == ["j3", "j2"]
 
 
 def test_jobs_of_one_moment_are_ordered_by_id_by_code_point(store):
@@ -495,6 +494,17 @@ def test_the_newest_attempt_of_many_jobs_is_found_at_once(store):
         "j0": a.attempt("j0", 10)
     }
     assert store.newest_attempts([]) == {}
+
+
+def test_many_jobs_and_all_of_their_attempts_are_found_at_once(store):
+    names = [f"j{number}" for number in range(2_000)]
+    store.commit(ChangeSet(new_jobs=[a.job(name) for name in names[:-1]]))
+    store.commit(ChangeSet(attempts=[a.attempt(name, n) for name in names[::2] for n in (1, 0)]))
+    assert store.find_jobs(names) == {name: a.job(name) for name in names[:-1]}
+    assert store.attempts_of(names) == {
+        name: [a.attempt(name, 0), a.attempt(name, 1)] for name in names[::2]
+    }
+    assert store.find_jobs([]) == {} and store.attempts_of([]) == {}
 
 
 def test_slices_are_listed_oldest_first_without_those_that_are_gone(store):
@@ -625,6 +635,8 @@ def test_events_are_numbered_from_one_in_the_order_of_commits(store):
         ({"pool": "lab"}, [4, 6]),
         ({"pool": "lab", "limit": 1, "newest": True}, [6]),
         ({"pool": "none"}, []),
+        ({"by": "ada"}, [5]),
+        ({"by": "ada", "job_id": "j2"}, []),
     ],
     ids=str,
 )
@@ -636,7 +648,7 @@ def test_events_are_found_oldest_first_by(store, query, expected):
                 a.event(slice_id="s1"),
                 a.event(job_id="j1", slice_id="s1"),
                 a.event(job_id="j2", pool="lab"),
-                a.event(job_id="j1"),
+                a.event(job_id="j1", by="ada"),
                 a.event(pool="lab"),
             ]
         )

@@ -138,6 +138,7 @@ def test_a_killed_and_stopped_run_ends_like_an_uninterrupted_one(runner):
     assert float.fromhex(first["loss"]) < 0.5
 
 
+@pytest.mark.slow
 def test_a_resumed_run_that_was_complete_writes_the_same_result(runner):
     assert runner.start("job", 0).wait_for_exit() == [0, 0]
     written = runner.result("job")

@@ -89,6 +89,7 @@ def test_the_training_program_learns_and_leaves_a_result(server):
     assert detail.attempts[-1].checkpoint_step == 40
 
 
+@pytest.mark.slow
 def test_two_slices_add_up_together(server):
     job = submit(server, "multislice/job.yaml")
     ended(server, job)
@@ -100,6 +101,7 @@ def test_two_slices_add_up_together(server):
     ]
 
 
+@pytest.mark.slow
 def test_of_two_jobs_in_a_pool_the_urgent_one_goes_first(server):
     make = ("pool", "create", "lab", "v5e-8", "--largest", "1", "--supersede")
     environment = os.environ | {"TPUFLEET_HOME": str(server.home), "TPUFLEET_SERVER": server.url}
@@ -126,6 +128,7 @@ def test_the_program_in_the_page_on_workloads_runs_alone(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_training_program_runs_again_after_it_is_complete(tmp_path):
     program = markdown.ROOT / "examples/train/train.py"
     kept = {name: os.environ[name] for name in os.environ if not name.startswith("TPUFLEET_")}

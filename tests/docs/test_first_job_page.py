@@ -1,10 +1,11 @@
-"""The page "First job on Google Cloud", word for word: every command of it runs in a shell, against
-the emulator. Only gcloud and pip are stand-ins, and addresses point to this machine."""
+"""The page "First job on Google Cloud", word for word: every command of it runs in a shell as it is
+written, from a project in which nothing is set up. Google Cloud is the emulator, whose VM and TPU
+hosts run on this machine; pip, gcloud and uv are stand-ins."""
 
 from __future__ import annotations
 
 import os
-import socket
+import random
 import stat
 import subprocess
 import sys
@@ -16,31 +17,50 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 
 from tests import fake_gcs
 from tests.docs import markdown
+from tests.views.server_machine import ServerMachine
 from tpufleet.providers.local import processes
 from tpufleet.testbed.cloud_tpu.emulator import Emulator
 from tpufleet.testbed.cloud_tpu.locations import Latencies
 
 PAGE = "first-job-on-google-cloud.md"
-# Creates buckets on the storage emulator; what else it is asked for succeeds.
+# Enables APIs and creates buckets, by the same requests as the real one.
 GCLOUD = f"""#!{sys.executable}
 import json, os, sys, urllib.request
 words = sys.argv[1:]
 with open(os.environ["CALLS"], "a") as calls:
-    calls.write(" ".join(words) + "\\n")
-if words[:3] == ["storage", "buckets", "create"]:
-    name = words[3].removeprefix("gs://")
-    url = os.environ["STORAGE_EMULATOR_HOST"] + "/storage/v1/b?project=my-project"
-    body = json.dumps({{"name": name}}).encode()
+    calls.write("gcloud " + " ".join(words) + "\\n")
+
+def post(url, **body):
     headers = {{"Content-Type": "application/json"}}
-    urllib.request.urlopen(urllib.request.Request(url, body, headers))
+    urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers))
+
+project_api = os.environ["PROJECT_API"]
+if words[:2] == ["services", "enable"]:
+    post(f"{{project_api}}/services/v1/projects/my-project/services/{{words[2]}}:enable")
+if words[:3] == ["storage", "buckets", "create"]:
+    for root in (project_api + "/storage", os.environ["STORAGE_EMULATOR_HOST"]):
+        post(f"{{root}}/storage/v1/b?project=my-project", name=words[3].removeprefix("gs://"))
+"""
+# The Python that it installs is the one that runs this test, with its packages.
+UV = f"""#!{sys.executable}
+import pathlib, sys
+words = sys.argv[1:]
+if words[:2] == ["python", "install"]:
+    root = pathlib.Path(words[words.index("--install-dir") + 1], "cpython-3.12")
+    (root / "bin").mkdir(parents=True)
+    (root / "lib/python3.12").mkdir(parents=True)
+    (root / "lib/python3.12/os.py").touch()
+    python = root / "bin/python3"
+    python.write_text('#!/bin/bash\\nexec "{sys.executable}" "$@"\\n')
+    python.chmod(0o755)
 """
 
 
-def script_of_the_page() -> str:
+def commands_of_the_page() -> list[str]:
     """Every line of every shell block, in order."""
     blocks = [block for block in markdown.blocks("sh") if block.where.startswith(f"docs/{PAGE}")]
-    assert len(blocks) >= 7
-    return "\n".join(block.text for block in blocks)
+    assert len(blocks) >= 8
+    return [line for block in blocks for line in block.text.splitlines()]
 
 
 def executable(path: Path, text: str) -> None:
@@ -53,48 +73,68 @@ def test_a_newcomer_follows_the_page_to_a_finished_job(tmp_path, monkeypatch):
     for folder in (programs, home, work):
         folder.mkdir()
     executable(programs / "gcloud", GCLOUD)
+    executable(programs / "uv", UV)
     executable(programs / "pip", "#!/bin/sh\n")
     executable(programs / "tpu", f'#!/bin/sh\nexec {sys.executable} -P -m tpufleet "$@"\n')
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
     with fake_gcs.server() as storage:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage)
         emulator = Emulator(
             agents_folder=tmp_path / "machines", latencies=Latencies().divided_by(100)
         )
-        with emulator:
-            environ = {
-                **{key: value for key, value in os.environ.items() if "TPUFLEET" not in key},
-                "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-                "HOME": str(home),
-                "CALLS": str(tmp_path / "calls"),
-                "TPUFLEET_HOME": str(home / "state"),
-                "TPUFLEET_TPU_VM_ENDPOINT": emulator.endpoint,
-                "TPUFLEET_LISTEN": address,
-                "TPUFLEET_PUBLIC_URL": f"http://{address}",
-            }
-            # A person waits for the server to respond before the next command.
-            ready = "until curl -s -o /dev/null $TPUFLEET_PUBLIC_URL; do sleep 0.1; done"
-            text = script_of_the_page().replace("tpu serve &", f"tpu serve &\n{ready}")
-            # Files, not pipes: the server in the background would keep a pipe open.
-            printed, status = tmp_path / "printed", tmp_path / "status"
-            try:
-                with printed.open("w") as out, status.open("w") as err:
-                    ran = subprocess.run(
-                        ["bash", "-ex", "-c", text], env=environ, cwd=work, timeout=240,
-                        stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                    )  # fmt: skip
-            finally:
-                tpu = [sys.executable, "-P", "-m", "tpufleet"]
-                subprocess.run([*tpu, "serve", "--stop"], env=environ, capture_output=True)
-            stdout, stderr = printed.read_text(), status.read_text()
-            assert ran.returncode == 0, stdout + stderr
-            assert "hello from a TPU host" in stdout and "succeeded" in stdout
-            assert "estimate: $1.92 per hour" in stderr
-            assert "everything is set up" in stderr
-            with emulator.cloud.lock:
-                emulator.cloud.run_due()
-                assert not emulator.cloud.ledger.running(), "nothing is left to pay for"
+        # An address of its own, so that the port on the page is free.
+        address = "127." + ".".join(str(random.randint(2, 250)) for _ in range(3))
+        machine = ServerMachine(tmp_path / "vm", address, storage)
+        compute = emulator.project.compute
+        compute.state.address = address
+        compute.boot, compute.guest_attribute = machine.boot, machine.guest_attribute
+        emulator.project.state.disabled_apis |= {"tpu.googleapis.com", "compute.googleapis.com"}
+        emulator.project.state.missing.add("my-project-tpufleet")
+        environ = {
+            **{key: value for key, value in os.environ.items() if "TPUFLEET" not in key},
+            "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(home),
+            "CALLS": str(tmp_path / "calls"),
+            "PROJECT_API": emulator.project.url,
+            "UV": str(programs / "uv"),
+            "TPUFLEET_TPU_VM_ENDPOINT": emulator.endpoint,
+        }
+        environ.pop("XDG_CONFIG_HOME", None)
+        try:
+            with emulator:
+                printed = follow(commands_of_the_page(), environ, work, machine)
+                with emulator.cloud.lock:
+                    emulator.cloud.run_due()
+                    assert not emulator.cloud.ledger.running(), "no TPU is left to pay for"
+        finally:
+            machine.close()
     assert processes.leftovers(tmp_path / "machines") == []
-    calls = (tmp_path / "calls").read_text()
-    assert "services enable tpu.googleapis.com" in calls
+    assert not compute.state.resources, "nothing of the server is left to pay for"
+
+    [init] = [text for command, text in printed.items() if command.startswith("tpu init")]
+    fixes = [line for line in printed if line.startswith(("gcloud services", "gcloud storage"))]
+    assert len(fixes) == 3
+    for fix in fixes:
+        assert f"next: {fix}" in init, "the page has what `tpu init` prints"
+    assert "tpu deploy server" in init
+    [check] = [text for command, text in printed.items() if command.startswith("tpu check")]
+    assert "everything is set up" in check
+    [run] = [text for command, text in printed.items() if command.startswith("tpu run")]
+    assert "hello from a TPU host" in run and "succeeded" in run
+    assert "estimate: $1.92 per hour" in run
+    assert printed["tpu slices"].startswith("no slices;")
+
+
+def follow(
+    commands: list[str], environ: dict[str, str], work: Path, machine: ServerMachine
+) -> dict[str, str]:
+    """What each command printed."""
+    printed = {}
+    for command in commands:
+        ran = subprocess.run(
+            ["bash", "-c", command], env=environ, cwd=work, timeout=240, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        printed[command] = ran.stdout
+        everything = "".join(f"$ {each}\n{text}" for each, text in printed.items())
+        assert ran.returncode == 0, everything + machine.log()
+    return printed

@@ -38,12 +38,18 @@ def _as_storm(plain: dict[str, Any], folder: Path) -> None:
     plans.load(file)
 
 
+def _as_gke_plan(plain: dict[str, Any], _: Path) -> None:
+    plans = pytest.importorskip("tpufleet.testbed.gke.fault_plan")
+    assert plans.parse(yaml.safe_dump(plain)).stock
+
+
 # The first line of a block of YAML is a comment that names the file.
 READERS: dict[str, Callable[[dict[str, Any], Path], object]] = {
     "# job.yaml": lambda plain, _: job_file.parse_job(plain),
     "# faults.yaml": lambda plain, _: fault_plan.parse(plain),
     "# config.yaml": _as_config,
     "# storm.yaml": _as_storm,
+    "# gke.yaml": _as_gke_plan,
     "# cluster.yaml": lambda plain, _: cluster_file.parse(plain),
 }
 

@@ -64,7 +64,7 @@ def program(folder: Path, *command: str, **variables: str) -> str:
     [
         pytest.param("flax/train.py", SMALL, id="flax"),
         pytest.param(
-            "llama/pretrain.py", ("batch=4", "length=8"), id="llama", marks=pytest.mark.scale
+            "llama/pretrain.py", ("batch=4", "length=8"), id="llama", marks=pytest.mark.slow
         ),
     ],
 )
@@ -120,7 +120,7 @@ def compare_runs(
     assert max(map(int, starts)) >= step, "it started over"
 
 
-@pytest.mark.scale
+@pytest.mark.slow
 @needs_flax
 @needs_orbax
 @pytest.mark.parametrize(
@@ -134,14 +134,14 @@ def test_flax_orbax_and_grain_continue_bit_for_bit_after_a_preemption(server, fi
     compare_runs(server, file, command, 4, **fields)
 
 
-@pytest.mark.scale
+@pytest.mark.slow
 @needs_orbax
 def test_llama_pretraining_continues_bit_for_bit_after_a_preemption(server):
     command = ["python", "pretrain.py", "steps=16", "every=4"]
     compare_runs(server, "llama/job.yaml", command, 4, accelerator="v5e-8")
 
 
-@pytest.mark.scale
+@pytest.mark.slow
 def test_fine_tuning_from_safetensors_leaves_an_adapter_that_lowers_the_loss(server):
     pytest.importorskip("optax")
     import safetensors.numpy
@@ -157,7 +157,7 @@ def test_fine_tuning_from_safetensors_leaves_an_adapter_that_lowers_the_loss(ser
     assert config["target_modules"] == ["q_proj", "v_proj"]
 
 
-@pytest.mark.scale
+@pytest.mark.slow
 def test_a_sweep_finds_the_best_rate_and_compare_shows_it(server):
     variables = {"TPUFLEET_HOME": str(server.home), "TPUFLEET_SERVER": server.url}
     rates = ("0.001", "0.1", "0.01")
@@ -187,7 +187,7 @@ def test_batch_inference_counts_every_unit_once_though_a_slice_is_preempted(serv
     assert printed.strip() == "(768,)"
 
 
-@pytest.mark.scale
+@pytest.mark.slow
 def test_hello_world_computes_its_parallelism_from_the_slices(server):
     job = submit(server, "sharding/job.yaml")
     ended(server, job)
@@ -234,6 +234,24 @@ def test_the_environment_of_an_example_has_what_its_programs_import(file):
         for name in re.findall(r"^(?:import|from) ([\w.]+)", path.read_text(), re.MULTILINE)
     }
     assert imported - local - set(sys.stdlib_module_names) <= packages
+
+
+@pytest.mark.parametrize(
+    "file", sorted(EXAMPLES.glob("*/pyproject.toml")), ids=lambda file: file.parent.name
+)
+def test_the_environment_of_an_example_is_locked(file):
+    """`uv lock` in its folder renews the lock; TPU VMs install exactly that."""
+    project = tomllib.loads(file.read_text())
+    lock = tomllib.loads(file.with_name("uv.lock").read_text())
+    [own] = [one for one in lock["package"] if one["source"] == {"virtual": "."}]
+    locked = {
+        f"{one['name']}{[*one.get('extras', [])] or ''}{one['specifier']}".replace("'", "")
+        for one in own["metadata"]["requires-dist"]
+    }
+    assert locked == set(project["project"]["dependencies"])
+    assert lock["requires-python"] == project["project"]["requires-python"]
+    names = {one["name"] for one in lock["package"]}
+    assert {re.match(r"[a-z-]+", name)[0] for name in locked} | {"libtpu"} <= names
 
 
 def test_the_llama_example_stays_under_400_lines():

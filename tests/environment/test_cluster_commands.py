@@ -53,7 +53,7 @@ def test_the_page_can_be_followed_word_for_word(folder):
     assert printed[3].startswith("no changes\n")
 
 
-@pytest.mark.scale
+@pytest.mark.slow
 def test_the_whole_life_of_an_environment(folder):
     file = folder / "cluster.yaml"
     file.write_text(EXAMPLE.read_text())
@@ -94,6 +94,7 @@ except urllib.error.HTTPError as error:
 """
 
 
+@pytest.mark.slow
 def test_state_is_kept_in_the_bucket_from_the_first_stage_to_the_last(folder, monkeypatch):
     """Without --rehearse: the GCS backend on a storage server, gcloud replaced by a script."""
     records = folder / "google-cloud.json"

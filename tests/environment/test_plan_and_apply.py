@@ -77,7 +77,7 @@ def test_apply_creates_everything_a_second_apply_changes_nothing_and_destroy_lea
     assert rehearsal.records() == {}
 
 
-@pytest.mark.scale
+@pytest.mark.slow
 def test_the_stages_run_on_terraform_too(tmp_path):
     program = terraform_programs.find("terraform")
     if program is None:
@@ -87,6 +87,7 @@ def test_the_stages_run_on_terraform_too(tmp_path):
     assert rehearsal.apply(example()) == []
 
 
+@pytest.mark.slow
 def test_a_change_of_one_pool_touches_one_pool(rehearsal):
     pools = {"a": {"type": "v5e-16", "managed_by": "terraform"},
              "b": {"type": "v5p-128", "managed_by": "terraform"}}  # fmt: skip
@@ -97,7 +98,7 @@ def test_a_change_of_one_pool_touches_one_pool(rehearsal):
     ]
 
 
-@pytest.mark.scale
+@pytest.mark.slow
 def test_one_more_slice_creates_one_node_pool(rehearsal):
     pools = {"a": {"type": "v5e-16", "managed_by": "terraform", "slices": 2}}
     rehearsal.apply(environment(tpu_pools=pools))
@@ -120,6 +121,7 @@ def test_an_interrupted_apply_continues_where_it_stopped(rehearsal):
     assert rehearsal.apply(built) == []
 
 
+@pytest.mark.slow
 def test_drift_is_shown_and_repaired(rehearsal):
     built = example()
     rehearsal.apply(built)
@@ -139,6 +141,7 @@ def test_drift_is_shown_and_repaired(rehearsal):
     assert account in rehearsal.records()
 
 
+@pytest.mark.slow
 def test_a_protected_cluster_is_not_deleted(rehearsal):
     rehearsal.apply(example())
     with pytest.raises(TerraformFailed, match="deletion_protection is set to true"):
@@ -156,6 +159,7 @@ def test_a_plan_says_what_it_costs(rehearsal):
     assert pool.usd == pytest.approx(16 * 1.2)
 
 
+@pytest.mark.slow
 def test_the_state_bucket_that_gcloud_created_is_imported(rehearsal):
     """The bucket exists before the first stage, which then manages it."""
     built = example()

@@ -13,7 +13,11 @@ from tpufleet.errors import (
     RateLimited,
 )
 from tpufleet.model.jobs import JobState
+from tpufleet.model.users import Role
 from tpufleet.providers.base import Fault
+from tpufleet.service import job_queue
+from tpufleet.service.auth import Caller
+from tpufleet.service.commands import CommandContext
 
 TYPE = "v5litepod-16"
 
@@ -41,6 +45,21 @@ def test_requests_back_off_during_a_stockout(fleet):
     gaps = [(after - before).total_seconds() for before, after in itertools.pairwise(refused)]
     assert len(refused) < 10
     assert all(after > before for before, after in itertools.pairwise(gaps))
+
+
+def test_a_retry_does_not_wait_for_the_backoff(fleet):
+    fleet.cloud.stock[("zone-a", TYPE)] = 0
+    job = fleet.submit()
+    fleet.run(900)
+    [refusal] = fleet.store.refusals()
+    assert refusal.until - fleet.now() > timedelta(seconds=30)
+    fleet.cloud.stock[("zone-a", TYPE)] = 1
+    caller = Caller(name="user", role=Role.ADMIN)
+    context = CommandContext(store=fleet.store, caller=caller, now=fleet.now())
+    job_queue.retry(context, fleet.job(job))
+    fleet.until(lambda: fleet.cloud.existing() != [], 5)
+    fleet.settle(job)
+    job_queue.retry(context, fleet.job(fleet.submit()))  # waits for nothing yet: no effect
 
 
 def test_the_next_zone_is_tried_at_once(make_fleet):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 
 import pytest
 
+from tests.journeys.faulty_store import FaultyStore
 from tests.journeys.simulated_fleet import SECOND
 from tests.journeys.simulated_hosts import Program
+from tests.polling import wait_until
+from tpufleet.controller.loop import LEASE, LEASE_TTL, LONGEST_TICK
 from tpufleet.errors import Fenced
 from tpufleet.model.jobs import JobState
 
@@ -144,3 +148,38 @@ def test_a_slice_requested_twice_by_a_crashed_controller_is_one_slice(fleet):
     assert len(fleet.cloud.existing()) <= 1
     fleet.settle(job)
     assert fleet.attempts(job) == ["finished"]
+
+
+def test_a_tick_that_takes_longer_than_the_lease_keeps_it_and_one_that_hangs_does_not(fleet):
+    """As when a leader loads a large fleet, or the database hangs. Its threads run for real."""
+    real, loading, go_on = fleet.store, threading.Event(), threading.Event()
+    store = FaultyStore(real)
+
+    def slow(name: str, number: int) -> None:
+        if name == "live":
+            loading.set()
+            go_on.wait(60)
+
+    store.fails = slow
+    fleet.store = store
+    controller = fleet.new_controller("one")
+    fleet.store = real
+    controller.start()
+    try:
+        assert loading.wait(60)
+        for _ in range(2):  # more than the lease in all
+            fleet.clock.advance(LEASE_TTL - SECOND)
+            renewed = store.calls.count("acquire_lease") + 1
+            wait_until(lambda count=renewed: store.calls.count("acquire_lease") > count, 60)
+            now = fleet.clock.now()
+            assert fleet.store.acquire_lease(LEASE, "two", LEASE_TTL, now + SECOND) is None
+        fleet.clock.advance(LONGEST_TICK + SECOND)
+        taken = fleet.store.acquire_lease(LEASE, "two", LEASE_TTL, fleet.clock.now())
+        assert taken is not None and taken.holder == "two"
+        before = store.calls.count("acquire_lease")
+        go_on.set()
+        wait_until(lambda: store.calls.count("acquire_lease") > before, 60)
+        assert fleet.store.acquire_lease(LEASE, "two", LEASE_TTL, fleet.clock.now()) == taken
+    finally:
+        go_on.set()
+        controller.stop()

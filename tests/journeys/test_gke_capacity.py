@@ -110,7 +110,7 @@ def test_nodes_that_never_come_end_at_the_boot_limit(gke_fleet):
 
 def test_a_late_device_plugin_delays_a_job_and_buys_nothing(gke_fleet):
     fleet, cloud = gke_fleet
-    cloud.provisioner.simulated.device_plugin_delay = timedelta(minutes=2)
+    cloud.gke.device_plugin_delay = timedelta(minutes=2)
     job = fleet.submit(accelerator=TYPE, providers=["gke"])
     fleet.settle(job)
     assert fleet.job(job).state is JobState.SUCCEEDED

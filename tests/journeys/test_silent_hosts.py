@@ -10,8 +10,11 @@ from tests.journeys.simulated_hosts import Program
 from tpufleet.model.bootstrap import BootstrapReport, BootstrapStage
 from tpufleet.model.jobs import JobState
 from tpufleet.model.slices import LossReason, SliceState
+from tpufleet.model.users import Role
 from tpufleet.policy.liveness import MAX_FUTILE_CREATIONS, SILENT_BOOT_LIMIT
-from tpufleet.service import server_status
+from tpufleet.service import job_queue, server_status
+from tpufleet.service.auth import Caller
+from tpufleet.service.commands import CommandContext
 from tpufleet.service.explain import explain
 from tpufleet.stores.base import EventQuery
 
@@ -174,6 +177,41 @@ def test_another_public_url_is_tried_at_once(unreachable):
     assert not provider_problems(fleet)
 
 
+def retry(fleet, job):
+    """`tpu queue retry JOB`."""
+    caller = Caller(name="user", role=Role.ADMIN)
+    context = CommandContext(store=fleet.store, caller=caller, now=fleet.now())
+    job_queue.retry(context, fleet.job(job))
+
+
+def test_after_a_repair_a_retry_lets_one_slice_try_at_once_and_all_jobs_go_on(unreachable):
+    fleet = unreachable
+    jobs = [fleet.submit() for _ in range(3)]
+    run_reporting(fleet, 5400)  # the backoff has grown
+    requested = len(fleet.cloud.requested)
+    assert f"`tpu queue retry {jobs[1]}`" in details_of(fleet, jobs[1])
+    fleet.reachable = True
+    retry(fleet, jobs[1])
+    fleet.until(lambda: len(fleet.cloud.requested) == requested + 1, 5)
+    retry(fleet, jobs[0])
+    fleet.run(5)
+    assert len(fleet.cloud.requested) == requested + 1, "one at a time"
+    fleet.settle(*jobs, limit=600)
+    assert [fleet.job(job).state for job in jobs] == [JobState.SUCCEEDED] * 3
+
+
+def test_a_retry_before_the_repair_costs_one_slice_and_the_backoff_goes_on(unreachable):
+    fleet = unreachable
+    job = fleet.submit()
+    run_reporting(fleet, 600)
+    [before] = provider_problems(fleet)
+    retry(fleet, job)
+    run_reporting(fleet, 600)
+    [after] = provider_problems(fleet)
+    assert len(fleet.cloud.requested) == 2 and after.count == before.count + 1
+    assert after.retry_at - fleet.now() > timedelta(minutes=15)
+
+
 def test_hosts_of_one_slice_that_cannot_connect_do_not_stop_the_others(make_fleet):
     fleet = make_fleet(zones=("us-central1-a", "europe-west4-b"))
     first = fleet.submit(Program(steps=4000))
@@ -200,3 +238,38 @@ def test_machines_that_say_nothing_are_given_up_early(make_fleet):
     ran = sum((s.lost_at - s.up_at for s in slices), timedelta(0))
     assert ran <= 2 * SILENT_BOOT_LIMIT + timedelta(minutes=1)
     assert "nothing was heard from its hosts" in fleet.job(job).reason
+
+
+@pytest.mark.parametrize("stage", [BootstrapStage.DOWNLOADING, BootstrapStage.CHECKING_CHIPS])
+@pytest.mark.parametrize("connected", [0, 3])
+def test_a_slice_whose_last_hosts_make_no_progress_is_given_up_early(make_fleet, stage, connected):
+    fleet = make_fleet(zones=("us-central1-a",), boot_limit=timedelta(minutes=20))
+    job = fleet.submit()
+    hosts = [index for index in range(4) if index >= connected]
+    stuck = tuple(BootstrapReport(host=index, stage=stage) for index in hosts)
+    for _ in range(7200):
+        if fleet.job(job).ended:
+            break
+        for slice_id in fleet.cloud.existing():
+            fleet.unreachable_hosts |= {f"{slice_id}/{index}" for index in hosts}
+            fleet.cloud.find(slice_id).bootstrap = stuck
+        fleet.tick()
+    slices = fleet.store.slices(live_only=False)
+    assert {tpu_slice.loss for tpu_slice in slices} == {LossReason.BOOT_FAILED}
+    ran = sum((s.lost_at - s.up_at for s in slices), timedelta(0))
+    assert ran <= 2 * SILENT_BOOT_LIMIT + timedelta(minutes=2)
+    assert f"no progress in 10 min (host {hosts[0]}: {stage}" in fleet.job(job).reason
+
+
+def test_a_slow_start_that_makes_progress_is_waited_for(make_fleet):
+    fleet = make_fleet(zones=("us-central1-a",), boot_limit=timedelta(minutes=20))
+    fleet.reachable = False
+    job = fleet.submit()
+    fleet.until(fleet.cloud.existing, 60)
+    [slice_id] = fleet.cloud.existing()
+    for stage in (BootstrapStage.WAITING_FOR_CHIPS, BootstrapStage.DOWNLOADING):
+        fleet.cloud.find(slice_id).bootstrap = (report(stage),)
+        fleet.run(480)
+    fleet.reachable = True
+    fleet.settle(job)
+    assert len(fleet.cloud.requested) == 1 and fleet.attempts(job) == ["finished"]

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.k8s.rigs import eventually
+from tests.views.cli_runner import Tpu
 from tpufleet.errors import FleetError
 from tpufleet.testbed.kubernetes import cluster_layout
 from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
@@ -75,6 +76,7 @@ class Fleet:
             "TPUFLEET_TOKEN_FILE": str(folder / "home" / "token"),
             **{f"TPUFLEET_GKE_{key.upper()}": value for key, value in gke.items()},
         }  # fmt: skip
+        self._person = Tpu(**self.environment)
         self._log = folder / "server.log"
         with self._log.open("wb") as log:
             self._server = subprocess.Popen(
@@ -89,23 +91,21 @@ class Fleet:
         return self.node.shared / self.namespace
 
     def tpu(self, *args: str) -> str:
-        result = subprocess.run(
-            [sys.executable, "-m", "tpufleet", *args],
-            env=self.environment, capture_output=True, text=True, check=False, cwd=self.code,
-        )  # fmt: skip
-        if result.returncode != 0:
-            raise FleetError(result.stderr)
-        return result.stdout
+        """In this process: waiting for a job calls it many times."""
+        result = self._person(*args)
+        if result.exit_code != 0:
+            raise FleetError(result.output)
+        return str(result.stdout)
 
     def submit(self, name: str, command: str, files: dict[str, str] | None = None, **spec: Any):
         for path, text in (files or {}).items():
             (self.code / path).write_text(text)
         job = {
             "name": name, "command": command, "accelerator": "v5e-16", "grace": "20s",
-            "checkpoint": f"/shared/{self.namespace}/{name}", **spec,
+            "checkpoint": f"/shared/{self.namespace}/{name}", "workdir": str(self.code), **spec,
         }  # fmt: skip
         (self.code / f"{name}.yaml").write_text(yaml.safe_dump(job))
-        self.tpu("submit", f"{name}.yaml")
+        self.tpu("submit", str(self.code / f"{name}.yaml"))
 
     def show(self, name: str) -> dict[str, Any]:
         return json.loads(self.tpu("show", name, "--json"))

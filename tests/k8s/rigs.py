@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,8 @@ from tests.polling import wait_until
 from tpufleet.clocks import SystemClock
 from tpufleet.errors import FleetError
 from tpufleet.kubernetes.connections import EVENT, JOBSET, NAMESPACE, NODE, POD, Connection
+from tpufleet.provisioner.main import ProvisionerOptions, ProvisionerProgram
+from tpufleet.provisioner.settings import from_environ as settings_from_environ
 from tpufleet.testbed.gke.grpc_server import GkeServer
 from tpufleet.testbed.gke.kwok_backend import KwokNodes
 from tpufleet.testbed.gke.node_pools import GkeEmulator
@@ -27,6 +30,10 @@ from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
 ZONE = "us-central1-a"
 EXIT_CODE = "local.tpufleet.dev/exit-code"
 EXCLUSIVE = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
+PROVISIONER_SETTINGS = {
+    "GCP_PROJECT_ID": "p", "GCP_CLUSTER_LOCATION": "us-central1", "GCP_CLUSTER": "c",
+    "GCP_ZONE": ZONE, "NODE_MIN_LIFESPAN": "100ms", "POLL_INTERVAL": "300ms",
+}  # fmt: skip
 V5E = {
     "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
     "cloud.google.com/gke-tpu-topology": "4x4",
@@ -49,7 +56,7 @@ def eventually(condition: Callable[[], Any], within: float = 60.0, what: object 
     def describe() -> str:
         return f"{what() if callable(what) else what} {failure or ''}"
 
-    return wait_until(attempt, within, describe, interval=0.1)
+    return wait_until(attempt, within, describe, interval=0.25)
 
 
 class Rig:
@@ -64,6 +71,7 @@ class Rig:
         )
         self.server = GkeServer(self.gke).start()
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._threads: list[tuple[threading.Thread, threading.Event]] = []
         self._pools: list[str] = []
         self._plain: list[str] = []
         labels = {"tpufleet.dev/jobs": "true"}
@@ -73,6 +81,10 @@ class Rig:
         for process in self._processes:
             process.kill()
             process.wait()
+        for _, stop in self._threads:
+            stop.set()
+        for thread, _ in self._threads:
+            thread.join(60)
         for jobset in self.connection.list(JOBSET, self.namespace)[0]:
             self.connection.delete(JOBSET, jobset["metadata"]["name"], self.namespace)
         self.server.close()
@@ -113,17 +125,27 @@ class Rig:
             "status": {"allocatable": resources, "capacity": resources},
         })  # fmt: skip
 
-    # Provisioner processes
+    # Provisioners
+
+    def provision_here(self, **variables: str) -> None:
+        """A provisioner in a thread of this process: starting one as a process of its own takes
+        seconds of CPU, most of it for imports. `provision` is for tests about the process."""
+        settings = settings_from_environ({**PROVISIONER_SETTINGS, **variables})
+        options = ProvisionerOptions(
+            kubeconfig=self.plane.kubeconfig, gke_endpoint=self.server.address,
+            metrics_address="127.0.0.1:0", probe_address="127.0.0.1:0", namespace=self.namespace,
+        )  # fmt: skip
+        stop = threading.Event()
+        program = ProvisionerProgram(settings, options)
+        thread = threading.Thread(target=program.run, args=(stop,), daemon=True)
+        thread.start()
+        self._threads.append((thread, stop))
 
     def provision(
         self, *options: str, kubeconfig: Path | None = None, namespace: str = "",
         **variables: str,
     ) -> subprocess.Popen[bytes]:  # fmt: skip
-        environment = {
-            "GCP_PROJECT_ID": "p", "GCP_CLUSTER_LOCATION": "us-central1", "GCP_CLUSTER": "c",
-            "GCP_ZONE": ZONE, "NODE_MIN_LIFESPAN": "100ms", "POLL_INTERVAL": "300ms",
-            **variables,
-        }  # fmt: skip
+        environment = {**PROVISIONER_SETTINGS, **variables}
         with open(self.folder / "provisioner.log", "ab") as log:
             process = subprocess.Popen(
                 [

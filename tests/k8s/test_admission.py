@@ -43,7 +43,7 @@ def admitting(rig):
 
 
 def test_each_job_is_tied_to_a_pool_of_its_own_and_runs_on_demand(rig, admitting):
-    rig.provision(GCP_FORCE_ON_DEMAND="true")
+    rig.provision_here(GCP_FORCE_ON_DEMAND="true")
     rig.submit("tied", slices=3, select={label_keys.SPOT: "true"})
     eventually(lambda: rig.running("tied", 12), 180, rig.describe)
     for job in rig.connection.list(JOB, rig.namespace)[0]:

@@ -17,7 +17,7 @@ TOLERATIONS = [{"key": label_keys.TPU, "operator": "Exists"}]
 @pytest.fixture
 def served(rig):
     leader_worker_sets.install(rig.plane)
-    rig.provision(SERVE_KINDS="jobset,leaderworkerset")
+    rig.provision_here(SERVE_KINDS="jobset,leaderworkerset")
     yield rig
     for one in rig.connection.list(LEADER_WORKER_SET, rig.namespace)[0]:
         rig.connection.delete(LEADER_WORKER_SET, one["metadata"]["name"], rig.namespace)
@@ -91,6 +91,7 @@ def test_each_group_has_a_pool_until_the_set_is_scaled_down_or_deleted(served):
     assert len(served.gke.created) == 2
 
 
+@pytest.mark.slow
 def test_a_group_whose_leader_needs_no_chips_gets_a_pool_for_its_workers(served):
     """The leader, a router say, runs on a node without chips."""
     served.add_plain_node(f"plain-{served.namespace}")
@@ -101,6 +102,7 @@ def test_a_group_whose_leader_needs_no_chips_gets_a_pool_for_its_workers(served)
     assert served.gke.created == [pool]
 
 
+@pytest.mark.slow
 def test_a_group_recreated_after_a_failure_keeps_its_pool(served):
     serve(served, "serve", groups=1)
     eventually(lambda: running(served), 120, served.describe)
@@ -127,6 +129,7 @@ DIVIDED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("divided", DIVIDED.values(), ids=DIVIDED)
 def test_each_subgroup_gets_a_pool_of_its_own(served, divided):
     if "leaderTemplate" in divided:

@@ -51,7 +51,7 @@ def test_two_slices_get_pools_run_to_completion_and_leave_nothing(rig):
 
 
 def test_a_preempted_slice_gets_its_nodes_back_and_the_jobset_recovers(rig):
-    rig.provision()
+    rig.provision_here()
     rig.submit("spot", select={"cloud.google.com/gke-spot": "true"})
     eventually(lambda: rig.running("spot", 4), 120, rig.describe)
     before = {pod["metadata"]["uid"] for pod in rig.pods("spot")}
@@ -67,8 +67,28 @@ def test_a_preempted_slice_gets_its_nodes_back_and_the_jobset_recovers(rig):
     assert rig.gke.created == [name]
 
 
-def test_a_deleted_jobset_loses_its_pools(rig):
+def test_late_chips_and_a_repair_cost_nothing(rig):
+    """On real nodes of the API server: chips registered after the node is ready, then a repair, in
+    which GKE replaces all nodes of the slice."""
+    rig.gke.device_plugin_delay = timedelta(seconds=2)
+    rig.gke.upgrade_time = timedelta(seconds=1)
     rig.provision()
+    rig.submit("late")
+    eventually(lambda: rig.running("late", 4), 120, rig.describe)
+    before = {pod["metadata"]["uid"] for pod in rig.pods("late")}
+    (name,) = rig.gke.pools
+    rig.gke.start_repair(name)
+    eventually(
+        lambda: rig.running("late", 4)
+        and not before & {pod["metadata"]["uid"] for pod in rig.pods("late")},
+        180, rig.describe,
+    )  # fmt: skip
+    assert rig.gke.created == [name] and rig.gke.deleted_at == {}
+    assert "NodePoolCreationFailed" not in rig.events()
+
+
+def test_a_deleted_jobset_loses_its_pools(rig):
+    rig.provision_here()
     rig.submit("short")
     eventually(lambda: rig.running("short", 4), 120, rig.describe)
     rig.connection.delete(JOBSET, "short", rig.namespace)
@@ -128,7 +148,7 @@ def test_of_two_replicas_one_acts_and_the_other_takes_over_when_it_dies(rig):
 
 
 def test_a_jobset_that_disables_provisioning_gets_no_pool(rig):
-    rig.provision()
+    rig.provision_here()
     small = {"cloud.google.com/gke-tpu-topology": "2x2"}
     rig.submit("no", hosts=1, select=small, annotations={label_keys.DISABLE: "true"})
     rig.submit("yes")
@@ -138,7 +158,7 @@ def test_a_jobset_that_disables_provisioning_gets_no_pool(rig):
 
 def test_a_stockout_moves_to_the_next_zone(rig):
     rig.gke.stock[("us-central1-a", "ct5lp-hightpu-4t")] = 0
-    rig.provision(GCP_ZONES="us-central1-a,us-central1-b")
+    rig.provision_here(GCP_ZONES="us-central1-a,us-central1-b")
     rig.submit("moves")
     eventually(lambda: rig.running("moves", 4), 180, rig.describe)
     zones = {node["metadata"]["labels"]["topology.kubernetes.io/zone"] for node in nodes(rig)}
@@ -147,7 +167,7 @@ def test_a_stockout_moves_to_the_next_zone(rig):
 
 
 def test_over_budget_no_pool_is_created_and_an_event_is_written(rig):
-    rig.provision(BUDGET_CHIPS="16")
+    rig.provision_here(BUDGET_CHIPS="16")
     rig.submit("budget", slices=2)
     eventually(lambda: "NodePoolCreationFailed" in rig.events(), 120, rig.describe)
     eventually(lambda: rig.running("budget", 4), 120, rig.describe)
@@ -156,7 +176,7 @@ def test_over_budget_no_pool_is_created_and_an_event_is_written(rig):
 
 @pytest.mark.parametrize("count", [6, pytest.param(50, marks=pytest.mark.scale)])
 def test_many_pools_are_created_and_deleted_at_once(rig, count):
-    rig.provision()
+    rig.provision_here()
     small = {"cloud.google.com/gke-tpu-topology": "2x2"}
     rig.submit("many", slices=count, hosts=1, select=small)
     eventually(lambda: rig.running("many", count), 240, rig.describe)
@@ -166,7 +186,7 @@ def test_many_pools_are_created_and_deleted_at_once(rig, count):
 
 
 def test_a_job_and_a_single_pod_are_served_where_that_is_allowed(rig):
-    rig.provision(SERVE_KINDS="jobset,job,pod")
+    rig.provision_here(SERVE_KINDS="jobset,job,pod")
     tpu = {"resources": {"limits": {label_keys.TPU: 4}}, "name": "main", "image": "busybox"}
     pod = {
         "restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [tpu],
@@ -194,7 +214,7 @@ def test_a_job_and_a_single_pod_are_served_where_that_is_allowed(rig):
 
 def test_a_pool_used_by_another_jobset_outlives_its_own(rig):
     """Nothing ties either to its pool: the scheduler sends pods where there is room."""
-    rig.provision()
+    rig.provision_here()
     rig.submit("host", hosts=1, exclusive=False)
     eventually(lambda: rig.running("host", 1), 120, rig.describe)
     rig.submit("guest", hosts=1, exclusive=False, annotations={label_keys.DISABLE: "true"})
@@ -212,7 +232,7 @@ def test_a_pool_used_by_another_jobset_outlives_its_own(rig):
 
 def test_a_pool_with_flex_start_is_kept_empty_until_gke_has_its_nodes(rig):
     rig.gke.flex_start_delay = timedelta(hours=1)
-    rig.provision()
+    rig.provision_here()
     rig.submit("patient", select={label_keys.FLEX_START: "true"})
     eventually(
         lambda: [pool.status.name for pool in list(rig.gke.pools.values())] == ["RUNNING"],
@@ -233,7 +253,7 @@ TPU7X = {label_keys.ACCELERATOR: "tpu7x", label_keys.TOPOLOGY: "2x2x2"}
 
 def test_a_tpu7x_slice_uses_its_policy_and_a_missing_one_gives_a_hint(rig):
     rig.gke.policies = {"tpu-provisioner-2x2x2"}
-    rig.provision()
+    rig.provision_here()
     rig.submit("new", hosts=2, accelerator=TPU7X)
     rig.submit("large", hosts=4, accelerator=TPU7X, select={label_keys.TOPOLOGY: "2x2x4"})
     eventually(lambda: rig.running("new", 2), 120, rig.describe)

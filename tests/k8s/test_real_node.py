@@ -108,7 +108,13 @@ def all_programs(node) -> None:
 
 
 @pytest.mark.parametrize(
-    "killed", [nothing, the_supervisor, all_programs], ids=lambda f: f.__name__
+    "killed",
+    [
+        pytest.param(nothing, marks=pytest.mark.slow),
+        pytest.param(the_supervisor, marks=pytest.mark.slow),
+        all_programs,
+    ],
+    ids=lambda f: f.__name__,
 )
 def test_a_node_is_removed_without_leftovers_after_killing(own_plane, killed):
     before, folders = cgroups(), mount_points()

@@ -15,7 +15,7 @@ from tpufleet.testbed.kubernetes.node import job_namespace
 pytestmark = pytest.mark.timeout(900)
 _numbers = itertools.count(1)
 
-STEPS = 90
+STEPS = 40
 # Reports what a workload sees of its pod.
 LOOK = """
 import json, os, pathlib
@@ -74,11 +74,12 @@ def training(**settings: object) -> str:
     return f"python look.py\nexec python -m tpufleet.demo.train {options}"
 
 
+@pytest.mark.slow
 def test_an_evicted_job_checkpoints_in_its_grace_period_and_reaches_the_same_result(
     fleet_with,
 ):
     fleet = fleet_with()
-    fleet.submit("undisturbed", training(steps=STEPS, checkpoint_every=30), {"look.py": LOOK})
+    fleet.submit("undisturbed", training(steps=STEPS, checkpoint_every=10), {"look.py": LOOK})
     eventually(lambda: fleet.state("undisturbed") == "succeeded", 300, fleet.describe)
     eventually(lambda: fleet.pods() == [], 120, fleet.describe)
 
@@ -175,6 +176,7 @@ def test_an_image_that_cannot_be_pulled_is_reported(fleet_with):
     )
 
 
+@pytest.mark.slow
 def test_a_workload_that_exceeds_its_memory_limit_fails_as_out_of_host_memory(
     fleet_with,
 ):
@@ -189,6 +191,7 @@ def test_a_workload_that_exceeds_its_memory_limit_fails_as_out_of_host_memory(
     assert "host 2" in attempt["message"]
 
 
+@pytest.mark.slow
 def test_a_pod_that_exceeds_its_disk_limit_fails_with_the_reason(fleet_with):
     fleet = fleet_with(scratch="32Mi")
     fill = "head -c 200M /dev/zero > $TPUFLEET_RUN_DIR/big"

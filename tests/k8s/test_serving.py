@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(600)
 class Fleet:
     """A server, and the `tpu` command connected to it."""
 
-    def __init__(self, rig, folder: Path) -> None:
+    def __init__(self, rig, folder: Path, **variables: str) -> None:
         self.rig, self.folder, self.code = rig, folder, folder / "code"
         self.code.mkdir()
         self.environment = {
@@ -33,6 +33,7 @@ class Fleet:
             "TPUFLEET_GKE_KUBECONFIG": str(rig.plane.kubeconfig),
             "TPUFLEET_GKE_CPU": "1",
             "TPUFLEET_GKE_MEMORY": "1Gi",
+            **variables,
         }
         self._log = open(folder / "server.log", "wb")  # noqa: SIM115 (closed below)
         argv = [sys.executable, "-m", "tpufleet", "serve", "--provider", "gke"]

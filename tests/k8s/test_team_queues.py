@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -14,6 +17,7 @@ from tpufleet.kubernetes.connections import JOBSET
 from tpufleet.testbed.kubernetes import binaries
 
 pytestmark = pytest.mark.timeout(600)
+ROOT = Path(__file__).parents[2]
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
 
@@ -108,6 +112,29 @@ def test_two_teams_borrow_reclaim_and_preempt(teams):
     eventually(lambda: "red-urgent" in teams.admitted(), 120, lambda: sorted(teams.admitted()))
     eventually(lambda: len(teams.admitted()) == 3, 60, lambda: sorted(teams.admitted()))
     assert "blue-1" in teams.admitted()
+    assert board_metrics() <= kueue_metrics(teams), "the dashboard shows what Kueue does not have"
+
+
+def board_metrics() -> set[str]:
+    board = (ROOT / "deploy/monitoring/grafana-provisioner.json").read_text()
+    return set(re.findall(r"\bkueue_\w+", board))
+
+
+def kueue_metrics(teams: Teams) -> set[str]:
+    """Names of the metrics that Kueue exports, read as Prometheus reads them: with a token."""
+    namespace, run = teams.red, teams.kubectl.run
+    account = f"--serviceaccount={namespace}:prometheus"
+    run("create", "serviceaccount", "prometheus", "-n", namespace)
+    run("create", "clusterrolebinding", namespace, "--clusterrole=cluster-admin", account)
+    token = run("create", "token", "prometheus", "-n", namespace).strip()
+    port = teams.rig.plane.layout.ports["kueue_metrics"]
+    url, header = f"https://127.0.0.1:{port}/metrics", {"Authorization": f"Bearer {token}"}
+    try:
+        page = httpx.get(url, headers=header, verify=False, timeout=30)
+        page.raise_for_status()
+    finally:
+        run("delete", "clusterrolebinding", namespace)
+    return set(re.findall(r"^(kueue_\w+)\{", page.text, re.MULTILINE))
 
 
 def test_kueue_accepts_the_queues_of_every_kind_of_capacity(rig):

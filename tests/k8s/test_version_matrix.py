@@ -1,5 +1,6 @@
-"""Earlier releases of JobSet and Kueue: the tests of the provisioner, the provider and queues once
-more, on a control plane with each of them. `-m versions`; each release is built once (minutes)."""
+"""Earlier releases of Kubernetes, JobSet and Kueue: the tests of the provisioner, the provider and
+queues once more, on a control plane with each of them. `-m versions`; each release is built once
+(minutes)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tpufleet.testbed.kubernetes import binaries, cluster, extension_versions
+from tpufleet.testbed.kubernetes import binaries, cluster, earlier_releases
 from tpufleet.testbed.kubernetes.binaries import ControlPlaneBuildError
 
 ROOT = Path(__file__).parents[2]
@@ -22,13 +23,13 @@ FILES = ("test_gke_provider.py", "test_provisioner.py", "test_team_queues.py")
 @pytest.mark.versions
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "release", extension_versions.EARLIER_RELEASES, ids=lambda release: release.title
+    "release", earlier_releases.EARLIER_RELEASES, ids=lambda release: release.title
 )
 def test_an_earlier_release_passes_the_same_tests(release):
     if binaries.find_cached() is None:
         pytest.skip("control plane not built; run `tpu cluster local build` (requires Go)")
     try:
-        build = extension_versions.ensure(release)
+        build = earlier_releases.ensure(release)
     except ControlPlaneBuildError as error:
         pytest.skip(f"{release.title} cannot be built here: {error}")
     folder = Path(tempfile.mkdtemp(prefix="tpufleet-versions-"))

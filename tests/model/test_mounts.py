@@ -76,5 +76,12 @@ def test_a_host_without_gcsfuse_says_so(tmp_path):
     assert ran.returncode == 1 and "gcsfuse is not installed" in ran.stderr
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "data").touch()
+    ran = run(tmp_path, ["true"])
+    assert ran.returncode == 1 and f"mounts: {tmp_path}/data cannot be made" in ran.stderr
+    assert "/mnt/buckets" in ran.stderr
+
+
 def test_without_mounts_the_command_is_unchanged():
     assert mounted_command((), ["python", "train.py"]) == ("python", "train.py")

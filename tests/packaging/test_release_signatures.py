@@ -3,8 +3,10 @@ out."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -97,3 +99,35 @@ def test_nothing_is_released_without_a_signature(release):
         pytest.skip("cosign signs without a key of ours")
     status, output = run("sign-release", release)
     assert status == 1 and "TPUFLEET_RELEASE_KEY is not set" in output and "next:" in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_release_is_built_described_and_signed(tmp_path, signers):
+    """All of `scripts/release`, with a key of its own."""
+    needed = ("git", "uv", "bash", "npm")
+    if missing := [name for name in needed if shutil.which(name) is None]:
+        pytest.skip(f"needs {', '.join(missing)}")
+    for host in ("pypi.org", "registry.npmjs.org"):
+        try:
+            socket.create_connection((host, 443), timeout=10).close()
+        except OSError as error:
+            pytest.skip(f"cannot reach {host}: {error}")
+    clone = tmp_path / "clone"
+    done = subprocess.run(
+        ["git", "clone", "--quiet", "--local", SCRIPTS.parent, clone], capture_output=True
+    )
+    if done.returncode != 0:
+        pytest.skip(f"needs the repository: {done.stderr.decode()[:200]}")
+    environ = {**os.environ, "TPUFLEET_RELEASE_KEY": str(tmp_path / "key")}
+    done = subprocess.run(
+        [clone / "scripts" / "release"], env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    dist = clone / "dist"
+    assert run("verify-release", dist, signers)[0] == 0
+    [bill] = dist.glob("*.cdx.json")
+    described = json.loads(bill.read_text())
+    names = {component["name"].lower() for component in described["components"]}
+    assert described["bomFormat"] == "CycloneDX" and {"click", "httpx", "msgspec"} <= names
+    assert list(dist.glob("*.whl")) and list(dist.glob("*.tar.gz"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from tpufleet.clocks import Clock
@@ -18,19 +18,24 @@ IMPLIED_TOLERATIONS = (kwok_nodes.TPU,)
 
 @dataclass(slots=True)
 class SimulatedNodes:
-    """The node backend of an emulated GKE. Nodes are ready at once; the device plugin registers the
-    chips `device_plugin_delay` later."""
+    """The node backend of an emulated GKE. Nodes are ready at once."""
 
     clock: Clock
-    device_plugin_delay: timedelta = timedelta(0)
+    without_chips: set[str] = field(default_factory=set)  # pools
     created: dict[str, list[tuple[Any, datetime]]] = field(default_factory=dict)  # by pool
 
-    def create_nodes(self, pool: Any) -> None:
+    def create_nodes(self, pool: Any, *, chips: bool = True) -> None:
         manifests = kwok_nodes.node_manifests(kwok_backend.kwok_node_pool(pool))
         self.created[pool.name] = [(manifest, self.clock.now()) for manifest in manifests]
+        if not chips:
+            self.without_chips.add(pool.name)
+
+    def register_chips(self, pool: Any) -> None:
+        self.without_chips.discard(pool.name)
 
     def delete_nodes(self, pool: str) -> None:
         self.created.pop(pool, None)
+        self.without_chips.discard(pool)
 
     def relabel_nodes(self, pool: Any) -> None:
         manifests = kwok_nodes.node_manifests(kwok_backend.kwok_node_pool(pool))
@@ -70,7 +75,7 @@ class SimulatedNodes:
 
     def _node(self, manifest: Any, created_at: datetime) -> Any:
         allocatable = dict(manifest["status"]["allocatable"])
-        if created_at + self.device_plugin_delay > self.clock.now():
+        if manifest["metadata"]["labels"][kwok_nodes.POOL] in self.without_chips:
             del allocatable[kwok_nodes.TPU]
         created = created_at.isoformat().replace("+00:00", "Z")
         return {

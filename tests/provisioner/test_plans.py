@@ -136,8 +136,13 @@ def test_a_complete_pool_whose_pod_waits_is_never_doubled():
     existing = pool()
     waiting = replace(demand(), scheduler_message="0/4 nodes are available: 4 Insufficient memory.")
     for seconds, reported, deleted in ((0, False, False), (16, True, False), (601, False, True)):
-        since = {existing.name: NOW - seconds * SECOND}
-        result = plan([existing], [waiting], not_serving_since=since, **ready(existing))
+        up, since = (
+            {existing.name: NOW - timedelta(hours=1)},
+            {existing.name: NOW - seconds * SECOND},
+        )
+        result = plan(
+            [existing], [waiting], not_serving_since=up, free_since=since, **ready(existing)
+        )
         assert result.creates == ()
         assert any("Insufficient memory" in one.reason for one in result.waiting) is reported
         assert [one.misfit for one in result.deletes] == [waiting.pool_spec] * deleted

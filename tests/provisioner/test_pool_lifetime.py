@@ -100,8 +100,12 @@ def test_a_spare_pool_whose_nodes_do_not_join_is_not_waited_for():
 
 def test_a_pod_that_does_not_fit_a_complete_spare_pool_gets_no_other():
     pools, observed = two_slices(PoolStatus.RUNNING)
-    idle = {pools[1].name: NOW - NODE_JOIN_TIMEOUT}
-    result = plan(pools, [demand()], idle_since=idle, **(observed | ready(*pools)))
+    idle, complete = {pools[1].name: LONG_AGO}, observed | ready(*pools)
+    free = {pools[1].name: NOW - SECOND}  # the scheduler may not have seen it yet
+    result = plan(pools, [demand()], idle_since=idle, free_since=free, **complete)
+    assert (result.creates, result.misfits) == ((), ()) and not result.waiting[0].report
+    free = {pools[1].name: NOW - NODE_JOIN_TIMEOUT}
+    result = plan(pools, [demand()], idle_since=idle, free_since=free, **complete)
     assert result.creates == () and result.waiting[0].report
     assert [one.spec for one in result.misfits] == [pool_spec()]
 

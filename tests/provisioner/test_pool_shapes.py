@@ -74,6 +74,52 @@ def test_larger_slices_are_built_of_cubes_of_four(accelerator, topology, nodes):
     assert pool_shapes.find_shape(accelerator, topology, 4).nodes == nodes
 
 
+# Machine type, and the topologies and number of nodes that
+# https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus lists it with; those above 64
+# chips are examples and limits of the rule in .../docs/concepts/tpus#topology.
+DOCUMENTED = {
+    (V7, "tpu7x-standard-4t"): {
+        "2x2x1": 1, "2x2x2": 2, "2x2x4": 4, "2x4x4": 8, "4x4x4": 16, "4x4x8": 32,
+    },
+    (V6E, "ct6e-standard-1t"): {"1x1": 1},
+    (V6E, "ct6e-standard-8t"): {"2x4": 1},
+    (V6E, "ct6e-standard-4t"): {
+        "2x2": 1, "2x4": 2, "4x4": 4, "4x8": 8, "8x8": 16, "8x16": 32, "16x16": 64,
+    },
+    (V5P, "ct5p-hightpu-4t"): {
+        "2x2x1": 1, "2x2x2": 2, "2x2x4": 4, "2x4x4": 8, "4x4x4": 16, "4x4x8": 32, "8x12x16": 384,
+    },
+    (V5E, "ct5lp-hightpu-1t"): {"1x1": 1},
+    (V5E, "ct5lp-hightpu-8t"): {"2x4": 1},
+    (V5E, "ct5lp-hightpu-4t"): {
+        "2x2": 1, "2x4": 2, "4x4": 4, "4x8": 8, "8x8": 16, "8x16": 32, "16x16": 64,
+    },
+    (V4, "ct4p-hightpu-4t"): {
+        "2x2x1": 1, "2x2x2": 2, "2x2x4": 4, "2x4x4": 8, "4x4x4": 16, "4x4x8": 32, "12x16x16": 768,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "machine", "topology", "nodes"),
+    [(*key, *row) for key, rows in DOCUMENTED.items() for row in rows.items()],
+)
+def test_every_documented_topology_has_its_machines(accelerator, machine, topology, nodes):
+    chips = int(machine.rpartition("-")[2].removesuffix("t"))
+    shape = pool_shapes.find_shape(accelerator, topology, chips)
+    assert (shape.machine_type, shape.nodes) == (machine, nodes)
+
+
+@given(st.lists(st.integers(1, 6), min_size=3, max_size=3), st.sampled_from([V4, V5P, V7]))
+def test_every_shape_of_the_documented_rule_is_accepted(cubes, accelerator):
+    """More than 64 chips: multiples of four, A <= B <= C, up to the largest."""
+    sizes = sorted(4 * count for count in cubes)
+    largest = {V4: (12, 16, 16), V5P: (16, 16, 24), V7: (16, 24, 24)}[accelerator]
+    if all(size <= limit for size, limit in zip(sizes, largest, strict=True)):
+        shape = pool_shapes.find_shape(accelerator, "x".join(map(str, sizes)), 4)
+        assert shape.nodes == math.prod(sizes) // 4
+
+
 MACHINES = [
     (V4, "2x2x2", 4, "ct4p-hightpu-4t"),
     (V5E, "1x1", 1, "ct5lp-hightpu-1t"),
@@ -111,6 +157,9 @@ REFUSED = [
     pytest.param(V4, "2x8x8", 4, "multiples of 4", id="not built of cubes"),
     pytest.param(V5P, "4x4x6", 4, "multiples of 4", id="not a multiple of four"),
     pytest.param(V5E, "3x5", 4, "no topology 3x5", id="topology not offered"),
+    pytest.param(V5P, "8x4x4", 4, "write 4x4x8", id="in another order"),
+    pytest.param(V4, "24x12x12", 4, "write 12x12x24", id="a custom one in another order"),
+    pytest.param(V6E, "8x4", 4, "write 4x8", id="two dimensions in another order"),
 ]
 
 

@@ -33,6 +33,9 @@ IMPOSSIBLE = {
     "spot without a toleration": ({"node_selector": {label_keys.SPOT: "true"}}, "toler"),
     "4 Ti of memory": (requests(memory="4Ti"), "memory"),
     "500 CPUs": (requests(cpu="500"), "cpu"),
+    # GKE reserves some of each node.
+    "all memory of the machine": (requests(memory="192Gi"), "memory; a node of ct5lp-hightpu-4t"),
+    "all CPUs of the machine": (requests(cpu="112"), "cpu; a node of ct5lp-hightpu-4t has 111"),
 }
 LEFT_TO_GKE = {"node_selector": {label_keys.COMPUTE_CLASS: "tpus"}}
 # Known only to the scheduler, once there are nodes.
@@ -71,12 +74,52 @@ def test_a_pool_that_its_pod_does_not_fit_is_deleted_and_not_bought_again(harnes
 
 
 def test_a_late_device_plugin_is_awaited(harness):
-    harness.simulated.device_plugin_delay = 5 * MINUTE
+    harness.gke.device_plugin_delay = 5 * MINUTE
     harness.submit()
     harness.advance(8 * MINUTE)
     assert len(harness.gke.created) == 1
     assert harness.pod_list[0]["status"]["phase"] == "Running"
     assert "NodePoolDeletionStarted" not in harness.events.reasons()
+
+
+def test_a_pool_that_another_job_used_for_long_is_not_a_misfit(harness):
+    """The scheduler takes up to ten seconds to see that it is free: it backs off."""
+    single = {"node_selector": {label_keys.TOPOLOGY: "2x2"}}
+    harness.gke.stock = {(ZONE, "ct5lp-hightpu-4t"): 1}
+    harness.submit("first", **single)
+    harness.reconcile(5)
+    harness.submit("other", **single)
+    harness.pod_list.reverse()  # the scheduler places it first
+    harness.advance(20 * MINUTE)
+    assert [pod["status"]["phase"] for pod in harness.pod_list] == ["Running", "Pending"]
+    harness.end("other")
+    for _ in range(5):  # before the scheduler looks again
+        harness.clock.advance(2 * SECOND)
+        harness.provisioner.reconcile()
+        harness.provisioner.collect_results(timeout=60)
+    harness.advance(MINUTE)
+    assert [pod["status"]["phase"] for pod in harness.pod_list] == ["Running"]
+    assert not any("does not fit" in text for _, _, text in harness.events.recorded)
+
+
+def test_a_spare_pool_whose_chips_come_late_is_not_a_misfit(harness):
+    """Its own Job runs on another pool, whose Job waits for it."""
+    single = {"node_selector": {label_keys.TOPOLOGY: "2x2"}}
+    harness.gke.device_plugin_delay = 4 * MINUTE
+    harness.submit("first", **single)
+    harness.reconcile(5)
+    harness.submit("other", **single)
+    harness.pod_list.reverse()
+    for _ in range(300):  # the scheduler looks every ten seconds
+        harness.clock.advance(2 * SECOND)
+        harness.gke.advance()
+        if _ % 5 == 0:
+            harness.simulated.schedule(harness.pod_list)
+        harness.provisioner.reconcile()
+        harness.provisioner.collect_results(timeout=60)
+    assert [pod["status"]["phase"] for pod in harness.pod_list] == ["Running"] * 2
+    assert len(harness.gke.created) == 2
+    assert not any("does not fit" in text for _, _, text in harness.events.recorded)
 
 
 def test_a_recreated_jobset_that_fits_gets_a_pool_at_once(harness):
@@ -118,7 +161,7 @@ def test_over_many_jobsets_no_more_pools_are_bought_than_needed(harness):
     ]  # fmt: skip
     needed = misfits = 0
     for batch in range(25):
-        harness.simulated.device_plugin_delay = chosen.choice([0, 20, 90]) * timedelta(seconds=1)
+        harness.gke.device_plugin_delay = chosen.choice([0, 20, 90]) * timedelta(seconds=1)
         names = [f"job-{batch}-{number}" for number in range(20)]
         for name in names:
             kind = chosen.choice(kinds)
@@ -143,7 +186,7 @@ def spend(harness, seed, batches):
     misfits = [pod for pod, _ in MISFITS.values()]
     needed = failures = 0
     for batch in range(batches):
-        harness.simulated.device_plugin_delay = chosen.choice([0, 20, 90]) * SECOND
+        harness.gke.device_plugin_delay = chosen.choice([0, 20, 90]) * SECOND
         sold_out = chosen.random() < 0.3
         harness.gke.stock = {(ZONE, "ct5lp-hightpu-4t"): 8} if sold_out else {}
         for _ in range(chosen.choice([0, 0, 1, 2])):

@@ -343,13 +343,17 @@ class Mailbox:
         return "250 OK"
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 @pytest.fixture
 def mailbox() -> Iterator[tuple[Mailbox, int]]:
     controller_module = pytest.importorskip("aiosmtpd.controller")
     mailbox = Mailbox()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     controller = controller_module.Controller(mailbox, hostname="127.0.0.1", port=port)
     controller.start()
     yield mailbox, port

@@ -62,6 +62,8 @@ RULES = {
     "DELETE /users/{name}": ADMIN,
     "PUT /pools/{name}": ADMIN,
     "DELETE /pools/{name}": ADMIN,
+    "POST /slices": ADMIN,
+    "DELETE /slices/{id}": ADMIN,
     "POST /slices/{id}/fault": OWNER,
     "POST /slices/{id}/errands": OWNER,
 }

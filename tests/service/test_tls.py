@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import socketserver
+import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ from tpufleet.model.api_types import NewJob
 from tpufleet.model.jobs import JobId, JobState
 from tpufleet.service.connection_limits import ConnectionLimits
 from tpufleet.service.http_server import make_server
+from tpufleet.service.tls_certificate import CHECK_SECONDS, RenewedCertificate
 
 
 class Certificate(NamedTuple):
@@ -36,9 +39,12 @@ class Certificate(NamedTuple):
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+def make_certificate(folder: Path) -> Certificate:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl program to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
     certificate = Certificate(folder / "cert.pem", folder / "key.pem")
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
@@ -78,6 +84,54 @@ def test_an_unknown_certificate_and_plain_http_are_rejected(secure):
             pytest.raises(Unreachable, match="cannot reach the control plane"),
         ):
             client.me()
+
+
+def test_a_renewed_certificate_is_used_without_a_restart(tmp_path):
+    """The files are replaced one after the other, as ACME clients do."""
+    for name in ("used", "renewed"):
+        (tmp_path / name).mkdir()
+    used, renewed = (make_certificate(tmp_path / name) for name in ("used", "renewed"))
+    first = used.cert.read_bytes()
+    now = 100.0
+    certificate = RenewedCertificate(used.cert, used.key, lambda: now)
+
+    def presented() -> bytes:
+        with Handshake(certificate.context()) as server:
+            return ssl.get_server_certificate(server).encode()
+
+    assert presented() == first
+    now += CHECK_SECONDS
+    os.replace(renewed.cert, used.cert)
+    assert presented() == first, "the key does not match yet"
+    os.replace(renewed.key, used.key)
+    assert presented() == first, "not checked for every connection"
+    now += CHECK_SECONDS
+    assert presented() == used.cert.read_bytes() != first
+    now += CHECK_SECONDS
+    used.cert.unlink()
+    assert presented() != first, "a file that is missing for a moment changes nothing"
+
+
+class Handshake:
+    """A server for one connection with this context."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._context = context
+        self._thread = threading.Thread(target=self._accept)
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        with contextlib.suppress(OSError), self._context.wrap_socket(connection, server_side=True):
+            pass
+
+    def __enter__(self) -> tuple[str, int]:
+        self._thread.start()
+        return self._listener.getsockname()
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+        self._listener.close()
 
 
 def test_a_job_runs_on_a_server_with_tls(certificate, tmp_path):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import stat
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 import tpufleet
 from tests import fake_gcs
@@ -70,9 +72,68 @@ def test_a_bundle_is_uploaded_once_under_a_name_with_its_checksum(tmp_path, monk
         assert gcs.Bucket("gs://lab/fleet").read(bundle.object_name) == b"content"
 
 
-def test_a_server_for_a_real_project_does_not_start_without_a_bundle(tpu):
+@pytest.fixture
+def project(tpu, tmp_path):
+    """A cloud project in the config file."""
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "bucket: gs://lab/fleet\npublic_url: https://fleet.example.com\n"
+        "tpu_vm: {project: my-project, zones: [us-central1-a]}\n"
+    )
+    return file
+
+
+@pytest.fixture
+def uv(tpu, tmp_path):
+    """Stands in for uv: the network is not needed."""
+    program = tmp_path / "uv"
+    program.write_text(
+        f"#!{sys.executable}\nimport pathlib, sys\nwords = sys.argv[1:]\n"
+        "if words[0] == 'python':\n"
+        "    root = pathlib.Path(words[words.index('--install-dir') + 1], 'cpython-3.12')\n"
+        "    for name in ('bin/python3', 'lib/python3.12/os.py'):\n"
+        "        (root / name).parent.mkdir(parents=True)\n"
+        "        (root / name).touch()\n"
+    )
+    program.chmod(0o700)
+    tpu.environ["UV"] = str(program)
+
+
+def test_the_bundle_is_written_to_the_config_file_of_the_project(tpu, project, uv, monkeypatch):
+    with fake_gcs.server() as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        from tpufleet.runtime import gcs
+
+        gcs.connect().create_bucket("lab")
+        printed = tpu.ok("bundle")
+        assert f"to {project}" in printed and "tpu serve" in printed
+        document = yaml.safe_load(project.read_text())
+        assert document["tpu_vm"]["bundle"].startswith("gs://lab/fleet/bundles/tpufleet-")
+        assert len(document["tpu_vm"]["bundle_sha256"]) == 64
+        assert document["tpu_vm"]["project"] == "my-project"
+        assert stat.S_IMODE(project.stat().st_mode) == 0o600
+        # Comments are not lost: the lines are printed instead.
+        project.write_text(f"# ours\n{project.read_text()}".replace("my-project", "other"))
+        before = project.read_text().replace(document["tpu_vm"]["bundle"], "gs://old")
+        project.write_text(before)
+        assert "tpu_vm:\n  bundle: gs://lab/fleet/bundles/" in tpu.ok("bundle")
+        assert project.read_text() == before
+
+
+def test_a_server_for_a_real_project_does_not_start_where_hosts_cannot_reach_it(tpu, project):
     pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
-    tpu.environ["TPUFLEET_TPU_VM"] = '{"project": "my-project", "zones": ["us-central1-a"]}'
+    for url in ("", "http://127.0.0.1:8470", "http://localhost:8470"):
+        lines = project.read_text().splitlines()
+        lines = [line for line in lines if not line.startswith("public_url")]
+        project.write_text("\n".join([*lines, f"public_url: {url}\n" if url else ""]))
+        result = tpu("serve")
+        assert result.exit_code == 2
+        assert "could not reach this server" in result.stderr
+        assert "tpu deploy server" in result.stderr and "public_url" in result.stderr
+
+
+def test_a_server_for_a_real_project_does_not_start_without_a_bundle(tpu, project):
+    pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
     result = tpu("serve")
     assert result.exit_code == 2
     assert "bundle is not set" in result.stderr and "run `tpu bundle`" in result.stderr

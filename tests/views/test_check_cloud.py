@@ -12,7 +12,7 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 
 from tests.views.cli_runner import Tpu
 from tpufleet.model.jobs import Capacity
-from tpufleet.providers.tpu_vm import preflight
+from tpufleet.providers.tpu_vm import preflight_server
 from tpufleet.testbed.cloud_tpu.emulator import Emulator
 from tpufleet.testbed.cloud_tpu.project_api import set_quota
 
@@ -56,8 +56,14 @@ ACCOUNT = {"service_account": "tpu@my-project.iam.gserviceaccount.com"}
     ("spoil", "settings", "name", "fix"),
     [
         (lambda s: setattr(s, "exists", False), {}, "project", "gcloud projects list"),
-        (lambda s: setattr(s, "api_enabled", False), {}, "Cloud TPU API",
+        (lambda s: s.disabled_apis.add("tpu.googleapis.com"), {}, "Cloud TPU API",
          "gcloud services enable tpu.googleapis.com --project my-project"),
+        (lambda s: s.disabled_apis.add("compute.googleapis.com"), {}, "Compute Engine API",
+         "gcloud services enable compute.googleapis.com --project my-project"),
+        (lambda s: s.account_roles.clear(), {}, "hosts' account",
+         "gcloud storage buckets add-iam-policy-binding gs://my-bucket "
+         "--member=serviceAccount:1-compute@developer.gserviceaccount.com "
+         "--role=roles/storage.objectUser"),
         (lambda s: s.denied_permissions.add("tpu.nodes.create"), {}, "roles/tpu.admin",
          "gcloud projects add-iam-policy-binding my-project --member="),
         (lambda s: s.denied_permissions.add("iam.serviceAccounts.actAs"), ACCOUNT,
@@ -69,6 +75,9 @@ ACCOUNT = {"service_account": "tpu@my-project.iam.gserviceaccount.com"}
          "--dimensions=zone=us-central1-a --preferred-value=16"),
         (lambda s: s.missing.add("net"), {"network": "projects/my-project/global/networks/net"},
          "network", "gcloud compute networks create net "),
+        (lambda s: setattr(s, "nat", False),
+         {"network": "projects/my-project/global/networks/net", **PRIVATE},
+         "NAT us-central1", "gcloud compute routers create tpufleet-us-central1 --network net "),
         (lambda s: s.missing.add("sub"),
          {"subnetwork": "projects/my-project/regions/us-central1/subnetworks/sub"},
          "subnetwork us-central1", "gcloud compute networks subnets create sub "),
@@ -81,8 +90,8 @@ ACCOUNT = {"service_account": "tpu@my-project.iam.gserviceaccount.com"}
         (lambda s: s.denied_permissions.add("storage.objects.create"), {}, "bucket",
          "--role=roles/storage.objectUser"),
     ],
-    ids=["project", "API", "role", "act as", "account", "quota", "network", "subnetwork",
-         "private access", "NAT", "bucket", "bucket role"],
+    ids=["project", "API", "compute API", "hosts", "role", "act as", "account", "quota", "network",
+         "NAT of a network", "subnetwork", "private access", "NAT", "bucket", "bucket role"],
 )  # fmt: skip
 def test_each_problem_comes_with_the_command_that_fixes_it(
     tmp_path, emulator, spoil, settings, name, fix
@@ -121,5 +130,5 @@ def test_without_a_project_the_user_is_sent_to_init(tmp_path):
     ],
 )
 def test_a_server_that_hosts_cannot_reach_is_named(url, message):
-    check = preflight.check_public_url(url, emulated=False)
+    check = preflight_server.check_server_url(url, server="", ca_file="", emulated=False)
     assert check.status == "failed" and message in check.message and "public_url" in check.fix

@@ -4,146 +4,17 @@ server on this machine. Only what changes a machine (mounts, users, services) is
 from __future__ import annotations
 
 import hashlib
-import io
-import os
 import socket
 import stat
-import subprocess
-import sys
-import tarfile
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
 from tests.polling import wait_until
-from tests.views.cli_runner import Tpu
 from tests.views.emulated_cloud import Cloud
+from tests.views.server_machine import ServerMachine
 from tpufleet.model import bootstrap
-from tpufleet.testbed.cloud_tpu import metadata_server
-from tpufleet.testbed.cloud_tpu.metadata_server import MetadataServer
-
-STUB = """#!/bin/bash
-echo "$(basename "$0") $*" >>"$CALLS"
-case "$(basename "$0") $*" in
-  "mountpoint"*) [[ -e "$CALLS.mounted" ]] ;;
-  "mount "*) touch "$CALLS.mounted" ;;
-  "blkid "*) [[ -e "$CALLS.formatted" ]] ;;
-  "mkfs"*) touch "$CALLS.formatted" ;;
-  "systemctl restart"*)
-    if [[ -e "$CALLS.pid" ]]; then
-      pid="$(cat "$CALLS.pid")"
-      kill "$pid" 2>/dev/null
-      while grep -q '^State:.[^Z]' "/proc/$pid/status" 2>/dev/null; do sleep 0.1; done
-    fi
-    unit="$TPUFLEET_ROOT/etc/systemd/system/tpufleet-server.service"
-    here() { sed "s#/var/lib/#$TPUFLEET_ROOT/var/lib/#g; s#/opt/#$TPUFLEET_ROOT/opt/#g"; }
-    mapfile -t environment < <(sed -n 's/^Environment=//p' "$unit" | here)
-    read -ra command < <(sed -n 's/^ExecStart=//p' "$unit" | here)
-    setsid env -i HOME="$TPUFLEET_ROOT" PATH="$PATH" "${environment[@]}" "${command[@]}" \\
-      >>"$CALLS.server.log" 2>&1 </dev/null &
-    echo $! >"$CALLS.pid"
-    ;;
-esac
-"""
-STUBS = ("mountpoint", "mount", "blkid", "mkfs.ext4", "id", "useradd", "chown", "systemctl")
-
-
-class ServerMachine:
-    """The VM: its folder is the root of the script."""
-
-    def __init__(self, folder: Path) -> None:
-        self.root, self.calls = folder / "vm", folder / "calls"
-        self._bin = folder / "bin"
-        for path in (self._bin, self.root / "dev/disk/by-id", folder / "bucket"):
-            path.mkdir(parents=True)
-        for name in STUBS:
-            (self._bin / name).write_text(STUB)
-            (self._bin / name).chmod(0o755)
-        (self.root / "dev/disk/by-id/google-tpufleet-state").touch()
-        self.bundle = folder / "bucket/bundle.tar.gz"
-        self.bundle.write_bytes(packed())
-        self.metadata = MetadataServer()
-        self._bucket = _serve(self.bundle.parent)
-        self.output = ""
-        self.instance: dict[str, Any] = {}
-        self._boots: list[threading.Thread] = []
-
-    def boot(self, instance: dict[str, Any] | None = None) -> None:
-        self.instance = instance or self.instance
-        boot = threading.Thread(target=self._run_script)
-        boot.start()
-        self._boots.append(boot)
-
-    def wait(self) -> None:
-        for boot in self._boots:
-            boot.join(timeout=120)
-
-    def guest_attribute(self, _name: str, path: str) -> str | None:
-        values = self.metadata.guest_attributes("vm", 0, path)
-        return next(iter(values.values()), None)
-
-    def log(self) -> str:
-        log = Path(f"{self.calls}.server.log")
-        return self.output + (log.read_text() if log.exists() else "")
-
-    def close(self) -> None:
-        self.wait()
-        pid = Path(f"{self.calls}.pid")
-        if pid.exists() and psutil.pid_exists(int(pid.read_text())):
-            process = psutil.Process(int(pid.read_text()))
-            process.terminate()
-            process.wait(60)
-        self.metadata.close()
-        self._bucket.shutdown()
-        self._bucket.server_close()
-
-    def _run_script(self) -> None:
-        items = {item["key"]: item["value"] for item in self.instance["metadata"]["items"]}
-        values = metadata_server.instance_values(items)
-        values["service-accounts/default/token"] = '{"access_token": "s3cret"}'
-        values["network-interfaces/0/ip"] = "127.0.0.1"
-        values["network-interfaces/0/access-configs/0/external-ip"] = "127.0.0.1"
-        self.metadata.put("vm", values)
-        done = subprocess.run(
-            ["bash", "-c", items["startup-script"]], capture_output=True, text=True, timeout=240,
-            env={
-                "PATH": f"{self._bin}:{os.environ['PATH']}", "CALLS": str(self.calls),
-                "TPUFLEET_ROOT": str(self.root),
-                "TPUFLEET_METADATA_URL": f"{self.metadata.url}/vm/0",
-                "TPUFLEET_STORAGE_URL": f"http://127.0.0.1:{self._bucket.server_port}",
-            },
-        )  # fmt: skip
-        self.output += done.stdout + done.stderr
-
-
-def packed() -> bytes:
-    """A bundle whose Python is the one that runs this test."""
-    script = f'#!/bin/bash\nexec "{sys.executable}" "$@"\n'.encode()
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        entry = tarfile.TarInfo("python/bin/python3")
-        entry.size, entry.mode = len(script), 0o755
-        archive.addfile(entry, io.BytesIO(script))
-    return buffer.getvalue()
-
-
-def _serve(folder: Path) -> ThreadingHTTPServer:
-    class Handler(SimpleHTTPRequestHandler):
-        def __init__(self, *args: object) -> None:
-            super().__init__(*args, directory=str(folder))  # type: ignore[arg-type]
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Not logged."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
 
 
 def free_port() -> str:
@@ -186,7 +57,7 @@ def test_the_plan_names_every_resource_and_the_price_and_changes_nothing(cloud):
     for _, name in ALL:
         assert name in printed
     assert "TCP 8470 from 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 198.51.100.0/24" in printed
-    assert "Price: $0.025 per hour, $18 per month" in printed
+    assert "Price: about $0.025 per hour, $18 per month" in printed
     plan = cloud.tpu.json("deploy", "server", "--dry-run", "--machine-type", "n2-standard-8")
     assert plan["usd_per_hour"] is None and len(plan["resources"]) == 4
     assert not resources(cloud)
@@ -216,10 +87,11 @@ def test_a_server_is_deployed_used_repeated_and_deleted(cloud, machine, tmp_path
         folder / "ca.pem"
     ).read_text().rstrip("\n")
 
-    user = {"TPUFLEET_SERVER": f"https://127.0.0.1:{port}",
-            "TPUFLEET_CA_FILE": str(folder / "ca.pem"),
-            "TPUFLEET_TOKEN_FILE": str(folder / "token")}  # fmt: skip
-    laptop = Tpu(**{**cloud.tpu.environ, **user})
+    # The config file of this machine names the server.
+    laptop = cloud.tpu
+    config_file = tmp_path / "laptop/.config/tpufleet/config.yaml"
+    assert f"wrote server, ca_file and token_file to {config_file}" in printed
+    assert "server: https://127.0.0.1:" in config_file.read_text()
     assert laptop.json("jobs")["jobs"] == [], "the token is valid"
     assert "provider   tpu-vm" in laptop("status").stdout
 
@@ -234,8 +106,20 @@ def test_a_server_is_deployed_used_repeated_and_deleted(cloud, machine, tmp_path
     kept = cloud.tpu.ok("deploy", "server", "--delete", "--yes")
     assert kept == "deleted tpufleet-server; disk tpufleet-server-state stays, with the state\n"
     assert resources(cloud) == {("disks", "tpufleet-server-state")}
+    assert config_file.read_text().strip() in ("", "{}"), "it no longer names the server"
     cloud.tpu.ok("deploy", "server", "--delete", "--state", "--yes")
     assert not resources(cloud)
+
+
+def test_the_config_file_of_another_server_is_not_changed(cloud, machine, tmp_path):
+    file = tmp_path / "laptop/.config/tpufleet/config.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("server: https://fleet.example.org\n")
+    port, checksum = free_port(), hashlib.sha256(machine.bundle.read_bytes()).hexdigest()
+    printed = cloud.tpu.ok("deploy", "server", "--yes", "--port", port, "--bundle",
+                           "gs://bundle.tar.gz", "--bundle-sha256", checksum)  # fmt: skip
+    assert file.read_text() == "server: https://fleet.example.org\n"
+    assert f"  server: https://127.0.0.1:{port}\n  ca_file: " in printed
 
 
 def test_what_fails_on_the_vm_is_told(cloud, machine):
@@ -245,6 +129,27 @@ def test_what_fails_on_the_vm_is_told(cloud, machine):
     assert "installing tpufleet failed: checksum of gs://bundle.tar.gz does not match" in (
         wrong.stderr
     )
+
+
+def test_roles_that_the_account_of_the_vm_lacks_are_told_first(cloud, tmp_path):
+    """As in a new project whose organisation grants default accounts nothing."""
+    state = cloud.emulator.project.state
+    state.account_roles.clear()
+    answer = cloud.tpu("deploy", "server")
+    for role in ("roles/tpu.admin", "roles/iam.serviceAccountUser", "roles/storage.objectUser"):
+        assert (
+            "next: gcloud projects add-iam-policy-binding my-project --member=serviceAccount:"
+            f"1-compute@developer.gserviceaccount.com --role={role}\n"
+        ) in answer.stderr
+    state.account_roles |= {"roles/tpu.admin", "roles/storage.objectUser"}
+    assert cloud.tpu("deploy", "server").stderr.count("next: gcloud") == 1
+
+
+def test_without_the_compute_api_nothing_is_built(cloud):
+    cloud.emulator.project.state.disabled_apis.add("compute.googleapis.com")
+    answer = cloud.tpu("deploy", "server", "--yes")
+    assert answer.exit_code == 1 and "packages for Python" not in answer.stderr
+    assert "gcloud services enable compute.googleapis.com --project my-project" in answer.stderr
 
 
 def test_a_missing_permission_is_told_with_the_role(cloud):

@@ -51,11 +51,52 @@ def test_init_replaces_no_config_file_without_permission(newcomer, tmp_path):
     assert "my-project" in file.read_text()
 
 
+TLS = {"--tls-cert": "cert.pem", "--tls-key": "key.pem"}
+
+
+@pytest.mark.parametrize(
+    ("options", "written", "steps"),
+    [
+        ({}, {}, "tpu deploy server"),
+        (
+            {"--public-url": "https://fleet.example.com:8470", **TLS},
+            {"listen": "0.0.0.0:8470", "tls_cert": "cert.pem", "tls_key": "key.pem"},
+            "tpu bundle\n  tpu serve",
+        ),
+        (
+            {"--public-url": "https://fleet.example.com"},  # behind a proxy with TLS
+            {"listen": "127.0.0.1:8470"},
+            "tpu bundle\n  tpu serve",
+        ),
+        (
+            {"--public-url": "http://10.0.0.5:8470", "--insecure-http": None},
+            {"listen": "0.0.0.0:8470", "insecure_http": True},
+            "tpu bundle\n  tpu serve",
+        ),
+    ],
+    ids=["deployed", "TLS", "proxy", "plain"],
+)
+def test_the_server_listens_where_its_public_url_says(newcomer, tmp_path, options, written, steps):
+    words = [word for pair in options.items() for word in pair if word is not None]
+    answer = newcomer("init", "--project", "my-project", *words)
+    assert answer.exit_code == 0 and f"  {steps}\n  tpu run v5e-4" in answer.stdout
+    document = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    for key in ("public_url", "listen", "tls_cert", "tls_key", "insecure_http"):
+        value = document.get(key)
+        shown = value.rpartition("/")[2] if key.startswith("tls_") and value else value
+        assert shown == {"public_url": options.get("--public-url"), **written}.get(key)
+    settings = config.load({"TPUFLEET_CONFIG": str(tmp_path / "config.yaml")}, tmp_path)
+    assert settings.enabled_providers == ("tpu-vm",)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((), "--project"),
         (("--project", "p-1", "--type", "v5e-5"), "nearest size"),
+        (("--project", "p-1", "--public-url", "http://10.0.0.5:8470"), "tpu deploy server"),
+        (("--project", "p-1", "--tls-cert", "c"), "require --public-url"),
+        (("--project", "p-1", "--public-url", "https://x", "--tls-cert", "c"), "pass both"),
         (("--project", "p-1", "--type", "tpu7x-8"), "provider gke"),
         (("--project", "p-1", "--type", "v4-8", "--zone", "us-east1-d"), "us-central2-b"),
     ],

@@ -9,6 +9,7 @@ import pytest
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
 from tpufleet.model.encoding import to_json
+from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.jobs import JobState
 from tpufleet.model.pools import Pool
 from tpufleet.policy.fair_share import LEDGER_NAME, UsageLedger
@@ -72,6 +73,20 @@ def test_a_held_job_has_no_position(world, tpu: Tpu, admin: Tpu, pool):
     assert [entry["position"] for entry in tpu.json("queue")["queue"]] == [1, 2]
     admin.ok("queue", "hold", "mel/a")
     assert "held by ada; requires the admin role" in tpu("queue", "release", "a").stderr
+
+
+def test_a_waiting_job_is_tried_again_by_its_owner(world, tpu: Tpu, admin: Tpu, pool):
+    submit(world, "hers", by="ada", pool=pool)
+    submit(world, "a", pool=pool)
+    assert tpu.ok("queue", "retry", "a").startswith("trying again for a (")
+    kinds = [message.kind for message in world.store.inbox(0) if message.job_id == "a"]
+    assert kinds[-1] is InboxMessageKind.RETRY
+    assert "mel asked to try again now" in tpu.ok("events", "a")
+    assert "belongs to ada" in tpu("queue", "retry", "ada/hers").stderr
+    world.change_job("a", state=JobState.STARTING)
+    assert tpu.ok("queue", "retry", "a").endswith(") is starting: it waits for nothing\n")
+    world.change_job("a", state=JobState.FAILED)
+    assert "`tpu resume a`" in tpu("queue", "retry", "a").stderr
 
 
 def test_a_running_job_cannot_be_held(world, tpu: Tpu, pool):

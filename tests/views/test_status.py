@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+import pytest
+
+from tests.contract.store_builders import NOW
 from tpufleet.model import encoding
 from tpufleet.model.hosts import HostLiveness
+from tpufleet.model.jobs import JobState
 from tpufleet.model.records import replace
 from tpufleet.model.server_status import (
     CONTROLLER_REPORT,
     ControllerReport,
+    LocalJobs,
+    LoggedError,
     ProviderHealth,
     ProviderProblem,
+    ServerStatus,
 )
 from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.stores.base import ChangeSet
+from tpufleet.views.cli.status import lines
 
 
 def test_status_shows_what_fails_and_exits_with_1(world, tpu):
@@ -47,3 +57,50 @@ def test_hosts_of_deleted_slices_do_not_count_as_reporting(world, tpu):
     gone = world.store.slice(SliceId("s-1"))
     world.store.commit(ChangeSet(slices=[replace(gone, state=SliceState.GONE)]))
     assert "slices     1, 4 hosts reporting" in tpu("status").stdout
+
+
+MINUTE = timedelta(minutes=1)
+HEALTHY = ServerStatus(
+    version="1.2.0",
+    now=NOW,
+    controller=ControllerReport(
+        holder="server-1", leader_since=NOW - 5 * MINUTE, reported_at=NOW, version="1.2.0"
+    ),
+    controller_stale=False,
+    jobs={JobState.QUEUED: 2, JobState.RUNNING: 1},
+    slices=1,
+    hosts=4,
+    started_at=NOW - 60 * MINUTE,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({}, "server     1.2.0, up 1 h"),
+        ({}, "leader     server-1, for 5 min"),
+        ({}, "jobs       2 queued, 1 running"),
+        (
+            {"controller": replace(HEALTHY.controller, version="1.1.0")},
+            "leader     server-1, for 5 min, version 1.1.0",
+        ),
+        (
+            {"oldest_queued_at": NOW - 3 * MINUTE},
+            "queue      oldest job waits for 3 min; see `tpu jobs --state queued`",
+        ),
+        (
+            {"errors": (LoggedError(at=NOW - MINUTE, level="WARNING", message="slow", count=3),)},
+            "WARNING    1 min ago (3 times): slow",
+        ),
+        (
+            {"local_jobs": LocalJobs(description="as nobody", isolated=True)},
+            "local      jobs on local: as nobody",
+        ),
+        (
+            {"local_jobs": LocalJobs(description="jobs can read the state", isolated=False)},
+            "warning    jobs on local: jobs can read the state",
+        ),
+    ],
+)  # fmt: skip
+def test_status_shows_versions_queue_errors_and_what_jobs_on_this_machine_can_see(change, line):
+    assert line in lines(replace(HEALTHY, **change))

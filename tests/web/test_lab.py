@@ -80,12 +80,18 @@ def dialog(page: Page) -> Locator:
     return page.get_by_role("dialog")
 
 
-def test_every_page_is_accessible_and_fits_a_phone(page: Page, server: lab.LabServer):
-    for name in PAGES:
+LOOKS = (("light", 1280), ("dark", 390))
+
+
+@pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["in turn", "every look"]
+)
+def test_every_page_is_accessible_and_fits_a_phone(page: Page, server: lab.LabServer, every: bool):
+    for number, name in enumerate(PAGES):
         go(page, server, name)
         page.wait_for_load_state("networkidle") if name == "compare" else None
         expect(page.locator("main")).not_to_contain_text("Loading…")
-        for scheme, width in (("light", 1280), ("dark", 390)):
+        for scheme, width in LOOKS if every else (LOOKS[number % 2],):
             page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             page.set_viewport_size({"width": width, "height": 800})
             found = Axe().run(page)

@@ -27,9 +27,11 @@ class BootstrapReporter:
         metadata: MetadataClient | None,
         host: int,
         monotonic: Callable[[], float] = time.monotonic,
+        slice_id: str = "",
     ) -> None:
         self._metadata = metadata
         self._host = host
+        self._slice_id = slice_id
         self._monotonic = monotonic
         self._last: BootstrapReport | None = None
         self._written_at = 0.0
@@ -47,7 +49,9 @@ class BootstrapReporter:
         if self._metadata is None:
             return
         message = message[: bootstrap.MAX_MESSAGE_LENGTH]
-        report = BootstrapReport(host=self._host, stage=stage, failed=failed, message=message)
+        report = BootstrapReport(
+            host=self._host, stage=stage, failed=failed, message=message, slice_id=self._slice_id
+        )
         now, last = self._monotonic(), self._last
         same_stage = last is not None and (last.stage, last.failed) == (stage, failed)
         if report == last or (same_stage and now - self._written_at < MIN_INTERVAL_SECONDS):
@@ -68,4 +72,5 @@ def from_environ(environ: Mapping[str, str]) -> BootstrapReporter:
         return BootstrapReporter(None, 0)
     from tpufleet.agent.metadata import MetadataClient  # only cloud machines have such a server
 
-    return BootstrapReporter(MetadataClient(url), int(host) if host.isdecimal() else 0)
+    index = int(host) if host.isdecimal() else 0
+    return BootstrapReporter(MetadataClient(url), index, slice_id=environ.get("TPUFLEET_SLICE", ""))

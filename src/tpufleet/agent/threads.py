@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -26,8 +27,10 @@ def _run_logged(name: str, target: Callable[[], None]) -> None:
 
 
 def log(message: str) -> None:
-    print(f"[tpufleet agent] {message}", file=sys.stderr, flush=True)
-    stderr_rotation.rotate()
+    """Never fails: on a full disk the agent goes on without its log."""
+    with contextlib.suppress(OSError):
+        print(f"[tpufleet agent] {message}", file=sys.stderr, flush=True)
+        stderr_rotation.rotate()
 
 
 def log_exception(message: str) -> None:

@@ -12,8 +12,10 @@ from tpufleet.errors import BadInput
 
 
 def find_uv(path: str | None = None) -> str:
-    """The uv of our own environment, or else the one on `path`. BadInput if there is none."""
-    candidates = [Path(sys.prefix) / "bin" / "uv"]
+    """The one that the variable UV names, as uv sets it for programs that it runs; that of our own
+    environment; or else the one on `path`. BadInput if there is none."""
+    named = os.environ.get("UV")
+    candidates = [*([Path(named)] if named else []), Path(sys.prefix) / "bin" / "uv"]
     package = importlib.util.find_spec("uv")
     if package is not None and package.origin:  # installed with --target, as in a bundle
         candidates.append(Path(package.origin).parents[1] / "bin" / "uv")

@@ -61,7 +61,9 @@ class _LogSize(msgspec.Struct):
 class AgentClient:
     """Thread-safe."""
 
-    reachable = True  # False after a call without response, until a heartbeat is answered
+    # False after a call without response, or when the server cannot take heartbeats, until one is
+    # answered.
+    reachable = True
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class AgentClient:
                 headers={"Content-Type": "application/json", HOST_HEADER: heartbeat.host_id},
                 timeout=HEARTBEAT_TIMEOUT,
             )
-        self.reachable = True
+        self.reachable = response.status_code < 500
         if response.status_code == 400 and _error_kind(response) == "BadInput":
             raise UnreadableHeartbeat(_error_message(response))
         _check(response)

@@ -16,6 +16,7 @@ from tpufleet.client.transport import CALL_SECONDS, Transport
 from tpufleet.errors import NotFound
 from tpufleet.model import job_file
 from tpufleet.model.api_types import (
+    AdoptRequest,
     ArchiveRequest,
     AuditPage,
     ChannelPage,
@@ -223,14 +224,16 @@ class FleetClient:
         *,
         slice_id: str | None = None,
         pool: str | None = None,
+        user: str | None = None,
         after: int = 0,
         limit: int = 500,
         newest: bool = False,
     ) -> EventPage:
-        """Events of one job, slice or pool, or of the whole fleet; with `newest`, the last ones."""
+        """Events of one job, slice or pool, caused by one user, or of the whole fleet; with
+        `newest`, the last ones."""
         path = "/events" if ref is None else f"/jobs/{job_segment(ref)}/events"
         page = {"after": after, "limit": limit, "newest": "1" if newest else None}
-        return self._get(path, EventPage, slice=slice_id, pool=pool, **page)
+        return self._get(path, EventPage, slice=slice_id, pool=pool, user=user, **page)
 
     # Streams
 
@@ -289,8 +292,17 @@ class FleetClient:
         self._transport.call("DELETE", f"/jobs/{job_segment(ref)}/files")
 
     def archive(self, request: ArchiveRequest) -> tuple[JobRow, ...]:
-        """Leave ended jobs out of listings, or list which ones (dry run)."""
-        return self._transport.call("POST", "/archive", JobPage, body=request).jobs
+        """Leave ended jobs out of listings, or list which ones (dry run: the first 10,000)."""
+        page = self._transport.call(
+            "POST", "/archive", JobPage, body=request, timeout=_BULK_SECONDS
+        )
+        rows = [*page.jobs]
+        while page.next is not None and not request.dry_run:
+            page = self._transport.call(
+                "POST", "/archive", JobPage, body=request, timeout=_BULK_SECONDS
+            )
+            rows += page.jobs
+        return tuple(rows)
 
     def unarchive(self, refs: Sequence[str]) -> tuple[JobRow, ...]:
         body = UnarchiveRequest(jobs=tuple(refs))
@@ -323,6 +335,9 @@ class FleetClient:
 
     def hold_in_queue(self, ref: str) -> JobRow:
         return self._transport.call("POST", f"/queue/{job_segment(ref)}/hold", JobRow)
+
+    def retry_in_queue(self, ref: str) -> JobRow:
+        return self._transport.call("POST", f"/queue/{job_segment(ref)}/retry", JobRow)
 
     def release_in_queue(self, ref: str) -> JobRow:
         return self._transport.call("POST", f"/queue/{job_segment(ref)}/release", JobRow)
@@ -455,6 +470,16 @@ class FleetClient:
             "/slices", SlicePage, pool=pool, job=job, all="1" if include_released else None
         )
         return page.slices
+
+    def adopt(self, node: str, zone: str, pool: str) -> None:
+        """Make a node that a person made a slice of a pool. The server prepares it; the startup
+        script in its metadata then has to run on its hosts."""
+        body = AdoptRequest(node=node, zone=zone, pool=pool)
+        self._transport.call("POST", "/slices", body=body)
+
+    def unregister(self, slice_id: str) -> None:
+        """Give an adopted node back. It is not deleted."""
+        self._transport.call("DELETE", f"/slices/{path_segment(slice_id)}")
 
     def send_host_command(self, slice_id: str, request: HostCommandRequest) -> None:
         self._transport.call("POST", f"/slices/{path_segment(slice_id)}/errands", body=request)

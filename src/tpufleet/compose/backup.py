@@ -102,8 +102,10 @@ def verify(source: Path) -> BackupReport:
 def restore(
     settings: Config, store_url: str, source: Path, *, keep_schema: bool = False
 ) -> BackupReport:
-    """Into an empty database and a state folder without a server."""
+    """Into an empty database and a state folder without a server. A file that others can read is
+    refused: it has the credentials of the installation."""
     require_sql(store_url)
+    server_files.require_private(source)
     manifest = _verified_manifest(source)
     for folder in (settings.home, settings.data):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -158,6 +158,14 @@ class ControlPlane:
                 retention=retention_settings.parse(self._settings.retention),
                 recent_errors=self._recent_errors,
                 started_at=self._clock.now(),
+                local_jobs=next(
+                    (
+                        each.jobs
+                        for each in self._providers.values()
+                        if isinstance(each, LocalProvider)
+                    ),
+                    None,
+                ),
                 notifications=notifications.parse_rules(self._settings.notifications),
                 prices=prices.price_table(self._settings.prices),
                 **_bucket_options(self._settings),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpufleet.clocks import SystemClock
 from tpufleet.compose import local_jobs
-from tpufleet.config import Config
+from tpufleet.config import Config, is_loopback
 from tpufleet.errors import BadInput
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.preflight import Check
@@ -60,14 +60,14 @@ def _provider(name: str, settings: Config, store: Store) -> Provider:
         plan = fault_plan.load(plan_file) if plan_file.exists() else fault_plan.NO_FAULTS
         hidden = _private_paths(settings)
         contained = local_jobs.containment_of_jobs(settings, hidden)
-        local_jobs.report(contained)
-        everyone, members = local_jobs.users_of_jobs(settings, contained)
+        everyone, members = local_jobs.users_of_jobs(contained)
         return LocalProvider(
             settings.data / "local",
             plan=plan,
             hidden=hidden,
             job_user=everyone,
             member_job_user=members,
+            jobs=local_jobs.report(contained),
         )
     raise BadInput(
         f"providers: {name} is enabled but not configured\n"
@@ -99,12 +99,28 @@ def _tpu_vm(settings: Config, store: Store) -> Provider:
     except ImportError as error:
         raise _no_client(error) from error
     parsed = tpu_vm.parse(settings.tpu_vm or {})
+    if not parsed.emulated and is_loopback(settings.public_url or f"http://{settings.listen}"):
+        raise BadInput(
+            "public_url is not set: TPU hosts would be paid for, and could not reach this server\n"
+            "  next: `tpu deploy server` runs it on a VM that they reach; or set public_url in "
+            f"{settings.config_file}, an address of this machine that they reach"
+        )
     if not parsed.bundle and not parsed.emulated:
         raise BadInput(
             "tpu_vm: bundle is not set, so hosts could not install tpufleet\n"
             f"  next: run `tpu bundle` and put what it prints into {settings.config_file}"
         )
     return TpuVmProvider(parsed, fleet=fleet_id(store), folder=settings.data / "tpu-vm")
+
+
+def run_emulated_startup_script(endpoint: str, node: str) -> None:
+    """On the hosts of an emulated node, which has no ssh."""
+    try:
+        from tpufleet.providers.tpu_vm import fault_injection
+    except ImportError as error:
+        raise _no_client(error) from error
+    body = json.dumps({"node": node}).encode()
+    fault_injection.call_admin(endpoint, "RunStartupScript", body)
 
 
 def manual_nodes(
@@ -140,6 +156,8 @@ def preflight(
         settings=parsed,
         bucket=settings.bucket or "",
         public_url=settings.public_url or "",
+        server=settings.server or "",
+        ca_file=str(settings.ca_file or ""),
         accelerators=accelerators,
         capacity=capacity,
     )

@@ -80,6 +80,8 @@ class ObservationApplier:
                         replace(job, cancel_requested_by=message.by or "unknown")
                     )
                     self._working_set.dirty_jobs.add(job.id)
+            case InboxMessageKind.RETRY if message.job_id in self._working_set.jobs:
+                self._working_set.retries.add(message.job_id)
             case InboxMessageKind.HEARTBEAT if message.heartbeat is not None:
                 self._apply_heartbeat(message.heartbeat, now)
             case InboxMessageKind.HELD_SLICE_RELEASED if message.slice_id is not None:
@@ -88,8 +90,42 @@ class ObservationApplier:
                     self._working_set.put_slice(
                         replace(held, reserved_for=None, reserved_until=None, reason="free")
                     )
+            case InboxMessageKind.ADOPT:
+                self._adopt_node(message, now)
+            case InboxMessageKind.UNREGISTER if message.slice_id is not None:
+                self._unregister(message.slice_id, message.by or "unknown", now)
             case InboxMessageKind.FAULT:
                 self._faults.append(message)
+
+    # Nodes that people made.
+    def _adopt_node(self, message: InboxMessage, now: datetime) -> None:
+        pool = self._working_set.pools.get(message.pool or "")
+        known = {(each.node, each.zone) for each in self._working_set.slices.values()}
+        if pool is None or message.slice_id is None or (message.node, message.zone) in known:
+            return
+        tpu_slice = TpuSlice(
+            id=message.slice_id,
+            provider=pool.provider,
+            accelerator=pool.accelerator,
+            zone=message.zone,
+            capacity=pool.capacity[0],  # until the provider lists it
+            request_group=message.slice_id,
+            requested_at=now,
+            pool=pool.name,
+            node=message.node,
+            reason=f"{message.by} adopted {message.node} in {message.zone}",
+        )
+        self._working_set.put_slice(tpu_slice)
+        self._working_set.record_events(slice_event(tpu_slice, now))
+
+    def _unregister(self, slice_id: SliceId, by: str, now: datetime) -> None:
+        """Not while a job holds it."""
+        tpu_slice = self._working_set.slices.get(slice_id)
+        if tpu_slice is None or not tpu_slice.adopted or tpu_slice.job_id is not None:
+            return
+        if tpu_slice.live:
+            reason = f"{by} took {tpu_slice.node} back"
+            self._put(release_slice(tpu_slice, LossReason.RELEASED, reason, now), tpu_slice, now)
 
     # Hosts.
     def _apply_heartbeat(self, heartbeat: Heartbeat, now: datetime) -> None:

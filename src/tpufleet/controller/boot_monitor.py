@@ -86,7 +86,25 @@ class BootMonitor:
         if not failure and liveness.is_mute(tpu_slice, connected, reports, now, present):
             minutes = liveness.SILENT_BOOT_LIMIT // timedelta(minutes=1)
             failure = f"nothing was heard from its hosts in {minutes} min"
+        progress_at = self._progress_at(tpu_slice, connected, reports, now)
+        if not failure and liveness.is_stuck(tpu_slice, reports, progress_at, now, present):
+            slowest = liveness.slowest_host(reports)
+            minutes = liveness.SILENT_BOOT_LIMIT // timedelta(minutes=1)
+            failure = f"no progress in {minutes} min ({slowest.text if slowest else 'all hosts'})"
         return failure
+
+    def _progress_at(
+        self,
+        tpu_slice: TpuSlice,
+        connected: int,
+        reports: Sequence[BootstrapReport],
+        now: datetime,
+    ) -> datetime:
+        stages = liveness.boot_stages(connected, reports)
+        known = self._working_set.boot_progress.get(tpu_slice.id)
+        if known is None or known[0] != stages:
+            known = self._working_set.boot_progress[tpu_slice.id] = (stages, now)
+        return known[1]
 
     def _contact_problem(
         self,

@@ -180,6 +180,7 @@ class LeadershipTerm:
                 "grace": job.spec.grace,
                 "labels": job.spec.labels,
                 "pod": job.spec.pod,
+                "mounts": tuple(mount.path for mount in job.spec.mounts),
             }
             if job
             else {}
@@ -200,6 +201,7 @@ class LeadershipTerm:
             fleet=self._installation.fleet,
             job_id=first.job_id,
             pool=first.pool,
+            node=first.node,
             **job_fields,
         )
 

@@ -52,6 +52,13 @@ class PlacementInputs:
             usage_step=self._working_set.usage_steps.get(view.job.owner, 0),
         )
 
+    def sources_of(self, spec: JobSpec) -> tuple[str, tuple[CapacitySource, ...]]:
+        """The TPU type that is requested for a job, and where: by its pool, if it has one."""
+        pool = self._working_set.pools.get(spec.pool or "")
+        if pool is not None:
+            return pool.accelerator, self.pool_sources(pool)
+        return spec.accelerator, self._allowed_sources(spec)
+
     def _allowed_sources(self, spec: JobSpec) -> tuple[CapacitySource, ...]:
         constraints = (spec.providers, spec.zones, spec.capacity)
         if constraints not in self._sources:

@@ -16,6 +16,7 @@ from tpufleet.model.attempts import AttemptState
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.jobs import JobState
+from tpufleet.model.pools import RefusalKind
 from tpufleet.model.records import replace
 from tpufleet.model.slices import LossReason, SliceId, TpuSlice
 from tpufleet.policy import capacity, fair_share, job_step, placement, pool_scaling
@@ -45,6 +46,7 @@ class Reconciler:
     def run(self, now: datetime) -> None:
         working_set = self._working_set
         self._fail_futile_jobs(now)
+        self._retry_now(now)
         self.step_dirty_jobs(now)
         self._account_usage(now)
         if self.next_placement_at is not None and self.next_placement_at <= now:
@@ -69,6 +71,27 @@ class Reconciler:
             chips = self._inputs.chips_by_owner()
             self.usage = fair_share.advance(self.usage, chips, now, half_life)
         self._working_set.set_usage_steps(fair_share.usage_steps(self.usage))
+
+    def _retry_now(self, now: datetime) -> None:
+        """End the backoff of what these jobs wait for. A streak stays: if the next request is
+        refused too, the backoff goes on where it was."""
+        working_set = self._working_set
+        for job_id in sorted(working_set.retries & working_set.jobs.keys()):
+            job = working_set.jobs[job_id]
+            if job.not_before is not None:
+                working_set.put_job(replace(job, not_before=None))
+            working_set.rejections.pop(job_id, None)
+            accelerator, sources = self._inputs.sources_of(job.spec)
+            for refusal in working_set.refusals.holding(sources, accelerator, now):
+                # One slice at a time tries whether hosts can reach the server.
+                if refusal.kind is RefusalKind.UNREACHABLE and (
+                    refusal.provider in working_set.probes
+                ):
+                    continue
+                working_set.put_refusal(replace(refusal, until=now))
+            working_set.dirty_jobs.add(job_id)
+            working_set.placement_due = True
+        working_set.retries.clear()
 
     # Steps.
     def step_dirty_jobs(self, now: datetime) -> None:

@@ -96,16 +96,14 @@ class SpendingMonitor:
 
     def _load_jobs(self) -> None:
         """Newest first, until a page holds nothing new."""
-        for job_id, job in self._jobs.items():
-            if not job.ended:
-                self._jobs[job_id] = self._store.job(job_id) or job
-                self._attempts[job_id] = self._store.attempts(job_id)
+        live = [job_id for job_id, job in self._jobs.items() if not job.ended]
+        self._jobs |= self._store.find_jobs(live)
+        self._attempts |= self._store.attempts_of(live)
         before: JobId | None = None
         while page := self._store.jobs(JobQuery(archived=None, limit=PAGE_SIZE, before=before)):
             new = [job for job in page if job.id not in self._jobs]
-            for job in new:
-                self._jobs[job.id] = job
-                self._attempts[job.id] = self._store.attempts(job.id)
+            self._jobs |= {job.id: job for job in new}
+            self._attempts |= self._store.attempts_of([job.id for job in new])
             before = page[-1].id
             if not new or len(page) < PAGE_SIZE:
                 break

@@ -38,6 +38,7 @@ class WorkingSet:
         self.refusals = RefusalHistory(live.refusals)
         self.present_since: datetime | None = None  # since when hosts could report without a gap
         # Sources that rejected a job's request as invalid. Not stored: a new controller asks again.
+        self.retries: set[JobId] = set()  # jobs that do not wait for the backoff
         self.rejections: dict[JobId, dict[CapacitySource, str]] = {}
         # Slices of a job in a row that ran without agents. Not stored either.
         self.futile_creations: dict[JobId, list[timedelta]] = {}  # for how long each ran
@@ -48,6 +49,8 @@ class WorkingSet:
         self.connecting_since: dict[SliceId, datetime] = {}  # in vain, as far as hosts report
         self.probes: dict[str, str] = {}  # by provider: a request while hosts could not connect
         self.boot_reasons: dict[SliceId, str] = {}
+        # How far the hosts are, and since when.
+        self.boot_progress: dict[SliceId, tuple[tuple[object, ...], datetime]] = {}
         self.silent_slices: set[SliceId] = set()  # explained by an event
 
         self.slices_by_job: dict[JobId, set[SliceId]] = {}  # slices that a job holds
@@ -204,6 +207,8 @@ class WorkingSet:
         the job that sent it."""
         source = CapacitySource(tpu_slice.provider, tpu_slice.zone, tpu_slice.capacity)
         self._end_probe(tpu_slice, now)
+        if tpu_slice.adopted:
+            return  # it says nothing about the capacity of its zone
         if kind is RefusalKind.REQUEST and tpu_slice.job_id in self.jobs:
             self.rejections.setdefault(tpu_slice.job_id, {})[source] = reason
             self.dirty_jobs.add(tpu_slice.job_id)
@@ -333,6 +338,7 @@ class WorkingSet:
         self.last_queued_at.pop(slice_id, None)
         self.bootstrap.pop(slice_id, None)
         self.boot_reasons.pop(slice_id, None)
+        self.boot_progress.pop(slice_id, None)
         self.connecting_since.pop(slice_id, None)
         self.silent_slices.discard(slice_id)
         self.hosts.pop(slice_id, None)

@@ -92,6 +92,7 @@ class SliceRow:
     chips: int = 0  # an older server does not send it
     reserved_for: str | None = None  # kept for this user after a failure
     reserved_until: datetime | None = None
+    node: str = ""  # adopted: the name of the node that a person made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,6 +286,13 @@ class SlicePage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AdoptRequest:
+    node: str  # that a person made
+    zone: str
+    pool: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NewChannel:
     """Where notifications go. `address` is an e-mail address, or the URL of a webhook."""
 
@@ -461,6 +469,7 @@ class PurgedJob:
 class PurgeReport:
     jobs: tuple[PurgedJob, ...]
     code_size: int  # bytes of code that no other job uses
+    more: bool = False  # other jobs match too; the next request selects them
 
     @property
     def size(self) -> int:

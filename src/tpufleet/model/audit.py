@@ -23,6 +23,8 @@ class AuditAction(StrEnum):
     DELETE_CHANNEL = "notify.delete"
     EXEC = "slice.exec"
     INJECT_FAULT = "slice.fault"
+    ADOPT_NODE = "node.adopt"
+    UNREGISTER_NODE = "node.unregister"
     PUT_POOL = "pool.put"
     DELETE_POOL = "pool.delete"
 

@@ -36,6 +36,7 @@ class BootstrapReport:
     stage: BootstrapStage
     failed: bool = False  # final: nothing on the host tries again
     message: str = ""  # the error, if any
+    slice_id: str = ""  # of an adopted node, which keeps reports of former adoptions
 
     @property
     def text(self) -> str:
@@ -56,6 +57,7 @@ def parse_report(text: str) -> BootstrapReport | None:
         stage=report.stage,
         failed=report.failed,
         message=" ".join(report.message.split())[:MAX_MESSAGE_LENGTH],
+        slice_id=report.slice_id,
     )
 
 

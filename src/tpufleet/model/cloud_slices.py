@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from tpufleet.model.bootstrap import BootstrapReport
 from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import RefusalKind
 from tpufleet.model.slices import LossReason, SliceId
 
@@ -38,6 +39,7 @@ class CloudSlice:
     loss: LossReason | None = None  # where the provider knows more than the state says
     refusal: RefusalKind = RefusalKind.CAPACITY  # why, if the state is REFUSED
     maintenance_at: datetime | None = None  # announced, not begun
+    capacity: Capacity | None = None  # of an adopted node; else the one that was requested
     bootstrap: tuple[BootstrapReport, ...] = ()  # of hosts whose agents have not connected
 
     @property

@@ -15,10 +15,13 @@ class InboxMessageKind(StrEnum):
     SUBMITTED = "submitted"  # a job was inserted
     CANCEL = "cancel"
     EDITED = "edited"  # name, tags, notes, priority or place in the queue
+    RETRY = "retry"  # request capacity for a job now, without waiting for the backoff
     HEARTBEAT = "heartbeat"  # one that reports a change
     RESERVED = "reserved"  # a reservation was made, changed or ended
     HELD_SLICE_RELEASED = "held_slice_released"  # by its owner
     POOL_CHANGED = "pool_changed"
+    ADOPT = "adopt"  # make a node that a person made a slice of a pool
+    UNREGISTER = "unregister"  # give an adopted node back
     FAULT = "fault"  # inject a fault into a slice
 
 
@@ -33,4 +36,6 @@ class InboxMessage:
     heartbeat: Heartbeat | None = None
     fault: str | None = None  # a `providers.base.Fault`
     host_index: int | None = None
+    node: str = ""  # to adopt
+    zone: str = ""  # of that node
     seq: int = 0  # assigned by the store; increasing

@@ -66,6 +66,7 @@ class InventoryRow:
     since: datetime | None  # in this state, as far as known
     last_check: datetime | None  # latest heartbeat of any of its hosts
     reason: str
+    node: str = ""  # adopted: the name of the node that a person made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,8 +33,9 @@ def mounted_command(mounts: Sequence[Mount], command: Sequence[str]) -> tuple[st
         path = shlex.quote(mount.path)
         mode = "-o ro " if mount.read_only else ""
         lines += [
-            f"fusermount -u -z {path} 2>/dev/null || true",
-            f"mkdir -p {path}",
+            f"{{ fusermount3 -u -z {path} || fusermount -u -z {path}; }} 2>/dev/null || true",
+            f"mkdir -p {path} || {{ echo 'mounts: {mount.path} cannot be made on this host; use a "
+            "folder below /mnt/buckets' >&2; exit 1; }",
             f"gcsfuse --implicit-dirs {mode}{shlex.quote(mount.bucket)} {path}",
         ]
     script = "\n".join([*lines, 'exec "$@"'])

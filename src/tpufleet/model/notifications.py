@@ -143,6 +143,10 @@ def _smtp(value: Any) -> SmtpSettings:
             raise BadInput(f"notifications: smtp: {key}: must be {types[key].__name__}")
     if not _EMAIL.fullmatch(value.get("sender", "")):
         raise BadInput("notifications: smtp: sender: must be an e-mail address")
+    if value.get("username") and not value.get("password_file"):
+        raise BadInput("notifications: smtp: password_file: required with a username")
+    if value.get("username") and not value.get("starttls", True):
+        raise BadInput("notifications: smtp: starttls: must be true with a username")
     return SmtpSettings(**value)
 
 

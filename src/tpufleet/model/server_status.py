@@ -58,6 +58,14 @@ class LoggedError:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LocalJobs:
+    """Which guarantee holds for jobs on the provider `local`, which run on the server's machine."""
+
+    description: str
+    isolated: bool  # they cannot see the server's state
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ServerStatus:
     version: str
     now: datetime
@@ -70,3 +78,4 @@ class ServerStatus:
     hosts: int = 0  # that sent a heartbeat within two minutes
     started_at: datetime | None = None  # of the server that answers
     errors: tuple[LoggedError, ...] = ()  # of the server that answers, in the last hour
+    local_jobs: LocalJobs | None = None  # None: the provider is off

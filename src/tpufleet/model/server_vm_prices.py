@@ -1,4 +1,5 @@
 """About what a VM for the server costs: list prices in us-central1, in dollars, for an estimate.
+Not compared with the pages below on a known date, so always shown as "about".
 
 E2 at 0.0218 per vCPU hour and 0.0029 per GB hour; e2-micro, e2-small and e2-medium are billed as
 0.25, 0.5 and 1 vCPU. Other regions cost up to a third more. Today's prices:
@@ -8,6 +9,7 @@ https://cloud.google.com/compute/disks-image-pricing, https://cloud.google.com/v
 
 from __future__ import annotations
 
+SOURCE = "https://cloud.google.com/compute/vm-instance-pricing"
 MACHINE_USD_PER_HOUR = {"e2-micro": 0.0084, "e2-small": 0.0168, "e2-medium": 0.0335}
 DISK_USD_PER_GB_MONTH = 0.10  # pd-balanced
 ADDRESS_USD_PER_HOUR = 0.005  # external IPv4 address of a VM that runs

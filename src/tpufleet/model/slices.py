@@ -14,6 +14,8 @@ SliceId = NewType("SliceId", str)  # also the name in the cloud, chosen before t
 
 # Providers whose slices are processes without TPUs.
 SIMULATED_PROVIDERS = frozenset({"local"})
+# Providers that can take over a node that a person made.
+ADOPTING_PROVIDERS = frozenset({"tpu-vm"})
 
 
 def source_text(provider: str, zone: str, capacity: Capacity) -> str:
@@ -69,6 +71,11 @@ class TpuSlice:
     reserved_until: datetime | None = None
     last_owner: str | None = None  # of the job that gave it back to its pool
     last_failed: bool = False  # whether that job failed
+    node: str = ""  # made by a person, and adopted: its name in the cloud; never deleted
+
+    @property
+    def adopted(self) -> bool:
+        return bool(self.node)
 
     def is_reserved(self, now: datetime) -> bool:
         return self.reserved_until is not None and now < self.reserved_until

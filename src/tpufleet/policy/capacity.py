@@ -139,6 +139,21 @@ class RefusalHistory:
             self._cache[key] = _blocked_by(source, refusal) if refusal else None
         return self._cache[key]
 
+    def holding(
+        self, sources: Iterable[CapacitySource], accelerator: str, now: datetime
+    ) -> list[CapacityRefusal]:
+        """Every refusal that rules one of these sources out for now."""
+        accelerator_type = topology.find(accelerator)
+        held: dict[str, CapacityRefusal] = {}
+        for source in sources:
+            unreachable = self.unreachable_from(source.provider)
+            refusals = [*self._by_source.get(source, {}).values()]
+            for refusal in [*refusals, *([unreachable] if unreachable else [])]:
+                everything = refusal.kind is RefusalKind.UNREACHABLE
+                if refusal.holds(now) and (everything or _covers(refusal, accelerator_type)):
+                    held[refusal.key] = refusal
+        return list(held.values())
+
     def _find_refusal(
         self, source: CapacitySource, accelerator: str, now: datetime
     ) -> CapacityRefusal | None:

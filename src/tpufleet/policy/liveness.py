@@ -32,7 +32,8 @@ LOSS_PERIOD = timedelta(minutes=1)
 BOOT_LIMIT = timedelta(minutes=20)
 # Machines that run for this long without an agent need an explanation.
 SILENT_AFTER = timedelta(minutes=3)
-# Machines that run for this long without an agent or a report of their start-up have failed.
+# Machines that run for this long without an agent or a report of their start-up have failed, and so
+# have those whose reports do not change. Every stage has a shorter limit on the host.
 SILENT_BOOT_LIMIT = timedelta(minutes=10)
 # Hosts that report for this long that they cannot connect, while this server runs, cannot reach it.
 UNREACHABLE_AFTER = timedelta(minutes=2)
@@ -193,6 +194,33 @@ def is_mute(
     return now - since >= SILENT_BOOT_LIMIT
 
 
+def is_stuck(
+    tpu_slice: TpuSlice,
+    reports: Sequence[BootstrapReport],
+    progress_at: datetime,
+    now: datetime,
+    present_since: datetime | None = None,
+) -> bool:
+    """Hosts report their start-up, but no stage and no connection has changed for long."""
+    if not reports or tpu_slice.up_at is None:
+        return False
+    since = max(tpu_slice.up_at, progress_at, present_since or progress_at)
+    return now - since >= SILENT_BOOT_LIMIT
+
+
+def boot_stages(connected: int, reports: Sequence[BootstrapReport]) -> tuple[object, ...]:
+    """Equal as long as a start-up makes no progress; messages may change meanwhile."""
+    return (connected, *sorted((report.host, report.stage.value) for report in reports))
+
+
+def slowest_host(reports: Sequence[BootstrapReport]) -> BootstrapReport | None:
+    return min(
+        (report for report in reports if report.stage is not BootstrapStage.CONNECTED),
+        key=lambda report: (list(BootstrapStage).index(report.stage), report.host),
+        default=None,
+    )
+
+
 def cannot_connect(
     connecting_since: datetime | None, present_since: datetime | None, now: datetime
 ) -> bool:
@@ -224,11 +252,7 @@ def boot_reason(
 ) -> str:
     """What hosts without an agent are doing; after `SILENT_AFTER` the most likely cause why they do
     not connect. Empty if nothing is known."""
-    slowest = min(
-        (report for report in reports if report.stage is not BootstrapStage.CONNECTED),
-        key=lambda report: (list(BootstrapStage).index(report.stage), report.host),
-        default=None,
-    )
+    slowest = slowest_host(reports)
     if not is_silent(tpu_slice, now):
         return slowest.text if slowest is not None else ""
     minutes = SILENT_AFTER // timedelta(minutes=1)

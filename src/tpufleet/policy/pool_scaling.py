@@ -12,7 +12,8 @@ from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 def surplus_slices(pool: Pool | None, slices: Sequence[TpuSlice], now: datetime) -> list[SliceId]:
     """Idle slices to release: idle for too long and above `smallest`, or of a deleted pool.
 
-    An unused doomed slice is released at once.
+    An unused doomed slice is released at once. An adopted node stays until it is unregistered, or
+    its pool is deleted.
     """
     idle = sorted(
         (
@@ -28,17 +29,14 @@ def surplus_slices(pool: Pool | None, slices: Sequence[TpuSlice], now: datetime)
         return [item.id for item in idle]
     doomed = [item.id for item in idle if item.state is SliceState.DOOMED]
     over = max(0, sum(1 for item in slices if item.live) - len(doomed) - pool.largest)
+    ready = [item for item in idle if item.state is SliceState.READY and not item.adopted]
     expired = [
         item.id
-        for item in idle
-        if item.state is SliceState.READY
-        and now - (item.idle_since or item.ready_at or now) >= pool.idle_after
+        for item in ready
+        if now - (item.idle_since or item.ready_at or now) >= pool.idle_after
     ]
-    ready = [item.id for item in idle if item.state is SliceState.READY]
     release = expired[: max(0, _lasting(slices) - pool.smallest)]
-    release += [slice_id for slice_id in ready if slice_id not in release][
-        : max(0, over - len(release))
-    ]
+    release += [item.id for item in ready if item.id not in release][: max(0, over - len(release))]
     return doomed + release
 
 
@@ -47,7 +45,11 @@ def next_surplus_at(pool: Pool, slices: Sequence[TpuSlice]) -> datetime | None:
     ready = [item for item in slices if item.state is SliceState.READY]
     if len(ready) <= pool.smallest:
         return None
-    idle = [item.idle_since for item in ready if item.job_id is None and item.idle_since]
+    idle = [
+        item.idle_since
+        for item in ready
+        if item.job_id is None and item.idle_since and not item.adopted
+    ]
     return min(idle) + pool.idle_after if idle else None
 
 

@@ -10,6 +10,7 @@ from tpufleet.model.jobs import Capacity
 from tpufleet.model.records import replace
 from tpufleet.model.slices import LossReason, SliceState, TpuSlice
 from tpufleet.policy.job_step import release_slice
+from tpufleet.policy.liveness import AGENT_LEASE
 
 _NOTICES = {
     NoticeKind.PREEMPTED: LossReason.PREEMPTED,
@@ -19,6 +20,8 @@ _NOTICES = {
 
 def apply_cloud_slice(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> TpuSlice:
     """The slice after the provider listed it. The same object when nothing changed."""
+    if cloud.capacity is not None and cloud.capacity is not tpu_slice.capacity:
+        tpu_slice = replace(tpu_slice, capacity=cloud.capacity)
     if cloud.fenced and not tpu_slice.fenced:
         tpu_slice = replace(tpu_slice, fenced_at=now)
     if tpu_slice.state in (SliceState.RELEASING, SliceState.GONE):
@@ -72,6 +75,8 @@ def apply_missing(tpu_slice: TpuSlice, now: datetime) -> TpuSlice:
     match tpu_slice.state:
         case SliceState.GONE | SliceState.REQUESTED:
             return tpu_slice
+        case SliceState.RELEASING if _may_still_run(tpu_slice, now):
+            return tpu_slice
         case SliceState.RELEASING:
             return replace(tpu_slice, state=SliceState.GONE, gone_at=now)
         case _:
@@ -85,6 +90,14 @@ def apply_missing(tpu_slice: TpuSlice, now: datetime) -> TpuSlice:
                 lost_at=tpu_slice.lost_at or now,
                 gone_at=now,
             )
+
+
+def _may_still_run(tpu_slice: TpuSlice, now: datetime) -> bool:
+    """An adopted node is not deleted. A job that held it may run on until its agents, if they
+    cannot be told to stop it, give up."""
+    if not tpu_slice.adopted or tpu_slice.job_id is None or tpu_slice.fenced:
+        return False
+    return tpu_slice.lost_at is not None and now - tpu_slice.lost_at < AGENT_LEASE
 
 
 def apply_notice(tpu_slice: TpuSlice, notice: NoticeKind, now: datetime) -> TpuSlice:

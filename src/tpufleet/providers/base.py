@@ -11,6 +11,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol
 
+from tpufleet.errors import BadRequest
 from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pod_settings import PodSettings
@@ -34,11 +35,19 @@ class Order:
     pool: str | None = None
     priority: int = 0  # the job's, for providers with their own queue
     grace: timedelta = timedelta(seconds=30)  # the job's, between SIGTERM and SIGKILL
+    mounts: tuple[str, ...] = ()  # folders of the job's buckets
     labels: dict[str, str] = field(default_factory=dict)  # copied where the provider has labels
     pod: PodSettings = field(default_factory=PodSettings)  # the job's, on Kubernetes
+    node: str = ""  # adopt this node, which a person made, as the only slice; create nothing
 
 
-__all__ = ["CloudSlice", "CloudState", "Fault", "Order", "Provider"]
+__all__ = ["CloudSlice", "CloudState", "Fault", "Order", "Provider", "refuse_adoption"]
+
+
+def refuse_adoption(order: Order, provider: str) -> None:
+    """For providers without nodes that people make."""
+    if order.node:
+        raise BadRequest(f"the provider {provider} cannot adopt nodes, only tpu-vm can")
 
 
 class Fault(StrEnum):
@@ -59,11 +68,13 @@ class Provider(Protocol):
     exposes_tokens: bool
 
     def request(self, order: Order) -> None:
-        """Start creating. Raises a ProviderError, whose type tells whether a retry would help."""
+        """Start creating, or adopting `order.node`; BadRequest if the provider cannot adopt. Raises
+        a ProviderError, whose type tells whether a retry would help."""
         ...
 
     def release(self, slice_id: SliceId, zone: str) -> None:
-        """Start deleting. Succeeds if it does not exist."""
+        """Start deleting. Succeeds if it does not exist. An adopted node is given back to whoever
+        made it, and never deleted."""
         ...
 
     def listing(self) -> Sequence[CloudSlice]:

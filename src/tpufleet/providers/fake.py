@@ -14,7 +14,7 @@ from tpufleet.model.bootstrap import BootstrapReport
 from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.slices import SliceId
-from tpufleet.providers.base import Fault, Order
+from tpufleet.providers.base import Fault, Order, refuse_adoption
 
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -68,6 +68,7 @@ class FakeProvider:
         return _EPOCH + self._clock.uptime()
 
     def request(self, order: Order) -> None:
+        refuse_adoption(order, self.name)
         with self._lock:
             self._check_outage()
             wanted = [slice_id for slice_id in order.slices if slice_id not in self._slices]

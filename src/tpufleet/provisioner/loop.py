@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -166,7 +167,7 @@ class Provisioner:
         self.tracker.observe_idle(pools, demanded, users, now)
         self.tracker.observe_unused(pools, users, now)
         self._reporter.forget_except({demand.pod.uid for demand in demands})
-        return ClusterState(
+        state = ClusterState(
             pools=pools,
             owners=owners,
             demands=demands,
@@ -183,6 +184,8 @@ class Provisioner:
             deleting=self.tracker.deleting(now) | self._calls.deleting,
             creating=self.tracker.creating([pool.name for pool in pools], self._calls.creating),
         )
+        self.tracker.observe_free(state, now)
+        return replace(state, free_since=self.tracker.free_since)
 
     def _act(self, plan: PoolPlan, state: ClusterState, now: datetime) -> None:
         if self._settings.dry_run:

@@ -141,6 +141,7 @@ def connect() -> Any:
 @contextmanager
 def translate_errors(what: str) -> Iterator[None]:
     """Translate Google's errors into ours."""
+    import requests
     from google.api_core import exceptions
     from google.auth import exceptions as auth
 
@@ -150,12 +151,13 @@ def translate_errors(what: str) -> Iterator[None]:
         raise NotFound(f"{what} does not exist") from error
     except (auth.DefaultCredentialsError, auth.RefreshError) as error:
         raise PermissionMissing(
-            f"{what}: {error}; no valid credentials; run `gcloud auth application-default login` "
-            "or use a service account"
+            f"{what}: no valid credentials: {str(error).rstrip('.')}; run "
+            "`gcloud auth application-default login` on the machine that uses the bucket, or give "
+            "it a service account"
         ) from error
     except (exceptions.Forbidden, exceptions.Unauthorized, auth.GoogleAuthError) as error:
         raise PermissionMissing(
             f"{what}: {error}; grant roles/storage.objectUser on the bucket to this identity"
         ) from error
-    except exceptions.GoogleAPIError as error:
+    except (exceptions.GoogleAPIError, requests.RequestException) as error:
         raise ProviderUnavailable(f"{what}: {error}") from error

@@ -340,7 +340,11 @@ def error_response(error: FleetError) -> Response:
         # It may name hosts, files and users of the database.
         logger.warning("answered 503: %s", error)
         message = DISK_FULL if isinstance(error, errors.StorageFull) else UNAVAILABLE
+        if isinstance(error, errors.ProviderError):  # of the bucket
+            message = f"{error}; retry"
         return _error(503, "Unreachable", message)
+    if isinstance(error, errors.ProviderError):
+        logger.warning("answered %s: %s", status, error)  # `tpu status` shows it to admins
     # Subclasses are reported as the class in `errors` that every client knows.
     kind = next(each.__name__ for each in type(error).__mro__ if each.__module__ == errors.__name__)
     response = _error(status, kind, str(error))

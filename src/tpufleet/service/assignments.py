@@ -101,6 +101,7 @@ class Assignments:
             dependencies=job.spec.dependencies,
             image=job.spec.image,
             metrics=job.spec.metrics,
+            owner=job.owner,
             owned_by_admin=owner is not None and owner.role is Role.ADMIN,
         )
         return _CachedAssignment(attempt, job.owner, assignment, job.spec.secrets)

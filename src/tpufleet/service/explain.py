@@ -65,7 +65,7 @@ def _explain_waiting(
         )
         moments.append(turn)
     refusals = blocking_refusals(store, job, now)
-    details += [_describe_refusal(refusal, now) for refusal in refusals]
+    details += [_describe_refusal(job, refusal, now) for refusal in refusals]
     details += provider_problems(store, job, now)
     if refusals:
         moments.append(min(refusal.until for refusal in refusals))
@@ -88,10 +88,11 @@ def _explain_waiting(
     )
 
 
-def _describe_refusal(refusal: CapacityRefusal, now: datetime) -> str:
+def _describe_refusal(job: Job, refusal: CapacityRefusal, now: datetime) -> str:
     retry = format_duration(refusal.until - now)
     if refusal.kind is RefusalKind.UNREACHABLE:
-        return f"{refusal.message}; one slice tries again in {retry}"
+        again = f"at once with `tpu queue retry {job.id}`"
+        return f"{refusal.message}; one slice tries again in {retry}, or {again}"
     return (
         f"{_REFUSED[refusal.kind]} for {short_name(refusal.accelerator)} ({refusal.capacity}) in "
         f"{refusal.zone}: {refusal.message}; retry in {retry}"
@@ -199,9 +200,7 @@ def latest_start_in_pool(store: Store, job: Job) -> datetime | None:
     short = job.spec.slices - held.pop(job.id, 0) - free - headroom
     if short <= 0 or job.spec.slices > pool.largest:
         return None
-    return placement.earliest_start(
-        [job_queue.occupant(store, each, count) for each, count in held.items()], short
-    )
+    return placement.earliest_start(job_queue.occupants(store, held), short)
 
 
 def blocking_refusals(store: Store, job: Job, now: datetime) -> list[CapacityRefusal]:

@@ -6,17 +6,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError
-from tpufleet.model.jobs import JobId
 from tpufleet.policy.retention import RetentionRules
 from tpufleet.service import retention_rules
 from tpufleet.service.files.job_files import JobFiles
-from tpufleet.stores.base import JobQuery, Store
+from tpufleet.stores.base import Store, code_reference
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +23,6 @@ INTERVAL_SECONDS = 3600.0
 UNFINISHED_AFTER = timedelta(hours=6)
 # Longer than any client takes between upload and submit.
 UNUSED_AFTER = timedelta(days=1)
-# Not all jobs at once: there may be millions.
-_PAGE = JobQuery(archived=None, limit=1000)
 _DRAFTS = ("snapshots/.upload-*", "results/.upload-*", "logs/**/.*.fetched", "secrets/**/.draft-*")
 
 
@@ -50,14 +46,8 @@ def delete_orphans(store: Store, state: Path, now: datetime) -> list[Path]:
     # In this order: code that is submitted after the files were listed is not deleted.
     old = [path for path in state.glob("snapshots/*.tar.gz") if _age(path, now) > UNUSED_AFTER]
     unused = {path.name.removesuffix(".tar.gz"): path for path in old}
-    before: JobId | None = None
-    while unused and (
-        page := store.jobs(_PAGE if before is None else replace(_PAGE, before=before))
-    ):
-        for job in page:
-            unused.pop(job.snapshot or "", None)
-        before = page[-1].id
-    orphans += unused.values()
+    needed = store.referred([code_reference(digest) for digest in unused])
+    orphans += [path for digest, path in unused.items() if code_reference(digest) not in needed]
     for path in orphans:
         path.unlink(missing_ok=True)
         logger.info("deleted %s: nothing refers to it", path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import ssl
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tpufleet.service.connection_limits import (
     LimitedConnection,
     TlsConnection,
 )
+from tpufleet.service.tls_certificate import RenewedCertificate
 
 SHUTDOWN_GRACE_SECONDS = 5  # for requests in flight at shutdown
 
@@ -64,7 +64,7 @@ def make_server(
     """Not started: `run(sockets=[listen(…)])` blocks until SIGINT, SIGTERM or `should_exit`."""
     limits = limits or ConnectionLimits.from_system()
     table = ConnectionTable(limits)
-    context = None if tls_cert is None else _tls_context(tls_cert, tls_key)
+    certificate = None if tls_cert is None else RenewedCertificate(tls_cert, tls_key)
 
     def connection(server_state: ServerState, **options: Any) -> asyncio.Protocol:
         made = ClientConnection(
@@ -75,7 +75,7 @@ def make_server(
                 server_state=server_state, **options, table=table, resting=resting
             ),
         )
-        return made if context is None else TlsConnection(made, context, table)
+        return made if certificate is None else TlsConnection(made, certificate.context(), table)
 
     return FleetServer(
         uvicorn.Config(
@@ -96,9 +96,3 @@ def make_server(
         ),
         table,
     )
-
-
-def _tls_context(cert: Path, key: Path | None) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(cert, key)
-    return context

@@ -37,11 +37,8 @@ _STATES = {
 def inventory(store: Store, now: datetime) -> Inventory:
     slices = store.slices()
     notes = {note.id: note for note in store.documents(InventoryNote)}
-    jobs = {
-        job_id: store.job(job_id)
-        for job_id in dict.fromkeys(each.job_id for each in slices)
-        if job_id is not None
-    }
+    holders = dict.fromkeys(each.job_id for each in slices if each.job_id is not None)
+    jobs = store.find_jobs(list(holders))
     seen = _last_checks(store, slices)
     reserved = _reserved_slices(slices, store.documents(Reservation), now)
     rows = [
@@ -96,7 +93,7 @@ def _reserved_slices(
 
 def _slice_row(
     each: TpuSlice,
-    jobs: Mapping[JobId, Job | None],
+    jobs: Mapping[JobId, Job],
     note: InventoryNote | None,
     seen: datetime | None,
     reservation: Reservation | None,
@@ -115,7 +112,7 @@ def _slice_row(
         state, owner, since = InventoryState.RESERVED, reservation.owner, reservation.starts_at
     return InventoryRow(
         id=each.id,
-        alias=written.alias,
+        alias=written.alias or each.node,
         accelerator=each.accelerator,
         count=1,
         chips=topology.find(each.accelerator).chips,
@@ -132,6 +129,7 @@ def _slice_row(
         since=since,
         last_check=seen,
         reason=each.reason,
+        node=each.node,
     )
 
 

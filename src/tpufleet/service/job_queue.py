@@ -8,7 +8,10 @@ from datetime import datetime, timedelta
 
 from tpufleet.errors import BadInput, Conflict, Forbidden
 from tpufleet.model.api_types import QueueEntry, QueueMove, QueuePage
+from tpufleet.model.attempts import Attempt
 from tpufleet.model.encoding import from_json
+from tpufleet.model.events import Event, EventKind
+from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.job_edits import JobEdit
 from tpufleet.model.jobs import Job, JobId, JobState
 from tpufleet.model.pools import Pool
@@ -17,7 +20,7 @@ from tpufleet.policy.placement import Occupant
 from tpufleet.policy.queue_forecast import Forecast, QueuedDemand, forecast_queue
 from tpufleet.service import commands, queries
 from tpufleet.service.commands import CommandContext
-from tpufleet.stores.base import JobQuery, Store
+from tpufleet.stores.base import ChangeSet, JobQuery, Store
 
 WAITING_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RECOVERING})
 _ALL = 1_000_000
@@ -133,18 +136,20 @@ def _forecast_pool(store: Store, pool: Pool, queue: Sequence[Job], now: datetime
         )
         for job in queue
     ]
-    occupants = [
-        occupant(store, job_id, count) for job_id, count in held.items() if job_id not in waiting
-    ]
-    return forecast_queue(demands, free + headroom, occupants, now)
+    others = {job_id: count for job_id, count in held.items() if job_id not in waiting}
+    return forecast_queue(demands, free + headroom, occupants(store, others), now)
 
 
-def occupant(store: Store, job_id: JobId, count: int) -> Occupant:
-    other = store.job(job_id)
-    assert other is not None  # a slice is only held by a job that exists
-    ends = liveness.timeout_at(other, tuple(store.attempts(job_id)))
+def occupants(store: Store, held: Mapping[JobId, int]) -> list[Occupant]:
+    """Jobs that hold slices, with how many."""
+    jobs, attempts = store.find_jobs(list(held)), store.attempts_of(list(held))
+    return [_occupant(job, attempts.get(job.id, []), held[job.id]) for job in jobs.values()]
+
+
+def _occupant(other: Job, attempts: Sequence[Attempt], count: int) -> Occupant:
+    ends = liveness.timeout_at(other, tuple(attempts))
     return Occupant(
-        job_id=job_id,
+        job_id=other.id,
         priority=other.spec.priority,
         since=other.submitted_at,
         slices=count,
@@ -153,6 +158,30 @@ def occupant(store: Store, job_id: JobId, count: int) -> Occupant:
 
 
 # Commands.
+
+
+def retry(context: CommandContext, job: Job) -> Job:
+    """Request capacity now, without waiting for the backoff. Does nothing for a job that has its
+    slices."""
+    context.caller.require_owner(job.owner, f"job {job.id}")
+    if job.ended:
+        raise Conflict(
+            f"job {job.id} has already {job.state}\n  next: continue it with `tpu resume {job.id}`"
+        )
+    if job.id not in {each.id for each in waiting_jobs(context.store)}:
+        return job
+    by = context.caller.name
+    event = Event(
+        at=context.now,
+        kind=EventKind.JOB,
+        state="retry_requested",
+        message=f"{by} asked to try again now",
+        job_id=job.id,
+        by=by,
+    )
+    notice = InboxMessage(kind=InboxMessageKind.RETRY, at=context.now, by=by, job_id=job.id)
+    context.store.commit(ChangeSet(messages=[notice], events=[event]))
+    return job
 
 
 def hold(context: CommandContext, job: Job) -> Job:

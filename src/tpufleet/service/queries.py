@@ -279,6 +279,7 @@ def slice_rows(store: Store, slices: Sequence[TpuSlice], now: datetime) -> list[
             hosts=kinds[each.id].hosts,
             hosts_seen=seen.get(each.id, 0),
             chips=kinds[each.id].chips,
+            node=each.node,
             requested_at=each.requested_at,
             ready_at=each.ready_at,
             gone_at=each.gone_at,

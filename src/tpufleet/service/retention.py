@@ -3,8 +3,10 @@ are kept either way."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from tpufleet.errors import BadInput, Conflict, Forbidden
 from tpufleet.model.api_types import (
@@ -17,24 +19,38 @@ from tpufleet.model.api_types import (
     UnarchiveRequest,
 )
 from tpufleet.model.events import Event, EventKind
-from tpufleet.model.jobs import ENDED_STATES, Job, JobId
-from tpufleet.policy.job_lineage import JobLineage, job_lineages
+from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState
+from tpufleet.policy.job_lineage import JobLineage
 from tpufleet.service import checkpoint_leases, queries
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.files.job_files import JobFiles
-from tpufleet.stores.base import ChangeSet, JobQuery, Store
+from tpufleet.service.lineages import batches, lineages_of, pages
+from tpufleet.stores.base import (
+    ChangeSet,
+    FileKind,
+    JobQuery,
+    Store,
+    checkpoint_reference,
+    code_reference,
+)
 
-_NO_LIMIT = 10_000_000
+MAX_SELECTED = 10_000  # jobs of one request; another one selects the next
+MAX_PURGED = 1_000  # under the lease on checkpoint locations
 PARALLEL_DELETES = 16  # object storage takes a while for each
+LIVE_STATES = frozenset(JobState) - ENDED_STATES
+_MOMENT = timedelta(microseconds=1)  # a job may end at the moment of its submission
+_LISTED = JobQuery()
+_WITH_FILES = JobQuery(archived=None, having=FileKind.FILES)
 
 
 def archive(context: CommandContext, request: ArchiveRequest) -> JobPage:
     """Deletes nothing, and can be undone."""
-    known = job_lineages(context.store.jobs(JobQuery(limit=_NO_LIMIT)))
-    selected = [job for lineage in _select(context, request, known) for job in lineage.jobs]
+    lineages = _select(context, request, _LISTED, MAX_SELECTED)
+    selected = [job for lineage in lineages for job in lineage.jobs]
     if not request.dry_run:
         context.store.archive([job.id for job in selected], context.now)
-    return JobPage(jobs=tuple(queries.job_rows(context.store, selected)))
+    more = selected[-1].id if len(selected) >= MAX_SELECTED else None
+    return JobPage(jobs=tuple(queries.job_rows(context.store, selected)), next=more)
 
 
 def unarchive(context: CommandContext, request: UnarchiveRequest) -> JobPage:
@@ -47,47 +63,77 @@ def unarchive(context: CommandContext, request: UnarchiveRequest) -> JobPage:
 
 def purge(context: CommandContext, files: JobFiles, request: PurgeRequest) -> PurgeReport:
     """Delete logs, results and unused code; checkpoints only if requested."""
+    if request.dry_run:
+        return _plan(context, request, MAX_SELECTED).report(files)
     # From here until they are marked, none of them can be resumed.
     with checkpoint_leases.exclusive(context.store, context.now) as lease:
-        known = job_lineages(
-            context.store.jobs(JobQuery(archived=None, files_deleted=False, limit=_NO_LIMIT))
-        )
-        chosen = _select(context, request, known)
-        selected = {job.id: job for lineage in chosen for job in lineage.jobs}
-        fresh = [job for lineage in known for job in lineage.jobs if job.id in selected]
-        kept = [job for lineage in known for job in lineage.jobs if job.id not in selected]
-        # Keep the checkpoints that another job names as its own.
-        named = {part for job in kept for part in job.checkpoint.split("/")}
-        with_checkpoints = {
-            job_id: request.checkpoints and job_id not in named for job_id in selected
-        }
-        used = {job.snapshot for job in kept}
-        unused = sorted({job.snapshot for job in selected.values() if job.snapshot} - used)
-        report = _report(files, list(selected.values()), with_checkpoints, unused)
-        if request.dry_run or not selected:
+        plan = _plan(context, request, MAX_PURGED)
+        report = plan.report(files)
+        if not plan.selected:
             return report
-        context.store.commit(
-            ChangeSet(events=[_event(context, job, with_checkpoints[job.id]) for job in fresh]),
-            fence=lease,
-        )
-        context.store.mark_files_deleted(list(selected), context.now)
+        events = [_event(context, job, plan.with_checkpoints[job.id]) for job in plan.fresh]
+        context.store.commit(ChangeSet(events=events), fence=lease)
+        context.store.mark_files_deleted(list(plan.selected), context.now)
+        gone = [job_id for job_id, chosen in plan.with_checkpoints.items() if chosen]
+        context.store.mark_deleted(gone, FileKind.CHECKPOINTS)
     with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
         deletions = threads.map(
-            lambda job_id: files.delete(job_id, with_checkpoints[job_id]), selected
+            lambda job_id: files.delete(job_id, plan.with_checkpoints[job_id]), plan.selected
         )
         list(deletions)  # raises the first error
-    for digest in unused:
+    for digest in plan.unused_code:
         files.snapshots.delete(digest)
     return report
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PurgePlan:
+    selected: dict[JobId, Job]
+    fresh: list[Job]  # whose files were not deleted before
+    with_checkpoints: dict[JobId, bool]
+    unused_code: list[str]
+    more: bool
+
+    def report(self, files: JobFiles) -> PurgeReport:
+        jobs = list(self.selected.values())
+        report = _report(files, jobs, self.with_checkpoints, self.unused_code)
+        return replace(report, more=self.more)
+
+
+def _plan(context: CommandContext, request: PurgeRequest, limit: int) -> _PurgePlan:
+    store = context.store
+    chosen = _select(context, request, _WITH_FILES, limit)
+    selected = {job.id: job for lineage in chosen for job in lineage.jobs}
+    # Keep the code and the checkpoints that another job names as its own.
+    code = {job.snapshot: code_reference(job.snapshot) for job in selected.values() if job.snapshot}
+    users = store.referring_jobs(
+        [*code.values(), *map(checkpoint_reference, selected)], with_files=True
+    )
+    fresh = {
+        job.id
+        for batch in batches(list(selected))
+        for job in store.jobs(replace(_WITH_FILES, ids=batch, limit=len(batch)))
+    }
+    return _PurgePlan(
+        selected=selected,
+        fresh=[job for job in selected.values() if job.id in fresh],
+        with_checkpoints={
+            job_id: request.checkpoints and users[checkpoint_reference(job_id)] <= selected.keys()
+            for job_id in selected
+        },
+        unused_code=sorted(
+            digest for digest, reference in code.items() if users[reference] <= selected.keys()
+        ),
+        more=not request.jobs and len(selected) >= limit,
+    )
+
+
 def code_is_needed(store: Store, job: Job) -> bool:
     """Whether a live job, or a job that another user may resume, has the code of this job."""
-    return any(
-        other.snapshot == job.snapshot and (other.owner != job.owner or not other.ended)
-        for other in store.jobs(JobQuery(archived=None, limit=_NO_LIMIT))
-        if other.id != job.id
-    )
+    same_code = JobQuery(archived=None, snapshot=job.snapshot, limit=2)
+    live = store.jobs(replace(same_code, states=LIVE_STATES))
+    others = store.jobs(replace(same_code, other_owner_than=job.owner))
+    return any(other.id != job.id for other in (*live, *others))
 
 
 def require_files(store: Store, job: Job, consequence: str) -> None:
@@ -98,45 +144,69 @@ def require_files(store: Store, job: Job, consequence: str) -> None:
 
 
 def _select(
-    context: CommandContext, request: EndedJobSelection, known: Sequence[JobLineage]
+    context: CommandContext, request: EndedJobSelection, among: JobQuery, limit: int
 ) -> list[JobLineage]:
-    return _named(context, request, known) if request.jobs else _matching(context, request, known)
+    if request.jobs:
+        return _named(context, request, among)
+    selected: dict[JobId, JobLineage] = {}
+    count = 0
+    for lineage in _matching(context, request, among):
+        if lineage.last.id not in selected:
+            selected[lineage.last.id] = lineage
+            count += len(lineage.jobs)
+        if count >= limit:
+            break
+    return sorted(selected.values(), key=lambda each: (each.jobs[0].submitted_at, each.jobs[0].id))
 
 
 def _named(
-    context: CommandContext, request: EndedJobSelection, known: Sequence[JobLineage]
+    context: CommandContext, request: EndedJobSelection, among: JobQuery
 ) -> list[JobLineage]:
-    lineage_of = {job.id: lineage for lineage in known for job in lineage.jobs}
-    chosen: dict[JobId, JobLineage] = {}
+    named = {}
     for ref in request.jobs:
         job = queries.find_job(context.store, ref, context.caller.name)
         context.caller.require_owner(job.owner, f"job {job.id}")
-        # A job whose files were deleted is selected again, in case some of them are left.
-        lineage = lineage_of.get(job.id) or JobLineage((job,))
-        if lineage.live is not None:
-            live = lineage.live
+        named[job.id] = job
+    matching = [
+        job
+        for batch in batches(list(named))
+        for job in context.store.jobs(replace(among, ids=batch, limit=len(batch)))
+    ]
+    chosen = lineages_of(context.store, matching, among)
+    # A job whose files were deleted is selected again, in case some of them are left.
+    known = {job.id for lineage in chosen for job in lineage.jobs}
+    chosen += [JobLineage((job,)) for job in named.values() if job.id not in known]
+    for live in (lineage.live for lineage in chosen):
+        if live is not None:
             raise Conflict(
                 f"job {live.id} ({live.spec.name}) is {live.state}; it can be archived or purged, "
                 "with the jobs it was resumed or rerun from, after it has ended: "
                 f"`tpu cancel {live.id}`"
             )
-        chosen[lineage.last.id] = lineage
-    return list(chosen.values())
+    return chosen
 
 
 def _matching(
-    context: CommandContext, request: EndedJobSelection, known: Sequence[JobLineage]
-) -> list[JobLineage]:
+    context: CommandContext, request: EndedJobSelection, among: JobQuery
+) -> Iterator[JobLineage]:
+    """Some of them more than once."""
     if request.all_owners and not context.caller.is_admin:
         raise Forbidden("selecting the jobs of all users requires the admin role")
     if wrong := request.states - ENDED_STATES:
         raise BadInput(f"states: {sorted(wrong)[0]} is not an end state")
-    before = context.now - request.older_than
-    return [
-        lineage for lineage in known
-        if lineage.ended_by(request.states or ENDED_STATES, before)
-        and (request.all_owners or all(job.owner == context.caller.name for job in lineage.jobs))
-    ]  # fmt: skip
+    before, owner = context.now - request.older_than, context.caller.name
+    states = request.states or ENDED_STATES
+    candidates = replace(
+        among,
+        states=states,
+        owner=None if request.all_owners else owner,
+        submitted_before=before + _MOMENT,
+    )
+    for page in pages(context.store, candidates):
+        for lineage in lineages_of(context.store, page, among):
+            own = request.all_owners or all(job.owner == owner for job in lineage.jobs)
+            if own and lineage.ended_by(states, before):
+                yield lineage
 
 
 def _report(

@@ -5,28 +5,28 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from tpufleet.model.api_types import PurgeRequest
 from tpufleet.model.events import Event, EventKind
-from tpufleet.model.jobs import Job, JobId
+from tpufleet.model.jobs import ENDED_STATES, Job, JobId
 from tpufleet.model.users import Role
 from tpufleet.policy import retention as policy
-from tpufleet.policy.job_lineage import JobLineage, job_lineages
+from tpufleet.policy.job_lineage import JobLineage
 from tpufleet.policy.retention import Deletion, RetentionRule, RetentionRules, StoredFiles
 from tpufleet.service import checkpoint_leases, retention
 from tpufleet.service.auth import Caller
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.files.job_files import JobFiles
-from tpufleet.stores.base import ChangeSet, JobQuery, Store
+from tpufleet.service.lineages import lineages_of, pages
+from tpufleet.stores.base import ChangeSet, FileKind, JobQuery, Store, checkpoint_reference
 
 logger = logging.getLogger(__name__)
 
 ACTOR = "retention"
 LEASE_NAME = "retention"
 LEASE_TTL = timedelta(minutes=50)  # shorter than the interval: one server each time
-_NO_LIMIT = 10_000_000
 
 
 def apply(store: Store, files: JobFiles, rules: RetentionRules, now: datetime) -> dict[str, int]:
@@ -34,14 +34,11 @@ def apply(store: Store, files: JobFiles, rules: RetentionRules, now: datetime) -
     lease = store.acquire_lease(LEASE_NAME, secrets.token_hex(4), LEASE_TTL, store.time() or now)
     if lease is None:
         return {}  # another server does it
-    counts = dict.fromkeys(("logs", "checkpoints", "code"), 0)
-    if _may_apply(store, rules, now):
-        lineages = job_lineages(store.jobs(JobQuery(archived=None, limit=_NO_LIMIT)))
-        counts = {
-            "logs": _apply_to_logs(store, files, rules.logs, lineages, now),
-            "checkpoints": _apply_to_checkpoints(store, files, rules.checkpoints, lineages, now),
-            "code": _apply_to_code(store, files, rules.code, now),
-        }
+    counts = {
+        "logs": _apply_to_logs(store, files, rules.logs, now),
+        "checkpoints": _apply_to_checkpoints(store, files, rules.checkpoints, now),
+        "code": _apply_to_code(store, files, rules.code, now),
+    }
     counts |= {
         "events": 0 if rules.events.age is None else store.delete_events(now - rules.events.age),
     }
@@ -52,73 +49,89 @@ def apply(store: Store, files: JobFiles, rules: RetentionRules, now: datetime) -
     return counts
 
 
-def _may_apply(store: Store, rules: RetentionRules, now: datetime) -> bool:
-    """Reading all jobs takes long when there are many. Without a limit of size, only a job that is
-    old enough and still has files makes it necessary."""
-    kinds = (rules.logs, rules.checkpoints, rules.code)
-    if any(rule.size is not None for rule in kinds):
-        return True
-    ages = [rule.age for rule in kinds if rule.age is not None]
-    if not ages:
-        return False
-    old = JobQuery(archived=None, files_deleted=False, submitted_before=now - min(ages), limit=1)
-    return bool(store.jobs(old))
-
-
-def _apply_to_logs(
-    store: Store,
-    files: JobFiles,
-    rule: RetentionRule,
-    lineages: list[JobLineage],
-    now: datetime,
-) -> int:
-    chosen = _choose(files.sizes("logs"), rule, lineages, now, "logs")
-    for deletion in chosen:
-        files.delete_kind(deletion.files.job_id, "logs")
-        store.commit(ChangeSet(events=[_event(deletion, "logs", now)]))
-    return len(chosen)
-
-
-def _apply_to_checkpoints(
-    store: Store,
-    files: JobFiles,
-    rule: RetentionRule,
-    lineages: list[JobLineage],
-    now: datetime,
-) -> int:
-    if rule == RetentionRule():
-        return 0
-    by_job = {job.id: lineage for lineage in lineages for job in lineage.jobs}
-    # Checkpoints that a job of another lineage names as its own are kept.
-    named: dict[str, set[str]] = {}
-    for lineage in lineages:
-        for job in lineage.jobs:
-            for part in job.checkpoint.split("/"):
-                if part in by_job and by_job[JobId(part)] is not lineage:
-                    named.setdefault(part, set()).add(job.id)
+def _apply_to_logs(store: Store, files: JobFiles, rule: RetentionRule, now: datetime) -> int:
     count = 0
-    for deletion in _choose(files.sizes("checkpoints"), rule, lineages, now, "checkpoints"):
-        job_id = deletion.files.job_id
-        if job_id in named:
-            continue
-        # Under the lease no job can be resumed from them.
-        with checkpoint_leases.exclusive(store, now) as lease:
-            if _resumed_meanwhile(store, by_job[job_id]):
-                continue
-            store.commit(ChangeSet(events=[_event(deletion, "checkpoints", now)]), fence=lease)
-            files.delete_kind(job_id, "checkpoints")
-        count += 1
+    for deletions in _deletions(store, files, FileKind.LOGS, rule, now):
+        for deletion, _ in deletions:
+            if deletion.files.size:
+                files.delete_kind(deletion.files.job_id, "logs")
+                store.commit(ChangeSet(events=[_event(deletion, "logs", now)]))
+                count += 1
+        store.mark_deleted([each.files.job_id for each, _ in deletions], FileKind.LOGS)
     return count
+
+
+def _apply_to_checkpoints(store: Store, files: JobFiles, rule: RetentionRule, now: datetime) -> int:
+    count = 0
+    for deletions in _deletions(store, files, FileKind.CHECKPOINTS, rule, now):
+        named = store.referring_jobs([_reference(each) for each, _ in deletions])
+        done = []
+        for deletion, lineage in deletions:
+            job_id = deletion.files.job_id
+            # Checkpoints that a job of another lineage names as its own are kept.
+            if not named[_reference(deletion)] <= {job.id for job in lineage.jobs}:
+                continue
+            if deletion.files.size:
+                # Under the lease no job can be resumed from them.
+                with checkpoint_leases.exclusive(store, now) as lease:
+                    if _resumed_meanwhile(store, lineage):
+                        continue
+                    event = _event(deletion, "checkpoints", now)
+                    store.commit(ChangeSet(events=[event]), fence=lease)
+                    files.delete_kind(job_id, "checkpoints")
+                count += 1
+            done.append(job_id)
+        store.mark_deleted(done, FileKind.CHECKPOINTS)
+    return count
+
+
+def _reference(deletion: Deletion) -> str:
+    return checkpoint_reference(deletion.files.job_id)
+
+
+def _deletions(
+    store: Store, files: JobFiles, kind: FileKind, rule: RetentionRule, now: datetime
+) -> Iterator[list[tuple[Deletion, JobLineage]]]:
+    """What the rule says, the oldest first, some jobs at a time. Only jobs that may have files of
+    this kind are read, and only until the rule is met."""
+    if rule == RetentionRule():
+        return
+    listed = files.sizes(kind.value) if rule.size is not None else None
+    total = sum(listed.values()) if listed is not None else 0
+    oldest = JobQuery(archived=None, having=kind, states=ENDED_STATES, oldest_first=True)
+    seen: set[JobId] = set()
+    for page in pages(store, oldest):
+        too_much = rule.size is not None and total > rule.size
+        if not too_much and (rule.age is None or page[0].submitted_at >= now - rule.age):
+            return
+        if listed is None and files.archive is not None:
+            listed = files.sizes(kind.value)
+        found = {
+            job.id: lineage
+            for lineage in lineages_of(store, page, JobQuery(archived=None))
+            for job in lineage.jobs
+        }
+        candidates = {job_id: lineage for job_id, lineage in found.items() if job_id not in seen}
+        seen |= candidates.keys()
+        ended = [
+            StoredFiles(
+                job_id=job_id,
+                ended_at=ended_at,
+                size=files.kind_size(job_id, kind.value, listed),
+            )
+            for job_id, lineage in candidates.items()
+            if (ended_at := _ended_at(lineage.jobs)) is not None
+        ]
+        others = total - sum(each.size for each in ended)
+        chosen = policy.choose(ended, others, rule, now, kind.value)
+        total -= sum(each.files.size for each in chosen)
+        yield [(each, found[each.files.job_id]) for each in chosen]
 
 
 def _resumed_meanwhile(store: Store, lineage: JobLineage) -> bool:
     known = {job.id for job in lineage.jobs}
-    children = [
-        child
-        for job in lineage.jobs
-        for child in store.jobs(JobQuery(parent=job.id, archived=None, limit=_NO_LIMIT))
-    ]
-    return any(child.id not in known or not child.ended for child in children)
+    [now] = lineages_of(store, lineage.jobs, JobQuery(archived=None))
+    return any(job.id not in known for job in now.jobs) or now.live is not None
 
 
 def _apply_to_code(store: Store, files: JobFiles, rule: RetentionRule, now: datetime) -> int:
@@ -127,26 +140,11 @@ def _apply_to_code(store: Store, files: JobFiles, rule: RetentionRule, now: date
     caller = Caller(name=ACTOR, role=Role.ADMIN)
     request = PurgeRequest(older_than=rule.age, all_owners=True, dry_run=False)
     context = CommandContext(store=store, caller=caller, now=now)
-    return len(retention.purge(context, files, request).jobs)
-
-
-def _choose(
-    sizes: Mapping[JobId, int],
-    rule: RetentionRule,
-    lineages: list[JobLineage],
-    now: datetime,
-    name: str,
-) -> list[Deletion]:
-    ended, in_use = [], 0
-    for lineage in lineages:
-        ended_at = _ended_at(lineage.jobs)
-        for job in lineage.jobs:
-            size = sizes.get(job.id)
-            if size is not None and ended_at is not None:
-                ended.append(StoredFiles(job_id=job.id, ended_at=ended_at, size=size))
-            else:
-                in_use += size or 0
-    return policy.choose(ended, in_use, rule, now, name)
+    count, more = 0, True
+    while more:
+        report = retention.purge(context, files, request)
+        count, more = count + len(report.jobs), report.more
+    return count
 
 
 def _ended_at(jobs: tuple[Job, ...]) -> datetime | None:

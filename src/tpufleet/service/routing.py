@@ -19,6 +19,7 @@ from tpufleet.model.encoding import from_json
 from tpufleet.model.jobs import Job
 from tpufleet.model.notifications import NotificationRules
 from tpufleet.model.prices import Price, price_table
+from tpufleet.model.server_status import LocalJobs
 from tpufleet.model.users import Role, TokenScope
 from tpufleet.policy.retention import RetentionRules
 from tpufleet.service import identifiers, queries, token_scopes
@@ -70,6 +71,7 @@ class ServiceDependencies:
     secrets_key: bytes | None = None  # encrypts the secrets of jobs; None: derived from `secret`
     retention: RetentionRules = field(default_factory=RetentionRules)
     recent_errors: RecentErrors | None = None  # in the log of this server
+    local_jobs: LocalJobs | None = None
     started_at: datetime | None = None
     notifications: NotificationRules = field(default_factory=NotificationRules)
     prices: Mapping[tuple[str, str], Price] = field(default_factory=price_table)

@@ -11,6 +11,7 @@ from tpufleet.model.pools import RefusalKind
 from tpufleet.model.server_status import (
     CONTROLLER_REPORT,
     ControllerReport,
+    LocalJobs,
     LoggedError,
     ServerStatus,
 )
@@ -32,6 +33,7 @@ def status(
     *,
     started_at: datetime | None = None,
     errors: tuple[LoggedError, ...] = (),
+    local_jobs: LocalJobs | None = None,
 ) -> ServerStatus:
     report = controller_report(store)
     queued = store.jobs(JobQuery(states=frozenset({JobState.QUEUED}), limit=_MAX_QUEUED))
@@ -52,6 +54,7 @@ def status(
         hosts=len(store.liveness_outside(_EPOCH, now - HOST_SEEN_WITHIN)),
         started_at=started_at,
         errors=errors,
+        local_jobs=local_jobs,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Protocol, TypeVar
 
 from tpufleet.model.attempts import Attempt, AttemptId
@@ -66,6 +66,14 @@ class ChangeSet:
         return any(getattr(self, name) for name in self.__slots__)
 
 
+class FileKind(StrEnum):
+    """Files of a job whose deletion is recorded. `FILES`: logs, results and code."""
+
+    FILES = "files"
+    LOGS = "logs"
+    CHECKPOINTS = "checkpoints"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobQuery:
     """Newest first. `before` is the id of the last job of the previous page. Archived jobs are
@@ -77,12 +85,26 @@ class JobQuery:
     tag: str | None = None
     name: str | None = None
     parent: JobId | None = None
+    ids: Sequence[JobId] | None = None  # a few hundred at most, as of `parents`
+    parents: Sequence[JobId] | None = None
+    snapshot: str | None = None
+    other_owner_than: str | None = None
     search: JobSearch | None = None
     archived: bool | None = False  # None: both
-    files_deleted: bool | None = None  # None: both
+    having: FileKind | None = None  # of which they were not deleted
+    oldest_first: bool = False  # not for a search
     submitted_before: datetime | None = None
     limit: int = 100
     before: JobId | None = None
+
+
+def code_reference(digest: str) -> str:
+    """For `referring_jobs`."""
+    return f"code/{digest}"
+
+
+def checkpoint_reference(job_id: str) -> str:
+    return f"checkpoint/{job_id}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +115,7 @@ class EventQuery:
     job_id: JobId | None = None
     slice_id: SliceId | None = None
     pool: str | None = None
+    by: str | None = None  # the user who caused them
     limit: int = 500
     newest: bool = False
 
@@ -149,12 +172,27 @@ DOCUMENT_KINDS: dict[type, str] = {
 class Store(Protocol):
     # Reading has no side effects.
     def job(self, job_id: JobId) -> Job | None: ...
+    def find_jobs(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
+        """Those that exist, in few queries."""
+        ...
+
     def jobs(self, query: JobQuery) -> list[Job]: ...
     def jobs_like(self, prefix: str, limit: int = 10) -> list[Job]:
         """Jobs whose id or name starts with this, newest first."""
         ...
 
     def count_jobs(self) -> dict[JobState, int]: ...
+    def referring_jobs(
+        self, references: Sequence[str], *, with_files: bool = False
+    ) -> dict[str, set[JobId]]:
+        """The jobs that refer to code or checkpoints, by reference;
+        `with_files`: without those whose files were deleted."""
+        ...
+
+    def referred(self, references: Sequence[str]) -> set[str]:
+        """Those that some job refers to."""
+        ...
+
     def files_deleted_at(self, job_id: JobId) -> datetime | None:
         """When its files were deleted; None if they were not."""
         ...
@@ -162,6 +200,10 @@ class Store(Protocol):
     def attempt(self, attempt_id: AttemptId) -> Attempt | None: ...
     def attempts(self, job_id: JobId) -> list[Attempt]:
         """By number."""
+        ...
+
+    def attempts_of(self, jobs: Sequence[JobId]) -> dict[JobId, list[Attempt]]:
+        """Every attempt of each job that has any, by number, in few queries."""
         ...
 
     def live_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
@@ -225,6 +267,10 @@ class Store(Protocol):
         ...
 
     def unarchive(self, jobs: Sequence[JobId]) -> None: ...
+    def mark_deleted(self, jobs: Sequence[JobId], kind: FileKind) -> None:
+        """Logs or checkpoints alone; for all files see `mark_files_deleted`."""
+        ...
+
     def mark_files_deleted(self, jobs: Sequence[JobId], at: datetime) -> None:
         """Also archives them. The first time is kept."""
         ...

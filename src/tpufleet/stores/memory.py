@@ -23,10 +23,11 @@ from tpufleet.model.metric_points import MetricPoint, searchable_values
 from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.users import Token, User
-from tpufleet.stores import invariants
+from tpufleet.stores import invariants, job_references
 from tpufleet.stores.base import (
     ChangeSet,
     EventQuery,
+    FileKind,
     JobQuery,
     Lease,
     LiveState,
@@ -51,6 +52,10 @@ def _matches(job: Job, query: JobQuery) -> bool:
         and (query.tag is None or query.tag in job.spec.tags)
         and (query.name is None or job.spec.name == query.name)
         and (query.parent is None or job.parent == query.parent)
+        and (query.ids is None or job.id in query.ids)
+        and (query.parents is None or job.parent in query.parents)
+        and (query.snapshot is None or job.snapshot == query.snapshot)
+        and (query.other_owner_than is None or job.owner != query.other_owner_than)
         and (query.submitted_before is None or job.submitted_at < query.submitted_before)
     )
 
@@ -72,6 +77,7 @@ class MemoryStore:
         self._points: dict[tuple[JobId, datetime], MetricPoint] = {}
         self._archived: dict[JobId, datetime] = {}
         self._files_deleted: dict[JobId, datetime] = {}
+        self._deleted: dict[FileKind, set[JobId]] = {kind: set() for kind in FileKind}
         self._attempts: dict[AttemptId, Attempt] = {}
         self._attempts_of: dict[JobId, dict[AttemptId, int]] = {}
         self._slices: dict[SliceId, TpuSlice] = {}
@@ -92,16 +98,21 @@ class MemoryStore:
     def job(self, job_id: JobId) -> Job | None:
         return self._jobs.get(job_id)
 
-    def _newest(self, wanted: Callable[[Job], bool], limit: int) -> list[Job]:
+    def _newest(
+        self, wanted: Callable[[Job], bool], limit: int, *, oldest_first: bool = False
+    ) -> list[Job]:
         with self._lock:
             matching = [job for job in self._jobs.values() if wanted(job)]
-        return sorted(matching, key=_age, reverse=True)[:limit]
+        return sorted(matching, key=_age, reverse=not oldest_first)[:limit]
+
+    def find_jobs(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
+        return {job_id: job for job_id in jobs if (job := self.job(job_id)) is not None}
 
     def jobs(self, query: JobQuery) -> list[Job]:
         def matches(job: Job) -> bool:
             return (
                 query.archived in (None, job.id in self._archived)
-                and query.files_deleted in (None, job.id in self._files_deleted)
+                and (query.having is None or job.id not in self._deleted[query.having])
                 and _matches(job, query)
                 and (
                     query.search is None
@@ -110,11 +121,16 @@ class MemoryStore:
             )
 
         if query.before is None:
-            return self._newest(matches, query.limit)
+            return self._newest(matches, query.limit, oldest_first=query.oldest_first)
         last = self.job(query.before)
         if last is None:
             return []
-        return self._newest(lambda job: _age(job) < _age(last) and matches(job), query.limit)
+        oldest_first, age = query.oldest_first, _age(last)
+        return self._newest(
+            lambda job: (_age(job) > age if oldest_first else _age(job) < age) and matches(job),
+            query.limit,
+            oldest_first=oldest_first,
+        )
 
     def jobs_like(self, prefix: str, limit: int = 10) -> list[Job]:
         return self._newest(
@@ -143,6 +159,28 @@ class MemoryStore:
             for job_id in jobs:
                 self._files_deleted.setdefault(job_id, at)
                 self._archived.setdefault(job_id, at)
+            self._deleted[FileKind.FILES].update(jobs)
+            self._deleted[FileKind.LOGS].update(jobs)
+
+    def mark_deleted(self, jobs: Sequence[JobId], kind: FileKind) -> None:
+        with self._lock:
+            self._deleted[kind].update(jobs)
+
+    def referring_jobs(
+        self, references: Sequence[str], *, with_files: bool = False
+    ) -> dict[str, set[JobId]]:
+        found: dict[str, set[JobId]] = {each: set() for each in references}
+        with self._lock:
+            for job in self._jobs.values():
+                if with_files and job.id in self._files_deleted:
+                    continue
+                for reference in job_references.references(job, self._jobs.keys()):
+                    if reference in found:
+                        found[reference].add(job.id)
+        return found
+
+    def referred(self, references: Sequence[str]) -> set[str]:
+        return {each for each, jobs in self.referring_jobs(references).items() if jobs}
 
     def attempt(self, attempt_id: AttemptId) -> Attempt | None:
         return self._attempts.get(attempt_id)
@@ -151,6 +189,9 @@ class MemoryStore:
         with self._lock:
             known = self._attempts_of.get(job_id, {})
             return [self._attempts[attempt_id] for attempt_id in sorted(known, key=known.get)]  # type: ignore[arg-type]
+
+    def attempts_of(self, jobs: Sequence[JobId]) -> dict[JobId, list[Attempt]]:
+        return {job_id: found for job_id in jobs if (found := self.attempts(job_id))}
 
     def live_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
         newest = self.newest_attempts(jobs)
@@ -211,6 +252,8 @@ class MemoryStore:
             matching = [event for event in matching if event.slice_id == query.slice_id]
         if query.pool is not None:
             matching = [event for event in matching if event.pool == query.pool]
+        if query.by is not None:
+            matching = [event for event in matching if event.by == query.by]
         return (
             matching[max(0, len(matching) - query.limit) :]
             if query.newest

@@ -12,12 +12,15 @@ from importlib import resources
 
 from tpufleet.errors import Conflict
 from tpufleet.stores.database import Database, DatabaseSession
+from tpufleet.stores.job_references import fill_job_references
 from tpufleet.stores.json_key_renames import rename_json_keys
 from tpufleet.stores.search_backfill import fill_job_search
 
 Migration = str | Callable[[DatabaseSession], None]  # SQL, or a function
 
 _FUNCTIONS: dict[int, Migration] = {5: rename_json_keys, 13: fill_job_search}
+# Run after the file of the same number.
+_FILLS: dict[int, Callable[[DatabaseSession], None]] = {22: fill_job_references}
 
 
 @cache
@@ -96,6 +99,8 @@ def apply(session: DatabaseSession, database: Database, *, up_to: int | None = N
             else:
                 for statement in statements(migration, database):
                     session.run(statement)
+            if number in _FILLS:
+                _FILLS[number](session)
             session.run("INSERT INTO migrations (number) VALUES (?)", number)
 
 

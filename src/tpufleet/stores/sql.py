@@ -23,6 +23,7 @@ from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.model.users import Token, User
 from tpufleet.stores import (
+    job_references,
     schema_migrations,
     sql_commit,
     sql_people,
@@ -34,6 +35,7 @@ from tpufleet.stores.base import (
     DOCUMENT_KINDS,
     ChangeSet,
     EventQuery,
+    FileKind,
     JobQuery,
     Lease,
     LiveState,
@@ -82,6 +84,10 @@ class SqlStore:
     def job(self, job_id: JobId) -> Job | None:
         return self._one(Job, "SELECT data FROM jobs WHERE id = ?", job_id)
 
+    def find_jobs(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
+        rows = self._joined_in_batches("SELECT data FROM jobs WHERE id IN ({keys})", jobs)
+        return {each.id: each for each in self._decode_jobs(rows)}
+
     def jobs(self, query: JobQuery) -> list[Job]:
         last = None if query.before is None else self.job(query.before)
         if last is None and query.before is not None:
@@ -115,6 +121,21 @@ class SqlStore:
         )
         return {JobState(state): count for state, count in rows}
 
+    def referring_jobs(
+        self, references: Sequence[str], *, with_files: bool = False
+    ) -> dict[str, set[JobId]]:
+        found = self._database.read(
+            lambda session: job_references.referring(session, references, with_files=with_files)
+        )
+        return {each: {JobId(job_id) for job_id in jobs} for each, jobs in found.items()}
+
+    def referred(self, references: Sequence[str]) -> set[str]:
+        return self._database.read(lambda session: job_references.referred(session, references))
+
+    def mark_deleted(self, jobs: Sequence[JobId], kind: FileKind) -> None:
+        statement = f"UPDATE jobs SET {kind.value}_deleted = 1 WHERE id = ?"
+        self._write_each(statement, [(each,) for each in sorted(jobs)])
+
     def files_deleted_at(self, job_id: JobId) -> datetime | None:
         rows = self._rows("SELECT at FROM cleaned_jobs WHERE job_id = ?", job_id)
         return sql_rows.from_micros(rows[0][0]) if rows else None
@@ -140,6 +161,13 @@ class SqlStore:
         return self._all(
             Attempt, "SELECT data FROM attempts WHERE job_id = ? ORDER BY number", job_id
         )
+
+    def attempts_of(self, jobs: Sequence[JobId]) -> dict[JobId, list[Attempt]]:
+        rows = self._joined_in_batches("SELECT data FROM attempts WHERE job_id IN ({keys})", jobs)
+        found: dict[JobId, list[Attempt]] = {}
+        for attempt in sorted(self._decode_attempts(rows), key=lambda each: each.number):
+            found.setdefault(attempt.job_id, []).append(attempt)
+        return found
 
     def live_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
         rows = self._joined_in_batches(

@@ -10,7 +10,7 @@ from datetime import datetime
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
-from tpufleet.stores import invariants, sql_people, sql_rows
+from tpufleet.stores import invariants, job_references, sql_people, sql_rows
 from tpufleet.stores.base import ChangeSet, Lease, StoreChange
 from tpufleet.stores.database import Database, DatabaseSession, Row
 
@@ -104,6 +104,7 @@ def _write_jobs(session: DatabaseSession, change: ChangeSet) -> None:
     _write_each(session, _TAG, sql_rows.tag_rows([*new, *changed]))
     searched = [*new, *(job for job in changed if job.ended or job.id not in stored)]
     _write_each(session, sql_people.SEARCH, [sql_people.search_row(job) for job in searched])
+    job_references.write_references(session, [job for job in searched if job.id not in stored])
     sql_people.write_edits(session, change.edits)
     _count_ended(session, (*new, *changed), stored)
 
@@ -132,7 +133,8 @@ def archive(
             f"INSERT INTO {table} (job_id, at) VALUES (?, ?) ON CONFLICT DO NOTHING",
             [(job_id, sql_rows.to_micros(at)) for job_id in jobs],
         )
-    session.run_many("UPDATE jobs SET archived = 1 WHERE id = ?", [(each,) for each in jobs])
+    marks = "archived = 1, files_deleted = 1, logs_deleted = 1" if files_deleted else "archived = 1"
+    session.run_many(f"UPDATE jobs SET {marks} WHERE id = ?", [(each,) for each in jobs])
 
 
 def unarchive(session: DatabaseSession, jobs: Sequence[JobId]) -> None:
@@ -191,6 +193,6 @@ def _write_numbered(session: DatabaseSession, change: ChangeSet) -> None:
     )
     _write_each(
         session,
-        "INSERT INTO events (seq, job_id, slice_id, pool, data) VALUES (?, ?, ?, ?, ?)",
+        "INSERT INTO events (seq, job_id, slice_id, pool, by_user, data) VALUES (?, ?, ?, ?, ?, ?)",
         [sql_rows.event_row(event) for event in events],
     )

@@ -9,13 +9,14 @@ from typing import Any
 from tpufleet.model.job_search import MetricTerm
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.stores import sql_people, sql_rows
-from tpufleet.stores.base import EventQuery, JobQuery
+from tpufleet.stores.base import EventQuery, JobQuery, code_reference
 
 Select = tuple[str, list[Any]]
 
 LIVE_STATES = frozenset(JobState) - ENDED_STATES
 
 _NEWEST_FIRST = "ORDER BY submitted_at DESC, id DESC LIMIT ?"
+_OLDEST_FIRST = "ORDER BY submitted_at, id LIMIT ?"
 # In this order: SQLite reads the left table of a CROSS JOIN first.
 _SEARCHED_JOBS = "job_search AS found CROSS JOIN jobs"
 _NEWEST = (
@@ -48,6 +49,10 @@ def select_jobs(
     searched = query.search is not None and query.search.terms
     if query.states in (ENDED_STATES, LIVE_STATES):
         where.append(f"jobs.ended = {int(query.states == ENDED_STATES)}")
+    elif query.having is not None and query.states:
+        # Found by the index on what they have, and not by that on states.
+        where.append(f"(jobs.state || '') IN ({sql_rows.placeholders(list(query.states))})")
+        values.extend(sorted(state.value for state in query.states))
     elif len(query.states) > 1 and query.states & ENDED_STATES and not searched:
         return _one_state_each(query, last)
     elif query.states:
@@ -62,15 +67,27 @@ def select_jobs(
     is_live = bool(query.states) and not query.states & ENDED_STATES
     if query.archived or (query.archived is False and not is_live):  # live jobs are not archived
         where.append(f"jobs.archived = {int(query.archived)}")
-    if query.files_deleted is not None:
-        marked = "EXISTS (SELECT 1 FROM cleaned_jobs WHERE job_id = jobs.id)"
-        where.append(marked if query.files_deleted else f"NOT {marked}")
+    if query.having is not None:
+        where.append(f"jobs.{query.having.value}_deleted = 0")
+        if query.states and query.states < ENDED_STATES:
+            where.append("jobs.ended = 1")  # as the condition of the index says
+    for column, chosen in (("id", query.ids), ("parent", query.parents)):
+        if chosen is not None:
+            where.append(f"jobs.{column} IN ({sql_rows.placeholders(chosen)})")
+            values.extend(chosen)
+    if query.snapshot is not None:
+        where.append("jobs.id IN (SELECT job_id FROM job_references WHERE reference = ?)")
+        values.append(code_reference(query.snapshot))
+    if query.other_owner_than is not None:
+        where.append("jobs.owner <> ?")
+        values.append(query.other_owner_than)
     if last is not None:
         key = "found.submitted_at, found.job_id" if searched else "submitted_at, id"
-        where.append(f"({key}) < (?, ?)")
+        where.append(f"({key}) {'>' if query.oldest_first else '<'} (?, ?)")
         values.extend((sql_rows.to_micros(last.submitted_at), last.id))
     if query.search is None or not query.search.terms:
-        return f"SELECT data FROM jobs {_where(where)} {_NEWEST_FIRST}", [*values, query.limit]
+        order = _OLDEST_FIRST if query.oldest_first else _NEWEST_FIRST
+        return f"SELECT data FROM jobs {_where(where)} {order}", [*values, query.limit]
     conditions, parameters = sql_people.search_conditions(query.search, large_sets)
     where = ["jobs.id = found.job_id", *conditions, *where]
     tables = _SEARCHED_JOBS
@@ -102,7 +119,8 @@ def _one_state_each(query: JobQuery, last: Job | None) -> Select:
         parts.append(f"SELECT * FROM ({part}) AS {state.value}_jobs")
         values += parameters
     union = " UNION ALL ".join(parts)
-    return f"SELECT data FROM ({union}) AS newest {_NEWEST_FIRST}", [*values, query.limit]
+    order = _OLDEST_FIRST if query.oldest_first else _NEWEST_FIRST
+    return f"SELECT data FROM ({union}) AS newest {order}", [*values, query.limit]
 
 
 def select_jobs_like(prefix: str, limit: int) -> Select:
@@ -123,7 +141,9 @@ def select_slices(live_only: bool, pool: str | None, job_id: JobId | None) -> Se
 
 
 def select_events(query: EventQuery) -> Select:
-    where, values = _equals(job_id=query.job_id, slice_id=query.slice_id, pool=query.pool)
+    where, values = _equals(
+        job_id=query.job_id, slice_id=query.slice_id, pool=query.pool, by_user=query.by
+    )
     where.append("seq > ?")
     order = "DESC" if query.newest else "ASC"
     return (

@@ -144,6 +144,38 @@ def test_the_job_of_a_member_runs_as_another_user_if_the_server_runs_as_root(ser
     assert (server.home / "checkpoints" / job / "own").read_text() == "own"
 
 
+def test_on_a_shared_server_of_root_the_job_of_an_admin_runs_as_another_user(tmp_path):
+    """An admin of the fleet is not the owner of the machine."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to run jobs as another user")
+    server = Server(
+        tmp_path / "home",
+        TPUFLEET_LISTEN="0.0.0.0:0",
+        TPUFLEET_PROVIDERS="local",
+        TPUFLEET_INSECURE_HTTP="true",
+    )
+    if not containment.detect(server.home, hidden=(server.home,)).isolated:
+        pytest.skip("this host offers no namespaces")
+    private = tmp_path / "private"
+    private.write_text("of the server's user")
+    private.chmod(0o600)
+    server.start()
+    try:
+        job = submit(server.client, sys.executable, "-c", INTRUDER, str(private))
+        wait_until(
+            lambda: server.client.job(job).job.state.value == "succeeded",
+            describe=lambda: log_of(server, job),
+        )
+        log = log_of(server, job)
+        assert f"[0] user {pwd.getpwnam('nobody').pw_uid}" in log and "[0] REACHED" not in log
+        jobs = server.client.status().local_jobs
+        assert jobs is not None and jobs.isolated and "(nobody)" in jobs.description
+        assert jobs.description in server.log_tail()
+    finally:
+        stop_all(server)
+        server.cleanup()
+
+
 def test_the_job_of_a_member_does_not_see_the_files_of_other_jobs(server):
     if not containment.detect(server.home, hidden=(server.home,)).isolated:
         pytest.skip("this host offers no namespaces")
@@ -162,7 +194,14 @@ def test_the_job_of_a_member_does_not_see_the_files_of_other_jobs(server):
     assert {path.read_text() for path in found()} == {"secret\n"}
 
 
-@pytest.mark.parametrize("end", ["cancel", "stop --all", "release"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "cancel",
+        pytest.param("stop --all", marks=pytest.mark.slow),
+        pytest.param("release", marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_of_a_job_is_left(server, tmp_path, end):
     beat = tmp_path / "beat"
     writer = f"i=0; while [ $i -lt 1200 ] && date > {beat}; do i=$((i+1)); sleep 0.05; done"

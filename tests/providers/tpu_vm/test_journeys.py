@@ -89,6 +89,7 @@ def test_a_job_checkpoints_on_notice_and_resumes_on_another_node(fleets):
     assert spent["lost"] == 0 and 0 < spent["useful"] < spent["chip_hours"]
 
 
+@pytest.mark.slow
 def test_a_gang_of_two_slices_is_one_queued_resource_and_runs(fleets):
     fleet = fleets()
     [job] = fleet.submit({"slices": 2, "command": ["python", "-c", "print('both')"]})
@@ -97,6 +98,43 @@ def test_a_gang_of_two_slices_is_one_queued_resource_and_runs(fleets):
     nothing_is_left(fleet)
 
 
+def test_a_node_made_by_hand_is_adopted_runs_a_job_and_is_given_back(fleets):
+    fleet = fleets()
+    zone, tpu = ZONES[0], fleet.tpu
+    tpu.ok("vm", "apply", "mels", "--zone", zone, "--type", "v5e-4", "--norm")
+    tpu.ok("pool", "create", "lab", "v5e-4", "--provider", "tpu-vm", "--zone", zone)
+    refused = tpu("adopt", "nobodys", "--pool", "lab")
+    assert refused.exit_code == 1
+    assert f"nobodys was not adopted: no node nobodys in {zone}" in refused.stderr
+
+    adopted = tpu("adopt", "mels", "--pool", "lab")
+    assert adopted.exit_code == 0, adopted.output
+    assert "mels is ready in pool lab, as slice mels-" in adopted.stdout
+    assert "next: tpu run v5e-4 --pool lab -- python train.py" in adopted.stdout
+    assert "mels is ready" in tpu.ok("adopt", "mels", "--pool", "lab"), "again, without effect"
+
+    def inventory() -> dict[str, Any]:
+        [row] = [row for row in tpu.json("inventory")["rows"] if row["node"]]
+        return row
+
+    row = inventory()
+    assert (row["alias"], row["state"]) == ("mels", "free")
+    fleet.until(lambda: inventory()["capacity"] == "on-demand", "its capacity kind is observed")
+
+    [job] = fleet.submit({"pool": "lab", "command": ["python", "count.py", "3", "0.1"]})
+    all_succeed(fleet, [job], 120)
+    assert fleet.nodes() == ["mels"], "no other node was created"
+    assert "gave mels back" in tpu.ok("unregister", "mels")
+    fleet.until(lambda: tpu.json("slices")["slices"] == [], "the slice is forgotten")
+    assert fleet.nodes() == ["mels"]
+    assert tpu.ok("vm", "status", "mels", "--zone", zone) == "ready\n"
+    again = tpu.json("adopt", "mels", "--pool", "lab")
+    assert again["id"] != row["id"] and again["state"] == "ready"
+    deletions = {"DeleteNode", "DeleteQueuedResource", "StopNode"}
+    assert not deletions & {method for method, _ in fleet.emulator.service.calls}
+
+
+@pytest.mark.slow
 def test_a_zone_without_capacity_is_skipped(fleets):
     fleet = fleets(stock=CloudCapacity(nodes=(CapacityLimit(most=0, zone=ZONES[0]),)))
     [job] = fleet.submit({"zones": list(ZONES[:2])})

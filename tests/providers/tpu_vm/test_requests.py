@@ -45,6 +45,21 @@ def test_a_node_has_ids_as_labels_and_host_settings_as_metadata(world):
 
 
 @pytest.mark.parametrize(
+    ("fields", "mounts", "gcsfuse"),
+    [
+        ({}, None, None),
+        ({"mounts": ("/data", "/mnt/out")}, "/data\n/mnt/out", "yes"),
+        ({"pool": "lab"}, None, "yes"),
+    ],
+    ids=["none", "job", "pool"],
+)
+def test_hosts_learn_which_buckets_will_be_mounted(world, fields, mounts, gcsfuse):
+    world.provider.request(order("a", **fields))
+    sent = template(world, "a").metadata
+    assert (sent.get("tpufleet-mounts"), sent.get("tpufleet-gcsfuse")) == (mounts, gcsfuse)
+
+
+@pytest.mark.parametrize(
     ("accelerator", "runtime"),
     [
         ("v3-8", "tpu-ubuntu2204-base"),
@@ -113,6 +128,14 @@ def test_spot_can_be_queued_and_a_reservation_is_named(world):
     world.provider.request(order("b", capacity=Capacity.RESERVED))
     sent = world.queued("b").request
     assert "guaranteed" in sent and sent.reservation_name.endswith("/r")
+
+
+def test_the_short_name_of_a_reservation_is_that_of_the_zone(world):
+    world.reopen(reservation="ours")
+    world.provider.request(order("a", capacity=Capacity.RESERVED))
+    sent = world.queued("a").request
+    assert sent.reservation_name.startswith("projects/")
+    assert sent.reservation_name.endswith(f"/locations/{ZONE}/reservations/ours")
 
 
 def test_a_gang_is_one_queued_resource_whose_nodes_are_its_slices(world):

@@ -123,6 +123,7 @@ def test_a_host_that_cannot_reach_the_server_reports_its_address_and_the_error(h
     assert not host.report.failed, "it keeps trying"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -140,6 +141,7 @@ def test_a_bundle_that_cannot_be_installed_is_a_reported_failure(host, changes, 
     assert not list((host.root / "opt/tpufleet").glob(".draft*/root")), "nothing is left installed"
 
 
+@pytest.mark.slow
 def test_chips_of_a_driver_that_loads_late_are_waited_for(host, control_plane):
     (host.root / "dev/vfio/3").unlink()
     done = threading.Thread(target=host.startup)
@@ -151,10 +153,17 @@ def test_chips_of_a_driver_that_loads_late_are_waited_for(host, control_plane):
     connected(host, control_plane)
 
 
+@pytest.mark.slow
 def test_an_attached_disk_is_formatted_only_if_allowed_and_mounted_after_each_boot(host):
     device = host.add_disk()
-    assert host.startup().returncode == 0
+    # Folders for buckets are made on the way, where the user of jobs may not make them.
+    host.attributes |= {"tpufleet-mounts": "/data\n/etc/data", "tpufleet-gcsfuse": "yes"}
+    result = host.startup(TPUFLEET_PACKAGES_URL="http://127.0.0.1:1")
+    assert result.returncode == 0 and "gcsfuse cannot be installed" in result.stdout
+    assert host.run("stat", "-c", "%U", "/data", "/mnt/buckets").stdout == "tpufleet\ntpufleet\n"
+    assert host.run("ls", "/etc/data").returncode != 0, "not below folders of the system"
     assert host.run("blkid", device).returncode != 0, "not formatted without permission"
+    del host.attributes["tpufleet-gcsfuse"]
     host.attributes["tpufleet-format-disks"] = "yes"
     host.reboot()
     result = host.startup()
@@ -167,6 +176,7 @@ def test_an_attached_disk_is_formatted_only_if_allowed_and_mounted_after_each_bo
     assert host.run("ls", "/mnt/disks/1/kept").returncode == 0, "a file system is never formatted"
 
 
+@pytest.mark.slow
 def test_a_machine_becomes_a_server_with_its_state_on_a_disk(bundle, tmp_path):
     """The script of `tpu deploy server` on Ubuntu, with a real disk, certificates and server."""
     machine = UbuntuHost(tmp_path / "vm", bundle, "")

@@ -27,6 +27,7 @@ case "$(basename "$0") $*" in
   "systemctl is-active"*) [[ -e "$CALLS.active" ]] ;;
   "systemctl restart"*) touch "$CALLS.active" ;;
   "mountpoint"*) false ;;
+  "fuser /"*) cat "$CALLS.users" 2>/dev/null ;;
   "blkid "*) [[ "$1" != *-empty ]] ;;
   "id "*) true ;;
   "python3 -c import jax") [[ -e "$CALLS.jax" ]] ;;
@@ -48,7 +49,7 @@ def packed(marker: str) -> bytes:
 BUNDLE = packed("1")
 STUBBED_COMMANDS = (
     "systemctl", "useradd", "chown", "fuser", "mount", "mountpoint", "blkid", "mkfs.ext4", "id",
-    "sleep", "python3", "update-ca-certificates",
+    "sleep", "python3", "update-ca-certificates", "apt-get",
 )  # fmt: skip
 
 
@@ -66,7 +67,10 @@ class Machine:
             (self._bin / name).chmod(0o755)
         for chip in range(4):
             (self.root / f"dev/vfio/{chip}").touch()
-        (folder / "bucket/bundle-1.tar.gz").write_bytes(BUNDLE)
+        self.bucket = folder / "bucket"
+        (self.bucket / "bundle-1.tar.gz").write_bytes(BUNDLE)
+        (self.bucket / "apt/doc").mkdir(parents=True)
+        (self.bucket / "apt/doc/apt-key.gpg").write_text("key")
         self._metadata = MetadataServer()
         self._storage = _serve(folder / "bucket")
         self.describe()
@@ -97,11 +101,16 @@ class Machine:
                 "TPUFLEET_CHIP_WAIT": "1",
                 "TPUFLEET_METADATA_URL": f"{self._metadata.url}/node/0",
                 "TPUFLEET_STORAGE_URL": f"http://127.0.0.1:{self._storage.server_port}",
+                "TPUFLEET_PACKAGES_URL": f"http://127.0.0.1:{self._storage.server_port}/apt",
             },
             capture_output=True,
             text=True,
             timeout=120,
         )
+
+    def report(self) -> str:
+        """The newest one, from the guest attributes."""
+        return self._metadata.guest_attributes("node", 0)["tpufleet", "bootstrap"]
 
     @property
     def calls(self) -> list[str]:
@@ -119,7 +128,8 @@ def _serve(folder: Path) -> http.server.ThreadingHTTPServer:
             super().__init__(*args, directory=str(folder))  # type: ignore[arg-type]
 
         def do_GET(self) -> None:
-            if self.headers.get("Authorization") != "Bearer s3cret":
+            public = self.path.startswith("/apt/")
+            if self.headers.get("Authorization") != "Bearer s3cret" and not public:
                 self.send_error(401)
                 return
             super().do_GET()
@@ -171,6 +181,28 @@ def test_leftover_chip_users_are_killed_before_the_agent_starts(machine):
     assert list((machine.root / "tmp").iterdir()) == []
     killed = [call for call in machine.calls if call.startswith("fuser --kill")]
     assert len(killed) == 4
+
+
+def test_an_adopted_node_keeps_its_disks_logs_and_boot(machine):
+    machine.describe(**{"tpufleet-adopted": "mels-node-a1b2c3"})
+    (machine.root / "tmp/tpu_logs").mkdir()
+    (machine.root / "dev/disk/by-id").mkdir(parents=True)
+    (machine.root / "dev/disk/by-id/google-mine").touch()
+    assert machine.boot().returncode == 0
+    changed = ("fuser --kill", "mount ", "systemctl enable")
+    assert not [call for call in machine.calls if call.startswith(changed)]
+    assert (machine.root / "tmp/tpu_logs").exists()
+    assert any(call.startswith("systemctl restart tpufleet-agent") for call in machine.calls)
+
+
+def test_chips_that_somebody_uses_are_named_and_the_node_is_not_adopted(machine):
+    machine.describe(**{"tpufleet-adopted": "mels-node-a1b2c3"})
+    Path(f"{machine.calls_file}.users").write_text(" 4711")
+    result = machine.boot()
+    assert result.returncode == 1
+    assert "process 4711 uses /dev/vfio/" in result.stderr
+    assert not [call for call in machine.calls if "--kill" in call or "restart" in call]
+    assert '"slice_id": "mels-node-a1b2c3"' in machine.report()
 
 
 def test_jax_checks_the_chips_of_this_host_before_the_agent_starts(machine, tmp_path):
@@ -265,6 +297,47 @@ def test_a_proxy_setting_cannot_add_lines_to_the_unit(machine, key, value):
     machine.describe(**{**PROXY, key: value})
     assert machine.boot().returncode != 0
     assert not (machine.root / "etc/systemd/system/tpufleet-agent.service").exists()
+
+
+MOUNTS = "/data\n/mnt/a/b\n/etc/systemd/system/x.service.d\n/usr/../etc/x\n/a b\n/$(id)"
+
+
+def test_hosts_of_a_job_with_buckets_get_its_folders_and_gcsfuse(machine):
+    for name in ("etc", "usr", "mnt"):
+        (machine.root / name).mkdir()
+    machine.describe(tpufleet_mounts=MOUNTS, tpufleet_gcsfuse="yes")
+    result = machine.boot()
+    assert result.returncode == 0, result.stderr
+    owned = [call.split()[-1] for call in machine.calls if call.startswith("chown tpufleet: ")]
+    made = [path for path in owned if path.startswith(str(machine.root))]
+    assert made == [f"{machine.root}{path}" for path in ("/mnt/buckets", "/data", "/mnt/a/b")]
+    assert not (machine.root / "etc/systemd/system/x.service.d").exists()
+    [listed] = (machine.root / "etc/apt/sources.list.d").iterdir()
+    assert listed.read_text().endswith("/apt gcsfuse-jammy main\n")
+    [install] = [call for call in machine.calls if call.startswith("apt-get install")]
+    assert install.endswith(" gcsfuse")
+    assert "systemctl restart tpufleet-agent" in machine.calls
+
+
+def test_a_host_that_cannot_install_gcsfuse_starts_its_agent(machine):
+    (machine.bucket / "apt/doc/apt-key.gpg").unlink()
+    machine.describe(tpufleet_gcsfuse="yes")
+    result = machine.boot()
+    assert result.returncode == 0 and "gcsfuse cannot be installed" in result.stdout
+    assert not [call for call in machine.calls if "apt-get" in call]
+    assert "systemctl restart tpufleet-agent" in machine.calls
+
+
+def test_an_existing_folder_is_never_given_to_jobs(machine):
+    (machine.root / "data").mkdir(parents=True)
+    machine.describe(tpufleet_mounts="/data", tpufleet_gcsfuse="yes")
+    assert machine.boot().returncode == 0
+    assert f"chown tpufleet: {machine.root}/data" not in machine.calls
+
+
+def test_other_hosts_do_not_install_gcsfuse(machine):
+    assert machine.boot().returncode == 0
+    assert not [call for call in machine.calls if "apt-get" in call or "mnt/buckets" in call]
 
 
 def test_formatted_disks_are_mounted_and_empty_ones_are_not(machine):

@@ -106,14 +106,20 @@ def story(one: ControlledFleet) -> list[tuple[str, str, float]]:
 @pytest.mark.parametrize(
     "trouble",
     [
-        pytest.param(CloudFaultPlan(closings=(ZoneOutage(zone=CLOSED),)), id="no capacity"),
+        pytest.param(
+            CloudFaultPlan(closings=(ZoneOutage(zone=CLOSED),)),
+            id="no capacity",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             CloudFaultPlan(calls=(CallFault(error="quota", zone=CLOSED, method="Create*"),)),
             id="no quota",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             CloudFaultPlan(calls=(CallFault(error="rate", zone=CLOSED, method="Create*"),)),
             id="throttled",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             CloudFaultPlan(calls=(CallFault(error="unavailable", zone=CLOSED),)), id="down"

@@ -46,6 +46,14 @@ class EmulatedCloud:
             self._alpha = alpha_client_of(self.emulator.endpoint)
         return self._alpha
 
+    def disable_api(self) -> None:
+        self.emulator.project.state.disabled_apis.add("tpu.googleapis.com")
+
+    def enable_api(self) -> None:
+        """By the request that `gcloud services enable` sends."""
+        path = "/services/v1/projects/p/services/tpu.googleapis.com:enable"
+        assert self.emulator.project.answer(path, {}, "POST")[0] == 200
+
     def advance(self, seconds: float) -> None:
         self.clock.advance(timedelta(seconds=seconds))
 

@@ -18,6 +18,7 @@ pytest.importorskip("google.cloud.container_v1", reason="pip install 'tpufleet[g
 from google.api_core import exceptions
 from google.cloud import container_v1 as api
 
+from tests.provisioner.simulated_nodes import SimulatedNodes
 from tests.testbed.gke.test_node_pools import PARENT, ZONE, Cluster, node_pool
 
 MACHINE, LABEL, REGION = "ct5lp-hightpu-4t", "tpu-v5-lite-podslice", "us-central1"
@@ -51,6 +52,12 @@ def delete_while_creating(cluster: Cluster) -> None:
 def delete_twice(cluster: Cluster) -> None:
     running(cluster)
     delete(cluster)
+    delete(cluster)
+
+
+def delete_while_repairing(cluster: Cluster) -> None:
+    running(cluster)
+    cluster.gke.start_repair("pool")
     delete(cluster)
 
 
@@ -89,6 +96,11 @@ REFUSALS: dict[str, tuple[Callable[[Cluster], None], type, str]] = {
         delete_while_upgrading,
         exceptions.FailedPrecondition,
         "Operation operation-.* is currently upgrading a node pool",
+    ),
+    "deleted while it is repaired": (
+        delete_while_repairing,
+        exceptions.FailedPrecondition,
+        "Operation operation-.* is currently repairing a node pool",
     ),
     "too many operations": (
         sixth_operation,
@@ -137,6 +149,17 @@ def upgraded(cluster: Cluster) -> None:
     cluster.gke.advance()
 
 
+def repairing(cluster: Cluster) -> None:
+    running(cluster)
+    cluster.gke.start_repair("pool")
+
+
+def repaired(cluster: Cluster) -> None:
+    repairing(cluster)
+    cluster.clock.advance(cluster.gke.upgrade_time)
+    cluster.gke.advance()
+
+
 def undeletable(cluster: Cluster) -> None:
     running(cluster)
     cluster.gke.fail_next_deletion(13, "internal error")
@@ -163,6 +186,8 @@ OUTCOMES: dict[str, tuple[Callable[[Cluster], None], str, list[str], str]] = {
     "a slow creation": (slow, "PROVISIONING", [], ""),
     "an upgrade": (upgrading, "RECONCILING", [], "upgrading"),
     "after an upgrade": (upgraded, "RUNNING", [], ""),
+    "a repair": (repairing, "RECONCILING", [], "repairing"),
+    "after a repair": (repaired, "RUNNING", [], ""),
     "a deletion that fails": (undeletable, "ERROR", [], "internal error"),
 }
 
@@ -175,6 +200,75 @@ def test_the_status_of_a_pool(cluster, act, status, codes, text):
     assert [condition.code.name for condition in pool.conditions] == codes
     if text:
         assert re.search(text, pool.status_message)
+
+
+# Nodes. https://cloud.google.com/kubernetes-engine/docs/concepts/tpus
+
+
+@pytest.fixture
+def nodes(cluster: Cluster) -> SimulatedNodes:
+    cluster.gke.nodes = SimulatedNodes(cluster.clock)
+    return cluster.gke.nodes
+
+
+def chips(nodes: SimulatedNodes) -> list[str | None]:
+    return [node["status"]["allocatable"].get("google.com/tpu") for node in nodes.all()]
+
+
+def test_a_slice_has_all_of_its_nodes_or_none(cluster, nodes):
+    """Atomic: "If GKE is unable to deploy one node in the slice, no nodes are deployed"."""
+    cluster.gke.stock[ZONE, MACHINE] = 3
+    running(cluster)
+    assert nodes.all() == []
+
+
+def test_a_repair_replaces_all_nodes_of_a_slice(cluster, nodes):
+    running(cluster)
+    assert len(nodes.all()) == 4
+    cluster.gke.start_repair("pool")
+    assert nodes.all() == []
+    cluster.clock.advance(cluster.gke.upgrade_time)
+    cluster.gke.advance()
+    assert len(nodes.all()) == 4
+
+
+def test_nodes_have_the_taint_and_the_labels_of_tpu_nodes(cluster, nodes):
+    running(cluster, spot=True)
+    node = nodes.all()[0]
+    assert {"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"} in (
+        node["spec"]["taints"]
+    )
+    labels = node["metadata"]["labels"]
+    assert labels["cloud.google.com/gke-tpu-accelerator"] == LABEL
+    assert labels["cloud.google.com/gke-tpu-topology"] == "4x4"
+    assert labels["cloud.google.com/gke-spot"] == "true"
+    assert labels["cloud.google.com/gke-nodepool"] == "pool"
+
+
+def test_the_device_plugin_registers_the_chips_of_a_ready_node_later(cluster, nodes):
+    cluster.gke.device_plugin_delay = timedelta(minutes=1)
+    running(cluster)
+    assert cluster.get().status.name == "RUNNING" and chips(nodes) == [None] * 4
+    cluster.clock.advance(timedelta(minutes=1))
+    cluster.gke.advance()
+    assert chips(nodes) == ["4"] * 4
+
+
+def test_a_pool_can_be_deleted_before_its_chips_are_registered(cluster, nodes):
+    cluster.gke.device_plugin_delay = timedelta(minutes=1)
+    running(cluster)
+    delete(cluster)
+    cluster.clock.advance(timedelta(minutes=2))
+    cluster.gke.advance()
+    assert nodes.all() == [] and cluster.gke.pools == {}
+
+
+def test_gke_reserves_some_of_each_node(cluster, nodes):
+    """https://cloud.google.com/kubernetes-engine/docs/concepts/plan-node-sizes"""
+    running(cluster)
+    status = nodes.all()[0]["status"]
+    assert status["allocatable"]["cpu"] == "111650m"
+    assert status["allocatable"]["memory"] == "185654Mi"
 
 
 def test_stock_returns_when_a_pool_is_deleted(cluster):

@@ -97,7 +97,7 @@ def test_a_part_of_a_file_is_a_stream_of_its_own(tmp_path):
 # One byte below, at and above the size from which parts are uploaded, several parts with a short
 # last one, and the default size of a shard.
 SIZES = [(64 << 20) - 1, 64 << 20, (97 << 20) + 5]
-DEFAULT_SHARD = pytest.param(planning.SHARD_BYTES, marks=pytest.mark.scale)
+DEFAULT_SHARD = pytest.param(planning.SHARD_BYTES, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("size", [*SIZES, DEFAULT_SHARD], ids=lambda n: f"{n:,}")

@@ -3,6 +3,7 @@ agent's own environment it holds only the tpufleet package, for `tpufleet.runtim
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
@@ -59,13 +60,14 @@ def plan(
     if assignment.image is not None or (not declared and settings.job_python != UV):
         return None
     uv = uv_tool.find_uv()
-    folder, shared = attempt_folder / "python", shared_folder(settings.work_dir)
+    folder = attempt_folder / "python"
+    shared = shared_folder(settings.work_dir, assignment.owner)
     python = assignment.python or _agent_python()
     source, install = _install(uv, assignment, settings, code, folder)
     # Last, so that they are not removed again; pip, for a `setup` that calls it.
     own = ["pip"]
     if _supports_tpufleet(assignment.python):
-        own.append(str(_own_wheel(settings.work_dir)))
+        own.append(str(_own_wheel(settings.work_dir, shared)))
     steps = [
         (uv, "venv", "--python", python, str(folder)),
         *install,
@@ -86,15 +88,16 @@ def plan(
     )
 
 
-def shared_folder(work_dir: Path) -> Path:
-    """The cache that the attempts on this host share."""
-    return work_dir / "uv"
+def shared_folder(work_dir: Path, owner: str) -> Path:
+    """The cache that the jobs of one user on this host share. A job can change what its cache has
+    of a package, which must not be what a job of another user imports."""
+    return work_dir / "uv" / hashlib.sha256(owner.encode()).hexdigest()[:16]
 
 
-def _own_wheel(work_dir: Path) -> Path:
+def _own_wheel(work_dir: Path, shared: Path) -> Path:
     """Earlier jobs on this host could change the shared folder, so nothing there is trusted. Every
     attempt gets it under one name, by which the cache knows it."""
-    name = shared_folder(work_dir).relative_to(work_dir) / "wheels" / own_wheel.wheel_name()
+    name = shared.relative_to(work_dir) / "wheels" / own_wheel.wheel_name()
     untrusted_files.write_below(work_dir, name, own_wheel.pack())
     return work_dir / name
 

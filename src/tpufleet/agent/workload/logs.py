@@ -1,13 +1,15 @@
 """The output of an attempt: read from a pipe, appended to a local file, shipped to the server.
 
 The file is the source of truth. It is shipped by byte offset, so an outage costs neither memory nor
-order.
+order. While the disk is full, the newest output is kept in memory and shipped from there.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import select
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -16,7 +18,7 @@ from pathlib import Path
 from tpufleet.agent import threads
 from tpufleet.agent.workload.exit_diagnosis import AGENT_LINE_PREFIX
 from tpufleet.backoff import Backoff
-from tpufleet.errors import FleetError
+from tpufleet.errors import FleetError, Temporary
 from tpufleet.model.redaction import Redactor
 
 CHUNK_BYTES = 256 * 1024
@@ -27,6 +29,8 @@ MAX_CLOSING_RETRY_SECONDS = 1.0  # while `drain` waits
 BATCH_SECONDS = 0.1  # pause between chunks, so that not every line becomes a request
 TAIL_BYTES = 256 * 1024
 ECHO_WAIT_SECONDS = 0.1
+# What a full disk may cost in memory, which on simulated hosts is that of the server's machine.
+MAX_UNWRITTEN_BYTES = 16 * 2**20
 
 
 class LogFile:
@@ -34,17 +38,40 @@ class LogFile:
     the job may replace the file at `path`. `echo` is a descriptor that gets a copy, such as the
     standard output of a pod, for `kubectl logs`."""
 
-    def __init__(self, path: Path, echo: int | None = None) -> None:
+    def __init__(self, path: Path, echo: int | None = None, *, existing: bool = False) -> None:
+        """`existing`: of an earlier agent. OSError if it is missing, or the job has replaced it."""
         self.path = path
         self._echo = echo
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file = os.open(path, flags, 0o600)
+        flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file = os.open(path, flags | (os.O_NONBLOCK if existing else os.O_CREAT), 0o600)
         self._closed = False
         self._lock = threading.Lock()
         self._at_line_start = True
+        self._written = 0  # bytes of the file
+        self._unwritten = bytearray()  # what follows them
         self._lost_bytes = 0
-        self.size = 0
+        self._disk_full = False
         self.grew = threading.Event()
+        if existing:
+            self._continue()
+
+    def _continue(self) -> None:
+        status = os.fstat(self._file)
+        own = status.st_uid == os.geteuid() and status.st_nlink == 1
+        if not own or not stat.S_ISREG(status.st_mode):
+            os.close(self._file)
+            raise OSError(errno.EINVAL, "not the file that the agent created")
+        self._written = status.st_size
+        self._at_line_start = os.pread(
+            self._file, 1, self._written - 1 if self._written else 0
+        ) in (
+            b"",
+            b"\n",
+        )
+
+    @property
+    def size(self) -> int:
+        return self._written + len(self._unwritten)
 
     def append(self, data: bytes) -> None:
         with self._lock:
@@ -53,7 +80,15 @@ class LogFile:
     def read(self, offset: int, size: int) -> bytes:
         """Nothing once it is closed."""
         with self._lock:
-            return b"" if self._closed else os.pread(self._file, size, offset)
+            if self._closed:
+                return b""
+            data = os.pread(self._file, size, offset)
+            return data + self._read_unwritten(offset + len(data), size - len(data))
+
+    def read_unwritten(self, offset: int, size: int) -> bytes:
+        """Of what the disk had no room for; also once it is closed."""
+        with self._lock:
+            return self._read_unwritten(offset, size)
 
     def duplicate(self) -> int:
         """A descriptor of the same file that stays open."""
@@ -67,32 +102,50 @@ class LogFile:
 
     def close(self) -> None:
         with self._lock:
+            if self._lost_bytes:
+                self._unwritten += self._loss_notice()
+            self._write()
             self._closed = True
             os.close(self._file)
 
     def _append(self, data: bytes) -> None:
-        """A full disk must not block the program on its pipe: count the lost bytes and note it."""
-        if self._closed:
+        """A full disk must not block the program on its pipe: keep what fits into memory, count
+        what does not, and note it."""
+        if self._closed or not data:
             return
-        if self._lost_bytes:
-            note = f"\n{AGENT_LINE_PREFIX}{self._lost_bytes} bytes of output lost: disk full\n"
-            data = note.encode() + data
         self._write_echo(data)
-        left = memoryview(data)
-        while left:
-            try:
-                written = os.write(self._file, left)
-            except OSError:
-                if not self._lost_bytes:
-                    threads.log_exception(f"cannot write {self.path}")
-                self._lost_bytes += len(left)
-                return
-            self.size += written
-            left = left[written:]
-        self._lost_bytes = 0
-        if data:
-            self._at_line_start = data.endswith(b"\n")
-            self.grew.set()
+        if self._lost_bytes and self._write():
+            self._unwritten += self._loss_notice()
+            self._lost_bytes = 0
+        if self._lost_bytes or len(self._unwritten) + len(data) > MAX_UNWRITTEN_BYTES:
+            self._lost_bytes += len(data)
+            return
+        self._at_line_start = data.endswith(b"\n")
+        self._unwritten += data
+        self._write()
+        self.grew.set()
+
+    def _write(self) -> bool:
+        """Write what the disk had no room for so far. Whether nothing of it is left."""
+        try:
+            while self._unwritten:
+                written = os.write(self._file, self._unwritten)
+                self._written += written
+                del self._unwritten[:written]
+        except OSError:
+            if not self._disk_full:
+                threads.log_exception(f"cannot write {self.path}; keeping the output in memory")
+            self._disk_full = True
+            return False
+        self._disk_full = False
+        return True
+
+    def _read_unwritten(self, offset: int, size: int) -> bytes:
+        start = offset - self._written
+        return bytes(self._unwritten[start : start + size]) if start >= 0 else b""
+
+    def _loss_notice(self) -> bytes:
+        return f"\n{AGENT_LINE_PREFIX}{self._lost_bytes} bytes of output lost: disk full\n".encode()
 
     def _write_echo(self, data: bytes) -> None:
         """Left out while its reader does not keep up: it must not block the program either."""
@@ -168,11 +221,12 @@ class PipeReader:
 class LogShipper:
     """Uploads the log. `send(offset, data)` returns how many bytes the server has now."""
 
-    def __init__(self, log: LogFile, send: Callable[[int, bytes], int]) -> None:
+    def __init__(self, log: LogFile, send: Callable[[int, bytes], int], offset: int = 0) -> None:
         self._log = log
         self._file = log.duplicate()
         self._send = send
-        self._offset = 0
+        self._offset = offset
+        self.refused = False  # for now: the last upload was answered with a temporary error
         self._advanced_at = time.monotonic()
         self._closing = threading.Event()
         self._complete = threading.Event()
@@ -206,8 +260,10 @@ class LogShipper:
         while not self._complete.is_set():
             try:
                 advanced = self._ship()
+                self.refused = False
             except FleetError as error:
                 advanced = False
+                self.refused = isinstance(error, Temporary)
                 if not backoff.failures:
                     threads.log(f"cannot upload the log; retrying: {error}")
             except Exception:
@@ -222,6 +278,7 @@ class LogShipper:
     def _ship(self) -> bool:
         """Whether it advanced. The size that the server reports decides, also when it lost data."""
         data = os.pread(self._file, CHUNK_BYTES, self._offset)
+        data = data or self._log.read_unwritten(self._offset, CHUNK_BYTES)
         if not data:
             self._wait_for_data()
             return True

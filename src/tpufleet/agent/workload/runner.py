@@ -41,6 +41,8 @@ LINGER_SECONDS = 2.0
 # The exit is reported at the latest this long after the log upload last advanced. Time in which
 # heartbeats fail too does not count: then the exit cannot be reported either.
 LOG_UPLOAD_TIMEOUT_SECONDS = 3.0
+# The same if uploads alone are refused for now, as by a server with a full disk.
+LOG_REFUSED_TIMEOUT_SECONDS = 120.0
 RESULT_UPLOAD_TIMEOUT_SECONDS = 30.0  # the same for the result, which matters more
 LAST_POLL_SECONDS = 2.0  # of the checkpoint folder, which may hang
 INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
@@ -138,9 +140,9 @@ class Workload:
     def _run_in_folder(self) -> Exit:
         if not self.folder.create():
             # An earlier agent on this host started it and died; its watchdog ended the processes.
-            return self._exit_without_process(
-                "the agent on this host restarted; its processes were killed", stopped=True
-            )
+            message = "the agent on this host restarted; its processes were killed"
+            self._upload_log_of_earlier_agent(message)
+            return self._exit_without_process(message, stopped=True)
         echo = sys.stdout.fileno() if self._context.settings.echo_output else None
         log = LogFile(self.folder.output, echo)
         pipe = PipeReader(log)
@@ -154,10 +156,33 @@ class Workload:
             pipe.close()
             ended.set()
             progress_thread.join(LAST_POLL_SECONDS)  # report the exit with the last progress
-            self._log_shipper.drain(LOG_UPLOAD_TIMEOUT_SECONDS, self._waiting_for_server)
+            self._upload_log(self._log_shipper)
             self._upload_result()
             log.close()
         return exit
+
+    def _upload_log_of_earlier_agent(self, message: str) -> None:
+        try:
+            log = LogFile(self.folder.output, existing=True)
+        except OSError as error:
+            threads.log(f"cannot upload {self.folder.output}: {error.strerror}")
+            return
+        log.note(message)
+        # The last byte is sent first: the response says how much the server has.
+        self._log_shipper = LogShipper(log, self._send_log, offset=max(0, log.size - 1))
+        self._upload_log(self._log_shipper)
+        log.close()
+
+    def _upload_log(self, shipper: LogShipper) -> None:
+        """The rest of it. Once the exit is reported, the host with the log may go away."""
+        refused_until = time.monotonic() + LOG_REFUSED_TIMEOUT_SECONDS
+        shipper.drain(
+            LOG_UPLOAD_TIMEOUT_SECONDS,
+            lambda: (
+                self._waiting_for_server()
+                or (self._wait_for_server and shipper.refused and time.monotonic() < refused_until)
+            ),
+        )
 
     def _run_steps(self, log: LogFile, pipe: PipeReader) -> Exit:
         try:

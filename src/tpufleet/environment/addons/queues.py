@@ -11,10 +11,9 @@ from typing import Any
 
 from tpufleet.environment.config import capacity, names
 from tpufleet.environment.config.sections import Environment, Team
-from tpufleet.model import topology
+from tpufleet.model import machine_types, topology
 from tpufleet.model.topology import Accelerator
 from tpufleet.providers.gke import keys, kueue
-from tpufleet.provisioner.gke.pool_shapes import MACHINE_RESOURCES
 
 Json = dict[str, Any]
 
@@ -193,7 +192,7 @@ def _flavor_quota(flavor: Flavor, slices: int, team: Team | None = None) -> Json
 
 def _resources(kind: Accelerator, slices: int) -> Json:
     """Chips, CPUs and memory of whole slices."""
-    cpus, gibibytes = MACHINE_RESOURCES[str(kind.machine_type)]
+    cpus, gibibytes = machine_types.MACHINE_RESOURCES[str(kind.machine_type)]
     hosts = kind.hosts * slices
     return {
         "google.com/tpu": kind.chips * slices,

@@ -17,7 +17,7 @@ from tpufleet.model.cloud_slices import CloudSlice
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.slices import SliceId
 from tpufleet.model.topology import short_name
-from tpufleet.providers.base import Fault, Order
+from tpufleet.providers.base import Fault, Order, refuse_adoption
 from tpufleet.providers.gke import keys, manifests, settings, slice_slots, slot_updates, states
 from tpufleet.providers.gke.capacity_events import CapacityEvent
 from tpufleet.providers.gke.jobset_client import JobSetClient, JobSetSnapshot, fits_order, pod_uids
@@ -64,6 +64,7 @@ class GkeProvider:
     # The Provider interface.
 
     def request(self, order: Order) -> None:
+        refuse_adoption(order, self.name)
         _validate(order)
         manifests.accelerator_of(order)
         with self._lock:

@@ -22,8 +22,9 @@ from tpufleet.errors import BadInput, BadRequest, NoCapacity, ProviderUnavailabl
 from tpufleet.model import topology
 from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.server_status import LocalJobs
 from tpufleet.model.slices import SliceId
-from tpufleet.providers.base import Fault, Order
+from tpufleet.providers.base import Fault, Order, refuse_adoption
 from tpufleet.providers.local import processes, stock
 from tpufleet.providers.local.fault_plan import NO_FAULTS, FaultPlan
 from tpufleet.providers.local.simulated_hosts import SimulatedHosts
@@ -55,10 +56,12 @@ class LocalProvider:
         hidden: Sequence[Path] = (),
         job_user: str | None = None,
         member_job_user: str | None = None,
+        jobs: LocalJobs | None = None,
     ) -> None:
         """`hidden` are folders and files of the server that jobs must not see. `job_user`: the
         user that they run as, if the server runs as root; `member_job_user`: that of jobs whose
-        owner is no admin."""
+        owner is no admin. `jobs`: what holds for them, for people."""
+        self.jobs = jobs
         self.zones: Sequence[str] = tuple(zones)
         self._records = SliceRecords(Path(root))
         self._clock = clock or SystemClock()
@@ -76,6 +79,7 @@ class LocalProvider:
     # The Provider interface.
 
     def request(self, order: Order) -> None:
+        refuse_adoption(order, self.name)
         now = self._clock.now()
         with self._records.lock():
             self._records.recover()

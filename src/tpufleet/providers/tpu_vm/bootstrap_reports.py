@@ -43,7 +43,7 @@ class BootstrapReports:
 
     def __init__(self, api: TpuApi) -> None:
         self._api = api
-        self._reads: dict[str, _Read] = {}  # by node
+        self._reads: dict[str, _Read] = {}  # by node, and slice if adopted
         self._lock = threading.Lock()
         self._reads_left = 0
         self._retry_at: datetime | None = None
@@ -53,12 +53,18 @@ class BootstrapReports:
         with self._lock:
             failing = self._retry_at is not None and now < self._retry_at
             self._reads_left = 0 if failing else MAX_READS
-            self._reads = {name: read for name, read in self._reads.items() if name in nodes}
+            self._reads = {
+                key: read for key, read in self._reads.items() if key.partition(" ")[0] in nodes
+            }
 
-    def of_node(self, name: str, hosts: int, now: datetime) -> tuple[BootstrapReport, ...]:
-        """Of a node that runs; empty once all of its hosts have connected."""
+    def of_node(
+        self, name: str, hosts: int, now: datetime, adopted_as: str | None = None
+    ) -> tuple[BootstrapReport, ...]:
+        """Of a node that runs; empty once all of its hosts have connected. Of an adopted node, only
+        reports of that slice."""
         with self._lock:
-            known = self._reads.get(name)
+            key = f"{name} {adopted_as or ''}".rstrip()
+            known = self._reads.get(key)
             if known is not None and (
                 known.connected
                 or now - known.at < READ_INTERVAL
@@ -69,12 +75,14 @@ class BootstrapReports:
             if not self._reads_left:
                 return ()
             self._reads_left -= 1
-        read = self._read(name, hosts, known, now)
+        read = self._read(name, hosts, known, now, adopted_as)
         with self._lock:
-            self._reads[name] = read
+            self._reads[key] = read
         return read.reports
 
-    def _read(self, name: str, hosts: int, known: _Read | None, now: datetime) -> _Read:
+    def _read(
+        self, name: str, hosts: int, known: _Read | None, now: datetime, adopted_as: str | None
+    ) -> _Read:
         first_at = known.first_at if known is not None else now
         try:
             values = self._api.guest_attributes(name, QUERY_PATH)
@@ -84,7 +92,11 @@ class BootstrapReports:
                 self._reads_left, self._retry_at = 0, now + RETRY_AFTER
             return _Read(first_at=first_at, at=now, reports=known.reports if known else ())
         parsed = (bootstrap.parse_report(value) for value in values)
-        by_host = {report.host: report for report in parsed if report is not None}
+        by_host = {
+            report.host: report
+            for report in parsed
+            if report is not None and adopted_as in (None, report.slice_id)
+        }
         done = [r for r in by_host.values() if r.stage is BootstrapStage.CONNECTED]
         if len(done) >= hosts:
             return _Read(first_at=first_at, at=now, connected=True)

@@ -20,12 +20,13 @@ say() { echo "tpufleet: $*"; }
 # Writes the stage, and whether it failed, to the guest attributes of this host. The server reads
 # them through the Cloud TPU API, also if this host cannot reach it. Format: model/bootstrap.py.
 report() {
-  local failed="$1" host message
+  local failed="$1" host message adopted
   host="$(attribute_or agent-worker-number 0)"
   message="$(printf '%s' "$2" | tr -d '\000-\037"\134' | cut -c 1-900)"
   [[ "$host" =~ ^[0-9]+$ ]] || host=0
-  publish bootstrap \
-    "{\"host\": $host, \"stage\": \"$STAGE\", \"failed\": $failed, \"message\": \"$message\"}"
+  adopted="$(attribute_or tpufleet-adopted '' | tr -cd 'a-z0-9-')"
+  publish bootstrap "{\"host\": $host, \"stage\": \"$STAGE\", \"failed\": $failed, \
+\"message\": \"$message\", \"slice_id\": \"$adopted\"}"
 }
 publish() {
   curl --fail --silent --noproxy '*' --max-time 5 --retry 3 --request PUT \

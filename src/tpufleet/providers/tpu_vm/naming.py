@@ -15,6 +15,10 @@ from tpufleet.providers.base import Order
 FLEET, SLICE, ORDER, JOB, POOL, CAPACITY = (
     f"tpufleet-{key}" for key in ("fleet", "slice", "order", "job", "pool", "capacity")
 )
+# Label of a node that a person made: the slice it was adopted as. Such a node is never deleted.
+ADOPTED = "tpufleet-adopted"
+# What adoption replaced in the metadata of such a node, as JSON.
+FORMER_METADATA = "tpufleet-former"
 SLICES, TOKENS, SERVER = "tpufleet-slices", "tpufleet-tokens", "tpufleet-server"
 HOSTS = "tpufleet-hosts"
 # Of Compute Engine: lets a host write guest attributes.
@@ -22,6 +26,7 @@ GUEST_ATTRIBUTES = "enable-guest-attributes"
 BUNDLE, BUNDLE_SHA256 = "tpufleet-bundle", "tpufleet-bundle-sha256"
 CA_CERTIFICATES = "tpufleet-ca"
 HTTPS_PROXY, NO_PROXY = "tpufleet-https-proxy", "tpufleet-no-proxy"
+MOUNTS, GCSFUSE = "tpufleet-mounts", "tpufleet-gcsfuse"
 CONTAINERS, FORMAT_DISKS = "tpufleet-containers", "tpufleet-format-disks"
 NODE_ID = fleets.NODE_ID
 _NOT_IN_LABELS = re.compile(r"[^a-z0-9_-]")
@@ -97,7 +102,13 @@ def metadata(order: Order) -> dict[str, str]:
         SLICES: json.dumps(list(order.slices)),
         TOKENS: json.dumps(order.tokens),
     }
-    return {**values, CA_CERTIFICATES: order.ca_certificates} if order.ca_certificates else values
+    if order.ca_certificates:
+        values[CA_CERTIFICATES] = order.ca_certificates
+    if order.mounts:
+        values[MOUNTS] = "\n".join(order.mounts)
+    if order.mounts or order.pool:  # which jobs a pool will run is not known yet
+        values[GCSFUSE] = "yes"
+    return values
 
 
 def slices_of(metadata: Mapping[str, str]) -> tuple[SliceId, ...]:

@@ -3,28 +3,28 @@ command that fixes it; nothing is changed."""
 
 from __future__ import annotations
 
-import ipaddress
-import socket
-import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from tpufleet.errors import PermissionMissing, ProviderError
 from tpufleet.model import topology, tpu_zones
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.preflight import Check, CheckStatus
 from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+from tpufleet.providers.tpu_vm.preflight_accounts import check_hosts_account
+from tpufleet.providers.tpu_vm.preflight_server import DEPLOY, check_server_url
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 
 API = "tpu.googleapis.com"
+# Nodes need a network and a service account, which Compute Engine has
+# (cloud.google.com/tpu/docs/setup-gcp-account).
+APIS = {"Cloud TPU API": API, "Compute Engine API": "compute.googleapis.com"}
 # Of the server, by role (cloud.google.com/iam/docs/roles-permissions).
 PERMISSIONS = {
     "roles/tpu.admin": (
         "tpu.nodes.create", "tpu.nodes.delete", "tpu.nodes.get", "tpu.nodes.list",
+        "tpu.nodes.update",
         "tpu.queuedResources.create", "tpu.queuedResources.delete", "tpu.queuedResources.list",
     ),
 }  # fmt: skip
@@ -32,7 +32,6 @@ BUCKET_PERMISSIONS = (
     "storage.objects.create", "storage.objects.delete", "storage.objects.get",
     "storage.objects.list",
 )  # fmt: skip
-REACH_SECONDS = 10.0
 OK, WARNING, FAILED = CheckStatus.OK, CheckStatus.WARNING, CheckStatus.FAILED
 
 
@@ -41,6 +40,8 @@ class PreflightInput:
     settings: TpuVmSettings
     bucket: str = ""  # gs://name/folder
     public_url: str = ""
+    server: str = ""  # that this machine is a client of; it has settings of its own
+    ca_file: str = ""  # of a private CA; empty: the system's
     accelerators: Sequence[str] = ()  # types that the user wants; empty: one per generation
     capacity: Capacity = Capacity.SPOT
 
@@ -71,7 +72,12 @@ class Preflight:
                 except ProviderError as error:
                     name = group.__name__.strip("_").replace("_", " ")
                     checks.append(Check(name=name, status=WARNING, message=f"unknown: {error}"))
-        checks.append(check_public_url(self._wanted.public_url, self._settings.emulated))
+        wanted = self._wanted
+        checks.append(
+            check_server_url(
+                wanted.public_url, wanted.server, wanted.ca_file, self._settings.emulated
+            )
+        )
         return checks
 
     def _project_exists(self) -> Iterator[Check]:
@@ -87,14 +93,15 @@ class Preflight:
             )
 
     def _api(self) -> Iterator[Check]:
-        answer = self._rest.get("services", f"v1/projects/{self._project}/services/{API}")
-        if answer.status != 200:
-            yield self._unknown("Cloud TPU API", answer.message)
-        elif answer.body.get("state") == "ENABLED":
-            yield Check(name="Cloud TPU API", status=OK, message="enabled")
-        else:
-            fix = f"gcloud services enable {API} --project {self._project}"
-            yield Check(name="Cloud TPU API", status=FAILED, message="not enabled", fix=fix)
+        for name, service in APIS.items():
+            answer = self._rest.get("services", f"v1/projects/{self._project}/services/{service}")
+            if answer.status != 200:
+                yield self._unknown(name, answer.message)
+            elif answer.body.get("state") == "ENABLED":
+                yield Check(name=name, status=OK, message="enabled")
+            else:
+                fix = f"gcloud services enable {service} --project {self._project}"
+                yield Check(name=name, status=FAILED, message="not enabled", fix=fix)
 
     def _roles(self) -> Iterator[Check]:
         for role, permissions in PERMISSIONS.items():
@@ -187,15 +194,19 @@ class Preflight:
     def _networks(self) -> Iterator[Check]:
         network = self._settings.network or f"projects/{self._project}/global/networks/default"
         short = network.rpartition("/")[2]
-        if self._rest.get("compute", f"compute/v1/{network}").missing:
+        answer = self._rest.get("compute", f"compute/v1/{network}")
+        if answer.missing:
             fix = f"gcloud compute networks create {short} --project {self._project}"
             yield Check(name="network", status=FAILED, message=f"{short} not found", fix=fix)
             return
+        if answer.status != 200:
+            yield self._unknown("network", answer.message)
+            return
         yield Check(name="network", status=OK, message=short)
         for region in sorted({zone.rpartition("-")[0] for zone in self._settings.zones}):
-            yield from self._region(region)
+            yield from self._region(region, short)
 
-    def _region(self, region: str) -> Iterator[Check]:
+    def _region(self, region: str, network: str) -> Iterator[Check]:
         default = f"projects/{self._project}/regions/{region}/subnetworks/default"
         subnetwork = self._settings.subnetwork or default
         short, name = subnetwork.rpartition("/")[2], f"subnetwork {region}"
@@ -203,7 +214,7 @@ class Preflight:
         if answer.missing:
             fix = (
                 f"gcloud compute networks subnets create {short} --region {region} "
-                f"--network default --range 10.128.0.0/20 --project {self._project}"
+                f"--network {network} --range 10.128.0.0/20 --project {self._project}"
             )
             yield Check(name=name, status=FAILED, message=f"{short} not found", fix=fix)
             return
@@ -221,9 +232,9 @@ class Preflight:
             )
             return
         yield Check(name=name, status=OK, message=f"{short}; Private Google Access is on")
-        yield self._nat(region)
+        yield self._nat(region, network)
 
-    def _nat(self, region: str) -> Check:
+    def _nat(self, region: str, network: str) -> Check:
         answer = self._rest.get(
             "compute", f"compute/v1/projects/{self._project}/regions/{region}/routers"
         )
@@ -235,7 +246,7 @@ class Preflight:
             name=f"NAT {region}",
             status=FAILED,
             message="hosts have neither external addresses nor Cloud NAT: they reach no packages",
-            fix=f"gcloud compute routers create {router} --network default --region {region} "
+            fix=f"gcloud compute routers create {router} --network {network} --region {region} "
             f"--project {self._project} && gcloud compute routers nats create {router} "
             f"--router {router} --region {region} --auto-allocate-nat-external-ips "
             f"--nat-all-subnet-ip-ranges --project {self._project}",
@@ -280,17 +291,22 @@ class Preflight:
             yield Check(name="bucket", status=FAILED, message=message, fix=fix)
         else:
             yield Check(name="bucket", status=OK, message=f"gs://{name} can be read and written")
+        account = self._settings.service_account
+        yield check_hosts_account(self._rest, self._project, account, name)
 
     def _bundle(self) -> Iterator[Check]:
         bundle = self._settings.bundle
         if self._settings.emulated:
             yield Check(name="bundle", status=CheckStatus.SKIPPED, message="an emulator needs none")
+        elif not bundle and self._wanted.server:
+            message = f"that of {self._wanted.server}"
+            yield Check(name="bundle", status=CheckStatus.SKIPPED, message=message)
         elif not bundle:
             yield Check(
                 name="bundle",
                 status=FAILED,
                 message="hosts have nothing to install: tpu_vm.bundle is not set",
-                fix="tpu bundle",
+                fix="tpu bundle" if self._wanted.public_url else DEPLOY,
             )
         elif not bundle.startswith("gs://"):
             yield Check(name="bundle", status=OK, message=f"{bundle} (not checked)")
@@ -318,34 +334,3 @@ def _limit_of(info: dict[str, Any], zone: str) -> int | None:
             value = int(entry.get("details", {}).get("value", 0))
             return None if value < 0 else value
     return 0
-
-
-def check_public_url(url: str, emulated: bool) -> Check:
-    """Whether hosts can reach the server. From here only the address itself can be tried."""
-    name = "public_url"
-    if emulated:
-        message = "emulated hosts run on this machine"
-        return Check(name=name, status=CheckStatus.SKIPPED, message=message)
-    fix = "set `public_url: https://HOST:PORT` in the config file, an address that TPU hosts reach"
-    parts = urlsplit(url)
-    if not url or not parts.hostname:
-        return Check(name=name, status=FAILED, message="not set", fix=fix)
-    try:
-        found = {info[4][0] for info in socket.getaddrinfo(parts.hostname, None)}
-    except OSError as error:
-        return Check(name=name, status=FAILED, message=f"{parts.hostname}: {error}", fix=fix)
-    addresses = [ipaddress.ip_address(address) for address in found]
-    if any(address.is_loopback for address in addresses):
-        return Check(name=name, status=FAILED, message=f"{url} is this machine only", fix=fix)
-    try:
-        with urllib.request.urlopen(f"{url}/healthz", timeout=REACH_SECONDS):
-            pass
-    except urllib.error.HTTPError:
-        pass  # something answers
-    except (OSError, ssl.SSLError) as error:
-        reason = getattr(error, "reason", error)
-        return Check(name=name, status=FAILED, message=f"{url}: {reason}", fix="tpu serve")
-    if any(address.is_private for address in addresses):
-        message = f"{url} responds; its address is private: hosts must be in the same VPC network"
-        return Check(name=name, status=WARNING, message=message)
-    return Check(name=name, status=OK, message=f"{url} responds")

@@ -20,6 +20,7 @@ from tpufleet.model.slices import SliceId
 from tpufleet.model.topology import short_name
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.tpu_vm import (
+    adoption,
     api,
     error_mapping,
     fault_injection,
@@ -76,6 +77,7 @@ class TpuVmProvider:
         self._rate_limits = {zone: ZoneRateLimit(zone, monotonic) for zone in settings.zones}
         self._listings = _ZoneListings(settings.zones, min_wait)
         self._released: set[SliceId] = set()
+        self._given_back: set[SliceId] = set()  # adopted nodes that keep our labels
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
 
@@ -85,7 +87,9 @@ class TpuVmProvider:
         limit.acquire()
         try:
             with limit.track_call():
-                if requests.uses_queued_resource(order, self._settings):
+                if order.node:
+                    self._adopt(order, zone.location)
+                elif requests.uses_queued_resource(order, self._settings):
                     self._request_queued(order, zone.location)
                 else:
                     self._request_node(order, zone.location)
@@ -99,7 +103,9 @@ class TpuVmProvider:
             return  # cannot exist
         with self._rate_limits[zone].track_call():
             zone_slice = self._find(slice_id, zone)
-            if zone_slice is None or zone_slice.queued is None:
+            if zone_slice is not None and zone_slice.adopted:
+                self._give_back(slice_id, zone_slice)
+            elif zone_slice is None or zone_slice.queued is None:
                 self._delete_node(slice_id, zone, zone_slice)
             else:
                 self._leave_gang(slice_id, zone_slice)
@@ -120,6 +126,10 @@ class TpuVmProvider:
         listed = {cloud.id for cloud in slices}
         with self._lock:
             self._released &= listed
+            # One that works again can be updated: it is listed, and released once more.
+            working = {cloud.id for cloud in slices if cloud.state is CloudState.UP}
+            self._given_back &= listed - working
+            slices = [cloud for cloud in slices if cloud.id not in self._given_back]
         return SliceListing(
             slices,
             {zone: str(answer) for zone, answer in answers.items() if zone not in views},
@@ -142,6 +152,24 @@ class TpuVmProvider:
     def close(self) -> None:
         self._wake = lambda: None
         self._listings.close()
+
+    # Adopting.
+    def _adopt(self, order: Order, location: naming.TpuLocation) -> None:
+        node = adoption.check(self._api.get_node(location.node(order.node)), order)
+        if adoption.adopted_as(node) is None:
+            update = adoption.adopted(node, order, self._settings)
+            self._api.update_node(update, *adoption.UPDATED_FIELDS)
+
+    def _give_back(self, slice_id: SliceId, zone_slice: ZoneSlice) -> None:
+        """The node stays. Its agent exits when the server answers that the slice is released."""
+        node = self._api.get_node(zone_slice.node or "")
+        if node is None or adoption.adopted_as(node) != slice_id:
+            return
+        if node.state not in adoption.UPDATABLE_STATES:
+            with self._lock:
+                self._given_back.add(slice_id)
+            return
+        self._api.update_node(adoption.given_back(node), *adoption.UPDATED_FIELDS)
 
     # Requesting.
     def _request_node(self, order: Order, location: naming.TpuLocation) -> None:

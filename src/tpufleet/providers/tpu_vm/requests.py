@@ -70,11 +70,18 @@ def build_queued_resource(
         request.spot = tpu_v2.QueuedResource.Spot()
     elif order.capacity is Capacity.RESERVED:
         request.guaranteed = tpu_v2.QueuedResource.Guaranteed()
-        request.reservation_name = settings.reservation
+        request.reservation_name = _reservation_path(settings.reservation, location)
     request.queueing_policy = tpu_v2.QueuedResource.QueueingPolicy(
         valid_until_duration=queue_timeout(order.capacity, settings) + timedelta(minutes=1)
     )
     return request
+
+
+def _reservation_path(reservation: str, location: naming.TpuLocation) -> str:
+    """The API wants the full name; a short one is of the zone of the slices."""
+    if not reservation or "/" in reservation:
+        return reservation
+    return f"{location.path}/reservations/{reservation}"
 
 
 def queue_timeout(capacity: Capacity, settings: TpuVmSettings) -> timedelta:

@@ -12,7 +12,7 @@ from typing import Any
 from tpufleet.errors import BadRequest, PermissionMissing, ProviderError, ProviderUnavailable
 from tpufleet.model import bootstrap
 from tpufleet.model.bootstrap import BootstrapReport, BootstrapStage
-from tpufleet.providers.tpu_vm import naming, startup_script
+from tpufleet.providers.tpu_vm import naming, preflight_accounts, startup_script
 from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
 
 # The smallest E2 machine with enough memory (2 GB); e2-micro has 1 GB.
@@ -148,6 +148,22 @@ class ServerVm:
         self._settings = settings
         self._report = report
         self._sleep = sleep
+
+    def check_access(self) -> list[str]:
+        """Raises PermissionMissing without credentials or the Compute Engine API. Returns commands
+        that grant roles which the account of the VM lacks, as far as that can be read."""
+        try:
+            self._rest.connect()
+        except PermissionMissing as error:
+            raise PermissionMissing(
+                f"{error}\n  next: gcloud auth application-default login"
+            ) from error
+        zone = f"zones/{self._settings.zone}"
+        self._check(self._rest.get("compute", self._path(zone)), f"read {zone}")
+        account = self._settings.service_account
+        return preflight_accounts.grants_for_server(
+            self._rest, self._settings.project, "" if account == "default" else account
+        )
 
     def create(self) -> str:
         """The external address."""

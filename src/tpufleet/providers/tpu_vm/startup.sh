@@ -3,7 +3,11 @@
 # every boot; idempotent.
 readonly STATE_DIR="$ROOT/var/lib/tpufleet"
 readonly UNIT="$ROOT/etc/systemd/system/tpufleet-agent.service"
+readonly PACKAGES="${TPUFLEET_PACKAGES_URL:-https://packages.cloud.google.com/apt}"
 readonly CHIP_WAIT="${TPUFLEET_CHIP_WAIT:-180}" # seconds
+
+# A node that a person made and the server adopted: its processes, disks and boot stay as they are.
+is_adopted() { [[ -n "$(attribute_or tpufleet-adopted '')" ]]; }
 
 make_folders() {
   mkdir -p "$HOME_DIR" "$STATE_DIR/work"
@@ -16,6 +20,7 @@ make_folders() {
 # a disk with a file system never is.
 mount_disks() {
   local number=0 device target
+  if is_adopted; then return; fi
   while read -r device; do
     number=$((number + 1))
     target="$ROOT/mnt/disks/$number"
@@ -45,17 +50,25 @@ chip_devices() {
 # While an agent runs, processes that hold chips are its workload.
 agent_runs() { systemctl is-active --quiet tpufleet-agent; }
 
-# Processes left from before the agent.
+# Processes left from before the agent. On an adopted node they are somebody's: it stays as it is.
 free_chips() {
   if agent_runs; then return; fi
-  local device
+  local device users
+  if is_adopted; then
+    while read -r device; do
+      users="$(fuser "$device" 2>/dev/null | xargs || true)"
+      if [[ -n "$users" ]]; then
+        fail "process $users uses ${device#"$ROOT"}; end it, then adopt the node again"
+      fi
+    done < <(chip_devices)
+  fi
   while read -r device; do
-    fuser --kill --silent "$device" || true
+    is_adopted || fuser --kill --silent "$device" || true
     chmod a+rw "$device"
   done < <(chip_devices)
   if [[ -e "$ROOT/dev/vfio/vfio" ]]; then chmod a+rw "$ROOT/dev/vfio/vfio"; fi
   rm -f "$ROOT/tmp/libtpu_lockfile"
-  rm -rf "$ROOT/tmp/tpu_logs"
+  is_adopted || rm -rf "$ROOT/tmp/tpu_logs"
 }
 
 # Drivers may load minutes after boot.
@@ -128,6 +141,50 @@ configure_network() {
   rm -f "$HOME_DIR/.ca"
 }
 
+# Folders for the buckets of a job, which mounts them as the user of the agent. Only what does not
+# exist is made, and nothing below folders of the system. Jobs of pools find /mnt/buckets.
+make_mount_points() {
+  local path first
+  mkdir -p "$ROOT/mnt/buckets"
+  chown tpufleet: "$ROOT/mnt/buckets"
+  while read -r path || [[ -n "$path" ]]; do
+    if [[ ! "$path" =~ ^(/[A-Za-z0-9._-]+)+$ || "/$path/" == */../* ]]; then continue; fi
+    first="${path#/}"
+    first="/${first%%/*}"
+    if [[ -e "$ROOT$path" ]]; then continue; fi
+    if [[ -e "$ROOT$first" && "$first" != /mnt && "$first" != /srv && "$first" != /data ]]; then
+      say "$path is below a folder of the system: not made"
+      continue
+    fi
+    mkdir -p "$ROOT$path"
+    chown tpufleet: "$ROOT$path"
+  done < <(attribute_or tpufleet-mounts '')
+}
+
+# Cloud Storage FUSE, for jobs with mounts; images do not have it. From Google's repository:
+# cloud.google.com/storage/docs/cloud-storage-fuse/install. Without it such jobs fail and say why.
+install_gcsfuse() {
+  local codename key="$ROOT/usr/share/keyrings/cloud.google.asc"
+  if [[ "$(attribute_or tpufleet-gcsfuse no)" != yes ]]; then return; fi
+  make_mount_points
+  if command -v gcsfuse >/dev/null; then return; fi
+  stage 'installing tpufleet' 'gcsfuse'
+  codename="$(sed -n 's/^VERSION_CODENAME=//p' "$ROOT/etc/os-release" 2>/dev/null || true)"
+  mkdir -p "$ROOT/etc/apt/sources.list.d" "$(dirname "$key")"
+  if ! {
+    curl --fail --silent --show-error --retry 3 --max-time 60 --output "$key" \
+      "$PACKAGES/doc/apt-key.gpg" \
+      && echo "deb [signed-by=/usr/share/keyrings/cloud.google.asc]" \
+        "$PACKAGES gcsfuse-${codename:-jammy} main" \
+        >"$ROOT/etc/apt/sources.list.d/gcsfuse.list" \
+      && apt-get update --quiet --option DPkg::Lock::Timeout=120 \
+      && DEBIAN_FRONTEND=noninteractive apt-get install --quiet --yes --no-install-recommends \
+        --option DPkg::Lock::Timeout=120 gcsfuse
+  }; then
+    say "gcsfuse cannot be installed: jobs with mounts will fail"
+  fi
+}
+
 start_agent() {
   local draft line extra=''
   for line in "${PROXY_ENVIRONMENT[@]}"; do extra+="Environment=$line"$'\n'; done
@@ -170,7 +227,8 @@ UNIT
     systemctl daemon-reload
   fi
   rm -f "$draft"
-  systemctl enable --quiet tpufleet-agent
+  # This script starts it at every boot, for as long as the node is adopted.
+  is_adopted || systemctl enable --quiet tpufleet-agent
   local running wanted
   running="$(cat "$STATE_DIR/running-build" 2>/dev/null || true)"
   wanted="$(readlink "$HOME_DIR/current")"
@@ -189,6 +247,7 @@ main() {
   configure_network
   install_bundle
   check_jax
+  install_gcsfuse
   start_agent
   say "agent started"
 }

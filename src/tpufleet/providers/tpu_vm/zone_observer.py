@@ -16,7 +16,7 @@ from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import RefusalKind, refusal_kind
 from tpufleet.model.slices import SliceId
-from tpufleet.providers.tpu_vm import error_mapping, naming, requests, states
+from tpufleet.providers.tpu_vm import adoption, error_mapping, naming, requests, states
 from tpufleet.providers.tpu_vm.api import TpuApi
 from tpufleet.providers.tpu_vm.bootstrap_reports import BootstrapReports
 from tpufleet.providers.tpu_vm.maintenance import MaintenanceWindows
@@ -39,6 +39,7 @@ class ZoneSlice:
     node: str | None = None
     queued: str | None = None
     gang: tuple[SliceId, ...] = ()  # slices that share the queued resource
+    adopted: bool = False  # a person made the node: it must not be deleted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +114,8 @@ class ZoneObserver:
 
     def _of_node(self, node: tpu_v2.Node, now: datetime) -> ZoneSlice:
         slices = naming.slices_of(node.metadata)
-        slice_id = naming.slice_of_node(naming.short_name(node.name), slices)
+        adopted_as = adoption.adopted_as(node)
+        slice_id = adopted_as or naming.slice_of_node(naming.short_name(node.name), slices)
         state, message, lost, notice = states.node_state(node)
         if state is not CloudState.CREATING:
             self._pending.remove(slice_id)
@@ -127,8 +129,11 @@ class ZoneObserver:
             notice=notice,
             fenced=node.state in states.FENCED_STATES,
             maintenance_at=self._maintenance.start_of(node.name) if self._maintenance else None,
+            capacity=adoption.capacity_of(node) if adopted_as else None,
             bootstrap=self._bootstrap_reports(node, state, now),
         )
+        if adopted_as:
+            return ZoneSlice(cloud_slice=cloud, node=node.name, adopted=True)
         return ZoneSlice(
             cloud_slice=cloud, node=node.name, queued=node.queued_resource or None, gang=slices
         )
@@ -139,7 +144,8 @@ class ZoneObserver:
         if state is not CloudState.UP or naming.GUEST_ATTRIBUTES not in node.metadata:
             return ()
         hosts = node.metadata.get(naming.HOSTS, "1")
-        return self._bootstrap.of_node(node.name, int(hosts) if hosts.isdecimal() else 1, now)
+        count = int(hosts) if hosts.isdecimal() else 1
+        return self._bootstrap.of_node(node.name, count, now, adoption.adopted_as(node))
 
     def _of_queued(
         self,

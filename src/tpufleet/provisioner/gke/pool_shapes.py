@@ -12,24 +12,15 @@ from tpufleet.model import tpu_types
 
 # Its slices are placed by workload policies, which are created beforehand.
 WORKLOAD_POLICY_ACCELERATOR = "tpu7x"
-# CPUs and GiB of memory of one node, at most: a pod that requests more fits no node. From
-# https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus; GKE reserves some of it.
-MACHINE_RESOURCES = {
-    "ct4p-hightpu-4t": (240, 407),
-    "ct5lp-hightpu-1t": (24, 48),
-    "ct5lp-hightpu-4t": (112, 192),
-    "ct5lp-hightpu-8t": (224, 384),
-    "ct5p-hightpu-4t": (208, 448),
-    "ct6e-standard-1t": (44, 448),
-    "ct6e-standard-4t": (180, 720),
-    "ct6e-standard-8t": (180, 1440),
-    "tpu7x-standard-4t": (224, 960),
-}
-# Three-dimensional slices of more than 64 chips are built of cubes of 4x4x4. The largest slice is a
+# Three-dimensional slices of more than 64 chips are AxBxC of multiples of 4 with A <= B <= C:
+# https://cloud.google.com/kubernetes-engine/docs/concepts/tpus#topology. The largest slice is a
 # whole pod, except for v5p: 96 cubes, 16x16x24, of a pod of 8960 chips. From
 # https://cloud.google.com/tpu/docs/v5p and https://cloud.google.com/tpu/docs/tpu7x. Larger types
 # that the Cloud TPU API lists (v5p-13824 and v5p-17920) are in `tpu_types` and accepted from there.
+# GKE's page stops at 12x16x16 for v4, but https://cloud.google.com/tpu/docs/types-topologies names
+# 12x12x24, which has more chips: so v4 goes up to its pod, and GKE has the last word.
 CUBE_SIDE = 4
+HOST_CHIPS = 4  # of a host of a slice in three dimensions
 MAX_SLICE_CHIPS = {"tpu-v4-podslice": 4096, "tpu-v5p-slice": 6144, "tpu7x": 9216}
 _TOPOLOGY = re.compile(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2}")
 
@@ -124,6 +115,7 @@ def _sizes(topology: str, accelerator: str, generation: _Generation) -> tuple[in
             f"invalid topology {topology}: {accelerator} has {generation.dimensions} dimensions"
         )
     if sizes in generation.topologies:
+        _check_order(topology, sizes, accelerator)
         return sizes
     if accelerator not in MAX_SLICE_CHIPS:
         raise BadInput(f"{accelerator} has no topology {topology}")
@@ -136,7 +128,15 @@ def _sizes(topology: str, accelerator: str, generation: _Generation) -> tuple[in
             f"{accelerator} has no topology {topology}; slices have up to "
             f"{MAX_SLICE_CHIPS[accelerator]} chips"
         )
+    _check_order(topology, sizes, accelerator)
     return sizes
+
+
+def _check_order(topology: str, sizes: tuple[int, ...], accelerator: str) -> None:
+    """Single hosts are written in any order: 1x2x2 or 2x2x1."""
+    ascending = "x".join(map(str, sizes))
+    if math.prod(sizes) > HOST_CHIPS and topology != ascending:
+        raise BadInput(f"{accelerator} has no topology {topology}; write {ascending}")
 
 
 def _sorted(topology: str) -> tuple[int, ...]:

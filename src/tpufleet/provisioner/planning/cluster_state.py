@@ -130,6 +130,9 @@ class ClusterState:
     owner_missing_since: Mapping[tuple[str, str], datetime] = field(default_factory=dict)
     # Pools that are up while a pod still waits for them.
     not_serving_since: Mapping[str, datetime] = field(default_factory=dict)
+    # Pools with all of their nodes and chips that no leader uses: from then on the scheduler could
+    # place a pod there.
+    free_since: Mapping[str, datetime] = field(default_factory=dict)
     # The scheduler may place a Job's pods on a pool that was created for another Job.
     users: Mapping[str, frozenset[PoolUser]] = field(default_factory=dict)
     idle_since: Mapping[str, datetime] = field(default_factory=dict)  # their Jobs run elsewhere
@@ -139,3 +142,10 @@ class ClusterState:
     unadoptable: frozenset[str] = frozenset()  # GKE refused to change their labels
     deleting: frozenset[str] = frozenset()  # deletion requested, not yet listed as STOPPING
     creating: Mapping[str, PendingPool] = field(default_factory=dict)  # requested, not yet listed
+
+    def is_complete(self, pool: ObservedPool) -> bool:
+        """All nodes are ready, and the device plugin has registered all chips."""
+        return (
+            self.ready_nodes.get(pool.name, 0) >= pool.nodes > 0
+            and self.ready_chips.get(pool.name, 0) >= pool.chips
+        )

@@ -240,8 +240,8 @@ class _Planner:
         nodes_ready = f"{ready} of {pool.nodes} nodes ready"
         if ready >= pool.nodes > 0:
             nodes_ready += f", {chips} of {pool.chips} chips registered by the device plugin"
-        if self._is_ready(pool):
-            self._follow_ready(pool, demand, spec, since)
+        if self.state.is_complete(pool):
+            self._follow_complete(pool, demand, spec)
         elif pool.capacity is PoolCapacity.FLEX_START:
             self._wait(demand, f"node pool {pool.name} waits for flex-start capacity")
         elif since is not None and since + self.settings.not_serving_timeout <= self.now:
@@ -250,18 +250,17 @@ class _Planner:
             until = since + self.settings.not_serving_timeout if since else None
             self._wait(demand, f"node pool {pool.name} is running: {nodes_ready}", until=until)
 
-    def _follow_ready(
-        self, pool: ObservedPool, demand: PoolDemand, spec: PoolSpec, since: datetime | None
-    ) -> None:
-        """Everything is there and no other Job uses it: the pod does not fit. Another pool of the
-        same kind would not fit either."""
+    def _follow_complete(self, pool: ObservedPool, demand: PoolDemand, spec: PoolSpec) -> None:
+        """Everything is there. Once no other Job has used it for a while, the pod does not fit:
+        another pool of the same kind would not fit either."""
+        since = self.state.free_since.get(pool.name)
         if since is None or since + self.settings.scheduling_grace > self.now:
             until = since + self.settings.scheduling_grace if since else None
             self._wait(demand, f"node pool {pool.name} is ready", until=until)
             return
         reason = self._misfit_reason(pool, demand)
-        if since + self.settings.not_serving_timeout > self.now or pool.name in self.state.users:
-            until = since + self.settings.not_serving_timeout
+        until = since + self.settings.not_serving_timeout
+        if until > self.now:
             self._wait(demand, reason, report=True, until=until, cause=FailureCause.POD_MISFIT)
             return
         self._add_delete(DeletePool(pool=pool, reason=reason, misfit=spec))
@@ -270,14 +269,15 @@ class _Planner:
         for pool in pool_lifetime.spare_pools(spec, self.state):
             if pool.name in self.assigned_spares:
                 continue
-            since = self.state.idle_since.get(pool.name)
+            # Once it is complete, the scheduler gets as long again to see it.
+            since = self.state.free_since.get(pool.name) or self.state.idle_since.get(pool.name)
             until = since + self.settings.node_join_timeout if since else None
             if until is None or until > self.now:
                 self.assigned_spares.add(pool.name)
                 message = f"its node pool is used by another Job, whose pool {pool.name} is free"
                 self._wait(demand, message, until=until)
                 return True
-            if self._is_ready(pool):
+            if self.state.is_complete(pool):
                 # It has been free and complete for long: a pool of its own would not fit either.
                 reason = self._misfit_reason(pool, demand)
                 self.misfits.append(PodMisfit(spec=spec, reason=reason))
@@ -325,13 +325,6 @@ class _Planner:
             self._add_delete(DeletePool(pool=pool, reason=reason, warm=True))
         self._wait(demand, "warm node pools are being deleted to stay within the budget")
         return True
-
-    def _is_ready(self, pool: ObservedPool) -> bool:
-        """All nodes are ready, and the device plugin has registered all chips."""
-        return (
-            self.state.ready_nodes.get(pool.name, 0) >= pool.nodes > 0
-            and self.state.ready_chips.get(pool.name, 0) >= pool.chips
-        )
 
     def _misfit_reason(self, pool: ObservedPool, demand: PoolDemand) -> str:
         message = demand.scheduler_message or "the scheduler gave no reason"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tpufleet.errors import BadInput
-from tpufleet.provisioner.gke import pool_shapes
+from tpufleet.model import machine_types
 from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolSpec
 from tpufleet.provisioner.kube import label_keys, pod_owners, pods
 from tpufleet.provisioner.kube.pods import Json
@@ -60,16 +60,19 @@ def check_pod_fits(pod: Json, spec: PoolSpec) -> None:
 
 def _check_resources(pod: Json, spec: PoolSpec) -> None:
     machine = spec.shape.machine_type
-    if machine not in pool_shapes.MACHINE_RESOURCES:
+    if machine not in machine_types.MACHINE_RESOURCES:
         return
-    cpus, gibibytes = pool_shapes.MACHINE_RESOURCES[machine]
+    cpus, gibibytes = machine_types.allocatable(machine)
     requested = pods.requested_resources(pod)
     if requested.get("cpu", 0) > cpus:
-        raise BadInput(f"the pod requests {requested['cpu']:g} cpu; {machine} has {cpus}")
+        raise BadInput(
+            f"the pod requests {requested['cpu']:g} cpu; a node of {machine} has {cpus:.5g} for "
+            "pods, as GKE reserves some"
+        )
     if requested.get("memory", 0) > gibibytes * 2**30:
         raise BadInput(
-            f"the pod requests {requested['memory'] / 2**30:g} GiB of memory; {machine} has "
-            f"{gibibytes}"
+            f"the pod requests {requested['memory'] / 2**30:g} GiB of memory; a node of {machine} "
+            f"has {gibibytes:.5g} for pods, as GKE reserves some"
         )
 
 

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from tpufleet.provisioner.gke.node_pools import OperationFailure
 from tpufleet.provisioner.kube.pod_owners import OwnerStatus
 from tpufleet.provisioner.planning.cluster_state import (
+    ClusterState,
     FailureCause,
     ObservedPool,
     PendingPool,
@@ -44,6 +45,7 @@ class PoolTracker:
     pending_deletes: dict[str, tuple[DeletePool, datetime]] = field(default_factory=dict)
     owner_missing_since: dict[tuple[str, str], datetime] = field(default_factory=dict)  # by owner
     not_serving_since: dict[str, datetime] = field(default_factory=dict)
+    free_since: dict[str, datetime] = field(default_factory=dict)
     idle_since: dict[str, datetime] = field(default_factory=dict)
     unused_since: dict[str, datetime] = field(default_factory=dict)
     pending_adoptions: dict[str, tuple[AdoptPool, datetime]] = field(default_factory=dict)
@@ -96,6 +98,17 @@ class PoolTracker:
         self.not_serving_since = {
             name: self.not_serving_since.get(name, now) for name in not_serving
         }
+
+    def observe_free(self, state: ClusterState, now: datetime) -> None:
+        """Note pools that are complete and used by no leader."""
+        free = [
+            pool.name
+            for pool in state.pools
+            if pool.status is PoolStatus.RUNNING
+            and pool.name not in state.users
+            and state.is_complete(pool)
+        ]
+        self.free_since = {name: self.free_since.get(name, now) for name in free}
 
     def observe_idle(
         self,

@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import datetime
 
 from tpufleet.model import encoding, prices
-from tpufleet.model.attempts import Attempt
 from tpufleet.model.budgets import BUDGET_REPORT, BudgetReport
 from tpufleet.model.costs import CostReport, CostRow, StockReport
 from tpufleet.model.jobs import Job, JobId
@@ -31,9 +30,8 @@ router = Router()
 )
 def get_costs(call: ApiCall) -> CostReport:
     jobs = all_jobs(call.store)
-    attempts: list[Attempt] = []
-    for job_id in jobs:
-        attempts += call.store.attempts(job_id)
+    found = call.store.attempts_of(list(jobs)).values()
+    attempts = [attempt for of_job in found for attempt in of_job]
     reporting = queries.attempts_with_steps(call.store, attempts)
     slices = call.store.slices(live_only=False)
     rows = costs.account(slices, jobs, attempts, call.now, reporting)

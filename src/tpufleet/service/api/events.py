@@ -30,7 +30,12 @@ router = Router()
     role=Role.VIEWER,
     summary="List events, oldest first",
     response=EventPage,
-    params=(*PAGE_PARAMS, Param("slice", "only of this slice"), Param("pool", "only of this pool")),
+    params=(
+        *PAGE_PARAMS,
+        Param("slice", "only of this slice"),
+        Param("pool", "only of this pool"),
+        Param("user", "only what this user caused"),
+    ),
 )
 def list_events(call: ApiCall) -> EventPage:
     slice_id = call.query_text("slice")
@@ -38,6 +43,7 @@ def list_events(call: ApiCall) -> EventPage:
         event_query(call, None),
         slice_id=SliceId(slice_id) if slice_id is not None else None,
         pool=call.query_text("pool"),
+        by=call.query_text("user"),
     )
     return queries.event_page(call.store, query)
 

@@ -72,6 +72,17 @@ def release_job(call: ApiCall) -> JobRow:
     return _row(call, job_queue.release(call.context, find_job(call)))
 
 
+@router.route(
+    "POST",
+    "/queue/{ref}/retry",
+    role=Role.MEMBER,
+    summary="Request capacity for a waiting job now, without waiting for the backoff",
+    response=JobRow,
+)
+def retry_job(call: ApiCall) -> JobRow:
+    return _row(call, job_queue.retry(call.context, find_job(call)))
+
+
 def _row(call: ApiCall, job: Job) -> JobRow:
     call.notify()
     return queries.job_rows(call.store, [job])[0]

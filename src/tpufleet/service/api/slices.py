@@ -9,7 +9,7 @@ from starlette.responses import Response, StreamingResponse
 
 from tpufleet.errors import BadInput, Forbidden, NotFound
 from tpufleet.model import topology
-from tpufleet.model.api_types import Acknowledgement, FaultRequest, SlicePage
+from tpufleet.model.api_types import Acknowledgement, AdoptRequest, FaultRequest, SlicePage
 from tpufleet.model.audit import AuditAction
 from tpufleet.model.host_commands import (
     MAX_PROFILE,
@@ -20,7 +20,7 @@ from tpufleet.model.host_commands import (
 from tpufleet.model.hosts import host_id
 from tpufleet.model.slices import SIMULATED_PROVIDERS, SliceId, SliceState
 from tpufleet.model.users import Role
-from tpufleet.service import commands, queries
+from tpufleet.service import adopted_nodes, commands, queries
 from tpufleet.service.audit import AuditSubject
 from tpufleet.service.routing import ApiCall, MediaType, Param, Router
 
@@ -58,6 +58,41 @@ def list_slices(call: ApiCall) -> SlicePage:
         job_id=call.find_job(ref).id if ref else None,
     )
     return SlicePage(slices=tuple(queries.slice_rows(call.store, slices, call.now)))
+
+
+@router.route(
+    "POST",
+    "/slices",
+    role=Role.ADMIN,  # it changes a machine with the credentials of the server
+    summary="Adopt a node that a person made, as a slice of a pool",
+    body=AdoptRequest,
+    response=Acknowledgement,
+    audit=lambda call: AuditSubject(
+        action=AuditAction.ADOPT_NODE,
+        target=call.parse_body(AdoptRequest).node,
+        detail=f"pool {call.parse_body(AdoptRequest).pool}",
+    ),
+)
+def adopt_node(call: ApiCall) -> Acknowledgement:
+    adopted_nodes.adopt(call.context, call.parse_body(AdoptRequest))
+    call.notify()
+    return Acknowledgement()
+
+
+@router.route(
+    "DELETE",
+    "/slices/{id}",
+    role=Role.ADMIN,
+    summary="Give an adopted node back: its agent stops, and it is not deleted",
+    response=Acknowledgement,
+    audit=lambda call: AuditSubject(
+        action=AuditAction.UNREGISTER_NODE, target=call.path_param("id")
+    ),
+)
+def unregister_node(call: ApiCall) -> Acknowledgement:
+    adopted_nodes.unregister(call.context, call.path_param("id"))
+    call.notify()
+    return Acknowledgement()
 
 
 @router.route(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,13 @@ class JobFiles:
 
     def checkpoint_size(self, job_id: JobId) -> int:
         return self._size(job_id, _CHECKPOINTS)
+
+    def kind_size(self, job_id: JobId, kind: str, listed: Mapping[JobId, int] | None) -> int:
+        """Bytes of `logs` or `checkpoints`. `listed`: what `sizes` gave, to ask the bucket once."""
+        if listed is None:
+            return self._size(job_id, (kind,))
+        in_store = sum(each.size for each in self._chunks(job_id)) if kind == "logs" else 0
+        return listed.get(job_id, 0) + in_store
 
     def _size(self, job_id: JobId, kinds: tuple[str, ...]) -> int:
         on_disk = sum(_size(path) for path in self._paths(job_id, kinds))

@@ -31,6 +31,11 @@ class ForceState:
     health: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartupRun:
+    node: str
+
+
 class AdminService:
     def __init__(self, cloud: Cloud, project_url: str = "") -> None:
         self._cloud = cloud
@@ -40,6 +45,7 @@ class AdminService:
         methods: dict[str, Callable[[bytes], Any]] = {
             "InjectFault": self._inject_fault,
             "ForceState": self._force_state,
+            "RunStartupScript": self._run_startup_script,
             "Ledger": self._ledger,
             "ProjectApi": lambda body: {"url": self._project_url},
         }
@@ -105,6 +111,14 @@ class AdminService:
         except KeyError as error:
             raise BadInput(f"unknown state {error}") from error
         self._cloud.force_state(node, state, health, self._cloud.clock.now())
+        return {"node": node.id, "state": node.state.name}
+
+    def _run_startup_script(self, body: bytes) -> dict[str, str]:
+        """What a user does with ssh on the hosts of a node."""
+        node = self._find(encoding.from_json(body, StartupRun).node)
+        if node.state is not State.READY:
+            raise BadInput(f"{node.id} is {node.state.name}")
+        self._cloud.hosts.run_startup_script(node)
         return {"node": node.id, "state": node.state.name}
 
     def _ledger(self, body: bytes) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tpufleet.testbed.cloud_tpu.nodes import NodeRecord
 
 log = logging.getLogger(__name__)
 
+STOP_SECONDS = 30.0
 # Metadata path and value of each notice.
 NOTICES = {
     "preempted": ("preempted", "TRUE"),
@@ -43,6 +45,10 @@ class AgentHosts:
         self._local.start()
 
     def boot(self, node: NodeRecord) -> None:
+        self.update_metadata(node)
+        self.run_startup_script(node)
+
+    def update_metadata(self, node: NodeRecord) -> None:
         name = slice_id_of(node)
         attributes = dict(node.template.metadata)
         self._metadata.put(
@@ -57,6 +63,13 @@ class AgentHosts:
                 zone=f"projects/1/zones/{node.zone}",
             ),
         )
+
+    def run_startup_script(self, node: NodeRecord) -> None:
+        """That of tpufleet starts the agent; any other does nothing here."""
+        if "tpufleet-slices" not in node.template.metadata:
+            return
+        name = slice_id_of(node)
+        self._end_agents(name, node.zone)
         self._local.request(
             Order(
                 id=name,
@@ -65,10 +78,19 @@ class AgentHosts:
                 zone=node.zone,
                 capacity=Capacity.SPOT,
                 tokens={name: "in the metadata"},
-                server_url=attributes.get("tpufleet-server", "http://127.0.0.1:1"),
+                server_url=node.template.metadata.get("tpufleet-server", "http://127.0.0.1:1"),
                 fleet="emulator",
             )
         )
+
+    def _end_agents(self, name: SliceId, zone: str) -> None:
+        """Of an earlier run of the script."""
+        deadline = time.monotonic() + STOP_SECONDS
+        self._local.release(name, zone)
+        while any(each.id == name for each in self._local.listing()):
+            if time.monotonic() > deadline:
+                raise FleetError(f"the agents of {name} do not stop")
+            time.sleep(0.05)
 
     def notify(self, node: NodeRecord) -> None:
         if node.notice in NOTICES:

@@ -237,6 +237,8 @@ class Cloud:
 
         def applied(at: datetime) -> None:
             record.template = template
+            if record.state is State.READY:
+                self.hosts.update_metadata(record)
             self.operations.succeed(operation, cloud_tpu.Node.pb(record.to_api()))
 
         self.schedule(now + self.latency("update", record.id), applied)

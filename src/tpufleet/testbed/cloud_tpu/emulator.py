@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadInput
-from tpufleet.testbed.cloud_tpu import grpc_service
+from tpufleet.testbed.cloud_tpu import api_errors, grpc_service
 from tpufleet.testbed.cloud_tpu.admin import AdminService
 from tpufleet.testbed.cloud_tpu.agent_hosts import AgentHosts
 from tpufleet.testbed.cloud_tpu.alpha_service import AlphaService
@@ -57,7 +57,10 @@ class Emulator:
         )
         schedule_faults(self.cloud, plan)
         self.queue = QueuedResources(self.cloud, suspend_whole_gang=suspend_whole_gang)
-        self.service = grpc_service.TpuService(self.cloud, self.queue)
+        state = self.project.state
+        self.service = grpc_service.TpuService(
+            self.cloud, self.queue, lambda: api_errors.SERVICE not in state.disabled_apis
+        )
         admin = AdminService(self.cloud, self.project.url)
         alpha = AlphaService(self.service)
         handlers = [*self.service.handlers(), alpha.handler(), admin.handler()]

@@ -40,7 +40,13 @@ Handler = Callable[[Any, datetime], Any]
 class TpuService:
     """Each method takes a request and the present time, with the lock held."""
 
-    def __init__(self, cloud: Cloud, queue: QueuedResources) -> None:
+    def __init__(
+        self,
+        cloud: Cloud,
+        queue: QueuedResources,
+        is_enabled: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._is_enabled = is_enabled  # the API, in the project
         self._cloud = cloud
         self._queue = queue
         self._closing = threading.Event()
@@ -127,6 +133,8 @@ class TpuService:
                     self.calls.append((method, zone))
                     age = now - self._cloud.started_at
                     fault = self._cloud.call_faults.match(method, zone, age)
+                if not self._is_enabled():
+                    raise api_errors.api_error("disabled")
                 if fault is not None and fault.error == "unreachable" and method in _PARTIAL:
                     return _PARTIAL[method](unreachable=[target])
                 if fault is not None and fault.error == "hang":

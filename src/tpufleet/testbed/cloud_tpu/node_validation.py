@@ -26,6 +26,7 @@ MAX_LABELS = 64
 NODE_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 # Of queued resources, and of nodes named in them.
 RESOURCE_ID = re.compile(r"[A-Za-z0-9_.~+%-]+")
+RESERVATION = re.compile(r"projects/[^/]+/locations/[^/]+/reservations/[^/]+")
 TAG = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 MAX_TAGS = 64
 METADATA_KEY = re.compile(r"[A-Za-z0-9_-]{1,128}")

@@ -12,9 +12,11 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from tpufleet.model import topology, tpu_zones
 from tpufleet.model.jobs import Capacity
+from tpufleet.testbed.cloud_tpu.api_errors import PROJECT_NUMBER
 from tpufleet.testbed.cloud_tpu.compute_api import ComputeApi
 
 DEFAULT_QUOTA = 1024
+DEFAULT_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
 
 
 @dataclass(slots=True)
@@ -22,7 +24,9 @@ class ProjectState:
     """What exists in the emulated project."""
 
     exists: bool = True
-    api_enabled: bool = True
+    disabled_apis: set[str] = field(default_factory=set)  # tpu.googleapis.com
+    # Roles of the default service account, in the policy of the project.
+    account_roles: set[str] = field(default_factory=lambda: {"roles/editor"})
     denied_permissions: set[str] = field(default_factory=set)
     quota: dict[tuple[str, str], int] = field(default_factory=dict)  # by quota id and zone
     missing: set[str] = field(default_factory=set)  # last parts of names that do not exist
@@ -56,6 +60,8 @@ class ProjectApi:
     ) -> tuple[int, dict[str, Any]]:
         parts = urlsplit(target)
         _, api, path = unquote(parts.path).split("/", 2)
+        if api == "compute" and "compute.googleapis.com" in self.state.disabled_apis:
+            return _disabled("Compute Engine API", "compute.googleapis.com")
         if api == "compute":
             # Google's client has no prefix for the API before the path.
             plain = path if path.startswith("compute/") else f"compute/{path}"
@@ -65,6 +71,15 @@ class ProjectApi:
         state, last = self.state, path.rpartition("/")[2]
         if api == "storage" and path.endswith("/iam/testPermissions"):
             return 200, {"permissions": self._granted(parse_qs(parts.query).get("permissions", []))}
+        if path.endswith(":getIamPolicy"):
+            return 200, {"bindings": self._bindings()}
+        if path.endswith(":enable"):
+            service = last.removesuffix(":enable")
+            state.disabled_apis.discard(service)
+            return 200, {"done": True, "response": {"service": {"state": "ENABLED"}}}
+        if api == "storage" and path == "storage/v1/b" and method == "POST":
+            state.missing.discard(str(body.get("name", "")))
+            return 200, {"name": body.get("name", "")}
         if path.endswith(":testIamPermissions"):
             if last.removesuffix(":testIamPermissions") in state.missing:
                 return _not_found(path)
@@ -73,15 +88,18 @@ class ProjectApi:
             return _not_found(path)
         match api:
             case "projects":
-                return (200, {"projectId": last}) if state.exists else _not_found(path)
+                found = {"projectId": last, "projectNumber": str(PROJECT_NUMBER)}
+                return (200, found) if state.exists else _not_found(path)
             case "services":
-                return 200, {"state": "ENABLED" if state.api_enabled else "DISABLED"}
+                return 200, {"state": "DISABLED" if last in state.disabled_apis else "ENABLED"}
             case "quotas":
                 return 200, {"dimensionsInfos": self._quotas(last)}
             case "compute" if last == "routers":
                 return 200, {"items": [{"name": "nat", "nats": [{}]}] if state.nat else []}
             case "compute":
                 return 200, {"name": last, "privateIpGoogleAccess": state.private_access}
+            case "storage" if last == "iam":
+                return 200, {"kind": "storage#policy", "bindings": []}
             case "storage" if "/o/" in path:
                 name = path.removeprefix("storage/v1/b/").replace("/o/", "/", 1)
                 return (200, {"name": name}) if name in state.objects else _not_found(path)
@@ -91,6 +109,10 @@ class ProjectApi:
 
     def _granted(self, permissions: list[str]) -> list[str]:
         return [each for each in permissions if each not in self.state.denied_permissions]
+
+    def _bindings(self) -> list[dict[str, Any]]:
+        member = f"serviceAccount:{DEFAULT_ACCOUNT}"
+        return [{"role": role, "members": [member]} for role in sorted(self.state.account_roles)]
 
     def _quotas(self, quota_id: str) -> list[dict[str, Any]]:
         return [
@@ -139,3 +161,12 @@ def set_quota(
 
 def _not_found(path: str) -> tuple[int, dict[str, Any]]:
     return 404, {"error": {"code": 404, "message": f"{path} was not found", "status": "NOT_FOUND"}}
+
+
+def _disabled(name: str, service: str) -> tuple[int, dict[str, Any]]:
+    message = (
+        f"{name} has not been used in project {PROJECT_NUMBER} before or it is disabled. Enable it "
+        f"by visiting https://console.developers.google.com/apis/api/{service}/overview?project="
+        f"{PROJECT_NUMBER} then retry."
+    )
+    return 403, {"error": {"code": 403, "message": message, "status": "PERMISSION_DENIED"}}

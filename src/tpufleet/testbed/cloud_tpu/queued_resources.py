@@ -13,7 +13,7 @@ from google.rpc import status_pb2
 from tpufleet.testbed.cloud_tpu import api_errors
 from tpufleet.testbed.cloud_tpu.api_errors import ApiError, Code
 from tpufleet.testbed.cloud_tpu.cloud import Cloud
-from tpufleet.testbed.cloud_tpu.node_validation import RESOURCE_ID
+from tpufleet.testbed.cloud_tpu.node_validation import RESERVATION, RESOURCE_ID
 from tpufleet.testbed.cloud_tpu.nodes import NodeRecord, State
 
 QueuedState: Any = cloud_tpu.QueuedResourceState.State
@@ -72,6 +72,10 @@ class QueuedResources:
         name = f"{parent}/queuedResources/{queued_id}"
         if not RESOURCE_ID.fullmatch(queued_id):
             raise api_errors.invalid_argument(f"The id {queued_id!r} is not valid.")
+        if request.reservation_name and not RESERVATION.fullmatch(request.reservation_name):
+            raise api_errors.invalid_argument(
+                f'The field "ReservationName" cannot be "{request.reservation_name}".'
+            )
         if name in self.records:
             raise api_errors.api_error("exists", target=name)
         valid_from, valid_until = _validity(request, now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from tpufleet.errors import Conflict
@@ -26,12 +27,20 @@ class KwokNodes:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def create_nodes(self, pool: Any) -> None:
-        for node in kwok_nodes.node_manifests(kwok_node_pool(pool)):
+    def create_nodes(self, pool: Any, *, chips: bool = True) -> None:
+        nodes = kwok_node_pool(pool)
+        for node in kwok_nodes.node_manifests(nodes if chips else replace(nodes, chips=0)):
             try:
                 self._connection.create(NODE, node)
             except Conflict:
                 log.info("node %s already exists", node["metadata"]["name"])
+
+    def register_chips(self, pool: Any) -> None:
+        """As the device plugin does, once it runs on the node."""
+        for node in kwok_nodes.node_manifests(kwok_node_pool(pool)):
+            name = node["metadata"]["name"]
+            if self._connection.find(NODE, name) is not None:  # not deleted meanwhile
+                self._connection.patch(NODE, name, {"status": node["status"]}, status=True)
 
     def delete_nodes(self, pool: str) -> None:
         """Delete the nodes, and their pods with them, as when the VMs are deleted."""

@@ -10,13 +10,17 @@ from google.cloud import container_v1 as api
 class NodeBackend(Protocol):
     """Creates and deletes the nodes of a pool."""
 
-    def create_nodes(self, pool: api.NodePool) -> None: ...
+    def create_nodes(self, pool: api.NodePool, *, chips: bool = True) -> None: ...
+    def register_chips(self, pool: api.NodePool) -> None: ...
     def delete_nodes(self, pool: str) -> None: ...
     def relabel_nodes(self, pool: api.NodePool) -> None: ...
 
 
 class NoNodes:
-    def create_nodes(self, pool: api.NodePool) -> None:
+    def create_nodes(self, pool: api.NodePool, *, chips: bool = True) -> None:
+        return
+
+    def register_chips(self, pool: api.NodePool) -> None:
         return
 
     def delete_nodes(self, pool: str) -> None:

@@ -19,7 +19,11 @@ from tpufleet.testbed.gke import capacity, error_texts, validation
 from tpufleet.testbed.gke.node_backends import NodeBackend, NoNodes
 
 OPERATION_RETENTION = timedelta(hours=12)  # of finished operations
-_DOING = {"CREATE_NODE_POOL": "creating", "DELETE_NODE_POOL": "deleting"}
+_DOING = {
+    "CREATE_NODE_POOL": "creating",
+    "DELETE_NODE_POOL": "deleting",
+    "AUTO_REPAIR_NODES": "repairing",
+}
 Status: Any = api.NodePool.Status
 Operation: Any = api.Operation
 ConditionCode: Any = api.StatusCondition.Code
@@ -63,6 +67,8 @@ class GkeEmulator:
     max_operations: int | None = None  # at the same time
     # Limits of node auto-provisioning, by accelerator label; empty: it is off.
     auto_provisioning: dict[str, int] = field(default_factory=dict)
+    # From the creation of nodes until their device plugin has registered the chips.
+    device_plugin_delay: timedelta = timedelta(0)
     relabel_time: timedelta = timedelta(seconds=2)
     upgrade_time: timedelta = timedelta(minutes=5)
     pools: dict[str, Any] = field(default_factory=dict)
@@ -110,16 +116,25 @@ class GkeEmulator:
 
     def start_upgrade(self, name: str) -> Any:
         """As auto-upgrade does: the pool is RECONCILING and its nodes are replaced."""
+        return self._replace_nodes(name, Operation.Type.UPGRADE_NODES, "upgrading node software")
+
+    def start_repair(self, name: str) -> Any:
+        """As auto-repair does when one node of a slice fails: all nodes of a multi-host slice are
+        shut down, and new ones made. https://cloud.google.com/kubernetes-engine/docs/concepts/tpus
+        """
+        return self._replace_nodes(name, Operation.Type.AUTO_REPAIR_NODES, "repairing nodes")
+
+    def _replace_nodes(self, name: str, kind: Any, message: str) -> Any:
         with self._lock:
             pool = self._pool(name)
-            pool.status, pool.status_message = Status.RECONCILING, "upgrading node software"
-            record = self._operation(Operation.Type.UPGRADE_NODES, self._cluster_of(name), name)
+            pool.status, pool.status_message = Status.RECONCILING, message
+            record = self._operation(kind, self._cluster_of(name), name)
             self.nodes.delete_nodes(name)
 
             def finish() -> None:
                 pool.status, pool.status_message = Status.RUNNING, ""
-                self.nodes.create_nodes(pool)
                 self._done(record)
+                self._add_nodes(record, pool)
 
             due = self.clock.now() + self.upgrade_time
             self._pending.append(_PendingOperation(record, name, due, finish))
@@ -305,7 +320,7 @@ class GkeEmulator:
             self._done(record)
             due, appear = (
                 self.clock.now() + self.flex_start_delay,
-                lambda: self.nodes.create_nodes(pool),
+                lambda: self._add_nodes(record, pool),
             )
             self._pending.append(_PendingOperation(record, pool.name, due, appear))
         elif free is not None and free < validation.node_count(pool):
@@ -325,11 +340,20 @@ class GkeEmulator:
             )
             self._done(record)
             self.set_status(pool.name, "RUNNING_WITH_ERROR", message)
-            self.nodes.create_nodes(partial)
+            self._add_nodes(record, partial)
         else:
             pool.status = Status.RUNNING
             self._done(record)
-            self.nodes.create_nodes(pool)
+            self._add_nodes(record, pool)
+
+    def _add_nodes(self, record: Any, pool: Any) -> None:
+        """`record` is of the operation that made them, and done."""
+        late = self.device_plugin_delay > timedelta(0)
+        self.nodes.create_nodes(pool, chips=not late)
+        if late:
+            due = self.clock.now() + self.device_plugin_delay
+            register = lambda: self.nodes.register_chips(pool)
+            self._pending.append(_PendingOperation(record, pool.name, due, register))
 
     def _fail(self, record: Any, pool: Any, code: int, message: str, condition: str = "") -> None:
         record.error = status_pb2.Status(code=code, message=message)

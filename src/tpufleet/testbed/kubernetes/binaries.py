@@ -39,6 +39,12 @@ class Build:
     def harness(self) -> Path:
         return self.folder / "bin" / "harness"
 
+    @property
+    def kubernetes(self) -> Path:
+        """Has the API server, the controller manager and the scheduler."""
+        earlier = self.folder / "bin" / "kubernetes"
+        return earlier if earlier.exists() else self.harness
+
     def binary(self, name: str) -> Path:
         return self.folder / "bin" / name
 
@@ -161,8 +167,9 @@ def compile_packages(
     packages: tuple[str, ...],
     out: str,
     progress: Progress,
+    link_flags: str = "",
 ) -> None:
-    flags = ["-v", "-trimpath", "-ldflags", go_sources.link_flags()]
+    flags = ["-v", "-trimpath", "-ldflags", link_flags or go_sources.link_flags()]
     argv = [go, "build", *flags, "-o", out, *packages]
     with subprocess.Popen(
         argv,

@@ -39,8 +39,15 @@ def add_node(folder: Path, progress: Progress, accelerator: str, topology: str, 
     job_namespace.save_image(node, image.reference)
 
 
-def add_gke(folder: Path, progress: Progress) -> None:
-    emulated_gke.start(cluster.find(folder), progress)
+def add_gke(folder: Path, progress: Progress, plan: Path | None = None) -> None:
+    emulated_gke.start(cluster.find(folder), progress, plan)
+
+
+def check_gke(plan: Path | None) -> None:
+    """Fail early, before a cluster is started."""
+    emulated_gke.check_packages()
+    if plan is not None:
+        emulated_gke.check_plan(plan)
 
 
 def check_node() -> None:

@@ -108,7 +108,7 @@ def base_components(layout: ControlPlaneLayout, build: Build) -> tuple[Component
         Component(
             name="kube-apiserver",
             argv=(
-                harness, "kube-apiserver",
+                str(build.kubernetes), "kube-apiserver",
                 f"--etcd-servers={etcd_url}",
                 "--bind-address=127.0.0.1",
                 "--advertise-address=127.0.0.1",
@@ -146,7 +146,7 @@ def base_components(layout: ControlPlaneLayout, build: Build) -> tuple[Component
 
 def controller_components(layout: ControlPlaneLayout, build: Build) -> tuple[Component, ...]:
     pki, ports, config = layout.pki, layout.ports, layout.kubeconfig
-    harness = str(build.harness)
+    kubernetes = str(build.kubernetes)
     auth_flags = (
         f"--authentication-kubeconfig={config}",
         f"--authorization-kubeconfig={config}",
@@ -157,7 +157,7 @@ def controller_components(layout: ControlPlaneLayout, build: Build) -> tuple[Com
         Component(
             name="kube-controller-manager",
             argv=(
-                harness, "kube-controller-manager", f"--kubeconfig={config}", *auth_flags,
+                kubernetes, "kube-controller-manager", f"--kubeconfig={config}", *auth_flags,
                 "--bind-address=127.0.0.1", f"--secure-port={ports['controllers']}",
                 "--leader-elect=false",
                 f"--service-account-private-key-file={pki / 'sa.key'}",
@@ -169,7 +169,7 @@ def controller_components(layout: ControlPlaneLayout, build: Build) -> tuple[Com
         Component(
             name="kube-scheduler",
             argv=(
-                harness, "kube-scheduler",
+                kubernetes, "kube-scheduler",
                 f"--config={layout.folder / 'scheduler.yaml'}", *auth_flags,
                 "--bind-address=127.0.0.1", f"--secure-port={ports['scheduler']}",
             ),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.testbed.kubernetes import processes
@@ -13,19 +15,28 @@ from tpufleet.testbed.kubernetes.components import Component
 from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
 from tpufleet.testbed.kubernetes.processes import ProcessRegistry
 
+if TYPE_CHECKING:
+    from tpufleet.testbed.gke.fault_plan import GkeFaultPlan
+
 COMPONENT = "gke"
 PROJECT, LOCATION, CLUSTER, ZONE = "local", "us-central1", "local", "us-central1-a"
+PLAN = "gke-plan.yaml"  # in the folder of the cluster: a link to the user's file
 
 
-def start(plane: KubernetesControlPlane, progress: Progress = lambda message: None) -> None:
-    """Idempotent."""
-    for package in ("google.cloud.container_v1", "lightkube"):
-        if not _is_installed(package):
-            raise BadInput(
-                f"--gke requires the package {package}; run `pip install 'tpufleet[gke]'`"
-            )
+def start(
+    plane: KubernetesControlPlane,
+    progress: Progress = lambda message: None,
+    plan: Path | None = None,
+) -> None:
+    """Idempotent. `plan` is a fault plan, read again whenever it changes."""
+    check_packages()
     if is_running(plane.layout):
         return
+    link = plane.layout.folder / PLAN
+    link.unlink(missing_ok=True)
+    if plan is not None:
+        check_plan(plan)
+        link.symlink_to(plan.absolute())
     component = _component(plane.layout)
     registry = ProcessRegistry(plane.layout.folder)
     record = registry.start(component)
@@ -35,6 +46,26 @@ def start(plane: KubernetesControlPlane, progress: Progress = lambda message: No
         registry.stop([COMPONENT])
         raise
     progress(f"the emulated GKE API listens on {endpoint(plane.layout)}")
+
+
+def check_packages() -> None:
+    for package in ("google.cloud.container_v1", "lightkube"):
+        if not _is_installed(package):
+            raise BadInput(
+                f"--gke requires the package {package}; run `pip install 'tpufleet[gke]'`"
+            )
+
+
+def check_plan(plan: Path) -> None:
+    """BadInput when the fault plan is not valid."""
+    _load(plan)
+
+
+def _load(plan: Path) -> GkeFaultPlan:
+    # Imports Google's client.
+    from tpufleet.testbed.gke import fault_plan
+
+    return fault_plan.load(plan)
 
 
 def is_running(layout: ControlPlaneLayout) -> bool:
@@ -48,13 +79,15 @@ def endpoint(layout: ControlPlaneLayout) -> str:
 
 def provisioner_settings(plane: KubernetesControlPlane) -> dict[str, str]:
     """Environment variables with which `tpu provisioner` serves this cluster."""
+    plan = plane.layout.folder / PLAN
+    zones = _load(plan).zones if plan.is_symlink() else (ZONE,)
     return {
         "KUBECONFIG": str(plane.kubeconfig),
         "GKE_ENDPOINT": endpoint(plane.layout),
         "GCP_PROJECT_ID": PROJECT,
         "GCP_CLUSTER_LOCATION": LOCATION,
         "GCP_CLUSTER": CLUSTER,
-        "GCP_ZONE": ZONE,
+        **({"GCP_ZONE": zones[0]} if len(zones) == 1 else {"GCP_ZONES": ",".join(zones)}),
     }
 
 
@@ -64,7 +97,7 @@ def _component(layout: ControlPlaneLayout) -> Component:
             "the cluster was started by an older version; run `tpu cluster local down`, then "
             "`tpu cluster local up --gke`"
         )
-    probes = f"127.0.0.1:{layout.ports['gke_health']}"
+    probes, plan = f"127.0.0.1:{layout.ports['gke_health']}", layout.folder / PLAN
     return Component(
         name=COMPONENT,
         argv=(
@@ -72,6 +105,7 @@ def _component(layout: ControlPlaneLayout) -> Component:
             f"--kubeconfig={layout.kubeconfig}",
             f"--listen={endpoint(layout)}",
             f"--probes={probes}",
+            *([f"--plan={plan}"] if plan.is_symlink() else []),
         ),
         ready_url=f"http://{probes}/readyz",
     )  # fmt: skip

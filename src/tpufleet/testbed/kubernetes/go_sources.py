@@ -72,11 +72,11 @@ def build_key() -> str:
     return digest.hexdigest()[:16]
 
 
-def link_flags() -> str:
+def link_flags(version: str = KUBERNETES_VERSION) -> str:
     """Sets the Kubernetes version: Kueue rejects an API server that does not report one."""
     where = "k8s.io/component-base/version"
-    major, minor, _ = KUBERNETES_VERSION.split(".")
+    major, minor, _ = version.split(".")
     return (
-        f"-s -w -X {where}.gitVersion=v{KUBERNETES_VERSION} "
+        f"-s -w -X {where}.gitVersion=v{version} "
         f"-X {where}.gitMajor={major} -X {where}.gitMinor={minor}"
     )

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tpufleet.model import machine_types
+
 TPU = "google.com/tpu"
 POOL = "cloud.google.com/gke-nodepool"
 ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
 TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 MAX_PODS = "15"
 KWOK_ANNOTATIONS = {"kwok.x-k8s.io/node": "fake"}
+OTHER_MACHINE = (112, 192)  # CPUs and GiB of a machine type that is in no table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +24,7 @@ class KwokNodePool:
     accelerator: str  # tpu-v5-lite-podslice
     topology: str  # 4x4
     machine_type: str
-    chips: int  # per node
+    chips: int  # per node; 0: its device plugin has registered none yet
     zone: str = "us-central1-a"
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: Sequence[Mapping[str, str]] = ()
@@ -37,7 +40,6 @@ def node_name(pool: str, index: int) -> str:
 
 def _node(pool: KwokNodePool, index: int) -> dict[str, Any]:
     name = node_name(pool.name, index)
-    resources = {"cpu": "112", "memory": "192Gi", "pods": MAX_PODS, TPU: str(pool.chips)}
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -63,5 +65,23 @@ def _node(pool: KwokNodePool, index: int) -> dict[str, Any]:
                 *(dict(taint) for taint in pool.taints),
             ]
         },
-        "status": {"allocatable": resources, "capacity": resources},
+        "status": node_resources(pool),
+    }
+
+
+def node_resources(pool: KwokNodePool) -> dict[str, Any]:
+    """`capacity` and `allocatable` of a node; without chips if the pool has none."""
+    total = free = OTHER_MACHINE
+    if pool.machine_type in machine_types.MACHINE_RESOURCES:
+        total = machine_types.MACHINE_RESOURCES[pool.machine_type]
+        free = machine_types.allocatable(pool.machine_type)
+    chips = {TPU: str(pool.chips)} if pool.chips else {}
+    return {
+        name: {
+            "cpu": f"{cpus * 1000:.0f}m",
+            "memory": f"{gibibytes * 1024:.0f}Mi",
+            "pods": MAX_PODS,
+            **chips,
+        }
+        for name, (cpus, gibibytes) in (("capacity", total), ("allocatable", free))
     }

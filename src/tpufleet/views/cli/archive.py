@@ -181,6 +181,8 @@ def _show_summary(report: PurgeReport, outcome: str, as_json: bool) -> None:
         output.print_status("no ended jobs with files to delete")
     else:
         click.echo(f"{outcome}: {_summary(report)}")
+        if report.more:
+            output.print_status("  next: more jobs match; run the command again for the next ones")
 
 
 def _show_jobs(report: PurgeReport) -> None:

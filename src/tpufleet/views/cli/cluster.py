@@ -66,6 +66,7 @@ def build(as_json: bool) -> None:
 @local_group.command(
     "up",
     epilog="\b\nExamples:\n  tpu cluster local up\n  tpu cluster local up --gke\n"
+    "  tpu cluster local up --gke --gke-plan gke.yaml\n"
     "  sudo tpu cluster local up --node\n",
 )
 @folder_option
@@ -79,10 +80,16 @@ def build(as_json: bool) -> None:
 )
 @click.option("--lws", is_flag=True, help="Install LeaderWorkerSet.")
 @click.option("--gke", is_flag=True, help="Emulate GKE's node-pool API, for `tpu provisioner`.")
+@click.option(
+    "--gke-plan",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="With --gke: its zones, stock, quotas and delays (YAML); read again when it changes.",
+)
 @json_option
 def up(
-    folder: Path | None, node: bool, accelerator: str, lws: bool, gke: bool, as_json: bool
-) -> None:
+    folder: Path | None, node: bool, accelerator: str, lws: bool, gke: bool, gke_plan: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Start the cluster and print the path of its kubeconfig.
 
     A real node needs Linux, root, and the packages containerd, runc and
@@ -93,12 +100,14 @@ def up(
         raise click.UsageError(f"{accelerator} is not available on GKE")
     if node:
         local.check_node()
+    if gke or gke_plan:
+        local.check_gke(gke_plan)
     path = _folder(folder)
     kubeconfig = str(local.up(path, output.print_status))
     if lws:
         local.add_leader_worker_sets(path, output.print_status)
-    if gke:
-        local.add_gke(path, output.print_status)
+    if gke or gke_plan:
+        local.add_gke(path, output.print_status, gke_plan)
     if node:
         local.add_node(path, output.print_status, kind.gke_accelerator, kind.topology, kind.chips)
     output.print_result({"kubeconfig": kubeconfig}, kubeconfig, as_json)  # fmt: skip

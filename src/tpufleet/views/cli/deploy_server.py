@@ -12,11 +12,11 @@ import click
 
 from tpufleet.errors import BadInput, FleetError
 from tpufleet.model import fleets, server_vm_prices
-from tpufleet.views.cli import connection, output
+from tpufleet.views.cli import config_file, connection, output
 from tpufleet.views.cli.output import json_option
 
 if TYPE_CHECKING:
-    pass
+    from tpufleet.config import Config
 
 CONNECT_SECONDS = 60.0
 
@@ -109,11 +109,19 @@ def server(
             yes,
         )
         kept = vm.delete(with_state=state)
+        address_file = config.home / "deployed" / name / "server"
+        if address_file.exists():
+            config_file.remove(config.config_file, _user_settings(address_file.parent))
         stays = f"; disk {kept[0]} stays, with the state" if kept else ""
         output.print_result({"deleted": name, "kept": kept}, f"deleted {name}{stays}", as_json)
         return
     if not as_json:
         _show_plan(plan, price, settings.project, settings.zone, False)
+    grants = vm.check_access()
+    if grants:
+        output.print_status("warning: the service account of the VM lacks roles of a server")
+        for grant in grants:
+            output.print_status(f"  next: {grant}")
     _confirm("Create it?", yes)
     folder = config.home / "deployed" / name
     token = _token(folder, deployment.new_token)
@@ -126,8 +134,10 @@ def server(
     ca = vm.wait_until_ready()
     (folder / "ca.pem").write_text(ca)
     url = f"https://{address}:{settings.port}"
+    (folder / "server").write_text(f"{url}\n")
     problem = _connection_problem(url, token, folder / "ca.pem")
-    _show_result(url, token, folder, problem, as_json)
+    saved = _save_settings(config, folder)
+    _show_result(url, token, folder, saved, problem, as_json)
 
 
 def _show_plan(
@@ -145,16 +155,38 @@ def _show_plan(
     cost = (
         "unknown for this machine type"
         if price is None
-        else f"${price:.3f} per hour, ${price * server_vm_prices.HOURS_PER_MONTH:.0f} per month "
-        "(list prices in us-central1)"
+        else f"about ${price:.3f} per hour, "
+        f"${price * server_vm_prices.HOURS_PER_MONTH:.0f} per month "
+        f"(estimate for us-central1; today's prices: {server_vm_prices.SOURCE})"
     )
     click.echo(f"Price: {cost}")
 
 
-def _show_result(url: str, token: str, folder: Path, problem: str, as_json: bool) -> None:
-    files = {"ca_file": str(folder / "ca.pem"), "token_file": str(folder / "token")}
+def _user_settings(folder: Path) -> dict[str, str]:
+    """What a client of the deployed server needs in its config file."""
+    return {
+        "server": (folder / "server").read_text().strip(),
+        "ca_file": str(folder / "ca.pem"),
+        "token_file": str(folder / "token"),
+    }
+
+
+def _save_settings(config: Config, folder: Path) -> Path | None:
+    """The config file that has the settings now. None: it names another server or CA."""
+    values = _user_settings(folder)
+    known = {"server": config.server, "ca_file": config.ca_file, "token_file": config.token_file}
+    if any(value is not None and str(value) != values[key] for key, value in known.items()):
+        return None
+    return config.config_file if config_file.save(config.config_file, values) else None
+
+
+def _show_result(
+    url: str, token: str, folder: Path, saved: Path | None, problem: str, as_json: bool
+) -> None:
+    values = _user_settings(folder)
     if as_json:
-        output.print_json({"server": url, "token": token, "problem": problem, **files})
+        written = {"config_file": str(saved) if saved else None}
+        output.print_json({**values, "token": token, "problem": problem, **written})
         return
     if problem:
         output.print_status(
@@ -162,12 +194,15 @@ def _show_result(url: str, token: str, folder: Path, problem: str, as_json: bool
             "  next: pass --allow with the address of this machine, or use a machine in the VPC"
         )
     click.echo(
-        f"server ready: {url}\n"
-        f"admin token (shown once, saved in {files['token_file']}): {token}\n"
-        "next: set these in the config file of each user, with a token of their own\n"
-        f"  server: {url}\n  ca_file: {files['ca_file']}\n  token_file: {files['token_file']}\n"
-        "  `tpu status`, `tpu user add NAME`, `tpu token create --user NAME`"
+        f"server ready: {url}\nadmin token (shown once, saved in {values['token_file']}): {token}"
     )
+    if saved is not None:
+        click.echo(f"wrote server, ca_file and token_file to {saved}")
+        click.echo("next: `tpu status`; for other people `tpu user add NAME`")
+        return
+    click.echo("next: set these in your config file")
+    for key, value in values.items():
+        click.echo(f"  {key}: {value}")
 
 
 def _connection_problem(url: str, token: str, ca_file: Path) -> str:

@@ -24,13 +24,15 @@ def _renamed(line: str, note: str = "") -> Renamed:
     return Renamed(tuple(line.split()), note)
 
 
-_LIST = _renamed("jobs", "`tpu logs -f JOB` follows one")
+_LIST = _renamed("jobs", "`tpu logs -f JOB` follows one; `tpu jobs owner:USER` lists another's")
 _CANCEL = _renamed("cancel", "pass a job instead of a window number")
 _ARCHIVE = "nothing is deleted; `tpu purge` deletes files"
 _NO_WINDOWS = Unsupported("jobs have ids and names instead of windows", "`tpu jobs` lists them")
-_NO_REGISTRY = Unsupported(
-    "slices are recorded when they are requested, not registered by hand",
-    "`tpu pool create lab v5e-16 --largest 4` keeps slices for a group",
+_ADOPT = _renamed("adopt", "pass --pool; the node keeps its name")
+_UNREGISTER = _renamed("unregister", "the node is not deleted")
+_NO_SLOTS = Unsupported(
+    "an alias leads to a slice, not to a slot that nodes take turns in",
+    "`tpu adopt NODE --pool POOL`, then `tpu inventory set NODE --alias ALIAS`",
 )
 _NO_CALLBACKS = Unsupported(
     "agents report start, progress and end of a job", "remove this line from your script"
@@ -135,17 +137,17 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     "add-tpu-alias": _renamed("alias set --tpu"),
     "-lta": _renamed("alias"),
     "-sta": _renamed("alias"),
-    "register": _NO_REGISTRY,
-    "add-applied-tpu": _NO_REGISTRY,
-    "add-applied": _NO_REGISTRY,
-    "-atpu": _NO_REGISTRY,
-    "del-registered": _NO_REGISTRY,
-    "del-register": _NO_REGISTRY,
-    "del-reg": _NO_REGISTRY,
-    "del-info": _NO_REGISTRY,
-    "rtw": _NO_REGISTRY,
-    "fang": _NO_REGISTRY,
-    "fmd": _NO_REGISTRY,
+    "register": _ADOPT,
+    "add-applied-tpu": _ADOPT,
+    "add-applied": _ADOPT,
+    "-atpu": _ADOPT,
+    "del-registered": _UNREGISTER,
+    "del-register": _UNREGISTER,
+    "del-reg": _UNREGISTER,
+    "del-info": _UNREGISTER,
+    "rtw": _ADOPT,
+    "fang": _NO_SLOTS,
+    "fmd": _NO_SLOTS,
     "keng": _renamed("stock", "it shows where capacity was granted and refused"),
     "zhan": _renamed("reserve", "pass a pool"),
     "rm-lock": _renamed("release"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.host_commands import HostCommandReport, HostCommandRequest
+from tpufleet.model.slices import SliceState
 from tpufleet.views.cli import output
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ STATUS_AFTER_SECONDS = 5.0
 def find_slices(client: FleetClient, ref: str) -> tuple[SliceRow, ...]:
     """The slice of this name, or the slices that a job holds, by any reference to the job."""
     for row in client.slices(include_released=True):
-        if row.id == ref:
+        if row.id == ref or (row.node == ref and row.state is not SliceState.GONE):
             return (row,)
     try:
         detail = client.job(ref)

@@ -6,15 +6,18 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
+from tpufleet import config
 from tpufleet.errors import BadInput
 from tpufleet.model import fleets, topology, tpu_zones
 from tpufleet.views.cli import connection, output
 
 DEFAULT_TYPE = "v5e-4"
 MAX_ZONES = 3
+PROXIED = "127.0.0.1:8470"  # where a proxy with TLS finds the server
 
 
 @click.command(
@@ -25,7 +28,14 @@ MAX_ZONES = 3
 @click.option("--type", "accelerator", metavar="TYPE", help="The TPU type that you want to use.")
 @click.option("--zone", "zones", multiple=True, help="Zone (default: those that offer the type).")
 @click.option("--bucket", metavar="gs://…", help="For checkpoints, code and logs.")
-@click.option("--public-url", metavar="URL", help="At which TPU hosts reach the server.")
+@click.option(
+    "--public-url",
+    metavar="URL",
+    help="At which TPU hosts reach a server on this machine (default: `tpu deploy server` later).",
+)
+@click.option("--tls-cert", metavar="FILE", help="Certificate chain of that server (PEM).")
+@click.option("--tls-key", metavar="FILE", help="Its private key (PEM).")
+@click.option("--insecure-http", is_flag=True, help="Allow a --public-url with plain HTTP.")
 @click.option("--internal-ips", is_flag=True, help="Hosts get no external addresses.")
 @click.option("--yes", is_flag=True, help="Ask nothing; replace an existing config file.")
 @click.option("--dry-run", is_flag=True, help="Rehearse everything on an emulator; writes nothing.")
@@ -37,6 +47,9 @@ def init(
     zones: tuple[str, ...],
     bucket: str | None,
     public_url: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    insecure_http: bool,
     internal_ips: bool,
     yes: bool,
     dry_run: bool,
@@ -56,13 +69,12 @@ def init(
         accelerator = click.prompt("TPU type", default=DEFAULT_TYPE) if ask else DEFAULT_TYPE
     kind = topology.find(accelerator)
     document: dict[str, Any] = {
-        "public_url": public_url,
+        **_server(public_url, tls_cert, tls_key, insecure_http),
         "bucket": bucket or f"gs://{project}-tpufleet/fleet",
         "tpu_vm": {"project": project, "zones": _zones(kind, zones, ask)},
     }
     if internal_ips:
         document["tpu_vm"]["external_ips"] = False
-    document = {key: value for key, value in document.items() if value is not None}
     if dry_run:
         from tpufleet.views.cli import rehearsal
 
@@ -70,12 +82,41 @@ def init(
     settings = connection.settings()
     _write(settings.config_file, document, ask=ask, yes=yes)
     _check(accelerator)
-    click.echo(
-        "\nNext, once the checks pass:\n"
-        "  tpu serve\n"
-        f"  tpu run {accelerator} --spot --max-cost 5 -- "
-        "python -c 'import jax; print(jax.devices())'"
-    )
+    click.echo("\nNext, once the checks pass:")
+    for step in _next_steps(public_url, accelerator):
+        click.echo(f"  {step}")
+
+
+def _next_steps(public_url: str | None, accelerator: str) -> list[str]:
+    server = ["tpu bundle", "tpu serve"] if public_url else ["tpu deploy server"]
+    program = "python -c 'import jax; print(jax.devices())'"
+    return [*server, f"tpu run {accelerator} --spot --max-cost 5 -- {program}"]
+
+
+def _server(
+    public_url: str | None, cert: str | None, key: str | None, insecure_http: bool
+) -> dict[str, Any]:
+    """Settings of a server on this machine; none without `public_url`."""
+    if public_url is None:
+        if cert or key or insecure_http:
+            raise BadInput("--tls-cert, --tls-key and --insecure-http require --public-url")
+        return {}
+    parts = urlsplit(config.check_server_url(public_url, "--public-url"))
+    if (cert is None) != (key is None):
+        raise BadInput("--tls-cert and --tls-key: pass both")
+    document: dict[str, Any] = {"public_url": public_url}
+    if cert is not None and key is not None:
+        files = {"tls_cert": str(Path(cert).absolute()), "tls_key": str(Path(key).absolute())}
+        return {**document, "listen": f"0.0.0.0:{parts.port or 443}", **files}
+    if parts.scheme == "https":
+        return {**document, "listen": PROXIED}
+    if not insecure_http:
+        raise BadInput(
+            f"--public-url: tokens would cross the network to {public_url} in the clear\n"
+            "  next: pass an https:// URL with --tls-cert and --tls-key; or leave it out and use "
+            "`tpu deploy server`; or pass --insecure-http on a network that you trust"
+        )
+    return {**document, "listen": f"0.0.0.0:{parts.port or 80}", "insecure_http": True}
 
 
 def _gcloud_project() -> str | None:

@@ -84,6 +84,7 @@ def _why_empty(detail: JobDetail, host: int | None) -> str:
 @click.option("--follow", "-f", is_flag=True, help="Follow until interrupted.")
 @click.option("--slice", "slice_id", metavar="SLICE", help="Only events of this slice.")
 @click.option("--pool", help="Only events of this pool.")
+@click.option("--user", help="Only what this user caused.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000))
 @json_option
 def events(
@@ -91,14 +92,16 @@ def events(
     follow: bool,
     slice_id: str | None,
     pool: str | None,
+    user: str | None,
     limit: int,
     as_json: bool,
 ) -> None:
-    """Print the events of JOB, of a slice, of a pool, or of the whole fleet, oldest first."""
-    if sum(each is not None for each in (job, slice_id, pool)) > 1:
-        raise BadInput("pass one of JOB, --slice and --pool")
+    """Print the events of JOB, of a slice, of a pool, of a user, or of the whole fleet, oldest
+    first."""
+    if sum(each is not None for each in (job, slice_id, pool, user)) > 1:
+        raise BadInput("pass one of JOB, --slice, --pool and --user")
     with connection.connect() as client:
-        page = client.events(job, slice_id=slice_id, pool=pool, limit=limit, newest=True)
+        page = client.events(job, slice_id=slice_id, pool=pool, user=user, limit=limit, newest=True)
         if not as_json:
             use_time_zone(client)
         if as_json and not follow:
@@ -112,12 +115,13 @@ def events(
             return
         ref = client.job(job).job.id if job is not None else None
         for item in client.stream(job=ref, after=page.last):
-            if isinstance(item, Event) and _concerns(item, slice_id, pool):
+            if isinstance(item, Event) and _concerns(item, slice_id, pool, user):
                 _show(item, as_json)
 
 
-def _concerns(event: Event, slice_id: str | None, pool: str | None) -> bool:
-    return slice_id in (None, event.slice_id) and pool in (None, event.pool)
+def _concerns(event: Event, slice_id: str | None, pool: str | None, user: str | None) -> bool:
+    wanted = ((slice_id, event.slice_id), (pool, event.pool), (user, event.by))
+    return all(expected in (None, value) for expected, value in wanted)
 
 
 def _show(event: Event, as_json: bool) -> None:

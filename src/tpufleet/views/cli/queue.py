@@ -8,6 +8,7 @@ import click
 
 from tpufleet.errors import BadInput
 from tpufleet.model.api_types import QueueEntry
+from tpufleet.model.jobs import JobState
 from tpufleet.model.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
@@ -15,6 +16,7 @@ from tpufleet.views.cli.cancel import cancel
 from tpufleet.views.cli.output import Cell, json_option
 from tpufleet.views.cli.preferences import use_time_zone
 
+WAITING_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RECOVERING})
 TITLES = ("QUEUE", "POS", "JOB", "OWNER", "NEEDS", "PRIORITY", "USED", "STARTS", "BECAUSE")
 
 
@@ -107,13 +109,35 @@ def move(job: str, first: bool, last: bool, before: str | None, as_json: bool) -
 @click.argument("job")
 @json_option
 def run_now(job: str, as_json: bool) -> None:
-    """Move JOB to the head of its queue, and release it if it is held."""
+    """Move JOB to the head of its queue, release it if it is held, and try again at once to get
+    its slices."""
     with connection.connect() as client:
         row = client.move_in_queue(job, first=True)
         if row.held_by is not None:
             row = client.release_in_queue(row.id)
+        row = client.retry_in_queue(row.id)
     message = f"{row.name} ({row.id}) is next in its queue"
     output.print_result(row, message, as_json)
+
+
+@queue.command(epilog="\b\nExample:\n  tpu queue retry train\n")
+@click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
+@json_option
+def retry(jobs: tuple[str, ...], as_json: bool) -> None:
+    """Try again at once to get the slices of each JOB, without waiting for the backoff.
+
+    For example after you repaired the firewall, raised the quota or granted a role. If the request
+    is refused again, the backoff continues.
+    """
+    with connection.connect() as client:
+        rows = [client.retry_in_queue(job) for job in jobs]
+    lines = "\n".join(
+        f"trying again for {row.name} ({row.id})"
+        if row.state in WAITING_STATES
+        else f"{row.name} ({row.id}) is {row.state}: it waits for nothing"
+        for row in rows
+    )
+    output.print_result({"jobs": rows}, lines, as_json)
 
 
 @queue.command(epilog="\b\nExample:\n  tpu queue hold train\n")

@@ -74,6 +74,8 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "slices": LazyCommand("List slices.", "slices:slices"),
         "find": LazyCommand("Find slices by type, and room in pools.", "inventory:find"),
         "pool": LazyCommand("Manage pools of slices.", "pool:pool"),
+        "adopt": LazyCommand("Use a TPU VM made by hand in a pool.", "adopt:adopt"),
+        "unregister": LazyCommand("Give an adopted TPU VM back.", "adopt:unregister"),
         "reservations": LazyCommand("List and end reservations.", "reservations:reservations"),
         "release": LazyCommand("Release a reservation or a held slice.", "reservations:release"),
         "budget": LazyCommand("Show budgets and what was spent of them.", "budget:budget"),

@@ -47,7 +47,7 @@ def ssh(
             f"{slice_id} is on an emulator ({settings['endpoint']}), which has no ssh\n"
             f"  next: tpu exec {slice_id} -- COMMAND"
         )
-    argv = gcloud.ssh(row.id, row.zone, settings.get("project"), str(host), command)
+    argv = gcloud.ssh(row.node or row.id, row.zone, settings.get("project"), str(host), command)
     if tunnel_through_iap or settings.get("external_ips") is False:
         argv.append("--tunnel-through-iap")
     if dry_run:

@@ -70,6 +70,10 @@ def lines(status: ServerStatus) -> list[str]:
                 f"  error: {problem.call} fails{where} for {text.duration(now - problem.since)}: "
                 f"{text.one_line(problem.message)}{_next_try(problem, now)}"
             )
+    if (jobs := status.local_jobs) is not None:
+        shown.append(
+            f"{'local' if jobs.isolated else 'warning':<10} jobs on local: {jobs.description}"
+        )
     for refusal in status.waiting_for:
         shown.append(
             f"refused    {short_name(refusal.accelerator)} ({refusal.capacity}) in {refusal.zone}, "

@@ -63,7 +63,7 @@ def tensorboard(
     """
     if not jobs and not logdir:
         raise BadInput("name a job, or a folder with --logdir")
-    program = [] if only_write else _program()
+    program = [] if only_write else find_program()
     with contextlib.ExitStack() as stack:
         root = only_write or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpu-")))
         client = stack.enter_context(connection.connect()) if jobs else None
@@ -76,7 +76,12 @@ def tensorboard(
             count = text.counted(len(events), "job")
             output.print_status(f"wrote the metrics of {count} to {only_write}")
             return 0
-        command = [*program, *_location(runs), "--port", str(port), "--host", bind]
+        if not _reads_buckets() and any(folder.startswith("gs://") for folder in runs.values()):
+            output.print_status(
+                "TensorBoard reads gs:// folders only with the package gcsfs\n"
+                "  next: pip install 'tpufleet[tensorboard]'"
+            )
+        command = [*program, *location_options(runs), "--port", str(port), "--host", bind]
         output.print_status(f"TensorBoard: http://{bind}:{port} (Ctrl-C stops it)")
         return _serve(command, client, events)
 
@@ -105,7 +110,7 @@ def _run_name(name: str, taken: dict[str, str]) -> str:
     return unique
 
 
-def _location(runs: dict[str, str]) -> list[str]:
+def location_options(runs: dict[str, str]) -> list[str]:
     if len(runs) == 1:
         return ["--logdir", next(iter(runs.values()))]
     return ["--logdir_spec", ",".join(f"{name}:{folder}" for name, folder in runs.items())]
@@ -136,7 +141,11 @@ def _serve(command: list[str], client: FleetClient | None, events: list[JobEvent
         process.wait()
 
 
-def _program() -> list[str]:
+def _reads_buckets() -> bool:
+    return any(importlib.util.find_spec(name) is not None for name in ("gcsfs", "tensorflow"))
+
+
+def find_program() -> list[str]:
     if found := shutil.which("tensorboard"):
         return [found]
     if importlib.util.find_spec("tensorboard") is not None:

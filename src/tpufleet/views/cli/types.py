@@ -93,5 +93,5 @@ def _grouped(offers: list[ZoneOffer]) -> list[list[ZoneOffer]]:
 
 
 def _range(offers: list[ZoneOffer]) -> str:
-    first, last = offers[0].accelerator, offers[-1].accelerator
+    first, last = (topology.short_name(offers[index].accelerator) for index in (0, -1))
     return first if len(offers) == 1 else f"{first} … {last}"

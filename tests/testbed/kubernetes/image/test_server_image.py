@@ -20,7 +20,7 @@ from tpufleet.testbed.kubernetes.image import builder, sbom
 
 PROGRAMS = ("containerd", "ctr", "runc", "debootstrap")
 pytestmark = [
-    pytest.mark.scale,
+    pytest.mark.slow,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(
         os.geteuid() != 0 or not all(map(shutil.which, PROGRAMS)),

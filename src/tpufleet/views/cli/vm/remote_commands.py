@@ -66,6 +66,23 @@ with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as o
 draft.replace(file)
 print("key installed")
 """
+# Runs the startup script that the metadata has now, as a boot does:
+# https://cloud.google.com/compute/docs/instances/startup-scripts/linux
+STARTUP_COMMAND = ("sudo", "google_metadata_script_runner", "startup")
+# Argument: the slice, whose metadata may take a moment to arrive.
+_RUN_STARTUP_SCRIPT = r"""
+set -u; source=http://metadata.google.internal/computeMetadata/v1/instance/attributes
+read_value() { curl -fsS --noproxy '*' -H 'Metadata-Flavor: Google' "$source/$1" 2>/dev/null; }
+waited=0
+until [ "$(read_value tpufleet-adopted)" = "$1" ]; do
+  if [ "$waited" -ge 120 ]; then echo "failed the metadata of $1 has not arrived"; exit 1; fi
+  sleep 2; waited=$((waited + 2))
+done
+script="$(mktemp)"; trap 'rm -f "$script"' EXIT
+read_value startup-script >"$script"
+bash "$script" </dev/null && echo "agent started"
+"""
+STARTUP_SECONDS = 900.0
 # Known errors in the output of gcloud, ssh and JAX, which have no typed form.
 _KNOWN_ERRORS = (
     ("already in use", NodeResult.CHIPS_IN_USE, "another process uses the chips"),
@@ -115,6 +132,20 @@ def mount_disks(node: NodeAddress, force: bool) -> NodeOutcome:
 def mount_nfs(node: NodeAddress, source: str, target: str, force: bool) -> NodeOutcome:
     result = run_on_all_hosts(node, *_as_root(_MOUNT_NFS), source, target, *_force_argument(force))
     return _mount_outcome(node, result)
+
+
+def run_startup_script(node: NodeAddress, slice_id: str) -> NodeOutcome:
+    """Of an adopted node, on every host."""
+    argv = gcloud.ssh(
+        node.name, node.zone, node.project, "all", (*_as_root(_RUN_STARTUP_SCRIPT), slice_id)
+    )
+    result = gcloud.run(argv, STARTUP_SECONDS)
+    failed = re.findall(r"^(?:failed|tpufleet: .* failed:) (.+)$", result.output, re.MULTILINE)
+    if failed:
+        return _outcome(node, NodeResult.FAILED, "; ".join(dict.fromkeys(failed)))
+    if result.status == 0 and "agent started" in result.output:
+        return _outcome(node, NodeResult.DONE, "agent started")
+    return _failure(node, result)
 
 
 def install_wandb_key(node: NodeAddress, host: int, key: str) -> NodeOutcome:

@@ -1,5 +1,6 @@
-"""Earlier releases of JobSet and Kueue for the local control plane, for the version matrix of the
-tests. Each is built in the source tree of its own release, whose go.sum pins what it needs."""
+"""Earlier releases of Kubernetes, JobSet and Kueue for the local control plane, for the version
+matrix of the tests. JobSet and Kueue are built in the source tree of their own release, whose
+go.sum pins what it needs; Kubernetes from golang_earlier/, which has a go.sum of its own."""
 
 from __future__ import annotations
 
@@ -12,17 +13,18 @@ from pathlib import Path
 from tpufleet.testbed.kubernetes import binaries, go_sources
 from tpufleet.testbed.kubernetes.binaries import Build, ControlPlaneBuildError, Progress
 
-JOBSET, KUEUE = "sigs.k8s.io/jobset", "sigs.k8s.io/kueue"
+KUBERNETES, JOBSET, KUEUE = "k8s.io/kubernetes", "sigs.k8s.io/jobset", "sigs.k8s.io/kueue"
+KUBERNETES_SOURCES = Path(__file__).parent / "golang_earlier"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExtensionRelease:
+class EarlierRelease:
     """A release that replaces the one of the same module in a build."""
 
     module: str
     version: str
     package: str  # of its main, in its own tree
-    binary: str  # see go_sources.BUILD_STEPS
+    binary: str  # see go_sources.BUILD_STEPS, and Build.kubernetes
 
     @property
     def title(self) -> str:
@@ -31,13 +33,15 @@ class ExtensionRelease:
 
 # Besides the current releases, which golang/go.mod names.
 EARLIER_RELEASES = (
-    ExtensionRelease(module=JOBSET, version="v0.11.1", package=".", binary="jobset"),
-    ExtensionRelease(module=KUEUE, version="v0.17.1", package="./cmd/kueue", binary="kueue"),
-    ExtensionRelease(module=KUEUE, version="v0.16.2", package="./cmd/kueue", binary="kueue"),
+    # golang_earlier/go.mod pins the same version.
+    EarlierRelease(module=KUBERNETES, version="v1.35.4", package=".", binary="kubernetes"),
+    EarlierRelease(module=JOBSET, version="v0.11.1", package=".", binary="jobset"),
+    EarlierRelease(module=KUEUE, version="v0.17.1", package="./cmd/kueue", binary="kueue"),
+    EarlierRelease(module=KUEUE, version="v0.16.2", package="./cmd/kueue", binary="kueue"),
 )
 
 
-def ensure(release: ExtensionRelease, progress: Progress = lambda message: None) -> Build:
+def ensure(release: EarlierRelease, progress: Progress = lambda message: None) -> Build:
     """The current control plane with this release in it; built now if it is not cached."""
     current, root = binaries.ensure(progress), binaries.cache_root()
     final = root / f"{go_sources.build_key()}-{release.binary}-{release.version}"
@@ -48,7 +52,7 @@ def ensure(release: ExtensionRelease, progress: Progress = lambda message: None)
 
 
 def _build(
-    go: str, release: ExtensionRelease, current: Build, final: Path, progress: Progress
+    go: str, release: EarlierRelease, current: Build, final: Path, progress: Progress
 ) -> None:
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=final.parent))
     try:
@@ -60,11 +64,15 @@ def _build(
         tree = _source_tree(go, release, draft)
         progress(f"building {release.title}")
         binary = str(draft / "bin" / release.binary)
-        binaries.compile_packages(go, tree, (release.package,), binary, progress)
-        manifests = draft / "manifests" / release.module.replace("/", "_")
-        shutil.rmtree(manifests)
-        patterns = go_sources.MANIFESTS[release.module]
-        binaries.copy_files(tree, release.module, patterns, manifests)
+        kubernetes = release.module == KUBERNETES
+        version = release.version.removeprefix("v") if kubernetes else go_sources.KUBERNETES_VERSION
+        flags = go_sources.link_flags(version)
+        binaries.compile_packages(go, tree, (release.package,), binary, progress, flags)
+        if not kubernetes:
+            manifests = draft / "manifests" / release.module.replace("/", "_")
+            shutil.rmtree(manifests)
+            patterns = go_sources.MANIFESTS[release.module]
+            binaries.copy_files(tree, release.module, patterns, manifests)
         shutil.rmtree(tree)
         draft.rename(final)
     except BaseException:
@@ -72,10 +80,14 @@ def _build(
         raise
 
 
-def _source_tree(go: str, release: ExtensionRelease, draft: Path) -> Path:
-    """A writable copy of the module, with the patches of the current build."""
-    module = f"{release.module}@{release.version}"
+def _source_tree(go: str, release: EarlierRelease, draft: Path) -> Path:
+    """A writable copy of the module, with the patches of the current build. That of Kubernetes does
+    not build on its own: its parts are modules of their own."""
     tree = draft / "src"
+    if release.module == KUBERNETES:
+        shutil.copytree(KUBERNETES_SOURCES, tree)
+        return tree
+    module = f"{release.module}@{release.version}"
     shutil.copytree(binaries.module_folder(go, draft, module), tree, copy_function=shutil.copyfile)
     for folder, _, _ in os.walk(tree):
         os.chmod(folder, 0o755)

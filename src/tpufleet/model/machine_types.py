@@ -1,0 +1,51 @@
+"""CPUs and memory of GKE's TPU machines, and how much of it pods get."""
+
+from __future__ import annotations
+
+# CPUs and GiB of memory, from
+# https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+MACHINE_RESOURCES: dict[str, tuple[int, int]] = {
+    "ct4p-hightpu-4t": (240, 407),
+    "ct5lp-hightpu-1t": (24, 48),
+    "ct5lp-hightpu-4t": (112, 192),
+    "ct5lp-hightpu-8t": (224, 384),
+    "ct5p-hightpu-4t": (208, 448),
+    "ct6e-standard-1t": (44, 448),
+    "ct6e-standard-4t": (180, 720),
+    "ct6e-standard-8t": (180, 1440),
+    "tpu7x-standard-4t": (224, 960),
+}
+# What GKE reserves on each node: share of the next so many cores or GiB; None: of all others. From
+# https://cloud.google.com/kubernetes-engine/docs/concepts/plan-node-sizes
+_CPU_RESERVED: tuple[tuple[int | None, float], ...] = (
+    (1, 0.06),
+    (1, 0.01),
+    (2, 0.005),
+    (None, 0.0025),
+)
+_MEMORY_RESERVED: tuple[tuple[int | None, float], ...] = (
+    (4, 0.25),
+    (4, 0.20),
+    (8, 0.10),
+    (112, 0.06),
+    (None, 0.02),
+)
+_EVICTION_THRESHOLD = 100 / 1024  # GiB
+
+
+def allocatable(machine: str) -> tuple[float, float]:
+    """CPUs and GiB of memory that the pods of a node can request, at most."""
+    cpus, gibibytes = MACHINE_RESOURCES[machine]
+    return (
+        cpus - _reserved(cpus, _CPU_RESERVED),
+        gibibytes - _reserved(gibibytes, _MEMORY_RESERVED) - _EVICTION_THRESHOLD,
+    )
+
+
+def _reserved(total: float, parts: tuple[tuple[int | None, float], ...]) -> float:
+    left, reserved = total, 0.0
+    for size, share in parts:
+        part = left if size is None else min(left, size)
+        reserved += share * part
+        left -= part
+    return reserved
