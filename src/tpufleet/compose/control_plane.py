@@ -116,6 +116,10 @@ class ControlPlane:
         host, port = self._listener.getsockname()[:2]
         scheme = "http" if settings.tls_cert is None else "https"
         self.url = f"{scheme}://{server_files.advertised_host(host)}:{port}"
+        # Commands on this machine find it here, and send the token of the state folder.
+        loopback = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host)
+        plain = loopback is not None and settings.tls_cert is None
+        self._url_on_this_machine = f"http://{loopback}:{port}" if plain else self.url
         self._server = self._http_server()
         self._controller = self._make_controller()
         self._subscription = store.subscribe(self._on_store_change)
@@ -128,7 +132,8 @@ class ControlPlane:
                 provider.start()
         self._controller.start()
         server_file = home / "server.json"
-        server_files.write_private(server_file, json.dumps({"url": self.url, "pid": os.getpid()}))
+        record = {"url": self._url_on_this_machine, "pid": os.getpid()}
+        server_files.write_private(server_file, json.dumps(record))
         log.info("serving at %s", self.url)
         print(f"control plane at {self.url} (state in {home})", flush=True)
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)

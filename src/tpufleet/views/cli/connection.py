@@ -74,7 +74,7 @@ def _started(read: config.Config, announce: bool) -> str:
         return True
 
     running = config.embedded_server_url(read.home)
-    if running is not None and is_ready(running):
+    if running is not None and (not config.is_loopback(running) or is_ready(running)):
         return running
     url, new = embedded_server.start(read.home, is_ready)
     if new and announce:
