@@ -45,7 +45,12 @@ def is_remote() -> bool:
 def client_for(read: config.Config, url: str) -> FleetClient:
     from tpufleet.client.fleet import FleetClient  # imports the HTTP client
 
-    return FleetClient(url, config.read_token(read, url), ca_file=read.ca_file)
+    return FleetClient(
+        url,
+        config.read_token(read, url),
+        ca_file=read.ca_file,
+        certificate=config.embedded_certificate(read.home, url),
+    )
 
 
 def _server_option() -> str | None:
@@ -74,7 +79,7 @@ def _started(read: config.Config, announce: bool) -> str:
         return True
 
     running = config.embedded_server_url(read.home)
-    if running is not None and (not config.is_loopback(running) or is_ready(running)):
+    if running is not None and is_ready(running):
         return running
     url, new = embedded_server.start(read.home, is_ready)
     if new and announce:

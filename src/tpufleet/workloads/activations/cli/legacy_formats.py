@@ -59,8 +59,8 @@ def export(
         )
         click.echo(
             f"{exported['rows']:,} rows of {exported['samples']:,} samples in "
-            f"{exported['files']:,} files\nload them with `datasets.load_dataset({folder!r})`, or "
-            f"upload them with `huggingface-cli upload NAME {folder} --repo-type dataset`"
+            f"{exported['files']:,} Parquet files\nload them with `datasets.load_dataset({folder!r})`, or "
+            f"upload them with `hf upload NAME {folder} --repo-type dataset`"
         )
         return
     from tpufleet.workloads.activations.legacy import pickle_shards
