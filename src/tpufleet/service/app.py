@@ -255,7 +255,11 @@ class AuthMiddleware:
                 sent = _header(scope, sessions.CSRF_HEADER.encode())
                 sessions.check_csrf(self._deps.secret, cookie, sent)
             return "", hashed, session_id
-        token = auth.bearer_token(header)
+        try:
+            token = auth.bearer_token(header)
+        except Unauthorized:
+            self._limiter.check_address(address, "")
+            raise
         if token.startswith(sessions.LINK_PREFIX) and _creates_session(scope):
             self._limiter.check_address(address, "")
             return "", self._links.redeem(token, now), ""
