@@ -63,8 +63,13 @@ def unarchive(context: CommandContext, request: UnarchiveRequest) -> JobPage:
 
 def purge(context: CommandContext, files: JobFiles, request: PurgeRequest) -> PurgeReport:
     """Delete logs, results and unused code; checkpoints only if requested."""
-    if request.dry_run:
+    if request.dry_run:  # may list everything
         return _plan(context, request, MAX_SELECTED).report(files)
+    if not (request.jobs or request.states or request.older_than > timedelta(0)):
+        raise BadInput(
+            "select what to delete: jobs, states or older_than\n"
+            '  next: name them ("jobs": ["train"]), or list all with "dry_run": true first'
+        )
     # From here until they are marked, none of them can be resumed.
     with checkpoint_leases.exclusive(context.store, context.now) as lease:
         plan = _plan(context, request, MAX_PURGED)
