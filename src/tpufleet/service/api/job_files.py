@@ -122,7 +122,7 @@ def create_link(call: ApiCall) -> SignedLink:
     path = f"{API_PREFIX}/jobs/{job.id}/{new.resource}"
     secret = call.components.deps.secret
     return SignedLink(
-        path=signed_links.sign(path, call.user.name, expires_at, secret), expires_at=expires_at
+        path=signed_links.sign(path, call.user, expires_at, secret), expires_at=expires_at
     )
 
 
