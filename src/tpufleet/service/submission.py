@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -14,7 +14,7 @@ from tpufleet.model.api_types import ResubmitRequest
 from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
-from tpufleet.model.jobs import Job, JobId, JobSpec, ParentRelation, default_name
+from tpufleet.model.jobs import Job, JobId, JobSpec, ParentRelation, default_name, is_generated_id
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SIMULATED_PROVIDERS
 from tpufleet.model.topology import short_name
@@ -88,6 +88,7 @@ def submit(context: CommandContext, storage: JobStorage, body: bytes) -> list[Jo
     with checkpoint_leases.exclusive(context.store, context.now) as lease:
         checkpoint_leases.require_free(
             context.store, [job for job in named if context.store.job(job.id) is None]
+    _require_unused_as_names(context, jobs.values())
         )
         return _insert(context, jobs, lease)
 
@@ -139,6 +140,7 @@ def resubmit(
         retention.require_files(context.store, parent, f"so it cannot be {verb}; submit a new job")
         if relation is ParentRelation.RESUME:
             _require_no_live_relative(context, parent)
+    _require_unused_as_names(context, [job])
         checkpoint_leases.require_free(context.store, [job])
         return _insert(context, {job.id: job}, lease)[0]
 
@@ -321,6 +323,19 @@ def _require_match(known: Job, sent: Job) -> Job:
 
 def _identity(job: Job) -> tuple[object, ...]:
     return (job.spec, job.owner, job.snapshot, job.parent, job.parent_relation)
+def _require_unused_as_names(context: CommandContext, jobs: Iterable[Job]) -> None:
+    """An id that a user chose must not be what others call a job of theirs."""
+    for job in jobs:
+        if is_generated_id(job.id):
+            continue
+        same_name = JobQuery(name=job.id, other_owner_than=job.owner, archived=None, limit=1)
+        if context.store.jobs(same_name) and context.store.job(job.id) is None:
+            raise Conflict(
+                f"job id {job.id} is the name of another user's job; choose another id, or let "
+                "the client generate one"
+            )
+
+
 
 
 def _require_no_live_relative(context: CommandContext, job: Job) -> None:
