@@ -35,6 +35,7 @@ RULES = {
     "POST /queue/{ref}/move": OWNER,
     "POST /queue/{ref}/hold": OWNER,
     "POST /queue/{ref}/release": OWNER,
+    "POST /queue/{ref}/retry": OWNER,
     "POST /reservations": OWN,
     "PATCH /reservations/{id}": OWNER,
     "DELETE /reservations/{id}": OWNER,
@@ -85,6 +86,7 @@ CALLS: dict[str, Call] = {
     "POST /queue/{ref}/move": Call("/queue/live/move", {"last": True}),
     "POST /queue/{ref}/hold": Call("/queue/live/hold"),
     "POST /queue/{ref}/release": Call("/queue/live/release"),
+    "POST /queue/{ref}/retry": Call("/queue/live/retry"),
     "PATCH /reservations/{id}": Call("/reservations/r1", {"extend_by": "PT5M"}),
     "DELETE /reservations/{id}": Call("/reservations/r1?reason=deadline"),
     "POST /slices/{id}/release": Call("/slices/s2/release"),
@@ -130,10 +132,14 @@ def test_only_the_owner_or_an_admin_changes_an_object(service, name, caller):
     call = CALLS[name]
     with service.http(service.tokens[caller]) as http:
         status = http.request(name.partition(" ")[0], call.path, json=call.body).status_code
+    entries = service.client("ada").audit(user=caller)
     if caller in ("mo", "ada"):
         assert status == 200
+        # An admin who acts on what belongs to a member leaves a trace.
+        assert caller == "mo" or [entry.outcome for entry in entries] == [AuditOutcome.REQUESTED]
     else:
         assert status in (403, 404)
+        assert entries[0].outcome is AuditOutcome.REFUSED
 
 
 @pytest.mark.parametrize(
