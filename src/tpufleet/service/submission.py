@@ -18,7 +18,14 @@ from tpufleet.model.jobs import Job, JobId, JobSpec, ParentRelation, default_nam
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SIMULATED_PROVIDERS
 from tpufleet.model.topology import short_name
-from tpufleet.service import checkpoint_leases, identifiers, queries, retention, token_scopes
+from tpufleet.service import (
+    checkpoint_leases,
+    checkpoint_owners,
+    identifiers,
+    queries,
+    retention,
+    token_scopes,
+)
 from tpufleet.service.assignments import HOST_FILE_PREFIX, checkpoint_location
 from tpufleet.service.commands import CommandContext, require_priority
 from tpufleet.service.files.secrets import SecretFiles
@@ -81,15 +88,15 @@ def submit(context: CommandContext, storage: JobStorage, body: bytes) -> list[Jo
         if job.id in jobs:
             raise BadInput(f"jobs[{index}].id: duplicate id {job.id}")
         jobs[job.id] = job
+    _require_unused_as_names(context, jobs.values())
     named = [job for job in jobs.values() if job.spec.checkpoint is not None]
     if not named:  # each has a location of its own
         return _insert(context, jobs)
     _require_own_locations(context, storage, named)
     with checkpoint_leases.exclusive(context.store, context.now) as lease:
-        checkpoint_leases.require_free(
-            context.store, [job for job in named if context.store.job(job.id) is None]
-    _require_unused_as_names(context, jobs.values())
-        )
+        fresh = [job for job in named if context.store.job(job.id) is None]
+        checkpoint_owners.require_owned(context.store, context.caller, fresh)
+        checkpoint_leases.require_free(context.store, fresh)
         return _insert(context, jobs, lease)
 
 
@@ -133,6 +140,7 @@ def resubmit(
     known = context.store.job(job.id)
     if known is not None:
         return _require_match(known, job)
+    _require_unused_as_names(context, [job])
     if spec.checkpoint != parent.spec.checkpoint:
         _require_own_locations(context, storage, [job])
     with checkpoint_leases.exclusive(context.store, context.now) as lease:
@@ -140,7 +148,8 @@ def resubmit(
         retention.require_files(context.store, parent, f"so it cannot be {verb}; submit a new job")
         if relation is ParentRelation.RESUME:
             _require_no_live_relative(context, parent)
-    _require_unused_as_names(context, [job])
+        if spec.checkpoint is not None and spec.checkpoint != parent.spec.checkpoint:
+            checkpoint_owners.require_owned(context.store, context.caller, [job])
         checkpoint_leases.require_free(context.store, [job])
         return _insert(context, {job.id: job}, lease)[0]
 
@@ -314,15 +323,6 @@ def _submit_message(job: Job, by: str) -> str:
     return f"{verb} from job {job.parent} by {by}{note}"
 
 
-def _require_match(known: Job, sent: Job) -> Job:
-    """The recorded job, if it is the one that was sent; its times and states may differ."""
-    if _identity(known) != _identity(sent):
-        raise Conflict(f"job id {sent.id} is in use by another job; choose another id")
-    return known
-
-
-def _identity(job: Job) -> tuple[object, ...]:
-    return (job.spec, job.owner, job.snapshot, job.parent, job.parent_relation)
 def _require_unused_as_names(context: CommandContext, jobs: Iterable[Job]) -> None:
     """An id that a user chose must not be what others call a job of theirs."""
     for job in jobs:
@@ -336,6 +336,15 @@ def _require_unused_as_names(context: CommandContext, jobs: Iterable[Job]) -> No
             )
 
 
+def _require_match(known: Job, sent: Job) -> Job:
+    """The recorded job, if it is the one that was sent; its times and states may differ."""
+    if _identity(known) != _identity(sent):
+        raise Conflict(f"job id {sent.id} is in use by another job; choose another id")
+    return known
+
+
+def _identity(job: Job) -> tuple[object, ...]:
+    return (job.spec, job.owner, job.snapshot, job.parent, job.parent_relation)
 
 
 def _require_no_live_relative(context: CommandContext, job: Job) -> None:
