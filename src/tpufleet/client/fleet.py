@@ -71,7 +71,14 @@ from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandReport, HostCommandRequest
 from tpufleet.model.inventory import Inventory, InventoryChange, InventoryNote
-from tpufleet.model.jobs import JobId, JobSpec, default_name
+from tpufleet.model.jobs import (
+    ID_LENGTH,
+    ID_LETTERS,
+    JobId,
+    JobSpec,
+    default_name,
+    is_generated_id,
+)
 from tpufleet.model.notifications import Delivery, NotificationChannel
 from tpufleet.model.pools import Pool
 from tpufleet.model.preferences import PreferenceChanges, Preferences
@@ -82,13 +89,15 @@ from tpufleet.model.users import Role, TokenScope, User
 
 T = TypeVar("T")
 
-_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 _BULK_SECONDS = 120.0  # for large submissions, uploads and downloads
 
 
 def new_job_id() -> JobId:
     """60 random bits: unique, and a short prefix is enough to refer to it."""
-    return JobId("".join(secrets.choice(_LETTERS) for _ in range(12)))
+    while True:
+        text = "".join(secrets.choice(ID_LETTERS) for _ in range(ID_LENGTH))
+        if is_generated_id(text):  # not letters alone, which may be a word
+            return JobId(text)
 
 
 def new_job(spec: JobSpec, job_id: JobId, snapshot: str, *, named: bool) -> NewJob:

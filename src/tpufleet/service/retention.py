@@ -63,8 +63,13 @@ def unarchive(context: CommandContext, request: UnarchiveRequest) -> JobPage:
 
 def purge(context: CommandContext, files: JobFiles, request: PurgeRequest) -> PurgeReport:
     """Delete logs, results and unused code; checkpoints only if requested."""
-    if request.dry_run:
+    if request.dry_run:  # may list everything
         return _plan(context, request, MAX_SELECTED).report(files)
+    if not (request.jobs or request.states or request.older_than > timedelta(0)):
+        raise BadInput(
+            "select what to delete: jobs, states or older_than\n"
+            '  next: name them ("jobs": ["train"]), or list all with "dry_run": true first'
+        )
     # From here until they are marked, none of them can be resumed.
     with checkpoint_leases.exclusive(context.store, context.now) as lease:
         plan = _plan(context, request, MAX_PURGED)
@@ -162,10 +167,12 @@ def _select(
 def _named(
     context: CommandContext, request: EndedJobSelection, among: JobQuery
 ) -> list[JobLineage]:
-    named = {}
+    named, caller = {}, context.caller
+    if request.dry_run:  # changes nothing: no entry in the audit log
+        caller = replace(caller, on_foreign_access=None)
     for ref in request.jobs:
         job = queries.find_job(context.store, ref, context.caller.name)
-        context.caller.require_owner(job.owner, f"job {job.id}")
+        caller.require_owner(job.owner, f"job {job.id}")
         named[job.id] = job
     matching = [
         job
@@ -192,6 +199,8 @@ def _matching(
     """Some of them more than once."""
     if request.all_owners and not context.caller.is_admin:
         raise Forbidden("selecting the jobs of all users requires the admin role")
+    if request.all_owners and not request.dry_run:
+        context.caller.record_foreign_access("all users", "jobs of all users")
     if wrong := request.states - ENDED_STATES:
         raise BadInput(f"states: {sorted(wrong)[0]} is not an end state")
     before, owner = context.now - request.older_than, context.caller.name

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, Unauthorized
+from tpufleet.model.audit import AuditAction
 from tpufleet.model.bounds import check_bounds
 from tpufleet.model.encoding import from_json
 from tpufleet.model.jobs import Job
@@ -143,6 +144,8 @@ class Route:
     limit: int = DEFAULT_BODY_LIMIT  # bytes of the body
     stream_body: bool = False  # the handler reads the body itself
     audit: Callable[[ApiCall], AuditSubject] | None = None  # what it enters into the audit log
+    # Entered only when it concerns what belongs to another user, or is refused.
+    foreign_action: AuditAction | None = None
 
     @property
     def is_async(self) -> bool:
