@@ -66,7 +66,8 @@ class ArchivedSnapshots(SnapshotFiles):
 
     async def put(self, digest: str, chunks: AsyncIterator[bytes]) -> None:
         await super().put(digest, chunks)
-        await run_in_threadpool(self._archive.create, _object_name(digest), self.path(digest))
+        # Replaces what an earlier release stored as it came.
+        await run_in_threadpool(self._archive.upload, _object_name(digest), self.path(digest))
 
 
 class ArchivedResults(ResultFiles):
