@@ -23,6 +23,9 @@ from tpufleet.model import durations
 
 DEFAULT_SNAPSHOT_LIMIT = 100 * 2**20
 DEFAULT_LOG_LIMIT = 2**30
+DEFAULT_TOKENS_PER_USER = 100
+# Each is a few processes of the server's machine. 64 is one v5e-256.
+DEFAULT_LOCAL_HOSTS = 64
 KEYS = (
     "server",
     "token_file",
@@ -44,7 +47,9 @@ KEYS = (
     "retention",
     "secrets_kms_key",
     "local_user",
+    "local_hosts",
     "slices_per_user",
+    "tokens_per_user",
     "fair_share_half_life",
     "max_hosts_lost_percent",
     "bucket",
@@ -80,6 +85,8 @@ class Config:
     retention: Mapping[str, Any] | None = None  # parsed by `compose.retention_settings`
     secrets_kms_key: str | None = None  # Cloud KMS key that wraps the key of secrets
     local_user: str | None = None  # of all jobs on `local`, if the server runs as root; None: auto
+    local_hosts: int = DEFAULT_LOCAL_HOSTS  # simulated hosts at a time, of all jobs on `local`
+    tokens_per_user: int = DEFAULT_TOKENS_PER_USER  # that are valid; without browser sessions
     slices_per_user: int | None = None  # quota per user; None: unlimited
     fair_share_half_life: timedelta | None = timedelta(days=7)  # of usage; None: no fair share
     max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone
@@ -201,6 +208,10 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         log_limit=_size(*log_limit) if (log_limit := setting("log_limit")) else DEFAULT_LOG_LIMIT,
         log_format=_log_format(*log_format) if (log_format := setting("log_format")) else "text",
         slices_per_user=_count(*per_user) if per_user else None,
+        local_hosts=_count(*hosts) if (hosts := setting("local_hosts")) else DEFAULT_LOCAL_HOSTS,
+        tokens_per_user=_count(*tokens)
+        if (tokens := setting("tokens_per_user"))
+        else DEFAULT_TOKENS_PER_USER,
         fair_share_half_life=_half_life(*half_life)
         if (half_life := setting("fair_share_half_life"))
         else timedelta(days=7),

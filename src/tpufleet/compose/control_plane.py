@@ -159,6 +159,8 @@ class ControlPlane:
                 wake=self._wake,
                 snapshot_limit=self._settings.snapshot_limit,
                 log_limit=self._settings.log_limit,
+                local_hosts=self._settings.local_hosts,
+                tokens_per_user=self._settings.tokens_per_user,
                 providers=tuple(self._providers),
                 default_provider=self._settings.default_provider,
                 faults=tuple(fault.value for fault in Fault),

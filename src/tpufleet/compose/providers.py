@@ -22,6 +22,7 @@ from tpufleet.model.preflight import Check
 from tpufleet.providers.base import Provider
 from tpufleet.providers.local import fault_plan
 from tpufleet.providers.local.provider import LocalProvider
+from tpufleet.providers.local.stock import Stock
 from tpufleet.stores.base import Store
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def _provider(name: str, settings: Config, store: Store) -> Provider:
         everyone, members = local_jobs.users_of_jobs(contained)
         return LocalProvider(
             settings.data / "local",
+            stock=Stock(hosts=settings.local_hosts),
             plan=plan,
             hidden=hidden,
             job_user=everyone,

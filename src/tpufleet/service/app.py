@@ -471,6 +471,7 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
             checkpoints=deps.checkpoints or str(deps.state / "checkpoints"),
             providers=deps.providers,
             default_provider=deps.default_provider,
+            local_hosts=deps.local_hosts,
         ),
         logs=_logs(deps),
         results=_results(deps),

@@ -66,6 +66,8 @@ class ServiceDependencies:
     faults: tuple[str, ...] = ()  # faults that can be injected
     snapshot_limit: int = 512 * 1024 * 1024
     log_limit: int = logs.DEFAULT_LIMIT  # bytes of all logs of a job
+    local_hosts: int | None = None  # simulated hosts at a time; None: unlimited
+    tokens_per_user: int = 100
     checkpoints: str | None = None  # folder or URL; default `<state>/checkpoints`
     archive: SegmentArchive | None = None  # keeps snapshots, results and logs
     shared: bool = False  # other servers, with disks of their own, use this store and archive

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from tpufleet.errors import BadInput, Conflict, Forbidden
-from tpufleet.model import job_file
+from tpufleet.model import job_file, topology
 from tpufleet.model.api_types import ResubmitRequest
 from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event, EventKind
@@ -62,6 +62,7 @@ class JobStorage:
     providers: tuple[str, ...] = ()  # configured on this server
     # For jobs that name none. Empty: they are refused. None: not stated.
     default_provider: str | None = None
+    local_hosts: int | None = None  # simulated hosts at a time; None: unlimited
 
     def simulates(self, spec: JobSpec, store: Store) -> bool:
         """Whether the job runs on simulated slices."""
@@ -196,6 +197,7 @@ class _Checks:
         for field in ("reuse", "require_reservation"):
             if getattr(spec, field) and spec.pool is None:
                 raise BadInput(f"{field}: only with a pool; add `pool: NAME`, or remove this field")
+        self._local_hosts(spec)
         check_job_channels(self._context.store, self._owner, spec.notify)
         for name, reference in spec.secrets.items():
             if reference.startswith(HOST_FILE_PREFIX):
@@ -206,6 +208,18 @@ class _Checks:
                     f"secrets.{name}: no secret named {reference!r}{near}; "
                     f"create it with `tpu secret set {reference}`"
                 )
+
+    def _local_hosts(self, spec: JobSpec) -> None:
+        limit = self._storage.local_hosts
+        if limit is None or not self._storage.simulates(spec, self._context.store):
+            return
+        hosts = spec.slices * topology.find(spec.accelerator).hosts
+        if hosts > limit:
+            raise BadInput(
+                f"slices: {spec.slices} of {short_name(spec.accelerator)} have {hosts} hosts, and "
+                f"this server simulates at most {limit}, as processes of its machine\n"
+                "  next: use fewer or smaller slices, or ask an admin to raise local_hosts"
+            )
 
     def _host_file(self, spec: JobSpec, name: str) -> None:
         """A simulated host is the machine of the server, whose files are not for every user."""

@@ -24,6 +24,7 @@ from tpufleet.views.cli.preferences import use_time_zone
     "--attempt", type=click.IntRange(min=0), help="Only this attempt (default: the latest)."
 )
 @click.option("--tail", metavar="N", type=click.IntRange(min=0), help="Only the last N lines.")
+@click.option("--raw", is_flag=True, help="Print exactly what the job wrote.")
 @json_option
 def logs(
     job: str,
@@ -31,12 +32,17 @@ def logs(
     host: int | None,
     attempt: int | None,
     tail: int | None,
+    raw: bool,
     as_json: bool,
 ) -> None:
     """Print the output of JOB, each line prefixed with its host.
 
     With --follow, print new lines as they arrive, and exit when the job ends.
+
+    A terminal gets text and colours only: other control sequences, with which a job could change
+    the title, the clipboard or the screen, are removed. Files and pipes get no colours.
     """
+    filtered = output.is_terminal() and not raw
     with connection.connect() as client:
         if follow:
             current: int | None = None
@@ -48,15 +54,16 @@ def logs(
                     click.echo(text.attempt_heading(line.attempt))
                 current = line.attempt
                 prefix = "" if host is not None else f"[{line.host}] "
-                click.echo(f"{prefix}{line.line}")
+                shown = text.program_output(line.line) if filtered else line.line
+                click.echo(prefix + shown, color=raw or None)
             return
         pieces = client.logs(job, host=host, attempt=attempt, tail=tail)
         if as_json:
             output.print_json({"job": job, "lines": "".join(pieces).splitlines()})
             return
         last = ""
-        for piece in pieces:
-            click.echo(piece, nl=False)
+        for piece in text.program_lines(pieces) if filtered else pieces:
+            click.echo(piece, nl=False, color=raw or None)
             last = piece or last
         click.echo("", nl=not last.endswith("\n") and bool(last))
         if not last and tail != 0:
