@@ -286,10 +286,20 @@ class SlicePage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StoredSnapshot:
+    digest: str  # to pass with a job
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AdoptRequest:
     node: str  # that a person made
     zone: str
     pool: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdoptedNode:
+    slice_id: SliceId  # that the node becomes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -69,8 +69,13 @@ def purge(
 ) -> PurgeReport:
     """Delete logs, results and unused code; checkpoints only if requested. With `whole_lineages`,
     only of jobs whose whole lineage matches."""
-    if request.dry_run:
+    if request.dry_run:  # may list everything
         return _plan(context, request, MAX_SELECTED, whole_lineages).report(files)
+    if not (request.jobs or request.states or request.older_than > timedelta(0)):
+        raise BadInput(
+            "select what to delete: jobs, states or older_than\n"
+            '  next: name them ("jobs": ["train"]), or list all with "dry_run": true first'
+        )
     # From here until they are marked, none of them can be resumed.
     with checkpoint_leases.exclusive(context.store, context.now) as lease:
         plan = _plan(context, request, MAX_PURGED, whole_lineages)
@@ -190,10 +195,12 @@ def _select(
 
 def _named(context: CommandContext, request: EndedJobSelection) -> list[Job]:
     """Also those whose files were deleted, in case some of them are left."""
-    named = {}
+    named, caller = {}, context.caller
+    if request.dry_run:  # changes nothing: no entry in the audit log
+        caller = replace(caller, on_foreign_access=None)
     for ref in request.jobs:
         job = queries.find_job(context.store, ref, context.caller.name)
-        context.caller.require_owner(job.owner, f"job {job.id}")
+        caller.require_owner(job.owner, f"job {job.id}")
         if not job.ended:
             raise Conflict(
                 f"job {job.id} ({job.spec.name}) is {job.state}; it can be archived or purged "
@@ -208,6 +215,8 @@ def _matching(
 ) -> Iterator[Job]:
     if request.all_owners and not context.caller.is_admin:
         raise Forbidden("selecting the jobs of all users requires the admin role")
+    if request.all_owners and not request.dry_run:
+        context.caller.record_foreign_access("all users", "jobs of all users")
     if wrong := request.states - ENDED_STATES:
         raise BadInput(f"states: {sorted(wrong)[0]} is not an end state")
     before = context.now - request.older_than
