@@ -21,7 +21,7 @@ from tpufleet.errors import BadInput, FleetError
 from tpufleet.model.api_types import JobRow, NewJob
 from tpufleet.model.jobs import JobId, JobState
 from tpufleet.views import text
-from tpufleet.views.cli import connection, follow, follow_display, serve
+from tpufleet.views.cli import connection, follow, follow_display, output, serve
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -174,7 +174,7 @@ class _PreemptingScreen:
 
 def _require_jax() -> None:
     if importlib.util.find_spec("jax") is None:
-        raise BadInput("the demo needs JAX\n  next: pip install 'tpufleet[demo]'")
+        raise BadInput(f"the demo needs JAX\n  next: {output.install_command('demo')}")
 
 
 @contextmanager
