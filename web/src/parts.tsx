@@ -27,6 +27,7 @@ export function Progress({ row, metrics: most = 1 }: { row: JobRow; metrics?: nu
         <progress value={Math.min(progress.step, progress.total)} max={progress.total} aria-label={`progress of ${row.name}`} />
       ) : null}
       <span>
+        {progress.total ? "" : "step "}
         {number(progress.step)}
         {progress.total ? `/${number(progress.total)}` : ""}
       </span>

@@ -67,7 +67,7 @@ class Delivery:
     channel: str
     subject: str
     text: str
-    payload: dict[str, str]  # what a webhook gets
+    payload: dict[str, Any]  # what a webhook gets
     created_at: datetime
     due_at: datetime
     state: DeliveryState = DeliveryState.PENDING

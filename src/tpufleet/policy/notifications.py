@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.budgets import BudgetScope
@@ -112,7 +113,7 @@ def deliveries(
 def delivery(
     event: Event, job: Job | None, owner: str, channel: NotificationChannel, now: datetime
 ) -> Delivery:
-    payload = {
+    payload: dict[str, Any] = {
         "event": f"{event.kind}.{event.state}",
         "at": event.at.isoformat(),
         "message": event.message[:MAX_TEXT],
@@ -128,7 +129,7 @@ def delivery(
             "owner": job.owner,
             "state": event.state,
             "accelerator": job.spec.accelerator,
-            "tags": ",".join(job.spec.tags),
+            "tags": list(job.spec.tags),
         }
     text = f"{subject[:MAX_TEXT]}\n  next: {next_step}"
     return Delivery(

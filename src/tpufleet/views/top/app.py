@@ -18,7 +18,7 @@ from textual.widgets import DataTable, Input, Static
 from tpufleet.errors import FleetError
 from tpufleet.model.api_types import JobChanges, JobRow
 from tpufleet.model.events import Event
-from tpufleet.model.jobs import JobId
+from tpufleet.model.jobs import ENDED_STATES, JobId
 from tpufleet.views import text
 from tpufleet.views.cli.compare import code_lines, comparison_table, plot_lines
 from tpufleet.views.cli.jobs import names_owner
@@ -370,6 +370,11 @@ class TopApp(App[None]):
         if (job_id := self._job) is None:
             return
 
+        known = self._view.jobs.get(job_id)
+        if known is not None and known.state in ENDED_STATES:
+            self.notify(f"{known.name} has already {known.state}", severity="warning")
+            return
+
         def answered(yes: bool | None) -> None:
             if yes:
                 self._call(lambda: f"cancelling {self._client.cancel(job_id).name}")
@@ -417,11 +422,15 @@ class TopApp(App[None]):
 
     def action_mark(self) -> None:
         if (job_id := self._job) is not None:
-            self._view.marked ^= {job_id}
+            marked = self._view.marked
+            if job_id in marked:
+                marked.remove(job_id)
+            else:
+                marked.append(job_id)
             self._show()
 
     def action_compare(self) -> None:
-        jobs = sorted(self._view.marked)
+        jobs = list(self._view.marked)
         if len(jobs) < 2:
             self.notify("mark two or more jobs with the space bar", severity="warning")
             return

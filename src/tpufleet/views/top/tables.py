@@ -65,7 +65,7 @@ class FleetView:
     slices: tuple[SliceRow, ...] = ()
     queue: tuple[QueueEntry, ...] = ()
     events: list[Event] = field(default_factory=list)  # newest first
-    marked: set[JobId] = field(default_factory=set)
+    marked: list[JobId] = field(default_factory=list)  # in this order
 
     def add_event(self, event: Event) -> None:
         self.events.insert(0, event)
