@@ -44,6 +44,7 @@ KEYS = (
     "retention",
     "secrets_kms_key",
     "local_user",
+    "local_containers",
     "slices_per_user",
     "fair_share_half_life",
     "max_hosts_lost_percent",
@@ -80,6 +81,7 @@ class Config:
     retention: Mapping[str, Any] | None = None  # parsed by `compose.retention_settings`
     secrets_kms_key: str | None = None  # Cloud KMS key that wraps the key of secrets
     local_user: str | None = None  # of all jobs on `local`, if the server runs as root; None: auto
+    local_containers: bool = False  # jobs on `local` may use images, with this machine's Docker
     slices_per_user: int | None = None  # quota per user; None: unlimited
     fair_share_half_life: timedelta | None = timedelta(days=7)  # of usage; None: no fair share
     max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone
@@ -217,6 +219,7 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         gke=_with_variables("gke", environ, _mapping("gke", environ, values, file)),
         secrets_kms_key=_kms_key(*kms) if (kms := setting("secrets_kms_key")) else None,
         local_user=local_user[0] if (local_user := setting("local_user")) else None,
+        local_containers=_flag(*images) if (images := setting("local_containers")) else False,
         retention=_mapping("retention", environ, values, file),
         prices=_mapping("prices", environ, values, file),
         budgets=_mapping("budgets", environ, values, file),

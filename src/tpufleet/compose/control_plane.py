@@ -153,6 +153,7 @@ class ControlPlane:
                 log_limit=self._settings.log_limit,
                 providers=tuple(self._providers),
                 default_provider=self._settings.default_provider,
+                local_containers=self._settings.local_containers,
                 faults=tuple(fault.value for fault in Fault),
                 secrets_key=secrets_key.secrets_key(self._settings, self._store),
                 retention=retention_settings.parse(self._settings.retention),
