@@ -23,6 +23,9 @@ from tpufleet.model import durations
 
 DEFAULT_SNAPSHOT_LIMIT = 100 * 2**20
 DEFAULT_LOG_LIMIT = 2**30
+DEFAULT_TOKENS_PER_USER = 100
+# Each is a few processes of the server's machine. 64 is one v5e-256.
+DEFAULT_LOCAL_HOSTS = 64
 KEYS = (
     "server",
     "token_file",
@@ -45,7 +48,9 @@ KEYS = (
     "secrets_kms_key",
     "local_user",
     "local_containers",
+    "local_hosts",
     "slices_per_user",
+    "tokens_per_user",
     "fair_share_half_life",
     "max_hosts_lost_percent",
     "bucket",
@@ -82,6 +87,8 @@ class Config:
     secrets_kms_key: str | None = None  # Cloud KMS key that wraps the key of secrets
     local_user: str | None = None  # of all jobs on `local`, if the server runs as root; None: auto
     local_containers: bool = False  # jobs on `local` may use images, with this machine's Docker
+    local_hosts: int = DEFAULT_LOCAL_HOSTS  # simulated hosts at a time, of all jobs on `local`
+    tokens_per_user: int = DEFAULT_TOKENS_PER_USER  # that are valid; without browser sessions
     slices_per_user: int | None = None  # quota per user; None: unlimited
     fair_share_half_life: timedelta | None = timedelta(days=7)  # of usage; None: no fair share
     max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone
@@ -203,6 +210,10 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         log_limit=_size(*log_limit) if (log_limit := setting("log_limit")) else DEFAULT_LOG_LIMIT,
         log_format=_log_format(*log_format) if (log_format := setting("log_format")) else "text",
         slices_per_user=_count(*per_user) if per_user else None,
+        local_hosts=_count(*hosts) if (hosts := setting("local_hosts")) else DEFAULT_LOCAL_HOSTS,
+        tokens_per_user=_count(*tokens)
+        if (tokens := setting("tokens_per_user"))
+        else DEFAULT_TOKENS_PER_USER,
         fair_share_half_life=_half_life(*half_life)
         if (half_life := setting("fair_share_half_life"))
         else timedelta(days=7),
@@ -241,8 +252,21 @@ def debug_enabled(environ: Mapping[str, str]) -> bool:
 
 def embedded_server_url(home: Path) -> str | None:
     """URL of the server that runs on this state folder; None when there is none."""
+    record = _embedded_server(home)
+    return None if record is None else record[0]
+
+
+def embedded_certificate(home: Path, url: str) -> Path | None:
+    """The certificate of the server that runs on this state folder, if `url` is its address. Only
+    we can write the record, so the names in the certificate need not match the address."""
+    record = _embedded_server(home)
+    return record[1] if record is not None and record[0] == url else None
+
+
+def _embedded_server(home: Path) -> tuple[str, Path | None] | None:
     try:
         record = json.loads((home / "server.json").read_text())
+        certificate = Path(record["certificate"]) if record.get("certificate") else None
         url, pid = str(record["url"]), int(record["pid"])
         os.kill(pid, 0)
         # In containers without an init process, an exited server remains as a zombie.
@@ -252,15 +276,15 @@ def embedded_server_url(home: Path) -> str | None:
     except (FileNotFoundError, ValueError, KeyError, TypeError, ProcessLookupError, OverflowError):
         return None
     except PermissionError:  # running as another user
-        return url
-    return url
+        return url, certificate
+    return url, certificate
 
 
 def read_token(config: Config, server: str) -> str:
     """The token for this server. The token in the state folder is never sent to another machine."""
     if config.token_file is not None:
         return read_secret_file(config.token_file)
-    if not is_loopback(server):
+    if not is_loopback(server) and server != embedded_server_url(config.home):
         raise Unauthorized(
             f"no token for {server}; save it in a file with mode 600 and set TPUFLEET_TOKEN_FILE "
             f"to its path, or set token_file in {config.config_file}"

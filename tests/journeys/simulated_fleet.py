@@ -7,9 +7,10 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tests.journeys.invariants import Invariants
 from tests.journeys.simulated_hosts import Disk, Program, SimulatedHost
@@ -149,8 +150,9 @@ class SimulatedFleet:
         slice_id = self.gang(job)[0].id
         self.hosts[slice_id][index] = SimulatedHost(slice_id, index, f"boot-{next(self._boots)}")
 
-    def restart_controller(self) -> None:
-        """Kill it without warning; another process starts from the store."""
+    def restart_controller(self, **settings: Any) -> None:
+        """Kill it without warning; another process starts from the store, with these settings."""
+        self._settings = replace(self._settings, **settings)
         self.controllers = [self.new_controller(f"again-{next(self._boots)}")]
 
     def new_controller(self, holder: str) -> Controller:

@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from tests.journeys.simulated_hosts import Program
-from tpufleet.model.budgets import Budget, BudgetPeriod, BudgetScope
+from tpufleet.model.budgets import BUDGET_REPORT, Budget, BudgetPeriod, BudgetReport, BudgetScope
+from tpufleet.model.encoding import from_json
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import EventKind
 from tpufleet.model.jobs import JobState
@@ -104,3 +105,14 @@ def test_a_pool_without_money_left_takes_no_more_jobs(make_fleet):
     assert "budget of pool lab" in fleet.job(second).reason
     assert fleet.job(elsewhere).state is JobState.SUCCEEDED
     fleet.until(lambda: fleet.cloud.existing() == [], 200)
+
+
+def test_budgets_that_were_removed_are_no_longer_reported(make_fleet):
+    fleet = make_fleet(budgets=[Budget(scope=BudgetScope.USER, name="ann", usd=100)])
+    job = fleet.submit(Program(steps=60))
+    fleet.settle(job)
+    assert "ann" in fleet.store.metadata(BUDGET_REPORT)
+    fleet.restart_controller(budgets=())
+    fleet.run(60)
+    report = from_json(fleet.store.metadata(BUDGET_REPORT).encode(), BudgetReport)
+    assert report.budgets == ()

@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from tests.polling import wait_until
 from tpufleet.client.fleet import FleetClient
 from tpufleet.clocks import ManualClock
+from tpufleet.config import DEFAULT_LOCAL_HOSTS
 from tpufleet.model import topology
 from tpufleet.model.agent_protocol import Heartbeat, HeartbeatReply
 from tpufleet.model.api_types import NewJob
@@ -99,6 +100,7 @@ class ServiceHarness:
             providers=("local", "tpu-vm"),
             faults=("preempt", "kill-host"),
             snapshot_limit=1024 * 1024,
+            local_hosts=DEFAULT_LOCAL_HOSTS,
             notifications=self.notifications,
         )
         self.app = create_app(deps, limiter)

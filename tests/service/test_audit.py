@@ -2,37 +2,110 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from tpufleet.errors import FleetError, Forbidden
+from tpufleet.model.api_types import PurgeRequest
 from tpufleet.model.audit import AuditAction, AuditOutcome
 from tpufleet.model.encoding import to_json
 from tpufleet.model.host_commands import HostCommandKind, HostCommandRequest
-from tpufleet.model.users import Role
+from tpufleet.model.jobs import ENDED_STATES
+from tpufleet.model.users import Role, TokenScope
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.routing import SLICE_TOKEN
 
-# Routes that write and change nobody's access: events of jobs and slices explain them, or they
-# concern what a user sees.
-EXPLAINED_BY_EVENTS = {
-    "PATCH /jobs/{ref}", "POST /queue/{ref}/move", "POST /queue/{ref}/hold",
-    "POST /queue/{ref}/release", "POST /reservations", "PATCH /reservations/{id}",
-    "DELETE /reservations/{id}", "POST /slices/{id}/release", "PATCH /inventory/{name}",
-    "PATCH /preferences",
-    "POST /jobs", "POST /jobs/{ref}/cancel", "POST /jobs/{ref}/resume", "POST /jobs/{ref}/rerun",
-    "DELETE /jobs/{ref}/files", "POST /archive", "POST /unarchive", "POST /purge",
-    "PUT /snapshots/{digest}", "POST /notifications/{name}/test",
+# Routes that write only what belongs to the caller, or what any member may write.
+OWN_OR_SHARED = {
+    "PATCH /inventory/{name}", "POST /snapshots", "PUT /snapshots/{digest}",
+    "POST /notifications/{name}/test",
 }  # fmt: skip
 CANARY = "a-secret-value"
+ALLOWED_TO_READERS = {"rotate_token", "create_session", "delete_session", "create_login_link"}
 
 
-def test_every_route_that_changes_access_is_audited():
-    writes = {
-        f"{route.method} {route.path}": route.audit is not None
-        for route in ROUTES
-        if route.method not in ("GET", "HEAD") and route.role != SLICE_TOKEN
+WRITES = {
+    f"{route.method} {route.path}": route
+    for route in ROUTES
+    if route.method not in ("GET", "HEAD") and route.role != SLICE_TOKEN
+}
+
+
+def test_every_route_that_changes_access_or_what_belongs_to_others_is_audited():
+    silent = {
+        name
+        for name, route in WRITES.items()
+        if route.audit is None and route.foreign_action is None
     }
-    assert {name for name, audited in writes.items() if not audited} == EXPLAINED_BY_EVENTS
+    assert silent == OWN_OR_SHARED
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_change_that_the_role_does_not_permit_is_entered(shared_service, name):
+    """Whatever the body is: it is refused before it is read."""
+    route, service = WRITES[name], shared_service
+    caller = {Role.ADMIN: "mel", Role.MEMBER: "vic"}.get(route.role)
+    if caller is None:
+        token = service.client("vic").create_token("vic", scope=TokenScope.READ)
+        caller, service.tokens["reader"] = "reader", token.token
+    user = "vic" if caller == "reader" else caller
+    before = len(service.client("ada").audit(user=user, limit=1000))
+    path = re.sub(r"\{\w+\}", "anything", route.path)
+    with service.http(service.tokens[caller]) as http:
+        status = http.request(route.method, path, content=b"{}").status_code
+    if status == 403:
+        entry, *rest = service.client("ada").audit(user=user, limit=1000)
+        assert len(rest) == before and entry.outcome is AuditOutcome.REFUSED
+    else:
+        assert route.operation_id in ALLOWED_TO_READERS
+
+
+def test_a_refused_request_for_the_admin_role_is_entered_with_what_it_asked_for(service):
+    with pytest.raises(Forbidden):
+        service.client("mel").put_user("mel", Role.ADMIN)
+    (entry,) = service.client("ada").audit(user="mel")
+    assert (entry.action, entry.target, entry.outcome) == (
+        AuditAction.PUT_USER,
+        "mel",
+        AuditOutcome.REFUSED,
+    )
+    assert "requires the admin role" in entry.detail
+
+
+def test_an_admin_who_reads_or_changes_preferences_of_a_member_is_entered(service):
+    with service.http(service.tokens["ada"]) as http:
+        http.get("/preferences").raise_for_status()
+        http.patch("/preferences", json={}).raise_for_status()
+        assert service.client("ada").audit() == ()
+        http.get("/preferences", params={"user": "mel"}).raise_for_status()
+        http.patch("/preferences", params={"user": "mel"}, json={}).raise_for_status()
+    assert [(each.action, each.target) for each in service.client("ada").audit()] == [
+        (AuditAction.CHANGE_PREFERENCES, "preferences of mel"),
+        (AuditAction.READ_PREFERENCES, "preferences of mel"),
+    ]
+    with service.http(service.tokens["mo"]) as http:
+        assert http.get("/preferences", params={"user": "mel"}).status_code == 403
+    (entry,) = service.client("ada").audit(user="mo")
+    assert entry.outcome is AuditOutcome.REFUSED and entry.target == "mel"
+
+
+def test_an_admin_who_purges_the_jobs_of_everyone_is_entered(service):
+    service.submit("job-1", by="mel")
+    service.end_job("job-1")
+    request = PurgeRequest(states=ENDED_STATES, all_owners=True, dry_run=True)
+    service.client("ada").purge(request)
+    assert service.client("ada").audit() == ()
+    service.client("ada").purge(replace(request, dry_run=False))
+    (entry,) = service.client("ada").audit()
+    assert (entry.action, entry.target) == (AuditAction.PURGE_JOBS, "jobs of all users")
+
+
+def test_what_users_do_to_their_own_jobs_is_not_entered(service):
+    service.submit("job-1", by="mel")
+    service.client("mel").cancel("job-1")
+    assert service.client("ada").audit() == ()
 
 
 def test_the_log_says_who_did_what_from_where_and_when(service):

@@ -179,3 +179,53 @@ def test_the_state_of_the_server_is_no_checkpoint_location(service, spelling, tm
     location = spelling.format(state=service.folder, link=link)
     with pytest.raises(BadInput, match="overlaps the state folder of the server"):
         service.client("mel").submit([new("job-1", checkpoint=location)])
+
+
+# Whose a location is: a member must not block or overwrite that of another.
+
+
+def run_and_end(service: ServiceHarness, job_id: str, by: str, location: str) -> None:
+    service.submit(job_id, by=by, checkpoint=location)
+    service.add_attempt(job_id, 0)
+    service.end_job(job_id)
+
+
+@pytest.mark.parametrize(
+    "spelling", ["gs://lab/run1", "gs://lab/run1/", "gs://lab//x/../run1"], ids=str
+)
+def test_a_location_belongs_to_the_user_whose_job_ran_there_first(service, spelling):
+    run_and_end(service, "job-1", "mel", "gs://lab/run1")
+    with pytest.raises(Forbidden, match="belongs to mel: job job-1 of mel used it first"):
+        service.submit("job-2", by="mo", checkpoint=spelling)
+    run_and_end(service, "job-3", "ada", spelling)  # an admin may
+    service.submit("job-4", by="mel", checkpoint=spelling)
+
+
+def test_a_rerun_does_not_lead_to_a_location_of_another_user(service):
+    run_and_end(service, "job-1", "mel", "gs://lab/run1")
+    service.submit("job-2", by="mo")
+    service.end_job("job-2")
+    with pytest.raises(Forbidden, match="belongs to mel"):
+        service.client("mo").rerun("job-2", changes={"checkpoint": "gs://lab/run1"})
+
+
+def test_a_job_that_never_ran_claims_nothing_after_its_end(service):
+    service.submit("job-1", by="mo", checkpoint="gs://lab/run1")
+    service.end_job("job-1")
+    service.submit("job-2", by="mel", checkpoint="gs://lab/run1")
+
+
+def test_a_folder_named_after_a_user_is_theirs(service):
+    with pytest.raises(Forbidden, match="it is in a folder of mel"):
+        service.submit("job-1", by="mo", checkpoint="gs://lab/mel/run1")
+    with pytest.raises(Forbidden, match="it is in a folder of mel"):
+        service.submit("job-1", by="mo", checkpoint="/home/mel/run1")
+    service.submit("job-2", by="mel", checkpoint="gs://lab/mel/run1")
+    service.submit("job-3", by="mo", checkpoint="gs://lab/mel/students/mo/run1")
+    service.submit("job-4", by="ada", checkpoint="gs://lab/mel/run2")
+
+
+def test_a_location_of_a_user_who_was_deleted_is_free(service):
+    run_and_end(service, "job-1", "mo", "gs://lab/run1")
+    service.client("ada").delete_user("mo")
+    service.submit("job-2", by="mel", checkpoint="gs://lab/run1")

@@ -154,6 +154,31 @@ def test_too_many_invalid_tokens_are_rejected_without_looking_them_up(service):
     assert mel.me().name == "mel"  # from the same address
 
 
+WITHOUT_A_TOKEN = {
+    "no header": ("/me", {}),
+    "another scheme": ("/me", {"Authorization": "Basic bWVsOm1lbA=="}),
+    "empty token": ("/me", {"Authorization": "Bearer"}),
+    "unknown token": ("/me", {"Authorization": "Bearer tpf_wrong"}),
+    "unknown path": ("/nothing/here", {}),
+    "forged session": ("/me", {"Cookie": "tpufleet_session=forged"}),
+    "forged link": ("/jobs/job-1/logs?user=mel&expires=1&signature=forged", {}),
+    "agent without a token": ("/agent/snapshots/abc", {}),
+}
+
+
+@pytest.mark.parametrize(("path", "headers"), WITHOUT_A_TOKEN.values(), ids=WITHOUT_A_TOKEN)
+def test_requests_without_a_valid_token_are_limited_per_address(service, path, headers):
+    service.stop()
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    limiter = RateLimiter(lambda: now)
+    for _ in range(rate_limits.PER_STRANGER.burst - 1):
+        limiter.reject("127.0.0.1", "earlier requests")
+    service.start(limiter=limiter)
+    with service.http() as http:
+        assert http.get(path, headers=headers).status_code == 401
+        assert http.get(path, headers=headers).status_code == 429
+
+
 def test_a_bucket_refills_over_time():
     limit, now = RateLimit(per_second=2, burst=3), datetime(2026, 1, 1, tzinfo=UTC)
     bucket, wait = None, None

@@ -255,6 +255,11 @@ INTERNAL = [
     "https://[64:ff9b::a9fe:a9fe]/", "https://[2002:7f00:0001::]/", "https://10.0.0.5/",
     "https://192.168.1.1/", "https://172.16.0.1/", "https://100.64.0.1/", "https://[fe80::1]/",
     "https://224.0.0.1/", "https://0.0.0.0/", "https://255.255.255.255/",
+    "https://192.0.0.192/", "https://192.0.0.8/", "https://192.88.99.1/", "https://198.18.0.1/",
+    "https://203.0.113.1/", "https://240.0.0.1/", "https://[fec0::1]/", "https://[fc00::1]/",
+    "https://[ff02::1]/", "https://[2001:db8::1]/", "https://[3fff::1]/", "https://[5f00::1]/",
+    "https://[100::1]/", "https://[64:ff9b:1::1]/", "https://[::127.0.0.1]/",
+    "https://[::ffff:0:7f00:1]/", "https://[4000::1]/", "https://[::]/",
 ]  # fmt: skip
 
 
@@ -276,6 +281,11 @@ def test_internal_addresses_are_refused(url):
 def test_other_schemes_credentials_and_line_breaks_are_refused(url):
     with pytest.raises(BadInput):
         destinations.parse(url, NotificationRules())
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "[2606:4700:4700::1111]", "[2a00:1450:4001::1]"])
+def test_addresses_of_the_internet_are_accepted(address):
+    assert destinations.parse(f"https://{address}/", NotificationRules()).secure
 
 
 @pytest.mark.parametrize("name", ["localhost", "localhost."])

@@ -12,8 +12,11 @@ import pytest
 
 from tests.service.harness import SPEC, ServiceHarness
 from tests.service.test_files import packed
+from tpufleet.client.fleet import new_job_id
+from tpufleet.errors import Conflict
 from tpufleet.model.api_types import NewJob, NewReservation, PurgeRequest
-from tpufleet.model.jobs import JobId
+from tpufleet.model.audit import AuditOutcome
+from tpufleet.model.jobs import JobId, is_generated_id
 from tpufleet.model.pools import Pool
 from tpufleet.model.users import Role
 from tpufleet.service.api.routes import ROUTES
@@ -32,6 +35,7 @@ RULES = {
     "POST /queue/{ref}/move": OWNER,
     "POST /queue/{ref}/hold": OWNER,
     "POST /queue/{ref}/release": OWNER,
+    "POST /queue/{ref}/retry": OWNER,
     "POST /reservations": OWN,
     "PATCH /reservations/{id}": OWNER,
     "DELETE /reservations/{id}": OWNER,
@@ -49,6 +53,7 @@ RULES = {
     "POST /unarchive": OWNER,
     "POST /purge": OWNER,
     "PUT /snapshots/{digest}": OWN,
+    "POST /snapshots": OWN,
     "POST /session": OWN,
     "DELETE /session": OWN,
     "POST /session/link": OWN,
@@ -82,6 +87,7 @@ CALLS: dict[str, Call] = {
     "POST /queue/{ref}/move": Call("/queue/live/move", {"last": True}),
     "POST /queue/{ref}/hold": Call("/queue/live/hold"),
     "POST /queue/{ref}/release": Call("/queue/live/release"),
+    "POST /queue/{ref}/retry": Call("/queue/live/retry"),
     "PATCH /reservations/{id}": Call("/reservations/r1", {"extend_by": "PT5M"}),
     "DELETE /reservations/{id}": Call("/reservations/r1?reason=deadline"),
     "POST /slices/{id}/release": Call("/slices/s2/release"),
@@ -127,10 +133,14 @@ def test_only_the_owner_or_an_admin_changes_an_object(service, name, caller):
     call = CALLS[name]
     with service.http(service.tokens[caller]) as http:
         status = http.request(name.partition(" ")[0], call.path, json=call.body).status_code
+    entries = service.client("ada").audit(user=caller)
     if caller in ("mo", "ada"):
         assert status == 200
+        # An admin who acts on what belongs to a member leaves a trace.
+        assert caller == "mo" or [entry.outcome for entry in entries] == [AuditOutcome.REQUESTED]
     else:
         assert status in (403, 404)
+        assert entries[0].outcome is AuditOutcome.REFUSED
 
 
 @pytest.mark.parametrize(
@@ -157,3 +167,52 @@ def test_code_stays_while_a_job_of_another_user_refers_to_it(
     delete(mel)
     assert mo.has_snapshot(digest)
     assert mo.resume("original").id
+
+
+# A member chooses the ids of their jobs; they must not lead others to these jobs by mistake.
+
+
+def test_an_id_of_another_user_does_not_hide_a_name(service):
+    service.submit("precious", by="mo", name="bait")
+    mine = service.submit("job-1", by="mel", name="precious")
+    assert service.client("mel").job("precious").job.id == mine
+    assert service.client("mo").job("precious").job.id == "precious"
+    for other in ("ada", "vic"):
+        with pytest.raises(Conflict, match="mel/precious, mo/bait"):
+            service.client(other).job("precious")
+    assert service.client("ada").job("mel/precious").job.id == mine
+
+
+def test_an_id_of_another_user_does_not_hide_a_default_name(service):
+    service.submit("train", by="mo", name="bait")
+    mine = service.submit("k3f7xq2m7abc", by="mel", name="train-k3f7")
+    assert service.client("mel").job("train").job.id == mine
+
+
+def test_an_id_that_is_the_name_of_another_users_job_is_refused(service):
+    service.submit("job-1", by="mel", name="precious")
+    with pytest.raises(Conflict, match="name of another user's job"):
+        service.submit("precious", by="mo")
+    service.end_job("job-1")
+    with pytest.raises(Conflict, match="name of another user's job"):
+        service.client("mo").submit([NewJob(id=JobId("precious"), spec=SPEC)])
+    service.submit("precious", by="mel")  # their own
+
+
+def test_a_retried_submit_is_accepted_after_another_user_took_the_id_as_a_name(service):
+    service.submit("hello-1", by="mo")
+    service.submit("job-1", by="mel", name="hello-1")
+    assert service.submit("hello-1", by="mo") == "hello-1"
+
+
+def test_a_name_does_not_hide_a_generated_id(service):
+    """Else a member could name a job so that others no longer reach the job with that id."""
+    service.submit("k3f7xq2m7abc", by="mel")
+    service.submit("job-1", by="mo", name="k3f7xq2m7abc")
+    for other in ("mel", "ada", "vic"):
+        assert service.client(other).job("k3f7xq2m7abc").job.id == "k3f7xq2m7abc"
+
+
+def test_generated_ids_are_recognised():
+    assert all(is_generated_id(new_job_id()) for _ in range(100))
+    assert not any(map(is_generated_id, ("train", "hello-1", "precious", "tiny-lm")))

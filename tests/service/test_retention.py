@@ -10,7 +10,7 @@ from tests.service.harness import SPEC, ServiceHarness
 from tests.service.test_files import packed
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model.api_types import ArchiveRequest, NewJob, PurgeRequest
-from tpufleet.model.jobs import JobId, JobState
+from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
 
 
 def leave(
@@ -133,13 +133,16 @@ def test_a_dry_run_tells_the_same_and_deletes_nothing(service):
     leave(service, "one")
     rehearsed = service.client("mel").purge(PurgeRequest(dry_run=True, checkpoints=True))
     assert left(service, "one") == {"logs", "results", "checkpoints"} and listed(service) == ["one"]
-    assert service.client("mel").purge(PurgeRequest(checkpoints=True)) == rehearsed
+    assert (
+        service.client("mel").purge(PurgeRequest(states=ENDED_STATES, checkpoints=True))
+        == rehearsed
+    )
 
 
 def test_checkpoints_that_another_job_named_as_its_own_stay(service):
     leave(service, "one")
     service.submit("two", checkpoint=f"{service.folder}/checkpoints/one")
-    service.client("mel").purge(PurgeRequest(checkpoints=True))
+    service.client("mel").purge(PurgeRequest(states=ENDED_STATES, checkpoints=True))
     assert left(service, "one") == {"checkpoints"}
 
 
@@ -147,7 +150,7 @@ def test_a_place_that_a_job_named_itself_is_not_touched(service, tmp_path_factor
     own = tmp_path_factory.mktemp("own")
     (own / "state").write_text("precious")
     leave(service, "one", checkpoint=str(own))
-    service.client("mel").purge(PurgeRequest(checkpoints=True))
+    service.client("mel").purge(PurgeRequest(states=ENDED_STATES, checkpoints=True))
     assert (own / "state").read_text() == "precious"
 
 
@@ -166,17 +169,37 @@ def test_code_goes_with_the_last_job_that_has_it(service, tmp_path_factory):
     assert not client.has_snapshot(digest)
 
 
-def test_a_family_goes_together_and_not_while_one_of_it_lives(service):
+def test_only_the_named_job_goes_and_not_those_that_it_came_from(service):
+    client = service.client("mel")
+    leave(service, "solo", state=JobState.SUCCEEDED)
+    for name in ("solo-b", "solo-c"):
+        client.rerun("solo", job_id=name)
+        service.end_job(name)
+    failed = frozenset({JobState.FAILED})
+    for request in (
+        PurgeRequest(jobs=("solo-b",), checkpoints=True, dry_run=True),
+        PurgeRequest(jobs=("solo-b",), checkpoints=True),
+    ):
+        assert [row.id for row in client.purge(request).jobs] == ["solo-b"]
+    assert left(service, "solo") == {"logs", "results", "checkpoints"}
+    rows = client.archive(ArchiveRequest(states=failed, dry_run=True))
+    assert [row.id for row in rows] == ["solo-c"]
+    assert [row.id for row in client.archive(ArchiveRequest(jobs=("solo-c",)))] == ["solo-c"]
+    assert listed(service) == ["solo"]
+
+
+def test_checkpoints_are_kept_for_the_jobs_that_were_resumed_from_them(service):
     leave(service, "one")
-    child = service.client("mel").resume("one").id
-    assert service.client("mel").purge(PurgeRequest()).jobs == ()
-    for named in ("one", child):
-        with pytest.raises(Conflict, match=f"job {child} .* is queued"):
-            service.client("mel").purge(PurgeRequest(jobs=(named,)))
+    client = service.client("mel")
+    child = client.resume("one").id
+    with pytest.raises(Conflict, match=f"job {child} .* is queued"):
+        client.purge(PurgeRequest(jobs=(child,)))
+    [row] = client.purge(PurgeRequest(jobs=("one",), checkpoints=True)).jobs
+    assert (row.with_checkpoints, row.checkpoints_used_by) == (False, (child,))
+    assert left(service, "one") == {"checkpoints"}
     service.end_job(child, JobState.SUCCEEDED)
-    assert service.client("mel").purge(PurgeRequest(states=frozenset({JobState.FAILED}))).jobs == ()
-    report = service.client("mel").purge(PurgeRequest(jobs=(child,), checkpoints=True))
-    assert {row.id for row in report.jobs} == {"one", child} and left(service, "one") == set()
+    report = client.purge(PurgeRequest(jobs=("one", child), checkpoints=True))
+    assert all(row.with_checkpoints for row in report.jobs) and left(service, "one") == set()
 
 
 def test_only_jobs_that_ended_long_enough_ago_in_such_a_state_go(service):
@@ -196,11 +219,26 @@ def test_people_purge_their_own_jobs_and_admins_those_of_everyone(service):
     with pytest.raises(Forbidden, match="mos"):
         service.client("mel").purge(PurgeRequest(jobs=("mos",)))
     with pytest.raises(Forbidden, match="admin"):
-        service.client("mel").purge(PurgeRequest(all_owners=True))
-    assert [row.id for row in service.client("mo").purge(PurgeRequest()).jobs] == ["mos"]
-    assert service.client("ada").purge(PurgeRequest()).jobs == ()
-    report = service.client("ada").purge(PurgeRequest(all_owners=True))
+        service.client("mel").purge(PurgeRequest(states=ENDED_STATES, all_owners=True))
+    assert [
+        row.id for row in service.client("mo").purge(PurgeRequest(states=ENDED_STATES)).jobs
+    ] == ["mos"]
+    assert service.client("ada").purge(PurgeRequest(states=ENDED_STATES)).jobs == ()
+    report = service.client("ada").purge(PurgeRequest(states=ENDED_STATES, all_owners=True))
     assert [row.id for row in report.jobs] == ["mels"]
+
+
+@pytest.mark.parametrize(
+    "request_body",
+    [{}, {"checkpoints": True}, {"jobs": []}, {"older_than": "PT0S"}, {"all_owners": True}],
+    ids=str,
+)
+def test_nothing_is_purged_without_a_selection(service, request_body):
+    leave(service, "one")
+    with service.http(service.tokens["ada" if "all_owners" in request_body else "mel"]) as http:
+        answer = http.post("/purge", json=request_body)
+    assert answer.status_code == 400 and "select what to delete" in answer.text
+    assert left(service, "one") == {"logs", "results", "checkpoints"}
 
 
 def test_a_job_that_is_purged_twice_has_one_event(service):
@@ -214,7 +252,7 @@ def test_a_job_that_is_purged_twice_has_one_event(service):
 def test_files_that_a_crash_left_behind_can_be_deleted(service):
     leave(service, "one")
     service.store.mark_files_deleted(["one"], service.clock.now())  # and then the server died
-    assert service.client("mel").purge(PurgeRequest()).jobs == ()
+    assert service.client("mel").purge(PurgeRequest(states=ENDED_STATES)).jobs == ()
     assert service.client("mel").purge(PurgeRequest(jobs=("one",), checkpoints=True)).size == 9
     assert left(service, "one") == set()
 
@@ -222,7 +260,7 @@ def test_files_that_a_crash_left_behind_can_be_deleted(service):
 def test_a_request_that_needs_deleted_files_is_rejected(service):
     leave(service, "one")
     client = service.client("mel")
-    client.purge(PurgeRequest())
+    client.purge(PurgeRequest(states=ENDED_STATES))
     assert client.job("train").job.id == "one", "its name still finds it"
     for needs in (
         lambda: client.resume("one"),

@@ -10,6 +10,7 @@ import pytest
 from tests.service.harness import ServiceHarness
 from tpufleet.errors import BadInput, Forbidden
 from tpufleet.model.users import TokenScope
+from tpufleet.service.web.sessions import CSRF_HEADER
 
 DAY = timedelta(days=1)
 
@@ -58,6 +59,8 @@ CHANGES = {
     "a later end": lambda path: path.replace("expires=1", "expires=2"),
     "no number": lambda path: path.replace("expires=", "expires=x"),
     "another user": lambda path: path.replace("user=mel", "user=ada"),
+    "another token": lambda path: path.replace("token=mel-1", "token=ada-1"),
+    "no token": lambda path: path.replace("token=mel-1&", ""),
     "no signature": lambda path: path.partition("&signature")[0],
     "empty signature": lambda path: path.partition("&signature")[0] + "&signature=",
     "not ASCII": lambda path: path + "%C3%A9",
@@ -83,6 +86,59 @@ def test_a_link_ends_with_its_user(job):
     link = job.client("mel").create_link("job-1", "result", DAY)
     job.client("ada").delete_user("mel")
     assert read(job, link.path).status_code == 401
+
+
+def created_with(job: ServiceHarness, **limits) -> tuple[str, str]:
+    """A link, and the id of the token that created it."""
+    token = job.client("ada").create_token("mel", **limits)
+    job.tokens["laptop"] = token.token
+    return job.client("laptop").create_link("job-1", "result", DAY * 30).path, token.id
+
+
+def test_a_link_ends_when_its_token_is_revoked(job):
+    link, token_id = created_with(job)
+    assert read(job, link).status_code == 200
+    job.client("mel").revoke_token(token_id)
+    answer = read(job, link)
+    assert answer.status_code == 401 and "was revoked" in answer.json()["error"]["message"]
+
+
+def test_a_link_ends_when_its_token_expires(job):
+    link, _ = created_with(job, expires_in=DAY)
+    job.clock.advance(DAY - timedelta(seconds=1))
+    assert read(job, link).status_code == 200
+    job.clock.advance(timedelta(seconds=2))
+    assert read(job, link).status_code == 401
+
+
+def test_a_link_lasts_when_its_token_is_rotated_and_ends_with_the_new_one(job):
+    link, token_id = created_with(job)
+    new = job.client("mel").rotate_token(token_id, overlap=timedelta(0))
+    job.clock.advance(DAY)
+    assert read(job, link).status_code == 200
+    job.client("mel").revoke_token(new.id)
+    assert read(job, link).status_code == 401
+
+
+@pytest.mark.parametrize("ended", ["the session", "its token"])
+def test_a_link_that_a_browser_created_ends_with_its_session(job, ended):
+    token = job.client("ada").create_token("mel")
+    with job.http(token.token) as http:
+        http.post("/session").raise_for_status()
+        cookies = dict(http.cookies)
+    with job.http() as browser:
+        browser.cookies.update(cookies)
+        csrf = browser.get("/session").json()["csrf"]
+        answer = browser.post(
+            "/jobs/job-1/links",
+            json={"resource": "result", "expires_in": "PT1H"},
+            headers={CSRF_HEADER: csrf},
+        )
+    link = answer.raise_for_status().json()["path"]
+    assert read(job, link).status_code == 200
+    sessions = [each.id for each in job.store.tokens("mel") if each.session_of == token.id]
+    job.client("mel").revoke_token(token.id if ended == "its token" else sessions[0])
+    assert read(job, link).status_code == 401
 
 
 @pytest.mark.parametrize("scope", [TokenScope.READ, TokenScope.SUBMIT])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -14,8 +15,9 @@ import pytest
 
 from tests.polling import wait_until
 from tests.views.cli_runner import Tpu
-from tests.views.job_scenarios import end_job
+from tests.views.job_scenarios import end_job, start_job
 from tpufleet.model import encoding
+from tpufleet.model.api_types import JobChanges
 from tpufleet.model.hosts import Phase, Progress
 from tpufleet.model.jobs import Capacity, JobState
 from tpufleet.model.pools import CapacityRefusal, Pool
@@ -54,6 +56,13 @@ class Terminal:
             self.shown += piece.decode(errors="replace")
         os.close(self._ours)
 
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: text in self.shown, describe=lambda: self.shown)
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        self._process.send_signal(signal.SIGINT)
+
     def end(self) -> int:
         status = self._process.wait(timeout=60)
         self._reader.join(timeout=60)
@@ -68,6 +77,35 @@ def test_tables_have_colours_on_a_terminal_only(world, tpu):
     assert f"{AMBER}recovering" in screen.shown
     assert "\x1b[2J" not in screen.shown
     assert "\x1b" not in tpu.ok("jobs")
+
+
+ATTACK = "\x1b]0;PWNED\x07\x1b]52;c;cHduZWQ=\x07\x1b[2J\x9b2J\x08\u202e\u2066"
+
+
+def test_logs_reach_a_terminal_without_control_sequences_unless_raw(world, tpu):
+    start_job(world)
+    world.send_log("job-1.0", "slice-1/0", 0, f"a{ATTACK}\x1b[31mred\x1b[0mz\n".encode())
+    end_job(world, "job-1", JobState.SUCCEEDED)
+    for follow in ((), ("--follow",)):
+        screen = Terminal(tpu, "logs", *follow, "job-1")
+        assert screen.end() == 0
+        assert "a\x1b[31mred\x1b[0mz" in screen.shown
+        assert not any(sign in screen.shown for sign in ("PWNED", "\x1b]", "\x1b[2J", *ATTACK[-4:]))
+        raw = Terminal(tpu, "logs", "--raw", *follow, "job-1")
+        assert raw.end() == 0 and ATTACK in raw.shown
+        assert ATTACK in tpu.ok("logs", "--raw", *follow, "job-1")
+
+
+@pytest.mark.parametrize(
+    "command", ["show job-1", "why job-1", "events job-1", "jobs -v", "compare job-1 job-2"]
+)
+def test_texts_of_users_reach_no_output_with_control_characters(world, tpu, command):
+    world.submit(notes=ATTACK)
+    world.submit("job-2", notes="other")
+    world.client("mel").change_job("job-1", JobChanges(notes=f"again {ATTACK}"))
+    world.change_job("job-1", reason=f"waits {ATTACK}")
+    shown = tpu.ok(*command.split())
+    assert not any(sign in shown for sign in ATTACK if not sign.isprintable())
 
 
 FAILURE = (
@@ -124,6 +162,7 @@ def test_every_listing_fits_a_narrow_and_a_wide_terminal(world, tpu, listing, co
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.shown).split("\r\n")
     wide = [line for line in lines if len(line) > columns]
     assert not wide
+    assert "litepod" not in screen.shown, "types are shown as users write them"
     if listing in ("inventory", "slices"):
         shown = [line for line in lines if "tpf-a-rather" in line]
         assert len(shown) == 3, "one line each"

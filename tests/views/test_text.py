@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
+from random import Random
 
 import pytest
 
@@ -67,3 +69,55 @@ def test_an_event_names_the_user_once():
 def test_a_time_has_its_date_unless_it_is_today():
     assert len(text.local_time(NOW, NOW)) == len("12:00:00")
     assert text.local_time(NOW - timedelta(days=2), NOW).startswith("2025-12-")
+
+
+ATTACKS = {
+    "title": ("a\x1b]0;PWNED\x07b", "ab"),
+    "title, other end": ("a\x1b]0;PWNED\x1b\\b", "ab"),
+    "clipboard": ("a\x1b]52;c;cHduZWQ=\x07b", "ab"),
+    "link": ("\x1b]8;;http://evil\x07here\x1b]8;;\x07", "here"),
+    "unfinished string": ("a\x1b]0;PWNED", "a"),
+    "clear screen": ("a\x1b[2J\x1b[Hb", "ab"),
+    "C1 sequence": ("a\x9b2Jb", "ab"),
+    "C1 string": ("a\x9d0;PWNED\x9cb", "ab"),
+    "device control": ("a\x1bP$q\x1b\\b", "ab"),
+    "report": ("a\x1b[6n\x1b[cb", "ab"),
+    "reset": ("a\x1bcb", "ab"),
+    "charset": ("a\x1b(0b", "ab"),
+    "bell and backspace": ("a\x07\x08b", "ab"),
+    "bidirectional": ("a\u202eb\u2066c", "abc"),
+    "private colours": ("a\x1b[>4;2mb", "ab"),
+    "end of input": ("a\x1b", "a"),
+}
+
+
+@pytest.mark.parametrize(("line", "shown"), ATTACKS.values(), ids=ATTACKS)
+def test_output_of_a_program_cannot_control_the_terminal(line, shown):
+    assert text.program_output(line) == shown
+
+
+def test_output_of_a_program_keeps_colours_tabs_and_progress_bars():
+    assert text.program_output("\x1b[1;31mred\x1b[0m") == "\x1b[1;31mred\x1b[0m\x1b[0m"
+    assert text.program_output("10%\r20%\tx ü → 漢") == "10%\r20%\tx ü → 漢"
+
+
+def test_no_combination_of_bytes_gets_through():
+    """Removing one sequence must not join the halves of another."""
+    signs = "\x1b]\x07[2J\x9b\\;m0P\x9d\x9c\r\u202e"
+    random = Random(1)
+    for _ in range(5000):
+        line = "".join(random.choices(signs, k=12))
+        left = re.sub(r"\x1b\[[0-9;:]*m|\r", "", text.program_output(line))
+        assert left.isprintable(), repr(line)
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_a_sequence_that_is_split_between_pieces_is_removed(at):
+    whole = "a\x1b]0;PWN\x07b\nc"
+    assert "".join(text.program_lines([whole[:at], whole[at:]])) == "ab\nc"
+
+
+@pytest.mark.parametrize("sign", "\u202e\u2066\u2069\u200f\u061c\u2028\x9b\x1b\x07\x08\r")
+def test_texts_of_users_have_no_control_characters(sign):
+    assert text.one_line(f"a{sign}b") in ("a\ufffdb", "a b")
+    assert sign not in text.without_control_characters(f"a{sign}b")

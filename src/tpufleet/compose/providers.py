@@ -22,6 +22,7 @@ from tpufleet.model.preflight import Check
 from tpufleet.providers.base import Provider
 from tpufleet.providers.local import fault_plan
 from tpufleet.providers.local.provider import LocalProvider
+from tpufleet.providers.local.stock import Stock
 from tpufleet.stores.base import Store
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def _provider(name: str, settings: Config, store: Store) -> Provider:
         everyone, members = local_jobs.users_of_jobs(contained)
         return LocalProvider(
             settings.data / "local",
+            stock=Stock(hosts=settings.local_hosts),
             plan=plan,
             hidden=hidden,
             job_user=everyone,
@@ -102,7 +104,8 @@ def _tpu_vm(settings: Config, store: Store) -> Provider:
     parsed = tpu_vm.parse(settings.tpu_vm or {})
     if not parsed.emulated and is_loopback(settings.public_url or f"http://{settings.listen}"):
         raise BadInput(
-            "public_url is not set: TPU hosts would be paid for, and could not reach this server\n"
+            f"public_url is {settings.public_url or 'not set'}: TPU hosts would be paid for, and "
+            "could not reach this server\n"
             "  next: `tpu deploy server` runs it on a VM that they reach; or set public_url in "
             f"{settings.config_file}, an address of this machine that they reach"
         )
@@ -189,7 +192,7 @@ def google_rest(settings: TpuVmSettings) -> GoogleRest:
     root = ""
     if settings.emulated:
         root = json.loads(fault_injection.call_admin(settings.endpoint, "ProjectApi"))["url"]
-    return GoogleRest(root)
+    return GoogleRest(root, settings.project)
 
 
 def _no_client(error: ImportError) -> BadInput:

@@ -36,6 +36,7 @@ class SpendingMonitor:
         self._checked_at: datetime | None = None
         self._known = set(json.loads(store.metadata(BUDGET_ALERTS) or "[]"))
         self._report: BudgetReport | None = None  # not saved yet
+        self._left_from_before = store.metadata(BUDGET_REPORT) is not None
         # Every job that may have used a slice; those that ended are read once.
         self._jobs: dict[JobId, Job] = {}
         self._attempts: dict[JobId, Sequence[Attempt]] = {}
@@ -51,6 +52,9 @@ class SpendingMonitor:
                 self._stop(job, budgets.job_limit(job.spec, rows, self._prices))
         if self._budgets:
             self._check_budgets(now)
+        elif self._left_from_before:  # budgets were removed from the configuration
+            self._report, self._known = BudgetReport(budgets=(), now=now), set()
+            self._left_from_before = False
 
     def next_check_at(self) -> datetime | None:
         limited = self._budgets or any(

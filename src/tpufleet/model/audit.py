@@ -1,4 +1,4 @@
-"""The audit log: who changed access to this fleet, from where, and when."""
+"""The audit log: who changed access to this fleet or what belongs to another user, and when."""
 
 from __future__ import annotations
 
@@ -27,6 +27,27 @@ class AuditAction(StrEnum):
     UNREGISTER_NODE = "node.unregister"
     PUT_POOL = "pool.put"
     DELETE_POOL = "pool.delete"
+    # Entered when an admin does it to what belongs to another user, or when it is refused.
+    SUBMIT_JOB = "job.submit"
+    EDIT_JOB = "job.edit"
+    CANCEL_JOB = "job.cancel"
+    RESUME_JOB = "job.resume"
+    RERUN_JOB = "job.rerun"
+    DELETE_JOB_FILES = "job.delete-files"
+    ARCHIVE_JOBS = "job.archive"
+    UNARCHIVE_JOBS = "job.unarchive"
+    PURGE_JOBS = "job.purge"
+    MOVE_JOB = "queue.move"
+    HOLD_JOB = "queue.hold"
+    RELEASE_JOB = "queue.release"
+    RETRY_JOB = "queue.retry"
+    CREATE_RESERVATION = "reservation.create"
+    CHANGE_RESERVATION = "reservation.change"
+    DELETE_RESERVATION = "reservation.delete"
+    RELEASE_SLICE = "slice.release"
+    READ_PREFERENCES = "preferences.read"
+    CHANGE_PREFERENCES = "preferences.change"
+    REQUEST = "request"  # any other request that was refused
 
 
 class AuditOutcome(StrEnum):
@@ -43,7 +64,7 @@ class AuditEntry:
     token_id: str
     address: str  # from which the request came
     action: AuditAction
-    target: str  # name or id of the user, token, secret, slice or pool
+    target: str  # name or id of the user, token, secret, slice, pool or job
     detail: str = ""
     outcome: AuditOutcome = AuditOutcome.REQUESTED
     seq: int = 0  # numbered by the store

@@ -18,6 +18,8 @@ SHELL = ("bash", "-euo", "pipefail", "-c")  # runs a command that is given as te
 KNOWN_PROVIDERS = ("local", "tpu-vm", "gke")
 MAX_TEXT_LENGTH = 100_000  # Linux rejects a single argument of more than 128 KiB
 MAX_COUNT = 1_000_000
+MAX_VARIABLES = 1_000  # of the environment of a job
+MAX_ENVIRONMENT = 256 * 1024  # characters; Linux takes 2 MiB with all arguments by default
 
 # Names from other tools, and the field or budget that they mean here.
 COMMON_ALIASES: dict[str, str] = {
@@ -242,6 +244,11 @@ def _parse_env(errors: ParseErrors, path: str, value: Any) -> dict[str, str] | N
             errors.add(f"{path}.{name}", "reserved: tpufleet sets this variable; remove it")
         elif (text := _parse_text(errors, f"{path}.{name}", item)) is not None:
             parsed[name] = text
+    size = sum(len(name) + len(text) for name, text in parsed.items())
+    if len(value) > MAX_VARIABLES:
+        errors.add(path, f"{len(value)} variables; at most {MAX_VARIABLES}: put them in a file")
+    elif size > MAX_ENVIRONMENT:
+        errors.add(path, f"{size} characters; at most {MAX_ENVIRONMENT}: put them in a file")
     return parsed if len(errors.lines) == before else None
 
 

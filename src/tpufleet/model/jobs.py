@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -120,6 +121,15 @@ class JobSpec:
         """Tags of the form name=value."""
         parts = (tag.partition("=") for tag in self.tags)
         return {name: value for name, equals, value in parts if name and equals}
+
+
+ID_LETTERS, ID_LENGTH = "abcdefghijklmnopqrstuvwxyz234567", 12  # of the ids that clients generate
+_GENERATED_ID = re.compile(f"(?:fs-)?(?:[{ID_LETTERS}]{{{ID_LENGTH}}}){{1,2}}")  # fs-: Firestore
+
+
+def is_generated_id(text: str) -> bool:
+    """By a client, at random; else a user chose it, and it may also be the name of a job."""
+    return _GENERATED_ID.fullmatch(text) is not None and not text.isalpha()
 
 
 def default_name(base: str, job_id: JobId) -> str:

@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -23,8 +24,9 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tpufleet import errors
-from tpufleet.errors import FleetError, Temporary, Unauthorized
+from tpufleet.errors import FleetError, Forbidden, Temporary, Unauthorized
 from tpufleet.model.api_types import ERROR_HEADER, ErrorDetail, ErrorResponse
+from tpufleet.model.audit import AuditAction
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
 from tpufleet.policy import rate_limits
@@ -39,6 +41,7 @@ from tpufleet.service import (
 )
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
+from tpufleet.service.audit import AuditSubject
 from tpufleet.service.connection_limits import AUTHENTICATED
 from tpufleet.service.event_streams import EventHub
 from tpufleet.service.fast_heartbeats import FastHeartbeats
@@ -255,7 +258,11 @@ class AuthMiddleware:
                 sent = _header(scope, sessions.CSRF_HEADER.encode())
                 sessions.check_csrf(self._deps.secret, cookie, sent)
             return "", hashed, session_id
-        token = auth.bearer_token(header)
+        try:
+            token = auth.bearer_token(header)
+        except Unauthorized:
+            self._limiter.check_address(address, "")
+            raise
         if token.startswith(sessions.LINK_PREFIX) and _creates_session(scope):
             self._limiter.check_address(address, "")
             return "", self._links.redeem(token, now), ""
@@ -290,8 +297,7 @@ def _endpoint(
                 caller=request.scope["tpufleet.caller"],
             )
             if isinstance(route.role, Role):
-                call.user.require_role(route.role)
-                token_scopes.require(call.user, route.method, route.operation_id)
+                await _require_rights(call)
             call.read_query()
             if not route.stream_body:
                 await call.read_body()
@@ -313,16 +319,75 @@ def _endpoint(
     return endpoint
 
 
+async def _require_rights(call: ApiCall) -> None:
+    """Raises Forbidden, and enters that into the audit log."""
+    route = call.route
+    assert isinstance(route.role, Role)
+    try:
+        call.user.require_role(route.role)
+        token_scopes.require(call.user, route.method, route.operation_id)
+    except Forbidden as error:
+        subject = await _refused_subject(call)
+        if subject is not None:
+            refused = audit.entry(subject, call.user, call.address, call.now)
+            await run_in_threadpool(audit.record_refusal, call.store, refused, error)
+        raise
+
+
+async def _refused_subject(call: ApiCall) -> AuditSubject | None:
+    """What a request asks for that was refused before it was read."""
+    if call.route.audit is not None and not call.route.stream_body:
+        try:
+            call.read_query()
+            await call.read_body()
+            return await run_in_threadpool(call.route.audit, call)
+        except FleetError as error:
+            logger.info("%s is refused and cannot be read: %s", call.route.operation_id, error)
+    return _foreign_subject(call)
+
+
+def _foreign_subject(call: ApiCall) -> AuditSubject | None:
+    """None: the route only reads, and needs no entry."""
+    route = call.route
+    target = next(iter(call.request.path_params.values()), "") or call.query.get("user", "")
+    if route.foreign_action is not None:
+        return AuditSubject(action=route.foreign_action, target=target)
+    if route.method in ("GET", "HEAD"):
+        return None
+    return AuditSubject(action=AuditAction.REQUEST, target=f"{route.method} {route.path} {target}")
+
+
 def _handle(call: ApiCall) -> object:
     route = call.route
     if route.audit is None:
-        return route.handler(call)
+        return _handle_by_owner(call)
     requested = audit.entry(route.audit(call), call.user, call.address, call.now)
     audit.record(call.store, requested)
     try:
         return route.handler(call)
     except FleetError as error:
         audit.record_refusal(call.store, requested, error)
+        raise
+
+
+def _handle_by_owner(call: ApiCall) -> object:
+    """Enters what an admin does to what belongs to others, and what is forbidden."""
+    if call.caller is None:  # an agent
+        return call.route.handler(call)
+    subject = _foreign_subject(call)
+
+    def enter(owner: str, what: str) -> None:
+        if subject is not None:
+            foreign = replace(subject, target=what, detail=f"of {owner}")
+            audit.record(call.store, audit.entry(foreign, call.user, call.address, call.now))
+
+    call.caller = replace(call.caller, on_foreign_access=enter)
+    try:
+        return call.route.handler(call)
+    except Forbidden as error:
+        if subject is not None:
+            refused = audit.entry(subject, call.user, call.address, call.now)
+            audit.record_refusal(call.store, refused, error)
         raise
 
 
@@ -408,6 +473,7 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
             providers=deps.providers,
             default_provider=deps.default_provider,
             local_containers=deps.local_containers,
+            local_hosts=deps.local_hosts,
         ),
         logs=_logs(deps),
         results=_results(deps),

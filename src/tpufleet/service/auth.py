@@ -7,7 +7,8 @@ import base64
 import hashlib
 import hmac
 import secrets
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from tpufleet.errors import Forbidden, Unauthorized
@@ -28,6 +29,10 @@ class Caller:
     pool: str | None = None  # limited to jobs in this pool
     expires_at: datetime | None = None  # of its token; None: never
     session_id: str = ""  # of its browser; empty: it sent the token itself
+    # Called before it acts on what belongs to another user, with that user and the object.
+    on_foreign_access: Callable[[str, str], None] | None = field(
+        default=None, compare=False, repr=False
+    )
 
     @property
     def limited(self) -> bool:
@@ -48,6 +53,12 @@ class Caller:
     def require_owner(self, owner: str, what: str) -> None:
         if self.name != owner and not self.is_admin:
             raise Forbidden(f"{what} belongs to {owner}; only {owner} or an admin may change it")
+        self.record_foreign_access(owner, what)
+
+    def record_foreign_access(self, owner: str, what: str) -> None:
+        """Enter into the audit log that an admin acts on what belongs to another user."""
+        if self.name != owner and self.on_foreign_access is not None:
+            self.on_foreign_access(owner, what)
 
 
 def new_token() -> str:

@@ -19,7 +19,7 @@ from tpufleet.model.api_types import (
 )
 from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.hosts import HostId, HostLiveness, Progress, host_id
-from tpufleet.model.jobs import Job, JobId, default_name
+from tpufleet.model.jobs import Job, JobId, default_name, is_generated_id
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.policy import liveness
 from tpufleet.service import identifiers
@@ -35,9 +35,12 @@ def find_job(
 ) -> Job:
     """By id; `@last`; `OWNER/NAME` (in a path `OWNER:NAME`); name; or the beginning of an id. A
     name means the caller's newest job of that name, else the newest of the one user who has any.
+    Users choose ids too: the id of another user's job does not hide a job of that name.
     With `owner` or `pool`, errors name no other jobs."""
     visible = JobQuery(owner=owner, pool=pool)
     job = store.job(JobId(ref))
+    if job is not None and job.owner != caller:
+        job = _unless_a_name(store, job, caller, visible)
     if job is None and ref == LAST:
         job = _newest(store, JobQuery(owner=caller, limit=1))
         if job is None:
@@ -54,6 +57,24 @@ def find_job(
         f"no job with id or name {shown[:80]!r}{identifiers.suggestion(ref, known)}; "
         "list jobs with `tpu jobs`"
     )
+
+
+def _unless_a_name(store: Store, job: Job, caller: str, visible: JobQuery) -> Job | None:
+    """A job of another user, found by its id. None if that is the name of a job of the caller."""
+    if store.jobs(JobQuery(owner=caller, name=job.id, archived=None, limit=1)):
+        return None
+    if is_generated_id(job.id):
+        return job
+    if _by_name(store, job.id, caller) is not None:
+        return None
+    others = replace(visible, name=job.id, archived=None, other_owner_than=job.owner, limit=50)
+    if owners := {each.owner for each in store.jobs(others)}:
+        refs = sorted(f"{owner}/{job.id}" for owner in owners)
+        raise Conflict(
+            f"{job.id!r} is the id of a job of {job.owner}, and a name of other jobs; use one of "
+            f"{', '.join((*refs, f'{job.owner}/{job.spec.name}'))}"
+        )
+    return job
 
 
 def _newest(store: Store, query: JobQuery) -> Job | None:

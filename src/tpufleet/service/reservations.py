@@ -111,6 +111,7 @@ def _end(context: CommandContext, reservation_id: str, reason: str) -> Reservati
         )
     if not mine and not reason.strip():
         raise BadInput(f"reason: missing; tell {reservation.owner} why it is broken")
+    context.caller.record_foreign_access(reservation.owner, f"reservation {reservation.id}")
     if reservation.ends_at <= context.now:
         return reservation
     verb = "released" if mine else "broke"

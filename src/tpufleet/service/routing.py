@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, Unauthorized
+from tpufleet.model.audit import AuditAction
 from tpufleet.model.bounds import check_bounds
 from tpufleet.model.encoding import from_json
 from tpufleet.model.jobs import Job
@@ -66,6 +67,8 @@ class ServiceDependencies:
     faults: tuple[str, ...] = ()  # faults that can be injected
     snapshot_limit: int = 512 * 1024 * 1024
     log_limit: int = logs.DEFAULT_LIMIT  # bytes of all logs of a job
+    local_hosts: int | None = None  # simulated hosts at a time; None: unlimited
+    tokens_per_user: int = 100
     checkpoints: str | None = None  # folder or URL; default `<state>/checkpoints`
     archive: SegmentArchive | None = None  # keeps snapshots, results and logs
     shared: bool = False  # other servers, with disks of their own, use this store and archive
@@ -144,6 +147,8 @@ class Route:
     limit: int = DEFAULT_BODY_LIMIT  # bytes of the body
     stream_body: bool = False  # the handler reads the body itself
     audit: Callable[[ApiCall], AuditSubject] | None = None  # what it enters into the audit log
+    # Entered only when it concerns what belongs to another user, or is refused.
+    foreign_action: AuditAction | None = None
 
     @property
     def is_async(self) -> bool:

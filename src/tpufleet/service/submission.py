@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import msgspec
 
 from tpufleet.errors import BadInput, Conflict, Forbidden
-from tpufleet.model import job_file
+from tpufleet.model import job_file, topology
 from tpufleet.model.api_types import ResubmitRequest
 from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
-from tpufleet.model.jobs import IMAGES_REFUSED, Job, JobId, JobSpec, ParentRelation, default_name
+from tpufleet.model.jobs import (
+    IMAGES_REFUSED,
+    Job,
+    JobId,
+    JobSpec,
+    ParentRelation,
+    default_name,
+    is_generated_id,
+)
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SIMULATED_PROVIDERS
 from tpufleet.model.topology import short_name
-from tpufleet.service import checkpoint_leases, identifiers, queries, retention, token_scopes
+from tpufleet.service import (
+    checkpoint_leases,
+    checkpoint_owners,
+    identifiers,
+    queries,
+    retention,
+    token_scopes,
+)
 from tpufleet.service.assignments import HOST_FILE_PREFIX, checkpoint_location
 from tpufleet.service.commands import CommandContext, require_priority
 from tpufleet.service.files.secrets import SecretFiles
@@ -66,6 +81,7 @@ class JobStorage:
     # For jobs that name none. Empty: they are refused. None: not stated.
     default_provider: str | None = None
     local_containers: bool = False  # jobs on simulated slices may use images
+    local_hosts: int | None = None  # simulated hosts at a time; None: unlimited
 
     def refuses_images(self, spec: JobSpec, store: Store) -> bool:
         """Whether a simulated slice may get the job, which would refuse its image."""
@@ -99,14 +115,15 @@ def submit(context: CommandContext, storage: JobStorage, body: bytes) -> list[Jo
         if job.id in jobs:
             raise BadInput(f"jobs[{index}].id: duplicate id {job.id}")
         jobs[job.id] = job
+    _require_unused_as_names(context, jobs.values())
     named = [job for job in jobs.values() if job.spec.checkpoint is not None]
     if not named:  # each has a location of its own
         return _insert(context, jobs)
     _require_own_locations(context, storage, named)
     with checkpoint_leases.exclusive(context.store, context.now) as lease:
-        checkpoint_leases.require_free(
-            context.store, [job for job in named if context.store.job(job.id) is None]
-        )
+        fresh = [job for job in named if context.store.job(job.id) is None]
+        checkpoint_owners.require_owned(context.store, context.caller, fresh)
+        checkpoint_leases.require_free(context.store, fresh)
         return _insert(context, jobs, lease)
 
 
@@ -150,6 +167,7 @@ def resubmit(
     known = context.store.job(job.id)
     if known is not None:
         return _require_match(known, job)
+    _require_unused_as_names(context, [job])
     if spec.checkpoint != parent.spec.checkpoint:
         _require_own_locations(context, storage, [job])
     with checkpoint_leases.exclusive(context.store, context.now) as lease:
@@ -157,6 +175,8 @@ def resubmit(
         retention.require_files(context.store, parent, f"so it cannot be {verb}; submit a new job")
         if relation is ParentRelation.RESUME:
             _require_no_live_relative(context, parent)
+        if spec.checkpoint is not None and spec.checkpoint != parent.spec.checkpoint:
+            checkpoint_owners.require_owned(context.store, context.caller, [job])
         checkpoint_leases.require_free(context.store, [job])
         return _insert(context, {job.id: job}, lease)[0]
 
@@ -205,6 +225,7 @@ class _Checks:
         for field in ("reuse", "require_reservation"):
             if getattr(spec, field) and spec.pool is None:
                 raise BadInput(f"{field}: only with a pool; add `pool: NAME`, or remove this field")
+        self._local_hosts(spec)
         check_job_channels(self._context.store, self._owner, spec.notify)
         for name, reference in spec.secrets.items():
             if reference.startswith(HOST_FILE_PREFIX):
@@ -215,6 +236,18 @@ class _Checks:
                     f"secrets.{name}: no secret named {reference!r}{near}; "
                     f"create it with `tpu secret set {reference}`"
                 )
+
+    def _local_hosts(self, spec: JobSpec) -> None:
+        limit = self._storage.local_hosts
+        if limit is None or not self._storage.simulates(spec, self._context.store):
+            return
+        hosts = spec.slices * topology.find(spec.accelerator).hosts
+        if hosts > limit:
+            raise BadInput(
+                f"slices: {spec.slices} of {short_name(spec.accelerator)} have {hosts} hosts, and "
+                f"this server simulates at most {limit}, as processes of its machine\n"
+                "  next: use fewer or smaller slices, or ask an admin to raise local_hosts"
+            )
 
     def _host_file(self, spec: JobSpec, name: str) -> None:
         """A simulated host is the machine of the server, whose files are not for every user."""
@@ -330,6 +363,19 @@ def _submit_message(job: Job, by: str) -> str:
         return f"submitted by {by}{note}"
     verb = "resumed" if job.parent_relation is ParentRelation.RESUME else "rerun"
     return f"{verb} from job {job.parent} by {by}{note}"
+
+
+def _require_unused_as_names(context: CommandContext, jobs: Iterable[Job]) -> None:
+    """An id that a user chose must not be what others call a job of theirs."""
+    for job in jobs:
+        if is_generated_id(job.id):
+            continue
+        same_name = JobQuery(name=job.id, other_owner_than=job.owner, archived=None, limit=1)
+        if context.store.jobs(same_name) and context.store.job(job.id) is None:
+            raise Conflict(
+                f"job id {job.id} is the name of another user's job; choose another id, or let "
+                "the client generate one"
+            )
 
 
 def _require_match(known: Job, sent: Job) -> Job:

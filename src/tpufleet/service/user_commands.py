@@ -59,7 +59,7 @@ def _cancel_jobs_of(context: CommandContext, owner: str) -> None:
         cancel(context, job)
 
 
-def create_token(context: CommandContext, new: NewToken) -> CreatedToken:
+def create_token(context: CommandContext, new: NewToken, *, limit: int) -> CreatedToken:
     name = new.user or context.caller.name
     if name != context.caller.name and not context.caller.is_admin:
         raise Forbidden(f"creating a token for {name} requires the admin role")
@@ -74,6 +74,7 @@ def create_token(context: CommandContext, new: NewToken) -> CreatedToken:
             "a service account cannot create tokens; it can replace its own with "
             "`tpu token rotate`, and an admin can create more"
         )
+    _require_few_tokens(context, name, limit)
     return _put_token(
         context,
         Token(
@@ -87,6 +88,19 @@ def create_token(context: CommandContext, new: NewToken) -> CreatedToken:
             pool=new.pool,
         ),
     )
+
+
+def _require_few_tokens(context: CommandContext, name: str, limit: int) -> None:
+    valid = [
+        token
+        for token in context.store.tokens(name)
+        if token.session_of is None and not token.expired(context.now)
+    ]
+    if len(valid) >= limit:
+        raise Conflict(
+            f"{name} has {len(valid)} tokens, the limit of this server\n"
+            "  next: `tpu token list`, then `tpu token revoke ID`"
+        )
 
 
 def _expiry(context: CommandContext, expires_in: timedelta | None, user: User) -> datetime | None:

@@ -8,6 +8,8 @@ Events are written in the same commit as the change they explain.
 
 from __future__ import annotations
 
+import hashlib
+import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -105,6 +107,13 @@ def code_reference(digest: str) -> str:
 
 def checkpoint_reference(job_id: str) -> str:
     return f"checkpoint/{job_id}"
+
+
+def location_reference(location: str) -> str:
+    """Equal for spellings of one location; links on disk are not resolved."""
+    scheme, separator, path = location.rpartition("://")
+    spelling = f"{scheme}{separator}{posixpath.normpath(path)}"
+    return f"location/{hashlib.sha256(spelling.encode()).hexdigest()}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,5 +1,6 @@
-"""What a job refers to: its code, and checkpoints of other jobs. So that it is known who needs a
-file without reading all jobs."""
+"""What a job refers to: its code, checkpoints of other jobs, and the checkpoint location that its
+job file names. So that it is known who needs a file, or used a location, without reading all
+jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from tpufleet.model.jobs import Job
 from tpufleet.stores import sql_rows
-from tpufleet.stores.base import checkpoint_reference, code_reference
+from tpufleet.stores.base import checkpoint_reference, code_reference, location_reference
 from tpufleet.stores.database import DatabaseSession, Row
 
 _INSERT = "INSERT INTO job_references (reference, job_id) VALUES (?, ?) ON CONFLICT DO NOTHING"
@@ -23,7 +24,12 @@ def named_folders(job: Job) -> set[str]:
 
 def references(job: Job, known_ids: Collection[str]) -> list[str]:
     code = [code_reference(job.snapshot)] if job.snapshot else []
-    return code + [checkpoint_reference(each) for each in named_folders(job) if each in known_ids]
+    named = [location_reference(job.checkpoint)] if job.spec.checkpoint is not None else []
+    return (
+        code
+        + named
+        + [checkpoint_reference(each) for each in named_folders(job) if each in known_ids]
+    )
 
 
 def write_references(session: DatabaseSession, jobs: Sequence[Job]) -> None:
@@ -35,7 +41,7 @@ def write_references(session: DatabaseSession, jobs: Sequence[Job]) -> None:
 
 
 def fill_job_references(session: DatabaseSession) -> None:
-    """Migration 22: of the jobs that are stored already."""
+    """Migrations 22 and 24: of the jobs that are stored already."""
     last = ""
     while rows := session.rows(
         f"SELECT id, data FROM jobs WHERE id > ? ORDER BY id LIMIT {_ROWS_PER_BATCH}", last

@@ -18,7 +18,11 @@ from tpufleet.stores.search_backfill import fill_job_search
 
 Migration = str | Callable[[DatabaseSession], None]  # SQL, or a function
 
-_FUNCTIONS: dict[int, Migration] = {5: rename_json_keys, 13: fill_job_search}
+_FUNCTIONS: dict[int, Migration] = {
+    5: rename_json_keys,
+    13: fill_job_search,
+    24: fill_job_references,  # checkpoint locations
+}
 # Run after the file of the same number.
 _FILLS: dict[int, Callable[[DatabaseSession], None]] = {22: fill_job_references}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta, tzinfo
 
@@ -47,7 +47,20 @@ COLOURS: dict[str, str] = {
     "setup_failed": BAD,
 }
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Control characters but tab and newline; line separators; and the bidirectional controls of Unicode
+# (UAX #9), which show a text in another order than it has.
+_CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+_CONTROL = re.compile(f"[{_CONTROLS}]")
+# In the output of a program: colours and carriage returns, and sequences that do anything else
+# (ECMA-48).
+_COLOUR = r"\x1b\[[0-9;:]*m"
+_SEQUENCE = re.compile(
+    rf"(?P<kept>{_COLOUR}|\r)"
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\r\n]*(?:\x07|\x1b\\|\x9c|)"  # strings
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"
+    r"|\x1b[ -/]*[0-~]?"
+    rf"|[{_CONTROLS}]"
+)
 
 
 def colour(state: str) -> str:
@@ -58,6 +71,22 @@ def colour(state: str) -> str:
 def without_control_characters(text: str) -> str:
     """Untrusted text, without control sequences for the terminal."""
     return _CONTROL.sub("�", text)
+
+
+def program_output(line: str) -> str:
+    """A line of untrusted output for a terminal: it keeps its colours and its progress bars, and
+    can do nothing else to the terminal."""
+    shown = _SEQUENCE.sub(lambda found: found["kept"] or "", line)
+    return f"{shown}\x1b[0m" if "\x1b" in shown else shown
+
+
+def program_lines(pieces: Iterable[str]) -> Iterator[str]:
+    """The same for a text in pieces, which may end within a sequence. Newlines are kept."""
+    rest = ""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split("\n")
+        yield "".join(f"{program_output(line)}\n" for line in lines)
+    yield program_output(rest)
 
 
 def one_line(text: str) -> str:
@@ -117,11 +146,14 @@ def metrics(reported: Progress | None) -> str:
     return ", ".join(f"{one_line(name)} {value:.4g}" for name, value in values.items())
 
 
-def event(occurred: Event, now: datetime | None = None) -> str:
-    """`14:03:11  preempted  slice a-1 was preempted (by ada)`."""
+def event(occurred: Event, now: datetime | None = None, *, about: bool = False) -> str:
+    """`14:03:11  preempted  slice a-1 was preempted (by ada)`; with `about`, what it happened to,
+    for a list of several things."""
     message = one_line(occurred.message)
     by = f" (by {occurred.by})" if occurred.by and occurred.by not in message else ""
-    return f"{local_time(occurred.at, now)}  {occurred.state:<10}  {message}{by}"
+    subject = occurred.job_id or occurred.slice_id or occurred.pool or "-"
+    shown = f"{one_line(subject):<12}  " if about else ""
+    return f"{local_time(occurred.at, now)}  {occurred.state:<10}  {shown}{message}{by}"
 
 
 def attempt_heading(number: int) -> str:

@@ -20,6 +20,7 @@ import pytest
 
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadRequest, NoCapacity
+from tpufleet.model import topology
 from tpufleet.model.cloud_slices import CloudState
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.slices import SliceId
@@ -466,6 +467,7 @@ def test_slices_never_share_a_port(root):
         ),
         pytest.param(Stock(limits=(StockLimit(slices=1, capacity="spot"),)), id="by capacity"),
         pytest.param(Stock(chips=15), id="by chips"),
+        pytest.param(Stock(hosts=topology.find("v5litepod-8").hosts), id="by hosts"),
     ],
 )
 def test_stock_is_limited(root, limits):

@@ -86,7 +86,8 @@ class Containment:
                 parts.append(f"jobs run as user {self.user.uid} ({self.user.name})")
             elif self.member_user is not None:
                 member = self.member_user
-                parts.append(f"jobs of members run as user {member.uid} ({member.name})")
+                whom = f"user {member.uid} ({member.name})"
+                parts.append(f"jobs of members run as {whom}, those of admins as root")
         elif self.hidden:
             parts.append(f"jobs can read the server's state ({self.isolation_error})")
         return "; ".join(parts)

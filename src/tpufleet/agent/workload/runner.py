@@ -52,7 +52,7 @@ LINGER_SECONDS = 2.0
 LOG_UPLOAD_TIMEOUT_SECONDS = 3.0
 # The same if uploads alone are refused for now, as by a server with a full disk.
 LOG_REFUSED_TIMEOUT_SECONDS = 120.0
-RESULT_UPLOAD_TIMEOUT_SECONDS = 30.0  # the same for the result, which matters more
+RESULT_UPLOAD_TIMEOUT_SECONDS = 120.0  # the same for the result
 LAST_POLL_SECONDS = 2.0  # of the checkpoint folder, which may hang
 INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
 # Not even SIGKILL ends a process that is stuck in the kernel: log it this often and keep trying.

@@ -36,6 +36,7 @@ class StockLimit:
 class Stock:
     limits: tuple[StockLimit, ...] = ()
     chips: int | None = None  # over all slices; None: unlimited
+    hosts: int | None = None  # likewise
 
     def check(self, wanted: Sequence[SliceRecord], held: Iterable[SliceRecord]) -> None:
         """NoCapacity unless all wanted slices fit beside the held ones."""
@@ -50,6 +51,13 @@ class Stock:
                     f"{first.zone}: {used} of {limit.slices} slices in use, "
                     f"{len(matching)} more requested"
                 )
+        hosts = sum(record.hosts for record in held)
+        more = sum(record.hosts for record in wanted)
+        if self.hosts is not None and hosts + more > self.hosts:
+            raise NoCapacity(
+                f"out of simulated hosts: {hosts} of {self.hosts} in use (local_hosts), "
+                f"{more} more requested"
+            )
         chips = sum(record.chips for record in held)
         more = sum(record.chips for record in wanted)
         if self.chips is not None and chips + more > self.chips:

@@ -122,7 +122,7 @@ def create_link(call: ApiCall) -> SignedLink:
     path = f"{API_PREFIX}/jobs/{job.id}/{new.resource}"
     secret = call.components.deps.secret
     return SignedLink(
-        path=signed_links.sign(path, call.user.name, expires_at, secret), expires_at=expires_at
+        path=signed_links.sign(path, call.user, expires_at, secret), expires_at=expires_at
     )
 
 
@@ -132,6 +132,7 @@ def create_link(call: ApiCall) -> SignedLink:
     role=Role.MEMBER,
     summary="Delete the result of an ended job, and its code unless another job needs it",
     response=Acknowledgement,
+    foreign_action=AuditAction.DELETE_JOB_FILES,
 )
 def delete_job_files(call: ApiCall) -> Acknowledgement:
     job = find_job(call)
@@ -149,6 +150,7 @@ def delete_job_files(call: ApiCall) -> Acknowledgement:
     summary="Archive jobs that have ended: listings leave them out, nothing is deleted",
     body=ArchiveRequest,
     response=JobPage,
+    foreign_action=AuditAction.ARCHIVE_JOBS,
 )
 def archive_jobs(call: ApiCall) -> JobPage:
     return retention.archive(call.context, call.parse_body(ArchiveRequest))
@@ -161,6 +163,7 @@ def archive_jobs(call: ApiCall) -> JobPage:
     summary="List archived jobs again",
     body=UnarchiveRequest,
     response=JobPage,
+    foreign_action=AuditAction.UNARCHIVE_JOBS,
 )
 def unarchive_jobs(call: ApiCall) -> JobPage:
     return retention.unarchive(call.context, call.parse_body(UnarchiveRequest))
@@ -173,6 +176,7 @@ def unarchive_jobs(call: ApiCall) -> JobPage:
     summary="Delete the files of jobs that have ended; checkpoints only if requested",
     body=PurgeRequest,
     response=PurgeReport,
+    foreign_action=AuditAction.PURGE_JOBS,
 )
 def purge_jobs(call: ApiCall) -> PurgeReport:
     files = call.components.job_files

@@ -18,6 +18,7 @@ from tpufleet.model.api_types import (
     ResubmitRequest,
     SubmitRequest,
 )
+from tpufleet.model.audit import AuditAction
 from tpufleet.model.job_search import JobSearch, parse_search
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState, ParentRelation
 from tpufleet.model.slices import SIMULATED_PROVIDERS
@@ -49,6 +50,7 @@ router = Router()
     body=SubmitRequest,
     response=JobPage,
     limit=MAX_SUBMIT_BYTES,
+    foreign_action=AuditAction.SUBMIT_JOB,
 )
 def submit_jobs(call: ApiCall) -> JobPage:
     jobs = submission.submit(call.context, call.components.storage, call.body)
@@ -131,6 +133,7 @@ def explain_job(call: ApiCall) -> JobExplanation:
     summary="Change name, tags, notes or priority of a live or ended job",
     body=JobChanges,
     response=JobRow,
+    foreign_action=AuditAction.EDIT_JOB,
 )
 def change_job(call: ApiCall) -> JobRow:
     job = commands.change_job(call.context, find_job(call), call.parse_body(JobChanges))
@@ -169,6 +172,7 @@ def compare_jobs(call: ApiCall) -> Comparison:
     role=Role.MEMBER,
     summary="Cancel a job",
     response=JobRow,
+    foreign_action=AuditAction.CANCEL_JOB,
 )
 def cancel_job(call: ApiCall) -> JobRow:
     job = find_job(call)
@@ -184,6 +188,7 @@ def cancel_job(call: ApiCall) -> JobRow:
     summary="Start a new job from the last checkpoint, with the same or new code",
     body=ResubmitRequest,
     response=JobRow,
+    foreign_action=AuditAction.RESUME_JOB,
 )
 def resume_job(call: ApiCall) -> JobRow:
     return _resubmit(call, ParentRelation.RESUME)
@@ -196,6 +201,7 @@ def resume_job(call: ApiCall) -> JobRow:
     summary="Start a new job from the beginning, with the same or new code",
     body=ResubmitRequest,
     response=JobRow,
+    foreign_action=AuditAction.RERUN_JOB,
 )
 def rerun_job(call: ApiCall) -> JobRow:
     return _resubmit(call, ParentRelation.RERUN)

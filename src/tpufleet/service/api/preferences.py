@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tpufleet.errors import Forbidden, NotFound
+from tpufleet.model.audit import AuditAction
 from tpufleet.model.preferences import PreferenceChanges, Preferences, apply_changes
 from tpufleet.model.users import Role
 from tpufleet.service.routing import ApiCall, Param, Router
@@ -19,6 +20,7 @@ _USER = Param("user", "another user; requires the admin role")
     summary="Settings, aliases, working directories and views of the caller",
     response=Preferences,
     params=(_USER,),
+    foreign_action=AuditAction.READ_PREFERENCES,
 )
 def get_preferences(call: ApiCall) -> Preferences:
     owner = _owner(call)
@@ -33,6 +35,7 @@ def get_preferences(call: ApiCall) -> Preferences:
     body=PreferenceChanges,
     response=Preferences,
     params=(_USER,),
+    foreign_action=AuditAction.CHANGE_PREFERENCES,
 )
 def change_preferences(call: ApiCall) -> Preferences:
     owner, changes = _owner(call), call.parse_body(PreferenceChanges)
@@ -54,4 +57,5 @@ def _owner(call: ApiCall) -> str:
         raise Forbidden(f"preferences of {user}: requires a token without limits")
     if call.store.user(user) is None:
         raise NotFound(f"no user named {user!r}; list users with `tpu user list`")
+    call.user.record_foreign_access(user, f"preferences of {user}")
     return user

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tpufleet.model import topology
 from tpufleet.model.api_types import JobRow, QueueMove, QueuePage
+from tpufleet.model.audit import AuditAction
 from tpufleet.model.jobs import Job
 from tpufleet.model.users import Role
 from tpufleet.service import job_queue, queries
@@ -45,6 +46,7 @@ def list_queue(call: ApiCall) -> QueuePage:
     summary="Move a waiting job within its queue; ahead of other users requires the admin role",
     body=QueueMove,
     response=JobRow,
+    foreign_action=AuditAction.MOVE_JOB,
 )
 def move_job(call: ApiCall) -> JobRow:
     return _row(call, job_queue.move(call.context, find_job(call), call.parse_body(QueueMove)))
@@ -56,6 +58,7 @@ def move_job(call: ApiCall) -> JobRow:
     role=Role.MEMBER,
     summary="Keep a job from being placed",
     response=JobRow,
+    foreign_action=AuditAction.HOLD_JOB,
 )
 def hold_job(call: ApiCall) -> JobRow:
     return _row(call, job_queue.hold(call.context, find_job(call)))
@@ -67,6 +70,7 @@ def hold_job(call: ApiCall) -> JobRow:
     role=Role.MEMBER,
     summary="Let a held job be placed again",
     response=JobRow,
+    foreign_action=AuditAction.RELEASE_JOB,
 )
 def release_job(call: ApiCall) -> JobRow:
     return _row(call, job_queue.release(call.context, find_job(call)))
@@ -78,6 +82,7 @@ def release_job(call: ApiCall) -> JobRow:
     role=Role.MEMBER,
     summary="Request capacity for a waiting job now, without waiting for the backoff",
     response=JobRow,
+    foreign_action=AuditAction.RETRY_JOB,
 )
 def retry_job(call: ApiCall) -> JobRow:
     return _row(call, job_queue.retry(call.context, find_job(call)))

@@ -8,6 +8,7 @@ from tpufleet.model.api_types import (
     ReservationExtension,
     ReservationPage,
 )
+from tpufleet.model.audit import AuditAction
 from tpufleet.model.reservations import Reservation
 from tpufleet.model.slices import SliceId
 from tpufleet.model.users import Role
@@ -39,6 +40,7 @@ def list_reservations(call: ApiCall) -> ReservationPage:
     summary="Reserve slices of a pool; repeating the same request is safe",
     body=NewReservation,
     response=Reservation,
+    foreign_action=AuditAction.CREATE_RESERVATION,
 )
 def create_reservation(call: ApiCall) -> Reservation:
     reservation = reservations.reserve(call.context, call.parse_body(NewReservation))
@@ -53,6 +55,7 @@ def create_reservation(call: ApiCall) -> Reservation:
     summary="Extend a reservation",
     body=ReservationExtension,
     response=Reservation,
+    foreign_action=AuditAction.CHANGE_RESERVATION,
 )
 def extend_reservation(call: ApiCall) -> Reservation:
     by = call.parse_body(ReservationExtension).extend_by
@@ -68,6 +71,7 @@ def extend_reservation(call: ApiCall) -> Reservation:
     summary="Release a reservation; an admin breaks that of another user, with a reason",
     response=Reservation,
     params=(Param("reason", "why; required of an admin"),),
+    foreign_action=AuditAction.DELETE_RESERVATION,
 )
 def end_reservation(call: ApiCall) -> Reservation:
     reason = call.query_text("reason") or ""
@@ -82,6 +86,7 @@ def end_reservation(call: ApiCall) -> Reservation:
     role=Role.MEMBER,
     summary="Return a slice that is held after a failure to its pool",
     response=Acknowledgement,
+    foreign_action=AuditAction.RELEASE_SLICE,
 )
 def release_held_slice(call: ApiCall) -> Acknowledgement:
     commands.release_held_slice(call.context, SliceId(call.path_param("id")))

@@ -112,7 +112,8 @@ def list_tokens(call: ApiCall) -> TokenPage:
     audit=_audit_create_token,
 )
 def create_token(call: ApiCall) -> CreatedToken:
-    return user_commands.create_token(call.context, call.parse_body(NewToken))
+    limit = call.components.deps.tokens_per_user
+    return user_commands.create_token(call.context, call.parse_body(NewToken), limit=limit)
 
 
 @router.route(

@@ -99,7 +99,14 @@ class SnapshotFiles:
 
     async def put(self, digest: str, chunks: AsyncIterator[bytes]) -> None:
         """Store an upload. It exists only once it is complete and matches its digest."""
-        path = self.path(digest)
+        self.path(digest)  # rejects an invalid digest
+        await self._store(chunks, digest)
+
+    async def add(self, chunks: AsyncIterator[bytes]) -> str:
+        """Store an upload whose sender does not compute digests. Returns the digest."""
+        return await self._store(chunks, None)
+
+    async def _store(self, chunks: AsyncIterator[bytes], expected: str | None) -> str:
         self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".upload-") as draft:
             size = 0
@@ -108,7 +115,7 @@ class SnapshotFiles:
                 if size > self.limit:
                     raise BadInput(self.too_large_message())
                 await run_in_threadpool(draft.write, chunk)
-            await run_in_threadpool(self._accept, draft.file, path, digest)
+            return await run_in_threadpool(self._accept, draft.file, expected)
 
     def too_large_message(self) -> str:
         return (
@@ -116,7 +123,7 @@ class SnapshotFiles:
             "a .tpuignore or .gitignore file"
         )
 
-    def _accept(self, draft: IO[bytes], path: Path, digest: str) -> None:
+    def _accept(self, draft: IO[bytes], expected: str | None) -> str:
         draft.flush()
         draft.seek(0)
         descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=".upload-")
@@ -126,17 +133,18 @@ class SnapshotFiles:
                     packed = _pack_again(draft, out, self.limit * _MAX_INFLATION)
                 except _DAMAGED as error:
                     raise BadInput(f"the snapshot is not a valid tar.gz: {error}") from error
-                if packed.digest != digest:
+                if expected not in (None, packed.digest):
                     raise BadInput(
-                        f"the snapshot has digest {packed.digest}, not {digest}; upload it again"
+                        f"the snapshot has digest {packed.digest}, not {expected}; upload it again"
                     )
                 out.flush()
                 os.fsync(out.fileno())
-            os.replace(name, path)
+            os.replace(name, self.path(packed.digest))
         except BaseException:
             os.unlink(name)
             raise
-        self._intact.add(digest)
+        self._intact.add(packed.digest)
+        return packed.digest
 
 
 class _TarStream:

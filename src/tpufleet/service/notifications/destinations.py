@@ -14,6 +14,15 @@ from tpufleet.model.notifications import MAX_URL, NotificationRules
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 # IPv4 inside IPv6, which a gateway would translate back (RFC 6052).
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# All IPv6 addresses of the internet (IANA IPv6 address space registry). Outside it are site-local,
+# unique local and link-local addresses, multicast, and blocks that are not assigned.
+_GLOBAL_IPV6 = ipaddress.ip_network("2000::/3")
+# Blocks of the IANA special-purpose address registries that `is_global` of some Python versions
+# lets through: protocol assignments (RFC 6890), 6to4 relays (RFC 7526), documentation (RFC 9637).
+_SPECIAL = tuple(
+    ipaddress.ip_network(block)
+    for block in ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "3fff::/20")
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,11 +81,19 @@ def check_address(address: Address, host: str, rules: NotificationRules) -> None
     plain = embedded(address)
     if _host_allowed(host, rules) or _network_allowed(plain, rules):
         return
-    if not plain.is_global or plain.is_multicast or plain.is_reserved:
+    if not is_public(plain):
         raise BadInput(
             f"{host} is not on the public internet ({plain}); an admin can allow it with "
             "notifications.allow"
         )
+
+
+def is_public(address: Address) -> bool:
+    if not address.is_global or address.is_multicast or address.is_reserved:
+        return False
+    if address.version == 6 and address not in _GLOBAL_IPV6:
+        return False
+    return not any(address.version == block.version and address in block for block in _SPECIAL)
 
 
 def embedded(address: Address) -> Address:

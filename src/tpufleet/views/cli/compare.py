@@ -40,11 +40,11 @@ def compare(
         return
     output.print_table(*comparison_table(comparison), "")
     for line in code_lines(comparison, diff):
-        click.echo(line)
+        output.print_line(line)
     if not diff and any(code.files for code in comparison.code):
         output.print_status("  next: --diff prints the lines")
     for line in plot_lines(series, metric) if plots else ():
-        click.echo(line)
+        output.print_line(line)
 
 
 @click.command(epilog="\b\nExamples:\n  tpu metrics train\n  tpu metrics train --metric loss\n")
@@ -72,7 +72,7 @@ def metrics(job: str, metric: tuple[str, ...], as_json: bool) -> None:
         )
         return
     for line in plot_lines([series], metric):
-        click.echo(line)
+        output.print_line(line)
 
 
 def comparison_table(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

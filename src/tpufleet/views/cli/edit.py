@@ -50,7 +50,7 @@ def tag(
         output.print_json({"jobs": rows})
         return
     for row in rows:
-        click.echo(f"{row.name} ({row.id}): tags {', '.join(row.tags) or 'none'}")
+        output.print_line(f"{row.name} ({row.id}): tags {', '.join(row.tags) or 'none'}")
     if not rows:
         output.print_status("no jobs match")
 

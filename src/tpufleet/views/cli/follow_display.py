@@ -92,7 +92,8 @@ class PlainScreen:
         if line.attempt != self._attempt:
             self._attempt = line.attempt
             click.echo(text.attempt_heading(line.attempt))
-        click.echo(f"[{line.host}] {line.line}")
+        shown = text.program_output(line.line) if sys.stdout.isatty() else line.line
+        click.echo(f"[{line.host}] {shown}")
 
     def waiting(self, row: JobRow, explanation: JobExplanation | None) -> None:
         """In the events."""
@@ -169,7 +170,8 @@ class TerminalScreen:
         if line.attempt != self._attempt:
             self._attempt = line.attempt
             self._print(text.attempt_heading(line.attempt), text.QUIET)
-        prefixed = Text.assemble((f"[{line.host}] ", "dim"), Text.from_ansi(line.line))
+        shown = Text.from_ansi(text.program_output(line.line))
+        prefixed = Text.assemble((f"[{line.host}] ", "dim"), shown)
         self._console.print(prefixed, soft_wrap=True)
 
     def note(self, message: str) -> None:

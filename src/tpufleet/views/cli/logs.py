@@ -24,6 +24,7 @@ from tpufleet.views.cli.preferences import use_time_zone
     "--attempt", type=click.IntRange(min=0), help="Only this attempt (default: the latest)."
 )
 @click.option("--tail", metavar="N", type=click.IntRange(min=0), help="Only the last N lines.")
+@click.option("--raw", is_flag=True, help="Print exactly what the job wrote.")
 @json_option
 def logs(
     job: str,
@@ -31,12 +32,17 @@ def logs(
     host: int | None,
     attempt: int | None,
     tail: int | None,
+    raw: bool,
     as_json: bool,
 ) -> None:
     """Print the output of JOB, each line prefixed with its host.
 
     With --follow, print new lines as they arrive, and exit when the job ends.
+
+    A terminal gets text and colours only: other control sequences, with which a job could change
+    the title, the clipboard or the screen, are removed. Files and pipes get no colours.
     """
+    filtered = output.is_terminal() and not raw
     with connection.connect() as client:
         if follow:
             current: int | None = None
@@ -48,15 +54,16 @@ def logs(
                     click.echo(text.attempt_heading(line.attempt))
                 current = line.attempt
                 prefix = "" if host is not None else f"[{line.host}] "
-                click.echo(f"{prefix}{line.line}")
+                shown = text.program_output(line.line) if filtered else line.line
+                click.echo(prefix + shown, color=raw or None)
             return
         pieces = client.logs(job, host=host, attempt=attempt, tail=tail)
         if as_json:
             output.print_json({"job": job, "lines": "".join(pieces).splitlines()})
             return
         last = ""
-        for piece in pieces:
-            click.echo(piece, nl=False)
+        for piece in text.program_lines(pieces) if filtered else pieces:
+            click.echo(piece, nl=False, color=raw or None)
             last = piece or last
         click.echo("", nl=not last.endswith("\n") and bool(last))
         if not last and tail != 0:
@@ -108,7 +115,7 @@ def events(
             output.print_json(page)
             return
         for event in page.events:
-            _show(event, as_json)
+            _show(event, as_json, about=job is None)
         if not follow:
             if not page.events:
                 output.print_status("no events yet")
@@ -116,7 +123,7 @@ def events(
         ref = client.job(job).job.id if job is not None else None
         for item in client.stream(job=ref, after=page.last):
             if isinstance(item, Event) and _concerns(item, slice_id, pool, user):
-                _show(item, as_json)
+                _show(item, as_json, about=job is None)
 
 
 def _concerns(event: Event, slice_id: str | None, pool: str | None, user: str | None) -> bool:
@@ -124,8 +131,8 @@ def _concerns(event: Event, slice_id: str | None, pool: str | None, user: str | 
     return all(expected in (None, value) for expected, value in wanted)
 
 
-def _show(event: Event, as_json: bool) -> None:
+def _show(event: Event, as_json: bool, *, about: bool) -> None:
     if as_json:
         output.print_json(event)
     else:
-        output.print_line(text.event(event), text.colour(event.state))
+        output.print_line(text.event(event, about=about), text.colour(event.state))

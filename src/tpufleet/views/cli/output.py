@@ -30,7 +30,7 @@ def is_terminal() -> bool:
 
 def print_status(message: str) -> None:
     """A message for the user on standard error, apart from the command's result."""
-    click.echo(message, err=True)
+    click.echo(text.without_control_characters(message), err=True)
 
 
 def print_json(value: Any) -> None:
@@ -43,11 +43,12 @@ def print_result(value: object, message: str, as_json: bool) -> None:
     if as_json:
         print_json(value)
     else:
-        click.echo(message)
+        click.echo(text.without_control_characters(message))
 
 
 def print_line(line: str, style: str = "") -> None:
     """One line, coloured on a terminal."""
+    line = text.without_control_characters(line)
     if style and is_terminal():
         console().print(line, style=style, markup=False, highlight=False, soft_wrap=True)
     else:

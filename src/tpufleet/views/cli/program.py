@@ -60,6 +60,8 @@ def _report(message: str, error: BaseException, status: int) -> int:
         import traceback
 
         traceback.print_exception(error)
-    for line in message.splitlines():
+    from tpufleet.views import text
+
+    for line in text.without_control_characters(message).splitlines():
         click.echo(line if line.startswith("  ") else f"error: {line}", err=True)
     return status

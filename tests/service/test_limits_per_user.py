@@ -1,0 +1,60 @@
+"""What one user may take of a server, at its default settings."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from tests.service.harness import ServiceHarness
+from tpufleet import config
+from tpufleet.errors import BadInput, Conflict
+
+DAY = timedelta(days=1)
+
+
+def test_a_user_has_a_limited_number_of_valid_tokens(service: ServiceHarness):
+    mel = service.client("mel")
+    for _ in range(49):
+        mel.create_token()
+        mel.create_token(expires_in=DAY)
+    last = mel.create_token()
+    with pytest.raises(Conflict, match=r"mel has 100 tokens.*\n.*tpu token revoke"):
+        mel.create_token()
+    with pytest.raises(Conflict, match="mel has 100 tokens"):
+        service.client("ada").create_token("mel")
+    service.client("mo").create_token()
+    mel.revoke_token(last.id)
+    mel.create_token()
+    service.clock.advance(2 * DAY)
+    mel.create_token()  # those that expired do not count
+
+
+def test_an_environment_has_a_limited_number_of_variables(service):
+    variables = {f"V{number}": "x" for number in range(1001)}
+    with pytest.raises(BadInput, match="env: 1001 variables; at most 1000"):
+        service.submit("job-1", env=variables)
+    variables.pop("V0")
+    assert service.submit("job-1", env=variables)
+
+
+def test_an_environment_has_a_limited_size(service):
+    with pytest.raises(BadInput, match="at most 262144"):
+        service.submit("job-1", env={f"V{number}": "x" * 90_000 for number in range(3)})
+    assert service.submit("job-1", env={"V1": "x" * 90_000, "V2": "x" * 90_000})
+
+
+def test_the_defaults_are_those_of_the_settings(tmp_path):
+    settings = config.load({"TPUFLEET_HOME": str(tmp_path)}, tmp_path)
+    assert (settings.local_hosts, settings.tokens_per_user) == (64, 100)
+    changed = {"TPUFLEET_LOCAL_HOSTS": "128", "TPUFLEET_TOKENS_PER_USER": "5"}
+    settings = config.load({"TPUFLEET_HOME": str(tmp_path), **changed}, tmp_path)
+    assert (settings.local_hosts, settings.tokens_per_user) == (128, 5)
+
+
+def test_a_job_with_more_simulated_hosts_than_the_server_has_is_refused(service):
+    """A v5e-16 has 4 hosts."""
+    with pytest.raises(BadInput, match=r"17 of v5e-16 have 68 hosts.* at most 64.*\n.*local_hosts"):
+        service.submit("job-1", slices=17, providers=["local"])
+    assert service.submit("job-1", slices=16, providers=["local"])
+    assert service.submit("job-2", slices=17, providers=["tpu-vm"])
