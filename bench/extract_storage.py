@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 import reporting
+from tpufleet.runtime import commit_index
 from tpufleet.runtime import units as unit_records
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io import datasets, dtypes, shard_writer, unit_writer
@@ -167,7 +168,7 @@ def write_many(storage: Storage, count: int) -> None:
         unit: unit_records.Commit(unit=unit, token=0, worker="bench", at=1.0, outcome=outcome)
         for unit in range(count)
     }
-    storage.replace(unit_records.INDEX, unit_records.encode_index(commits))
+    storage.replace(unit_records.INDEX, commit_index.encode(commits))
 
 
 def opening_seconds(storage: Storage, count: int) -> float:

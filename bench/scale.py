@@ -147,8 +147,11 @@ def use(server: servers.Server, figures: Figures, until: Callable[[], bool], pau
             submit_one(client, figures, number)
             name, options = list(SEARCHES.items())[number % len(SEARCHES)]
             began = time.perf_counter()
-            with contextlib.suppress(FleetError):  # `before` names a job of a longer history
+            try:
                 client.jobs(**options)
+            except FleetError as error:
+                if "before" not in options:  # which names a job of a longer history
+                    figures.errors.append(str(error))
             took = (time.perf_counter() - began) * 1000
             figures.searches.setdefault(name, []).append(took)
             time.sleep(pause)

@@ -6,9 +6,11 @@ its hosts are in memory, so the pictures are the same on every machine, apart fr
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import html
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -91,6 +93,25 @@ def draw_notebook() -> None:
         page.set_content(f"<style>{NOTEBOOK_STYLE}</style>{body}")
         page.screenshot(path=PICTURES / "notebook.png", full_page=True)
     print("wrote docs/pictures/notebook.png")
+
+
+def draw_top() -> None:
+    """`tpu top`; Textual draws its own screen."""
+    from tpufleet.views.top.app import TopApp
+
+    async def screenshot(server: lab.LabServer) -> str:
+        with server.client("grace") as client:
+            app = TopApp(client, lambda: server.client("grace"))
+            async with app.run_test(size=(120, 24)) as pilot:
+                await pilot.pause(3)
+                return app.export_screenshot(title="tpu top")
+
+    with _lab() as server:
+        svg = asyncio.run(screenshot(server))
+    svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)  # no external fonts
+    target = PICTURES / "top.svg"
+    target.write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n")
+    print(f"wrote {target.relative_to(ROOT)}")
 
 
 def draw_compare(picture: Callable[[str, Path, str], None]) -> None:

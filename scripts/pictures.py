@@ -3,9 +3,9 @@
     .venv/bin/python scripts/pictures.py [demo | tutorial | gke | top | compare | page | notebook]
 
 `demo` draws docs/demo.svg; `tutorial` follows docs/tutorial.md and `gke` docs/gke-environment.md,
-and both draw docs/pictures; `top` draws `tpu top` on the server that is running; `compare`, `page`
-and `notebook` show the lab of `page_pictures.py`. Needs tmux, Chromium for the last two, OpenTofu
-for `gke`, and the environment of `./test`.
+and both draw docs/pictures; `top`, `compare`, `page` and `notebook` show the lab of
+`page_pictures.py`. Needs tmux, Chromium for the last two, OpenTofu for `gke`, and the environment
+of `./test`.
 """
 
 from __future__ import annotations
@@ -100,26 +100,6 @@ def draw_demo() -> None:
     picture("demo", DOCS / "demo.svg", "bit for bit")
 
 
-def draw_top() -> None:
-    """Textual draws its own screen."""
-    import asyncio
-
-    from tpufleet.views.cli import connection
-    from tpufleet.views.top.app import TopApp
-
-    async def screenshot() -> str:
-        with connection.connect() as client:
-            app = TopApp(client, connection.connect)
-            async with app.run_test(size=(WIDTH, 20)) as pilot:
-                await pilot.pause(2)
-                return app.export_screenshot(title="tpu top")
-
-    svg = re.sub(r"@font-face \{.*?\}", "", asyncio.run(screenshot()), flags=re.DOTALL)
-    target = DOCS / "pictures" / "top.svg"
-    target.write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n")
-    print(f"wrote {target.relative_to(ROOT)}")
-
-
 def draw_tutorial() -> None:
     """A job that ended, and one whose slice is preempted."""
     with tempfile.TemporaryDirectory(prefix="tpufleet-") as home:
@@ -149,7 +129,12 @@ def draw_from_lab(name: str) -> None:
     if name == "compare":
         page_pictures.draw_compare(picture)
     else:
-        {"page": page_pictures.draw_page, "notebook": page_pictures.draw_notebook}[name]()
+        draws = {
+            "page": page_pictures.draw_page,
+            "notebook": page_pictures.draw_notebook,
+            "top": page_pictures.draw_top,
+        }
+        draws[name]()
 
 
 def draw_gke() -> None:
@@ -167,8 +152,7 @@ SETS: dict[str, Callable[[], None]] = {
     "demo": draw_demo,
     "tutorial": draw_tutorial,
     "gke": draw_gke,
-    "top": draw_top,
-    **{name: partial(draw_from_lab, name) for name in ("compare", "page", "notebook")},
+    **{name: partial(draw_from_lab, name) for name in ("top", "compare", "page", "notebook")},
 }
 
 

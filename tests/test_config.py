@@ -121,6 +121,10 @@ def test_an_embedded_server_is_found_while_its_process_runs(home):
     assert config.embedded_server_url(home) is None
     write_record(url="http://127.0.0.1:1", pid=os.getpid())
     assert config.embedded_server_url(home) == "http://127.0.0.1:1"
+    assert config.embedded_certificate(home, "http://127.0.0.1:1") is None
+    write_record(url="https://10.0.0.1:1", pid=os.getpid(), certificate="/c.pem")
+    assert config.embedded_certificate(home, "https://10.0.0.1:1") == Path("/c.pem")
+    assert config.embedded_certificate(home, "https://10.0.0.2:1") is None
     write_record(url="http://127.0.0.1:1", pid=2**22 + 1)  # larger than any pid that Linux gives
     assert config.embedded_server_url(home) is None
     (home / "server.json").write_text("{half")
@@ -205,7 +209,8 @@ def test_enabled_providers_must_exist(tmp_path, text):
 
 def test_a_server_builds_only_the_providers_that_are_enabled(tmp_path):
     pytest.importorskip("google.cloud.tpu_v2")
-    environ = {"TPUFLEET_HOME": str(tmp_path), **TPU_VM}
+    public = {"TPUFLEET_PUBLIC_URL": "https://fleet.example.com"}
+    environ = {"TPUFLEET_HOME": str(tmp_path), **TPU_VM, **public}
     built = compose.providers(config.load(environ, tmp_path), MemoryStore())
     assert list(built) == ["tpu-vm"]
     with pytest.raises(BadInput, match="gke is enabled but not configured"):

@@ -1,7 +1,9 @@
 """A transformer in Flax NNX that continues bit for bit after a preemption.
 
 Data parallel between slices, FSDP within. Orbax saves the parameters, the optimizer and the
-position of the Grain input pipeline together, so that no batch is seen twice or left out.
+position of the Grain input pipeline together, so that no batch is seen twice or left out. With
+`local`, every host also keeps emergency checkpoints on its own disk: hosts of a new slice get them
+from the hosts of another one.
 
 python train.py               # standalone on a laptop
 tpu submit job.yaml --follow  # on every host of a slice
@@ -32,6 +34,7 @@ SETTINGS = {
     "steps": 40, "every": 10, "batch": 16, "lr": 3e-3, "seed": 0,
     "pause": 0.0,  # seconds after each step, to simulate more work
     "layers": 2, "width": 64, "heads": 4, "length": 32, "vocabulary": 64,
+    "local": "", "local_every": 1,  # folder of emergency checkpoints, such as /tmp/emergency
     "data": "",  # a .npy file of tokens; empty: tokens made up from the seed
 }  # fmt: skip
 
@@ -114,6 +117,30 @@ def loss_fn(model: Transformer, tokens: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
 
+def open_checkpoints(
+    here: runtime.Context, mesh: Mesh, every: int, local: str, local_every: int
+) -> Any:
+    """Saves run in the background; on a stop request the last one is waited for."""
+    if not local:
+        options = ocp.CheckpointManagerOptions(save_interval_steps=every, max_to_keep=2)
+        return ocp.CheckpointManager(here.checkpoint_dir, options=options)
+    # Two tiers: the disks of the hosts, and the checkpoint location. Experimental in Orbax.
+    from orbax.checkpoint.experimental.emergency.p2p import checkpoint_manager
+    from orbax.checkpoint.experimental.emergency.p2p import options as tiers
+
+    on_host = epath.Path(local, here.job_id, str(here.process_id))
+    for folder in (on_host, epath.Path(here.checkpoint_dir)):
+        folder.mkdir(parents=True, exist_ok=True)
+    return checkpoint_manager.CheckpointManager(
+        mesh, None, on_host, here.checkpoint_dir,
+        options=tiers.CheckpointManagerOptions(
+            local=tiers.LocalCheckpointOptions(save_interval_steps=local_every, max_to_keep=2),
+            persistent=tiers.PersistentCheckpointOptions(save_interval_steps=every, max_to_keep=2),
+            replica_axis_index=0,  # of the mesh: each slice has the whole state
+        ),
+    )  # fmt: skip
+
+
 @jax.jit
 def fingerprint(state: Any) -> jax.Array:
     """The sum of all bits: two runs that agree in it have the same state."""
@@ -121,7 +148,7 @@ def fingerprint(state: Any) -> jax.Array:
     return sum(jnp.sum(leaf, dtype=jnp.uint32) for leaf in words)
 
 
-def main(*, steps, every, batch, lr, seed, pause, data, **shape) -> None:
+def main(*, steps, every, batch, lr, seed, pause, local, local_every, data, **shape) -> None:
     here = runtime.initialize()  # joins the other processes; handles SIGTERM
     mesh = make_mesh(here.num_slices)
     rows, replicated = NamedSharding(mesh, P(("data", "fsdp"))), NamedSharding(mesh, P())
@@ -143,9 +170,7 @@ def main(*, steps, every, batch, lr, seed, pause, data, **shape) -> None:
 
     tokens = np.load(data, mmap_mode="r") if data else made_up_tokens(seed, shape["vocabulary"])
     reader = batches(Windows(tokens, shape["length"]), here, batch, seed)
-    # Saves run in the background; on a stop request the last one is waited for.
-    options = ocp.CheckpointManagerOptions(save_interval_steps=every, max_to_keep=2)
-    with ocp.CheckpointManager(here.checkpoint_dir, options=options) as manager:
+    with open_checkpoints(here, mesh, every, local, local_every) as manager:
         start = manager.latest_step() or 0
         if start:
             target = jax.tree.map(
@@ -155,8 +180,11 @@ def main(*, steps, every, batch, lr, seed, pause, data, **shape) -> None:
             restored = manager.restore(
                 start,
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardRestore(target),
-                    data=grain.checkpoint.CheckpointRestore(reader),
+                    state=ocp.args.PyTreeRestore(
+                        item=target,
+                        restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+                    ),
+                    data_iter=grain.checkpoint.CheckpointRestore(reader),
                 ),
             )
             state = restored["state"]
@@ -175,7 +203,8 @@ def main(*, steps, every, batch, lr, seed, pause, data, **shape) -> None:
             manager.save(
                 step,
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(state), data=grain.checkpoint.CheckpointSave(reader)
+                    state=ocp.args.PyTreeSave(state),
+                    data_iter=grain.checkpoint.CheckpointSave(reader),
                 ),
                 force=stop or step == steps,
             )

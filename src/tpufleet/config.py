@@ -249,8 +249,21 @@ def debug_enabled(environ: Mapping[str, str]) -> bool:
 
 def embedded_server_url(home: Path) -> str | None:
     """URL of the server that runs on this state folder; None when there is none."""
+    record = _embedded_server(home)
+    return None if record is None else record[0]
+
+
+def embedded_certificate(home: Path, url: str) -> Path | None:
+    """The certificate of the server that runs on this state folder, if `url` is its address. Only
+    we can write the record, so the names in the certificate need not match the address."""
+    record = _embedded_server(home)
+    return record[1] if record is not None and record[0] == url else None
+
+
+def _embedded_server(home: Path) -> tuple[str, Path | None] | None:
     try:
         record = json.loads((home / "server.json").read_text())
+        certificate = Path(record["certificate"]) if record.get("certificate") else None
         url, pid = str(record["url"]), int(record["pid"])
         os.kill(pid, 0)
         # In containers without an init process, an exited server remains as a zombie.
@@ -260,15 +273,15 @@ def embedded_server_url(home: Path) -> str | None:
     except (FileNotFoundError, ValueError, KeyError, TypeError, ProcessLookupError, OverflowError):
         return None
     except PermissionError:  # running as another user
-        return url
-    return url
+        return url, certificate
+    return url, certificate
 
 
 def read_token(config: Config, server: str) -> str:
     """The token for this server. The token in the state folder is never sent to another machine."""
     if config.token_file is not None:
         return read_secret_file(config.token_file)
-    if not is_loopback(server):
+    if not is_loopback(server) and server != embedded_server_url(config.home):
         raise Unauthorized(
             f"no token for {server}; save it in a file with mode 600 and set TPUFLEET_TOKEN_FILE "
             f"to its path, or set token_file in {config.config_file}"

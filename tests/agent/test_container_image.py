@@ -15,12 +15,13 @@ from tpufleet.model.attempts import AttemptId
 # Runs the command on this host, with the variables that are passed on and nothing else.
 DOCKER = r"""#!/bin/bash
 printf '%q ' "$@" >>"$0.calls"; echo >>"$0.calls"
+env >>"$0.environ"
 [[ "$1" = run ]] || exit 0
 shift
 names=()
 while [[ "$1" == --* ]]; do
   case "$1" in
-    --env=*) name="${1#--env=}"; names+=("$name=${!name}") ;;
+    --env-file=*) mapfile -t names <"${1#--env-file=}" ;;
     --workdir=*) cd "${1#--workdir=}" ;;
     --entrypoint=*) program="${1#--entrypoint=}" ;;
   esac
@@ -51,7 +52,8 @@ def host_environ(docker: Path) -> dict[str, str]:
 def test_a_job_runs_in_its_image_with_its_own_variables_only(harness, docker):
     harness.assign(
         "sh", "-c", "pwd; echo host=$HOST_ONLY key=$KEY chips=$TPUFLEET_CHIPS",
-        image="lab/train:7", env={"KEY": "s3cret"}, setup=("touch", "prepared"),
+        image="lab/train:7", env={"KEY": "s3cret", "DOCKER_HOST": "tcp://mallory"},
+        setup=("touch", "prepared"),
     )  # fmt: skip
     harness.start(base_env=host_environ(docker))
     exit = harness.wait_for_exit()
@@ -61,6 +63,8 @@ def test_a_job_runs_in_its_image_with_its_own_variables_only(harness, docker):
     setup, command, *removed = calls(docker)
     assert "lab/train:7 prepared" in setup and "--network=host" in command
     assert "s3cret" not in command, "not in the arguments, which others can see"
+    environ = Path(f"{docker}.environ").read_text()
+    assert "HOST_ONLY=1" in environ and "DOCKER_HOST" not in environ and "s3cret" not in environ
     assert "--privileged" not in command, "a simulated host has no devices"
     assert removed and all("rm --force tpufleet-" in call for call in removed)
 
@@ -77,11 +81,10 @@ def test_a_stopped_job_leaves_no_container(harness, docker):
 def test_containers_on_tpu_hosts_get_the_devices(docker):
     container = JobContainer("lab/train:7", AttemptId("j1.0"), str(docker.parent))
     argv = container.wrap(
-        ("python", "train.py"), variables=["B", "A"], folders=[Path("/w")], workdir=Path("/w/c"),
-        devices=True,
-    )  # fmt: skip
+        ("python", "train.py"), folders=[Path("/w")], workdir=Path("/w/c"), devices=True
+    )
     assert "--privileged" in argv and argv[-2:] == ("lab/train:7", "train.py")
-    assert [part for part in argv if part.startswith("--env")] == ["--env=A", "--env=B"]
+    assert [part for part in argv if part.startswith("--env")] == ["--env-file=/dev/stdin"]
     assert "--volume=/w:/w" in argv and "--workdir=/w/c" in argv
 
 
@@ -95,3 +98,11 @@ def test_a_host_without_docker_says_so(harness, tmp_path):
 def test_bad_images_are_rejected(fields):
     with pytest.raises(BadInput, match=r"is not an image|the image has its own packages"):
         job_file.parse_job({"command": "true", "accelerator": "v5e-4", **fields})
+
+
+@pytest.mark.parametrize("value", ["a\nB=c", "a\rb", "x" * 70_000], ids=["lines", "return", "long"])
+def test_variables_that_docker_would_misread_fail_the_attempt(harness, docker, value):
+    harness.assign("true", image="lab/train:7", secrets={"KEY": value})
+    harness.start(base_env=host_environ(docker))
+    assert "image: KEY has" in harness.wait_for_exit().log_line
+    assert not Path(f"{docker}.calls").exists()

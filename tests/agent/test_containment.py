@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import signal
@@ -230,10 +231,14 @@ def test_a_job_of_root_runs_as_another_user(reachable_folder):
     )
     reader, writer = os.pipe()
     try:
-        command = opened.wrap(["sh", "-c", script], attempt / "code", writer)
-        subprocess.run(
-            command, pass_fds=(writer,), env={**os.environ, **opened.environment}, check=False
-        )
+        with tempfile.TemporaryFile() as variables:
+            variables.write(json.dumps({**os.environ, **opened.environment}).encode())
+            variables.seek(0)
+            command = opened.wrap(
+                ["sh", "-c", script], attempt / "code",
+                errors=writer, environment=variables.fileno(),
+            )  # fmt: skip
+            subprocess.run(command, pass_fds=(writer, variables.fileno()), env={}, check=False)
     finally:
         os.close(writer)
         os.close(reader)

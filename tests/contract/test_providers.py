@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -311,3 +312,11 @@ def test_a_fault_calls_the_change_listeners(world):
     world.provider.on_change(lambda: woken.append(True))
     world.provider.inject(SliceId("a"), Fault.PREEMPT)
     assert woken
+
+
+def test_a_provider_adopts_what_exists_or_refuses_and_creates_nothing(world):
+    with pytest.raises(BadRequest):
+        world.provider.request(replace(order("s1"), node="somebodys", pool="lab"))
+    world.provider.release(SliceId("s1"), ZONE)
+    world.provider.release(SliceId("somebodys"), ZONE)
+    assert listed(world) == {}

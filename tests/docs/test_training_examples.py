@@ -6,6 +6,8 @@ import importlib.util
 import json
 import os
 import re
+import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -76,6 +78,66 @@ def test_a_run_that_is_stopped_and_continued_ends_with_the_same_bits(tmp_path, p
     assert printed["statuses"] == [0, 1, 0]
     whole, cut = printed["results"]
     assert cut == whole and whole["steps"] == 5
+
+
+def two_slices(folder: Path, *settings: str) -> list[subprocess.Popen[str]]:
+    """The flax example on two hosts, each a slice of its own, with emergency checkpoints."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+    arguments = [*SMALL, "every=100", f"local={folder / 'local'}", *settings]
+    processes = []
+    for number in range(2):
+        run = folder / f"host-{number}"
+        run.mkdir(parents=True, exist_ok=True)
+        variables = {
+            **QUICK, "TPUFLEET_PROCESS_ID": str(number), "TPUFLEET_NUM_PROCESSES": "2",
+            "TPUFLEET_COORDINATOR_ADDRESS": coordinator, "TPUFLEET_RUN_DIR": str(run),
+            "TPUFLEET_CHECKPOINT_DIR": str(folder / "checkpoints"), "TPUFLEET_JOB_ID": "job",
+            "MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": str(number),
+        }  # fmt: skip
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, str(EXAMPLES / "flax/train.py"), *arguments],
+                env={**os.environ, **variables}, text=True, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        )  # fmt: skip
+    return processes
+
+
+def outputs(processes: list[subprocess.Popen[str]]) -> list[str]:
+    return [process.communicate(timeout=WITHIN)[0] for process in processes]
+
+
+@pytest.mark.scale
+@needs_flax
+@needs_orbax
+def test_a_new_slice_gets_emergency_checkpoints_from_the_disks_of_another(tmp_path):
+    """Both hosts die before anything is at the checkpoint location; the disk of one is new."""
+    outputs(two_slices(tmp_path / "whole", "steps=6"))
+    folder = tmp_path / "cut"
+    first = two_slices(folder, "steps=6", "pause=1")
+    saved = lambda host: [
+        int(path.parent.name)
+        for path in (folder / "local/job" / str(host)).glob("[0-9]*/commit_success.txt")
+    ]
+    try:
+        wait_until(lambda: max(saved(0), default=0) >= 3 and max(saved(1), default=0) >= 3, WITHIN)
+    finally:
+        for process in first:
+            process.kill()
+    outputs(first)
+    assert not (folder / "checkpoints/result.json").exists()
+    shutil.rmtree(folder / "local/job/1")
+    printed = outputs(two_slices(folder, "steps=6"))
+    starts = [int(re.search(r"from step (\d+)", text)[1]) for text in printed]
+    assert starts[0] == starts[1] >= 2
+    results = [
+        json.loads((tmp_path / name / "checkpoints/result.json").read_text())
+        for name in ("whole", "cut")
+    ]
+    assert results[0] == results[1]
 
 
 # On simulated slices

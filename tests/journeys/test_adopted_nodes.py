@@ -118,6 +118,8 @@ def test_jobs_run_on_an_adopted_node_until_it_is_given_back(fleet):
     with pytest.raises(NotFound):
         adopted_nodes.unregister(fleet.context("root"), NODE)
     assert fleet.adopt().id != adopted.id, "it can be adopted again"
+    done = fleet.store.events(EventQuery(by="root"))
+    assert any(f"root took {NODE} back" in each.message for each in done)
 
 
 def test_a_job_recovers_elsewhere_when_the_adopted_node_is_preempted(fleet):

@@ -1,6 +1,5 @@
-"""Out of stock on GKE, on a real control plane: a server, a provisioner and the scheduler as
-programs of their own, and an emulated GKE that has no machines where it is asked first. One job
-file throughout."""
+"""Out of stock on GKE, on a real control plane: a server, a provisioner and the real scheduler, and
+an emulated GKE that has no machines where it is asked first. One job file throughout."""
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ def journey(rig: Rig, tmp_path: Path) -> Iterator[Journey]:
     )
     emulator.start()
     vms = {"project": "my-project", "zones": [VM_ZONE], "endpoint": emulator.endpoint}
-    rig.provision(GCP_ZONES=f"{A},{B}")
+    rig.provision_here(GCP_ZONES=f"{A},{B}")
     fleet = Fleet(
         rig, tmp_path, TPUFLEET_GKE_ZONES=f"{A},{B}", TPUFLEET_PROVIDERS="gke,tpu-vm",
         TPUFLEET_TPU_VM=json.dumps(vms),
@@ -90,7 +89,8 @@ def test_a_job_moves_to_the_next_zone(journey):
     journey.rig.gke.stock[A, MACHINE] = 0
     journey.submit(capacity=["on-demand"])
     assert zone_of(journey.pod()) == B
-    assert "GCE_STOCKOUT" in journey.events(), journey.events()
+    reason = f"GCE_STOCKOUT: The zone 'projects/p/zones/{A}' does not have enough resources"
+    assert reason in journey.events(), journey.events()
 
 
 @pytest.mark.scale  # as the one above, and tests/journeys/test_gke_capacity.py
@@ -102,6 +102,7 @@ def test_a_job_uses_on_demand_when_no_zone_has_spot(journey):
     assert "cloud.google.com/gke-spot" not in pod["spec"]["nodeSelector"]
 
 
+@pytest.mark.slow
 def test_a_job_runs_on_tpu_vms_when_gke_has_nothing(journey):
     journey.rig.gke.stock |= {(A, MACHINE): 0, (B, MACHINE): 0}
     journey.submit()

@@ -72,7 +72,7 @@ def test_late_chips_and_a_repair_cost_nothing(rig):
     which GKE replaces all nodes of the slice."""
     rig.gke.device_plugin_delay = timedelta(seconds=2)
     rig.gke.upgrade_time = timedelta(seconds=1)
-    rig.provision()
+    rig.provision_here()
     rig.submit("late")
     eventually(lambda: rig.running("late", 4), 120, rig.describe)
     before = {pod["metadata"]["uid"] for pod in rig.pods("late")}

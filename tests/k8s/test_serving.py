@@ -125,3 +125,4 @@ def test_a_job_becomes_a_jobset_whose_agents_run_it_to_its_end(fleet, rig):
     assert "hello from v5litepod-4" in fleet.tpu("logs", "hello")
     assert not (fleet.folder / pod["metadata"]["name"] / "seat").exists()
     fleet.tpu("serve", "--stop")
+    assert "HTTP Request" not in (fleet.folder / "server.log").read_text()

@@ -60,6 +60,16 @@ def test_a_deleted_pool_releases_every_idle_slice():
     assert set(pool_scaling.surplus_slices(None, slices, NOON)) == {"a", "c"}
 
 
+def test_an_adopted_node_stays_however_long_it_is_idle_and_counts_for_the_size():
+    adopted, own = replace(idle("a"), node="mels"), idle("b")
+    assert pool_scaling.surplus_slices(make_pool(0), [adopted, own], NOON) == ["b"]
+    assert pool_scaling.surplus_slices(make_pool(1), [adopted, own], NOON) == ["b"]
+    assert pool_scaling.surplus_slices(make_pool(0, largest=1), [adopted], NOON) == []
+    assert pool_scaling.next_surplus_at(make_pool(0), [adopted]) is None
+    assert pool_scaling.shortfall(make_pool(1), [adopted]) == 0
+    assert pool_scaling.surplus_slices(None, [adopted], NOON) == ["a"], "its pool was deleted"
+
+
 def test_an_unused_doomed_slice_is_released_and_replaced():
     slices = [idle("a", NOON, SliceState.DOOMED), idle("b", NOON), busy("c", SliceState.DOOMED)]
     assert pool_scaling.surplus_slices(make_pool(3), slices, NOON) == ["a"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from tpufleet.model.jobs import Capacity
 from tpufleet.model.lifecycle import can_transition
 from tpufleet.model.slices import LossReason, SliceState
 from tpufleet.policy import slice_observation
+from tpufleet.policy.liveness import AGENT_LEASE
 
 S, C = SliceState, CloudState
 SAME = None  # the very same object: nothing changed
@@ -164,6 +166,27 @@ def test_a_slice_that_is_no_longer_listed(ours, kind):
     else:
         assert (observed.state, observed.loss) == expected
         assert observed.gone_at == NOON
+
+
+def test_an_adopted_node_counts_as_gone_once_no_job_can_run_on_it():
+    """It is given back, not deleted: an agent that nobody reaches stops its job by itself."""
+    lost = recorded(S.RELEASING, node="mels", loss=LossReason.HOST_LOST, lost_at=NOON)
+    soon, later = NOON + timedelta(minutes=9), NOON + AGENT_LEASE
+    assert slice_observation.apply_missing(lost, soon) is lost
+    assert slice_observation.apply_missing(lost, later).state is S.GONE
+    for ended in (
+        replace(lost, job_id=None),
+        replace(lost, fenced_at=NOON),
+        replace(lost, node=""),
+    ):
+        assert slice_observation.apply_missing(ended, soon).state is S.GONE
+
+
+def test_the_capacity_kind_of_an_adopted_node_is_that_of_the_cloud():
+    listed = CloudSlice(id="s1", zone="z", state=C.UP, capacity=Capacity.RESERVED)
+    before = recorded(S.READY, node="mels")
+    after_listing = slice_observation.apply_cloud_slice(before, listed, NOON)
+    assert after_listing.capacity is Capacity.RESERVED
 
 
 def test_a_slice_that_was_released_keeps_its_reason_when_it_is_gone():

@@ -64,6 +64,31 @@ def test_a_quota_is_recognised_in_googles_wording(text):
     assert failure_causes.classify_operation(8, text) is FailureCause.QUOTA
 
 
+SUMMARIES = {
+    "stockout": (
+        error_texts.stockout("p", "us-central1-a", "c", "pool", 4, 35.2),
+        "GCE_STOCKOUT: The zone 'projects/p/zones/us-central1-a' does not have enough resources "
+        "available to fulfill the request",
+    ),
+    "quota": (
+        error_texts.late_quota("c", "pool", "CPUS", 4, 8),
+        "GCE_QUOTA_EXCEEDED: Quota 'CPUS' exceeded.  Limit: 8.0 in region us-central1",
+    ),
+    "several": (
+        "Google Compute Engine: Not all instances running in IGM after 3s. Expected 2, running 0, "
+        "transitioning 2. Current errors: [GCE_STOCKOUT]: Instance 'a' creation failed: No room.; "
+        "[GCE_STOCKOUT]: Instance 'b' creation failed: No room.",
+        "GCE_STOCKOUT: No room",
+    ),
+    "other": ("internal error", "internal error"),
+}
+
+
+@pytest.mark.parametrize(("text", "short"), SUMMARIES.values(), ids=SUMMARIES)
+def test_people_read_the_error_of_the_first_instance(text, short):
+    assert failure_causes.summary(text) == short
+
+
 def test_a_pool_of_a_deleted_jobset_is_deleted_soon_after_its_creation(harness):
     """GKE refuses to delete a pool that it is creating, for up to 35 minutes."""
     harness.gke.slow_next_creation(20 * MINUTE)

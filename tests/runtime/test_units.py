@@ -179,6 +179,10 @@ class CountingStore(FolderStore):
         self.reads += 1
         return super().read(name)
 
+    def read_range(self, name, start, size):
+        self.reads += 1
+        return super().read_range(name, start, size)
+
     def names(self, prefix):
         self.listings += 1
         return super().names(prefix)
@@ -190,8 +194,24 @@ def test_commits_are_read_from_the_index_in_one_piece(tmp_path):
         writer.commit(writer.claim(), {"n": number, "text": "a b\n"})
     writer.write_index()
     store = CountingStore(tmp_path)
-    assert Units(store, count=50, worker="b", indexed=True).committed() == writer.committed()
+    commits = Units(store, count=50, worker="b", indexed=True).committed()
     assert (store.reads, store.listings) == (1, 0), "a bucket lists 1,000 names in a request"
+    assert commits == writer.committed()
+    assert store.reads == 2, "all outcomes are in one block"
+
+
+def test_an_index_that_is_replaced_while_it_is_used_is_not_misread(tmp_path):
+    store = FolderStore(tmp_path)
+    writer = Units(store, count=4, worker="a")
+    for number in range(4):
+        writer.commit(writer.claim(), {"n": number})
+    writer.write_index()
+    reader = Units(store, count=4, worker="b", indexed=True).committed()
+    assert writer.reopen(0, "damaged")
+    writer.commit(writer.claim(), {"n": "a longer outcome"})
+    writer.write_index()
+    assert len({reader[unit].outcome["n"] for unit in range(4)}) == 4
+    assert "a longer outcome" not in {reader[unit].outcome["n"] for unit in range(4)}
 
 
 def test_a_reopened_unit_is_no_longer_taken_from_the_index(tmp_path):

@@ -19,7 +19,8 @@ from tpufleet.service.routing import SLICE_TOKEN
 
 # Routes that write only what belongs to the caller, or what any member may write.
 OWN_OR_SHARED = {
-    "PATCH /inventory/{name}", "PUT /snapshots/{digest}", "POST /notifications/{name}/test",
+    "PATCH /inventory/{name}", "POST /snapshots", "PUT /snapshots/{digest}",
+    "POST /notifications/{name}/test",
 }  # fmt: skip
 CANARY = "a-secret-value"
 ALLOWED_TO_READERS = {"rotate_token", "create_session", "delete_session", "create_login_link"}

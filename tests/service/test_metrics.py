@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -115,6 +116,11 @@ def test_the_number_of_series_is_bounded(service):
     assert len(samples) < 3 * metrics.MAX_JOBS
     assert value(samples, "tpufleet_jobs_left_out") == 2_000 - metrics.MAX_JOBS
     assert value(samples, "tpufleet_jobs", state="queued") == 2_000
+    # Goodput is that of the whole fleet, and not of the jobs with series of their own.
+    started = [replace(job, state=JobState.RUNNING) for job in service.store.live().jobs]
+    service.store.commit(ChangeSet(jobs=started))
+    samples = scrape(service)
+    assert value(samples, "tpufleet_running_chips", accelerator="v5litepod-16") == 2_000 * 16
 
 
 def test_metrics_need_a_token_and_a_read_only_one_is_enough(service):

@@ -53,6 +53,7 @@ RULES = {
     "POST /unarchive": OWNER,
     "POST /purge": OWNER,
     "PUT /snapshots/{digest}": OWN,
+    "POST /snapshots": OWN,
     "POST /session": OWN,
     "DELETE /session": OWN,
     "POST /session/link": OWN,

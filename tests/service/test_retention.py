@@ -169,17 +169,37 @@ def test_code_goes_with_the_last_job_that_has_it(service, tmp_path_factory):
     assert not client.has_snapshot(digest)
 
 
-def test_a_family_goes_together_and_not_while_one_of_it_lives(service):
+def test_only_the_named_job_goes_and_not_those_that_it_came_from(service):
+    client = service.client("mel")
+    leave(service, "solo", state=JobState.SUCCEEDED)
+    for name in ("solo-b", "solo-c"):
+        client.rerun("solo", job_id=name)
+        service.end_job(name)
+    failed = frozenset({JobState.FAILED})
+    for request in (
+        PurgeRequest(jobs=("solo-b",), checkpoints=True, dry_run=True),
+        PurgeRequest(jobs=("solo-b",), checkpoints=True),
+    ):
+        assert [row.id for row in client.purge(request).jobs] == ["solo-b"]
+    assert left(service, "solo") == {"logs", "results", "checkpoints"}
+    rows = client.archive(ArchiveRequest(states=failed, dry_run=True))
+    assert [row.id for row in rows] == ["solo-c"]
+    assert [row.id for row in client.archive(ArchiveRequest(jobs=("solo-c",)))] == ["solo-c"]
+    assert listed(service) == ["solo"]
+
+
+def test_checkpoints_are_kept_for_the_jobs_that_were_resumed_from_them(service):
     leave(service, "one")
-    child = service.client("mel").resume("one").id
-    assert service.client("mel").purge(PurgeRequest(states=ENDED_STATES)).jobs == ()
-    for named in ("one", child):
-        with pytest.raises(Conflict, match=f"job {child} .* is queued"):
-            service.client("mel").purge(PurgeRequest(jobs=(named,)))
+    client = service.client("mel")
+    child = client.resume("one").id
+    with pytest.raises(Conflict, match=f"job {child} .* is queued"):
+        client.purge(PurgeRequest(jobs=(child,)))
+    [row] = client.purge(PurgeRequest(jobs=("one",), checkpoints=True)).jobs
+    assert (row.with_checkpoints, row.checkpoints_used_by) == (False, (child,))
+    assert left(service, "one") == {"checkpoints"}
     service.end_job(child, JobState.SUCCEEDED)
-    assert service.client("mel").purge(PurgeRequest(states=frozenset({JobState.FAILED}))).jobs == ()
-    report = service.client("mel").purge(PurgeRequest(jobs=(child,), checkpoints=True))
-    assert {row.id for row in report.jobs} == {"one", child} and left(service, "one") == set()
+    report = client.purge(PurgeRequest(jobs=("one", child), checkpoints=True))
+    assert all(row.with_checkpoints for row in report.jobs) and left(service, "one") == set()
 
 
 def test_only_jobs_that_ended_long_enough_ago_in_such_a_state_go(service):

@@ -103,20 +103,23 @@ def few_jobs_read(store: CountingStore, most: int = 4 * RECENT) -> Iterator[None
     assert store.jobs_read <= most
 
 
-def test_a_named_job_is_archived_with_its_lineage(store):
+def test_a_named_job_is_archived_without_its_lineage(store):
     with few_jobs_read(store, 20):
         page = retention.archive(context(store), ArchiveRequest(jobs=("child-1",)))
-    assert {row.id for row in page.jobs} == {"new-0", "child-1", "child-2"}
+    assert {row.id for row in page.jobs} == {"child-1"}
 
 
-def test_jobs_that_match_are_purged(store, files):
+@pytest.mark.parametrize("whole_lineages", [False, True])
+def test_jobs_that_match_are_purged(store, files, whole_lineages):
     request = PurgeRequest(older_than=50 * DAY, all_owners=True)
     with few_jobs_read(store):
-        report = retention.purge(context(store), files, request)
-    assert len(report.jobs) == RECENT - 1 + 2  # not `new-1`, which was resumed
-    assert "new-1" not in {row.id for row in report.jobs} and not report.more
+        report = retention.purge(context(store), files, request, whole_lineages=whole_lineages)
+    assert len(report.jobs) == RECENT + 2 - whole_lineages and not report.more
+    # It was resumed: the rules of retention keep its files, a request of an admin does not.
+    assert ("new-1" in {row.id for row in report.jobs}) is not whole_lineages
     with few_jobs_read(store, 20):
-        assert retention.purge(context(store), files, request).jobs == ()
+        again = retention.purge(context(store), files, request, whole_lineages=whole_lineages)
+    assert again.jobs == ()
 
 
 def test_more_than_one_request_selects_are_announced(store, files, monkeypatch):

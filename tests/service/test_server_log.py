@@ -48,3 +48,22 @@ def test_a_server_logs_json_and_starts_a_new_file_when_the_log_is_large(tmp_path
     assert (server.home / "server.log.1").stat().st_size == stderr_rotation.MAX_BYTES
     lines = [line for line in log.read_text().splitlines() if line.startswith("{")]
     assert any("Application shutdown" in json.loads(line)["message"] for line in lines)
+
+
+def test_a_message_that_repeats_is_limited_and_the_rest_is_counted():
+    """Whatever a client puts into it. Others are not affected."""
+    moment = 0.0
+    limited = server_log.RepeatFilter(now=lambda: moment)
+    passed = sum(limited.filter(record("bad request from %s", n)) for n in range(10_000))
+    assert passed == server_log.MAX_PER_MESSAGE
+    assert limited.filter(record("the database is back"))
+    moment += server_log.WINDOW_SECONDS
+    entry = record("bad request from %s", "10.0.0.1")
+    assert limited.filter(entry)
+    assert entry.getMessage() == "bad request from 10.0.0.1 (9940 more like this were left out)"
+
+
+def test_messages_of_a_format_of_their_own_each_are_limited_together():
+    limited = server_log.RepeatFilter(now=lambda: 0.0)
+    passed = sum(limited.filter(record(f"bad request {number}")) for number in range(50_000))
+    assert passed <= server_log.MAX_MESSAGES + server_log.MAX_PER_MESSAGE

@@ -21,6 +21,7 @@ from tests.polling import wait_until
 from tests.server_process import Server
 from tests.service.harness import ServiceHarness
 from tests.service.test_connection_limits import is_closed
+from tests.views.cli_runner import Tpu
 from tpufleet.client import tls
 from tpufleet.client.agents import AgentClient
 from tpufleet.client.fleet import FleetClient
@@ -42,13 +43,13 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
-def make_certificate(folder: Path) -> Certificate:
+def make_certificate(folder: Path, name: str = "IP:127.0.0.1") -> Certificate:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl program to make a certificate with")
     certificate = Certificate(folder / "cert.pem", folder / "key.pem")
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-         "-nodes", "-days", "2", "-subj", "/CN=fleet", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-nodes", "-days", "2", "-subj", "/CN=fleet", "-addext", f"subjectAltName={name}",
          "-keyout", str(certificate.key), "-out", str(certificate.cert)],
         check=True, capture_output=True,
     )  # fmt: skip
@@ -132,6 +133,29 @@ class Handshake:
     def __exit__(self, *_: object) -> None:
         self._thread.join()
         self._listener.close()
+
+
+def test_commands_on_the_machine_of_a_public_server_need_no_settings(tmp_path):
+    """Its certificate is for its public name, and it listens on all addresses."""
+    certificate = make_certificate(tmp_path, "DNS:fleet.example.com")
+    server = Server(
+        tmp_path / "home",
+        TPUFLEET_LISTEN="0.0.0.0:0",
+        TPUFLEET_PUBLIC_URL="https://fleet.example.com:8470",
+        TPUFLEET_PROVIDERS="local",
+        TPUFLEET_TLS_CERT=str(certificate.cert),
+        TPUFLEET_TLS_KEY=str(certificate.key),
+    )
+    tpu = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path / "home"), HTTPS_PROXY="http://x:1")
+    try:
+        server.launch()
+        wait_until(lambda: tpu("status").exit_code == 0, 90, server.log_tail)
+        assert tpu.json("jobs")["jobs"] == []
+        other = make_certificate(tmp_path / "home", "DNS:fleet.example.com")
+        os.replace(other.cert, certificate.cert)  # not the one that the server uses
+        assert "certificate verify failed" in tpu("jobs").stderr
+    finally:
+        server.cleanup()
 
 
 def test_a_job_runs_on_a_server_with_tls(certificate, tmp_path):

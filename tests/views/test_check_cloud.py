@@ -13,6 +13,7 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 from tests.views.cli_runner import Tpu
 from tpufleet.model.jobs import Capacity
 from tpufleet.providers.tpu_vm import preflight_server
+from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 from tpufleet.testbed.cloud_tpu.emulator import Emulator
 from tpufleet.testbed.cloud_tpu.project_api import set_quota
 
@@ -107,6 +108,61 @@ def test_each_problem_comes_with_the_command_that_fixes_it(
     assert answer.exit_code == 1 and fix in failed[name]["fix"]
     printed = command("check", "cloud", "--type", "v5e-16")
     assert f"next: {failed[name]['fix']}" in printed.stdout and printed.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("service", "name"),
+    [
+        ("cloudresourcemanager.googleapis.com", "project"),
+        ("cloudquotas.googleapis.com", "quota v5e-16 us-central1-a"),
+        ("compute.googleapis.com", "network"),
+    ],
+)
+def test_an_api_that_the_checks_need_is_named_with_its_command(tmp_path, emulator, service, name):
+    """In a new project most of them are not enabled."""
+    emulator.project.state.disabled_apis.add(service)
+    answer = json.loads(
+        tpu(tmp_path, emulator)("check", "cloud", "--type", "v5e-16", "--json").stdout
+    )
+    [check] = [each for each in answer["checks"] if each["name"] == name]
+    assert (check["status"], check["message"]) == (
+        "warning", f"cannot be checked: {service} is not enabled",
+    )  # fmt: skip
+    assert check["fix"] == f"gcloud services enable {service} --project my-project"
+
+
+NETWORK = "projects/my-project/global/networks/net"
+RULE = {"name": "r", "network": NETWORK, "direction": "INGRESS", "sourceRanges": ["10.0.0.0/8"],
+        "allowed": [{"IPProtocol": "tcp", "ports": ["22", "8000-9000"]}]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("url", "network", "rule", "status"),
+    [
+        ("https://10.128.0.5:8470", "default", {}, "ok"),  # default-allow-internal
+        ("https://10.128.0.5:8470", "net", {}, "ok"),
+        ("https://10.128.0.5", "net", {}, "failed"),  # 443
+        ("https://10.128.0.5:8470", "net", {"disabled": True}, "failed"),
+        ("https://10.128.0.5:8470", "net", {"direction": "EGRESS"}, "failed"),
+        ("https://10.128.0.5:8470", "net", {"sourceRanges": ["192.168.0.0/16"]}, "failed"),
+        ("https://10.128.0.5:8470", "net", {"allowed": [{"IPProtocol": "all"}]}, "ok"),
+        ("https://10.128.0.5:8470", "net", {"allowed": [{"IPProtocol": "udp"}]}, "failed"),
+        ("https://203.0.113.9:8470", "net", {"disabled": True}, None),
+        ("https://fleet.example.com", "net", {"disabled": True}, None),
+    ],
+)
+def test_a_rule_must_let_hosts_connect_to_a_server_in_their_network(
+    emulator, url, network, rule, status
+):
+    emulator.project.compute.state.default_firewalls.append({**RULE, **rule})
+    rest = GoogleRest(emulator.project.url)
+    check = preflight_server.check_firewall(rest, "my-project", network, url)
+    assert (check and check.status) == status
+    if status == "failed":
+        port = "443" if url.endswith(".5") else "8470"
+        assert (
+            f"firewall-rules create tpufleet-server --network net --allow tcp:{port}" in check.fix
+        )
 
 
 def test_without_a_bucket_the_user_is_warned(tmp_path, emulator):

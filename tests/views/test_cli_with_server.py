@@ -355,9 +355,25 @@ def test_archive_hides_jobs_and_unarchive_lists_them_again(world, tpu):
     assert "no ended jobs to archive" in tpu("archive").output
     world.end_job("job-1")
     assert "would be archived: 1 job" in tpu.ok("archive", "--dry-run")
-    assert "archived: 1 job" in tpu.ok("archive")
+    refused = tpu("archive")  # without a job or a filter it asks
+    assert refused.exit_code == 2 and "--yes" in refused.output and "job-1" in tpu.ok("jobs")
+    assert "archived: 1 job" in tpu.ok("archive", "--state", "failed")
     assert "job-1" not in tpu("jobs").output and "job-1" in tpu.ok("jobs", "--archived")
     assert "job-1" in tpu.ok("unarchive", "job-1") and "job-1" in tpu.ok("jobs")
+
+
+def test_all_archived_jobs_or_those_of_a_query_are_listed_again(world, tpu):
+    for name in ("job-1", "job-2"):
+        world.submit(name, name=name)
+        world.end_job(name)
+    tpu.ok("archive", "--yes")
+    assert tpu("jobs").stderr == "no jobs, except archived ones: `tpu jobs --archived`\n"
+    assert "no jobs match, except archived" in tpu("jobs", "--state", "failed").stderr
+    assert tpu("jobs", "--state", "succeeded").stderr == "no jobs match\n"
+    assert tpu.ok("unarchive", "--query", "name:job-2") == "listed again: job-2 (job-2)\n"
+    assert tpu.ok("unarchive", "--all") == "listed again: job-1 (job-1)\n"
+    assert tpu("unarchive", "--all").stderr == "no archived jobs\n"
+    assert "pass either job names, --query or --all" in tpu("unarchive").output
 
 
 @pytest.mark.parametrize("spelling", ["clean", "clear", "clear-all"])
@@ -381,7 +397,7 @@ def test_purge_lists_files_and_checkpoints_apart_and_asks(world, tpu):
     checkpoint.write_bytes(b"x" * 2000)
     printed = tpu.ok("purge", "--dry-run")
     assert one in printed and two not in printed and "2.0 kB, kept" in printed
-    assert "would be deleted: logs, results and code of 1 job (" in printed
+    assert "would be deleted: logs and results of 1 job (" in printed
     assert "checkpoints are kept (2.0 kB)" in printed
     assert "2.0 kB, deleted" in tpu.ok("purge", "--dry-run", "--checkpoints")
     refused = tpu("purge")

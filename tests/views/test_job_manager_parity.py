@@ -5,6 +5,7 @@ fault of it, with the test that covers it here."""
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 
 NAMES = "views/test_former_names.py::test_a_former_spelling_runs_todays_command_or_says_what_to_use"
+FORMER = "views/test_former_commands.py"
 FLAGS = "views/test_former_flags.py"
 SERVER = "views/test_cli_with_server.py"
 ALONE = "views/test_cli_without_server.py"
@@ -40,25 +42,28 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("run: type", "first free slice of the type", "journeys/test_pools.py::test_jobs_start_by_priority_then_age"),
     ("run: alias", "aliases of TPUs", f"{PREFERENCES}::test_run_uses_aliases_and_directories"),
     ("run: status starting", "starting until the program runs", f"{SERVER}::test_why_explains_the_state"),
-    ("check", "state and newest output of each job", f"{SERVER}::test_jobs_are_listed_as_table_and_json"),
-    ("check-simp", "short view", NAMES),
-    ("monitor", "refreshed until Ctrl-C", NAMES),
-    ("caj", "jobs of all users", NAMES),
-    ("maj", "watch jobs of all users; raised TypeError", NAMES),
+    ("check", "state and newest output of each job", f"{FORMER}::test_check_lists_my_jobs"),
+    ("check -wdtsv -nt -c -nf col=N", "layout", f"{FORMER}::test_the_layout_of_caj_follows_from_the_terminal"),
+    ("check USER", "of another user", f"{FORMER}::test_check_of_another_user_lists_theirs"),
+    ("check-simp", "short view", f"{FORMER}::test_check_lists_my_jobs"),
+    ("monitor", "refreshed until Ctrl-C", f"{FORMER}::test_monitor_refreshes_until_interrupted"),
+    ("caj", "jobs of all users", f"{FORMER}::test_caj_lists_the_jobs_of_everybody"),
+    ("maj", "watch jobs of all users; raised TypeError", f"{FORMER}::test_monitor_refreshes_until_interrupted"),
     ("add-tag", "tags of a job", f"{META}::test_tags_notes_name_and_priority_change"),
     ("resume", "from the checkpoint, optionally on another TPU", f"{FLAGS}::test_another_tpu_is_another_type"),
     ("resume: child", "parent and child", f"{SERVER}::test_resume_and_rerun_create_a_child_with_overrides"),
     ("rerun", "from scratch, stage 0", f"{JOBS}::test_resume_keeps_the_checkpoints_and_rerun_gets_new_ones"),
     ("kill", "kill a job", f"{SERVER}::test_cancel_continues_after_a_job_that_cannot_be_cancelled"),
     ("kill TPU", "kill everything on it", "agent/test_stopping.py::test_leftover_processes_are_ended_before_the_exit_is_reported"),
-    ("kill-remote", "processes end with their job", NAMES),
-    ("kill-window", "cancel", NAMES),
-    ("ignore-error", "the state follows from processes", NAMES),
+    ("kill-remote", "processes end with their job", "agent/test_containment.py::test_a_child_that_leaves_everything_ends_with_a_cancelled_attempt"),
+    ("kill-window", "cancel", f"{FORMER}::test_every_spelling_of_kill_cancels_the_job"),
+    ("ignore-error", "the state follows from processes", "agent/test_running.py::test_a_signature_in_the_log_of_a_success_is_ignored"),
     ("get-stage-dir", "where the code is", f"{SERVER}::test_show_prints_everything_about_a_job"),
     ("ack", "failures are noticed at once", f"{RECOVERY}::test_a_preempted_attempt_is_retried_without_spending_the_failure_budget"),
     ("clean", "hide ended jobs", f"{SERVER}::test_archive_hides_jobs_and_unarchive_lists_them_again"),
     ("clear, clear-finished, clear-error", "parts of clean; nothing is deleted", f"{SERVER}::test_the_former_names_of_archive_delete_nothing"),
     ("clear: chain", "a resumed chain is judged by its last child", "policy/test_job_lineage.py::test_a_lineage_is_judged_by_the_state_of_its_last_job"),
+    ("-czw, -czj", "no zombies: processes and records end together", "agent/test_stopping.py::test_leftover_processes_are_ended_before_the_exit_is_reported"),
     ("change-ip", "jobs continue when the controller restarts", f"{FAILOVER}::test_workloads_continue_without_a_controller"),
     ("init", "wiped everything without a question; now sets up a project", "views/test_init.py::test_init_replaces_no_config_file_without_permission"),
     # Flags of run
@@ -66,7 +71,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("run tag= rule= ssn= -p -pre -n -norm key=value", "options", f"{FLAGS}::test_a_flag_is_todays_option"),
     ("run monitor= -q", "return at once", f"{FLAGS}::test_without_a_monitor_run_returns_at_once"),
     ("run -no-tag -apply -f -auto --log-stage --register user= id=", "not needed", f"{FLAGS}::test_a_flag_that_is_not_needed_is_explained"),
-    ("run: v4+, v*", "types by generation", f"{RESERVE}::test_types_of_find"),
+    ("run: v4, v4+, v*", "a free slice of a generation", f"{FORMER}::test_run_takes_a_free_slice_of_a_generation_or_a_slice_by_name"),
     ("run: value with a second =", "was lost", f"{FLAGS}::test_a_flag_is_todays_option"),
     ("run: unknown name", "says what is known", f"{ALONE}::test_invalid_input_is_reported_with_status_two"),
     # Run sequence
@@ -81,7 +86,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("settings: keys and defaults", "monitor_after_run … time_zone", f"{PREFERENCES}::test_keys_and_defaults_are_those_of_the_former_job_manager"),
     ("setting monitor_after_run", "false: detach", f"{PREFERENCES}::test_run_detaches_when_the_user_has_set_that"),
     ("setting time_zone cn", "was rejected", f"{PREFERENCES}::test_values_are_converted_and_checked"),
-    ("reset-window-num", "no windows", NAMES),
+    ("reset-window-num, reset-window", "no windows to number: names are unique", f"{SERVER}::test_default_names_are_unique_and_found_by_their_beginning"),
     ("config aliases lr bs ep wd b1 b2 ckpt", "defaults", f"{PREFERENCES}::test_a_default_alias_can_be_changed_deleted_and_restored"),
     # Nodes
     ("apply, reapply, -norm, t=, m=", "create with retries", f"{VM}::test_former_names_and_spellings_of_apply_and_reapply"),
@@ -98,12 +103,14 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("lian", "shell on a host", f"{SHELL}::test_lian_opens_a_shell_on_one_host_or_runs_a_command_on_all"),
     # Registry and sheet
     ("add-tpu-alias", "TPU aliases", f"{PREFERENCES}::test_run_uses_aliases_and_directories"),
-    ("register, del-registered, rtw, fang, fmd", "slices are observed", NAMES),
-    ("keng", "where capacity was granted", NAMES),
+    ("register, add-applied, rtw, del-registered", "nodes made by hand", "providers/tpu_vm/test_journeys.py::test_a_node_made_by_hand_is_adopted_runs_a_job_and_is_given_back"),
+    ("register: never deletes", "also when calls fail", "providers/tpu_vm/test_adoption.py::test_faults_of_the_api_never_delete_it"),
+    ("fang, fmd", "an alias for another node", f"{FORMER}::test_an_alias_moves_from_an_old_slice_to_a_new_one"),
+    ("keng", "where capacity was granted", f"{FORMER}::test_keng_shows_where_capacity_was_granted"),
     ("zhan", "reserve, 30 minutes by default", f"{RESERVE}::test_reserve_extend_and_release"),
     ("rm-lock", "release", f"{RESERVE}::test_reserve_extend_and_release"),
     ("find", "by type, free, spot or not", f"{RESERVE}::test_types_of_find"),
-    ("rel", "release", NAMES),
+    ("rel", "release", f"{FORMER}::test_zhan_reserves_for_30_minutes_and_is_released"),
     ("ssn, asn", "notes", f"{META}::test_tags_notes_name_and_priority_change"),
     ("uss, gtis, twsi", "the table is observed", f"{RESERVE}::test_the_inventory_has_slices_room_and_notes"),
     ("sheet: running, free", "state and owner", f"{RESERVE}::test_the_inventory_has_slices_room_and_notes"),
@@ -114,20 +121,21 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("vq", "list the queue", f"{QUEUE}::test_a_job_is_behind_a_running_one_until_its_time_limit"),
     ("queue types, zones, tpus", "filter", f"{QUEUE}::test_queues_are_filtered"),
     ("dequeue", "remove", f"{QUEUE}::test_remove_cancels"),
-    ("dqr", "run now", NAMES),
+    ("dqr", "run now", f"{FORMER}::test_the_queue"),
     ("queue pm=XY", "own or others', failed or finished", f"{SHARING}::test_a_job_says_whose_used_slices_it_takes"),
     ("queue pm: free TPU", "free for all", f"{SHARING}::test_a_slice_that_no_job_used_is_free_for_all"),
     ("queue pm= on run", "accepted", f"{FLAGS}::test_the_permission_bits_are_todays_reuse"),
     ("queue: code staged at once", "snapshot at submit", f"{JOBS}::test_a_snapshot_must_be_here_before_the_job_is"),
     ("queue: idle TPU never triggered it", "placement runs when anything changes", f"{SHARING}::test_a_slice_that_no_job_used_is_free_for_all"),
     # Callbacks, buckets, users
-    ("upd-log, upd-staging-info, finish-job, fail-job", "agents report", NAMES),
-    ("cp, cc, cca", "checkpoints are read where they are", NAMES),
+    ("upd-log, upd-staging-info, finish-job, fail-job", "agents report", "agent/test_running.py::test_the_phases_are_reported_in_order"),
+    ("cp, cc, cca", "checkpoints are read where they are", f"{JOBS}::test_resume_keeps_the_checkpoints_and_rerun_gets_new_ones"),
     ("clean-eu, clean-us", "purge", f"{SERVER}::test_purge_lists_files_and_checkpoints_apart_and_asks"),
     ("add-user, del-user, list-users", "users", f"{SERVER}::test_users_and_tokens_are_created_and_deleted"),
-    ("register-web", "token", NAMES),
-    ("lock, unlock, rl", "no locks", NAMES),
-    ("-smc, -gmc, -Ml, debug-stats", "no MONITOR", NAMES),
+    ("register-web", "token", f"{FORMER}::test_users_and_tokens"),
+    ("lock, unlock, rl, lock-data, unlock-data", "no locks: one transaction", f"{LEASES}::test_a_former_holder_cannot_write"),
+    ("-smc, -gmc, -agc, -mgc, -Mc, debug-stats, debug-kill", "no MONITOR: events act at once", f"{RECOVERY}::test_a_preempted_attempt_is_retried_without_spending_the_failure_budget"),
+    ("-Ml", "what the monitor did", f"{FORMER}::test_the_log_of_the_monitor_is_the_list_of_events"),
     ("help", "by command", "views/test_former_names.py::test_help_of_a_command_can_be_asked_for_by_name"),
     ("tldr", "worked examples", "views/test_help_and_completion.py::test_tldr_prints_examples_of_everyday_and_of_one_command"),
     ("trun, tm, tcks, tfind, tvq", "short names: completion", "views/test_help_and_completion.py::test_bash_completes"),
@@ -212,8 +220,34 @@ def test_each_line_is_there_once():
     assert len(items) == len(set(items))
 
 
-def test_every_spelling_of_a_command_is_in_the_table_of_names():
-    """The table has the verbs by meaning; this one has every spelling."""
+def test_no_line_is_covered_by_its_spelling_alone():
+    assert not [item for item, _, node in PARITY if node == NAMES]
+
+
+def words(node: ast.AST) -> set[str]:
+    """Every text in a test file: whole, and word by word."""
+    texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+    found = [text for text in texts if isinstance(text, str)]
+    return {*found, *(word for text in found for word in text.split())}
+
+
+def test_every_spelling_of_a_command_has_a_line_or_is_typed_in_a_test():
+    """A spelling with an equivalent of today, or that equivalent, is typed in a test of what it
+    does (another test checks that the one runs the other); one without is in a line above."""
     from tests.views.test_former_names import SPELLINGS
+    from tpufleet.views.cli.former_names import FORMER_NAMES, Renamed
 
     assert len(SPELLINGS) == len(set(SPELLINGS)) >= 126
+    files = [TESTS / FORMER, TESTS / "views/test_vm_shell.py", TESTS / "views/test_vm_fleet.py"]
+    files += [TESTS / "providers/tpu_vm/test_journeys.py", TESTS / SERVER, TESTS / ALONE]
+    typed = set().union(*(words(ast.parse(file.read_text())) for file in files))
+    listed = {word for item, _, _ in PARITY for word in re.split(r"[ ,:]+", item)}
+    lines = {
+        name: former.arguments
+        for name, former in FORMER_NAMES.items()
+        if isinstance(former, Renamed) and name in SPELLINGS
+    }
+    untyped = {name for name, line in lines.items() if name not in typed and not typed >= set(line)}
+    assert not untyped, "no test types these"
+    answered = set(SPELLINGS) & FORMER_NAMES.keys() - lines.keys()
+    assert not answered - listed - typed, "no line names these"

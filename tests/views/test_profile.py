@@ -161,6 +161,7 @@ def test_tensorboard_reads_the_event_files(tmp_path):
                     for step, loss in enumerate((3.0, 2.0, 1.5))]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_the_folders_of_several_jobs_in_a_bucket(tmp_path, monkeypatch):
     """The program itself, with the arguments of `tpu tensorboard`, and the emulator of a bucket."""
     pytest.importorskip("tensorboard")

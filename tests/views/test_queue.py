@@ -86,7 +86,7 @@ def test_a_waiting_job_is_tried_again_by_its_owner(world, tpu: Tpu, admin: Tpu, 
     world.change_job("a", state=JobState.STARTING)
     assert tpu.ok("queue", "retry", "a").endswith(") is starting: it waits for nothing\n")
     world.change_job("a", state=JobState.FAILED)
-    assert "`tpu resume a`" in tpu("queue", "retry", "a").stderr
+    assert "next: `tpu resume a` makes a new one" in tpu("queue", "retry", "a").stderr
 
 
 def test_a_running_job_cannot_be_held(world, tpu: Tpu, pool):

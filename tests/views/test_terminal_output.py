@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -54,6 +55,13 @@ class Terminal:
                 break
             self.shown += piece.decode(errors="replace")
         os.close(self._ours)
+
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: text in self.shown, describe=lambda: self.shown)
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        self._process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
         status = self._process.wait(timeout=60)
@@ -154,6 +162,7 @@ def test_every_listing_fits_a_narrow_and_a_wide_terminal(world, tpu, listing, co
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.shown).split("\r\n")
     wide = [line for line in lines if len(line) > columns]
     assert not wide
+    assert "litepod" not in screen.shown, "types are shown as users write them"
     if listing in ("inventory", "slices"):
         shown = [line for line in lines if "tpf-a-rather" in line]
         assert len(shown) == 3, "one line each"

@@ -14,6 +14,8 @@ import pytest
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
 from tests.views.emulated_cloud import Cloud
+from tpufleet.views.cli.vm import remote_commands
+from tpufleet.views.cli.vm.remote_commands import NodeAddress
 
 NAME = "tpu-us-central1-a-0"
 SEEN = "devices 4 8"
@@ -45,6 +47,9 @@ STAND_INS = {
     "mount": 'echo "mount $*" >>"$FAKE_GCLOUD/mounts"',
     "mount.nfs": "true",
     "umount": "true",
+    "sleep": "true",
+    "curl": 'case "$*" in *tpufleet-adopted) cat "$FAKE_GCLOUD/adopted";;'
+    ' *startup-script) cat "$FAKE_GCLOUD/script";; *) exit 22;; esac',
 }
 
 
@@ -196,3 +201,33 @@ def test_an_invalid_key_and_a_node_that_is_not_ready_are_rejected(cloud, shells)
     refused = cloud.tpu("set-wandb", NAME, input="short\n")
     assert refused.exit_code == 2 and "wandb.ai/authorize" in refused.stderr
     assert calls_of(shells) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "result", "message"),
+    [
+        ("echo ran >>$HOME/ran", "done", "agent started"),
+        (
+            "echo 'tpufleet: checking chips failed: process 7 uses /dev/accel0' >&2; exit 1",
+            "failed",
+            "process 7 uses /dev/accel0",
+        ),
+        ("exit 3", "failed", "exit status 3"),
+    ],
+    ids=["it runs", "it says why not", "it fails without a word"],
+)
+def test_the_startup_script_of_an_adopted_node_runs_on_every_host(
+    cloud, shells, monkeypatch, script, result, message
+):
+    for name, value in cloud.tpu.environ.items():
+        monkeypatch.setenv(name, value)
+    (shells / "adopted").write_text("mels-a1b2c3")
+    (shells / "script").write_text(script)
+    node = NodeAddress(name="mels", zone="us-central1-a", project="my-project")
+    outcome = remote_commands.run_startup_script(node, "mels-a1b2c3")
+    assert outcome.result.value == result and message in outcome.message
+    if result == "done":
+        assert all((shells / f"host{host}" / "ran").exists() for host in (0, 1))
+    (shells / "adopted").write_text("of-a-former-adoption")
+    late = remote_commands.run_startup_script(node, "mels-a1b2c3")
+    assert "the metadata of mels-a1b2c3 has not arrived" in late.message

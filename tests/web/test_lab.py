@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.web import lab
 from tests.web.conftest import open_page, screenshot
+from tpufleet.model.api_types import JobChanges
 
 OLD_JOBS = 10_000
 FIRST_PAINT_SECONDS = 5.0  # bench/web.py measures it; here the machine is busy with other tests
@@ -31,6 +32,7 @@ PAGES = {
     "users": "people/users",
     "tokens": "people/tokens",
     "sessions": "people/sessions",
+    "user-events": "people/events?user=grace",
     "audit": "people/audit",
     "job": f"jobs/{IDS['gemma-2b-finetune-lora-r16-alpha32-warmup500-seed1234']}",
     "waiting-job": f"jobs/{IDS['moe-8x7b-pretrain']}",
@@ -306,6 +308,20 @@ def test_an_admin_creates_users_tokens_and_ends_sessions(
     expect(page.get_by_role("status").last).to_contain_text("revoked token")
     page.get_by_role("link", name="audit", exact=True).click()
     expect(page.locator("table.audit")).to_contain_text("token.revoke")
+
+
+def test_the_events_of_a_user_are_on_the_page_of_users(page: Page, server: lab.LabServer):
+    job = lab.LAB[0]
+    with server.client(job.owner) as client:
+        client.change_job(job.id, JobChanges(notes="events of a user"))
+    go(page, server, "users")
+    row(page, job.owner).get_by_role("link", name="Events").click()
+    expect(page.get_by_label("User")).to_have_value(job.owner)
+    events = page.locator("table.events")
+    expect(events).to_contain_text("events of a user")
+    expect(page.locator("main")).to_contain_text(f"tpu events --user {job.owner}")
+    with server.client("ada") as client:
+        assert {each.by for each in client.events(user=job.owner).events} == {job.owner}
 
 
 def test_several_jobs_are_tagged_after_a_question(page: Page, server: lab.LabServer):

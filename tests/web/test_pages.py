@@ -6,6 +6,7 @@ import gzip
 import re
 import shlex
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from tests.server_process import Server
 from tests.web.conftest import screenshot, token_of
 from tpufleet.client.fleet import new_job_id
 from tpufleet.model.api_types import NewJob
+from tpufleet.model.jobs import JobState
 from tpufleet.service.web.pages import STATIC_FOLDER
 
 WAIT = 120.0
@@ -85,6 +87,51 @@ def test_a_job_is_submitted_and_watched_through_a_preemption_to_its_end(page: Pa
     expect(page.get_by_label("Configuration")).to_contain_text("v5litepod-1")
 
 
+def test_a_folder_is_sent_with_a_job_and_used_again_by_the_next(
+    page: Page, server: Server, tmp_path: Path
+):
+    deep = "a-folder-with-a-name-of-some-length/" * 4
+    for path, content in {
+        "project/train.py": "import lib.data; print('sum', lib.data.total)",
+        "project/lib/data.py": "total = 6 * 7",
+        "project/run.sh": "#!/bin/sh\nexec python train.py",
+        f"project/{deep}größe.txt": "x" * 1000,
+        "project/.git/config": "not sent",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(content)
+    page.get_by_role("button", name="New job").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("TPU type").fill("v5e-1")
+    dialog.get_by_label("Command").fill("./run.sh; find . -name '*.txt'; ls -d .git")
+    dialog.get_by_label("Name").fill("with-code")
+    dialog.get_by_label("Code").select_option("folder")
+    dialog.get_by_role("button", name="Submit").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("choose a folder")
+    dialog.get_by_label("Folder").set_input_files(tmp_path / "project")
+    expect(dialog).to_contain_text("cd project && tpu run v5e-1 --name with-code --detach --")
+    dialog.get_by_role("button", name="Submit").click()
+    page.wait_for_url(re.compile("#/jobs/[a-z2-7]{12}"))
+    first = page.url.rpartition("/")[2]
+    wait_until(lambda: server.client.job(first).job.ended, WAIT)
+    log = "".join(server.client.logs(first))
+    assert "sum 42" in log and f"./{deep}größe.txt" in log
+    assert "cannot access '.git'" in log
+
+    page.get_by_role("navigation", name="Pages").get_by_role("link", name="Jobs").click()
+    page.get_by_role("button", name="New job").click()
+    dialog.get_by_label("TPU type").fill("v5e-1")
+    dialog.get_by_label("Command").fill("python train.py")
+    dialog.get_by_label("Code").select_option(f"job:{first}")
+    expect(dialog).to_contain_text(f"tpu rerun {first} --type v5e-1 --detach -- python train.py")
+    dialog.get_by_role("button", name="Submit").click()
+    page.wait_for_url(re.compile(f"#/jobs/(?!{first})[a-z2-7]{{12}}"))
+    second = page.url.rpartition("/")[2]
+    wait_until(lambda: server.client.job(second).job.ended, WAIT)
+    assert server.client.job(second).job.state is JobState.SUCCEEDED
+    assert server.client.job(second).job.snapshot == server.client.job(first).job.snapshot
+
+
 def test_a_job_is_cancelled_and_run_again_from_the_page(page: Page, server: Server):
     job = submit(server, "import time; time.sleep(600)", "stopped")
     page.goto(f"{server.url}/#/jobs/{job}")
@@ -119,6 +166,21 @@ def test_several_jobs_are_cancelled_together(page: Page, server: Server):
             WAIT,
             lambda job=job: repr(server.client.job(job).row),
         )
+
+
+def test_several_jobs_are_run_again_together(page: Page, server: Server):
+    jobs = [submit(server, "pass", f"again-{n}") for n in range(2)]
+    for job in jobs:
+        wait_until(lambda job=job: server.client.job(job).job.ended, WAIT)
+    for n in range(2):
+        page.get_by_label(f"choose again-{n}").check()
+    page.get_by_role("toolbar", name="Chosen jobs").get_by_role("button", name="Rerun").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(f"tpu rerun --detach {jobs[0]}")
+    dialog.get_by_role("button", name="Rerun", exact=True).click()
+    expect(page.get_by_role("status").last).to_contain_text("submitted 2 jobs again")
+    children = [server.client.jobs(parent=job).jobs for job in jobs]
+    assert [len(each) for each in children] == [1, 1]
 
 
 def test_jobs_are_searched_with_the_query_language(page: Page, server: Server):

@@ -58,6 +58,8 @@ export interface SliceRow {
   requested_at: string;
   ready_at: string | null;
   gone_at: string | null;
+  /** Of an adopted node: the name that a person gave it. */
+  node: string;
   reserved_for: string | null;
   reserved_until: string | null;
 }
@@ -239,7 +241,7 @@ async function request<T>(method: string, path: string, body?: unknown, token?: 
       method,
       headers,
       credentials: "same-origin",
-      body: body === undefined ? undefined : JSON.stringify(body),
+      body: body === undefined || body instanceof Blob ? body : JSON.stringify(body),
     });
   } catch {
     throw new ApiError("the server does not respond; retrying", 0);

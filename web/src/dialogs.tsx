@@ -8,12 +8,14 @@ import { say, session } from "./state";
 export interface Field {
   name: string;
   label: string;
-  type?: "text" | "number" | "datetime-local" | "select" | "textarea";
+  type?: "text" | "number" | "datetime-local" | "select" | "textarea" | "folder";
   value?: string;
   options?: [value: string, text: string][];
   required?: boolean;
   min?: number;
   hint?: string;
+  /** Only asked when another field has this value. */
+  when?: [name: string, value: string];
 }
 
 export type Values = Record<string, string>;
@@ -27,7 +29,7 @@ export interface Question {
   /** A warning about what was entered; it does not keep anybody from trying. */
   check?: (values: Values) => string;
   /** What happened, to be shown. An error is shown in the dialog, which stays open. */
-  run: (values: Values) => Promise<string>;
+  run: (values: Values, files: File[]) => Promise<string>;
   body?: ComponentChildren;
 }
 
@@ -40,12 +42,13 @@ export function Ask({ question, onClose }: { question: Question; onClose: () => 
   );
   const [error, setError] = useState("");
   const [busy, setBusy] = useState(false);
+  const [files, setFiles] = useState<File[]>([]);
   useEffect(() => dialog.current?.showModal(), []);
   const change = (name: string, value: string) => setValues((old) => ({ ...old, [name]: value }));
   const submit = async () => {
     setBusy(true);
     try {
-      say(await run(values));
+      say(await run(values, files));
       dialog.current?.close();
     } catch (failure) {
       if (failure instanceof ApiError && failure.status === 401) session.value = null;
@@ -65,9 +68,17 @@ export function Ask({ question, onClose }: { question: Question; onClose: () => 
       >
         <h2 id="ask-title">{title}</h2>
         {body}
-        {fields.map((field) => (
-          <Input key={field.name} field={field} value={values[field.name] ?? ""} onChange={(value) => change(field.name, value)} />
-        ))}
+        {fields
+          .filter(({ when }) => !when || values[when[0]] === when[1])
+          .map((field) => (
+            <Input
+              key={field.name}
+              field={field}
+              value={values[field.name] ?? ""}
+              onChange={(value) => change(field.name, value)}
+              onFiles={setFiles}
+            />
+          ))}
         {warning ? (
           <p class="warning" role="status">
             {warning}
@@ -88,7 +99,14 @@ export function Ask({ question, onClose }: { question: Question; onClose: () => 
   );
 }
 
-function Input({ field, value, onChange }: { field: Field; value: string; onChange: (value: string) => void }) {
+interface InputProps {
+  field: Field;
+  value: string;
+  onChange: (value: string) => void;
+  onFiles: (files: File[]) => void;
+}
+
+function Input({ field, value, onChange, onFiles }: InputProps) {
   const id = `field-${field.name}`;
   const hint = field.hint ? `${id}-hint` : undefined;
   const common = { id, name: field.name, value, required: field.required, "aria-describedby": hint };
@@ -103,6 +121,18 @@ function Input({ field, value, onChange }: { field: Field; value: string; onChan
             </option>
           ))}
         </select>
+      ) : field.type === "folder" ? (
+        <input
+          id={id}
+          type="file"
+          aria-describedby={hint}
+          ref={(input) => input?.setAttribute("webkitdirectory", "")}
+          onChange={(event) => {
+            const chosen = [...(event.currentTarget.files ?? [])];
+            onFiles(chosen);
+            onChange(chosen[0]?.webkitRelativePath.split("/")[0] ?? "");
+          }}
+        />
       ) : field.type === "textarea" ? (
         <textarea {...common} rows={3} onInput={(event) => onChange(event.currentTarget.value)} />
       ) : (

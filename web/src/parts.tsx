@@ -255,8 +255,8 @@ export function EventTable({ events, jobs = false }: { events: FleetEvent[]; job
   );
 }
 
-/** The events of a slice or a pool, newest first. */
-export function ResourceEvents({ path, line }: { path: string; line: string }) {
+/** The events of a slice, a pool or a user, newest first. */
+export function ResourceEvents({ path, line, jobs = false }: { path: string; line: string; jobs?: boolean }) {
   const { data, error } = useData<{ events: FleetEvent[] }>(path, useFleetChange());
   return (
     <section aria-labelledby="events-title">
@@ -265,7 +265,7 @@ export function ResourceEvents({ path, line }: { path: string; line: string }) {
         <Cli line={line} />
       </div>
       <Failure message={error} />
-      {data ? <EventTable events={[...data.events].reverse()} /> : null}
+      {data ? <EventTable events={[...data.events].reverse()} jobs={jobs} /> : null}
     </section>
   );
 }

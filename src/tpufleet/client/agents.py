@@ -184,8 +184,9 @@ class AgentClient:
             yield
         except (httpx.TransportError, httpx.DecodingError) as error:
             self.reachable = False
+            cause = str(error) or type(error).__name__
             raise errors.Unreachable(
-                f"cannot reach the control plane at {self._server}: {error!r}"
+                f"cannot reach the control plane at {self._server}: {cause}"
             ) from error
 
 

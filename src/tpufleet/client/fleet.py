@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from os import PathLike
+from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
@@ -16,6 +17,7 @@ from tpufleet.client.transport import CALL_SECONDS, Transport
 from tpufleet.errors import NotFound
 from tpufleet.model import job_file
 from tpufleet.model.api_types import (
+    AdoptedNode,
     AdoptRequest,
     ArchiveRequest,
     AuditPage,
@@ -82,6 +84,7 @@ from tpufleet.model.pools import Pool
 from tpufleet.model.preferences import PreferenceChanges, Preferences
 from tpufleet.model.reservations import Reservation
 from tpufleet.model.server_status import ServerStatus
+from tpufleet.model.slices import SliceId
 from tpufleet.model.users import Role, TokenScope, User
 
 T = TypeVar("T")
@@ -114,9 +117,12 @@ class FleetClient:
         reconnect_timeout: float = 300.0,  # seconds that a stream tries to reconnect
         sleep: Callable[[float], None] = time.sleep,
         ca_file: str | PathLike[str] | None = None,  # CAs to trust besides the system's
+        certificate: Path | None = None,  # of a server on this machine; the only one to trust
         timeout: float = CALL_SECONDS,
     ) -> None:
-        self._transport = Transport(url, token, timeout=timeout, ca_file=ca_file)
+        self._transport = Transport(
+            url, token, timeout=timeout, ca_file=ca_file, certificate=certificate
+        )
         self._reconnect_timeout = reconnect_timeout
         self._sleep = sleep
 
@@ -480,11 +486,16 @@ class FleetClient:
         )
         return page.slices
 
-    def adopt(self, node: str, zone: str, pool: str) -> None:
+    def find_slice(self, slice_id: str) -> SliceRow | None:
+        """Also if it is gone."""
+        rows = self._get("/slices", SlicePage, id=slice_id, all="1").slices
+        return next((row for row in rows if row.id == slice_id), None)  # older servers send all
+
+    def adopt(self, node: str, zone: str, pool: str) -> SliceId:
         """Make a node that a person made a slice of a pool. The server prepares it; the startup
         script in its metadata then has to run on its hosts."""
         body = AdoptRequest(node=node, zone=zone, pool=pool)
-        self._transport.call("POST", "/slices", body=body)
+        return self._transport.call("POST", "/slices", AdoptedNode, body=body).slice_id
 
     def unregister(self, slice_id: str) -> None:
         """Give an adopted node back. It is not deleted."""

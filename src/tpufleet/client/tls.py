@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -14,13 +15,20 @@ if TYPE_CHECKING:
 
 
 def verification(
-    url: str, ca_file: str | PathLike[str] | None = None, ca_certificates: str = ""
+    url: str,
+    ca_file: str | PathLike[str] | None = None,
+    ca_certificates: str = "",
+    certificate: Path | None = None,
 ) -> ssl.SSLContext | bool:
     """For httpx. Loading certificates takes longer than a call, and plain HTTP needs none.
 
-    `ca_certificates`: CAs in PEM, besides those of the file and the system's."""
+    `ca_certificates`: CAs in PEM, besides those of the file and the system's. `certificate`: that
+    of the server itself, on this machine; then it is the only one that is trusted, whatever names
+    it has."""
     if not url.startswith("https:"):
         return False
+    if certificate is not None:
+        return _only(certificate)
     if ca_file is None and not ca_certificates:
         return True
     import ssl
@@ -34,6 +42,21 @@ def verification(
     except (OSError, ssl.SSLError, ValueError) as error:
         where = ca_file if ca_file is not None else "the certificates that the server passed on"
         raise BadInput(f"ca_file: cannot read certificates from {where}: {error}") from error
+    return context
+
+
+def _only(certificate: Path) -> ssl.SSLContext:
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        # The first one of a chain is the server's; the others could vouch for other servers.
+        own, mark, _ = certificate.read_text().partition("-----END CERTIFICATE-----")
+        context.load_verify_locations(cadata=own + mark)
+    except (OSError, ssl.SSLError, ValueError) as error:
+        raise BadInput(f"cannot read the server's certificate {certificate}: {error}") from error
     return context
 
 

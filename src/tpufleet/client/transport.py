@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from urllib.parse import unquote_to_bytes
 
@@ -47,6 +48,7 @@ class Transport:
         *,
         timeout: float = CALL_SECONDS,
         ca_file: str | PathLike[str] | None = None,
+        certificate: Path | None = None,
     ) -> None:
         import httpx
 
@@ -55,8 +57,8 @@ class Transport:
             base_url=self.url + PREFIX,
             headers={"Authorization": f"Bearer {token}"},
             timeout=timeout,
-            verify=tls.verification(self.url, ca_file),
-            proxy=tls.proxy_for(self.url, os.environ),
+            verify=tls.verification(self.url, ca_file, certificate=certificate),
+            proxy=None if certificate is not None else tls.proxy_for(self.url, os.environ),
             trust_env=False,  # a netrc of the machine must never replace the token
         )
         self._transport_error = httpx.TransportError

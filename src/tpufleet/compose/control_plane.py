@@ -114,8 +114,8 @@ class ControlPlane:
             self._create_local_admin(home / "token")
         self._listener = server_files.listen_on_previous_port(settings.listen, home / "port")
         host, port = self._listener.getsockname()[:2]
-        scheme = "http" if settings.tls_cert is None else "https"
-        self.url = f"{scheme}://{server_files.advertised_host(host)}:{port}"
+        self._scheme = "http" if settings.tls_cert is None else "https"
+        self.url = f"{self._scheme}://{server_files.advertised_host(host)}:{port}"
         self._server = self._http_server()
         self._controller = self._make_controller()
         self._subscription = store.subscribe(self._on_store_change)
@@ -128,7 +128,7 @@ class ControlPlane:
                 provider.start()
         self._controller.start()
         server_file = home / "server.json"
-        server_files.write_private(server_file, json.dumps({"url": self.url, "pid": os.getpid()}))
+        server_files.write_private(server_file, json.dumps(self._record()))
         log.info("serving at %s", self.url)
         print(f"control plane at {self.url} (state in {home})", flush=True)
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
@@ -140,6 +140,14 @@ class ControlPlane:
             self._controller.stop()
             for provider in self._providers.values():
                 provider.close()
+
+    def _record(self) -> dict[str, Any]:
+        """For commands on this machine: they connect to loopback, and trust our certificate."""
+        host, port = self._listener.getsockname()[:2]
+        here = server_files.local_host(host)
+        record = {"url": f"{self._scheme}://{here}:{port}", "pid": os.getpid()}
+        cert = self._settings.tls_cert
+        return record if cert is None else {**record, "certificate": str(cert)}
 
     def _http_server(self) -> FleetServer:
         app = create_app(

@@ -103,7 +103,8 @@ def _tpu_vm(settings: Config, store: Store) -> Provider:
     parsed = tpu_vm.parse(settings.tpu_vm or {})
     if not parsed.emulated and is_loopback(settings.public_url or f"http://{settings.listen}"):
         raise BadInput(
-            "public_url is not set: TPU hosts would be paid for, and could not reach this server\n"
+            f"public_url is {settings.public_url or 'not set'}: TPU hosts would be paid for, and "
+            "could not reach this server\n"
             "  next: `tpu deploy server` runs it on a VM that they reach; or set public_url in "
             f"{settings.config_file}, an address of this machine that they reach"
         )
@@ -190,7 +191,7 @@ def google_rest(settings: TpuVmSettings) -> GoogleRest:
     root = ""
     if settings.emulated:
         root = json.loads(fault_injection.call_admin(settings.endpoint, "ProjectApi"))["url"]
-    return GoogleRest(root)
+    return GoogleRest(root, settings.project)
 
 
 def _no_client(error: ImportError) -> BadInput:

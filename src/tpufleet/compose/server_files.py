@@ -129,6 +129,12 @@ def advertised_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def local_host(host: str) -> str:
+    """Where commands on the same machine connect to."""
+    loopback = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host)
+    return loopback or advertised_host(host)
+
+
 def user_name() -> str:
     try:
         return getpass.getuser()

@@ -28,7 +28,8 @@ def set_up(log_format: str) -> RecentErrors:
     handler.addFilter(RedactionFilter())
     recent = RecentErrors()
     logging.basicConfig(level=logging.INFO, handlers=[handler, recent])
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for client in ("httpx", "httpx2"):  # ours, and that of the Kubernetes client
+        logging.getLogger(client).setLevel(logging.WARNING)
     return recent
 
 

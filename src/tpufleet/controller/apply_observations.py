@@ -116,7 +116,7 @@ class ObservationApplier:
             reason=f"{message.by} adopted {message.node} in {message.zone}",
         )
         self._working_set.put_slice(tpu_slice)
-        self._working_set.record_events(slice_event(tpu_slice, now))
+        self._working_set.record_events(replace(slice_event(tpu_slice, now), by=message.by))
 
     def _unregister(self, slice_id: SliceId, by: str, now: datetime) -> None:
         """Not while a job holds it."""
@@ -125,7 +125,9 @@ class ObservationApplier:
             return
         if tpu_slice.live:
             reason = f"{by} took {tpu_slice.node} back"
-            self._put(release_slice(tpu_slice, LossReason.RELEASED, reason, now), tpu_slice, now)
+            released = release_slice(tpu_slice, LossReason.RELEASED, reason, now)
+            self._working_set.put_slice(released)
+            self._working_set.record_events(replace(slice_event(released, now), by=by))
 
     # Hosts.
     def _apply_heartbeat(self, heartbeat: Heartbeat, now: datetime) -> None:

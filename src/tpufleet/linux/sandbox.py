@@ -6,8 +6,10 @@ Run as a script, with the standard library alone, so that it starts in milliseco
 standard input is closed. The kernel then kills every process in them. It prints its process id and
 `ready`.
 
-`sandbox.py run JSON -- COMMAND…` enters the group and the namespaces and runs the command there. A
-command that cannot be started is reported on the file descriptor `errors` as `errno message`.
+`sandbox.py run JSON -- COMMAND…` enters the group and the namespaces and runs the command there,
+with the variables in the file descriptor `environment` (a JSON object). Nothing but the command may
+see them: they are the job's, and this script has rights that the job must not get. A command that
+cannot be started is reported on the file descriptor `errors` as `errno message`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import os
 import signal
 import stat
 import sys
-import warnings  # noqa: F401  # `os.execvp` imports it, when we may no longer read it
+import warnings  # noqa: F401  # `os.execvpe` imports it, when we may no longer read it
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x10000000, 0x20000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
@@ -173,7 +175,8 @@ def run(settings: dict, argv: list) -> int:
             with open(os.path.join(settings["cgroup"], "cgroup.procs"), "w") as file:
                 file.write("0")
         if not settings["init"]:
-            execute(argv)
+            os.chdir(settings["folder"])
+            execute(argv, settings["environment"])
         enter_namespaces(settings["init"])
         ignore_signals()
         child = os.fork()
@@ -184,12 +187,15 @@ def run(settings: dict, argv: list) -> int:
                 drop_capabilities()
             if settings["user"]:
                 become(*settings["user"])
-            execute(argv)
+            execute(argv, settings["environment"])
     except OSError as error:
         os.write(settings["errors"], f"{error.errno} {error.strerror}".encode())
         os._exit(126)
+    except ValueError as error:  # a name or value that no variable can have
+        os.write(settings["errors"], f"{errno.EINVAL} {error}".encode())
+        os._exit(126)
     os.close(settings["errors"])
-    for descriptor in (0, 1, 2):
+    for descriptor in (0, 1, 2, settings["environment"]):
         os.close(descriptor)  # the output ends with the command
     return relay_exit(child)
 
@@ -205,11 +211,14 @@ def enter_namespaces(process: int) -> None:
         os.close(descriptor)
 
 
-def execute(argv: list) -> None:
+def execute(argv: list, environment: int) -> None:
+    """With the variables of the job, when all rights that it must not have are gone."""
+    with os.fdopen(environment, "rb") as file:
+        variables = json.loads(file.read())
     # As `subprocess` does: Python ignores these signals, programs expect the default.
     for number in (signal.SIGPIPE, signal.SIGXFSZ, *FORWARDED_SIGNALS):
         signal.signal(number, signal.SIG_DFL)
-    os.execvp(argv[0], argv)
+    os.execvpe(argv[0], argv, variables)
 
 
 def ignore_signals() -> None:

@@ -286,10 +286,20 @@ class SlicePage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StoredSnapshot:
+    digest: str  # to pass with a job
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AdoptRequest:
     node: str  # that a person made
     zone: str
     pool: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdoptedNode:
+    slice_id: SliceId  # that the node becomes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -426,8 +436,8 @@ class SecretNames:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndedJobSelection:
-    """The jobs named, else all of the caller's that match. Jobs that were resumed or rerun from one
-    another are selected together."""
+    """The jobs named, else all of the caller's that match; none that they were resumed or rerun
+    from."""
 
     jobs: tuple[str, ...] = ()
     states: frozenset[JobState] = frozenset()  # end states; empty: any
@@ -463,6 +473,7 @@ class PurgedJob:
     size: int  # bytes of logs and results
     checkpoint_size: int  # bytes, whether deleted or not
     with_checkpoints: bool  # they are deleted
+    checkpoints_used_by: tuple[JobId, ...] = ()  # other jobs, for which they are kept
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,5 +1,5 @@
-"""Lineages: jobs derived from one another by resume or rerun. They share checkpoints and code, so
-they are archived and purged together, and the last one decides."""
+"""Lineages: jobs derived from one another by resume or rerun. The rules of retention keep the files
+of a lineage until all of it has ended; a request of a user is about the jobs that it names."""
 
 from __future__ import annotations
 

@@ -30,6 +30,9 @@ class ObjectStore(Protocol):
     def read(self, name: str) -> bytes:
         """Raises NotFound."""
 
+    def read_range(self, name: str, start: int, size: int) -> bytes:
+        """Raises NotFound. Fewer bytes at the end of the object."""
+
     def names(self, prefix: str) -> list[str]: ...
 
 
@@ -66,6 +69,14 @@ class FolderStore:
     def read(self, name: str) -> bytes:
         try:
             return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            raise NotFound(f"{self.path / name} does not exist") from None
+
+    def read_range(self, name: str, start: int, size: int) -> bytes:
+        try:
+            with open(self.path / name, "rb") as file:
+                file.seek(start)
+                return file.read(size)
         except FileNotFoundError:
             raise NotFound(f"{self.path / name} does not exist") from None
 

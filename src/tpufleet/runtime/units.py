@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 from zlib import crc32
 
 from tpufleet.errors import BadInput, Fenced, FleetError, NotFound, Permanent
+from tpufleet.runtime import commit_index
 from tpufleet.runtime.object_store import ObjectStore
 
 # Tolerates a stalled upload, yet reassigns the units of a dead worker within a minute.
@@ -32,7 +33,7 @@ REOPENED = "reopened"  # the worker of the claim that reopens a unit
 CLAIM_KEYS = frozenset({"worker", "nonce", "at", "incarnation"})
 # All commits in one object, for readers. An index of all units is the whole truth until a unit is
 # reopened, which empties it first; what an incomplete one lacks is read from the records.
-INDEX = "index/commits.jsonl"
+INDEX = "index/commits.bin"
 INDEXED_UNITS = 1_000  # with so many units an index is worth it
 RECORD_KEYS = {"claim": CLAIM_KEYS, "commit": (CLAIM_KEYS - {"incarnation"}) | {"outcome"}}
 
@@ -59,24 +60,24 @@ class Commit:
     outcome: Mapping[str, Any]
 
 
-class UnparsedOutcome(Mapping[str, Any]):
-    """An outcome that is parsed when it is first used: few of many units are."""
+class IndexedOutcome(Mapping[str, Any]):
+    """An outcome that is read when it is first used: few of many units are."""
 
-    def __init__(self, text: bytes):
-        self._text = text
+    def __init__(self, load: Callable[[int], dict[str, Any]], unit: int):
+        self._load, self._unit = load, unit
 
     @cached_property
-    def _parsed(self) -> dict[str, Any]:
-        return json.loads(self._text)
+    def _outcome(self) -> dict[str, Any]:
+        return self._load(self._unit)
 
     def __getitem__(self, key: str) -> Any:
-        return self._parsed[key]
+        return self._outcome[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parsed)
+        return iter(self._outcome)
 
     def __len__(self) -> int:
-        return len(self._parsed)
+        return len(self._outcome)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,7 +194,7 @@ class Units:
         for unit, commit in list(self._committed.items()):
             if last.get(unit) != commit.token + 1:  # reopened by another process
                 del self._committed[unit]
-        self.objects.replace(INDEX, encode_index(self.committed()))
+        self.objects.replace(INDEX, commit_index.encode(self.committed()))
         self._index_emptied = False
 
     def reopen(self, unit: int, reason: str) -> bool:
@@ -202,7 +203,7 @@ class Units:
         number = self.damaged[unit][0] if unit in self.damaged else self._committed[unit].token + 1
         record = self._record("claim", uuid.uuid4().hex, incarnation=0, reason=reason)
         if not self._index_emptied and self.objects.names(INDEX):
-            self.objects.replace(INDEX, b"")
+            self.objects.replace(INDEX, b"reopened")  # not empty: a range of nothing is an error
         self._index_emptied = True
         # It has no heartbeats, so that any worker may take it over at once.
         record |= {"worker": REOPENED, "at": 0.0}
@@ -299,23 +300,21 @@ class Units:
 
     def _read_index(self) -> dict[int, Commit]:
         """The commits in the index, by unit."""
-        index: dict[int, Commit] = {}
-        try:
-            check, _, lines = self.objects.read(INDEX).partition(b"\n")
-            if check != _checksum(lines):
-                return {}  # damaged: the records have it all
-        except NotFound:
+        index = commit_index.open_index(self.objects, INDEX)
+        if index is None:
             return {}
-        for line in lines.splitlines():
-            unit, token, at, worker, outcome = line.split(b" ", 4)
-            index[int(unit)] = Commit(
-                unit=int(unit),
-                token=int(token),
-                worker=unquote(worker.decode()),
-                at=float(at),
-                outcome=UnparsedOutcome(outcome),
+
+        def load(unit: int) -> dict[str, Any]:
+            outcome = index.outcome(unit)
+            # The index was replaced since it was opened: the record says the same.
+            return outcome or self._read(unit, int(index.tokens[unit]) + 1)["outcome"]
+
+        return {
+            unit: Commit(
+                unit=unit, token=token, worker=worker, at=at, outcome=IndexedOutcome(load, unit)
             )
-        return index
+            for unit, token, worker, at in index.entries()
+        }
 
     def _read_all(
         self, keys: Sequence[tuple[int, int]]
@@ -373,18 +372,6 @@ class Units:
             return None
 
 
-def encode_index(commits: Mapping[int, Commit]) -> bytes:
-    """The content of an index: a checksum, and a line for each commit."""
-    lines = [
-        f"{unit} {commit.token} {commit.at!r} {quote(commit.worker, safe='')} ".encode()
-        + _encode(dict(commit.outcome))
-        + b"\n"
-        for unit, commit in sorted(commits.items())
-    ]
-    text = b"".join(lines)
-    return _checksum(text) + b"\n" + text
-
-
 def _last_seen(claim: Claim, incarnation: int, heartbeat: Mapping[str, Any] | None) -> float:
     if heartbeat is None or heartbeat["incarnation"] != incarnation:
         return claim.at  # another incarnation is alive; the one that made this claim is not
@@ -413,10 +400,6 @@ def _record_name(unit: int, number: int) -> str:
 
 def _heartbeat_name(worker: str) -> str:
     return f"workers/{quote(worker, safe='')}.json"
-
-
-def _checksum(text: bytes) -> bytes:
-    return b"%08x" % crc32(text)
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:

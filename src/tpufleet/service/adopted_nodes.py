@@ -17,8 +17,9 @@ from tpufleet.stores.base import ChangeSet
 _MAX_STEM = 56
 
 
-def adopt(context: CommandContext, request: AdoptRequest) -> None:
-    """Idempotent. The controller asks the provider, which refuses what cannot work."""
+def adopt(context: CommandContext, request: AdoptRequest) -> SliceId:
+    """The slice that it becomes. Idempotent. The controller asks the provider, which refuses what
+    cannot work."""
     store = context.store
     fleets.check_name(request.node)
     fleets.check_zone(request.zone)
@@ -42,19 +43,20 @@ def adopt(context: CommandContext, request: AdoptRequest) -> None:
             raise Conflict(
                 f"{each.node} is in pool {each.pool}; run `tpu unregister {each.node}` first"
             )
-        return
+        return each.id
     # A new id each time: a slice that is gone never comes back, and no node has its name.
-    slice_id = f"{request.node[:_MAX_STEM].rstrip('-')}-{secrets.token_hex(3)}"
+    slice_id = SliceId(f"{request.node[:_MAX_STEM].rstrip('-')}-{secrets.token_hex(3)}")
     message = InboxMessage(
         kind=InboxMessageKind.ADOPT,
         at=context.now,
         by=context.caller.name,
-        slice_id=SliceId(slice_id),
+        slice_id=slice_id,
         pool=pool.name,
         node=request.node,
         zone=request.zone,
     )
     store.commit(ChangeSet(messages=[message]))
+    return slice_id
 
 
 def unregister(context: CommandContext, name: str) -> None:

@@ -165,8 +165,9 @@ def retry(context: CommandContext, job: Job) -> Job:
     slices."""
     context.caller.require_owner(job.owner, f"job {job.id}")
     if job.ended:
+        again = "rerun" if job.state is JobState.SUCCEEDED else "resume"
         raise Conflict(
-            f"job {job.id} has already {job.state}\n  next: continue it with `tpu resume {job.id}`"
+            f"job {job.id} has already {job.state}\n  next: `tpu {again} {job.id}` makes a new one"
         )
     if job.id not in {each.id for each in waiting_jobs(context.store)}:
         return job

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tpufleet.model.jobs import Job, JobId
+from tpufleet.model.jobs import Job
 from tpufleet.policy.job_lineage import JobLineage, job_lineages
 from tpufleet.stores.base import JobQuery, Store
 
@@ -25,9 +25,12 @@ def lineages_of(store: Store, jobs: Iterable[Job], among: JobQuery) -> list[JobL
     while added:
         parents = {job.parent for job in added if job.parent is not None} - known.keys()
         found = [
-            *_matching(store, among, sorted(parents), "ids"),
-            *_matching(store, among, [job.id for job in added], "parents"),
+            job
+            for batch in batches(sorted(parents))
+            for job in store.jobs(replace(among, ids=batch))
         ]
+        for batch in batches([job.id for job in added]):
+            found += store.jobs(replace(among, parents=batch))
         added = [job for job in found if job.id not in known]
         known |= {job.id: job for job in added}
     return job_lineages(known.values())
@@ -44,8 +47,3 @@ def pages(store: Store, query: JobQuery) -> Iterator[list[Job]]:
 def batches(values: Sequence[T]) -> Iterator[Sequence[T]]:
     for start in range(0, len(values), _BATCH_SIZE):
         yield values[start : start + _BATCH_SIZE]
-
-
-def _matching(store: Store, among: JobQuery, keys: Sequence[JobId], field: str) -> Iterator[Job]:
-    for batch in batches(keys):
-        yield from store.jobs(replace(among, **{field: batch}))

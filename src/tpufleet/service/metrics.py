@@ -89,6 +89,7 @@ class _FleetCollector(Collector):
         yield from self._slices()
         yield from self._control_plane()
         yield from self._live_jobs(sum(counts.get(state, 0) for state in _LIVE))
+        yield from self._running_chips(counts.get(JobState.RUNNING, 0))
 
     def _slices(self) -> Iterable[Metric]:
         labels = ["provider", "accelerator", "capacity", "state"]
@@ -162,30 +163,35 @@ class _FleetCollector(Collector):
         attempts = GaugeMetricFamily("tpufleet_job_attempts", "Attempts so far.", labels=_JOB)
         step = GaugeMetricFamily("tpufleet_job_step", "Last step reported.", labels=_JOB)
         total = GaugeMetricFamily("tpufleet_job_steps", "Steps until the end.", labels=_JOB)
-        running: Count[str] = Count()
         for row in rows:
             info.add_metric([*_labels(row), row.state.value, row.accelerator, row.pool or ""], 1)
             attempts.add_metric(_labels(row), row.attempts)
-            if row.state is JobState.RUNNING:
-                running[row.accelerator] += row.slices * topology.find(row.accelerator).chips
             if row.progress is not None and row.progress.step is not None:
                 step.add_metric(_labels(row), row.progress.step)
             if row.progress is not None and row.progress.total is not None:
                 total.add_metric(_labels(row), row.progress.total)
         yield from (info, attempts, step, total)
-        chips = GaugeMetricFamily(
-            "tpufleet_running_chips",
-            "Chips of jobs whose program runs; of tpufleet_chips, the others boot, set up or idle.",
-            labels=["accelerator"],
-        )
-        for accelerator, count in sorted(running.items()):
-            chips.add_metric([accelerator], count)
-        yield chips
         yield GaugeMetricFamily(
             "tpufleet_jobs_left_out",
             f"Live jobs beyond the newest {MAX_JOBS}, which have no series of their own.",
             max(0, live - len(rows)),
         )
+
+    def _running_chips(self, running: int) -> Iterable[Metric]:
+        """Of all running jobs, and not only of those with series of their own."""
+        query = JobQuery(states=frozenset({JobState.RUNNING}), limit=running)
+        counts: Count[str] = Count()
+        for job in self._store.jobs(query):
+            kind = topology.find(job.spec.accelerator)
+            counts[kind.name] += job.spec.slices * kind.chips
+        chips = GaugeMetricFamily(
+            "tpufleet_running_chips",
+            "Chips of jobs whose program runs; of tpufleet_chips, the others boot, set up or idle.",
+            labels=["accelerator"],
+        )
+        for accelerator, count in sorted(counts.items()):
+            chips.add_metric([accelerator], count)
+        yield chips
 
 
 def _labels(row: JobRow) -> list[str]:

@@ -3,10 +3,11 @@ are kept either way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import islice
 
 from tpufleet.errors import BadInput, Conflict, Forbidden
 from tpufleet.model.api_types import (
@@ -20,7 +21,6 @@ from tpufleet.model.api_types import (
 )
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState
-from tpufleet.policy.job_lineage import JobLineage
 from tpufleet.service import checkpoint_leases, queries
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.files.job_files import JobFiles
@@ -45,8 +45,7 @@ _WITH_FILES = JobQuery(archived=None, having=FileKind.FILES)
 
 def archive(context: CommandContext, request: ArchiveRequest) -> JobPage:
     """Deletes nothing, and can be undone."""
-    lineages = _select(context, request, _LISTED, MAX_SELECTED)
-    selected = [job for lineage in lineages for job in lineage.jobs]
+    selected = _select(context, request, _LISTED, MAX_SELECTED)
     if not request.dry_run:
         context.store.archive([job.id for job in selected], context.now)
     more = selected[-1].id if len(selected) >= MAX_SELECTED else None
@@ -61,10 +60,17 @@ def unarchive(context: CommandContext, request: UnarchiveRequest) -> JobPage:
     return JobPage(jobs=tuple(queries.job_rows(context.store, jobs)))
 
 
-def purge(context: CommandContext, files: JobFiles, request: PurgeRequest) -> PurgeReport:
-    """Delete logs, results and unused code; checkpoints only if requested."""
+def purge(
+    context: CommandContext,
+    files: JobFiles,
+    request: PurgeRequest,
+    *,
+    whole_lineages: bool = False,
+) -> PurgeReport:
+    """Delete logs, results and unused code; checkpoints only if requested. With `whole_lineages`,
+    only of jobs whose whole lineage matches."""
     if request.dry_run:  # may list everything
-        return _plan(context, request, MAX_SELECTED).report(files)
+        return _plan(context, request, MAX_SELECTED, whole_lineages).report(files)
     if not (request.jobs or request.states or request.older_than > timedelta(0)):
         raise BadInput(
             "select what to delete: jobs, states or older_than\n"
@@ -72,7 +78,7 @@ def purge(context: CommandContext, files: JobFiles, request: PurgeRequest) -> Pu
         )
     # From here until they are marked, none of them can be resumed.
     with checkpoint_leases.exclusive(context.store, context.now) as lease:
-        plan = _plan(context, request, MAX_PURGED)
+        plan = _plan(context, request, MAX_PURGED, whole_lineages)
         report = plan.report(files)
         if not plan.selected:
             return report
@@ -96,20 +102,41 @@ class _PurgePlan:
     selected: dict[JobId, Job]
     fresh: list[Job]  # whose files were not deleted before
     with_checkpoints: dict[JobId, bool]
+    other_users: dict[JobId, list[JobId]]  # of their checkpoints; not selected
     unused_code: list[str]
     more: bool
 
     def report(self, files: JobFiles) -> PurgeReport:
         jobs = list(self.selected.values())
-        report = _report(files, jobs, self.with_checkpoints, self.unused_code)
-        return replace(report, more=self.more)
+        with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
+            sizes = list(threads.map(lambda job: files.size(job.id), jobs))
+            checkpoint_sizes = list(threads.map(lambda job: files.checkpoint_size(job.id), jobs))
+        rows = tuple(
+            PurgedJob(
+                id=job.id,
+                name=job.spec.name,
+                owner=job.owner,
+                state=job.state,
+                ended_at=job.ended_at,
+                size=size,
+                checkpoint_size=checkpoint_size,
+                with_checkpoints=self.with_checkpoints[job.id],
+                checkpoints_used_by=tuple(self.other_users[job.id]),
+            )
+            for job, size, checkpoint_size in zip(jobs, sizes, checkpoint_sizes, strict=True)
+        )
+        code = sum(files.snapshots.size(digest) for digest in self.unused_code)
+        return PurgeReport(jobs=rows, code_size=code, more=self.more)
 
 
-def _plan(context: CommandContext, request: PurgeRequest, limit: int) -> _PurgePlan:
+def _plan(
+    context: CommandContext, request: PurgeRequest, limit: int, whole_lineages: bool
+) -> _PurgePlan:
     store = context.store
-    chosen = _select(context, request, _WITH_FILES, limit)
-    selected = {job.id: job for lineage in chosen for job in lineage.jobs}
-    # Keep the code and the checkpoints that another job names as its own.
+    chosen = _select(context, request, _WITH_FILES, limit, whole_lineages)
+    selected = {job.id: job for job in chosen}
+    # Keep the code and the checkpoints that another job uses: one that was resumed from these, or
+    # that names them as its own.
     code = {job.snapshot: code_reference(job.snapshot) for job in selected.values() if job.snapshot}
     users = store.referring_jobs(
         [*code.values(), *map(checkpoint_reference, selected)], with_files=True
@@ -119,13 +146,16 @@ def _plan(context: CommandContext, request: PurgeRequest, limit: int) -> _PurgeP
         for batch in batches(list(selected))
         for job in store.jobs(replace(_WITH_FILES, ids=batch, limit=len(batch)))
     }
+    other_users = {
+        job_id: sorted(users[checkpoint_reference(job_id)] - selected.keys()) for job_id in selected
+    }
     return _PurgePlan(
         selected=selected,
         fresh=[job for job in selected.values() if job.id in fresh],
         with_checkpoints={
-            job_id: request.checkpoints and users[checkpoint_reference(job_id)] <= selected.keys()
-            for job_id in selected
+            job_id: request.checkpoints and not others for job_id, others in other_users.items()
         },
+        other_users=other_users,
         unused_code=sorted(
             digest for digest, reference in code.items() if users[reference] <= selected.keys()
         ),
@@ -149,99 +179,62 @@ def require_files(store: Store, job: Job, consequence: str) -> None:
 
 
 def _select(
-    context: CommandContext, request: EndedJobSelection, among: JobQuery, limit: int
-) -> list[JobLineage]:
+    context: CommandContext,
+    request: EndedJobSelection,
+    among: JobQuery,
+    limit: int,
+    whole_lineages: bool = False,
+) -> list[Job]:
+    """Oldest first; of many, the newest: none before those that were resumed from it."""
     if request.jobs:
-        return _named(context, request, among)
-    selected: dict[JobId, JobLineage] = {}
-    count = 0
-    for lineage in _matching(context, request, among):
-        if lineage.last.id not in selected:
-            selected[lineage.last.id] = lineage
-            count += len(lineage.jobs)
-        if count >= limit:
-            break
-    return sorted(selected.values(), key=lambda each: (each.jobs[0].submitted_at, each.jobs[0].id))
+        selected = _named(context, request)
+    else:
+        selected = list(islice(_matching(context, request, among, whole_lineages), limit))
+    return sorted(selected, key=lambda job: (job.submitted_at, job.id))
 
 
-def _named(
-    context: CommandContext, request: EndedJobSelection, among: JobQuery
-) -> list[JobLineage]:
+def _named(context: CommandContext, request: EndedJobSelection) -> list[Job]:
+    """Also those whose files were deleted, in case some of them are left."""
     named, caller = {}, context.caller
     if request.dry_run:  # changes nothing: no entry in the audit log
         caller = replace(caller, on_foreign_access=None)
     for ref in request.jobs:
         job = queries.find_job(context.store, ref, context.caller.name)
         caller.require_owner(job.owner, f"job {job.id}")
-        named[job.id] = job
-    matching = [
-        job
-        for batch in batches(list(named))
-        for job in context.store.jobs(replace(among, ids=batch, limit=len(batch)))
-    ]
-    chosen = lineages_of(context.store, matching, among)
-    # A job whose files were deleted is selected again, in case some of them are left.
-    known = {job.id for lineage in chosen for job in lineage.jobs}
-    chosen += [JobLineage((job,)) for job in named.values() if job.id not in known]
-    for live in (lineage.live for lineage in chosen):
-        if live is not None:
+        if not job.ended:
             raise Conflict(
-                f"job {live.id} ({live.spec.name}) is {live.state}; it can be archived or purged, "
-                "with the jobs it was resumed or rerun from, after it has ended: "
-                f"`tpu cancel {live.id}`"
+                f"job {job.id} ({job.spec.name}) is {job.state}; it can be archived or purged "
+                f"after it has ended: `tpu cancel {job.id}`"
             )
-    return chosen
+        named[job.id] = job
+    return list(named.values())
 
 
 def _matching(
-    context: CommandContext, request: EndedJobSelection, among: JobQuery
-) -> Iterator[JobLineage]:
-    """Some of them more than once."""
+    context: CommandContext, request: EndedJobSelection, among: JobQuery, whole_lineages: bool
+) -> Iterator[Job]:
     if request.all_owners and not context.caller.is_admin:
         raise Forbidden("selecting the jobs of all users requires the admin role")
     if request.all_owners and not request.dry_run:
         context.caller.record_foreign_access("all users", "jobs of all users")
     if wrong := request.states - ENDED_STATES:
         raise BadInput(f"states: {sorted(wrong)[0]} is not an end state")
-    before, owner = context.now - request.older_than, context.caller.name
+    before = context.now - request.older_than
     states = request.states or ENDED_STATES
     candidates = replace(
         among,
         states=states,
-        owner=None if request.all_owners else owner,
+        owner=None if request.all_owners else context.caller.name,
         submitted_before=before + _MOMENT,
     )
     for page in pages(context.store, candidates):
-        for lineage in lineages_of(context.store, page, among):
-            own = request.all_owners or all(job.owner == owner for job in lineage.jobs)
-            if own and lineage.ended_by(states, before):
-                yield lineage
-
-
-def _report(
-    files: JobFiles,
-    selected: Sequence[Job],
-    with_checkpoints: Mapping[JobId, bool],
-    unused: Sequence[str],
-) -> PurgeReport:
-    with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
-        sizes = list(threads.map(lambda job: files.size(job.id), selected))
-        checkpoint_sizes = list(threads.map(lambda job: files.checkpoint_size(job.id), selected))
-    rows = tuple(
-        PurgedJob(
-            id=job.id,
-            name=job.spec.name,
-            owner=job.owner,
-            state=job.state,
-            ended_at=job.ended_at,
-            size=size,
-            checkpoint_size=checkpoint_size,
-            with_checkpoints=with_checkpoints[job.id],
-        )
-        for job, size, checkpoint_size in zip(selected, sizes, checkpoint_sizes, strict=True)
-    )
-    code = sum(files.snapshots.size(digest) for digest in unused)
-    return PurgeReport(jobs=rows, code_size=code)
+        matching = [job for job in page if job.ended_at is not None and job.ended_at <= before]
+        if whole_lineages:
+            lineages = lineages_of(context.store, matching, among)
+            resting = [lineage for lineage in lineages if lineage.ended_by(states, before)]
+            ids = {job.id for lineage in resting for job in lineage.jobs}
+            matching = [job for job in matching if job.id in ids]
+        yield from matching
 
 
 def _event(context: CommandContext, job: Job, with_checkpoints: bool) -> Event:

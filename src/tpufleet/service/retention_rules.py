@@ -142,7 +142,7 @@ def _apply_to_code(store: Store, files: JobFiles, rule: RetentionRule, now: date
     context = CommandContext(store=store, caller=caller, now=now)
     count, more = 0, True
     while more:
-        report = retention.purge(context, files, request)
+        report = retention.purge(context, files, request, whole_lineages=True)
         count, more = count + len(report.jobs), report.more
     return count
 

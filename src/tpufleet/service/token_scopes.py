@@ -17,9 +17,9 @@ _ALWAYS = frozenset(
 )  # fmt: skip
 _SUBMIT = frozenset(
     {
-        "submit_jobs", "head_snapshot", "put_snapshot", "list_jobs", "get_job", "explain_job",
-        "cancel_job", "list_job_events", "get_job_logs", "stream_logs", "get_job_result",
-        "stream_events",
+        "submit_jobs", "head_snapshot", "put_snapshot", "post_snapshot", "list_jobs", "get_job",
+        "explain_job", "cancel_job", "list_job_events", "get_job_logs", "stream_logs",
+        "get_job_result", "stream_events",
     }
 )  # fmt: skip
 _POOL = _SUBMIT | {"resume_job", "rerun_job"}

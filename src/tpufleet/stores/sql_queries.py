@@ -71,10 +71,10 @@ def select_jobs(
         where.append(f"jobs.{query.having.value}_deleted = 0")
         if query.states and query.states < ENDED_STATES:
             where.append("jobs.ended = 1")  # as the condition of the index says
-    for column, chosen in (("id", query.ids), ("parent", query.parents)):
-        if chosen is not None:
-            where.append(f"jobs.{column} IN ({sql_rows.placeholders(chosen)})")
-            values.extend(chosen)
+    for column, keys in (("id", query.ids), ("parent", query.parents)):
+        if keys is not None:
+            where.append(f"jobs.{column} IN ({sql_rows.placeholders(keys)})")
+            values.extend(keys)
     if query.snapshot is not None:
         where.append("jobs.id IN (SELECT job_id FROM job_references WHERE reference = ?)")
         values.append(code_reference(query.snapshot))

@@ -146,11 +146,14 @@ def metrics(reported: Progress | None) -> str:
     return ", ".join(f"{one_line(name)} {value:.4g}" for name, value in values.items())
 
 
-def event(occurred: Event, now: datetime | None = None) -> str:
-    """`14:03:11  preempted  slice a-1 was preempted (by ada)`."""
+def event(occurred: Event, now: datetime | None = None, *, about: bool = False) -> str:
+    """`14:03:11  preempted  slice a-1 was preempted (by ada)`; with `about`, what it happened to,
+    for a list of several things."""
     message = one_line(occurred.message)
     by = f" (by {occurred.by})" if occurred.by and occurred.by not in message else ""
-    return f"{local_time(occurred.at, now)}  {occurred.state:<10}  {message}{by}"
+    subject = occurred.job_id or occurred.slice_id or occurred.pool or "-"
+    shown = f"{one_line(subject):<12}  " if about else ""
+    return f"{local_time(occurred.at, now)}  {occurred.state:<10}  {shown}{message}{by}"
 
 
 def attempt_heading(number: int) -> str:

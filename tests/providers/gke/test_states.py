@@ -322,3 +322,15 @@ def test_a_slot_is_reused_only_for_the_same_capacity_type(first, then):
     manifest = manifests.jobset(replace(order("a"), job_id="j", capacity=first), settings)
     following = replace(order("b"), job_id="j", capacity=then)
     assert jobset_client.fits_order(manifest, following) is (first is then)
+
+
+@pytest.mark.parametrize(
+    "begins", ["", "us-central1-a (spot): ", "node pool train-1f2e3 in us-central1-a (on-demand): "]
+)
+def test_a_refusal_does_not_repeat_where_it_was(begins):
+    event = {
+        "metadata": {}, "reason": "NodePoolCreationFailed", "involvedObject": {"uid": "u"},
+        "message": f"{begins}GCE_STOCKOUT: The zone 'z' (a): no room",
+    }  # fmt: skip
+    found = capacity_events.latest_by_pod([event])["u"]
+    assert found.message == "GCE_STOCKOUT: The zone 'z' (a): no room" and found.refused

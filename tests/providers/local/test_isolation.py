@@ -171,6 +171,7 @@ def test_on_a_shared_server_of_root_the_job_of_an_admin_runs_as_another_user(tmp
         jobs = server.client.status().local_jobs
         assert jobs is not None and jobs.isolated and "(nobody)" in jobs.description
         assert jobs.description in server.log_tail()
+        assert server.url.startswith("http://127.0.0.1:")  # where commands on this machine find it
     finally:
         stop_all(server)
         server.cleanup()

@@ -339,6 +339,49 @@ def test_sharded_and_bf16_checkpoints_load(tmp_path):
         run(tmp_path, ["resid_post.2"], expected["tokens"])
 
 
+@pytest.mark.parametrize("sizes", [{"data": 8}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 4}])
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
+def test_weights_are_the_same_in_any_number_of_passes(family, sizes):
+    arch = architectures.from_folder(FIXTURES / family)
+    mesh = meshes.build_mesh(jax.devices(), sizes, arch)
+    options = {"depth": arch.layers, "dtype": jnp.float32, "mesh": mesh}
+    whole = weights.load_parameters(FIXTURES / family, arch, **options)
+    passes = weights.load_parameters(FIXTURES / family, arch, **options, host_bytes=1)
+    jax.tree.map(np.testing.assert_array_equal, whole, passes)
+    assert jax.tree.map(lambda one: one.sharding, whole) == jax.tree.map(
+        lambda one: one.sharding, passes
+    )
+
+
+def test_no_more_shards_are_in_host_memory_than_fit():
+    mesh = meshes.build_mesh(
+        jax.devices(), {"fsdp": 8}, architectures.from_folder(FIXTURES / "qwen2")
+    )
+    values = np.arange(4 * 64 * 6, dtype=np.float32).reshape(4, 64, 6)
+    passes = []
+
+    def read(indexes, shape):
+        passes.append(len(indexes))
+        return [np.ascontiguousarray(values[index]) for index in indexes]
+
+    sharding = meshes.parameter_sharding(mesh, "qkv")
+    shard = values.nbytes // 8
+    array = meshes.shard_in_passes(values.shape, values.dtype, sharding, read, 3 * shard)
+    np.testing.assert_array_equal(array, values)
+    assert passes == [3, 3, 2]
+
+
+def test_70b_passes_through_the_memory_of_the_smallest_host():
+    """A v5e host with one chip has 48 GB, and 32 chips hold the model."""
+    published = json.loads((Path(__file__).parent / "published_configs.json").read_text())
+    arch = architectures.from_config(json.dumps(published["meta-llama/Llama-3.1-70B"]))
+    mesh = meshes.build_mesh(jax.devices(), {"tensor": 8}, arch)
+    shapes = weights.parameter_shapes(arch, arch.layers, True, grouped=True)["layers"]
+    for name, shape in shapes.items():
+        local = meshes.parameter_sharding(mesh, name).shard_shape(shape)
+        assert 2 * np.prod(local, dtype=np.int64) < weights.HOST_SHARE * 48e9, name
+
+
 def test_older_rope_configurations_are_equivalent():
     """Before version 5, rotary settings were written as rope_theta and rope_scaling."""
     for family, older in {

@@ -1,8 +1,9 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { type JobRow, type Pool, get, jobPath, newJobId, patch, post } from "../api";
-import { type Question, each, useAsk } from "../dialogs";
+import { type Question, type Values, each, useAsk } from "../dialogs";
 import { needs, plural, typeName, word } from "../format";
 import { Age, Cli, Empty, Failure, JobLink, Progress, State, Tags, useData } from "../parts";
+import { pack } from "../archive";
 import { changed, go, isMe, isMember, mayChange, query } from "../state";
 
 const PAGE = 100;
@@ -132,7 +133,7 @@ export function Jobs() {
           ) : null}
         </nav>
         {isMember() ? (
-          <button type="button" onClick={() => ask(submit(pools?.pools ?? []))}>
+          <button type="button" onClick={() => ask(submit(pools?.pools ?? [], shown.filter((row) => isMe(row.owner)).slice(0, 20)))}>
             New job
           </button>
         ) : null}
@@ -234,22 +235,35 @@ export function Jobs() {
   );
 }
 
-/** A command alone: code is sent by `tpu run`, which has the folder. */
-function submit(pools: Pool[]): Question {
+/** With a folder of this computer, with the code of an earlier job, or as a command alone. */
+function submit(pools: Pool[], mine: JobRow[]): Question {
   const tags = (text: string) => text.split(/\s+/).filter(Boolean);
+  const former = (values: Values) => (values["code"]!.startsWith("job:") ? values["code"]!.slice(4) : null);
   return {
     title: "New job",
     action: "Submit",
     fields: [
       { name: "type", label: "TPU type", value: pools[0] ? typeName(pools[0].accelerator) : "v5e-1", required: true },
-      { name: "command", label: "Command", type: "textarea", required: true, hint: "Run by bash on every host, without code of yours. To send a folder, use `tpu run` there." },
+      { name: "command", label: "Command", type: "textarea", required: true, hint: "Run by bash on every host, in the folder of the code." },
+      {
+        name: "code",
+        label: "Code",
+        type: "select",
+        options: [
+          ["", "none"],
+          ["folder", "a folder of this computer"],
+          ...mine.map((row) => [`job:${row.id}`, `that of ${row.name} (${row.id})`] as [string, string]),
+        ],
+      },
+      { name: "folder", label: "Folder", type: "folder", when: ["code", "folder"], hint: "At most 100 MiB, without .git, __pycache__, .venv and node_modules. It is sent when you submit." },
       { name: "name", label: "Name", hint: "Empty: chosen from the command" },
       { name: "pool", label: "Pool", type: "select", options: [["", "no pool"], ...pools.map((pool) => [pool.name, `${pool.name} (${typeName(pool.accelerator)})`] as [string, string])] },
       { name: "tags", label: "Tags", hint: "Separated by spaces" },
     ],
     line: (values) =>
       [
-        `tpu run ${word(values["type"]!)}`,
+        values["code"] === "folder" ? `cd ${word(values["folder"] || "FOLDER")} &&` : "",
+        former(values) ? `tpu rerun ${former(values)} --type ${word(values["type"]!)}` : `tpu run ${word(values["type"]!)}`,
         values["name"] ? `--name ${word(values["name"])}` : "",
         values["pool"] ? `--pool ${word(values["pool"])}` : "",
         ...tags(values["tags"]!).map((tag) => `--tag ${word(tag)}`),
@@ -257,12 +271,18 @@ function submit(pools: Pool[]): Question {
       ]
         .filter(Boolean)
         .join(" "),
-    run: async (values) => {
+    run: async (values, files) => {
       const id = newJobId();
       const name = values["name"] || `${values["command"]!.match(/[a-z][a-z0-9-]*/)?.[0] ?? "job"}-${id.slice(0, 4)}`;
       const spec: Record<string, unknown> = { name, command: values["command"], accelerator: values["type"], tags: tags(values["tags"]!) };
       if (values["pool"]) spec["pool"] = values["pool"];
-      await post("/jobs", { jobs: [{ id, spec }] });
+      if (former(values)) {
+        await post(`${jobPath(former(values)!)}/rerun`, { id, changes: spec });
+      } else {
+        if (values["code"] === "folder" && !files.length) throw new Error("choose a folder, or no code");
+        const snapshot = values["code"] === "folder" ? (await post<{ digest: string }>("/snapshots", await pack(files))).digest : null;
+        await post("/jobs", { jobs: [{ id, spec, snapshot }] });
+      }
       go(`/jobs/${id}`);
       return `submitted ${name}`;
     },

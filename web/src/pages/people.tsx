@@ -2,8 +2,8 @@ import { useState } from "preact/hooks";
 import { type Pool, post, remove } from "../api";
 import { type Question, useAsk } from "../dialogs";
 import { clock, word } from "../format";
-import { Age, Cli, Empty, Failure, Table, Tabs, Title, useData } from "../parts";
-import { isAdmin, isMe, route, session } from "../state";
+import { Age, Cli, Empty, Failure, ResourceEvents, Table, Tabs, Title, useData } from "../parts";
+import { go, isAdmin, isMe, query, route, session } from "../state";
 
 interface User {
   name: string;
@@ -37,13 +37,13 @@ interface AuditEntry {
 
 export function People() {
   const admin = isAdmin();
-  const tabs = admin ? ["users", "tokens", "sessions", "audit"] : ["tokens", "sessions"];
+  const tabs = admin ? ["users", "tokens", "sessions", "events", "audit"] : ["tokens", "sessions", "events"];
   const tab = route.value[1] ?? tabs[0]!;
   return (
     <>
       <Title>{admin ? "Users and tokens" : "My tokens"}</Title>
       <Tabs base="people" names={tabs} current={tab} label="Parts of this page" />
-      {tab === "users" && admin ? <Users /> : tab === "sessions" ? <Sessions /> : tab === "audit" && admin ? <Audit /> : <Tokens />}
+      {tab === "users" && admin ? <Users /> : tab === "sessions" ? <Sessions /> : tab === "events" ? <UserEvents /> : tab === "audit" && admin ? <Audit /> : <Tokens />}
     </>
   );
 }
@@ -98,6 +98,7 @@ function Users() {
             kind: "acts",
             cell: (user) => (
               <span class="actions">
+                <a href={`#/people/events?user=${encodeURIComponent(user.name)}`}>Events</a>
                 <button type="button" onClick={() => ask(put(user))}>
                   Role
                 </button>
@@ -326,6 +327,32 @@ function Sessions() {
         ]}
       />
       {dialog}
+    </>
+  );
+}
+
+/** What one user did: admins choose whose, others see their own. */
+function UserEvents() {
+  const me = session.value?.user ?? "";
+  const { data: users } = useData<{ users: User[] }>(isAdmin() ? "/users" : null);
+  const name = (isAdmin() && query.value.get("user")) || me;
+  return (
+    <>
+      {users ? (
+        <div class="controls">
+          <label>
+            User{" "}
+            <select value={name} onChange={(event) => go(`/people/events?user=${encodeURIComponent(event.currentTarget.value)}`)}>
+              {users.users.map((user) => (
+                <option key={user.name} value={user.name}>
+                  {user.name}
+                </option>
+              ))}
+            </select>
+          </label>
+        </div>
+      ) : null}
+      <ResourceEvents key={name} jobs path={`/events?user=${encodeURIComponent(name)}&limit=200&newest=1`} line={`tpu events --user ${word(name)}`} />
     </>
   );
 }

@@ -1,4 +1,4 @@
-import { type Inventory, type SliceRow, eventsOf, post } from "../api";
+import { type Inventory, type SliceRow, eventsOf, post, remove } from "../api";
 import { useAsk } from "../dialogs";
 import { typeName, word } from "../format";
 import { Age, Empty, Facts, Failure, JobLink, PoolLink, ResourceEvents, State, Title, useData, useFleetChange } from "../parts";
@@ -9,7 +9,7 @@ const FAULTS = ["preempt", "preempt-notice", "maintenance", "kill-host", "stall-
 
 export function SlicePage({ id }: { id: string }) {
   const change = useFleetChange();
-  const { data, error, reload } = useData<{ slices: SliceRow[] }>("/slices?all=1", change, 15);
+  const { data, error, reload } = useData<{ slices: SliceRow[] }>(`/slices?id=${encodeURIComponent(id)}`, change, 15);
   const { data: inventory, reload: reloadNotes } = useData<Inventory>("/inventory", change, 15);
   const { ask, dialog } = useAsk();
   const row = data?.slices.find((each) => each.id === id);
@@ -51,6 +51,27 @@ export function SlicePage({ id }: { id: string }) {
                 Release
               </button>
             ) : null}
+            {row.node && isAdmin() && !row.gone_at ? (
+              <button
+                type="button"
+                disabled={row.job_id !== null}
+                onClick={() =>
+                  ask({
+                    title: `Give ${row.node} back?`,
+                    action: "Give back",
+                    line: () => `tpu unregister ${word(row.node)}`,
+                    body: <p>Its agent stops, and jobs no longer run on it. The node itself goes on running.</p>,
+                    run: async () => {
+                      await remove(`/slices/${encodeURIComponent(id)}`);
+                      reload();
+                      return `gave ${row.node} back`;
+                    },
+                  })
+                }
+              >
+                Give back
+              </button>
+            ) : null}
             {row.provider === "local" && mayUse && !row.gone_at ? (
               <button
                 type="button"
@@ -80,6 +101,7 @@ export function SlicePage({ id }: { id: string }) {
               ["Zone", row.zone],
               ["Capacity", row.capacity],
               ["Provider", row.provider],
+              ...(row.node ? ([["Adopted node", row.node]] as [string, string][]) : []),
               ["Pool", <PoolLink name={row.pool} />],
               ["Job", row.job_id ? <JobLink id={row.job_id} name={entry?.job_name} /> : "–"],
               ["Owner", entry?.owner ?? "–"],

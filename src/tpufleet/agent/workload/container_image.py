@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpufleet.agent import threads
@@ -17,6 +17,8 @@ from tpufleet.model.attempts import AttemptId
 DEVICE_FLAGS = ("--privileged",)
 SHARED_MEMORY = "16g"  # for data loaders; Docker's default is 64 MB
 REMOVE_SECONDS = 60.0
+# Docker reads environment files line by line, and refuses longer lines.
+MAX_LINE_BYTES = 60 * 1024
 
 
 class JobContainer:
@@ -36,20 +38,19 @@ class JobContainer:
         self,
         argv: Sequence[str],
         *,
-        variables: Iterable[str],
         folders: Sequence[Path],
         workdir: Path,
         devices: bool,
     ) -> tuple[str, ...]:
-        """The command that runs `argv` in the image. Values of variables are taken from the
-        environment of that command, so that none is visible in its arguments."""
+        """The command that runs `argv` in the image. It reads the variables of the job from its
+        standard input, see `environment_file`: in its arguments, others would see them, and in its
+        own environment, some would change what it does, as LD_PRELOAD and DOCKER_HOST do."""
         mounts = [f"--volume={folder}:{folder}" for folder in folders]
-        names = [f"--env={name}" for name in sorted(variables)]
         flags = DEVICE_FLAGS if devices else ()
         return (
             self._docker, "run", "--rm", "--init", f"--name={self._name}", "--network=host",
-            f"--shm-size={SHARED_MEMORY}", *flags, *mounts, f"--workdir={workdir}", *names,
-            f"--entrypoint={argv[0]}", self._image, *argv[1:],
+            f"--shm-size={SHARED_MEMORY}", *flags, *mounts, f"--workdir={workdir}",
+            "--env-file=/dev/stdin", f"--entrypoint={argv[0]}", self._image, *argv[1:],
         )  # fmt: skip
 
     def remove(self, environ: Mapping[str, str]) -> None:
@@ -61,3 +62,18 @@ class JobContainer:
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             threads.log(f"cannot remove container {self._name}: {error}")
+
+
+def environment_file(variables: Mapping[str, str]) -> bytes:
+    """As `docker run --env-file` reads it: lines NAME=value, without quotes.
+    https://docs.docker.com/reference/cli/docker/container/run/#env"""
+    for name, value in variables.items():
+        if "\n" in value or "\r" in value:
+            raise BadInput(
+                f"image: {name} has several lines, which docker cannot pass on; encode it, for "
+                "example with base64"
+            )
+        if len(value.encode(errors="surrogateescape")) > MAX_LINE_BYTES:
+            raise BadInput(f"image: {name} has more than {MAX_LINE_BYTES // 1024} KiB")
+    lines = [f"{name}={value}\n" for name, value in sorted(variables.items())]
+    return "".join(lines).encode(errors="surrogateescape")

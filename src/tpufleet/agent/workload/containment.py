@@ -28,6 +28,7 @@ from tpufleet.agent.workload import processes, untrusted_files
 from tpufleet.agent.workload.job_user import JobUser, find_user
 from tpufleet.linux import cgroups, sandbox
 from tpufleet.linux.cgroups import Cgroup
+from tpufleet.linux.launcher_environment import launcher_environment
 
 # Python, without its site packages: starts in about 15 ms.
 SANDBOX = (sys.executable, "-I", "-S", sandbox.__file__)
@@ -85,7 +86,8 @@ class Containment:
                 parts.append(f"jobs run as user {self.user.uid} ({self.user.name})")
             elif self.member_user is not None:
                 member = self.member_user
-                parts.append(f"jobs of members run as user {member.uid} ({member.name})")
+                whom = f"user {member.uid} ({member.name})"
+                parts.append(f"jobs of members run as {whom}, those of admins as root")
         elif self.hidden:
             parts.append(f"jobs can read the server's state ({self.isolation_error})")
         return "; ".join(parts)
@@ -155,6 +157,7 @@ class NamespaceInit:
             stdin=subprocess.PIPE,  # its end ends the namespaces
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env=launcher_environment(),
             start_new_session=True,
         )
         assert self._process.stdout and self._process.stderr
@@ -219,8 +222,11 @@ class AttemptProcesses:
         """Variables that differ from those of the agent."""
         return {} if self._user is None else {"HOME": str(self._home), "USER": "", "LOGNAME": ""}
 
-    def wrap(self, argv: Sequence[str], folder: Path, errors: int) -> list[str]:
-        """The command that runs `argv` inside."""
+    def wrap(
+        self, argv: Sequence[str], folder: Path, *, errors: int, environment: int
+    ) -> list[str]:
+        """The command that runs `argv` inside. `errors` and `environment`: file descriptors, see
+        `sandbox`. Start it with `launcher_environment`."""
         if not self.wraps:
             return list(argv)
         settings = {
@@ -230,6 +236,7 @@ class AttemptProcesses:
             "user": self._user,
             "folder": str(folder),
             "errors": errors,
+            "environment": environment,
         }
         return [*SANDBOX, "run", json.dumps(settings), "--", *argv]
 

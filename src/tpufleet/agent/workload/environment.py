@@ -38,6 +38,14 @@ def for_workload(
     }
 
 
+def for_host_tool(
+    base_env: Mapping[str, str], settings: AgentSettings, attempt_folder: Path
+) -> dict[str, str]:
+    """Of a program of the host that works for an attempt, with the rights of the agent."""
+    own = _inherited(base_env, settings, agent_bin_dir="")
+    return {**own, RUN_DIR_VARIABLE: str(attempt_folder / "run")}
+
+
 def _inherited(
     base_env: Mapping[str, str], settings: AgentSettings, agent_bin_dir: str
 ) -> dict[str, str]:

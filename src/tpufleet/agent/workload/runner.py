@@ -17,7 +17,14 @@ from threading import Event, Thread
 
 from tpufleet.agent import threads
 from tpufleet.agent.settings import AgentSettings
-from tpufleet.agent.workload import environment, exit_diagnosis, job_python, processes, results
+from tpufleet.agent.workload import (
+    container_image,
+    environment,
+    exit_diagnosis,
+    job_python,
+    processes,
+    results,
+)
 from tpufleet.agent.workload.attempt_folder import AttemptFolder
 from tpufleet.agent.workload.container_image import JobContainer
 from tpufleet.agent.workload.containment import AttemptProcesses, Containment
@@ -25,12 +32,12 @@ from tpufleet.agent.workload.job_python import JobPython
 from tpufleet.agent.workload.log_metrics import LogMetrics
 from tpufleet.agent.workload.logs import LogFile, LogShipper, PipeReader
 from tpufleet.agent.workload.progress import ProgressReader
-from tpufleet.agent.workload.step_process import StepProcess
+from tpufleet.agent.workload.step_process import StepProcess, StepProgram
 from tpufleet.agent.workload.watchdog import Watchdog
 from tpufleet.backoff import Backoff
 from tpufleet.client.agents import AgentClient
 from tpufleet.clocks import Clock
-from tpufleet.errors import FleetError, Unreachable
+from tpufleet.errors import BadInput, FleetError, Unreachable
 from tpufleet.model.agent_protocol import Assignment
 from tpufleet.model.attempts import EnvironmentReport
 from tpufleet.model.end_reasons import EndReason
@@ -43,7 +50,7 @@ LINGER_SECONDS = 2.0
 LOG_UPLOAD_TIMEOUT_SECONDS = 3.0
 # The same if uploads alone are refused for now, as by a server with a full disk.
 LOG_REFUSED_TIMEOUT_SECONDS = 120.0
-RESULT_UPLOAD_TIMEOUT_SECONDS = 30.0  # the same for the result, which matters more
+RESULT_UPLOAD_TIMEOUT_SECONDS = 120.0  # the same for the result
 LAST_POLL_SECONDS = 2.0  # of the checkpoint folder, which may hang
 INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
 # Not even SIGKILL ends a process that is stuck in the kernel: log it this often and keep trying.
@@ -278,14 +285,16 @@ class Workload:
         assert self._container is not None
         try:
             step = StepProcess(
-                self._in_image(argv),
-                env={**self._environment(), **self._container.environment},
+                self._program(argv),
                 folder=self.folder.code,
                 output=pipe.writer,
                 container=self._container,
                 clock=self._context.clock,
                 on_exit=lambda: self._wakeups.put(None),
             )
+        except BadInput as error:
+            log.note(f"cannot start: {error}")
+            return self._exit_without_process(str(error))
         except OSError as error:
             status = 127 if isinstance(error, FileNotFoundError) else 126  # as in shells
             message = f"cannot start {argv[0]}: {error.strerror}"
@@ -305,21 +314,31 @@ class Workload:
             return exit_diagnosis.exit_of_stopped(process_exit, self._stop_reason, self._fault)
         return exit_diagnosis.exit_of_finished(process_exit, tail)
 
-    def _in_image(self, argv: tuple[str, ...]) -> tuple[str, ...]:
+    def _program(self, argv: tuple[str, ...]) -> StepProgram:
         if self._image is None:
-            return argv
+            assert self._container is not None
+            env = {**self._environment(), **self._container.environment}
+            return StepProgram(argv=argv, env=env)
+        return self._in_image(self._image, argv)
+
+    def _in_image(self, image: JobContainer, argv: tuple[str, ...]) -> StepProgram:
         checkpoint = Path(self.assignment.checkpoint)
         folders = [self.folder.path]
         if checkpoint.is_absolute() and "://" not in self.assignment.checkpoint:
             self._containment.require_visible(self.assignment.checkpoint)
             checkpoint.mkdir(parents=True, exist_ok=True)
             folders.append(checkpoint)
-        return self._image.wrap(
+        settings = self._context.settings
+        client = image.wrap(
             argv,
-            variables=self._environment(base_env={}),
             folders=folders,
             workdir=self.folder.code,
-            devices=self._context.settings.platform != environment.SIMULATED_PLATFORM,
+            devices=settings.platform != environment.SIMULATED_PLATFORM,
+        )
+        return StepProgram(
+            argv=client,
+            env=environment.for_host_tool(self._context.base_env, settings, self.folder.path),
+            input=container_image.environment_file(self._environment(base_env={})),
         )
 
     def _wait_for_step(self, step: StepProcess, log: LogFile) -> bool:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 from tpufleet.agent import threads
 from tpufleet.agent.workload import exit_diagnosis, processes
 from tpufleet.agent.workload.containment import AttemptProcesses
+from tpufleet.agent.workload.environment import RUN_DIR_VARIABLE
 from tpufleet.agent.workload.exit_diagnosis import ProcessExit
 from tpufleet.clocks import Clock
+from tpufleet.linux.launcher_environment import launcher_environment
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepProgram:
+    argv: Sequence[str]
+    env: Mapping[str, str]  # of `argv` alone: a program that starts it sees nothing of it
+    input: bytes = b""
 
 
 class StepProcess:
@@ -22,9 +36,8 @@ class StepProcess:
 
     def __init__(
         self,
-        argv: Sequence[str],
+        program: StepProgram,
         *,
-        env: Mapping[str, str],
         folder: Path,
         output: int,
         container: AttemptProcesses,
@@ -34,7 +47,7 @@ class StepProcess:
         self._oom_events_file = exit_diagnosis.oom_events_file()
         self._oom_kills_before = exit_diagnosis.oom_kill_count(self._oom_events_file)
         self._started = time.monotonic()
-        self._process = _start(argv, env, folder, output, container)
+        self._process = _start(program, folder, output, container)
         self.session = self._process.pid
         self.seconds = 0.0
         self.finished = False
@@ -69,25 +82,32 @@ class StepProcess:
 
 
 def _start(
-    argv: Sequence[str],
-    env: Mapping[str, str],
+    program: StepProgram,
     folder: Path,
     output: int,
     container: AttemptProcesses,
 ) -> subprocess.Popen[bytes]:
     """Raises OSError when the command cannot be started, as Popen does."""
+    env = dict(program.env)
+    if container.wraps:
+        # So that the processes of this attempt are recognised from the first one on.
+        env = {**launcher_environment(), RUN_DIR_VARIABLE: env[RUN_DIR_VARIABLE]}
     reader, writer = os.pipe()
     try:
-        with processes.agent_children() as register:
+        with (
+            _memory_file(json.dumps(dict(program.env)).encode()) as variables,
+            _memory_file(program.input) as stdin,
+            processes.agent_children() as register,
+        ):
             process = subprocess.Popen(
-                container.wrap(argv, folder, writer),
-                env=dict(env),
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
+                container.wrap(program.argv, folder, errors=writer, environment=variables.fileno()),
+                env=env,
+                cwd="/" if container.wraps else folder,  # the sandbox enters it
+                stdin=stdin if program.input else subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=(writer,) if container.wraps else (),
+                pass_fds=(writer, variables.fileno()) if container.wraps else (),
             )
             register(process.pid)
     except OSError:
@@ -101,6 +121,16 @@ def _start(
         process.wait()
         raise OSError(int(number), message)
     return process
+
+
+@contextmanager
+def _memory_file(content: bytes) -> Iterator[IO[bytes]]:
+    """Without a name, since it may hold secrets."""
+    linux = hasattr(os, "memfd_create")
+    with os.fdopen(os.memfd_create("tpufleet"), "w+b") if linux else TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        yield file
 
 
 def _wait_without_reaping(process: subprocess.Popen[bytes]) -> int:

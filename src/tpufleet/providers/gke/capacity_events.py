@@ -5,6 +5,7 @@ Decided on the reason of an event and the annotation of our provisioner; message
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ Json = dict[str, Any]
 FAILURE_REASONS = ("NodePoolCreationFailed", "FailedScaleUp")
 FAILURE_CAUSE = "tpu-provisioner.cloud.google.com/failure-cause"  # annotation of our provisioner
 TRANSIENT = "passing"  # its value where the provisioner itself retries within seconds
+# How our provisioner begins; the job knows its zone and kind of capacity, and not its pool.
+_POOL = re.compile(r"^(node pool \S+ in )?[a-z0-9-]+ \([a-z-]+\): ")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,4 +40,5 @@ def latest_by_pod(events: Iterable[Json]) -> dict[str, CapacityEvent]:
 
 def _capacity_event(event: Json) -> CapacityEvent:
     cause = (event["metadata"].get("annotations") or {}).get(FAILURE_CAUSE)
-    return CapacityEvent(message=str(event.get("message") or ""), refused=cause != TRANSIENT)
+    message = _POOL.sub("", str(event.get("message") or ""), count=1)
+    return CapacityEvent(message=message, refused=cause != TRANSIENT)

@@ -25,8 +25,9 @@ from pathlib import Path
 import psutil
 
 from tpufleet.linux.cgroups import Cgroup
+from tpufleet.linux.launcher_environment import HOST_MARKER_VARIABLE
 
-MARKER_VARIABLE = "LOCAL_TPU_SLICE"
+MARKER_VARIABLE = HOST_MARKER_VARIABLE
 # Start times are floats of whole clock ticks (10 ms). A PID is not reused within this time: all
 # other PIDs would have to be used first.
 START_TIME_TOLERANCE = 0.05

@@ -4,6 +4,7 @@ VMs."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -12,6 +13,9 @@ from tpufleet.errors import PermissionMissing, ProviderUnavailable
 
 TIMEOUT = 10.0
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+# APIs whose quota belongs to the caller's project, not to that of the resource
+# (cloud.google.com/docs/quotas/quota-project).
+CLIENT_BASED = frozenset({"projects", "services", "iam", "quotas"})
 HOSTS = {
     "projects": "https://cloudresourcemanager.googleapis.com",
     "services": "https://serviceusage.googleapis.com",
@@ -33,15 +37,25 @@ class Answer:
         return str(error.get("message", "")) if isinstance(error, dict) else ""
 
     @property
+    def disabled_service(self) -> str:
+        """The API that is not enabled in the project, if that is the error. Google's message links
+        to the page that enables it."""
+        found = re.search(r"apis/api/([a-z.]+\.googleapis\.com)/", self.message)
+        return found[1] if self.status == 403 and found else ""
+
+    @property
     def missing(self) -> bool:
         return self.status == 404
 
 
 class GoogleRest:
-    """With `root`, the APIs of an emulator, without credentials."""
+    """With `root`, the APIs of an emulator, without credentials. `project` pays for requests of a
+    person whose credentials name no project."""
 
-    def __init__(self, root: str = "") -> None:
+    def __init__(self, root: str = "", project: str = "") -> None:
         self._root = root
+        self._project = project
+        self._billed = ""  # for quota of APIs that need a project
         self._session: Any = None
         self.principal = ""  # member of an IAM policy; known once connected
 
@@ -65,6 +79,8 @@ class GoogleRest:
         email = getattr(credentials, "service_account_email", "")
         # The credentials of a person do not name them; gcloud does.
         self.principal = f"serviceAccount:{email}" if email else "user:$(gcloud config get account)"
+        if not email and getattr(credentials, "quota_project_id", None) is None:
+            self._billed = self._project
         self._session = AuthorizedSession(credentials)
 
     def get(self, api: str, path: str, **query: str) -> Answer:
@@ -76,6 +92,12 @@ class GoogleRest:
     def delete(self, api: str, path: str) -> Answer:
         return self._call("DELETE", api, path, {}, None)
 
+    def _headers(self, api: str) -> dict[str, str]:
+        headers = {"Content-Type": "application/json"}
+        if self._billed and api in CLIENT_BASED:
+            headers["x-goog-user-project"] = self._billed
+        return headers
+
     def _call(self, method: str, api: str, path: str, query: dict[str, Any], body: Any) -> Answer:
         import requests
 
@@ -86,7 +108,7 @@ class GoogleRest:
             response = self._session.request(
                 method, url, params=query, timeout=TIMEOUT,
                 data=None if body is None else json.dumps(body),
-                headers={"Content-Type": "application/json"},
+                headers=self._headers(api),
             )  # fmt: skip
         except requests.RequestException as error:
             raise ProviderUnavailable(f"{url}: {error}") from error

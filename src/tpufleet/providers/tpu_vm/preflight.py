@@ -11,9 +11,9 @@ from tpufleet.errors import PermissionMissing, ProviderError
 from tpufleet.model import topology, tpu_zones
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.preflight import Check, CheckStatus
-from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
 from tpufleet.providers.tpu_vm.preflight_accounts import check_hosts_account
-from tpufleet.providers.tpu_vm.preflight_server import DEPLOY, check_server_url
+from tpufleet.providers.tpu_vm.preflight_server import DEPLOY, check_firewall, check_server_url
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 
 API = "tpu.googleapis.com"
@@ -84,6 +84,8 @@ class Preflight:
         answer = self._rest.get("projects", f"v1/projects/{self._project}")
         if answer.status == 200:
             yield Check(name="project", status=OK, message=self._project)
+        elif answer.disabled_service:
+            yield self._unknown("project", answer)
         else:
             yield Check(
                 name="project",
@@ -96,7 +98,7 @@ class Preflight:
         for name, service in APIS.items():
             answer = self._rest.get("services", f"v1/projects/{self._project}/services/{service}")
             if answer.status != 200:
-                yield self._unknown(name, answer.message)
+                yield self._unknown(name, answer)
             elif answer.body.get("state") == "ENABLED":
                 yield Check(name=name, status=OK, message="enabled")
             else:
@@ -111,7 +113,7 @@ class Preflight:
                 {"permissions": list(permissions)},
             )
             if answer.status != 200:
-                yield self._unknown(role, answer.message)
+                yield self._unknown(role, answer)
                 continue
             lacking = sorted(set(permissions) - set(answer.body.get("permissions", ())))
             if not lacking:
@@ -162,7 +164,7 @@ class Preflight:
                 f"v1/projects/{self._project}/locations/global/services/{API}/quotaInfos/{quota}",
             )
             if answer.status != 200:
-                yield self._unknown(name, answer.message)
+                yield self._unknown(name, answer)
                 continue
             limit, needed = _limit_of(answer.body, zone), tpu_zones.quota_units(kind)
             unit = "cores" if kind.generation in tpu_zones.QUOTA_IN_CORES else "chips"
@@ -200,9 +202,12 @@ class Preflight:
             yield Check(name="network", status=FAILED, message=f"{short} not found", fix=fix)
             return
         if answer.status != 200:
-            yield self._unknown("network", answer.message)
+            yield self._unknown("network", answer)
             return
         yield Check(name="network", status=OK, message=short)
+        rule = check_firewall(self._rest, self._project, short, self._wanted.public_url)
+        if rule is not None:
+            yield rule
         for region in sorted({zone.rpartition("-")[0] for zone in self._settings.zones}):
             yield from self._region(region, short)
 
@@ -320,10 +325,14 @@ class Preflight:
             fix = "" if found else "tpu bundle"
             yield Check(name="bundle", status=OK if found else FAILED, message=message, fix=fix)
 
-    def _unknown(self, name: str, message: str) -> Check:
-        return Check(
-            name=name, status=WARNING, message=f"cannot be checked: {message or 'no access'}"
-        )
+    def _unknown(self, name: str, answer: Answer) -> Check:
+        service = answer.disabled_service
+        if service:
+            fix = f"gcloud services enable {service} --project {self._project}"
+            message = f"cannot be checked: {service} is not enabled"
+            return Check(name=name, status=WARNING, message=message, fix=fix)
+        message = f"cannot be checked: {answer.message or 'no access'}"
+        return Check(name=name, status=WARNING, message=message)
 
 
 def _limit_of(info: dict[str, Any], zone: str) -> int | None:

@@ -7,9 +7,13 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from tpufleet.model.preflight import Check, CheckStatus
+from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+from tpufleet.providers.tpu_vm.server_vm import PRIVATE_RANGES
 
 REACH_SECONDS = 10.0
 DEPLOY = "tpu deploy server"  # also builds the bundle
@@ -57,3 +61,56 @@ def _answers(name: str, url: str, ca_file: str, fix: str) -> Check:
         reason = getattr(error, "reason", error)
         return Check(name=name, status=FAILED, message=f"{url}: {reason}", fix=fix)
     return Check(name=name, status=OK, message=f"{url} responds")
+
+
+def check_firewall(rest: GoogleRest, project: str, network: str, url: str) -> Check | None:
+    """Whether a rule of the VPC lets hosts connect to a server with a private address, on the port
+    of `url`. None for other servers: rules of other networks are not known. Rules that deny, and
+    targets of rules, are not considered."""
+    parts = urlsplit(url)
+    try:
+        address = ipaddress.ip_address(parts.hostname or "")
+    except ValueError:
+        return None
+    if not any(address in ipaddress.ip_network(each) for each in PRIVATE_RANGES):
+        return None
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    answer = rest.get("compute", f"compute/v1/projects/{project}/global/firewalls")
+    if answer.status != 200:
+        message = f"cannot be checked: {answer.message or 'no access'}"
+        return Check(name="firewall", status=WARNING, message=message)
+    for rule in answer.body.get("items", ()):
+        if str(rule.get("network", "")).endswith(f"/{network}") and _allows(rule, port):
+            message = f"{rule.get('name')} lets hosts connect to TCP {port}"
+            return Check(name="firewall", status=OK, message=message)
+    return Check(
+        name="firewall",
+        status=FAILED,
+        message=f"no rule of network {network} lets hosts connect to TCP {port}",
+        fix=f"gcloud compute firewall-rules create tpufleet-server --network {network} "
+        f"--allow tcp:{port} --source-ranges 10.0.0.0/8 --project {project}",
+    )
+
+
+def _allows(rule: Mapping[str, Any], port: int) -> bool:
+    """From addresses of the VPC, by Compute Engine's resource `firewalls`."""
+    sources = [ipaddress.ip_network(each) for each in rule.get("sourceRanges", ())]
+    vpc = ipaddress.ip_network("10.0.0.0/8")
+    from_vpc = any(each.version == 4 and each.overlaps(vpc) for each in sources)
+    incoming = rule.get("direction", "INGRESS") == "INGRESS" and not rule.get("disabled")
+    return (
+        incoming
+        and from_vpc
+        and any(
+            entry.get("IPProtocol") in ("tcp", "all") and _covers(entry.get("ports"), port)
+            for entry in rule.get("allowed", ())
+        )
+    )
+
+
+def _covers(ports: list[str] | None, port: int) -> bool:
+    """`8470` or `8000-9000`; none: all."""
+    if not ports:
+        return True
+    ranges = [each.split("-") for each in ports]
+    return any(int(each[0]) <= port <= int(each[-1]) for each in ranges)

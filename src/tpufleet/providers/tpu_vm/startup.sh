@@ -161,6 +161,16 @@ make_mount_points() {
   done < <(attribute_or tpufleet-mounts '')
 }
 
+# Automatic upgrades hold the locks of apt for a while after a boot.
+retried() {
+  local try
+  for ((try = 0; try < 12; try++)); do
+    if DEBIAN_FRONTEND=noninteractive "$@"; then return; fi
+    sleep 10
+  done
+  return 1
+}
+
 # Cloud Storage FUSE, for jobs with mounts; images do not have it. From Google's repository:
 # cloud.google.com/storage/docs/cloud-storage-fuse/install. Without it such jobs fail and say why.
 install_gcsfuse() {
@@ -177,9 +187,8 @@ install_gcsfuse() {
       && echo "deb [signed-by=/usr/share/keyrings/cloud.google.asc]" \
         "$PACKAGES gcsfuse-${codename:-jammy} main" \
         >"$ROOT/etc/apt/sources.list.d/gcsfuse.list" \
-      && apt-get update --quiet --option DPkg::Lock::Timeout=120 \
-      && DEBIAN_FRONTEND=noninteractive apt-get install --quiet --yes --no-install-recommends \
-        --option DPkg::Lock::Timeout=120 gcsfuse
+      && retried apt-get update --quiet \
+      && retried apt-get install --quiet --yes --no-install-recommends gcsfuse
   }; then
     say "gcsfuse cannot be installed: jobs with mounts will fail"
   fi

@@ -26,6 +26,12 @@ _QUOTA_TEXT = re.compile(
     r"QUOTA_EXCEEDED|quota .*exceeded|exceeded .*quota|Insufficient (\w+ )?quota", re.IGNORECASE
 )
 _BUSY_TEXT = re.compile(r"incompatible operation|operation .* in progress|try again", re.IGNORECASE)
+# GKE quotes the error of the first instance in the middle of counts and names.
+_INSTANCE_ERROR = re.compile(
+    r"Current errors: \[(?P<code>[A-Z_]+)\]: Instance '[^']*' creation failed: "
+    r"(?P<text>.*?)\.?(\s*'\(resource type:\w+\)'\.?)?\s*(?=$|[;,] \[)",
+    re.DOTALL,
+)
 _BY_CONDITION = {
     "GCE_STOCKOUT": FailureCause.OUT_OF_STOCK,
     "GCE_QUOTA_EXCEEDED": FailureCause.QUOTA,
@@ -44,6 +50,12 @@ _BY_CODE = {
     16: FailureCause.PERMISSION,  # UNAUTHENTICATED
 }
 RESOURCE_EXHAUSTED = 8
+
+
+def summary(message: str) -> str:
+    """GKE's message for people: of a failed creation, the error of the first instance."""
+    found = _INSTANCE_ERROR.search(message)
+    return f"{found['code']}: {found['text']}" if found else message
 
 
 def classify_operation(code: int, message: str) -> FailureCause:

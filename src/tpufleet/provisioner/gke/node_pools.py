@@ -178,7 +178,7 @@ def _operation_failure(operation: Any) -> OperationFailure | None:
         return None
     return OperationFailure(
         cause=failure_causes.classify_operation(code, message),
-        message=message,
+        message=failure_causes.summary(message),
         operation=operation.name,
     )
 
@@ -203,7 +203,7 @@ def _observed_pool(pool: Any) -> ObservedPool:
         name=pool.name,
         status=PoolStatus(status) if known else PoolStatus.UNKNOWN,
         labels=dict(config.labels),
-        message=message,
+        message=failure_causes.summary(message),
         failure_cause=failure_causes.classify_pool(codes, message) if has_error else None,
         zone=pool.locations[0] if pool.locations else "",
         capacity=capacity,

@@ -9,7 +9,13 @@ from starlette.responses import Response, StreamingResponse
 
 from tpufleet.errors import BadInput, Forbidden, NotFound
 from tpufleet.model import topology
-from tpufleet.model.api_types import Acknowledgement, AdoptRequest, FaultRequest, SlicePage
+from tpufleet.model.api_types import (
+    Acknowledgement,
+    AdoptedNode,
+    AdoptRequest,
+    FaultRequest,
+    SlicePage,
+)
 from tpufleet.model.audit import AuditAction
 from tpufleet.model.host_commands import (
     MAX_PROFILE,
@@ -47,11 +53,16 @@ def _audit_host_command(call: ApiCall) -> AuditSubject:
     params=(
         Param("pool", "pool name"),
         Param("job", "job that holds them"),
+        Param("id", "only this slice, also if it is gone"),
         Param("all", "any value: include slices that are gone"),
     ),
 )
 def list_slices(call: ApiCall) -> SlicePage:
-    ref = call.query_text("job")
+    ref, slice_id = call.query_text("job"), call.query_text("id")
+    if slice_id is not None:
+        found = call.store.slice(SliceId(slice_id))
+        known = [] if found is None else [found]
+        return SlicePage(slices=tuple(queries.slice_rows(call.store, known, call.now)))
     slices = call.store.slices(
         live_only=call.query_text("all") is None,
         pool=call.query_text("pool"),
@@ -66,17 +77,17 @@ def list_slices(call: ApiCall) -> SlicePage:
     role=Role.ADMIN,  # it changes a machine with the credentials of the server
     summary="Adopt a node that a person made, as a slice of a pool",
     body=AdoptRequest,
-    response=Acknowledgement,
+    response=AdoptedNode,
     audit=lambda call: AuditSubject(
         action=AuditAction.ADOPT_NODE,
         target=call.parse_body(AdoptRequest).node,
         detail=f"pool {call.parse_body(AdoptRequest).pool}",
     ),
 )
-def adopt_node(call: ApiCall) -> Acknowledgement:
-    adopted_nodes.adopt(call.context, call.parse_body(AdoptRequest))
+def adopt_node(call: ApiCall) -> AdoptedNode:
+    slice_id = adopted_nodes.adopt(call.context, call.parse_body(AdoptRequest))
     call.notify()
-    return Acknowledgement()
+    return AdoptedNode(slice_id=slice_id)
 
 
 @router.route(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from tpufleet.model.api_types import Acknowledgement
+from tpufleet.model.api_types import Acknowledgement, StoredSnapshot
 from tpufleet.model.users import Role
+from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.routing import ApiCall, MediaType, Router, TooLarge, declared_length
 
 UNLIMITED = 2**50  # the handler has its own limit, with a more helpful message
@@ -36,8 +37,26 @@ def head_snapshot(call: ApiCall) -> Response:
     stream_body=True,
 )
 async def put_snapshot(call: ApiCall) -> Acknowledgement:
+    await _files(call).put(call.path_param("digest"), call.chunks())
+    return Acknowledgement()
+
+
+@router.route(
+    "POST",
+    "/snapshots",
+    role=Role.MEMBER,
+    summary="Upload code as a tar.gz; the server computes its digest",
+    body=bytes,
+    response=StoredSnapshot,
+    limit=UNLIMITED,
+    stream_body=True,
+)
+async def post_snapshot(call: ApiCall) -> StoredSnapshot:
+    return StoredSnapshot(digest=await _files(call).add(call.chunks()))
+
+
+def _files(call: ApiCall) -> SnapshotFiles:
     snapshots = call.components.storage.snapshots
     if declared_length(call.request) > snapshots.limit:
         raise TooLarge(snapshots.too_large_message())
-    await snapshots.put(call.path_param("digest"), call.chunks())
-    return Acknowledgement()
+    return snapshots

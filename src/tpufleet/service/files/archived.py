@@ -64,9 +64,10 @@ class ArchivedSnapshots(SnapshotFiles):
         super().delete(digest)
         self._archive.delete([_object_name(digest)])
 
-    async def put(self, digest: str, chunks: AsyncIterator[bytes]) -> None:
-        await super().put(digest, chunks)
+    async def _store(self, chunks: AsyncIterator[bytes], expected: str | None) -> str:
+        digest = await super()._store(chunks, expected)
         await run_in_threadpool(self._archive.create, _object_name(digest), self.path(digest))
+        return digest
 
 
 class ArchivedResults(ResultFiles):

@@ -61,7 +61,14 @@ class SnapshotFiles:
 
     async def put(self, digest: str, chunks: AsyncIterator[bytes]) -> None:
         """Store an upload. It exists only once it is complete and matches its digest."""
-        path = self.path(digest)
+        self.path(digest)  # rejects an invalid digest
+        await self._store(chunks, digest)
+
+    async def add(self, chunks: AsyncIterator[bytes]) -> str:
+        """Store an upload whose sender does not compute digests. Returns the digest."""
+        return await self._store(chunks, None)
+
+    async def _store(self, chunks: AsyncIterator[bytes], expected: str | None) -> str:
         self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".upload-") as draft:
             size = 0
@@ -70,7 +77,7 @@ class SnapshotFiles:
                 if size > self.limit:
                     raise BadInput(self.too_large_message())
                 await run_in_threadpool(draft.write, chunk)
-            await run_in_threadpool(self._accept, draft.file, Path(draft.name), path, digest)
+            return await run_in_threadpool(self._accept, draft.file, Path(draft.name), expected)
 
     def too_large_message(self) -> str:
         return (
@@ -78,7 +85,7 @@ class SnapshotFiles:
             "a .tpuignore or .gitignore file"
         )
 
-    def _accept(self, draft: IO[bytes], name: Path, path: Path, digest: str) -> None:
+    def _accept(self, draft: IO[bytes], name: Path, expected: str | None) -> str:
         draft.flush()
         os.fsync(draft.fileno())
         draft.seek(0)
@@ -86,11 +93,13 @@ class SnapshotFiles:
             actual = snapshot_digest(_entries(draft, self.limit * _MAX_INFLATION))
         except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
             raise BadInput(f"the snapshot is not a valid tar.gz: {error}") from error
-        if actual != digest:
-            raise BadInput(f"the snapshot has digest {actual}, not {digest}; upload it again")
+        if expected not in (None, actual):
+            raise BadInput(f"the snapshot has digest {actual}, not {expected}; upload it again")
+        path = self.path(actual)
         with contextlib.suppress(FileExistsError):  # uploaded before, or twice at the same time
             os.link(name, path)
         os.utime(path)
+        return actual
 
 
 class _TarStream:

@@ -28,6 +28,15 @@ REQUIRED = {
 SCOPES = {"addresses": "regions", "disks": "zones", "firewalls": "global", "instances": "zones"}
 MAX_METADATA_BYTES = 512 * 1024  # of all items of an instance; 256 kB of one value
 
+# Of the network `default` of every project (cloud.google.com/firewall/docs/firewalls).
+ALLOW_INTERNAL: dict[str, Any] = {
+    "name": "default-allow-internal",
+    "network": "projects/p/global/networks/default",
+    "direction": "INGRESS",
+    "sourceRanges": ["10.128.0.0/9"],
+    "allowed": [{"IPProtocol": "tcp", "ports": ["0-65535"]}, {"IPProtocol": "icmp"}],
+}
+
 Reply = tuple[int, dict[str, Any]]
 
 
@@ -36,6 +45,7 @@ class ComputeState:
     resources: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
     operations: dict[str, dict[str, Any]] = field(default_factory=dict)
     guest_attributes: dict[tuple[str, str], str] = field(default_factory=dict)  # VM, path
+    default_firewalls: list[dict[str, Any]] = field(default_factory=lambda: [dict(ALLOW_INTERNAL)])
     address: str = ""  # that is reserved; empty: one of 203.0.113.0/24
     denied: bool = False
     pending_polls: int = 1  # how often an operation is RUNNING before it is DONE
@@ -71,11 +81,20 @@ class ComputeApi:
                 return self._guest_attributes(name, query.get("queryPath", [""])[0])
             if method == "POST" and not name:
                 return self._insert(scope, kind, body, match["project"])
+            if method == "GET" and not name:
+                return 200, {"items": self._items(scope, kind)}
             known = self.state.resources.get((scope, kind, name))
             if known is None:
                 what = f"projects/{match['project']}/{scope}/{kind}/{name}"
                 return _error(404, f"The resource '{what}' was not found", "notFound")
             return self._delete(scope, kind, name) if method == "DELETE" else (200, known)
+
+    def _items(self, scope: str, kind: str) -> list[dict[str, Any]]:
+        known = [
+            resource for (where, what, _), resource in self.state.resources.items()
+            if (where, what) == (scope, kind)
+        ]  # fmt: skip
+        return [*known, *(self.state.default_firewalls if kind == "firewalls" else ())]
 
     def _insert(self, scope: str, kind: str, body: dict[str, Any], project: str) -> Reply:
         name = str(body.get("name", ""))

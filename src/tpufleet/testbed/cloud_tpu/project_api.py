@@ -15,6 +15,14 @@ from tpufleet.model.jobs import Capacity
 from tpufleet.testbed.cloud_tpu.api_errors import PROJECT_NUMBER
 from tpufleet.testbed.cloud_tpu.compute_api import ComputeApi
 
+# By the first part of our paths. Service Usage and Cloud Storage are enabled in every project.
+SERVICES = {
+    "compute": "compute.googleapis.com",
+    "iam": "iam.googleapis.com",
+    "projects": "cloudresourcemanager.googleapis.com",
+    "quotas": "cloudquotas.googleapis.com",
+}
+TITLES = {"compute.googleapis.com": "Compute Engine API"}
 DEFAULT_QUOTA = 1024
 DEFAULT_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
 
@@ -60,8 +68,9 @@ class ProjectApi:
     ) -> tuple[int, dict[str, Any]]:
         parts = urlsplit(target)
         _, api, path = unquote(parts.path).split("/", 2)
-        if api == "compute" and "compute.googleapis.com" in self.state.disabled_apis:
-            return _disabled("Compute Engine API", "compute.googleapis.com")
+        service = SERVICES.get(api, "")
+        if service in self.state.disabled_apis:
+            return _disabled(service)
         if api == "compute":
             # Google's client has no prefix for the API before the path.
             plain = path if path.startswith("compute/") else f"compute/{path}"
@@ -163,10 +172,10 @@ def _not_found(path: str) -> tuple[int, dict[str, Any]]:
     return 404, {"error": {"code": 404, "message": f"{path} was not found", "status": "NOT_FOUND"}}
 
 
-def _disabled(name: str, service: str) -> tuple[int, dict[str, Any]]:
+def _disabled(service: str) -> tuple[int, dict[str, Any]]:
+    page = f"https://console.developers.google.com/apis/api/{service}/overview"
     message = (
-        f"{name} has not been used in project {PROJECT_NUMBER} before or it is disabled. Enable it "
-        f"by visiting https://console.developers.google.com/apis/api/{service}/overview?project="
-        f"{PROJECT_NUMBER} then retry."
+        f"{TITLES.get(service, service)} has not been used in project {PROJECT_NUMBER} before or "
+        f"it is disabled. Enable it by visiting {page}?project={PROJECT_NUMBER} then retry."
     )
     return 403, {"error": {"code": 403, "message": message, "status": "PERMISSION_DENIED"}}

@@ -71,7 +71,8 @@ def _node(pool: KwokNodePool, index: int) -> dict[str, Any]:
 
 def node_resources(pool: KwokNodePool) -> dict[str, Any]:
     """`capacity` and `allocatable` of a node; without chips if the pool has none."""
-    total = free = OTHER_MACHINE
+    total: tuple[float, float] = OTHER_MACHINE
+    free: tuple[float, float] = OTHER_MACHINE
     if pool.machine_type in machine_types.MACHINE_RESOURCES:
         total = machine_types.MACHINE_RESOURCES[pool.machine_type]
         free = machine_types.allocatable(pool.machine_type)

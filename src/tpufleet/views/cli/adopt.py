@@ -12,7 +12,7 @@ import click
 from tpufleet.errors import BadInput, FleetError, Unreachable
 from tpufleet.model import fleets
 from tpufleet.model.api_types import SliceRow
-from tpufleet.model.slices import SliceState
+from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.model.topology import short_name
 from tpufleet.views.cli import connection, gcloud, output
 from tpufleet.views.cli.output import json_option
@@ -47,16 +47,15 @@ def adopt(node: str, pool: str, zone: str | None, no_ssh: bool, as_json: bool) -
     fleets.check_name(node)
     with connection.connect() as client:
         place = _zone(client, node, pool, zone)
-        known = {row.id for row in _rows(client, node, place)}
-        client.adopt(node, place, pool)
-        prepared = _wait(client, node, place, known, PREPARED_WITHIN, _is_prepared)
+        slice_id = client.adopt(node, place, pool)
+        prepared = _wait(client, node, slice_id, PREPARED_WITHIN, _is_prepared)
         if prepared.state is not SliceState.READY:
             if no_ssh:
                 output.print_status(_by_hand(node, place))
             else:
                 output.print_status(f"{node}: prepared; installing the agent with ssh")
                 _install(node, place, prepared.id)
-            prepared = _wait(client, node, place, known, READY_WITHIN, _is_ready)
+            prepared = _wait(client, node, slice_id, READY_WITHIN, _is_ready)
     kind = short_name(prepared.accelerator)
     output.print_result(
         prepared,
@@ -75,8 +74,11 @@ def unregister(node: str, as_json: bool) -> None:
     Requires the admin role. Refused while a job runs on it.
     """
     with connection.connect() as client:
+        known = [row for row in client.slices() if node in (row.id, row.node) and row.node]
         client.unregister(node)
-    message = f"gave {node} back; it goes on running\n  next: `tpu vm delete {node}` deletes it"
+    message = f"gave {node} back; it goes on running"
+    if known:
+        message += f"\n  next: `tpu vm delete {known[0].node} --zone {known[0].zone}` deletes it"
     output.print_result({"unregistered": node}, message, as_json)
 
 
@@ -92,12 +94,6 @@ def _zone(client: FleetClient, node: str, pool: str, zone: str | None) -> str:
     raise BadInput(f"--zone is required: neither {node} nor pool {pool} names one zone")
 
 
-def _rows(client: FleetClient, node: str, zone: str) -> list[SliceRow]:
-    """Of slices that were given back."""
-    rows = client.slices(include_released=True)
-    return [row for row in rows if row.node == node and row.zone == zone and row.state in _LOST]
-
-
 def _is_prepared(row: SliceRow) -> bool:
     return row.state is not SliceState.REQUESTED
 
@@ -109,20 +105,14 @@ def _is_ready(row: SliceRow) -> bool:
 def _wait(
     client: FleetClient,
     node: str,
-    zone: str,
-    former: set[str],
+    slice_id: SliceId,
     seconds: float,
     done: Callable[[SliceRow], bool],
 ) -> SliceRow:
     """The slice of the node, once it is `done`."""
     deadline, shown = time.monotonic() + seconds, ""
     while True:
-        rows = [
-            row
-            for row in client.slices(include_released=True)
-            if row.node == node and row.zone == zone and row.id not in former
-        ]
-        row = max(rows, key=lambda each: each.requested_at, default=None)
+        row = client.find_slice(slice_id)
         if row is not None and row.state in _LOST:
             raise FleetError(
                 f"{node} was not adopted: {row.reason}\n  next: tpu events --slice {row.id}"

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tpufleet.errors import BadInput
 from tpufleet.model import durations
-from tpufleet.model.api_types import ArchiveRequest, PurgeReport, PurgeRequest
+from tpufleet.model.api_types import ArchiveRequest, JobRow, PurgedJob, PurgeReport, PurgeRequest
 from tpufleet.model.jobs import ENDED_STATES, JobState
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option, yes_option
+from tpufleet.views.cli.registry import HintedUsageError
+
+if TYPE_CHECKING:
+    from tpufleet.client.fleet import FleetClient
 
 JOBS_PER_REQUEST = 100  # deletion takes a while for each; a request must not time out
+JOBS_PER_PAGE = 1_000
+NAMED_JOBS = 10  # more are counted
 
 
 def _selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +51,7 @@ def _selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @_selection_options
 @click.option("--dry-run", is_flag=True, help="Only list the jobs.")
-@click.option("--yes", "-y", is_flag=True, hidden=True)  # scripts from when this deleted files
+@yes_option
 @json_option
 def archive(
     jobs: tuple[str, ...],
@@ -57,11 +64,18 @@ def archive(
 ) -> None:
     """Hide ended jobs from `tpu jobs`: each JOB, or all of yours that match. Nothing is deleted.
 
-    Jobs that were resumed or rerun are archived together with their parents, judged by the latest
-    one. `tpu jobs --archived` lists them, `tpu unarchive` undoes it, `tpu purge` deletes files.
+    Without a JOB or a filter it asks first. `tpu jobs --archived` lists archived jobs,
+    `tpu unarchive` undoes it, `tpu purge` deletes files.
     """
     request = ArchiveRequest(**_selection(jobs, older_than, state, all_users), dry_run=dry_run)
+    everything = not (jobs or older_than or state or dry_run)
     with connection.connect() as client:
+        if everything and not (yes or as_json):
+            matching = len(client.archive(replace(request, dry_run=True)))
+            if matching:
+                whose = "of all users" if all_users else "of yours"
+                question = f"Archive all {text.counted(matching, 'ended job')} {whose}?"
+                output.confirm(question, yes)
         rows = client.archive(request)
     if as_json:
         output.print_json({"jobs": rows})
@@ -85,15 +99,48 @@ def archive(
         )
 
 
-@click.command(epilog="\b\nExample:\n  tpu unarchive train\n")
-@click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
+@click.command(
+    epilog="\b\nExamples:\n  tpu unarchive train\n  tpu unarchive --all\n"
+    "  tpu unarchive --query 'tag:sweep-3 since:7d'\n",
+)
+@click.argument("jobs", metavar="[JOB…]", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All archived jobs of yours.")
+@click.option(
+    "--query", metavar="QUERY", help="Archived jobs of yours that match, as in `tpu jobs QUERY`."
+)
 @json_option
-def unarchive(jobs: tuple[str, ...], as_json: bool) -> None:
-    """List each archived JOB in `tpu jobs` again."""
+def unarchive(jobs: tuple[str, ...], everything: bool, query: str | None, as_json: bool) -> None:
+    """List archived jobs in `tpu jobs` again: each JOB, those that match --query, or --all.
+
+    Files that `tpu purge` deleted do not come back.
+    """
+    if bool(jobs) + everything + (query is not None) != 1:
+        raise HintedUsageError("pass either job names, --query or --all")
     with connection.connect() as client:
-        rows = client.unarchive(jobs)
-    names = ", ".join(f"{row.name} ({row.id})" for row in rows)
-    output.print_result({"jobs": rows}, f"listed again: {names}", as_json)
+        refs = list(jobs) if jobs else _archived(client, query)
+        rows: list[JobRow] = []
+        for start in range(0, len(refs), JOBS_PER_REQUEST):
+            rows += client.unarchive(refs[start : start + JOBS_PER_REQUEST])
+    if as_json:
+        output.print_json({"jobs": rows})
+    elif not rows:
+        output.print_status("no archived jobs match" if query else "no archived jobs")
+    elif len(rows) > NAMED_JOBS:
+        click.echo(f"listed again: {text.counted(len(rows), 'job')}")
+    else:
+        click.echo(f"listed again: {', '.join(f'{row.name} ({row.id})' for row in rows)}")
+
+
+def _archived(client: FleetClient, query: str | None) -> list[str]:
+    owner, ids, before = client.me().name, [], None
+    while True:
+        page = client.jobs(
+            owner=owner, archived=True, query=query, limit=JOBS_PER_PAGE, before=before
+        )
+        ids += [row.id for row in page.jobs]
+        before = page.next
+        if before is None:
+            return ids
 
 
 @click.command(
@@ -118,9 +165,9 @@ def purge(
     """Delete the logs, results and code of ended jobs: of each JOB, or of all of yours that match,
     archived or not. Checkpoints are kept unless --checkpoints is given.
 
-    Jobs that were resumed or rerun are purged together with their parents, judged by the latest
-    one. Checkpoints in a location that a job chose itself are never deleted, and costs stay in
-    `tpu cost`. Purged jobs cannot be resumed.
+    Checkpoints that another job uses, because it was resumed from this one, are kept until that
+    job is purged too. Those in a location that a job chose itself are never deleted, and costs stay
+    in `tpu cost`. Purged jobs cannot be resumed.
     """
     selection = _selection(jobs, older_than, state, all_users)
     with connection.connect() as client:
@@ -132,7 +179,8 @@ def purge(
             return
         output.confirm(f"Delete {_summary(report)}?", yes or as_json)
         # Exactly the listed jobs, and none that ended meanwhile.
-        ids = [row.id for row in report.jobs]
+        # Newest first: those that use the checkpoints of an earlier one go before it.
+        ids = [row.id for row in reversed(report.jobs)]
         for start in range(0, len(ids), JOBS_PER_REQUEST):
             batch = tuple(ids[start : start + JOBS_PER_REQUEST])
             client.purge(PurgeRequest(jobs=batch, checkpoints=checkpoints))
@@ -162,16 +210,21 @@ def _age_limit(option: str | None) -> timedelta:
 
 
 def _summary(report: PurgeReport) -> str:
-    """`logs, results and code of 2 jobs (4.0 MB) and their checkpoints (2.1 GB)`."""
+    """`logs and results of 2 jobs (4.0 MB), code (120 kB), checkpoints (2.1 GB)`."""
     deleted = sum(row.checkpoint_size for row in report.jobs if row.with_checkpoints)
-    kept = sum(row.checkpoint_size for row in report.jobs if not row.with_checkpoints)
-    summary = (
-        f"logs, results and code of {text.counted(len(report.jobs), 'job')} "
-        f"({text.size(report.size - deleted)})"
-    )
+    kept = [row for row in report.jobs if row.checkpoint_size and not row.with_checkpoints]
+    parts = [
+        f"logs and results of {text.counted(len(report.jobs), 'job')} "
+        f"({text.size(sum(row.size for row in report.jobs))})"
+    ]
+    if report.code_size:
+        parts.append(f"code that no other job uses ({text.size(report.code_size)})")
     if deleted:
-        summary += f" and checkpoints ({text.size(deleted)})"
-    return summary + (f"; checkpoints are kept ({text.size(kept)})" if kept else "")
+        parts.append(f"checkpoints ({text.size(deleted)})")
+    summary = ", ".join(parts)
+    if kept:
+        summary += f"; checkpoints are kept ({text.size(sum(row.checkpoint_size for row in kept))})"
+    return summary
 
 
 def _show_summary(report: PurgeReport, outcome: str, as_json: bool) -> None:
@@ -191,14 +244,19 @@ def _show_jobs(report: PurgeReport) -> None:
         ("JOB", "NAME", "OWNER", "STATE", "ENDED", "FILES", "CHECKPOINTS"),
         (
             (row.id, row.name, row.owner, row.state.value, text.age(row.ended_at, now),
-             text.size(row.size), _checkpoints(row.checkpoint_size, row.with_checkpoints))
+             text.size(row.size), _checkpoints(row))
             for row in report.jobs
         ),
         "",
     )  # fmt: skip
 
 
-def _checkpoints(size: int, deleted: bool) -> output.Cell:
-    if not size:
+def _checkpoints(row: PurgedJob) -> output.Cell:
+    if not row.checkpoint_size:
         return "-"
-    return (f"{text.size(size)}, deleted", text.BAD) if deleted else f"{text.size(size)}, kept"
+    size = text.size(row.checkpoint_size)
+    if row.with_checkpoints:
+        return (f"{size}, deleted", text.BAD)
+    first, more = row.checkpoints_used_by[:1], len(row.checkpoints_used_by) - 1
+    users = f" for {first[0]}" if first else ""
+    return f"{size}, kept{users}" + (f" and {more} more" if more > 0 else "")

@@ -123,7 +123,11 @@ def _asked(kind: str, ask: Callable[[FleetClient], Candidates]) -> Candidates:
 
         try:
             with FleetClient(
-                url, token, ca_file=settings.ca_file, timeout=ANSWER_WITHIN_SECONDS
+                url,
+                token,
+                ca_file=settings.ca_file,
+                certificate=config.embedded_certificate(settings.home, url),
+                timeout=ANSWER_WITHIN_SECONDS,
             ) as client:
                 answer = ask(client)
         except FleetError:

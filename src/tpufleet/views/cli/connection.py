@@ -45,7 +45,12 @@ def is_remote() -> bool:
 def client_for(read: config.Config, url: str) -> FleetClient:
     from tpufleet.client.fleet import FleetClient  # imports the HTTP client
 
-    return FleetClient(url, config.read_token(read, url), ca_file=read.ca_file)
+    return FleetClient(
+        url,
+        config.read_token(read, url),
+        ca_file=read.ca_file,
+        certificate=config.embedded_certificate(read.home, url),
+    )
 
 
 def _server_option() -> str | None:

@@ -3,6 +3,8 @@ each one means today. Only data, because `tpu --help` must respond at once."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -24,7 +26,7 @@ def _renamed(line: str, note: str = "") -> Renamed:
     return Renamed(tuple(line.split()), note)
 
 
-_LIST = _renamed("jobs", "`tpu logs -f JOB` follows one; `tpu jobs owner:USER` lists another's")
+_LIST = _renamed("jobs", "`tpu logs -f JOB` follows one")
 _CANCEL = _renamed("cancel", "pass a job instead of a window number")
 _ARCHIVE = "nothing is deleted; `tpu purge` deletes files"
 _NO_WINDOWS = Unsupported("jobs have ids and names instead of windows", "`tpu jobs` lists them")
@@ -195,6 +197,30 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     "debug-stats": _NO_MONITOR,
     "debug-kill": _NO_MONITOR,
 }
+
+# Verbs that listed jobs: `tpu monitor ada -wdt col=3`.
+LISTINGS = frozenset({"check", "check-simp", "monitor", "caj", "maj"})
+_LAYOUT = re.compile(r"-[wdtsv]+|-nt|-nf|-c|col=\d+")
+
+
+def listing_arguments(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What `tpu jobs` gets, and hints: a user is a query today, and the layout follows from the
+    width of the terminal."""
+    kept: list[str] = []
+    hints: list[str] = []
+    for word in args:
+        if _LAYOUT.fullmatch(word):
+            hints.append(f"{word} is not needed: columns follow from the width of the terminal")
+        elif word.startswith("-"):
+            kept.append(word)
+        else:
+            kept.append(f"owner:{word.rpartition('=')[2]}" if _is_user(word) else word)
+    return kept, hints
+
+
+def _is_user(word: str) -> bool:
+    return word.startswith("user=") or re.fullmatch(r"[A-Za-z][\w.-]*", word) is not None
+
 
 # They stop, delete or rebuild something, so a misspelling must never lead to one of them.
 DESTRUCTIVE = {

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.host_commands import HostCommandReport, HostCommandRequest
-from tpufleet.model.slices import SliceState
 from tpufleet.views.cli import output
 
 if TYPE_CHECKING:
@@ -24,9 +23,11 @@ STATUS_AFTER_SECONDS = 5.0
 
 def find_slices(client: FleetClient, ref: str) -> tuple[SliceRow, ...]:
     """The slice of this name, or the slices that a job holds, by any reference to the job."""
-    for row in client.slices(include_released=True):
-        if row.id == ref or (row.node == ref and row.state is not SliceState.GONE):
-            return (row,)
+    named = client.find_slice(ref) or next(
+        (row for row in client.slices() if row.node == ref), None
+    )
+    if named is not None:
+        return (named,)
     try:
         detail = client.job(ref)
     except NotFound as error:

@@ -25,6 +25,8 @@ TITLES = (
 )  # fmt: skip
 # On a narrow terminal these columns are left out, the first one first.
 DROPPED_FIRST = ("CHECKED", "BELONGS TO", "SINCE", "ALIAS", "NOTE", "JOB")
+# A generation, that one and later ones, or all.
+GENERATION = re.compile(r"v[2-9](e|p|litepod)?\+?|v\*|all|-a")
 FREE_STATES = frozenset({InventoryState.FREE, InventoryState.AVAILABLE})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -92,14 +93,14 @@ def jobs(
         search = " ".join([*saved, *query])
         all_users = all_users or names_owner(search)
         owner = None if all_users else client.me().name
+        selection = {
+            "owner": owner,
+            "state": ",".join(state) or None,
+            "query": search or None,
+            **filters,
+        }
         while True:
-            rows = client.jobs(
-                owner=owner,
-                state=",".join(state) or None,
-                query=search or None,
-                limit=limit,
-                **filters,
-            ).jobs
+            rows = client.jobs(limit=limit, **selection).jobs
             if as_json:
                 output.print_json({"jobs": rows})
             else:
@@ -107,7 +108,7 @@ def jobs(
                     click.clear()
                 show_rows(
                     rows,
-                    EMPTY_FILTER if filtered else EMPTY,
+                    "" if rows else _empty_list(client, selection, filtered),
                     all_users=all_users,
                     show_type=bool(preferences.setting("monitor_tpu")),
                     reason_length=int(preferences.setting("show_length")),
@@ -141,6 +142,13 @@ def names_owner(query: str) -> bool:
 
 EMPTY = "no jobs; start one with `tpu run v5e-16 -- CMD`, or list all with `tpu jobs --all-users`"
 EMPTY_FILTER = "no jobs match"
+
+
+def _empty_list(client: FleetClient, selection: dict[str, Any], filtered: bool) -> str:
+    if client.jobs(limit=1, **{**selection, "archived": True}).jobs:
+        none = EMPTY_FILTER if filtered else "no jobs"
+        return f"{none}, except archived ones: `tpu jobs --archived`"
+    return EMPTY_FILTER if filtered else EMPTY
 
 
 def show_rows(
@@ -238,7 +246,7 @@ def _show_job(detail: JobDetail) -> None:
             ("owner", job.owner),
             ("submitted", text.age(job.submitted_at, now)),
             ("ended", text.age(job.ended_at, now)),
-            ("command", " ".join(spec.command)),
+            ("command", shlex.join(spec.command)),
             (
                 "slices",
                 f"{spec.slices} × {short_name(spec.accelerator)}, {', '.join(spec.capacity)}",

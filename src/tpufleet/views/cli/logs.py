@@ -115,7 +115,7 @@ def events(
             output.print_json(page)
             return
         for event in page.events:
-            _show(event, as_json)
+            _show(event, as_json, about=job is None)
         if not follow:
             if not page.events:
                 output.print_status("no events yet")
@@ -123,7 +123,7 @@ def events(
         ref = client.job(job).job.id if job is not None else None
         for item in client.stream(job=ref, after=page.last):
             if isinstance(item, Event) and _concerns(item, slice_id, pool, user):
-                _show(item, as_json)
+                _show(item, as_json, about=job is None)
 
 
 def _concerns(event: Event, slice_id: str | None, pool: str | None, user: str | None) -> bool:
@@ -131,8 +131,8 @@ def _concerns(event: Event, slice_id: str | None, pool: str | None, user: str | 
     return all(expected in (None, value) for expected, value in wanted)
 
 
-def _show(event: Event, as_json: bool) -> None:
+def _show(event: Event, as_json: bool, *, about: bool) -> None:
     if as_json:
         output.print_json(event)
     else:
-        output.print_line(text.event(event), text.colour(event.state))
+        output.print_line(text.event(event, about=about), text.colour(event.state))

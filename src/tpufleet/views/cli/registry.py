@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from tpufleet.views.cli.former_names import DESTRUCTIVE, FORMER_NAMES, Unsupported
+from tpufleet.views.cli.former_names import (
+    DESTRUCTIVE,
+    FORMER_NAMES,
+    LISTINGS,
+    Unsupported,
+    listing_arguments,
+)
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -222,13 +228,22 @@ def _translated(args: list[str]) -> list[str]:
     """With a former name replaced by today's command, after a hint; or an error that says what to
     use instead."""
     former = FORMER_NAMES.get(args[0])
+    rest = args[1:]
+    if args[0] in LISTINGS and not {"-h", "--help", "cloud"} & {*rest[:1]}:
+        rest, hints = listing_arguments(rest)
+        for hint in hints:
+            click.echo(f"hint: {hint}", err=True)
+        if former is None and rest:
+            shown = " ".join(["jobs", *rest])
+            click.echo(f"hint: `tpu {' '.join(args)}` is now `tpu {shown}`", err=True)
+            return ["jobs", *rest]
     if former is None:
         return args
     if isinstance(former, Unsupported):
         raise HintedUsageError(f"no command {args[0]!r}: {former.reason}\n  next: {former.instead}")
     note = f" ({former.note})" if former.note else ""
     click.echo(f"hint: `tpu {args[0]}` is now `tpu {' '.join(former.arguments)}`{note}", err=True)
-    return [*former.arguments, *args[1:]]
+    return [*former.arguments, *rest]
 
 
 def root() -> RootGroup:

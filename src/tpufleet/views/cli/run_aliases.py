@@ -2,39 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tpufleet.errors import BadInput, Unreachable
 from tpufleet.model import topology
+from tpufleet.model.inventory import InventoryRow, InventoryState
 from tpufleet.model.preferences import Preferences
+from tpufleet.model.topology import short_name
 from tpufleet.views.cli import connection
+from tpufleet.views.cli.inventory import FREE_STATES, GENERATION, generation_pattern
+from tpufleet.views.cli.output import print_status
 from tpufleet.views.cli.preferences import find_folder
 
 _PATH_PREFIX = "config"
 
 
+class RunTarget(NamedTuple):
+    accelerator: str
+    command: tuple[str, ...]
+    workdir: Path | None = None
+    pool: str | None = None  # of the slice that was named or chosen
+
+
 def resolve(
     accelerator: str, command: tuple[str, ...], config_values: tuple[str, ...], folder: str | None
-) -> tuple[str, tuple[str, ...], Path | None]:
+) -> RunTarget:
     """The TPU type, the command and the folder that are meant. The server is asked only where an
     alias may be involved."""
     known_type = _is_type(accelerator)
     if known_type and not config_values and folder is None:
-        return accelerator, command, None
+        return RunTarget(accelerator, command)
     # A mistyped type must not start a server; aliases of a server that is stopped are not known.
     needs_preferences = bool(config_values) or folder is not None
+    pool = None
     try:
         with connection.connect(start=needs_preferences) as client:
             preferences = client.preferences()
+            if not known_type:
+                accelerator = preferences.tpu_aliases.get(accelerator, accelerator)
+            if not _is_type(accelerator):
+                accelerator, pool = _in_inventory(client.inventory().rows, accelerator)
     except Unreachable:
         if needs_preferences:
             raise
-        return accelerator, command, None
-    if not known_type:
-        accelerator = preferences.tpu_aliases.get(accelerator, accelerator)
+        return RunTarget(accelerator, command)
     arguments = tuple(config_argument(preferences, pair) for pair in config_values)
     workdir = Path(find_folder(preferences, folder)) if folder is not None else None
-    return accelerator, (*command, *arguments), workdir
+    return RunTarget(accelerator, (*command, *arguments), workdir, pool)
+
+
+def _in_inventory(rows: Sequence[InventoryRow], name: str) -> tuple[str, str | None]:
+    """Type and pool of a slice by its name or alias, or of a free one of a generation (`v4`, `v4+`,
+    `v*`): slices that exist first, then room in pools. Unknown names are returned as they are."""
+    slices = [row for row in rows if row.state is not InventoryState.AVAILABLE]
+    found = [row for row in slices if name in (row.id, row.alias, row.node)]
+    if not found and GENERATION.fullmatch(name):
+        wanted = generation_pattern(name)
+        free = [row for row in rows if row.state in FREE_STATES and row.pool]
+        found = [row for row in free if wanted.fullmatch(row.accelerator)]
+        found.sort(key=lambda row: row.state is InventoryState.AVAILABLE)
+        if not found:
+            raise BadInput(
+                f"no free slice of {name} in any pool\n  next: `tpu find {name}` lists those in "
+                "use; name a type, such as v4-8, to request a new one"
+            )
+    if not found:
+        return name, None
+    kind, pool = short_name(found[0].accelerator), found[0].pool
+    where = f" in pool {pool}" if pool else ""
+    print_status(f"{name}: {kind}{where}")
+    return kind, pool
 
 
 def config_argument(preferences: Preferences, pair: str) -> str:

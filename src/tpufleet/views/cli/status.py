@@ -71,9 +71,9 @@ def lines(status: ServerStatus) -> list[str]:
                 f"{text.one_line(problem.message)}{_next_try(problem, now)}"
             )
     if (jobs := status.local_jobs) is not None:
-        shown.append(
-            f"{'local' if jobs.isolated else 'warning':<10} jobs on local: {jobs.description}"
-        )
+        first, *others = jobs.description.split("; ")
+        shown.append(f"{'local' if jobs.isolated else 'warning':<10} jobs on local: {first}")
+        shown += [f"{'':<10} {part}" for part in others]
     for refusal in status.waiting_for:
         shown.append(
             f"refused    {short_name(refusal.accelerator)} ({refusal.capacity}) in {refusal.zone}, "

@@ -100,11 +100,13 @@ def run(
     """
     from tpufleet.views.cli import run_aliases
 
-    accelerator, command, workdir = run_aliases.resolve(accelerator, command, config_values, folder)
+    target = run_aliases.resolve(accelerator, command, config_values, folder)
+    if target.pool and not options.get("pool"):
+        options["pool"] = target.pool
     document = job_options.plain_from(
-        accelerator, command, job_options.capacity_of(context), options
+        target.accelerator, target.command, job_options.capacity_of(context), options
     )
-    planned = [_plan(document, workdir or Path.cwd(), "")]
+    planned = [_plan(document, target.workdir or Path.cwd(), "")]
     _submit(
         context,
         planned,

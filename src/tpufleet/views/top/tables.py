@@ -10,6 +10,7 @@ from enum import StrEnum
 from tpufleet.model.api_types import JobRow, QueueEntry, SliceRow
 from tpufleet.model.events import Event
 from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
+from tpufleet.model.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli.output import Cell, column_widths
 from tpufleet.views.cli.queue import because
@@ -92,7 +93,8 @@ class FleetView:
         return known.name if known is not None else job_id or "-"
 
     def _job(self, row: JobRow, now: datetime) -> TableRow:
-        kind = row.accelerator if row.slices == 1 else f"{row.slices}×{row.accelerator}"
+        kind = short_name(row.accelerator)
+        kind = kind if row.slices == 1 else f"{row.slices}×{kind}"
         mark = "● " if row.id in self.marked else ""
         notes = f" · {row.notes}" if row.notes else ""
         return TableRow(
@@ -112,8 +114,9 @@ def _slice(row: SliceRow, job: str) -> TableRow:
     return TableRow(
         row.id,
         (
-            row.id, (row.state.value, text.colour(row.state)), row.accelerator, row.zone,
-            row.capacity.value, f"{row.hosts_seen}/{row.hosts}", row.pool or "-", job, row.reason,
+            row.id, (row.state.value, text.colour(row.state)), short_name(row.accelerator),
+            row.zone, row.capacity.value, f"{row.hosts_seen}/{row.hosts}", row.pool or "-", job,
+            row.reason,
         ),
         f"{row.id}: {row.reason}",
         row.job_id,
@@ -129,7 +132,8 @@ def _waiting(entry: QueueEntry, now: datetime) -> TableRow:
         row.id,
         (
             entry.queue, str(entry.position or "held"), row.name, row.owner,
-            f"{row.slices}×{row.accelerator}", str(row.priority), starts, because(entry),
+            f"{row.slices}×{short_name(row.accelerator)}", str(row.priority), starts,
+            because(entry),
         ),
         f"{row.name} ({row.id}): {because(entry)}",
         row.id,

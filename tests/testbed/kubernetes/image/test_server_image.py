@@ -1,4 +1,5 @@
-"""The image of the server in a real container: non-root, read-only, quick to start."""
+"""Our images in real containers: non-root, read-only, with what they are for; the server starts
+quickly."""
 
 from __future__ import annotations
 
@@ -122,3 +123,34 @@ def test_the_server_starts_within_two_seconds_without_root_on_a_read_only_disk(e
         wait_until(lambda: "RUNNING" not in engine.ctr("tasks", "ls"), 60, "it has ended")
         engine.ctr("tasks", "delete", "server")
         engine.ctr("containers", "delete", "server")
+
+
+# What each image is for, as a program that only it can run.
+PROGRAMS_OF = {
+    "agent": "import jax, tpufleet.agent.pod_entrypoint; print(jax.numpy.ones(3).sum())",
+    "tpu": "import importlib.metadata as m; print(m.version('libtpu'), m.version('jax'))",
+    "trainer": "import flax.nnx, grain, optax, orbax.checkpoint, safetensors, libtpu; print('ok')",
+}
+
+
+@pytest.mark.parametrize("variant", PROGRAMS_OF)
+def test_a_variant_runs_its_programs_without_root_on_a_read_only_disk(engine, variant):
+    image = builder.build(arguments={"REQUIREMENTS": builder.VARIANTS[variant]})
+    archive = engine.folder / "image.tar"
+    with archive.open("wb") as out:
+        image.write(out)
+    engine.ctr("images", "import", str(archive))
+    archive.unlink()
+    program = (
+        f"import os; assert os.getuid() == {USER}, os.getuid()\n"
+        "try: open('/opt/x', 'w'); raise SystemExit('the disk can be written')\n"
+        "except OSError: pass\n"
+        f"{PROGRAMS_OF[variant]}"
+    )
+    printed = engine.ctr(
+        "run", "--rm", "--read-only", "--mount", "type=tmpfs,dst=/tmp,options=mode=1777",
+        "--env", "JAX_PLATFORMS=cpu", image.reference, variant, "python", "-c", program,
+    )  # fmt: skip
+    assert printed.strip()
+    size = sum(layer.size for layer in image.layers) / 1e6
+    print(f"\nimage {variant}: {size:.0f} MB: {printed.strip()}")

@@ -59,8 +59,9 @@ def export(
         )
         click.echo(
             f"{exported['rows']:,} rows of {exported['samples']:,} samples in "
-            f"{exported['files']:,} files\nload them with `datasets.load_dataset({folder!r})`, or "
-            f"upload them with `huggingface-cli upload NAME {folder} --repo-type dataset`"
+            f"{exported['files']:,} Parquet files\n"
+            f"load them with `datasets.load_dataset({folder!r})`, or upload them with "
+            f"`hf upload NAME {folder} --repo-type dataset`"
         )
         return
     from tpufleet.workloads.activations.legacy import pickle_shards

@@ -37,7 +37,7 @@ def show_plan(plan: plans.ExtractionPlan, *, as_json: bool) -> None:
     skipped = f"{about}{estimate['skipped']:,} skipped{_skip_reason(estimate)}"
     rows = [
         ("samples", f"{estimate['samples']:,} ({skipped})"),
-        ("tokens", f"{about}{estimate['tokens']:,}"),
+        ("tokens", f"{about}{estimate['tokens']:,}{_stored(estimate)}"),
         ("sites", f"{len(plan.sites)}: {_abbreviate(plan.sites)}"),
         ("output", f"{about}{format_bytes(estimate['bytes'])} as {plan.dtype}{_computed(plan)}"),
         (
@@ -242,6 +242,11 @@ def _skip_reason(estimate: Mapping[str, Any]) -> str:
     """The most frequent reason for skipped samples."""
     reason = estimate.get("why_skipped") or ""
     return f", mostly: {reason[:120]}" if reason else ""
+
+
+def _stored(estimate: Mapping[str, Any]) -> str:
+    stored = estimate.get("stored_tokens")
+    return "" if stored in (None, estimate["tokens"]) else f", of which {stored:,} are stored"
 
 
 def _computed(plan: plans.ExtractionPlan) -> str:

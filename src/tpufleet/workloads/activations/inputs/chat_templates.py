@@ -29,7 +29,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 # shows whether the template trims messages.
 ANSWER_END = "\ue000 "
 # Private-use characters around an answer, to find where it is in the rendered text.
-ANSWER_MARKS = "\ue001\ue002"
+ANSWER_MARKS = ("\ue001", "\ue002")
 
 
 class ChatTemplateError(BadInput):

@@ -44,6 +44,7 @@ class Dataset:
         )
         self.commits: dict[int, Commit] = units.committed()
         self.damaged = {unit: reason for unit, (_, reason) in units.damaged.items()}
+        self._local = storage.local_path(plans.PLAN_FILE) is not None
         self._files: dict[int, list[shards.ShardFile]] = {}
         self._spans: Callable[[int], dict[int, list[RowSpan]]] = lru_cache(256)(self._read_spans)
         self._row_owners: Callable[[int, int], tuple[np.ndarray, np.ndarray]] = lru_cache(1024)(
@@ -145,6 +146,15 @@ class Dataset:
             values.astype(np.float32) * self._raw(shard, site + shards.SCALE, start, stop)[:, None]
         )
 
+    @property
+    def row_dtype(self) -> np.dtype:
+        """Of what `rows` and `read` return."""
+        return (
+            np.dtype(np.float32)
+            if self.plan.dtype == "int8"
+            else dtypes.stored_dtype(self.plan.dtype)
+        )
+
     def row_tokens(self, unit: int, file: int, start: int, stop: int) -> np.ndarray:
         return self._raw(self.files(unit)[file], shards.TOKENS, start, stop)
 
@@ -217,14 +227,14 @@ class Dataset:
         begin = shard.tensors[name].offset + offset
         if size == 0:
             return b""
-        if self.storage.local_path(shard.name) is None:
+        if not self._local:
             return self.storage.read_range(shard.name, begin, size)
         return self._map(shard.name)[begin : begin + size]
 
     def _open_map(self, name: str) -> np.ndarray:
         path = self.storage.local_path(name)
-        assert path is not None  # checked by `_bytes`
-        return np.memmap(path, np.uint8, mode="r")
+        assert path is not None  # since that of the plan is not
+        return np.asarray(np.memmap(path, np.uint8, mode="r"))  # slices of a memmap are slow
 
 
 def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:

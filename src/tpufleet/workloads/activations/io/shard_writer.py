@@ -8,7 +8,6 @@ depend on how rows arrive or how many threads write them. The bytes go to a file
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import io
 import os
 import threading
@@ -211,6 +210,7 @@ class RawShardWriter:
         self._streams = {tensor.name: _Stream(tensor) for tensor in positioned}
         self._size = len(self._header) + sum(tensor.nbytes for tensor in positioned)
         self._tasks: list[Future[Any]] = []
+        self._pieces = shards.default_pieces()
         target.open(self._size)
         target.write([memoryview(self._header)], 0)
 
@@ -224,7 +224,7 @@ class RawShardWriter:
         for start, piece in split_pieces(views, stream.written):
             continues = start % PIECE != 0
             if not continues:
-                stream.digests.append(hashlib.sha256())
+                stream.digests.append(shards.new_digest(self._pieces))
             stream.last = self._executor.submit(
                 self._put, stream, start, piece, stream.last if continues else None
             )
@@ -246,6 +246,7 @@ class RawShardWriter:
                 shards.with_digest(stream.tensor, [piece.digest() for piece in stream.digests])
                 for stream in self._streams.values()
             ),
+            self._pieces,
         )
 
     def abandon(self) -> None:

@@ -21,6 +21,9 @@ from tpufleet.workloads.activations.io import dtypes
 FORMAT = "tpufleet-activations-1"
 # A tensor's digest combines the digests of its pieces, so that threads can share the work.
 PIECE = 4 << 20
+# Both are cryptographic. BLAKE3 is several times as fast, where its package is installed; files say
+# which one they have, and 0.1.0 knew SHA-256 alone.
+SHA256, BLAKE3 = "sha256", "blake3"
 
 # Names of the tensors of a shard besides those of the sites.
 SAMPLE_INDEX, SAMPLE_ROWS = "sample_index", "sample_rows"
@@ -59,6 +62,7 @@ class ShardFile:
     tensors: Mapping[str, Tensor]
     # In a zstd shard: dtype and shape of each compressed tensor once decompressed.
     uncompressed: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    pieces: str = SHA256  # the digest of pieces
     # By site, as `SiteStatistics.to_json`; files of 0.1.0 have none.
     statistics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -68,6 +72,7 @@ class ShardFile:
             "size": self.size,
             "header_size": self.header_size,
             "header_sha256": self.header_sha256,
+            "pieces": self.pieces,
             "unfolded": {
                 name: [dtype, list(shape)] for name, (dtype, shape) in self.uncompressed.items()
             },
@@ -93,6 +98,7 @@ class ShardFile:
             uncompressed={
                 name: (dtype, tuple(shape)) for name, (dtype, shape) in body["unfolded"].items()
             },
+            pieces=body.get("pieces", SHA256),
             statistics=body.get("statistics", {}),
         )
 
@@ -147,16 +153,39 @@ def as_bytes(rows: np.ndarray, tensor: Tensor) -> memoryview:
     return flat.view(np.uint8).data
 
 
-def describe_file(name: str, size: int, header: bytes, tensors: Iterable[Tensor]) -> ShardFile:
+def default_pieces() -> str:
+    """The fastest digest that is installed."""
+    try:
+        import blake3  # noqa: F401  # an optional dependency
+    except ImportError:
+        return SHA256
+    return BLAKE3
+
+
+def new_digest(pieces: str) -> Any:
+    """The digest of a piece, to be updated."""
+    if pieces == SHA256:
+        return hashlib.sha256()
+    if pieces != BLAKE3:
+        raise BadInput(f"unknown digest {pieces!r}; upgrade tpufleet")
+    import blake3
+
+    return blake3.blake3()
+
+
+def describe_file(
+    name: str, size: int, header: bytes, tensors: Iterable[Tensor], pieces: str = SHA256
+) -> ShardFile:
     return ShardFile(
         name=name,
         size=size,
         header_size=len(header),
         header_sha256=hashlib.sha256(header).hexdigest(),
         tensors={tensor.name: tensor for tensor in tensors},
+        pieces=pieces,
     )
 
 
 def with_digest(tensor: Tensor, pieces: Iterable[bytes]) -> Tensor:
-    """The tensor with its digest: SHA-256 of the SHA-256 digests of its pieces, in order."""
+    """The tensor with its digest: SHA-256 of the digests of its pieces, in order."""
     return replace(tensor, digest=hashlib.sha256(b"".join(pieces)).hexdigest())

@@ -40,8 +40,6 @@ class Storage(ObjectStore, Protocol):
     def version(self, name: str) -> str:
         """Changes whenever the object is written."""
 
-    def read_range(self, name: str, start: int, size: int) -> bytes: ...
-
     def delete(self, name: str) -> None:
         """Delete the object; no error if it does not exist."""
 
@@ -121,11 +119,6 @@ class LocalFolder(FolderStore):
 
     def version(self, name: str) -> str:
         return str(self._existing(name).stat().st_mtime_ns)
-
-    def read_range(self, name: str, start: int, size: int) -> bytes:
-        with open(self._existing(name), "rb") as file:
-            file.seek(start)
-            return file.read(size)
 
     def delete(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)

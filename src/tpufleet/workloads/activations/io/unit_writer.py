@@ -126,7 +126,7 @@ class _ShardPart:
         executor: shard_writer.TaskExecutor | None,
         draft: Path | None = None,
     ):
-        self._storage, self._name, self._draft = storage, name, draft
+        self._storage, self._name = storage, name
         self.rows = sum(len(sample.tokens) for sample in samples)
         self.uploaded: Future[dict[str, Any]] | None = None
         self._tables = _tables(samples)
@@ -145,7 +145,9 @@ class _ShardPart:
         }
         self._unscaled: dict[str, list[np.ndarray]] = {}  # int8 rows that wait for their scales
         self._scaled = plan.dtype == "int8"
-        self._target = shard_writer.DraftFile(draft) if draft else shard_writer.MemoryFile()
+        self._target: shard_writer.DraftFile | shard_writer.MemoryFile = (
+            shard_writer.DraftFile(draft) if draft else shard_writer.MemoryFile()
+        )
         self._writer: shard_writer.ShardWriter
         if plan.compression == "zstd":
             self._writer = zstd_shards.ZstdShardWriter(
@@ -191,8 +193,8 @@ class _ShardPart:
         return file.to_json()
 
     def abandon(self) -> None:
-        started = self.uploaded is not None and not self.uploaded.cancel()
-        if started and self.uploaded.exception() is None and self._draft is None:
+        sent = self.uploaded
+        if sent is not None and not sent.cancel() and sent.exception() is None:
             self._storage.delete(self._name)
         self._writer.abandon()
 

@@ -134,7 +134,7 @@ def _file_problems(storage: Storage, file: shards.ShardFile, deep: bool) -> Iter
             yield f"{file.name}: checksum mismatch in the header"
         with ThreadPoolExecutor(READERS) as pool:
             for tensor in file.tensors.values():
-                if _rehash(storage, file.name, tensor, pool) != tensor:
+                if _rehash(storage, file, tensor, pool) != tensor:
                     yield f"{file.name}: checksum mismatch in {tensor.name}"
 
 
@@ -176,14 +176,18 @@ def _unit_problems(dataset: datasets.Dataset, unit: int) -> Iterator[str]:
 
 
 def _rehash(
-    storage: Storage, name: str, tensor: shards.Tensor, pool: ThreadPoolExecutor
+    storage: Storage, file: shards.ShardFile, tensor: shards.Tensor, pool: ThreadPoolExecutor
 ) -> shards.Tensor:
     """The tensor with the digest of the bytes as currently stored."""
 
     def pieces(start: int) -> bytes:
         size = min(READ_BYTES, tensor.nbytes - start)
-        data = memoryview(storage.read_range(name, tensor.offset + start, size))
-        ends = range(0, size, shards.PIECE)
-        return b"".join(hashlib.sha256(data[n : n + shards.PIECE]).digest() for n in ends)
+        data = memoryview(storage.read_range(file.name, tensor.offset + start, size))
+        digests = []
+        for at in range(0, len(data), shards.PIECE):
+            digest = shards.new_digest(file.pieces)
+            digest.update(data[at : at + shards.PIECE])
+            digests.append(digest.digest())
+        return b"".join(digests)
 
     return shards.with_digest(tensor, pool.map(pieces, range(0, tensor.nbytes, READ_BYTES)))

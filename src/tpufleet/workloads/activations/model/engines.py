@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +30,9 @@ from tpufleet.workloads.activations.model import (
 )
 from tpufleet.workloads.activations.pipeline.batches import Batch
 
+# The lower bound in pyproject.toml: 0.7.0 lacks functions of Pallas, and its TPU kernel refuses
+# head size 64. Tested by `-m versions`.
+OLDEST_JAX = (0, 7, 2)
 COMPILERS = 4  # programs compiled at once
 COMPILE_CACHE = "~/.cache/tpufleet/compile"
 MEMORY_CHOICES = ("auto", "pinned", "plain")
@@ -199,6 +203,14 @@ class Engine:
         return blocks
 
 
+def check_jax_version(version: str = jax.__version__) -> None:
+    """Raise for a version whose kernels lack what ours use."""
+    parts = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    if parts < OLDEST_JAX:
+        oldest = ".".join(map(str, OLDEST_JAX))
+        raise BadInput(f"JAX {version} is too old; run `pip install 'jax>={oldest}'`")
+
+
 def use_compile_cache(folder: str | None) -> None:
     """Keep compiled programs in a folder, so that the next run does not compile them again.
 
@@ -248,6 +260,7 @@ def open_engine(
     """Load a model onto `devices`, by default all local ones. `architecture` avoids reading
     config.json again. `packed`: batches may have several samples in a row. Programs for
     `first_batches` are compiled while the weights are read."""
+    check_jax_version()
     dtypes.check_compute_dtype(compute)
     arch = architecture or architectures.from_folder(folder)
     devices = devices or jax.local_devices()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -82,3 +82,35 @@ def output_sharding(mesh: Mesh, memory_kind: str | None = None) -> NamedSharding
 def shard_array(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
     """Put an array that every process has onto the mesh; each device gets its shard."""
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+
+def shard_in_passes(
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    sharding: NamedSharding,
+    read: Callable[[Sequence[tuple[slice, ...]], tuple[int, ...]], list[np.ndarray]],
+    host_bytes: int,
+) -> jax.Array:
+    """An array whose shards are read when they are needed, so many at a time as `host_bytes` hold,
+    or one. `read(indexes, shape)` returns the shards at these indexes. Devices that hold the same
+    shard share it."""
+    devices: dict[tuple[tuple[int | None, int | None], ...], list[Any]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        devices.setdefault(tuple((part.start, part.stop) for part in index or ()), []).append(
+            device
+        )
+    local = sharding.shard_shape(shape)
+    size = int(np.prod(local, dtype=np.int64)) * dtype.itemsize
+    together = max(host_bytes // max(size, 1), 1)
+    keys = list(devices)
+    placed: dict[Any, jax.Array] = {}
+    for first in range(0, len(keys), together):
+        part = keys[first : first + together]
+        shards = read([tuple(slice(*bounds) for bounds in key) for key in part], local)
+        for key, values in zip(part, shards, strict=True):
+            for device in devices[key]:
+                placed[device] = jax.device_put(values, device, may_alias=False)
+        jax.block_until_ready(list(placed.values()))
+        del shards  # before the next pass
+    arrays = [placed[device] for device in sharding.addressable_devices_indices_map(shape)]
+    return jax.make_array_from_single_device_arrays(shape, sharding, arrays)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ WEIGHT_DTYPES = ("BF16", "F16", "F32", "F64")
 SUPPORTED = f"weights must be {', '.join(WEIGHT_DTYPES)}: use a checkpoint that is not quantized"
 BITS = np.uint16  # of a bfloat16
 READERS = 8  # threads that read and transpose layers
+HOST_SHARE = 0.25  # of the machine's memory, for shards on their way to the devices
 ROOTS = ("model.", "", "model.language_model.", "language_model.model.", "language_model.")
 
 
@@ -136,11 +138,16 @@ def load_parameters(
     dtype: Any = jnp.bfloat16,
     mesh: Mesh,
     final_norm: bool = False,
+    host_bytes: int | None = None,
 ) -> dict[str, Any]:
-    """The parameters on the devices, with the weights of all layers stacked."""
+    """The parameters on the devices, with the weights of all layers stacked. Each parameter is read
+    in passes that fill the shards of some devices, so that no more than HOST_SHARE of this
+    machine's memory is in use, and only what this process's devices hold is kept."""
     checkpoint = ModelCheckpoint(folder)
     check_weights(checkpoint, arch, depth=depth, final_norm=final_norm)
 
+    if host_bytes is None:
+        host_bytes = int(HOST_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     shapes = parameter_shapes(arch, depth, final_norm, grouped=mesh.shape["tensor"] > 1)
     rules = layer_loaders(arch, grouped=mesh.shape["tensor"] > 1)
     # Copies of integers run in parallel; those of bfloat16 hold Python's lock.
@@ -152,15 +159,23 @@ def load_parameters(
 
     def stack(name: str) -> jax.Array:
         wanted = np.dtype(parameter_dtype(name, dtype))
-        stacked = np.empty(shapes["layers"][name], wanted)
         exact = wanted == jnp.bfloat16 and bits is not checkpoint
-        source, target = (bits, stacked.view(BITS)) if exact else (checkpoint, stacked)
+        source = bits if exact else checkpoint
 
-        def fill(layer: int) -> None:
-            target[layer] = rules[name](source, layer)
+        def read(indexes: Sequence[tuple[slice, ...]], shape: tuple[int, ...]) -> list[np.ndarray]:
+            """The shards with these indexes, in one pass over the layers."""
+            filled = [np.empty(shape, wanted) for _ in indexes]
 
-        list(threads.map(fill, range(depth)))
-        return put(name, stacked)
+            def fill(layer: int) -> None:
+                values = rules[name](source, layer)
+                for index, target in zip(indexes, filled, strict=True):
+                    (target.view(BITS) if exact else target)[layer] = values[index[1:]]
+
+            list(threads.map(fill, range(depth)))
+            return filled
+
+        sharding = meshes.parameter_sharding(mesh, name)
+        return meshes.shard_in_passes(shapes["layers"][name], wanted, sharding, read, host_bytes)
 
     with ThreadPoolExecutor(READERS) as threads:
         embed = checkpoint.read("embed_tokens.weight", (arch.vocabulary, arch.hidden))

@@ -60,6 +60,7 @@ class Estimate:
     hours: float | None = None
     cost: float | None = None
     why_skipped: str = ""  # the most frequent reason
+    stored_tokens: int | None = None  # fewer than computed with --keep or overlapping contexts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +148,8 @@ def make_plan(
         skipped=round(skipped.total() * scale),
         why_skipped=next((reason for reason, _ in skipped.most_common(1)), ""),
         bytes=round(measured.stored * scale * row),
-        bytes_if_padded=count * options["max_length"] * row,
+        bytes_if_padded=round(len(lengths) * scale) * options["max_length"] * row,
+        stored_tokens=round(measured.stored * scale),
         units=-(-count // unit_samples),
         operations=scale * sum(arch.flops(length, depth) for length in lengths),
     )

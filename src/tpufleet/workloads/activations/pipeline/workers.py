@@ -407,8 +407,8 @@ def _append(
             by_unit.setdefault(unit, []).append(span)
     for unit, spans in by_unit.items():
         for name, values in block.values.items():
-            rows = _token_rows(values, spans, prepared.contexts, block.first_row)
-            writers[unit].append(name, *rows)
+            stored = _token_rows(values, spans, prepared.contexts, block.first_row)
+            writers[unit].append(name, *stored)
 
 
 def _token_rows(

@@ -1,0 +1,223 @@
+"""Commands of the former job manager, typed as its users typed them, do what they did."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.service.harness import ServiceHarness
+from tests.views.cli_runner import Tpu
+from tests.views.job_scenarios import end_job
+from tests.views.test_terminal_output import Terminal
+from tpufleet.model.jobs import JobId, JobState
+from tpufleet.model.pools import Pool
+from tpufleet.stores.base import ChangeSet
+
+
+@pytest.fixture
+def lab(world: ServiceHarness) -> None:
+    pool = Pool(name="lab", provider="local", accelerator="v5litepod-16", largest=2)
+    world.store.commit(ChangeSet(pools=[pool]))
+
+
+@pytest.fixture
+def jobs(world: ServiceHarness) -> None:
+    """Two of mel, and one of mo."""
+    world.submit("job-1", name="train")
+    world.submit("job-2", name="eval")
+    world.submit("job-3", name="theirs", by="mo")
+
+
+def cancelled(world: ServiceHarness, job_id: str) -> bool:
+    return any(each.job_id == job_id and each.kind == "cancel" for each in world.store.inbox())
+
+
+@pytest.mark.parametrize("spelling", ["check", "check-simp"])
+def test_check_lists_my_jobs(tpu: Tpu, jobs, spelling):
+    shown = tpu.ok(spelling)
+    assert "train" in shown and "eval" in shown and "theirs" not in shown
+
+
+@pytest.mark.parametrize("who", ["mo", "user=mo"])
+@pytest.mark.parametrize("spelling", ["check", "check-simp"])
+def test_check_of_another_user_lists_theirs(tpu: Tpu, jobs, spelling, who):
+    answer = tpu(spelling, who, "-wdts", "-nt", "col=2")
+    assert answer.exit_code == 0, answer.output
+    assert "theirs" in answer.stdout and "train" not in answer.stdout
+    assert "hint: col=2 is not needed" in answer.stderr
+    assert "-wdts" not in tpu.ok("check", "cloud", "--help"), "today's subcommand stays"
+
+
+def test_the_layout_of_caj_follows_from_the_terminal(tpu: Tpu, jobs):
+    answer = tpu("caj", "-wdtsv", "-nf")
+    assert answer.exit_code == 0 and "theirs" in answer.stdout and "train" in answer.stdout
+    assert "hint: -wdtsv is not needed: columns follow" in answer.stderr
+
+
+def test_caj_lists_the_jobs_of_everybody(tpu: Tpu, jobs):
+    shown = tpu.ok("caj")
+    assert "train" in shown and "theirs" in shown
+
+
+@pytest.mark.parametrize(("spelling", "others"), [("monitor", False), ("maj", True)])
+def test_monitor_refreshes_until_interrupted(world, tpu: Tpu, jobs, spelling, others):
+    screen = Terminal(tpu, spelling)
+    screen.wait_for("train")
+    world.submit("job-9", name="submitted-meanwhile")
+    screen.wait_for("submitted-meanwhile")
+    assert ("theirs" in screen.shown) == others
+    screen.interrupt()
+    assert screen.end() in (0, 130)
+
+
+@pytest.mark.parametrize("spelling", ["kill", "kill-job", "-k", "-kj", "kill-window", "-kw"])
+def test_every_spelling_of_kill_cancels_the_job(world, tpu: Tpu, jobs, spelling):
+    tpu.ok(spelling, "train")
+    assert cancelled(world, "job-1") and not cancelled(world, "job-2")
+
+
+def test_add_tag_and_notes(tpu: Tpu, jobs):
+    tpu.ok("add-tag", "train", "paper")
+    tpu.ok("ssn", "train", "diverges")
+    tpu.ok("asn", "train", "at step 900")
+    row = tpu.json("show", "train")["row"]
+    assert row["tags"] == ["paper"] and row["notes"].split() == ["diverges", "at", "step", "900"]
+
+
+@pytest.mark.parametrize("spelling", ["clean", "clear", "clear-all", "clear-finished"])
+def test_clean_hides_ended_jobs_only(world, tpu: Tpu, jobs, spelling):
+    end_job(world, "job-1", JobState.SUCCEEDED)
+    tpu.ok(spelling, "--yes")
+    assert [row["name"] for row in tpu.json("jobs")["jobs"]] == ["eval"]
+    assert world.store.job(JobId("job-1")) is not None, "nothing is deleted"
+
+
+def test_clear_error_hides_failed_jobs_only(world, tpu: Tpu, jobs):
+    end_job(world, "job-1", JobState.FAILED)
+    end_job(world, "job-2", JobState.SUCCEEDED)
+    tpu.ok("clear-error", "--yes")
+    assert [row["name"] for row in tpu.json("jobs")["jobs"]] == ["eval"]
+
+
+def test_get_stage_dir_shows_the_snapshot_of_the_code(tpu: Tpu, work):
+    tpu.ok("run", "v5e-16", "-q", "--name", "x", "--", "python", "train.py")
+    digest = tpu.json("show", "x")["job"]["snapshot"]
+    assert len(digest) == 64 and digest[:12] in tpu.ok("get-stage-dir", "x")
+
+
+def test_directories(tpu: Tpu, work, tmp_path):
+    tpu.ok("set-cur", "1")
+    tpu.ok("set-dir", str(tmp_path), "2")
+    assert tpu.ok("get-dir", "1") == f"{work}\n"
+    assert str(tmp_path) in tpu.ok("ls") and str(work) in tpu.ok("lsdir")
+    tpu.ok("swap-dir", "1", "2")
+    assert tpu.ok("get-dir", "2") == f"{work}\n"
+    tpu.ok("del-dir", "2")
+    assert str(work) not in tpu.ok("ls") and work.exists()
+
+
+def test_settings(tpu: Tpu):
+    tpu.ok("set-settings", "monitor_upd_time", "9")
+    tpu.ok("set-settings", "time_zone", "cn")
+    values = {each["key"]: each["value"] for each in tpu.json("get-settings")["settings"]}
+    assert str(values["monitor_upd_time"]) == "9" and values["time_zone"] == "cn"
+    tpu.ok("reset-settings")
+    assert tpu.ok("config", "get", "monitor_upd_time") == "5\n"
+
+
+@pytest.mark.parametrize("spelling", ["-a", "-alias", "add-config-alias"])
+def test_config_aliases(tpu: Tpu, spelling):
+    tpu.ok(spelling, "sd", "config.seed")
+    for listing in ("-sa", "-la", "show-config-alias"):
+        assert "config.seed" in tpu.ok(listing)
+    printed = tpu.ok("run", "v5e-16", "sd=3", "--dry-run", "--json", "--", "python", "main.py")
+    assert json.loads(printed)["jobs"][0]["spec"]["command"][-1] == "--config.seed=3"
+    tpu.ok("del-config-alias", "sd")
+    assert "config.seed" not in tpu.ok("-sa")
+
+
+@pytest.mark.parametrize("spelling", ["-ta", "-ata", "add-tpu-alias"])
+def test_tpu_aliases(tpu: Tpu, spelling):
+    tpu.ok(spelling, "big", "v5e-64")
+    assert "big" in tpu.ok("-lta") and "big" in tpu.ok("-sta")
+    printed = tpu.ok("run", "big", "--dry-run", "--json", "--", "true")
+    assert json.loads(printed)["jobs"][0]["spec"]["accelerator"] == "v5litepod-64"
+
+
+@pytest.mark.parametrize("spelling", ["rm-lock", "rel", "release"])
+def test_zhan_reserves_for_30_minutes_and_is_released(world, tpu: Tpu, lab, spelling):
+    tpu.ok("zhan", "lab")
+    [made] = world.client().reservations()
+    assert (made.ends_at - made.starts_at).total_seconds() == 30 * 60
+    tpu.ok(spelling, made.id)
+    assert world.client().reservations() == ()
+
+
+def test_the_queue(world, tpu: Tpu, admin: Tpu, lab):
+    for name in ("a", "b"):
+        world.submit(name, name=name, pool="lab")
+    assert tpu.ok("vq").index(" a ") < tpu.ok("vq").index(" b ")
+    admin.ok("dqr", "mel/b")
+    assert tpu.ok("vq").index(" b ") < tpu.ok("vq").index(" a ")
+    for spelling, name in (("dequeue", "a"), ("dq", "b")):
+        tpu.ok(spelling, name)
+        assert cancelled(world, name)
+
+
+@pytest.mark.parametrize("spelling", ["uss", "upd-status-spreadsheet", "gtis", "twsi"])
+def test_the_sheet_shows_what_is_observed(world, tpu: Tpu, lab, spelling):
+    world.submit("job-1", name="train")
+    world.add_slice("s1", "job-1", pool="lab")
+    shown = tpu.ok(spelling)
+    assert "running" in shown and "mel" in shown and "train" in shown
+
+
+@pytest.mark.parametrize("name", ["v5e", "v4+", "v*", "s1", "big", "mels"])
+def test_run_takes_a_free_slice_of_a_generation_or_a_slice_by_name(world, tpu: Tpu, lab, name):
+    world.add_slice("s1", None, pool="lab", node="mels" if name == "mels" else "")
+    if name == "big":
+        tpu.ok("inventory", "set", "s1", "--alias", "big")
+    printed = tpu("run", name, "--dry-run", "--json", "--", "true")
+    assert printed.exit_code == 0, printed.output
+    spec = json.loads(printed.stdout)["jobs"][0]["spec"]
+    assert (spec["accelerator"], spec["pool"]) == ("v5litepod-16", "lab")
+    assert f"{name}: v5e-16 in pool lab" in printed.stderr
+
+
+def test_run_says_when_no_slice_of_a_generation_is_free(world, tpu: Tpu, lab):
+    refused = tpu("run", "v2", "--dry-run", "--", "true")
+    assert refused.exit_code != 0 and "no free slice of v2 in any pool" in refused.stderr
+    assert "unknown TPU type" in tpu("run", "vv5", "--dry-run", "--", "true").stderr
+
+
+def test_an_alias_moves_from_an_old_slice_to_a_new_one(world, tpu: Tpu, lab):
+    """What `fang` did for a node that replaced another."""
+    world.add_slice("s1", None, pool="lab")
+    world.add_slice("s2", None, pool="lab")
+    tpu.ok("inventory", "set", "s1", "--alias", "v4-32-p2")
+    tpu.ok("inventory", "set", "s1", "--alias", "")
+    tpu.ok("inventory", "set", "s2", "--alias", "v4-32-p2")
+    rows = {row["id"]: row["alias"] for row in tpu.json("inventory")["rows"]}
+    assert (rows["s1"], rows["s2"]) == ("", "v4-32-p2")
+
+
+def test_users_and_tokens(world, admin: Tpu):
+    admin.ok("add-user", "nora")
+    assert "nora" in admin.ok("list-users") and "nora" in admin.ok("-lu")
+    token = admin.json("register-web", "--user", "nora")["token"]
+    with world.http(token) as http:
+        assert http.get("/me").json()["name"] == "nora"
+    admin.ok("del-user", "nora", "--yes")
+    assert "nora" not in admin.ok("-lu")
+
+
+def test_the_log_of_the_monitor_is_the_list_of_events(world, tpu: Tpu, jobs):
+    first, *_, last = tpu.ok("-Ml").splitlines()
+    assert "job-1" in first and "submitted by mel" in first, "it says what it is about"
+    assert "job-3" in last and "submitted by mo" in last
+
+
+def test_keng_shows_where_capacity_was_granted(world, tpu: Tpu, lab):
+    world.add_slice("s1", None, pool="lab", up_at=world.clock.now())
+    assert "local-a" in tpu.ok("keng")
