@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import hashlib
 import io
 import os
 import tarfile
@@ -94,12 +96,107 @@ def test_an_archive_that_leads_out_of_its_folder_is_refused(service):
     for name in ("../evil", "/etc/evil", "a/../../evil"):
         member = tarfile.TarInfo(name)
         digest = snapshot_digest([SnapshotEntry(path=name)])
-        with pytest.raises(BadInput, match="outside its folder"):
+        with pytest.raises(BadInput, match="points outside the snapshot"):
             service.client("mel").put_snapshot(digest, archive(member))
     device = tarfile.TarInfo("dev")
     device.type = tarfile.CHRTYPE
     with pytest.raises(BadInput, match="not a file, folder or symlink"):
         service.client("mel").put_snapshot("0" * 64, archive(device))
+
+
+def tar_member(name: str, kind: bytes = tarfile.REGTYPE, **fields: object) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type = kind
+    for field, value in fields.items():
+        setattr(member, field, value)
+    return member
+
+
+FOLDER, SYMLINK = tarfile.DIRTYPE, tarfile.SYMTYPE
+# What an archive can hold beside the file `a`, without a change of its digest.
+UNCOVERED = {
+    "mode": [tar_member("a", mode=0o000)],
+    "set-user-ID": [tar_member("a", mode=0o6644)],
+    "owner": [tar_member("a", uid=4711, uname="mallory", mtime=1e9)],
+    "headers": [tar_member("a", pax_headers={"comment": "x", "SCHILY.xattr.user.x": "y"})],
+    "folder": [tar_member("a"), tar_member("json", FOLDER, mode=0o777)],
+    "this folder": [tar_member("a"), tar_member(".", FOLDER, mode=0)],
+    "folder above": [tar_member("a"), tar_member("..", FOLDER)],
+    "folder in a file": [tar_member("a"), tar_member("a/x", FOLDER)],
+    "folder in its place": [tar_member("a", FOLDER), tar_member("a")],
+}
+DIGEST_OF_A = snapshot_digest([SnapshotEntry(path="a", sha256=hashlib.sha256().hexdigest())])
+
+
+@pytest.mark.parametrize("members", UNCOVERED.values(), ids=UNCOVERED)
+def test_a_digest_decides_what_hosts_unpack_whoever_uploads_it(service, members, tmp_path):
+    clean = archive(tar_member("a"))
+    client = service.client("mel")
+    stored = service.folder / "snapshots" / f"{DIGEST_OF_A}.tar.gz"
+    for data in (archive(*members), clean, archive(*members)):
+        with contextlib.nullcontext() if data == clean else contextlib.suppress(BadInput):
+            client.put_snapshot(DIGEST_OF_A, data)  # refused, or stored without the rest
+    with stored.open("rb") as packed_again:
+        snapshots.unpack(packed_again, tmp_path / "code")
+    assert [path.name for path in (tmp_path / "code").rglob("*")] == ["a"]
+    assert (tmp_path / "code" / "a").stat().st_mode & 0o7777 == 0o644
+    with tarfile.open(stored) as tar:
+        assert [(each.mode, each.uid, each.mtime, each.pax_headers) for each in tar] == [
+            (0o644, 0, 0, {})
+        ]
+
+
+@pytest.mark.parametrize("name", ["folder", "folder above", "folder in a file", "damaged"])
+def test_what_an_earlier_release_stored_is_replaced_by_the_next_upload(service, name):
+    stored = service.folder / "snapshots" / f"{DIGEST_OF_A}.tar.gz"
+    stored.parent.mkdir(exist_ok=True)
+    stored.write_bytes(b"x" if name == "damaged" else archive(*UNCOVERED[name]))
+    client = service.client("mel")
+    assert not client.has_snapshot(DIGEST_OF_A), "so that clients upload it"
+    client.put_snapshot(DIGEST_OF_A, archive(tar_member("a")))
+    assert client.has_snapshot(DIGEST_OF_A)
+    with tarfile.open(stored) as tar:
+        assert tar.getnames() == ["a"]
+
+
+def test_what_an_earlier_release_stored_well_is_kept(service, code):
+    digest, data = packed(code)
+    stored = service.folder / "snapshots" / f"{digest}.tar.gz"
+    stored.parent.mkdir(exist_ok=True)
+    stored.write_bytes(data)
+    assert service.client("mel").has_snapshot(digest)
+
+
+# Each is refused by hosts, so it is refused at upload.
+REFUSED = {
+    "twice": [tar_member("a"), tar_member("a")],
+    "file and folder": [tar_member("a"), tar_member("a/b")],
+    "link and folder": [tar_member("l", SYMLINK, linkname="d"), tar_member("l/b")],
+    "absolute link": [tar_member("l", SYMLINK, linkname="/etc/passwd")],
+    "link to above": [tar_member("d/l", SYMLINK, linkname="../../x")],
+    "link through links": [
+        tar_member("d/up", SYMLINK, linkname=".."), tar_member("l", SYMLINK, linkname="d/up/../x")
+    ],
+    "empty name": [tar_member("d//a")],
+    "this folder": [tar_member("./a")],
+    "long name": [tar_member("a" * 256)],
+    "hard link": [tar_member("a"), tar_member("h", tarfile.LNKTYPE, linkname="a")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("members", REFUSED.values(), ids=REFUSED)
+def test_an_upload_is_refused_if_hosts_cannot_unpack_it(service, members, tmp_path):
+    data = archive(*members)
+    with pytest.raises((BadInput, OSError)):
+        snapshots.unpack(io.BytesIO(data), tmp_path / "code")
+    entries = [
+        SnapshotEntry(path=each.name, sha256=hashlib.sha256().hexdigest())
+        if each.isreg()
+        else SnapshotEntry(path=each.name, target=each.linkname)
+        for each in members
+    ]
+    with pytest.raises(BadInput, match=r"snapshot: |not a file, folder or symlink"):
+        service.client("mel").put_snapshot(snapshot_digest(entries), data)
 
 
 def test_an_archive_that_is_too_large_is_refused_in_words(service):

@@ -29,6 +29,7 @@ OWN_JOBS = {
     "POST /jobs", "GET /jobs", "GET /jobs/{ref}", "GET /jobs/{ref}/why", "POST /jobs/{ref}/cancel",
     "GET /jobs/{ref}/events", "GET /jobs/{ref}/logs", "GET /jobs/{ref}/logs/stream",
     "GET /jobs/{ref}/result", "GET /stream", "HEAD /snapshots/{digest}", "PUT /snapshots/{digest}",
+    "POST /snapshots",
 }  # fmt: skip
 ALWAYS = {
     "GET /me", "GET /openapi.json", "POST /tokens/{id}/rotate", "POST /session", "GET /session",

@@ -21,7 +21,15 @@ from typing import IO, TYPE_CHECKING, BinaryIO
 import pathspec
 
 from tpufleet.errors import BadInput, Conflict
-from tpufleet.model.snapshots import EXECUTABLE, LINK, REGULAR, SnapshotEntry, snapshot_digest
+from tpufleet.model.snapshots import (
+    EXECUTABLE,
+    LINK,
+    REGULAR,
+    SnapshotEntry,
+    require_path,
+    require_unpackable,
+    snapshot_digest,
+)
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -116,14 +124,14 @@ def pack(scanned: Scan, out: BinaryIO) -> None:
 def unpack(packed: BinaryIO, folder: str | os.PathLike[str]) -> None:
     """Extract into an empty folder. Raises BadInput when the archive would write outside of it."""
     root = Path(folder).resolve()
-    links = []
+    entries = []
     try:
         with tarfile.open(fileobj=packed, mode="r:gz") as archive:
             for member in archive:
-                target = root / _check_member_name(member.name)
+                target = root / require_path(member.name)
                 if member.issym():
-                    links.append((target, member.linkname))
-                elif member.isdir():
+                    entries.append(SnapshotEntry(path=member.name, target=member.linkname))
+                elif member.isdir():  # in those of earlier releases
                     target.mkdir(parents=True, exist_ok=True)
                 elif not member.isreg():
                     raise BadInput(
@@ -132,19 +140,19 @@ def unpack(packed: BinaryIO, folder: str | os.PathLike[str]) -> None:
                 else:
                     source = archive.extractfile(member)
                     assert source is not None  # true for regular files
+                    entries.append(SnapshotEntry(path=member.name))
                     _write(target, source, EXECUTABLE if member.mode & 0o100 else REGULAR)
+        require_unpackable(entries)
         # Links last, so that no file is written through one.
-        for target, linkname in links:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(linkname)
+        for entry in entries:
+            if entry.target is not None:
+                target = root / entry.path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(entry.target)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadInput(f"snapshot: damaged archive: {error}") from error
     except (FileExistsError, NotADirectoryError) as error:
         raise BadInput(f"snapshot: {error.filename} is a duplicate, or exists already") from error
-    for target, linkname in links:
-        if os.path.isabs(linkname) or not Path(os.path.realpath(target)).is_relative_to(root):
-            target.unlink()
-            raise BadInput(f"snapshot: the link {target.name!r} points outside the snapshot")
 
 
 def _walk(root: Path, prefix: str, rules: Rules) -> Iterator[tuple[str, int, int]]:
@@ -245,13 +253,6 @@ def _entry(root: Path, path: str, mode: int) -> SnapshotEntry:
 def _content(path: Path) -> bytes:
     with open(path, "rb") as file:
         return file.read()
-
-
-def _check_member_name(name: str) -> str:
-    parts = name.split("/")
-    if name.startswith("/") or not name or any(part in ("", ".", "..") for part in parts):
-        raise BadInput(f"snapshot: the path {name!r} points outside the snapshot")
-    return name
 
 
 def _write(target: Path, source: IO[bytes], mode: int) -> None:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from tpufleet.errors import BadInput
 
 EXECUTABLE = 0o755
 REGULAR = 0o644
 LINK = 0o777
+# Of Linux, in bytes.
+MAX_NAME, MAX_PATH = 255, 4095
+# Links that Linux follows for one path.
+MAX_LINKS = 40
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -34,6 +40,62 @@ def snapshot_digest(entries: Iterable[SnapshotEntry]) -> str:
     )
     # JSON delimits fields whatever a path contains; undecodable bytes survive as escapes.
     return hashlib.sha256(json.dumps(listing, ensure_ascii=True).encode()).hexdigest()
+
+
+def require_path(path: str) -> str:
+    """Raises BadInput unless this is a path inside a snapshot."""
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts) or "\0" in path:
+        raise BadInput(f"snapshot: the path {path[:200]!r} points outside the snapshot")
+    if max(map(_bytes, parts)) > MAX_NAME or _bytes(path) > MAX_PATH:
+        raise BadInput(f"snapshot: the path {path[:200]!r}… is too long")
+    return path
+
+
+def require_unpackable(entries: Sequence[SnapshotEntry]) -> None:
+    """Raises BadInput unless they can be unpacked, and lead nowhere else. The server asks before it
+    stores a snapshot, and hosts ask before they use one."""
+    paths: set[str] = set()
+    for entry in entries:
+        if require_path(entry.path) in paths:
+            raise BadInput(f"snapshot: {entry.path[:200]!r} is a duplicate")
+        paths.add(entry.path)
+    for path in paths:
+        for end in (index for index, sign in enumerate(path) if sign == "/"):
+            if path[:end] in paths:
+                raise BadInput(f"snapshot: {path[:end][:200]!r} is a file and a folder")
+    links = {entry.path: entry.target for entry in entries if entry.target is not None}
+    for path, target in links.items():
+        if not target or "\0" in target or _bytes(target) > MAX_PATH or _leads_outside(path, links):
+            raise BadInput(f"snapshot: the link {path[:200]!r} points outside the snapshot")
+
+
+def _leads_outside(path: str, links: Mapping[str, str]) -> bool:
+    left = path.split("/")[::-1]
+    inside: list[str] = []
+    followed = 0
+    while left:
+        part = left.pop()
+        if part == "..":
+            if not inside:
+                return True
+            inside.pop()
+        elif part not in ("", "."):
+            inside.append(part)
+            target = links.get("/".join(inside))
+            if target is not None:
+                followed += 1
+                if target.startswith("/"):
+                    return True
+                if followed > MAX_LINKS:
+                    return False  # nothing can be opened through it
+                inside.pop()
+                left += target.split("/")[::-1]
+    return False
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogateescape"))
 
 
 def is_digest(text: str) -> bool:

@@ -66,7 +66,8 @@ class ArchivedSnapshots(SnapshotFiles):
 
     async def _store(self, chunks: AsyncIterator[bytes], expected: str | None) -> str:
         digest = await super()._store(chunks, expected)
-        await run_in_threadpool(self._archive.create, _object_name(digest), self.path(digest))
+        # Replaces what an earlier release stored as it came.
+        await run_in_threadpool(self._archive.upload, _object_name(digest), self.path(digest))
         return digest
 
 

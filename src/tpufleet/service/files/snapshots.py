@@ -1,26 +1,44 @@
-"""Snapshots: tar.gz files of code, named by the digest of their content and verified against it."""
+"""Snapshots: tar.gz files of code, named by the digest of their content and verified against it.
+
+An upload is packed again, with what its digest covers and nothing else. Otherwise one user could
+upload a snapshot that has the digest of another user's code, and more in it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
 import hashlib
+import logging
 import os
 import tarfile
 import tempfile
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
 from starlette.concurrency import run_in_threadpool
 
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.model.snapshots import EXECUTABLE, REGULAR, SnapshotEntry, is_digest, snapshot_digest
+from tpufleet.model.snapshots import (
+    EXECUTABLE,
+    LINK,
+    REGULAR,
+    SnapshotEntry,
+    is_digest,
+    require_path,
+    require_unpackable,
+    snapshot_digest,
+)
+
+log = logging.getLogger(__name__)
 
 DEFAULT_LIMIT = 512 * 1024 * 1024  # of the upload
 _MAX_INFLATION = 8  # unpacked size as a multiple of the limit; more is a decompression bomb
 _MAX_ENTRIES = 200_000
+_DAMAGED = (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile, ValueError)
 # A path or link target is at most 4 KiB; `tarfile` reads 10 KiB ahead.
 _MAX_HEADER_BYTES = 64 * 1024
 
@@ -29,6 +47,7 @@ class SnapshotFiles:
     def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
         self._folder = folder
         self.limit = limit
+        self._intact: set[str] = set()  # digests; earlier releases stored uploads as they came
 
     def path(self, digest: str) -> Path:
         if not is_digest(digest):
@@ -39,10 +58,29 @@ class SnapshotFiles:
         return self.path(digest).is_file()
 
     def touch(self, digest: str) -> bool:
-        """Whether it exists. If so, it is kept as if it was uploaded now."""
+        """Whether it exists and needs no other upload. If so, it is kept as if it was uploaded
+        now."""
         with contextlib.suppress(FileNotFoundError):  # in the archive only, or not at all
             os.utime(self.path(digest))
-        return self.has(digest)
+        return self.has(digest) and self._is_intact(digest)
+
+    def _is_intact(self, digest: str) -> bool:
+        if digest not in self._intact:
+            try:
+                with self.require(digest).open("rb") as stored, open(os.devnull, "wb") as out:
+                    packed = _pack_again(stored, out, self.limit * _MAX_INFLATION)
+            except (*_DAMAGED, BadInput) as error:
+                log.warning(
+                    "snapshot %s is damaged; the next upload replaces it: %s", digest, error
+                )
+                return False
+            if packed.digest != digest or packed.folders:
+                log.warning(
+                    "snapshot %s is not what its digest names; the next upload replaces it", digest
+                )
+                return False
+            self._intact.add(digest)
+        return True
 
     def require(self, digest: str) -> Path:
         path = self.path(digest)
@@ -77,7 +115,7 @@ class SnapshotFiles:
                 if size > self.limit:
                     raise BadInput(self.too_large_message())
                 await run_in_threadpool(draft.write, chunk)
-            return await run_in_threadpool(self._accept, draft.file, Path(draft.name), expected)
+            return await run_in_threadpool(self._accept, draft.file, expected)
 
     def too_large_message(self) -> str:
         return (
@@ -85,21 +123,28 @@ class SnapshotFiles:
             "a .tpuignore or .gitignore file"
         )
 
-    def _accept(self, draft: IO[bytes], name: Path, expected: str | None) -> str:
+    def _accept(self, draft: IO[bytes], expected: str | None) -> str:
         draft.flush()
-        os.fsync(draft.fileno())
         draft.seek(0)
+        descriptor, name = tempfile.mkstemp(dir=self._folder, prefix=".upload-")
         try:
-            actual = snapshot_digest(_entries(draft, self.limit * _MAX_INFLATION))
-        except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
-            raise BadInput(f"the snapshot is not a valid tar.gz: {error}") from error
-        if expected not in (None, actual):
-            raise BadInput(f"the snapshot has digest {actual}, not {expected}; upload it again")
-        path = self.path(actual)
-        with contextlib.suppress(FileExistsError):  # uploaded before, or twice at the same time
-            os.link(name, path)
-        os.utime(path)
-        return actual
+            with open(descriptor, "wb") as out:
+                try:
+                    packed = _pack_again(draft, out, self.limit * _MAX_INFLATION)
+                except _DAMAGED as error:
+                    raise BadInput(f"the snapshot is not a valid tar.gz: {error}") from error
+                if expected not in (None, packed.digest):
+                    raise BadInput(
+                        f"the snapshot has digest {packed.digest}, not {expected}; upload it again"
+                    )
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(name, self.path(packed.digest))
+        except BaseException:
+            os.unlink(name)
+            raise
+        self._intact.add(packed.digest)
+        return packed.digest
 
 
 class _TarStream:
@@ -129,34 +174,68 @@ class _TarStream:
         self._left = size + _MAX_HEADER_BYTES
 
 
-def _entries(file: IO[bytes], limit: int) -> Iterator[SnapshotEntry]:
-    total = count = 0
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Packed:
+    digest: str
+    folders: int  # entries of folders, which the digest does not cover
+
+
+def _pack_again(file: IO[bytes], out: IO[bytes], limit: int) -> _Packed:
+    """Raises BadInput, or one of `_DAMAGED`. The order of the entries stays."""
+    total = count = folders = 0
+    entries = []
     stream = _TarStream(file, limit + _MAX_ENTRIES * tarfile.BLOCKSIZE * 4)
-    # `tarfile` only calls `read`.
-    with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|") as tar:
+    zipped = gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=6, mtime=0)
+    with (
+        zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as copy,
+        # `tarfile` only calls `read`.
+        tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|") as tar,
+    ):
         while (member := tar.next()) is not None:
-            # It keeps all of them, with their headers. Not in typeshed.
+            # They keep all of them, with their headers. Not in typeshed.
             tar.members.clear()  # type: ignore[attr-defined]
+            copy.members.clear()  # type: ignore[attr-defined]
             count, total = count + 1, total + member.size
             if total > limit or count > _MAX_ENTRIES:
                 raise BadInput("the snapshot is too large when unpacked")
             stream.allow_content(member.size)
+            require_path(member.name)
             if member.isdir():
-                continue
-            yield _entry(tar, member)
+                folders += 1
+            else:
+                entries.append(_copy_entry(tar, member, copy))
+    require_unpackable(entries)
+    return _Packed(digest=snapshot_digest(entries), folders=folders)
 
 
-def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo) -> SnapshotEntry:
-    if member.name.startswith("/") or ".." in member.name.split("/"):
-        raise BadInput(f"the snapshot contains {member.name!r}, which is outside its folder")
+def _copy_entry(
+    tar: tarfile.TarFile, member: tarfile.TarInfo, copy: tarfile.TarFile
+) -> SnapshotEntry:
+    bare = tarfile.TarInfo(member.name)
     if member.issym():
-        return SnapshotEntry(path=member.name, target=member.linkname)
+        bare.type, bare.linkname, bare.mode = tarfile.SYMTYPE, member.linkname, LINK
+        copy.addfile(bare)
+        return SnapshotEntry(path=member.name, mode=LINK, target=member.linkname)
     content = tar.extractfile(member) if member.isreg() else None
     if content is None:
         raise BadInput(
             f"the snapshot contains {member.name!r}, which is not a file, folder or symlink"
         )
-    # `extractfile` returns a BufferedReader; typeshed only promises IO[bytes].
-    sha256 = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
-    mode = EXECUTABLE if member.mode & 0o100 else REGULAR
-    return SnapshotEntry(path=member.name, mode=mode, size=member.size, sha256=sha256)
+    bare.size, bare.mode = member.size, EXECUTABLE if member.mode & 0o100 else REGULAR
+    reader = _HashingReader(content)
+    copy.addfile(bare, cast(IO[bytes], reader))
+    return SnapshotEntry(
+        path=member.name, mode=bare.mode, size=bare.size, sha256=reader.sha256.hexdigest()
+    )
+
+
+class _HashingReader:
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self.sha256.update(data)
+        return data
