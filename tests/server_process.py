@@ -235,6 +235,6 @@ def _clean_environment(home: Path) -> dict[str, str]:
     return {
         **kept,
         "TPUFLEET_HOME": str(home),
-        "TPUFLEET_CONFIG": str(home / "none.yaml"),
+        "TPUFLEET_CONFIG": os.devnull,
         "PYTHONUNBUFFERED": "1",
     }

@@ -67,7 +67,8 @@ def test_loading_is_deterministic(home):
         ({}, "sever: x", "sever: unknown field; did you mean server?"),
         ({}, "colour: x", "colour: unknown field; known fields: server, token_file"),
         ({}, "[1, 2]", "must be a mapping"),
-        ({}, "a: [", "cannot be read"),
+        ({}, "store: x\nlisten: [", "config.yaml:2: not valid YAML"),
+        ({}, "store: x\n\nsever: y", "config.yaml:3: sever: unknown field"),
     ],
 )  # fmt: skip
 def test_an_invalid_setting_is_reported_with_source_and_hint(home, environ, file, message):

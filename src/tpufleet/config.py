@@ -335,7 +335,12 @@ def _read_file(file: Path) -> dict[str, Any]:
     import yaml  # slow to import and rarely needed
 
     try:
-        values = yaml.safe_load(file.read_text())
+        written = file.read_text()
+        values = yaml.safe_load(written)
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        raise BadInput(f"{file}{line}: not valid YAML: {problem}; fix or delete it") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError) as error:
         problem = str(error).splitlines()[0]
         raise BadInput(f"{file}: cannot be read: {problem}; fix or delete the file") from error
@@ -347,8 +352,16 @@ def _read_file(file: Path) -> dict[str, Any]:
         if key not in KEYS:
             close = difflib.get_close_matches(str(key), KEYS, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known fields: {', '.join(KEYS)}"
-            raise BadInput(f"{file}: {key}: unknown field; {hint}")
+            raise BadInput(f"{file}{_line_of(str(key), written)}: {key}: unknown field; {hint}")
     return {key: value for key, value in values.items() if value is not None}
+
+
+def _line_of(key: str, written: str) -> str:
+    """`:3`; empty for a key that is not at the beginning of a line."""
+    for number, line in enumerate(written.splitlines(), start=1):
+        if line.startswith(f"{key}:"):
+            return f":{number}"
+    return ""
 
 
 def _providers(

@@ -168,6 +168,50 @@ def test_metrics_are_read_from_the_output_of_a_program_that_reports_none(tmp_pat
     assert progress.latest.step == 7 and progress.latest.metrics == {"loss": 9.0, "epoch": 2.5}
 
 
+def logged_points(tmp_path, clock, *outputs: bytes, patterns=None):
+    log = LogFile(tmp_path / "output.log")
+    patterns = patterns or {"loss": r"loss (\S+)", "step": r"step (\d+)", "acc": r"acc (\S+)"}
+    reader = ProgressReader(tmp_path, "", clock=clock, log_metrics=LogMetrics(log, patterns))
+    (tmp_path / "run").mkdir()
+    for output in outputs:
+        log.append(output)
+        clock.advance(timedelta(seconds=0.5))
+        reader.poll()
+    clock.advance(timedelta(seconds=0.5))
+    ended = Event()
+    ended.set()
+    reader.watch(ended)
+    return reader.points_after(None)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "points"),
+    [
+        ([b"step 5 loss 5\nstep 10 loss 4\nstep 15 loss 3\n", b"step 20 loss 2\n"],
+         [(5, {"loss": 5}), (10, {"loss": 4}), (15, {"loss": 3}), (20, {"loss": 2})]),
+        ([b"step 5\nloss 5\nstep 10\n", b"loss 4\nstep 10\n"],
+         [(5, {"loss": 5}), (10, {"loss": 4})]),
+        ([b"loss 5\nstep 5\nloss 4\nstep 10\n"], [(5, {"loss": 5}), (10, {"loss": 4})]),
+        ([b"step 5 loss 5\nstep 5 acc 1\nstep 6 loss 4\n"],
+         [(5, {"loss": 5, "acc": 1}), (6, {"loss": 4})]),
+        ([b"loss 5\nloss 4\n"], [(None, {"loss": 5}), (None, {"loss": 4})]),
+        ([b"step 5 loss 5\n", b"", b"", b"done\n"], [(5, {"loss": 5})]),
+    ],
+    ids=["one line", "lines of a step", "step last", "rare metric", "no step", "once"],
+)  # fmt: skip
+def test_every_match_in_the_output_becomes_a_point(tmp_path, clock, outputs, points):
+    logged = logged_points(tmp_path, clock, *outputs)
+    assert [(each.step, each.metrics) for each in logged] == points
+    times = [each.at for each in logged]
+    assert times == sorted(set(times)) and times[-1] <= clock.now()
+
+
+def test_points_of_a_fast_program_are_thinned_and_the_last_one_is_kept(tmp_path, clock):
+    output = b"".join(b"step %d loss 1\n" % step for step in range(1000))
+    logged = logged_points(tmp_path, clock, output)
+    assert 100 <= len(logged) <= 200 and logged[-1].step == 999
+
+
 def test_a_log_that_the_job_has_replaced_is_not_read(tmp_path):
     log = LogFile(tmp_path / "output.log")
     metrics = LogMetrics(log, {"digit": r"token=(\d)"})

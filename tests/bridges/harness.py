@@ -107,7 +107,7 @@ class BridgeHarness:
                 env={
                     **os.environ,
                     "TPUFLEET_HOME": str(self.server.home),
-                    "TPUFLEET_CONFIG": str(self.server.home / "none.yaml"),
+                    "TPUFLEET_CONFIG": os.devnull,
                     "FIRESTORE_EMULATOR_HOST": self._emulator.address,
                 },
                 stdin=subprocess.DEVNULL,

@@ -297,6 +297,33 @@ def test_a_short_job_keeps_all_points_that_its_agent_gathered(service):
     assert len(client.metrics("job-1").points) == 20, "process 0 reports for the job"
 
 
+def test_points_that_two_heartbeats_carry_are_recorded_once(service):
+    start = service.clock.now()
+    service.submit("job-1")
+    service.add_slice("s1", "job-1")
+    service.add_attempt("job-1", 0, "s1")
+    points = [
+        ProgressPoint(at=start + timedelta(seconds=n / 10), step=n, metrics={"loss": 1 / n})
+        for n in range(1, 101)
+    ]
+    service.clock.advance(timedelta(seconds=10))
+    for sent in (points[:50], points[:60], points[50:], points[50:]):  # answers were lost
+        service.clock.advance(timedelta(seconds=3))
+        last = sent[-1]
+        progress = Progress(step=last.step, at=last.at, metrics={"acc": 1.0, **last.metrics})
+        service.send_heartbeat(
+            "s1/0", attempt_id="job-1.0", phase=Phase.RUNNING, points=tuple(sent), progress=progress
+        )
+    # The attempt keeps the last report, with the time of another heartbeat.
+    service.add_attempt(
+        "job-1", 0, "s1", state=AttemptState.ENDED, last_step=100, progress_at=service.clock.now(),
+        metrics={"acc": 1.0, "loss": 1 / 100},
+    )  # fmt: skip
+    client = service.client("mel")
+    wait_until(lambda: len(client.metrics("job-1").points) >= 100)
+    assert [point.step for point in client.metrics("job-1").points] == list(range(1, 101))
+
+
 def test_hosts_that_report_less_than_once_a_minute_count_for_the_interval(service):
     """Otherwise a fleet of that size would be told to report more often, and then less again."""
     service.add_slice("s1", None)

@@ -274,6 +274,40 @@ def test_resume_and_rerun_change_the_command_like_run(world, tpu, verb, argument
     assert (spec.accelerator, spec.tags, spec.name) == ("v4-8", ("a", "b"), "two")
 
 
+@pytest.mark.parametrize(
+    ("argument", "expected", "said"),
+    [
+        ("sleep=0.01", ["train.py", "--sleep", "0.01", "--lr", "-3", "-v"], ""),
+        ("lr=-4", ["train.py", "--sleep", "0.05", "--lr", "-4", "-v"], ""),
+        ("wd=0", ["train.py", "--sleep", "0.05", "--lr", "-3", "-v", "wd=0"],
+         "the command has no argument wd; appended wd=0\n"),
+    ],
+    ids=["two words", "negative number", "appended"],
+)  # fmt: skip
+def test_an_argument_in_two_words_is_replaced(world, tpu, argument, expected, said):
+    world.submit(command=["train.py", "--sleep", "0.05", "--lr", "-3", "-v"])
+    world.end_job("job-1")
+    answer = tpu("rerun", "job-1", argument, "--detach", "--json")
+    assert answer.stderr == said
+    row = json.loads(answer.stdout)
+    assert list(world.store.job(JobId(row["id"])).spec.command) == expected
+
+
+def test_an_argument_with_dashes_is_explained(world, tpu):
+    world.submit()
+    world.end_job("job-1")
+    answer = tpu("rerun", "job-1", "--lr=0.1")
+    assert answer.exit_code == 2 and "write `lr=0.1` without dashes" in answer.stderr
+
+
+def test_a_dry_run_with_an_unknown_pool_is_rejected(world, admin, tpu):
+    answer = tpu("run", "v5e-4", "--pool", "nope", "--dry-run", "--", "true")
+    assert answer.exit_code == 2 and "pool: no pool 'nope'" in answer.stderr
+    admin.ok("pool", "create", "lab", "v5e-4")
+    printed = tpu.ok("run", "v5e-4", "--pool", "lab", "--dry-run", "--", "true")
+    assert "nothing is billed" in printed
+
+
 def test_an_argument_of_a_script_is_not_replaced(world, tpu):
     world.submit(command="python train.py lr=1")
     world.end_job("job-1")
@@ -329,9 +363,11 @@ def test_exec_takes_a_job_and_runs_on_all_of_its_slices(world, tpu):
     world.submit("job-1", slices=2)
     for name in ("slice-1", "slice-2"):
         world.add_slice(name, "job-1", provider="tpu-vm")
-    thread, answers = start_in_thread(tpu, "exec", "train", "--host", "0", "--", "hostname")
+    script = "echo I am; hostname"
+    thread, answers = start_in_thread(tpu, "exec", "train", "--host", "0", "--", script)
     for name in ("slice-1", "slice-2"):
         command = wait_until(lambda name=name: world.send_heartbeat(f"{name}/0").host_commands)[0]
+        assert command.command[0] == "bash" and command.command[-1] == script
         result = HostCommandResult(host_id=f"{name}/0", status=0, output=f"I am {name}\n")
         with world.http(world.slice_token(name)) as http:
             http.post(f"/agent/errands/{command.id}", content=encoding.to_json(result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -83,3 +84,23 @@ def test_a_running_server_is_used(tmp_path: Path):
     (tmp_path / "server.json").write_text(f'{{"url": "http://127.0.0.1:1", "pid": {os.getpid()}}}')
     fails = (sys.executable, "-c", "raise SystemExit(3)")
     assert embedded_server.start(tmp_path, lambda url: True, fails) == ("http://127.0.0.1:1", False)
+
+
+def test_an_interrupted_start_leaves_no_server(tmp_path):
+    command = (sys.executable, "-c", "import time; time.sleep(99)")
+
+    def interrupted(_: str) -> bool:
+        raise KeyboardInterrupt
+
+    record = {"url": "http://127.0.0.1:1", "pid": os.getpid()}
+    before = set(psutil.Process().children())
+
+    def ready_later(url: str) -> bool:
+        """The first question is about a server that ran before."""
+        (tmp_path / "server.json").write_text(json.dumps(record))
+        return interrupted(url) if set(psutil.Process().children()) - before else False
+
+    (tmp_path / "server.json").write_text(json.dumps(record))
+    with pytest.raises(KeyboardInterrupt):
+        embedded_server.start(tmp_path, ready_later, command)
+    assert not set(psutil.Process().children()) - before

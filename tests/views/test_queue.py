@@ -44,7 +44,7 @@ def test_a_job_is_behind_a_running_one_until_its_time_limit(world, tpu: Tpu, poo
     assert (second["position"], second["behind"]) == (1, "ada/first")
     assert (third["position"], third["behind"]) == (2, "mel/second")
     assert second["behind_until"] == second["earliest_start"] < third["earliest_start"]
-    assert "behind ada/first until" in tpu.ok("queue")
+    assert "waits for ada/first until" in tpu.ok("queue")
 
 
 def test_own_jobs_are_reordered_but_not_ahead_of_others(world, tpu: Tpu, admin: Tpu, pool):

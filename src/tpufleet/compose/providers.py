@@ -244,6 +244,12 @@ def delete_local_slices(home: Path) -> None:
     LocalProvider(home / "local").release_all()
 
 
+def stop_local_slices(home: Path, reason: str) -> int:
+    """Kill all simulated slices of this state folder; how many ran. No server may be running
+    there; the next one finds them lost for this reason."""
+    return LocalProvider(home / "local").stop_all(reason)
+
+
 def fleet_id(store: Store) -> str:
     """The label on slices of this installation."""
     label = store.metadata("fleet")

@@ -89,8 +89,9 @@ class Progress:
     metrics: dict[str, float] | None = None
 
 
-# In one heartbeat, and in `progress.json`. A program that reports faster is thinned.
+# In `progress.json` and in one heartbeat. A program that reports faster is thinned.
 MAX_RECENT_POINTS = 50
+MAX_HEARTBEAT_POINTS = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -262,7 +262,8 @@ def _stop_reason(
             continue
         if host.phase is Phase.EXITED and host.exit and not host.exit.clean:
             if not host.exit.stopped_by_agent:
-                return None, f"{verdicts.describe_exit(host, host.exit)}; stopping the other hosts"
+                others = "; stopping the other hosts" if len(view.hosts_of(attempt)) > 1 else ""
+                return None, f"{verdicts.describe_exit(host, host.exit)}{others}"
             return None, f"host {host.index} of {host.slice_id} stopped its process"
         if host.phase is Phase.IDLE:
             return None, f"agent restarted on host {host.index} of {host.slice_id}"

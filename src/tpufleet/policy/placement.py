@@ -381,7 +381,9 @@ class _PlacementPass:
             reason = f"needs {job.spec.slices} slices; pool {pool.name} has at most {pool.largest}"
             self._wait(job, reason, unsatisfiable=True)
             return
-        reason = f"all {pool.largest} slices of pool {pool.name} are in use; first in the queue"
+        slices = "the slice" if pool.largest == 1 else f"all {pool.largest} slices"
+        verb = "is" if pool.largest == 1 else "are"
+        reason = f"{slices} of pool {pool.name} {verb} in use; first in the queue"
         if pool.supersede:
             victims = _victims(job, occupants, short - queue.headroom)
             for victim in victims:

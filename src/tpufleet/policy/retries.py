@@ -88,7 +88,11 @@ def decide_retry(job: Job, ended: Attempt, history: Sequence[Attempt]) -> RetryD
     reapply = action is RuleAction.REAPPLY and reason is not EndReason.PREEMPTED
     new_slices = reapply or reason in _NEEDS_NEW_SLICES
     from_scratch = action is RuleAction.RERUN
-    resumption = "restarting from scratch" if from_scratch else "resuming from the last checkpoint"
+    resumption = "resuming from the last checkpoint"
+    if from_scratch:
+        resumption = "restarting from scratch"
+    elif all(each.checkpoint_step is None for each in (*history, ended)) and job.parent is None:
+        resumption = "starting again; no checkpoint was reported"
     return RetryDecision(
         action=RetryAction.NEW_SLICES if new_slices else RetryAction.KEEP_SLICES,
         reason=f"{info.description}; {resumption}",

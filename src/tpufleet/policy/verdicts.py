@@ -108,6 +108,9 @@ def describe_exit(host: Host, exit: Exit) -> str:
     how = f"signal {exit.signal}" if exit.signal else f"exit status {exit.status}"
     setup = " during setup" if exit.during_setup else ""
     where = f"host {host.index} of {host.slice_id}{setup}"
+    if exit.signal and exit.evidence is None:  # the program had no time to say why
+        last = f"; its last output: {exit.log_line}" if exit.log_line else ""
+        return f"killed by {how} on {where}{last}"
     return f"{exit.log_line} ({how}, {where})" if exit.log_line else f"{how} on {where}"
 
 

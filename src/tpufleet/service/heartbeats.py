@@ -17,7 +17,7 @@ from tpufleet.model import topology
 from tpufleet.model.agent_protocol import PROTOCOL, Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import MAX_RECENT_POINTS, Host, HostId, HostLiveness
+from tpufleet.model.hosts import MAX_HEARTBEAT_POINTS, Host, HostId, HostLiveness
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.jobs import JobId
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
@@ -112,6 +112,7 @@ class Heartbeats:
         self, heartbeat: Heartbeat, slice_id: SliceId, now: datetime
     ) -> HeartbeatReply:
         """The caller has been authenticated as an agent of this slice."""
+        times_sent = [point.at for point in heartbeat.points]
         heartbeat = on_server_clock(heartbeat, now)
         points, heartbeat = heartbeat.points, replace(heartbeat, points=())
         await self._update_interval(now)
@@ -129,6 +130,7 @@ class Heartbeats:
             )
         reports = assignment is not None and heartbeat.attempt_id == assignment.attempt_id
         if assignment is not None and reports and assignment.process_id == 0:
+            points = self._metrics.new_points(assignment, points, times_sent)
             self._metrics.report(assignment.job_id, heartbeat.progress, now, points)
         if assignment is not None and _agent_restarted(heartbeat, host, assignment):
             assignment = replace(assignment, stop=EndReason.HOST_LOST)
@@ -327,7 +329,7 @@ def on_server_clock(heartbeat: Heartbeat, now: datetime) -> Heartbeat:
     if progress is not None and progress.at is not None:
         progress = replace(progress, at=on_server(progress.at))
     points = tuple(
-        replace(point, at=on_server(point.at)) for point in heartbeat.points[-MAX_RECENT_POINTS:]
+        replace(point, at=on_server(point.at)) for point in heartbeat.points[-MAX_HEARTBEAT_POINTS:]
     )
     return replace(heartbeat, progress=progress, points=points)
 

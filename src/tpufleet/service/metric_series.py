@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tpufleet.model.agent_protocol import Assignment
 from tpufleet.model.api_types import MetricSeries
-from tpufleet.model.attempts import Attempt
+from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.hosts import Progress, ProgressPoint
 from tpufleet.model.jobs import Job, JobId
-from tpufleet.model.metric_points import MAX_METRICS, MetricPoint, surplus_points
+from tpufleet.model.metric_points import MAX_METRICS, MAX_POINTS, MetricPoint, surplus_points
 from tpufleet.stores.base import Store
 
-# All of the first points of a job, so that a short one has a curve; then one in this time. The last
-# one is in its attempt.
-FIRST_POINTS = 50
+# All of the first points of a job, as many as are kept; then one in this time. The last one is in
+# its attempt.
+FIRST_POINTS = MAX_POINTS
 MIN_INTERVAL = timedelta(seconds=2)
 _CHECK_EVERY = 50  # points of a job that this server wrote
 _MAX_REMEMBERED = 20_000  # jobs
@@ -43,6 +44,29 @@ class MetricRecorder:
         self._lock = threading.Lock()
         self._jobs: dict[JobId, _Gathered] = {}
         self._points: list[MetricPoint] = []
+        # Of each job: its attempt, and the time of the last point by the clock of the host. None
+        # while its agent has sent no points.
+        self._newest_sent: dict[JobId, tuple[AttemptId, datetime | None]] = {}
+
+    def new_points(
+        self,
+        assignment: Assignment,
+        points: Sequence[ProgressPoint],
+        times_sent: Sequence[datetime],
+    ) -> Sequence[ProgressPoint]:
+        """Without those that an earlier heartbeat brought: two may be under way at once, and one
+        whose response was lost is repeated. `times_sent`: by the clock of the host."""
+        with self._lock:
+            if len(self._newest_sent) >= _MAX_REMEMBERED:
+                self._newest_sent.clear()
+            attempt_id, newest = self._newest_sent.get(assignment.job_id, (None, None))
+            if attempt_id != assignment.attempt_id:
+                newest = None
+            new = sum(newest is None or at > newest for at in times_sent)
+            if times_sent:
+                newest = max([*times_sent, *([newest] if newest else [])])
+            self._newest_sent[assignment.job_id] = (assignment.attempt_id, newest)
+        return points[-new:] if new else ()
 
     def report(
         self,
@@ -53,7 +77,8 @@ class MetricRecorder:
     ) -> None:
         """What process 0 of a job reports: the latest, and all since its last heartbeat where the
         agent gathers them. Cheap; may be called for every heartbeat."""
-        if not points and progress is not None:
+        _, sent = self._newest_sent.get(job_id, (None, None))
+        if not points and progress is not None and sent is None:
             points = [
                 ProgressPoint(at=progress.at or now, step=progress.step, metrics=progress.metrics)
             ]
@@ -108,11 +133,20 @@ class MetricRecorder:
 
 def series(store: Store, job: Job) -> MetricSeries:
     points = store.metric_points(job.id)
-    times = {point.at for point in points}
     last = [point for attempt in store.attempts(job.id) if (point := _last_point(attempt))]
-    points += [point for point in last if point.at not in times]
+    points += [point for point in last if not _is_recorded(point, points)]
     return MetricSeries(
         job_id=job.id, name=job.spec.name, points=tuple(sorted(points, key=lambda each: each.at))
+    )
+
+
+def _is_recorded(last: MetricPoint, points: Sequence[MetricPoint]) -> bool:
+    """The times of one report differ by what its heartbeats took, and `last` also has the latest
+    values of metrics that are reported more rarely."""
+    return any(
+        point.at == last.at
+        or (point.step == last.step and point.values.items() <= last.values.items())
+        for point in points
     )
 
 

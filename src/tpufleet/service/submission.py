@@ -138,8 +138,14 @@ def resubmit(
     context.caller.require_owner(parent.owner, f"job {parent.id}")
     verb = "resumed" if relation is ParentRelation.RESUME else "rerun"
     if not parent.ended:
+        why = (
+            "two jobs cannot write the same checkpoints"
+            if relation is ParentRelation.RESUME
+            else "`tpu run` or `tpu submit` starts another one beside it"
+        )
         raise Conflict(
-            f"job {parent.id} is still {parent.state}; it can be {verb} after it has ended: "
+            f"job {parent.id} is still {parent.state}; it can be {verb} after it has ended: {why}\n"
+            f"  next: wait for it with `tpu logs -f {parent.id}`, or end it with "
             f"`tpu cancel {parent.id}`"
         )
     retention.require_files(context.store, parent, f"so it cannot be {verb}; submit a new job")

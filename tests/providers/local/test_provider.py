@@ -277,6 +277,18 @@ def test_a_partly_moved_order_is_complete_after_a_crash(root):
     assert [found.state for found in successor.listing()] == [CloudState.UP, CloudState.UP]
 
 
+def test_the_next_server_reads_why_all_slices_were_stopped(root):
+    provider = LocalProvider(root, agent=SLEEP)
+    provider.request(order("a", "b"))
+    provider.advance()
+    assert LocalProvider(root).stop_all("stopped by hand") == 2
+    assert processes.leftovers(root) == [] and LocalProvider(root).stop_all("again") == 0
+    found = LocalProvider(root).listing()
+    assert {(each.state, each.message) for each in found} == {
+        (CloudState.FAILED, "stopped by hand")
+    }
+
+
 def test_a_partly_written_order_is_discarded(root):
     provider = LocalProvider(root, agent=SLEEP)
     provider.request(order("a", "b"))

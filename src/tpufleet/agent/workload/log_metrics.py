@@ -16,11 +16,13 @@ READ_BYTES = 1024 * 1024  # in one poll; more is skipped
 MAX_LINE = 2000  # characters that are searched
 # CPU time for one pattern and the output of one poll. Most need milliseconds.
 PATTERN_SECONDS = 5.0
+_Matches = dict[str, list[tuple[int, float]]]  # by pattern: number of a line, and value
 MATCHER = (sys.executable, "-I", "-S", metric_matcher.__file__)
 
 
 class LogMetrics:
-    """Reads what was added to the log, and keeps the last match of each pattern."""
+    """Reads what was added to the log. Every match becomes part of a point: the values of one line,
+    with those of the lines after it until one of them changes. `values` has the last of each."""
 
     def __init__(
         self,
@@ -35,9 +37,26 @@ class LogMetrics:
         self._offset = 0
         self._rest = b""
         self.values: dict[str, float] = {}
+        self._open: dict[str, float] = {}  # the newest point; the next lines may add to it
+        self._settled = False
+        self._points: list[dict[str, float]] = []
+
+    def take_points(self, *, last: bool = False) -> list[dict[str, float]]:
+        """Those found since the last call; the newest one once a poll has found nothing more of it,
+        or at the end."""
+        if self._open and (last or self._settled):
+            self._points.append(self._open)
+            self._open = {}
+        points, self._points = self._points, []
+        return points
 
     def poll(self) -> bool:
         """Whether a value was found."""
+        found = self._read()
+        self._settled = not found
+        return found
+
+    def _read(self) -> bool:
         if not self._patterns:
             return False
         if self._log.size - self._offset > READ_BYTES:
@@ -48,16 +67,28 @@ class LogMetrics:
         *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         self._rest = self._rest[-MAX_LINE:]
         texts = [line[:MAX_LINE].decode(errors="replace") for line in lines if line]
-        found = self._search([text for text in texts if not text.startswith(AGENT_LINE_PREFIX)])
-        self.values |= found
-        return bool(found)
+        by_name = self._search([text for text in texts if not text.startswith(AGENT_LINE_PREFIX)])
+        by_line: dict[int, dict[str, float]] = {}
+        for name, matches in by_name.items():
+            for number, value in matches:
+                by_line.setdefault(number, {})[name] = value
+        for _, values in sorted(by_line.items()):
+            self._add(values)
+        return bool(by_line)
+
+    def _add(self, values: dict[str, float]) -> None:
+        if any(self._open.get(name, value) != value for name, value in values.items()):
+            self._points.append(self._open)
+            self._open = {}
+        self._open = {**self._open, **values}
+        self.values |= values
 
     def close(self) -> None:
         if self._matcher is not None:
             self._matcher.close()
             self._matcher = None
 
-    def _search(self, lines: Sequence[str]) -> dict[str, float]:
+    def _search(self, lines: Sequence[str]) -> _Matches:
         """Without the patterns that take too long, which are switched off."""
         while lines and self._patterns:
             if self._matcher is None:
@@ -101,7 +132,7 @@ class _Matcher:
         self._first = {"patterns": dict(patterns), "seconds": seconds}
         self._started = False
 
-    def search(self, lines: Sequence[str]) -> tuple[dict[str, float] | None, str]:
+    def search(self, lines: Sequence[str]) -> tuple[_Matches | None, str]:
         """The values; None when the process ended, with the name of the pattern at which it did."""
         assert self._process.stdin and self._process.stdout
         messages = [lines] if self._started else [self._first, lines]

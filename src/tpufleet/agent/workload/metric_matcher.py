@@ -4,7 +4,7 @@ A regular expression can take years on a short line (`(a+)+b`). The kernel then 
 and the agent, whose threads would have waited, goes on. Run as a script, with the standard library
 alone. Lines of JSON on its standard input: first the patterns by name and the seconds that each may
 take, then lists of lines. For each list it answers with the name of each pattern before it is
-searched for, and then with the values.
+searched for, and then with the values by pattern, each with the number of its line.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ import signal
 import sys
 
 MAX_MEMORY = 2**30  # of address space; Python itself needs about 30 MB
+MAX_MATCHES = 500  # of one pattern and one list: the last ones
 
 
-def last_value(pattern: re.Pattern[str], lines: list[str]) -> float | None:
-    """Of the last line with a number. JSON has no infinite ones."""
-    for line in reversed(lines):
-        match = pattern.search(line)
+def matches(pattern: re.Pattern[str], lines: list[str]) -> list[tuple[int, float]]:
+    """The number of each line with a value, and the value. JSON has no infinite ones."""
+    found: list[tuple[int, float]] = []
+    for number in range(len(lines) - 1, -1, -1):
+        match = pattern.search(lines[number])
         try:
             value = float(match[1].replace(",", "")) if match else math.nan
         except (ValueError, AttributeError, IndexError):
             continue  # not a number on this line
         if math.isfinite(value):
-            return value
-    return None
+            found.append((number, value))
+            if len(found) == MAX_MATCHES:
+                break
+    return found[::-1]
 
 
 def serve(patterns: dict[str, str], seconds: float) -> None:
@@ -39,10 +43,8 @@ def serve(patterns: dict[str, str], seconds: float) -> None:
         for name, pattern in patterns.items():
             _answer(name)
             signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU time; SIGPROF ends the process
-            value = last_value(re.compile(pattern), lines)
+            values[name] = matches(re.compile(pattern), lines)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            if value is not None:
-                values[name] = value
         _answer(values)
 
 

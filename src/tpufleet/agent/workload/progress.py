@@ -19,6 +19,7 @@ from tpufleet.errors import BadInput, FleetError
 from tpufleet.model import encoding
 from tpufleet.model.bounds import MAX_NUMBER
 from tpufleet.model.hosts import (
+    MAX_HEARTBEAT_POINTS,
     MAX_RECENT_POINTS,
     Progress,
     ProgressFile,
@@ -31,6 +32,8 @@ PROGRESS_FILE = "run/progress.json"
 MAX_KEPT_POINTS = 500  # while the control plane cannot be reached
 MAX_PROGRESS_BYTES = 64 * 1024
 POLL_SECONDS = 0.5
+MIN_SPACING = timedelta(microseconds=1)  # two points have two times
+STEP_NAMES = ("step", "total")  # patterns of these names are no metrics
 BUCKET_POLL_SECONDS = 30.0  # each poll costs a few requests
 # Deep enough for `runs/a/checkpoints/120`, and bounded for folders that hold more than checkpoints.
 MAX_DEPTH = 5
@@ -138,6 +141,8 @@ class ProgressReader:
         """`list_folder` lists what the job may list: the agent may have more rights."""
         self._log_metrics = log_metrics
         self._log_metrics_at: datetime | None = None
+        self._logged_at: datetime | None = None  # of the last poll
+        self._logged_step: float | None = None
         self._attempt_folder = attempt_folder
         self._in_bucket = checkpoint.startswith(gcs.SCHEME)
         self._folder: CheckpointFolder | None = None
@@ -175,13 +180,33 @@ class ProgressReader:
         if self._log_metrics is not None and self._log_metrics.poll():
             self._log_metrics_at = self._clock.now()
         self.latest = latest = self._with_log_metrics(self._merged())
-        if latest is not None and latest.at is not None:
+        logged = self._log_metrics.take_points(last=last) if self._log_metrics is not None else []
+        own = self._reported or Progress()
+        if self._log_metrics_at is not None and own.step is None and not own.metrics:
+            self._add_logged(logged)
+        elif latest is not None and latest.at is not None:
             self._add_point(ProgressPoint(at=latest.at, step=latest.step, metrics=latest.metrics))
+
+    def _add_logged(self, logged: list[dict[str, float]]) -> None:
+        """Lines have no time: those that were found together are spread over the time since the
+        last poll."""
+        now = self._clock.now()
+        before = self._points[-1].at if self._points else now - MIN_SPACING * len(logged)
+        before = max(before, min(self._logged_at or before, now))
+        spacing = max((now - before) / max(len(logged), 1), MIN_SPACING)
+        for number, values in enumerate(logged, 1):
+            metrics = {name: value for name, value in values.items() if name not in STEP_NAMES}
+            self._logged_step = values.get("step", self._logged_step)
+            at = before + number * spacing
+            self._add_point(
+                ProgressPoint(at=at, step=_whole(self._logged_step), metrics=metrics or None)
+            )
+        self._logged_at = now
 
     def points_after(self, moment: datetime | None) -> tuple[ProgressPoint, ...]:
         """What was reported after this, thinned. Safe from any thread."""
         points = [each for each in tuple(self._points) if moment is None or each.at > moment]
-        while len(points) > MAX_RECENT_POINTS:
+        while len(points) > MAX_HEARTBEAT_POINTS:
             points = points[:-1:2] + points[-1:]
         return tuple(points)
 
@@ -250,7 +275,7 @@ class ProgressReader:
         if self._log_metrics is None or self._log_metrics_at is None:
             return progress
         values = dict(self._log_metrics.values)
-        step, total = (values.pop(name, None) for name in ("step", "total"))
+        step, total = (values.pop(name, None) for name in STEP_NAMES)
         reported = progress or Progress()
         times = [at for at in (reported.at, self._log_metrics_at) if at]
         return replace(

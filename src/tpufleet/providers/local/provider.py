@@ -156,10 +156,24 @@ class LocalProvider:
 
     def release_all(self, within: timedelta = timedelta(seconds=20)) -> None:
         """Release every slice, and return when no process is left."""
-        deadline = time.monotonic() + within.total_seconds()
         for record in self._records.all():
             self.release(record.id, record.zone)
-        while self._records.all():
+        self._sweep_until(lambda: not self._records.all(), within)
+
+    def stop_all(self, reason: str, within: timedelta = timedelta(seconds=20)) -> int:
+        """Kill the processes of every slice, and return how many slices had any. The records stay,
+        for the next server to read why: then it releases them."""
+        with self._records.lock():
+            self._records.recover()
+            running = [record for record in self._records.all() if not record.over]
+            for record in running:
+                self._records.save(replace(record, failed=reason, swept=False))
+        self._sweep_until(lambda: all(each.swept for each in self._records.all()), within)
+        return len(running)
+
+    def _sweep_until(self, done: Callable[[], bool], within: timedelta) -> None:
+        deadline = time.monotonic() + within.total_seconds()
+        while not done():
             if time.monotonic() > deadline:
                 left = processes.leftovers(self._records.root)
                 raise ProviderUnavailable(f"cannot kill these processes: {left}")

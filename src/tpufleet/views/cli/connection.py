@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tpufleet import config
-from tpufleet.errors import FleetError, Unauthorized, Unreachable
+from tpufleet.errors import BadInput, FleetError, Unauthorized, Unreachable
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -21,8 +21,15 @@ NO_SERVER = (
 )
 
 
-def settings() -> config.Config:
-    """Read for each command: the environment of this process and the user's config file."""
+def settings(*, new_file: bool = False) -> config.Config:
+    """Read for each command: the environment of this process and the user's config file.
+    `new_file`: the command may create the file that TPUFLEET_CONFIG names."""
+    named = os.environ.get("TPUFLEET_CONFIG")
+    if named and not new_file and not Path(named).exists():
+        raise BadInput(
+            f"TPUFLEET_CONFIG: no such file: {named}\n"
+            "  next: correct or unset the variable, or write the file with `tpu init`"
+        )
     return config.load(os.environ, Path.home())
 
 
@@ -81,7 +88,12 @@ def _started(read: config.Config, announce: bool) -> str:
     running = config.embedded_server_url(read.home)
     if running is not None and is_ready(running):
         return running
-    url, new = embedded_server.start(read.home, is_ready)
+    try:
+        url, new = embedded_server.start(read.home, is_ready)
+    except KeyboardInterrupt:
+        if announce:
+            click.echo("interrupted; the control plane that was starting was stopped", err=True)
+        raise
     if new and announce:
         click.echo(
             f"started a control plane at {url} (state in {read.home}; stop it with "

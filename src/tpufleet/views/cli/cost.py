@@ -31,6 +31,7 @@ class CostTotal:
     usd: float = 0.0
     lost_usd: float = 0.0
     simulated_usd: float = 0.0  # what simulated slices would have cost; not part of `usd`
+    lost_simulated_usd: float = 0.0  # part of it
     priced: bool = True  # False: part of it has no known price
 
 
@@ -80,6 +81,7 @@ def _add(item: CostTotal, row: CostRow, table: dict[tuple[str, str], prices.Pric
     item.unknown += row.unknown
     if row.simulated:
         item.simulated_usd += row.chip_hours * (usd or 0.0)
+        item.lost_simulated_usd += row.lost * (usd or 0.0)
     else:
         item.usd += row.chip_hours * (usd or 0.0)
         item.lost_usd += row.lost * (usd or 0.0)
@@ -96,14 +98,13 @@ def total(rows: Sequence[CostTotal]) -> CostTotal:
         usd=sum(row.usd for row in rows),
         lost_usd=sum(row.lost_usd for row in rows),
         simulated_usd=sum(row.simulated_usd for row in rows),
+        lost_simulated_usd=sum(row.lost_simulated_usd for row in rows),
         priced=all(row.priced for row in rows),
     )
 
 
 def cells(item: CostTotal) -> tuple[str, ...]:
-    real = f"${prices.amount(item.usd)}" if item.usd or not item.simulated_usd else ""
-    simulated = f"${prices.amount(item.simulated_usd)} simulated" if item.simulated_usd else ""
-    dollars = " + ".join(part for part in (real, simulated) if part)
+    dollars = _dollars(item.usd, item.simulated_usd)
     share = f" ({item.useful / item.chip_hours:.0%})" if item.chip_hours else ""
     return (
         item.label,
@@ -112,8 +113,14 @@ def cells(item: CostTotal) -> tuple[str, ...]:
         f"{prices.amount(item.lost)}",
         f"{prices.amount(item.unknown)}",
         dollars + ("" if item.priced else " + unpriced"),
-        f"${prices.amount(item.lost_usd)}",
+        _dollars(item.lost_usd, item.lost_simulated_usd),
     )
+
+
+def _dollars(usd: float, simulated_usd: float) -> str:
+    real = f"${prices.amount(usd)}" if usd or not simulated_usd else ""
+    simulated = f"${prices.amount(simulated_usd)} simulated" if simulated_usd else ""
+    return " + ".join(part for part in (real, simulated) if part)
 
 
 def _show_prices(table: dict[tuple[str, str], prices.Price], as_json: bool) -> None:

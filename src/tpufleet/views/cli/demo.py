@@ -21,7 +21,7 @@ from tpufleet.errors import BadInput, FleetError
 from tpufleet.model.api_types import JobRow, NewJob
 from tpufleet.model.jobs import JobId, JobState
 from tpufleet.views import text
-from tpufleet.views.cli import connection, follow, follow_display, serve
+from tpufleet.views.cli import connection, follow, follow_display, output, serve
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -174,7 +174,7 @@ class _PreemptingScreen:
 
 def _require_jax() -> None:
     if importlib.util.find_spec("jax") is None:
-        raise BadInput("the demo needs JAX\n  next: pip install 'tpufleet[demo]'")
+        raise BadInput(f"the demo needs JAX\n  next: {output.install_command('demo')}")
 
 
 @contextmanager
@@ -202,11 +202,11 @@ def _control_plane(home: Path) -> Iterator[FleetClient]:
     for name in [name for name in os.environ if name.startswith("TPUFLEET_")]:
         del os.environ[name]
     os.environ["TPUFLEET_HOME"] = str(home)
-    os.environ["TPUFLEET_CONFIG"] = str(home / "no-config.yaml")
-    client = connection.connect(start=True, announce=False)  # it is stopped with the demo
+    os.environ["TPUFLEET_CONFIG"] = os.devnull
     try:
-        yield client
+        # It is stopped with the demo.
+        with connection.connect(start=True, announce=False) as client:
+            yield client
     finally:
-        client.close()
         serve.stop_server(home)
         delete_local_slices(home)

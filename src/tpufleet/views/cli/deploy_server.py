@@ -78,7 +78,7 @@ def server(
     """
     from tpufleet.compose import server_deployment as deployment
 
-    config = connection.settings()
+    config = connection.settings(new_file=True)
     options: dict[str, Any] = {
         "name": _checked_name(name),
         "machine_type": machine_type,

@@ -16,6 +16,7 @@ from tpufleet.errors import FleetError, Unreachable
 
 SERVE_COMMAND = (sys.executable, "-P", "-m", "tpufleet", "serve", "--embedded")
 START_TIMEOUT_SECONDS = 30.0  # includes a cold disk and a first migration
+STOP_TIMEOUT_SECONDS = 10.0
 LOG_LINES = 5
 
 
@@ -23,13 +24,27 @@ def start(
     home: Path, is_ready: Callable[[str], bool], command: Sequence[str] = SERVE_COMMAND
 ) -> tuple[str, bool]:
     """URL of the server of this state folder, and whether it was started now. It outlives the
-    terminal."""
+    terminal, unless the start is interrupted."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _exclusive_lock(home / "start.lock"):
         running = config.embedded_server_url(home)
         if running is not None and is_ready(running):
             return running, False
-        return _wait_for(home, is_ready, _spawn(home, command)), True
+        child = _spawn(home, command)
+        try:
+            return _wait_for(home, is_ready, child), True
+        except (KeyboardInterrupt, SystemExit):
+            _stop(child)
+            raise
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(STOP_TIMEOUT_SECONDS)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        child.kill()
+        child.wait()
 
 
 def _spawn(home: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:

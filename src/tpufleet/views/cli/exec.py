@@ -9,9 +9,10 @@ import click
 
 from tpufleet.errors import BadInput, FleetError
 from tpufleet.model import durations
+from tpufleet.model.field_types import SHELL
 from tpufleet.model.host_commands import HostCommandRequest, HostCommandResult
 from tpufleet.views import text
-from tpufleet.views.cli import connection, output
+from tpufleet.views.cli import connection, job_options, output
 from tpufleet.views.cli.host_commands import (
     HEARTBEAT_ALLOWANCE,
     find_slices,
@@ -24,7 +25,7 @@ from tpufleet.views.cli.output import json_option
 @click.command(
     "exec",
     epilog="\b\nExamples:\n  tpu exec train -- df -h /\n"
-    "  tpu exec train-1 --host 0 --timeout 5m -- sh -c 'ls /tmp | wc -l'\n",
+    "  tpu exec train-1 --host 0 --timeout 5m -- 'ls /tmp | wc -l'\n",
     context_settings={"ignore_unknown_options": True},
 )
 @click.argument("target", metavar="JOB|SLICE")
@@ -38,9 +39,12 @@ def exec_(
     """Run COMMAND on one or all hosts of a slice, or of the slices of a JOB, beside the job,
     through the agents. Requires that the job is yours, or the admin role.
 
-    No shell is used unless you name one. Each line is prefixed with its host. The exit status is
-    the first that is not 0.
+    As in `tpu run`, one argument with spaces is a script for bash; several are a program and its
+    arguments, without a shell. Each line is prefixed with its host. The exit status is the first
+    that is not 0.
     """
+    script = job_options.command_of(command)
+    command = (*SHELL, script) if isinstance(script, str) else command
     limit = _time_limit(timeout)
     status = 0
     with connection.connect() as client:

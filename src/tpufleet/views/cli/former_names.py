@@ -119,7 +119,9 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     "reapplyy": _renamed("vm reapply"),
     "apply-norm": _renamed("vm apply -norm"),
     "reapply-norm": _renamed("vm reapply -norm"),
-    "delete": _renamed("vm delete"),
+    "delete": _renamed(
+        "vm delete", "for a job: `tpu cancel JOB`, then `tpu purge JOB` for its files"
+    ),
     "restart": _renamed("vm restart"),
     "check-status": _renamed("vm status"),
     "-cktpu": _renamed("vm status"),

@@ -79,7 +79,7 @@ def init(
         from tpufleet.views.cli import rehearsal
 
         context.exit(rehearsal.run(document, accelerator))
-    settings = connection.settings()
+    settings = connection.settings(new_file=True)
     _write(settings.config_file, document, ask=ask, yes=yes)
     _check(accelerator)
     click.echo("\nNext, once the checks pass:")

@@ -161,7 +161,7 @@ def show_rows(
 ) -> None:
     now = datetime.now(UTC)
     hidden = None if show_type else TITLES.index("TYPE")
-    cells = ([*_cells(row, now)[:-1], _shortened(row.reason, reason_length)] for row in rows)
+    cells = (_cells(row, now, reason_length) for row in rows)
     output.print_table(
         [title for index, title in enumerate(TITLES) if index != hidden],
         ([cell for index, cell in enumerate(row) if index != hidden] for row in cells),
@@ -174,13 +174,15 @@ def _shortened(reason: str, length: int) -> str:
     return reason if len(reason) <= length else f"{reason[: length - 1]}…"
 
 
-def _cells(row: JobRow, now: datetime) -> list[Cell]:
+def _cells(row: JobRow, now: datetime, reason_length: int) -> list[Cell]:
+    """Without a reason for a job that succeeded: the state says it, and the room is needed."""
+    reason = "" if row.state is JobState.SUCCEEDED else _shortened(row.reason, reason_length)
     kind = short_name(row.accelerator)
     kind = kind if row.slices == 1 else f"{row.slices}×{kind}"
     return [
         row.id, row.name, (row.state.value, text.colour(row.state)), kind,
         text.progress(row.progress), str(row.attempts), text.age(row.submitted_at, now),
-        row.owner, row.reason,
+        row.owner, reason,
     ]  # fmt: skip
 
 

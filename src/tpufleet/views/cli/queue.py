@@ -84,7 +84,8 @@ def because(entry: QueueEntry) -> str:
     until = ""
     if entry.behind_until is not None:
         until = f" until {text.local_time(entry.behind_until)[:-3]}"
-    return f"behind {entry.behind}{until}; {entry.blocked_by}"
+    relation = "waits for" if entry.position == 1 else "behind"
+    return f"{relation} {entry.behind}{until}; {entry.blocked_by}"
 
 
 @queue.command(epilog="\b\nExamples:\n  tpu queue move train --first\n")

@@ -28,6 +28,7 @@ def run(document: dict[str, Any], accelerator: str) -> int:
             "TPUFLEET_HOME": str(root / "state"),
             "TPUFLEET_CONFIG": str(root / "config.yaml"),
         }
+        (root / "config.yaml").touch()
         emulator = subprocess.Popen(
             [*PROGRAM, "emulator", "--listen", "127.0.0.1:0", "--speed", SPEED],
             env=environ,
@@ -59,7 +60,7 @@ def _write_config(file: Path, document: dict[str, Any], endpoint: str) -> None:
     # Without the bucket and the public URL: emulated hosts run on this machine.
     emulated = {"tpu_vm": {**document["tpu_vm"], "endpoint": endpoint}}
     file.write_text(yaml.safe_dump(emulated, sort_keys=False))
-    click.echo("the config file would be:\n")
+    click.echo("the config file would be (this rehearsal runs without the bucket):\n")
     for line in yaml.safe_dump(document, sort_keys=False).splitlines():
         click.echo(f"  {line}")
     click.echo()

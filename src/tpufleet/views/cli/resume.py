@@ -12,12 +12,14 @@ import click
 from tpufleet.errors import BadInput
 from tpufleet.views.cli import connection, former_flags, output
 from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.registry import HintedUsageError
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
     from tpufleet.model.jobs import JobSpec
 
 _COMMAND = "tpufleet.resume.command"
+_OPTION = re.compile(r"-{1,2}[A-Za-z]")  # not a negative number
 
 
 class _CommandWithNewCommand(click.Command):
@@ -29,7 +31,16 @@ class _CommandWithNewCommand(click.Command):
             at = args.index("--")
             context.meta[_COMMAND] = tuple(args[at + 1 :])
             args = args[:at]
-        return super().parse_args(context, args)
+        try:
+            return super().parse_args(context, list(args))
+        except click.NoSuchOption as error:
+            typed = next((arg for arg in args if arg.startswith(error.option_name)), "")
+            example = typed.lstrip("-") if "=" in typed else f"{typed.lstrip('-')}=VALUE"
+            raise HintedUsageError(
+                f"no such option: {error.option_name}\n  next: to change that argument of the "
+                f"command write `{example}` without dashes, or pass the whole command after `--`",
+                context,
+            ) from error
 
     def collect_usage_pieces(self, context: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(context), "[-- CMD…]"]
@@ -70,8 +81,8 @@ def resume(context: click.Context, job: str, **options: Any) -> None:
     """Continue an ended JOB from its last checkpoint, and follow it like `tpu run`.
 
     This creates a new job whose parent is the old one, with the same code unless --new-code is
-    given. KEY=VALUE replaces that argument of the command, or is appended to it; a command after
-    `--` replaces all of it.
+    given. KEY=VALUE replaces that argument of the command (KEY=…, --KEY=… or --KEY …), or is
+    appended to it; a command after `--` replaces all of it.
     """
     context.exit(_resubmit(context, "resume", job, **options))
 
@@ -88,8 +99,8 @@ def rerun(context: click.Context, job: str, **options: Any) -> None:
     `tpu run`.
 
     This creates a new job whose parent is the old one, with the same code unless --new-code is
-    given. KEY=VALUE replaces that argument of the command, or is appended to it; a command after
-    `--` replaces all of it.
+    given. KEY=VALUE replaces that argument of the command (KEY=…, --KEY=… or --KEY …), or is
+    appended to it; a command after `--` replaces all of it.
     """
     context.exit(_resubmit(context, "rerun", job, **options))
 
@@ -122,6 +133,11 @@ def _resubmit(
             settings=settings,
             command=context.meta.get(_COMMAND, ()),
         )
+        if appended := _appended(parent.spec, context.meta.get(_COMMAND, ()), changes):
+            names = ", ".join(each.split("=")[0] for each in appended)
+            output.print_status(
+                f"the command has no argument {names}; appended {' '.join(appended)}"
+            )
         if new_code is None and "workdir" in changes:
             new_code = str(Path(changes["workdir"]).expanduser())
         snapshot = None if new_code is None else _upload(client, new_code)
@@ -201,7 +217,7 @@ def _upload(client: FleetClient, folder: str) -> str:
 
 
 def _with_arguments(spec: JobSpec, command: Any, arguments: Sequence[str]) -> list[str]:
-    """`lr=0.1` replaces `lr=…` or `--lr=…` in the command, or is appended to it."""
+    """`lr=0.1` replaces `lr=…`, `--lr=…` or `--lr …` in the command, or is appended to it."""
     from tpufleet.model.field_types import SHELL
 
     if not isinstance(command, list) or tuple(command[: len(SHELL)]) == SHELL:
@@ -211,7 +227,7 @@ def _with_arguments(spec: JobSpec, command: Any, arguments: Sequence[str]) -> li
         )
     changed = list(command)
     for argument in arguments:
-        key, equals, _ = argument.partition("=")
+        key, equals, value = argument.partition("=")
         if not equals or not key:
             raise BadInput(f"{argument}: not KEY=VALUE, such as lr=0.1; put a command after `--`")
         pattern = re.compile(rf"-{{0,2}}{re.escape(key.lstrip('-'))}=")
@@ -219,6 +235,20 @@ def _with_arguments(spec: JobSpec, command: Any, arguments: Sequence[str]) -> li
         for at in same:
             dashes = changed[at][: len(changed[at]) - len(changed[at].lstrip("-"))]
             changed[at] = dashes + argument.lstrip("-")
-        if not same:
+        option = re.compile(rf"--?{re.escape(key.lstrip('-'))}")
+        two_words = [
+            at + 1
+            for at, old in enumerate(changed[:-1])
+            if option.fullmatch(old) and not _OPTION.match(changed[at + 1])
+        ]
+        for at in two_words:
+            changed[at] = value
+        if not same and not two_words:
             changed.append(argument)
     return changed
+
+
+def _appended(spec: JobSpec, command: Sequence[str], changes: dict[str, Any]) -> list[str]:
+    """The arguments that replaced none: the words by which the new command is longer."""
+    changed = changes.get("command", [])
+    return changed[len(command or spec.command) :] if isinstance(changed, list) else []

@@ -14,10 +14,12 @@ import psutil
 
 from tpufleet import config
 from tpufleet.errors import FleetError
+from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 
 STOP_TIMEOUT_SECONDS = 30.0
+STOPPED_BY_COMMAND = "stopped by `tpu serve --stop --all`"
 
 
 @click.command(
@@ -62,25 +64,32 @@ def serve(
 
     State is kept in one folder (TPUFLEET_HOME). Several servers may share one Postgres; one of them
     is the leader. Simulated slices and their jobs outlive the server, and the next one takes them
-    over; `tpu serve --stop --all` stops them too.
+    over; `tpu serve --stop --all` stops them too, and the next server runs the jobs again.
     """
     from tpufleet.compose.backup import require_original_stopped
 
     settings = connection.settings()
     if stop:
         stopped = stop_server(settings.home)
-        if everything:
-            from tpufleet.compose.providers import delete_local_slices
-
-            require_original_stopped(settings.home)
-            delete_local_slices(settings.data)
-        output.print_result(
-            {"stopped": stopped},
+        outcome = (
             "stopped the control plane"
             if stopped
-            else f"no control plane is running in {settings.home}",
-            as_json,
+            else f"no control plane is running in {settings.home}"
         )
+        result: dict[str, object] = {"stopped": stopped}
+        if everything:
+            from tpufleet.compose.providers import stop_local_slices
+
+            require_original_stopped(settings.home)
+            slices = stop_local_slices(settings.data, STOPPED_BY_COMMAND)
+            result["slices"] = slices
+            outcome += f"; stopped {text.counted(slices, 'simulated slice')}"
+            if slices:
+                outcome += (
+                    "\n  next: `tpu serve` runs their jobs again, each from its last checkpoint; "
+                    "end one for good with `tpu cancel JOB`"
+                )
+        output.print_result(result, outcome, as_json)
         return
     if listen is not None:
         config.check_listen_address(listen, "--listen")

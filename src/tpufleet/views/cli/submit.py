@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tpufleet.errors import BadInput, FleetError
+from tpufleet.errors import BadInput, FleetError, NotFound
 from tpufleet.model import job_file, prices
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.jobs import JobId, JobSpec, JobState
@@ -332,15 +332,20 @@ def _detach_message(ids: list[JobId]) -> str:
     )
 
 
-def _is_simulated(spec: JobSpec) -> bool:
-    """As far as is known without submitting it. No server is started for it."""
+def _is_simulated(spec: JobSpec, where: str) -> bool:
+    """As far as is known without submitting it; no server is started for it. Rejects a pool that
+    the server does not have."""
     settings = connection.settings()
     if spec.pool is not None:
         try:
             with connection.connect() as client:
                 return client.pool(spec.pool).provider in SIMULATED_PROVIDERS
-        except FleetError:  # no server, or no such pool
-            return False
+        except NotFound as error:
+            raise BadInput(
+                f"{where}pool: no pool {spec.pool!r}\n  next: `tpu pool list`"
+            ) from error
+        except FleetError as error:
+            output.print_status(f"pool {spec.pool} was not checked: {text.one_line(str(error))}")
     if spec.providers:
         return set(spec.providers) <= SIMULATED_PROVIDERS
     try:
@@ -351,7 +356,7 @@ def _is_simulated(spec: JobSpec) -> bool:
 
 def _show_plan(planned: list[PlannedJob], scans: dict[Path, Scan], as_json: bool) -> None:
     table = prices.price_table(connection.settings().prices)
-    simulations = [_is_simulated(job.spec) for job in planned]
+    simulations = [_is_simulated(job.spec, job.where) for job in planned]
     jobs = [
         {
             "spec": job_file.to_document(job.spec),

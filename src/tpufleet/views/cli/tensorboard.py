@@ -79,7 +79,7 @@ def tensorboard(
         if not _reads_buckets() and any(folder.startswith("gs://") for folder in runs.values()):
             output.print_status(
                 "TensorBoard reads gs:// folders only with the package gcsfs\n"
-                "  next: pip install 'tpufleet[tensorboard]'"
+                f"  next: {output.install_command('tensorboard')}"
             )
         command = [*program, *location_options(runs), "--port", str(port), "--host", bind]
         output.print_status(f"TensorBoard: http://{bind}:{port} (Ctrl-C stops it)")
@@ -151,6 +151,7 @@ def find_program() -> list[str]:
     if importlib.util.find_spec("tensorboard") is not None:
         return [sys.executable, "-m", "tensorboard.main"]
     raise FleetError(
-        "TensorBoard is not installed\n  next: pip install 'tpufleet[tensorboard]', or write event "
+        "TensorBoard is not installed\n"
+        f"  next: {output.install_command('tensorboard')}, or write event "
         "files for another machine with --write DIR"
     )

@@ -29,7 +29,8 @@ def top(query: tuple[str, ...], all_users: bool) -> None:
         if error.name is None or error.name.partition(".")[0] != "textual":
             raise
         raise BadInput(
-            "tpu top needs Textual, which is not installed\n  next: pip install 'tpufleet[top]'"
+            "tpu top needs Textual, which is not installed\n"
+            f"  next: {output.install_command('top')}"
         ) from error
     if not (output.is_terminal() and sys.stdin.isatty()):
         raise BadInput("tpu top needs a terminal\n  next: tpu jobs, or tpu jobs --json")
