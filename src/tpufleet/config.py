@@ -47,6 +47,7 @@ KEYS = (
     "retention",
     "secrets_kms_key",
     "local_user",
+    "local_containers",
     "local_hosts",
     "slices_per_user",
     "tokens_per_user",
@@ -85,6 +86,7 @@ class Config:
     retention: Mapping[str, Any] | None = None  # parsed by `compose.retention_settings`
     secrets_kms_key: str | None = None  # Cloud KMS key that wraps the key of secrets
     local_user: str | None = None  # of all jobs on `local`, if the server runs as root; None: auto
+    local_containers: bool = False  # jobs on `local` may use images, with this machine's Docker
     local_hosts: int = DEFAULT_LOCAL_HOSTS  # simulated hosts at a time, of all jobs on `local`
     tokens_per_user: int = DEFAULT_TOKENS_PER_USER  # that are valid; without browser sessions
     slices_per_user: int | None = None  # quota per user; None: unlimited
@@ -228,6 +230,7 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         gke=_with_variables("gke", environ, _mapping("gke", environ, values, file)),
         secrets_kms_key=_kms_key(*kms) if (kms := setting("secrets_kms_key")) else None,
         local_user=local_user[0] if (local_user := setting("local_user")) else None,
+        local_containers=_flag(*images) if (images := setting("local_containers")) else False,
         retention=_mapping("retention", environ, values, file),
         prices=_mapping("prices", environ, values, file),
         budgets=_mapping("budgets", environ, values, file),

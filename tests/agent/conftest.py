@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -248,3 +249,11 @@ def harness(control_plane: FakeControlPlane, tmp_path: Path) -> Iterator[AgentHa
     harness = AgentHarness(control_plane, tmp_path)
     yield harness
     harness.close()
+
+
+@pytest.fixture
+def reachable_folder() -> Iterator[Path]:
+    """Whose parents other users may enter, unlike those of `tmp_path`."""
+    with tempfile.TemporaryDirectory(prefix="tpufleet-user-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)

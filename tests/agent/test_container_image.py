@@ -66,6 +66,11 @@ def test_a_job_runs_in_its_image_with_its_own_variables_only(harness, docker):
     environ = Path(f"{docker}.environ").read_text()
     assert "HOST_ONLY=1" in environ and "DOCKER_HOST" not in environ and "s3cret" not in environ
     assert "--privileged" not in command, "a simulated host has no devices"
+    assert f"--user={os.getuid()}:{os.getgid()} --cap-drop=ALL" in command
+    mounts = [part for part in command.split() if part.startswith("--volume")]
+    assert mounts == [
+        f"--volume={path}:{path}" for path in (harness.work / "j1.0", harness.checkpoint)
+    ]
     assert removed and all("rm --force tpufleet-" in call for call in removed)
 
 
@@ -81,11 +86,30 @@ def test_a_stopped_job_leaves_no_container(harness, docker):
 def test_containers_on_tpu_hosts_get_the_devices(docker):
     container = JobContainer("lab/train:7", AttemptId("j1.0"), str(docker.parent))
     argv = container.wrap(
-        ("python", "train.py"), folders=[Path("/w")], workdir=Path("/w/c"), devices=True
+        ("python", "train.py"), folders=[Path("/w")], workdir=Path("/w/c"), user=None
     )
     assert "--privileged" in argv and argv[-2:] == ("lab/train:7", "train.py")
     assert [part for part in argv if part.startswith("--env")] == ["--env-file=/dev/stdin"]
     assert "--volume=/w:/w" in argv and "--workdir=/w/c" in argv
+
+
+def test_images_are_refused_on_hosts_that_do_not_allow_them(harness, docker):
+    harness.assign("true", image="lab/train:7")
+    harness.start_process(PATH=host_environ(docker)["PATH"], TPUFLEET_IMAGES="refused")
+    assert "local_containers: true" in harness.wait_for_exit().log_line
+    assert not Path(f"{docker}.calls").exists()
+
+
+def test_docker_on_the_server_mounts_no_folder_that_the_job_chose(harness, docker):
+    hidden = harness.folder / "state"
+    (hidden / "checkpoints").mkdir(parents=True)
+    own = hidden / "checkpoints" / "j1"
+    harness.assign("true", image="lab/train:7", checkpoint=str(harness.checkpoint))
+    harness.start_process(PATH=host_environ(docker)["PATH"], TPUFLEET_HIDDEN=str(hidden))
+    assert "cannot be mounted into an image on `local`" in harness.wait_for_exit().log_line
+    harness.assign("true", image="lab/train:7", checkpoint=str(own), attempt_id="j1.1")
+    assert harness.wait_for_exit("j1.1").clean
+    assert f"--volume={own}:{own}" in calls(docker)[0]
 
 
 def test_a_host_without_docker_says_so(harness, tmp_path):

@@ -12,7 +12,6 @@ import tempfile
 import uuid
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import psutil
 import pytest
@@ -200,14 +199,6 @@ def test_the_guarantee_is_in_the_log_of_the_agent(harness, capfd):
     harness.start_process(TPUFLEET_CONTAINMENT=Mechanism.MARKS)
     harness.wait_for_exit()
     assert "containment: marks: a process that clears its environment" in capfd.readouterr().err
-
-
-@pytest.fixture
-def reachable_folder():
-    """Whose parents other users may enter, unlike those of `tmp_path`."""
-    with tempfile.TemporaryDirectory(prefix="tpufleet-user-") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run jobs as another user")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 from datetime import timedelta
+from pathlib import Path
 from threading import Event
 
 import psutil
 import pytest
 
+from tpufleet.agent.workload import containment
 from tpufleet.agent.workload.log_metrics import LogMetrics
 from tpufleet.agent.workload.logs import LogFile
 from tpufleet.agent.workload.progress import ProgressReader, step_from_name
-from tpufleet.clocks import ManualClock
+from tpufleet.clocks import ManualClock, SystemClock
 
 
 @pytest.mark.parametrize(
@@ -286,3 +288,36 @@ def test_a_progress_file_that_is_not_a_small_regular_file_is_ignored(
     reading.poll()
     assert reading.latest is None
     assert capsys.readouterr().err.count("ignoring progress.json") == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has more rights than the user of a job")
+def test_only_what_the_job_may_list_is_searched_for_checkpoints(reachable_folder):
+    nobody, tmp_path = (65534, 65534), reachable_folder
+    state, secret, own = tmp_path / "state", tmp_path / "secret", tmp_path / "own"
+    job = state / "checkpoints" / "job"
+    for folder in (state / "other", secret, own, job):
+        (folder / "step_32765").mkdir(parents=True)
+    for folder in (state, secret, own):
+        folder.chmod(0o700)
+    for folder in (own, job):
+        os.chown(folder, *nobody)
+    (own / "secret").symlink_to(secret)
+    contained = containment.Containment(
+        mechanism=containment.Mechanism.MARKS, work_dir=tmp_path, hidden=(state,),
+        user=containment.JobUser(name="nobody", uid=nobody[0], gid=nobody[1]),
+    )  # fmt: skip
+
+    def step(checkpoint: Path) -> int | None:
+        reader = ProgressReader(
+            tmp_path, str(checkpoint), clock=SystemClock(),
+            list_folder=lambda path: contained.list_folder(path, str(checkpoint)),
+        )  # fmt: skip
+        reader.poll()
+        return reader.latest.checkpoint_step if reader.latest else None
+
+    assert step(own) == step(job) == 32765
+    for hidden in (secret, own / "secret", state, state / "other", Path("/proc")):
+        assert step(hidden) is None
+    job.rename(state / "checkpoints" / "moved")
+    job.symlink_to(secret)  # as another job may, a moment later
+    assert step(job) is None

@@ -151,6 +151,36 @@ def test_a_location_on_disk_in_use_is_refused_under_any_spelling(service, tmp_pa
             service.client("mo").submit([new("job-2", checkpoint=location)])
 
 
+SYSTEM = [
+    "/", "//", "/.", "/tmp/..", "/etc", "/etc/ck", "/usr/local/ck", "/bin", "/lib64/x", "/dev",
+    "/dev/x", "/dev/shm", "/root", "/home", "/var", "/tmp", "/var/tmp/", "/boot/x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("location", SYSTEM)
+def test_a_folder_of_the_system_is_no_checkpoint_location(service, location):
+    with pytest.raises(BadInput, match="is a system folder; use another one"):
+        service.client("mel").submit([new("job-1", checkpoint=location)])
+
+
+@pytest.mark.parametrize(
+    "location", ["/dev/shm/ck", "/mnt/disks/ck", "/home/mel/ck", "/tmp/ck", "/var/lib/ck", "/data"]
+)
+def test_a_folder_of_its_own_is_a_checkpoint_location(service, location):
+    service.client("mel").submit([new("job-1", checkpoint=location)])
+
+
+@pytest.mark.parametrize(
+    "spelling", ["{state}", "{state}/", "{state}/x", "{state}/./logs", "{state}/..", "{link}"]
+)
+def test_the_state_of_the_server_is_no_checkpoint_location(service, spelling, tmp_path_factory):
+    link = tmp_path_factory.mktemp("links") / "link"
+    link.symlink_to(service.folder)
+    location = spelling.format(state=service.folder, link=link)
+    with pytest.raises(BadInput, match="overlaps the state folder of the server"):
+        service.client("mel").submit([new("job-1", checkpoint=location)])
+
+
 # Whose a location is: a member must not block or overwrite that of another.
 
 

@@ -96,6 +96,14 @@ def test_a_host_id_never_leads_out_of_the_folder(running):
             files.path(ATTEMPT, host)
 
 
+def test_a_log_is_refused_of_a_host_that_does_not_exist(running):
+    """Its slice has four."""
+    slice_id = HOST.partition("/")[0]
+    for host in (f"{slice_id}/4", f"{slice_id}/99", f"{slice_id}/00"):
+        assert running.send_log(ATTEMPT, host, 0, b"forged").status_code in (400, 401)
+    assert running.send_log(ATTEMPT, f"{slice_id}/3", 0, b"x").status_code == 200
+
+
 def test_an_offset_is_a_whole_number(running):
     with running.http(running.slice_token("s1")) as http:
         for offset in ("-1", "x", "", "1e3", "9" * 30):

@@ -41,8 +41,20 @@ def test_the_first_result_that_a_job_hands_over_stays_its_result(running):
 
 @pytest.mark.parametrize(
     ("attempt", "host", "status"),
-    [("job-1.0", "s1/0", 409), ("job-1.1", "s2/0", 403), ("job-1.7", "s1/0", 404)],
-    ids=["an attempt that has ended", "a slice that does not run it", "no such attempt"],
+    [
+        ("job-1.0", "s1/0", 409),
+        ("job-1.1", "s2/0", 403),
+        ("job-1.7", "s1/0", 404),
+        ("job-1.1", "s1/99", 400),
+        ("job-1.1", "s1/00", 401),
+    ],
+    ids=[
+        "an attempt that has ended",
+        "a slice that does not run it",
+        "no such attempt",
+        "a host that does not exist",
+        "another spelling of a host",
+    ],
 )
 def test_a_result_is_refused_from(running, attempt, host, status):
     assert send(running, attempt, b"forged", host).status_code == status

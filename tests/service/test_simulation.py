@@ -21,7 +21,7 @@ from tpufleet.stores.base import ChangeSet, EventQuery
 from tpufleet.stores.memory import MemoryStore
 
 
-def submit(folder: Path, default: str, **fields):
+def submit(folder: Path, default: str, local_containers: bool = False, **fields):
     store = MemoryStore()
     pools = {"sim": "local", "real": "tpu-vm"}
     accelerator = topology.find("v5e-4").name
@@ -39,6 +39,7 @@ def submit(folder: Path, default: str, **fields):
         checkpoints="/checkpoints",
         providers=("local", "tpu-vm"),
         default_provider=default,
+        local_containers=local_containers,
     )
     caller = Caller(name="ann", role=Role.MEMBER)
     context = CommandContext(store=store, caller=caller, now=ManualClock().now())
@@ -75,3 +76,23 @@ def test_without_a_default_provider_a_job_must_name_one(tmp_path):
 def test_a_simulated_job_says_so(tmp_path, default, fields, simulated):
     job, event = submit(tmp_path, default, **fields)
     assert ("without TPUs" in job.reason) == ("without TPUs" in event.message) == simulated
+
+
+SIMULATED = [
+    ("local", {}),
+    ("", {"providers": ["local"]}),
+    ("", {"providers": ["tpu-vm", "local"]}),
+    ("tpu-vm", {"pool": "sim"}),
+]
+
+
+@pytest.mark.parametrize(("default", "fields"), SIMULATED)
+def test_images_need_leave_to_use_docker_on_the_servers_machine(tmp_path, default, fields):
+    with pytest.raises(BadInput, match=r"image: .*set `local_containers: true`"):
+        submit(tmp_path, default, image="lab/train:7", **fields)
+    submit(tmp_path, default, local_containers=True, image="lab/train:7", **fields)
+
+
+@pytest.mark.parametrize("fields", [{"providers": ["tpu-vm"]}, {"pool": "real"}])
+def test_images_on_tpu_vms_need_no_leave_of_the_server(tmp_path, fields):
+    submit(tmp_path, "local", image="lab/train:7", **fields)

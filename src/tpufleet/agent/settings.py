@@ -40,6 +40,7 @@ class AgentSettings:
     sigterm_notice: NoticeKind | None = None  # what SIGTERM means where only the cloud sends it
     scratch_dir: Path | None = None  # where the cloud evicts a pod that exceeds the limit
     scratch_limit_bytes: int = 0
+    images: bool = True  # jobs may use them
     echo_output: bool = False  # copy the output of programs to that of the agent
 
     @property
@@ -74,6 +75,7 @@ def from_environ(environ: Mapping[str, str]) -> AgentSettings:
         sigterm_notice=NoticeKind(sigterm_notice) if sigterm_notice else None,
         scratch_dir=Path(scratch_dir) if scratch_dir else None,
         scratch_limit_bytes=_integer(environ, "TPUFLEET_SCRATCH_BYTES") if scratch_dir else 0,
+        images=environ.get("TPUFLEET_IMAGES") != "refused",
         echo_output=environ.get("TPUFLEET_ECHO") == "1",
     )
 

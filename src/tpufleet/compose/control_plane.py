@@ -163,6 +163,7 @@ class ControlPlane:
                 tokens_per_user=self._settings.tokens_per_user,
                 providers=tuple(self._providers),
                 default_provider=self._settings.default_provider,
+                local_containers=self._settings.local_containers,
                 faults=tuple(fault.value for fault in Fault),
                 secrets_key=secrets_key.secrets_key(self._settings, self._store),
                 retention=retention_settings.parse(self._settings.retention),

@@ -70,6 +70,7 @@ def _provider(name: str, settings: Config, store: Store) -> Provider:
             job_user=everyone,
             member_job_user=members,
             jobs=local_jobs.report(contained),
+            containers=settings.local_containers,
         )
     raise BadInput(
         f"providers: {name} is enabled but not configured\n"

@@ -150,7 +150,8 @@ FIELDS: tuple[JobField, ...] = (
         name="image",
         type=types.IMAGE,
         description="Container image that setup and command run in, instead of `python` and "
-        "`dependencies`. TPU VMs need `tpu_vm.containers`; on GKE use `pod.image`.",
+        "`dependencies`. TPU VMs need `tpu_vm.containers`, simulated slices `local_containers`; on "
+        "GKE use `pod.image`.",
         example="us-docker.pkg.dev/my-project/lab/train:7",
         default_text="none",
         metavar="IMAGE",

@@ -48,6 +48,13 @@ class Rule(StrEnum):
     RESUME = "resume"
 
 
+# Whoever may talk to Docker on the server's machine has root there.
+IMAGES_REFUSED = (
+    "jobs on `local` run on the server's own machine and may not use its Docker; remove image, use "
+    "another provider, or let an admin set `local_containers: true` in the config file"
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retries:
     """Maximum retries for each kind of failure. Preemptions are not counted."""

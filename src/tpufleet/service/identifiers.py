@@ -14,7 +14,7 @@ from tpufleet.model.jobs import JobId
 # None of these can contain a slash, a leading dot or a control character.
 _JOB = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 _ATTEMPT = re.compile(r"([a-z0-9][a-z0-9-]{0,63})\.([0-9]{1,6})")
-_HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,127})/([0-9]{1,5})")
+_HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,127})/(0|[1-9][0-9]{0,4})")
 _SECRET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 

@@ -60,6 +60,15 @@ def unarchive(context: CommandContext, request: UnarchiveRequest) -> JobPage:
     return JobPage(jobs=tuple(queries.job_rows(context.store, jobs)))
 
 
+def require_selection(request: PurgeRequest) -> None:
+    """For requests of users: an empty one must not delete everything. A dry run may list it."""
+    if not (request.dry_run or request.jobs or request.states or request.older_than > timedelta(0)):
+        raise BadInput(
+            "select what to delete: jobs, states or older_than\n"
+            '  next: name them ("jobs": ["train"]), or list all with "dry_run": true first'
+        )
+
+
 def purge(
     context: CommandContext,
     files: JobFiles,
@@ -69,13 +78,8 @@ def purge(
 ) -> PurgeReport:
     """Delete logs, results and unused code; checkpoints only if requested. With `whole_lineages`,
     only of jobs whose whole lineage matches."""
-    if request.dry_run:  # may list everything
+    if request.dry_run:
         return _plan(context, request, MAX_SELECTED, whole_lineages).report(files)
-    if not (request.jobs or request.states or request.older_than > timedelta(0)):
-        raise BadInput(
-            "select what to delete: jobs, states or older_than\n"
-            '  next: name them ("jobs": ["train"]), or list all with "dry_run": true first'
-        )
     # From here until they are marked, none of them can be resumed.
     with checkpoint_leases.exclusive(context.store, context.now) as lease:
         plan = _plan(context, request, MAX_PURGED, whole_lineages)

@@ -14,7 +14,15 @@ from tpufleet.model.api_types import ResubmitRequest
 from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
-from tpufleet.model.jobs import Job, JobId, JobSpec, ParentRelation, default_name, is_generated_id
+from tpufleet.model.jobs import (
+    IMAGES_REFUSED,
+    Job,
+    JobId,
+    JobSpec,
+    ParentRelation,
+    default_name,
+    is_generated_id,
+)
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SIMULATED_PROVIDERS
 from tpufleet.model.topology import short_name
@@ -34,7 +42,16 @@ from tpufleet.service.notifications.channels import check_job_channels
 from tpufleet.stores.base import ChangeSet, JobQuery, Lease, Store
 
 MAX_JOBS_PER_CALL = 50_000  # in one call
+# A path there means another folder for each process, so that it cannot be checked here.
 KERNEL_FOLDERS = ("/proc", "/sys", "/dev/fd")
+# Of the operating system. https://refspecs.linuxfoundation.org/FHS_3.0/fhs/
+SYSTEM_FOLDERS = (
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr",
+)  # fmt: skip
+# A job may have a folder in them, but not one of them.
+SHARED_FOLDERS = (
+    "/", "/dev/shm", "/home", "/root", "/run", "/tmp", "/var", "/var/lib", "/var/tmp",
+)  # fmt: skip
 SIMULATED = "simulated on the server's machine, without TPUs"
 
 
@@ -59,10 +76,19 @@ class JobStorage:
     snapshots: SnapshotFiles
     secrets: SecretFiles
     checkpoints: str  # folder or URL; each job gets a folder below it
+    state: str = ""  # the server's own folder, if there is one
     providers: tuple[str, ...] = ()  # configured on this server
     # For jobs that name none. Empty: they are refused. None: not stated.
     default_provider: str | None = None
+    local_containers: bool = False  # jobs on simulated slices may use images
     local_hosts: int | None = None  # simulated hosts at a time; None: unlimited
+
+    def refuses_images(self, spec: JobSpec, store: Store) -> bool:
+        """Whether a simulated slice may get the job, which would refuse its image."""
+        may_simulate = self.simulates(spec, store) or (
+            spec.pool is None and not SIMULATED_PROVIDERS.isdisjoint(spec.providers)
+        )
+        return may_simulate and not self.local_containers
 
     def simulates(self, spec: JobSpec, store: Store) -> bool:
         """Whether the job runs on simulated slices."""
@@ -200,6 +226,8 @@ class _Checks:
                 f"provider; pass --provider {real[0]}, or set `provider: {real[0]}` in the config "
                 "file of the server (--provider local simulates the job without TPUs)"
             )
+        if spec.image is not None and self._storage.refuses_images(spec, self._context.store):
+            raise BadInput(f"image: {IMAGES_REFUSED}")
         for field in ("reuse", "require_reservation"):
             if getattr(spec, field) and spec.pool is None:
                 raise BadInput(f"{field}: only with a pool; add `pool: NAME`, or remove this field")
@@ -394,12 +422,13 @@ def _require_own_locations(
     root = storage.checkpoints.rstrip("/")
     real_root = checkpoint_leases.normalized(root)
     for job in jobs:
-        _refuse_kernel_folder(job)
+        _refuse_system_folder(job)
         location = checkpoint_leases.normalized(job.checkpoint)
         if not any(
             _is_below(location, each) or _is_below(job.checkpoint, each)
             for each in (root, real_root)
         ):
+            _refuse_state_folder(job, storage.state)
             continue
         parts = location.removeprefix(real_root).strip("/").split("/")
         owner = context.store.job(JobId(parts[0])) if parts[0] else None
@@ -416,8 +445,7 @@ def _is_below(location: str, root: str) -> bool:
     return f"{location}/".startswith(f"{root}/")
 
 
-def _refuse_kernel_folder(job: Job) -> None:
-    """A path there means another folder for each process, so that it cannot be checked here."""
+def _refuse_system_folder(job: Job) -> None:
     if "://" in job.checkpoint:
         return
     for path in (
@@ -426,6 +454,29 @@ def _refuse_kernel_folder(job: Job) -> None:
     ):
         if any(_is_below(path, folder) for folder in KERNEL_FOLDERS):
             raise BadInput(f"checkpoint: {job.checkpoint} is a kernel folder; use another one")
+        below = any(_is_below(path, folder) for folder in SYSTEM_FOLDERS)
+        if path in SHARED_FOLDERS or (below and not _is_below(path, "/dev/shm")):
+            raise BadInput(
+                f"checkpoint: {job.checkpoint} is a system folder; use another one, such as "
+                "/data/checkpoints/NAME"
+            )
+
+
+def _refuse_state_folder(job: Job, state: str) -> None:
+    """It has the secrets of the server, and the folders above it have it."""
+    if not state or "://" in job.checkpoint:
+        return
+    real = checkpoint_leases.normalized(state)
+    for path in (
+        checkpoint_leases.spelled(job.checkpoint),
+        checkpoint_leases.normalized(job.checkpoint),
+    ):
+        for folder in (state, real):
+            if _is_below(path, folder) or _is_below(folder, path):
+                raise BadInput(
+                    f"checkpoint: {job.checkpoint} overlaps the state folder of the server; leave "
+                    "checkpoint out, or use another location"
+                )
 
 
 def _refuse_links(job: Job, root: str, real_root: str) -> None:

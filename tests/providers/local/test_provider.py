@@ -190,6 +190,7 @@ def test_every_host_runs_an_agent_with_its_environment(root, monkeypatch):
         "TPUFLEET_CHIPS": "4",
         "TPUFLEET_NOTICE_FILE": str(root / "a/3/notice"),
         "TPUFLEET_PLATFORM": "cpu",
+        "TPUFLEET_IMAGES": "refused",
         "TPUFLEET_WAITS_SECONDS": "1800",
     }
     assert seen["LOCAL_TPU_SLICE"].endswith("/a/3")

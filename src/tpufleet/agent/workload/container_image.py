@@ -15,6 +15,8 @@ from tpufleet.model.attempts import AttemptId
 # What Google documents for containers that use TPUs: the host's network, and its devices.
 # https://cloud.google.com/tpu/docs/run-in-container
 DEVICE_FLAGS = ("--privileged",)
+# On the server's own machine.
+NO_RIGHTS = ("--cap-drop=ALL", "--security-opt=no-new-privileges")
 SHARED_MEMORY = "16g"  # for data loaders; Docker's default is 64 MB
 REMOVE_SECONDS = 60.0
 # Docker reads environment files line by line, and refuses longer lines.
@@ -40,13 +42,14 @@ class JobContainer:
         *,
         folders: Sequence[Path],
         workdir: Path,
-        devices: bool,
+        user: tuple[int, int] | None,
     ) -> tuple[str, ...]:
-        """The command that runs `argv` in the image. It reads the variables of the job from its
-        standard input, see `environment_file`: in its arguments, others would see them, and in its
-        own environment, some would change what it does, as LD_PRELOAD and DOCKER_HOST do."""
+        """The command that runs `argv` in the image, as `user` and without capabilities; None: as
+        the user of the image, with the devices of the host. It reads the variables of the job from
+        its standard input, see `environment_file`: in its arguments, others would see them, and in
+        its own environment, some would change what it does, as LD_PRELOAD and DOCKER_HOST do."""
         mounts = [f"--volume={folder}:{folder}" for folder in folders]
-        flags = DEVICE_FLAGS if devices else ()
+        flags = DEVICE_FLAGS if user is None else (f"--user={user[0]}:{user[1]}", *NO_RIGHTS)
         return (
             self._docker, "run", "--rm", "--init", f"--name={self._name}", "--network=host",
             f"--shm-size={SHARED_MEMORY}", *flags, *mounts, f"--workdir={workdir}",

@@ -130,6 +130,16 @@ class Containment:
             if path == real or path in real.parents or real in path.parents:
                 raise PermissionError(errno.EACCES, f"{checkpoint} is hidden from jobs")
 
+    def is_own(self, checkpoint: str) -> bool:
+        """Whether it is a location that the server gave to the job."""
+        return _below_hidden(checkpoint, self.hidden) is not None
+
+    def list_folder(self, path: Path, checkpoint: str) -> list[str]:
+        """As an attempt with this checkpoint location may list it."""
+        below = _below_hidden(checkpoint, self.hidden)
+        granted = below[0] / below[1] if below is not None else None
+        return untrusted_files.list_named_by_job(path, self.hidden, self.user_ids, granted)
+
     def kill_leftovers(self) -> bool:
         """Kill what an earlier agent of this work folder left in control groups."""
         if self.cgroup is None:
@@ -223,17 +233,23 @@ class AttemptProcesses:
         return {} if self._user is None else {"HOME": str(self._home), "USER": "", "LOGNAME": ""}
 
     def wrap(
-        self, argv: Sequence[str], folder: Path, *, errors: int, environment: int
+        self,
+        argv: Sequence[str],
+        folder: Path,
+        *,
+        errors: int,
+        environment: int,
+        as_agent: bool = False,
     ) -> list[str]:
         """The command that runs `argv` inside. `errors` and `environment`: file descriptors, see
-        `sandbox`. Start it with `launcher_environment`."""
+        `sandbox`. Start it with `launcher_environment`. `as_agent`: not as the user of the job."""
         if not self.wraps:
             return list(argv)
         settings = {
             "cgroup": str(self._cgroup.path) if self._cgroup else "",
             "init": self._init.pid if self._init else 0,
             "isolated": self._isolated,
-            "user": self._user,
+            "user": None if as_agent else self._user,
             "folder": str(folder),
             "errors": errors,
             "environment": environment,
@@ -359,18 +375,24 @@ def _namespaces_error(isolated: bool) -> str:
 
 
 def _visible_checkpoint(checkpoint: str, hidden: Sequence[Path]) -> list[Path]:
-    """The checkpoint folder, if it lies in `checkpoints` of a hidden folder. Its path itself must
-    say so, as the server has checked it: a link there may lead to the folder of another job."""
+    """The checkpoint folder, if it lies in `checkpoints` of a hidden folder; created if needed."""
+    below = _below_hidden(checkpoint, hidden)
+    return [] if below is None else [untrusted_files.make_folder_below(*below)]
+
+
+def _below_hidden(checkpoint: str, hidden: Sequence[Path]) -> tuple[Path, Path] | None:
+    """The hidden folder and the path in it, if the location lies in its `checkpoints`. The path
+    itself must say so, as the server has checked it: a link there may lead to the folder of another
+    job."""
     if not checkpoint.startswith("/") or "://" in checkpoint:
-        return []
+        return None
     folder = Path("/", os.path.normpath(checkpoint).lstrip("/"))
     for path in hidden:
         real = Path(os.path.realpath(path))
         for root in (path, real):
             if root / "checkpoints" in folder.parents and real.is_dir():
-                name = folder.relative_to(root)
-                return [untrusted_files.make_folder_below(real, name)]
-    return []
+                return real, folder.relative_to(root)
+    return None
 
 
 def _children_by_parent() -> dict[int, list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import deque
 from collections.abc import Callable
@@ -56,6 +55,9 @@ def step_from_name(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+ListFolder = Callable[[Path], list[str]]
+
+
 class CheckpointFolder(Protocol):
     atomic_rename: bool  # a checkpoint appears under its name only when it is complete
 
@@ -68,20 +70,15 @@ class CheckpointFolder(Protocol):
 class LocalCheckpointFolder:
     atomic_rename = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, list_folder: ListFolder) -> None:
         self._path = path
+        self._list_folder = list_folder
 
     def entries(self, path: str) -> list[str]:
         try:
-            with os.scandir(self._path / path) as entries:
-                return [_listed(entry) for entry in entries]
+            return self._list_folder(self._path / path)
         except OSError:
-            return []  # does not exist yet, or is not readable
-
-
-def _listed(entry: os.DirEntry[str]) -> str:
-    """Links are not followed: the agent may list folders that the job may not."""
-    return f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
+            return []  # does not exist yet, or the job may not read it
 
 
 class BucketCheckpointFolder:
@@ -139,7 +136,9 @@ class ProgressReader:
             Bucket(url)
         ),
         log_metrics: LogMetrics | None = None,
+        list_folder: ListFolder = untrusted_files.list_named_by_job,
     ) -> None:
+        """`list_folder` lists what the job may list: the agent may have more rights."""
         self._log_metrics = log_metrics
         self._log_metrics_at: datetime | None = None
         self._logged_at: datetime | None = None  # of the last poll
@@ -150,7 +149,7 @@ class ProgressReader:
         if self._in_bucket:
             self._folder = open_bucket(checkpoint)
         elif checkpoint and "://" not in checkpoint:
-            self._folder = LocalCheckpointFolder(Path(checkpoint))
+            self._folder = LocalCheckpointFolder(Path(checkpoint), list_folder)
         self._clock = clock
         self._next_folder_poll: datetime | None = None
         self._file_version: tuple[int, int, int] | None = None

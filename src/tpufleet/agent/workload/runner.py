@@ -5,6 +5,7 @@ No process of an attempt is left on this host when its phase becomes EXITED.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -42,6 +43,7 @@ from tpufleet.model.agent_protocol import Assignment
 from tpufleet.model.attempts import EnvironmentReport
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import Exit, Phase, Progress, ProgressPoint
+from tpufleet.model.jobs import IMAGES_REFUSED
 
 # For processes that outlive the command by a moment, as the workers of a data loader do.
 LINGER_SECONDS = 2.0
@@ -215,6 +217,8 @@ class Workload:
                 hard_links=not self._containment.isolated,
             )
             if self.assignment.image is not None:
+                if not self._context.settings.images:
+                    raise BadInput(f"image: {IMAGES_REFUSED}")
                 self._image = JobContainer(
                     self.assignment.image,
                     self.assignment.attempt_id,
@@ -324,21 +328,31 @@ class Workload:
     def _in_image(self, image: JobContainer, argv: tuple[str, ...]) -> StepProgram:
         checkpoint = Path(self.assignment.checkpoint)
         folders = [self.folder.path]
+        settings = self._context.settings
+        on_tpu_host = settings.platform != environment.SIMULATED_PLATFORM
         if checkpoint.is_absolute() and "://" not in self.assignment.checkpoint:
             self._containment.require_visible(self.assignment.checkpoint)
+            # Docker mounts with the rights of root, whatever those of the job are.
+            if self._containment.hidden and not self._containment.is_own(
+                self.assignment.checkpoint
+            ):
+                raise BadInput(
+                    f"checkpoint: {checkpoint} cannot be mounted into an image on `local`; leave "
+                    "checkpoint out, or use a bucket"
+                )
             checkpoint.mkdir(parents=True, exist_ok=True)
             folders.append(checkpoint)
-        settings = self._context.settings
         client = image.wrap(
             argv,
             folders=folders,
             workdir=self.folder.code,
-            devices=settings.platform != environment.SIMULATED_PLATFORM,
+            user=None if on_tpu_host else self._containment.user_ids or (os.getuid(), os.getgid()),
         )
         return StepProgram(
             argv=client,
             env=environment.for_host_tool(self._context.base_env, settings, self.folder.path),
             input=container_image.environment_file(self._environment(base_env={})),
+            as_agent=True,
         )
 
     def _wait_for_step(self, step: StepProcess, log: LogFile) -> bool:
@@ -448,6 +462,7 @@ class Workload:
             checkpoint,
             clock=self._context.clock,
             log_metrics=LogMetrics(log, self.assignment.metrics),
+            list_folder=lambda path: self._containment.list_folder(path, checkpoint),
         )
         return threads.start("progress", lambda: reader.watch(ended))
 

@@ -28,6 +28,7 @@ class StepProgram:
     argv: Sequence[str]
     env: Mapping[str, str]  # of `argv` alone: a program that starts it sees nothing of it
     input: bytes = b""
+    as_agent: bool = False  # a program of the host, which needs more rights than the job has
 
 
 class StepProcess:
@@ -100,7 +101,13 @@ def _start(
             processes.agent_children() as register,
         ):
             process = subprocess.Popen(
-                container.wrap(program.argv, folder, errors=writer, environment=variables.fileno()),
+                container.wrap(
+                    program.argv,
+                    folder,
+                    errors=writer,
+                    environment=variables.fileno(),
+                    as_agent=program.as_agent,
+                ),
                 env=env,
                 cwd="/" if container.wraps else folder,  # the sandbox enters it
                 stdin=stdin if program.input else subprocess.DEVNULL,

@@ -31,12 +31,48 @@ def read_named_by_job(
     descriptor = os.open(path, READ_FLAGS)
     with open(descriptor, "rb") as file:
         status, real = _regular(descriptor, limit), real_path(descriptor, path)
-        refused = [*(Path(os.path.realpath(each)) for each in hidden), *KERNEL_FOLDERS]
-        if any(real == each or each in real.parents for each in refused):
-            raise NotAllowed(errno.EACCES, "jobs may not read this file")
+        _refuse_hidden(real, hidden)
         if user is not None and not _readable_by(user, status, real):
             raise NotAllowed(errno.EACCES, "the user of the job may not read this file")
         return file.read(limit)
+
+
+def list_named_by_job(
+    path: Path,
+    hidden: Sequence[Path] = (),
+    user: tuple[int, int] | None = None,
+    granted: Path | None = None,
+) -> list[str]:
+    """Names in a folder that the job names; those of folders end with a slash. Only what the job
+    itself may list. It may list the `granted` folder wherever that is."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        real = real_path(descriptor, path)
+        above = list(real.parents)
+        if granted is not None and (real == granted or granted in above):
+            above = above[: above.index(granted) + 1] if granted in above else []
+        else:
+            _refuse_hidden(real, hidden)
+        if user is not None:
+            status = os.fstat(descriptor)
+            needed = [(status, stat.S_IROTH), (status, stat.S_IXOTH)]
+            needed += [(os.stat(folder), stat.S_IXOTH) for folder in above]
+            if not all(_permits(user, each, bit) for each, bit in needed):
+                raise NotAllowed(errno.EACCES, "the user of the job may not list this folder")
+        with os.scandir(descriptor) as entries:
+            # Links are not followed.
+            return [
+                f"{each.name}/" if each.is_dir(follow_symlinks=False) else each.name
+                for each in entries
+            ]
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_hidden(real: Path, hidden: Sequence[Path]) -> None:
+    refused = [*(Path(os.path.realpath(each)) for each in hidden), *KERNEL_FOLDERS]
+    if any(real == each or each in real.parents for each in refused):
+        raise NotAllowed(errno.EACCES, "jobs may not read this file")
 
 
 def read_below(root: Path, name: str, limit: int) -> tuple[os.stat_result, bytes]:

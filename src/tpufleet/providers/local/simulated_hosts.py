@@ -37,8 +37,11 @@ class SimulatedHosts:
         hidden: Sequence[Path] = (),
         job_user: str | None = None,
         member_job_user: str | None = None,
+        containers: bool = False,
     ) -> None:
         users = {"TPUFLEET_JOB_USER": job_user, "TPUFLEET_MEMBER_JOB_USER": member_job_user}
+        # Docker gives root on the server's own machine to whoever may talk to it.
+        self._images = {} if containers else {"TPUFLEET_IMAGES": "refused"}
         self._users = {variable: name for variable, name in users.items() if name}
         self._records = records
         self._agent = tuple(agent)
@@ -141,7 +144,7 @@ class SimulatedHosts:
         environment = dict(_environment(record, index, folder, self._marker(record, index)))
         if self._hidden:
             environment["TPUFLEET_HIDDEN"] = os.pathsep.join(map(str, self._hidden))
-        environment |= self._users
+        environment |= self._users | self._images
         path = record.cgroups.get(index)
         cgroup = Cgroup(Path(path)).create() if path else None
         return self._processes.start(self._agent, environment, folder, folder / "agent.log", cgroup)

@@ -129,7 +129,7 @@ async def append_log(call: ApiCall) -> object:
 
 
 def _append_log(call: ApiCall, host: HostId, slice_id: SliceId) -> object:
-    attempt_id = _attempt(call, slice_id).id
+    attempt_id = _attempt(call, host, slice_id).id
     offset = call.query_int("offset", None)
     if offset is None:
         raise BadInput("offset: missing; give the position of the first byte in the log")
@@ -195,13 +195,14 @@ async def put_host_command_file(call: ApiCall) -> Acknowledgement:
     stream_body=True,
 )
 async def put_result(call: ApiCall) -> Acknowledgement:
-    slice_id = _authenticated_slice(call, HostId(call.query_text("host") or ""))
+    host = HostId(call.query_text("host") or "")
+    slice_id = _authenticated_slice(call, host)
     await call.read_body()
-    return await run_in_threadpool(_put_result, call, slice_id)
+    return await run_in_threadpool(_put_result, call, host, slice_id)
 
 
-def _put_result(call: ApiCall, slice_id: SliceId) -> Acknowledgement:
-    attempt = _attempt(call, slice_id)
+def _put_result(call: ApiCall, host: HostId, slice_id: SliceId) -> Acknowledgement:
+    attempt = _attempt(call, host, slice_id)
     if not attempt.live:
         raise Conflict(f"attempt {attempt.id} has ended; its result is no longer accepted")
     return Acknowledgement(done=call.components.results.put(attempt.job_id, call.body))
@@ -230,8 +231,8 @@ def _snapshot_path(call: ApiCall) -> str:
     raise Unauthorized("not the token of a live slice")
 
 
-def _attempt(call: ApiCall, slice_id: SliceId) -> Attempt:
-    """The attempt that the query names, which must run on this slice."""
+def _attempt(call: ApiCall, host: HostId, slice_id: SliceId) -> Attempt:
+    """The attempt that the query names, which must run on this slice, and on this host of it."""
     attempt_id = AttemptId(call.query_text("attempt") or "")
     identifiers.parse_attempt_id(attempt_id)
     attempt = call.store.attempt(attempt_id)
@@ -239,6 +240,10 @@ def _attempt(call: ApiCall, slice_id: SliceId) -> Attempt:
         raise NotFound(f"no attempt with id {attempt_id!r}")
     if slice_id not in attempt.slices:
         raise Forbidden(f"attempt {attempt_id} does not run on slice {slice_id}")
+    tpu_slice = call.store.slice(slice_id)
+    if tpu_slice is None:
+        raise NotFound(f"no slice named {slice_id}")
+    heartbeats.check_host_exists(host, tpu_slice)
     return attempt
 
 

@@ -180,7 +180,9 @@ def unarchive_jobs(call: ApiCall) -> JobPage:
 )
 def purge_jobs(call: ApiCall) -> PurgeReport:
     files = call.components.job_files
-    return retention.purge(call.context, files, call.parse_body(PurgeRequest))
+    request = call.parse_body(PurgeRequest)
+    retention.require_selection(request)
+    return retention.purge(call.context, files, request)
 
 
 def _job_with_files(call: ApiCall) -> Job:

@@ -132,7 +132,8 @@ def unarchive(jobs: tuple[str, ...], everything: bool, query: str | None, as_jso
 
 
 def _archived(client: FleetClient, query: str | None) -> list[str]:
-    owner, ids, before = client.me().name, [], None
+    ids: list[str] = []
+    owner, before = client.me().name, None
     while True:
         page = client.jobs(
             owner=owner, archived=True, query=query, limit=JOBS_PER_PAGE, before=before
