@@ -16,12 +16,13 @@ from tests.policy.builders import (
     ended_attempt,
     exited,
     make_attempt,
+    make_host,
     make_slice,
 )
 from tpufleet.model.end_reasons import END_REASONS, EndReason, RetryBudget
 from tpufleet.model.hosts import Exit, Phase
 from tpufleet.model.slices import LossReason, SliceState
-from tpufleet.policy.verdicts import LOSS_DETECTION_DELAY, cause_of, judge
+from tpufleet.policy.verdicts import LOSS_DETECTION_DELAY, cause_of, describe_exit, judge
 
 ATTEMPT = make_attempt()
 SLICE = make_slice()
@@ -340,3 +341,10 @@ def test_every_verdict_has_a_message_and_names_only_a_host_that_failed_by_itself
     deciding = [host for host in gang[2] if host.id == verdict.failed_host]
     assert all(not host.exit.stopped_by_agent and not host.exit.clean for host in deciding)
     assert (verdict.failed_host is None) == (not deciding)
+
+
+def test_a_signal_is_named_before_the_last_output():
+    host = make_host(0, "s-1")
+    killed = Exit(signal=9, at=NOON, log_line="secret is ***")
+    shown = describe_exit(host, killed)
+    assert shown == "killed by signal 9 on host 0 of s-1; its last output: secret is ***"
