@@ -38,8 +38,14 @@ def own_plane(plane):
 
 def run_a_pod(plane, node) -> None:
     """Run a pod from the pause image, which every node has."""
-    images = json.loads(plane.kubectl("get", "node", node.name, "--output=json"))["status"]
-    pause = next(name for image in images["images"] for name in image["names"] if "pause" in name)
+
+    def pause_image() -> str | None:
+        # The kubelet lists its images some time after the node is ready.
+        status = json.loads(plane.kubectl("get", "node", node.name, "--output=json"))["status"]
+        names = (name for image in status.get("images", ()) for name in image["names"])
+        return next((name for name in names if "pause" in name), None)
+
+    pause = eventually(pause_image, 120)
     container = {"name": "main", "image": pause, "imagePullPolicy": "Never"}
     pod = {
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"},
