@@ -130,8 +130,8 @@ class Heartbeats:
             )
         reports = assignment is not None and heartbeat.attempt_id == assignment.attempt_id
         if assignment is not None and reports and assignment.process_id == 0:
-            points = self._metrics.new_points(assignment, points, times_sent)
-            self._metrics.report(assignment.job_id, heartbeat.progress, now, points)
+            new_points = self._metrics.new_points(assignment, points, times_sent)
+            self._metrics.report(assignment.job_id, heartbeat.progress, now, new_points)
         if assignment is not None and _agent_restarted(heartbeat, host, assignment):
             assignment = replace(assignment, stop=EndReason.HOST_LOST)
         if assignment is not None and assignment.secrets and reports:
