@@ -26,13 +26,17 @@ settings.register_profile(
 )
 settings.load_profile("shared machine")
 
-# Each needs a control plane, and real nodes much of the machine: of these, two run side by side.
-LINES = {"tests/k8s/test_real_": "real nodes", "tests/k8s/": "control plane"}
+# Each needs a control plane or a Firestore emulator, and real nodes much of the machine.
+LINES = {
+    "tests/k8s/test_real_": "real nodes",
+    "tests/k8s/": "control plane",
+    "tests/bridges/": "Firestore",
+}
 
 
 def line(nodeid: str) -> str:
     """What is tested one after the other: a whole file, so that what it sets up is set up once; or
-    all that shares a control plane."""
+    all that shares a server."""
     return next(
         (name for start, name in LINES.items() if nodeid.startswith(start)),
         nodeid.partition("::")[0],

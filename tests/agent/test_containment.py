@@ -21,7 +21,11 @@ from tpufleet.agent.workload import containment
 from tpufleet.agent.workload.containment import Mechanism
 from tpufleet.model.end_reasons import EndReason
 
-MECHANISMS = list(Mechanism)
+MECHANISMS = [
+    Mechanism.CGROUP,
+    Mechanism.NAMESPACE,
+    pytest.param(Mechanism.MARKS, marks=pytest.mark.slow),
+]
 GUARANTEED = [Mechanism.CGROUP, Mechanism.NAMESPACE]
 # Each writes a heartbeat, so that a survivor is found by what it does, and not by our own marks.
 # They stop by themselves when the folder of the test is gone, or after a minute.

@@ -34,7 +34,13 @@ __attribute__((constructor)) static void record(void) {
 """
 # How jobs run: the mechanism, whether the server's state is hidden, whether members have a user.
 SETTINGS = [
-    pytest.param(mechanism, state, user, id=f"{mechanism}{'-isolated' * state}{'-user' * user}")
+    pytest.param(
+        mechanism,
+        state,
+        user,
+        id=f"{mechanism}{'-isolated' * state}{'-user' * user}",
+        marks=() if user else pytest.mark.slow,
+    )
     for mechanism in Mechanism
     for state, user in ((False, False), (True, False), (True, True))
     if mechanism is not Mechanism.MARKS or not state  # marks hide nothing

@@ -59,9 +59,20 @@ EVERYTHING = [*(site for site in sites.Site)]
 INTERPRETED = [(family, "varlen") for family in ("qwen2", "mistral", "gemma2", "gemma3")]
 
 
+# Two that differ most by default, the others as slow tests.
+TYPICAL = [
+    pytest.param(family, marks=() if family in ("qwen2", "gemma3") else pytest.mark.slow)
+    for family in FAMILIES
+]
+
+
 @pytest.mark.parametrize(
     "family, kernel",
-    [*((family, kernel) for family in FAMILIES for kernel in ("plain", "stepped")), *INTERPRETED],
+    [
+        *((family, "plain") for family in FAMILIES),
+        *(pytest.param(*each.values, "stepped", marks=each.marks) for each in TYPICAL),
+        *INTERPRETED,
+    ],
 )
 def test_every_site_of_every_layer_equals_transformers(family, kernel, monkeypatch):
     # Several spans, steps and a remainder even of sequences as short as these.
@@ -110,7 +121,7 @@ def test_float32_is_computed_in_full_precision_on_every_platform(family, kernel,
     assert len(found) >= 6 and set(found) == {precision}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TYPICAL)
 def test_live_transformers_agree_on_fresh_weights_and_tokens(family, tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("torch")
