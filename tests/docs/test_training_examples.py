@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -279,6 +280,12 @@ def test_maxtext_gets_the_parallelism_of_its_slices(tmp_path, kind, slices):
     assert {"enable_checkpointing=true", "base_output_directory=gs://b/c"} <= set(arguments)
 
 
+def imported_names(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+
+
 @pytest.mark.parametrize(
     "file", sorted(EXAMPLES.glob("*/pyproject.toml")), ids=lambda file: file.parent.name
 )
@@ -293,7 +300,8 @@ def test_the_environment_of_an_example_has_what_its_programs_import(file):
     imported = {
         name.partition(".")[0]
         for path in file.parent.glob("*.py")
-        for name in re.findall(r"^(?:import|from) ([\w.]+)", path.read_text(), re.MULTILINE)
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in imported_names(node)
     }
     assert imported - local - set(sys.stdlib_module_names) <= packages
 

@@ -34,7 +34,8 @@ def test_a_flag_is_todays_option(tpu, word, field, value):
     assert spec_of(tpu, word)[field] == value
 
 
-def test_the_permission_bits_are_todays_reuse(tpu):
+def test_the_permission_bits_are_todays_reuse(tpu, admin):
+    admin.ok("pool", "create", "lab", "v5e-16")
     assert spec_of(tpu, "pm=01", "pool=lab")["reuse"] == ["own-finished"]
     assert spec_of(tpu, "pm=31", "pool=lab")["reuse"] == [
         "own-failed", "others-failed", "own-finished",
