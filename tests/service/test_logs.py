@@ -163,6 +163,7 @@ def test_following_tells_every_line_of_every_host_and_attempt_and_then_ends(runn
         target=lambda: followed.extend(running.client().follow_logs("job-1")), daemon=True
     )
     reader.start()
+    wait_until(lambda: followed)
     running.send_log(ATTEMPT, "s1/0", 9, b"f\n")
     running.send_log(ATTEMPT, "s1/3", 0, b"three, without an end")
     end_attempt(running, 0, "s1")

@@ -267,7 +267,7 @@ def test_resume_and_rerun_take_edits(fleet):
         await pilot.press("R")
         await until_shown(pilot, "Rerun")
         await press_line(pilot, "--colour red")
-        await until_shown(pilot, "No such option")
+        await until_shown(pilot, "no such option")
 
     run(fleet, journey)
 
@@ -339,4 +339,4 @@ def test_without_textual_the_extra_is_named(tmp_path: Path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "next: pip install 'tpufleet[top]'" in done.stderr
+    assert f"next: {sys.executable} -m pip install 'tpufleet[top]'" in done.stderr

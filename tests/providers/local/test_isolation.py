@@ -182,7 +182,10 @@ def test_the_job_of_a_member_does_not_see_the_files_of_other_jobs(server):
         pytest.skip("this host offers no namespaces")
     script = "echo secret > $TPUFLEET_CHECKPOINT_DIR/mine; echo secret > mine; sleep 60"
     first = submit(server.client, "sh", "-c", script)
-    found = lambda: [*server.home.rglob("mine")]
+    # `rglob` fails on folders that are deleted meanwhile.
+    found = lambda: [
+        Path(folder, "mine") for folder, _, names in os.walk(server.home) if "mine" in names
+    ]
     wait_until(lambda: len(found()) == 2, describe=lambda: log_of(server, first))
     with member(server, "mel") as client:
         paths = map(str, found())
