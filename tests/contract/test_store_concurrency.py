@@ -351,7 +351,7 @@ WRITER = """
 """
 
 
-@pytest.mark.parametrize("jobs", [1, 20_000], ids=["small", "larger than the cache"])
+@pytest.mark.parametrize("jobs", [1, 6_000], ids=["small", "larger than the cache"])
 def test_a_writer_killed_in_the_middle_of_a_commit_leaves_nothing_of_it(url, jobs):
     writer = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(WRITER), url, str(jobs)],
