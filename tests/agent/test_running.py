@@ -12,7 +12,7 @@ import pytest
 
 from tests.agent.control_plane import wait_until
 from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import Phase
+from tpufleet.model.hosts import MAX_HEARTBEAT_POINTS, Phase
 
 
 def archive(**files: str) -> bytes:
@@ -375,6 +375,6 @@ def test_a_fast_program_is_thinned_and_keeps_its_last_point(harness):
     harness.start()
     assert harness.wait_for_exit().clean
     beats = harness.control_plane.heartbeats
-    assert max(len(beat.points) for beat in beats) <= 50
+    assert max(len(beat.points) for beat in beats) <= MAX_HEARTBEAT_POINTS
     points = [each for beat in beats for each in beat.points]
     assert points[-1].step == 5000 and len(points) >= 20
