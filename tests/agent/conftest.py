@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.agent.control_plane import FakeControlPlane, wait_until
+from tests.agent.control_plane import FakeControlPlane
+from tests.polling import wait_until
 from tpufleet.agent.loop import Agent, NoticeReceived, PhaseChanged, ShutdownRequested
 from tpufleet.agent.notices import NoticeFileWatcher
 from tpufleet.agent.settings import AgentSettings
@@ -208,7 +209,7 @@ class AgentHarness:
         return self.control_plane.log(attempt)
 
     def wait_for_log(self, text: str, attempt: str = "j1.0") -> None:
-        wait_until(lambda: text in self.log(attempt), what=f"{text!r} in the log")
+        wait_until(lambda: text in self.log(attempt), describe=f"{text!r} in the log")
 
     def run_dir(self, attempt: str = "j1.0") -> Path:
         return self.work / attempt / "run"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import Counter
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -198,14 +197,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""
-
-
-def wait_until(condition, within: float = 60.0, what: str = ""):
-    """Poll until the condition is true; return its value."""
-    deadline = time.monotonic() + within
-    while True:
-        if value := condition():
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"timed out after {within} s {what}")
-        time.sleep(0.01)

@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from tests.agent.control_plane import FakeControlPlane, wait_until
+from tests.agent.control_plane import FakeControlPlane
+from tests.polling import wait_until
 from tpufleet.agent import bootstrap_token
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.client.agents import AgentClient

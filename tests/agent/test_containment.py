@@ -16,7 +16,7 @@ from datetime import timedelta
 import psutil
 import pytest
 
-from tests.agent.control_plane import wait_until
+from tests.polling import wait_until
 from tpufleet.agent.workload import containment
 from tpufleet.agent.workload.containment import Mechanism
 from tpufleet.model.end_reasons import EndReason
@@ -72,16 +72,16 @@ def stop_now(harness) -> None:
 
 
 def wait_for_beat(beat) -> None:
-    wait_until(beat.exists, what="first write of the child")
+    wait_until(beat.exists, describe="first write of the child")
     beat.unlink()
-    wait_until(beat.exists, what="second write of the child")
+    wait_until(beat.exists, describe="second write of the child")
 
 
 def assert_nothing_writes(beat) -> None:
     """A survivor writes every 50 ms; 20 times that is enough for a loaded machine."""
     beat.unlink(missing_ok=True)
     with pytest.raises(AssertionError, match="timed out"):
-        wait_until(beat.exists, within=1.0)
+        wait_until(beat.exists, timeout=1.0)
 
 
 @pytest.mark.parametrize("child", LEAVING.values(), ids=LEAVING)

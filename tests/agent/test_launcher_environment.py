@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.agent.control_plane import wait_until
+from tests.polling import wait_until
 from tpufleet.agent.workload import containment
 from tpufleet.agent.workload.containment import Mechanism
 from tpufleet.linux import launcher_environment

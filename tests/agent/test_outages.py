@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.control_plane import wait_until
 from tests.agent.test_running import archive
 from tests.agent.test_stopping import PATIENT
+from tests.polling import wait_until
 from tpufleet.agent.workload.logs import MAX_UNWRITTEN_BYTES, LogFile
 from tpufleet.agent.workload.runner import LOG_UPLOAD_TIMEOUT_SECONDS
 from tpufleet.client.agents import LOG_TIMEOUT

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.control_plane import wait_until
+from tests.polling import wait_until
 from tpufleet.agent import bootstrap_token, main, pod_entrypoint
 from tpufleet.agent import settings as agent_settings
 
@@ -66,7 +66,7 @@ def test_a_pod_without_assignment_exits_successfully(environ):
 def test_a_waiting_init_container_exits_on_sigterm(environ):
     argv = [sys.executable, "-m", "tpufleet.agent.pod_entrypoint", "wait"]
     with subprocess.Popen(argv, env={**os.environ, **environ}) as waiting:
-        wait_until(lambda: "SIGTERM" in handled(waiting.pid), what="the handler of the pod")
+        wait_until(lambda: "SIGTERM" in handled(waiting.pid), describe="the handler of the pod")
         waiting.send_signal(signal.SIGTERM)
         assert waiting.wait(60) == 128 + signal.SIGTERM
 

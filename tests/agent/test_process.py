@@ -8,8 +8,8 @@ import subprocess
 
 import psutil
 
-from tests.agent.control_plane import wait_until
 from tests.agent.test_stopping import DAEMON, PATIENT
+from tests.polling import wait_until
 from tpufleet.agent import main
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import NoticeKind, Phase
@@ -73,7 +73,7 @@ def test_a_killed_agent_takes_its_program_down_and_it_does_not_run_twice(harness
     family = psutil.Process(agent.pid).children(recursive=True)
     agent.kill()
     agent.wait()
-    wait_until(lambda: not any(_is_running(process) for process in family), within=60)
+    wait_until(lambda: not any(_is_running(process) for process in family), timeout=60)
     assert harness.processes() == []
 
     boot = harness.control_plane.heartbeats[-1].boot

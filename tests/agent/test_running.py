@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.agent.control_plane import wait_until
+from tests.polling import wait_until
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import MAX_HEARTBEAT_POINTS, Phase
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 import psutil
 import pytest
 
-from tests.agent.control_plane import wait_until
+from tests.polling import wait_until
 from tpufleet.client.agents import HEARTBEAT_TIMEOUT
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import NoticeKind, Phase
@@ -180,7 +180,7 @@ def test_a_notice_is_forwarded_to_the_program_and_the_control_plane_immediately(
         lambda: next(
             (heartbeat for heartbeat in harness.control_plane.heartbeats if heartbeat.notice), None
         ),
-        within=60,
+        timeout=60,
     )
     assert heartbeat.notice is NoticeKind.PREEMPTED
     exit = harness.wait_for_exit(within=60)
@@ -198,7 +198,7 @@ def test_a_notice_is_handled_while_a_heartbeat_hangs(harness):
     harness.notice_file.write_text("maintenance")
     harness.wait_for_log("saving\n")
     wait_until(
-        lambda: harness.control_plane.held_requests["beat"] == 2, within=HEARTBEAT_TIMEOUT.read - 1
+        lambda: harness.control_plane.held_requests["beat"] == 2, timeout=HEARTBEAT_TIMEOUT.read - 1
     )
     held.set()
     wait_until(

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.agent.control_plane import wait_until
+from tests.polling import wait_until
 from tpufleet.workloads import submitted_code
 
 FOLDER = Path(submitted_code.__file__).parent

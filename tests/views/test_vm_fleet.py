@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
-from tests.agent.control_plane import wait_until
+from tests.polling import wait_until
 from tests.views.cli_runner import Tpu
 from tests.views.emulated_cloud import ZONES
 from tpufleet.clocks import ManualClock
