@@ -93,8 +93,8 @@ def apply_missing(tpu_slice: TpuSlice, now: datetime) -> TpuSlice:
 
 
 def _may_still_run(tpu_slice: TpuSlice, now: datetime) -> bool:
-    """An adopted node is not deleted. A job that held it may run on until its agents, if they
-    cannot be told to stop it, give up."""
+    """An adopted node is not deleted: a job on it may run until its agents receive the stop, or
+    stop it themselves because they cannot reach the server."""
     if not tpu_slice.adopted or tpu_slice.job_id is None or tpu_slice.fenced:
         return False
     return tpu_slice.lost_at is not None and now - tpu_slice.lost_at < AGENT_LEASE

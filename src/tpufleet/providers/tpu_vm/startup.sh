@@ -50,7 +50,7 @@ chip_devices() {
 # While an agent runs, processes that hold chips are its workload.
 agent_runs() { systemctl is-active --quiet tpufleet-agent; }
 
-# Processes left from before the agent. On an adopted node they are somebody's: it stays as it is.
+# Processes left from before the agent. On an adopted node they belong to its users and stay.
 free_chips() {
   if agent_runs; then return; fi
   local device users

@@ -25,7 +25,7 @@ LABELS = tuple(row[6] for row in tpu_types.GENERATIONS if row[6] is not None)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GkeFaultPlan:
-    zones: tuple[str, ...] = ("us-central1-a",)  # that a provisioner is told to use, in order
+    zones: tuple[str, ...] = ("us-central1-a",)  # for the provisioner, in order
     create: timedelta = timedelta(seconds=5)
     delete: timedelta = timedelta(seconds=5)
     chips: timedelta = timedelta(0)  # from a ready node until its device plugin has them

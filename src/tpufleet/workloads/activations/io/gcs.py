@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 
 from tpufleet.errors import NotFound
 from tpufleet.runtime.gcs import connect, translate_errors
-from tpufleet.workloads.activations.io.shard_writer import BufferStream
+from tpufleet.workloads.activations.io.shard_writer import BufferStream, UploadStream
 from tpufleet.workloads.activations.io.staging import StagingFolder
 
 # Of a shard: large enough that requests do not matter, small enough to wait in memory. The client
@@ -30,24 +29,12 @@ MAX_PARTS = 32  # limit of one compose request
 RETRY: dict[str, Any] = {"retry": DEFAULT_RETRY}
 
 
-class FilePart(io.RawIOBase):
-    """A range of a file as a stream of its own. The client takes only streams at position 0, and
-    seeks in them to resume an upload."""
+class FilePart(UploadStream):
+    """A range of a file as a stream of its own: the client takes only streams at position 0."""
 
     def __init__(self, path: Path, start: int, size: int):
-        self.size = size
-        self._file, self._start, self._at = os.open(path, os.O_RDONLY), start, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
-        self._at = min(max(base + offset, 0), self.size)
-        return self._at
+        super().__init__(size)
+        self._file, self._start = os.open(path, os.O_RDONLY), start
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer)[: self.size - self._at]

@@ -152,13 +152,11 @@ class MemoryFile:
         return BufferStream([view for _, views in self._views for view in views])
 
 
-class BufferStream(io.RawIOBase):
-    """Buffers one after the other as a stream. Clients of buckets seek in it to retry an upload."""
+class UploadStream(io.RawIOBase):
+    """Of a known size. Clients of buckets seek in it to retry or resume an upload."""
 
-    def __init__(self, views: Sequence[memoryview]):
-        self._views = views
-        self._starts = list(accumulate(map(len, views), initial=0))
-        self.size, self._at = self._starts.pop(), 0
+    def __init__(self, size: int):
+        self.size, self._at = size, 0
 
     def readable(self) -> bool:
         return True
@@ -170,6 +168,15 @@ class BufferStream(io.RawIOBase):
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
         self._at = min(max(base + offset, 0), self.size)
         return self._at
+
+
+class BufferStream(UploadStream):
+    """Buffers one after the other."""
+
+    def __init__(self, views: Sequence[memoryview]):
+        self._views = views
+        self._starts = list(accumulate(map(len, views), initial=0))
+        super().__init__(self._starts.pop())
 
     def read(self, size: int | None = -1) -> bytes:
         """With a single copy, however many buffers."""
