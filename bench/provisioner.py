@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil
 
-from reporting import Measure, report
+from reporting import Measure, report, run_benchmark
 from tpufleet.clocks import SystemClock
 from tpufleet.kubernetes.connections import JOBSET, NAMESPACE, NODE, POD, Connection
 from tpufleet.kubernetes.watch_cache import WatchCache
@@ -151,10 +151,11 @@ def control_plane(folder: Path | None) -> Iterator[Path]:
         yield cluster.find(folder).kubeconfig
         return
     with tempfile.TemporaryDirectory(prefix="tpufleet-bench-") as own:
+        place = Path(own) / "cluster"
         try:
-            yield cluster.up(Path(own)).kubeconfig
+            yield cluster.up(place).kubeconfig
         finally:
-            cluster.down(Path(own), keep=True)
+            cluster.down(place)
 
 
 @contextlib.contextmanager
@@ -224,7 +225,8 @@ def run(options: argparse.Namespace, kubeconfig: Path) -> list[Measure]:
         for moments in (waiting, ended):
             moments.close()
         server.close()
-        clean_up(connection, namespace, set(gke.created))
+        if options.cluster is not None:  # else it is deleted
+            clean_up(connection, namespace, set(gke.created))
         connection.close()
     return measures(gke, waiting.at, ended.at, options, memory[0], used.user + used.system, wall)
 
@@ -323,4 +325,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

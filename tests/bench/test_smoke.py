@@ -6,11 +6,15 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+
+from tests.polling import wait_until
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 TOY = {"EXTRACT_BENCH_TOY": "1", "JAX_PLATFORMS": "cpu"}
@@ -43,6 +47,9 @@ RUNS = {
     "web": ["--jobs", "60", "--browsers", "4", "--seconds", "0.5", "--rounds", "1"],
     "yardstick": [],
 }
+# With a test of their own. That of the provisioner needs a control plane:
+# tests/k8s/test_provisioner_bench.py.
+ELSEWHERE = ("extract_cpu", "extract_gpu", "extract_storage", "provisioner")
 GPU_MODULES = (
     "extract_gpu_files",
     "extract_gpu_ours",
@@ -73,18 +80,33 @@ def last_line(output: str) -> dict[str, object]:
 
 def test_every_file_is_covered():
     names = {path.stem for path in BENCH.glob("*.py")}
-    # That of the provisioner needs a control plane: tests/k8s/test_provisioner_bench.py.
-    assert names == PARTS | set(RUNS) | {
-        "extract_cpu",
-        "extract_gpu",
-        "extract_storage",
-        "provisioner",
-    }
+    assert names == PARTS | set(RUNS) | set(ELSEWHERE)
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_benchmark_runs_and_ends_with_json(name):
     assert last_line(run(name, *RUNS[name]))
+
+
+@pytest.mark.parametrize("name", sorted(set(RUNS) - {"yardstick"} | set(ELSEWHERE)))
+def test_a_benchmark_cleans_up_when_it_is_terminated(name):
+    assert "run_benchmark(main)" in (BENCH / f"{name}.py").read_text()
+
+
+def test_a_terminated_benchmark_leaves_no_processes_and_no_files(tmp_path):
+    benchmark = subprocess.Popen(
+        [sys.executable, str(BENCH / "hold.py"), "--jobs", "5", "--seconds", "120"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    try:
+        started = wait_until(lambda: psutil.Process(benchmark.pid).children(recursive=True))
+        wait_until(lambda: list(tmp_path.glob("*/server.json")))
+        benchmark.terminate()
+        assert benchmark.wait(60) == 128 + signal.SIGTERM
+    finally:
+        benchmark.kill()
+    assert not any(process.is_running() for process in started)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_cpu_extraction_runs_and_ends_with_json():
