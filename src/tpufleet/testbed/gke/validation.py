@@ -13,6 +13,8 @@ from tpufleet.model import tpu_types
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+# Topology of a single host, by dimensions and chips.
+SINGLE_HOSTS = {(2, 1): "1x1", (2, 4): "2x2", (2, 8): "2x4", (3, 1): "1x1x1", (3, 4): "2x2x1"}
 RESERVED = re.compile(r"(^|\.)(kubernetes\.io|k8s\.io|gke\.io)$")
 
 
@@ -35,9 +37,8 @@ def topology_of(pool: Any) -> str:
     if placement.policy_name:
         return str(placement.policy_name).removeprefix("tpu-provisioner-")
     label, chips = machine_types()[pool.config.machine_type]
-    single_host = {1: "1x1", 4: "2x2", 8: "2x4"}
     dimensions = {row[6]: row[4] for row in tpu_types.GENERATIONS}[label]
-    return single_host[chips] if dimensions == 2 else "2x2x1"
+    return SINGLE_HOSTS[dimensions, chips]
 
 
 def node_count(pool: Any) -> int:
