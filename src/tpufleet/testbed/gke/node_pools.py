@@ -239,6 +239,8 @@ class GkeEmulator:
             pool.status = Status.STOPPING
             self.deleted_at[name] = self.clock.now()
             record = self._operation(Operation.Type.DELETE_NODE_POOL, parent, name)
+            # https://cloud.google.com/sdk/gcloud/reference/container/node-pools/delete
+            self.nodes.drain_nodes(name)
             due = self.clock.now() + self.deletion_time
             finish = lambda: self._finish_deletion(record, pool)
             self._pending.append(_PendingOperation(record, name, due, finish))
