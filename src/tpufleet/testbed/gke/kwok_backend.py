@@ -21,6 +21,7 @@ EFFECTS = {
     "NO_EXECUTE": "NoExecute",
 }
 SPOT = "cloud.google.com/gke-spot"
+PROVISIONING = "cloud.google.com/gke-provisioning"
 FLEX_START = "cloud.google.com/gke-flex-start"
 
 
@@ -83,6 +84,9 @@ def kwok_node_pool(pool: Any) -> kwok_nodes.KwokNodePool:
     config = pool.config
     accelerator, chips = validation.machine_types()[config.machine_type]
     labels = dict(config.labels)
+    labels[PROVISIONING] = "standard"
+    if config.spot or config.flex_start:
+        labels[PROVISIONING] = "spot" if config.spot else "flex-start"
     if config.spot:
         labels[SPOT] = "true"
     if config.flex_start:
