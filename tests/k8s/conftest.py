@@ -20,13 +20,19 @@ PREFIX = "tpufleet-test-cluster-"
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="session")
-def plane() -> Iterator[KubernetesControlPlane]:
+@pytest.fixture(scope="package")
+def control_plane_build() -> None:
+    """Skips tests where no control plane can be started."""
     pytest.importorskip("lightkube", reason="needs the extra `k8s`: pip install 'tpufleet[k8s]'")
     if binaries.find_cached() is None:
         pytest.skip("control plane not built; run `tpu cluster local build` (requires Go)")
     if shutil.which("openssl") is None:
         pytest.skip("openssl not found; apt-get install openssl")
+
+
+# Not of the session: it would run, and use CPU, beside all later tests.
+@pytest.fixture(scope="package")
+def plane(control_plane_build: None) -> Iterator[KubernetesControlPlane]:
     running = os.environ.get("TPUFLEET_TEST_CLUSTER")
     if running:  # kept up between runs while working on these tests
         yield cluster.find(Path(running))
@@ -69,5 +75,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests that need the control plane: they take minutes, and its build takes longer."""
     here = Path(__file__).parent
     for item in items:
-        if item.path.is_relative_to(here) and "plane" in getattr(item, "fixturenames", ()):
+        fixtures = getattr(item, "fixturenames", ())
+        if item.path.is_relative_to(here) and "control_plane_build" in fixtures:
             item.add_marker(pytest.mark.cluster)
