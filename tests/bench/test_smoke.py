@@ -43,6 +43,10 @@ RUNS = {
     "web": ["--jobs", "60", "--browsers", "4", "--seconds", "0.5", "--rounds", "1"],
     "yardstick": [],
 }
+# The others take long even at tiny sizes; by default only their options load.
+BY_DEFAULT = {"planner", "submit", "listing", "scale", "yardstick"}
+STORAGE = "extract_storage"
+STORAGE_OPTIONS = ("--mib", "8", "--rounds", "1", "--units", "1000")
 GPU_MODULES = (
     "extract_gpu_files",
     "extract_gpu_ours",
@@ -77,27 +81,38 @@ def test_every_file_is_covered():
     assert names == PARTS | set(RUNS) | {
         "extract_cpu",
         "extract_gpu",
-        "extract_storage",
+        STORAGE,
         "provisioner",
     }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.slow) for name in RUNS],
+)
 def test_a_benchmark_runs_and_ends_with_json(name):
     assert last_line(run(name, *RUNS[name]))
 
 
+@pytest.mark.parametrize("name", [*sorted(RUNS.keys() - BY_DEFAULT), "extract_cpu", STORAGE])
+def test_a_benchmark_has_the_options_of_its_run(name):
+    described = run(name, "--help")
+    options = (*RUNS.get(name, ()), *(STORAGE_OPTIONS if name == STORAGE else ()))
+    assert [option for option in options if option[:2] == "--" and option not in described] == []
+
+
+@pytest.mark.slow
 def test_cpu_extraction_runs_and_ends_with_json():
     for package in ("jax", "safetensors"):
         pytest.importorskip(package, reason=f"needs the package {package}")
     assert "ours" in last_line(run("extract_cpu", **TOY))
 
 
+@pytest.mark.slow
 def test_the_storage_of_extractions_runs_and_ends_with_json():
     for package in ("jax", "google.cloud.storage"):
         pytest.importorskip(package, reason=f"needs the package {package}")
-    options = ("--mib", "8", "--rounds", "1", "--units", "1000")
-    measures = last_line(run("extract_storage", *options, JAX_PLATFORMS="cpu"))["measures"]
+    measures = last_line(run(STORAGE, *STORAGE_OPTIONS, JAX_PLATFORMS="cpu"))["measures"]
     assert isinstance(measures, list) and len(measures) >= 2
 
 
