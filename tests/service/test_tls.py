@@ -326,4 +326,4 @@ def test_a_handshake_that_takes_too_long_is_disconnected(service, certificate):
         )
     )
     with socket.create_connection(("127.0.0.1", service.port)) as connection:
-        wait_until(lambda: is_closed(connection), 10)
+        wait_until(lambda: is_closed(connection))

@@ -265,7 +265,7 @@ def test_resume_and_rerun_take_edits(fleet):
             "resume": ["python", "train.py", "v5litepod-16"],
         }
         await pilot.press("R")
-        await until_shown(pilot, "Rerun")
+        await until_shown(pilot, "from the beginning")
         await press_line(pilot, "--colour red")
         await until_shown(pilot, "no such option")
 

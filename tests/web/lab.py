@@ -475,7 +475,7 @@ def lab_server(home: Path, ended: int = 0) -> Iterator[LabServer]:
     finally:
         child.terminate()
         try:
-            child.wait(timeout=20)
+            child.wait(timeout=60)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
