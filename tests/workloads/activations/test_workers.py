@@ -120,7 +120,13 @@ def test_stored_activations_equal_a_forward_pass_of_the_sample(make, model_folde
 
 
 @pytest.mark.parametrize(
-    "mesh", [{"data": 2, "tensor": 2}, {"data": 1, "fsdp": 4}, {"fsdp": 2, "tensor": 2}]
+    "mesh",
+    [
+        pytest.param({"data": 2, "tensor": 2}, marks=pytest.mark.slow),
+        pytest.param({"data": 1, "fsdp": 4}, marks=pytest.mark.slow),
+        {"fsdp": 2, "tensor": 2},
+    ],
+    ids=lambda mesh: ",".join(mesh),
 )
 def test_every_mesh_gives_the_same_activations(make, model_folder, mesh):
     folder = make("mesh")
