@@ -12,6 +12,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 ROOT = "computeMetadata/v1/instance"
 MAX_WAIT_SECONDS = 3600.0
+# `close` waits as long; by default half a second, in each of hundreds of tests.
+SHUTDOWN_POLL_SECONDS = 0.02
 
 
 class MetadataServer:
@@ -26,7 +28,10 @@ class MetadataServer:
         self._server = ThreadingHTTPServer(address, self._handler())
         self._server.daemon_threads = True
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="metadata", daemon=True
+            target=self._server.serve_forever,
+            args=(SHUTDOWN_POLL_SECONDS,),
+            name="metadata",
+            daemon=True,
         )
         self._thread.start()
 
