@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -44,11 +45,12 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        return dtypes.NUMPY_DTYPES[self.dtype].itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return dtypes.NUMPY_DTYPES[self.dtype].itemsize * math.prod(self.shape)
 
     @property
     def row_bytes(self) -> int:
-        return self.nbytes // self.shape[0] if self.shape[0] else 0
+        row = dtypes.NUMPY_DTYPES[self.dtype].itemsize * math.prod(self.shape[1:])
+        return row if self.shape[0] else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
