@@ -108,7 +108,16 @@ def extract() -> None:
     type=COUNT,
     help="Threads that hash and write.  [default: one for each core, 8 to 32]",
 )
+@click.option(
+    "--disk",
+    type=click.Choice(["auto", "direct", "buffered"]),
+    default="auto",
+    show_default=True,
+    help="Write shards past the page cache (O_DIRECT) or through it; auto: past it, where the "
+    "file system allows.",
+)
 @click.option("--worker", default="", help="Name of this worker, unique among running workers.")
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON at the end.")
 @click.option("--quiet", is_flag=True, help="Do not show progress.")
 @click.pass_context
 def run(context: click.Context, out: str, **options: Any) -> None:
@@ -135,7 +144,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
             os.cpu_count() or 1, preparers=options["preparers"], writers=options["writers"]
         ),
     )
-    storage = open_storage(out)
+    storage = open_storage(out, disk=options["disk"])
     screen = None
     if not options["quiet"]:
         output.show_start(plans.load(storage))
@@ -154,7 +163,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
             err=True,
         )
         context.exit(INTERRUPTED)
-    output.show_end(meter)
+    output.show_end(meter, as_json=options["as_json"])
 
 
 @extract.command(epilog=example_epilog("tpu extract status acts --watch 5"))

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from tpufleet.workloads.activations.io.verification import VerificationReport
     from tpufleet.workloads.activations.pipeline.progress_meter import Meter
 
+# By `Storage.write_mode`.
+WRITE_MODES = {
+    "direct": "direct writes (O_DIRECT)",
+    "buffered": "buffered writes",
+    "upload": "uploads from memory",
+}
 HEADINGS = ("DATASET", "STATUS", "SAMPLES", "SHARDS", "STORED")
 
 
@@ -93,6 +99,8 @@ def progress_line(snapshot: Mapping[str, Any]) -> str:
         parts.append(
             f"{_programs(snapshot['programs'])} compiled in {snapshot['compile_seconds']:.0f} s"
         )
+    if snapshot["writes"]:
+        parts.append(WRITE_MODES[snapshot["writes"]])
     parts.append("queues " + " ".join(f"{name}:{n}" for name, n in snapshot["queues"].items()))
     if snapshot["waiting"]:
         parts.append(snapshot["waiting"])
@@ -107,14 +115,18 @@ def _programs(count: int) -> str:
     return "1 program" if count == 1 else f"{count:,} programs"
 
 
-def show_end(meter: Meter) -> None:
+def show_end(meter: Meter, *, as_json: bool = False) -> None:
     snapshot = meter.snapshot()
+    if as_json:
+        click.echo(json.dumps(snapshot))
+        return
+    writes = f", {WRITE_MODES[snapshot['writes']]}" if snapshot["writes"] else ""
     click.echo(
         f"\nthis worker committed {snapshot['units']:,} units at "
         f"{snapshot['tokens_per_second']:,.0f} tokens/s; {snapshot['samples']:,} of "
         f"{snapshot['total']:,} samples are committed; {snapshot['skipped']:,} skipped here; "
         f"padding {snapshot['padding']:.0%}, {_programs(snapshot['programs'])} compiled in "
-        f"{snapshot['compile_seconds']:.0f} s",
+        f"{snapshot['compile_seconds']:.0f} s{writes}",
         err=True,
     )
 
