@@ -125,7 +125,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
     from tpufleet import runtime
     from tpufleet.workloads.activations import plans
     from tpufleet.workloads.activations.cli import output
-    from tpufleet.workloads.activations.io.storage import open_storage
+    from tpufleet.workloads.activations.io.storage import open_storage, translate_disk_errors
     from tpufleet.workloads.activations.model import meshes
     from tpufleet.workloads.activations.pipeline import extraction, workers
 
@@ -145,6 +145,8 @@ def run(context: click.Context, out: str, **options: Any) -> None:
         ),
     )
     storage = open_storage(out, disk=options["disk"])
+    with translate_disk_errors(storage):
+        storage.write_mode()  # finds missing disks before the model is loaded
     screen = None
     if not options["quiet"]:
         output.show_start(plans.load(storage))
@@ -281,6 +283,26 @@ def repair(
     if after.intact and after.leftovers:
         click.echo(f"delete the damaged shards with `tpu extract verify --sweep {out}`")
     context.exit(0 if after.intact else 1)
+
+
+@extract.command(epilog=example_epilog("tpu extract stripe /mnt/a/acts /mnt/b/acts /mnt/c/acts"))
+@click.argument("out")
+@click.argument("folders", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def stripe(out: str, folders: tuple[str, ...], as_json: bool) -> None:
+    """Divide the shards of OUT among OUT and FOLDERS, on several disks; or show its folders.
+
+    FOLDERS are all folders besides OUT. Shards that are stored stay where they are; new ones go to
+    all folders in turn. After a disk was lost, name the folders that are left or replace it, then
+    run `tpu extract repair OUT`.
+    """
+    from tpufleet.workloads.activations.cli import output
+    from tpufleet.workloads.activations.io import striped_folder
+
+    storage = striped_folder.local_folder(out)
+    if folders:
+        storage = striped_folder.set_folders(storage, folders)
+    output.show_stripes(striped_folder.stripes(storage), as_json=as_json)
 
 
 for command in (

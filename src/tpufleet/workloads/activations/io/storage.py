@@ -77,12 +77,14 @@ def translate_disk_errors(storage: Storage) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        staging = _staging(storage)
         resume = f"committed units are kept; continue with `tpu extract run {storage.url}`"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(staging).free
-            where = staging.parent if staging.is_relative_to(storage.url) else staging
-            hint = "" if where != staging else ", or set TMPDIR to a folder on a larger disk"
+            if isinstance(storage, LocalFolder):
+                where = storage.fullest_disk()
+                hint = f", or add a disk with `tpu extract stripe {storage.url} FOLDER`"
+            else:
+                where, hint = _staging(storage), ", or set TMPDIR to a folder on a larger disk"
+            free = shutil.disk_usage(where).free
             raise DiskFull(
                 f"no space left on device at {where} ({free / 2**30:.1f} GiB free); free some"
                 f"{hint}. Concurrent units of --shard-gb each need space there; {resume}"
@@ -162,6 +164,10 @@ class LocalFolder(FolderStore):
     def staging(self) -> Path:
         return self._staging.path
 
+    def fullest_disk(self) -> Path:
+        """The folder whose disk has the least space left, of those that hold the dataset."""
+        return self.path
+
     def _existing(self, name: str) -> Path:
         path = self.path / name
         if not path.exists():
@@ -196,4 +202,10 @@ def open_storage(url: str | Path, *, disk: str = "auto") -> Storage:
     folder = LocalFolder(parts.path if parts.scheme else url, disk)
     if folder.path.is_file():
         raise BadInput(f"{url} is a file, expected a folder")
-    return folder
+    from tpufleet.workloads.activations.io import striped_folder
+
+    return (
+        striped_folder.StripedFolder(folder.path, disk)
+        if striped_folder.is_striped(folder)
+        else folder
+    )
