@@ -108,7 +108,16 @@ def extract() -> None:
     type=COUNT,
     help="Threads that hash and write.  [default: one for each core, 8 to 32]",
 )
+@click.option(
+    "--disk",
+    type=click.Choice(["auto", "direct", "buffered"]),
+    default="auto",
+    show_default=True,
+    help="Write shards past the page cache (O_DIRECT) or through it; auto: past it, where the "
+    "file system allows.",
+)
 @click.option("--worker", default="", help="Name of this worker, unique among running workers.")
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON at the end.")
 @click.option("--quiet", is_flag=True, help="Do not show progress.")
 @click.pass_context
 def run(context: click.Context, out: str, **options: Any) -> None:
@@ -116,7 +125,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
     from tpufleet import runtime
     from tpufleet.workloads.activations import plans
     from tpufleet.workloads.activations.cli import output
-    from tpufleet.workloads.activations.io.storage import open_storage
+    from tpufleet.workloads.activations.io.storage import open_storage, translate_disk_errors
     from tpufleet.workloads.activations.model import meshes
     from tpufleet.workloads.activations.pipeline import extraction, workers
 
@@ -135,7 +144,9 @@ def run(context: click.Context, out: str, **options: Any) -> None:
             os.cpu_count() or 1, preparers=options["preparers"], writers=options["writers"]
         ),
     )
-    storage = open_storage(out)
+    storage = open_storage(out, disk=options["disk"])
+    with translate_disk_errors(storage):
+        storage.write_mode()  # finds missing disks before the model is loaded
     screen = None
     if not options["quiet"]:
         output.show_start(plans.load(storage))
@@ -154,7 +165,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
             err=True,
         )
         context.exit(INTERRUPTED)
-    output.show_end(meter)
+    output.show_end(meter, as_json=options["as_json"])
 
 
 @extract.command(epilog=example_epilog("tpu extract status acts --watch 5"))
@@ -272,6 +283,26 @@ def repair(
     if after.intact and after.leftovers:
         click.echo(f"delete the damaged shards with `tpu extract verify --sweep {out}`")
     context.exit(0 if after.intact else 1)
+
+
+@extract.command(epilog=example_epilog("tpu extract stripe /mnt/a/acts /mnt/b/acts /mnt/c/acts"))
+@click.argument("out")
+@click.argument("folders", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def stripe(out: str, folders: tuple[str, ...], as_json: bool) -> None:
+    """Divide the shards of OUT among OUT and FOLDERS, on several disks; or show its folders.
+
+    FOLDERS are all folders besides OUT. Shards that are stored stay where they are; new ones go to
+    all folders in turn. After a disk was lost, name the folders that are left or replace it, then
+    run `tpu extract repair OUT`.
+    """
+    from tpufleet.workloads.activations.cli import output
+    from tpufleet.workloads.activations.io import striped_folder
+
+    storage = striped_folder.local_folder(out)
+    if folders:
+        storage = striped_folder.set_folders(storage, folders)
+    output.show_stripes(striped_folder.stripes(storage), as_json=as_json)
 
 
 for command in (

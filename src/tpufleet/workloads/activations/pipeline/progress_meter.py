@@ -31,6 +31,7 @@ class Meter:
         self.tokens = self.batches = 0
         self._real_tokens = self._computed_tokens = 0  # with those of the first batch
         self.programs, self.compile_seconds = 0, 0.0
+        self.write_mode = ""  # of the storage, once something is written: see `Storage.write_mode`
         self._operations = 0.0
         self._lock = threading.Lock()  # several threads commit units
         self._began: float | None = None
@@ -123,6 +124,7 @@ class Meter:
             "programs": self.programs,
             "compile_seconds": self.compile_seconds,
             "mfu": self.utilization(),
+            "writes": self.write_mode,
             "queues": {name: queue.depth() for name, queue in self._queues.items()},
             "limit": self.bottleneck(),
             "seconds_left": self.seconds_left(),
