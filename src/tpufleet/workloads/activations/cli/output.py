@@ -114,9 +114,18 @@ def show_end(meter: Meter) -> None:
         f"{snapshot['tokens_per_second']:,.0f} tokens/s; {snapshot['samples']:,} of "
         f"{snapshot['total']:,} samples are committed; {snapshot['skipped']:,} skipped here; "
         f"padding {snapshot['padding']:.0%}, {_programs(snapshot['programs'])} compiled in "
-        f"{snapshot['compile_seconds']:.0f} s",
+        f"{snapshot['compile_seconds']:.0f} s{_start(snapshot)}",
         err=True,
     )
+
+
+def _start(snapshot: Mapping[str, Any]) -> str:
+    """How long the first batch had to wait, and for what."""
+    if snapshot["start_seconds"] is None:
+        return ""
+    slow = [f"{name} {took:.1f} s" for name, took in snapshot["start"].items() if took >= 0.1]
+    parts = f" ({', '.join(slow)})" if slow else ""
+    return f"; first batch after {snapshot['start_seconds']:.1f} s{parts}"
 
 
 def watch_status(storages: Mapping[str, Storage], *, as_json: bool, every: float | None) -> None:

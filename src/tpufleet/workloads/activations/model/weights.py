@@ -177,12 +177,11 @@ def load_parameters(
         sharding = meshes.parameter_sharding(mesh, name)
         return meshes.shard_in_passes(shapes["layers"][name], wanted, sharding, read, host_bytes)
 
-    with ThreadPoolExecutor(READERS) as threads:
-        embed = checkpoint.read("embed_tokens.weight", (arch.vocabulary, arch.hidden))
-        params: dict[str, Any] = {
-            "embed": put("embed", embed),
-            "layers": {name: stack(name) for name in rules} if depth else {},
-        }
+    with ThreadPoolExecutor(READERS) as threads, ThreadPoolExecutor(1) as beside:
+        table = checkpoint.read("embed_tokens.weight", (arch.vocabulary, arch.hidden))
+        embed = beside.submit(put, "embed", table)
+        layers = {name: stack(name) for name in rules} if depth else {}
+        params: dict[str, Any] = {"embed": embed.result(), "layers": layers}
     if final_norm:
         params["final_norm"] = put("final_norm", checkpoint.read("norm.weight", (arch.hidden,)))
     return params

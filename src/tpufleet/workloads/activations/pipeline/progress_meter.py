@@ -10,6 +10,7 @@ from typing import Any
 from tpufleet.runtime.units import HeldUnit
 from tpufleet.workloads.activations import formatting, plans
 from tpufleet.workloads.activations.pipeline import batches, preparation, stages
+from tpufleet.workloads.activations.start_times import StartTimes
 
 EXPECTED_UTILIZATION = 0.4
 
@@ -24,8 +25,10 @@ class Meter:
         samples_before: int = 0,
         peak: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        start: StartTimes | None = None,
     ):
         self.plan, self.peak, self._clock = plan, peak, clock
+        self._start = start or StartTimes(clock)
         self.samples_before = samples_before
         self.samples = self.units = self.skipped = self.fenced = 0
         self.tokens = self.batches = 0
@@ -73,6 +76,10 @@ class Meter:
 
     def seconds(self) -> float:
         return 0.0 if self._began is None else self._clock() - self._began
+
+    def start_seconds(self) -> float | None:
+        """Until the first batch was given to the devices; None before."""
+        return None if self._began is None else self._began - self._start.began
 
     def tokens_per_second(self) -> float:
         seconds = self.seconds()
@@ -122,6 +129,8 @@ class Meter:
             "padding": self.padding(),
             "programs": self.programs,
             "compile_seconds": self.compile_seconds,
+            "start_seconds": self.start_seconds(),
+            "start": dict(self._start.parts),
             "mfu": self.utilization(),
             "queues": {name: queue.depth() for name, queue in self._queues.items()},
             "limit": self.bottleneck(),

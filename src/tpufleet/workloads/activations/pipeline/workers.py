@@ -213,11 +213,14 @@ class Worker:
                 return
             if claim is not None:
                 waiting.append((claim, preparers.submit(claim.unit)))
+                if len(waiting) < self._options.prefetch_units:
+                    continue  # the first units need not wait for the engine
             size = self._shared_units()
             while waiting and (
                 claim is None or len(waiting) >= size - 1 + self._options.prefetch_units
             ):
                 yield group()
+        size = self._shared_units() if waiting else size
         while waiting:
             yield group()
 
