@@ -114,20 +114,20 @@ def extract() -> None:
 def run(context: click.Context, out: str, **options: Any) -> None:
     """Run the plan in OUT until it is complete. Any number of workers can run concurrently."""
     from tpufleet import runtime
-    from tpufleet.workloads.activations.model import devices
+    from tpufleet.workloads.activations.model import devices, meshes
 
     runtime.initialize()
-    devices.start()  # before the imports below, which take a second
+    mesh = meshes.parse_mesh(options["mesh"])
+    devices.start(mesh)  # before the imports below, which take a second
     from tpufleet.workloads.activations import plans
     from tpufleet.workloads.activations.cli import output
     from tpufleet.workloads.activations.io.storage import open_storage
-    from tpufleet.workloads.activations.model import meshes
     from tpufleet.workloads.activations.pipeline import extraction, workers
 
     steal = options["steal_after"]
     settings = extraction.ExtractionSettings(
         compute=options["compute"],
-        mesh=meshes.parse_mesh(options["mesh"]),
+        mesh=mesh,
         scope=options["scope"],
         memory=options["memory"],
         lease=timedelta(seconds=options["lease"]),

@@ -72,7 +72,7 @@ def run(
         raise BadInput(f"scope {settings.scope!r} is not one of local, global")
     plan = plans.load(storage)
     compute = compute_dtype(plan, settings.compute)
-    devices.start()
+    devices.start(settings.mesh)
     with times.measure("data"):
         resolved = locations.resolve_plan(plan, model=model, data=data)
         resolved = check_digests(plan, resolved)
