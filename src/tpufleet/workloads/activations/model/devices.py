@@ -21,7 +21,7 @@ FORCED = "xla_force_host_platform_device_count"
 
 def start(mesh: Mapping[str, int] | None = None) -> threading.Thread:
     """Start the devices for a mesh of these sizes in the background. Whoever asks JAX for them
-    meanwhile waits, and gets the error if there is one. `jax.distributed.initialize` comes first."""
+    meanwhile waits, and gets the error if there is one. After `jax.distributed.initialize`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     _divide_cpu(cpu_devices(cores, mesh or {}))
     thread = threading.Thread(target=_start, name="extract-devices", daemon=True)
