@@ -104,12 +104,19 @@ def extract() -> None:
     "[default: ~/.cache/tpufleet/compile, on CPUs none]",
 )
 @click.option(
+    "--calibrate/--no-calibrate",
+    default=None,
+    help="Measure the devices to choose the size and number of batches.  [default: on "
+    "accelerators; other sizes than the plan's only in runs of half an hour or more, or if given]",
+)
+@click.option(
     "--writers",
     type=COUNT,
     help="Threads that hash and write.  [default: one for each core, 8 to 32]",
 )
 @click.option("--worker", default="", help="Name of this worker, unique among running workers.")
 @click.option("--quiet", is_flag=True, help="Do not show progress.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def run(context: click.Context, out: str, **options: Any) -> None:
     """Run the plan in OUT until it is complete. Any number of workers can run concurrently."""
@@ -133,6 +140,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
         lease=timedelta(seconds=options["lease"]),
         steal_after=None if steal is None else timedelta(seconds=steal),
         compile_cache=options["compile_cache"],
+        calibrate=options["calibrate"],
         name=options["worker"],
         options=workers.default_options(
             os.cpu_count() or 1, preparers=options["preparers"], writers=options["writers"]
@@ -157,7 +165,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
             err=True,
         )
         context.exit(INTERRUPTED)
-    output.show_end(meter)
+    output.show_end(meter, as_json=options["as_json"])
 
 
 @extract.command(epilog=example_epilog("tpu extract status acts --watch 5"))

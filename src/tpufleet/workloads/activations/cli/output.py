@@ -93,6 +93,8 @@ def progress_line(snapshot: Mapping[str, Any]) -> str:
         parts.append(
             f"{_programs(snapshot['programs'])} compiled in {snapshot['compile_seconds']:.0f} s"
         )
+    if snapshot["calibration"]:
+        parts.append(_batches(snapshot["calibration"]))
     parts.append("queues " + " ".join(f"{name}:{n}" for name, n in snapshot["queues"].items()))
     if snapshot["waiting"]:
         parts.append(snapshot["waiting"])
@@ -107,14 +109,22 @@ def _programs(count: int) -> str:
     return "1 program" if count == 1 else f"{count:,} programs"
 
 
-def show_end(meter: Meter) -> None:
+def _batches(chosen: Mapping[str, Any]) -> str:
+    """What a worker uses, and who chose it."""
+    return f"batches of {chosen['batch_tokens']:,} tokens, {chosen['batches_in_flight']} in flight"
+
+
+def show_end(meter: Meter, *, as_json: bool = False) -> None:
     snapshot = meter.snapshot()
+    if as_json:
+        click.echo(json.dumps(snapshot))
     click.echo(
         f"\nthis worker committed {snapshot['units']:,} units at "
         f"{snapshot['tokens_per_second']:,.0f} tokens/s; {snapshot['samples']:,} of "
         f"{snapshot['total']:,} samples are committed; {snapshot['skipped']:,} skipped here; "
         f"padding {snapshot['padding']:.0%}, {_programs(snapshot['programs'])} compiled in "
-        f"{snapshot['compile_seconds']:.0f} s{_start(snapshot)}",
+        f"{snapshot['compile_seconds']:.0f} s{_start(snapshot)}"
+        + (f"; {_batches(snapshot['calibration'])}" if snapshot["calibration"] else ""),
         err=True,
     )
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -21,9 +20,8 @@ from tpufleet.workloads.activations.io import dtypes
 from tpufleet.workloads.activations.io.shards import SCALE
 from tpufleet.workloads.activations.model import (
     architectures,
-    attention,
     decoder,
-    gated_mlp,
+    kernel_choice,
     meshes,
     sites,
     weights,
@@ -32,6 +30,9 @@ from tpufleet.workloads.activations.model.program_cache import ProgramCache
 from tpufleet.workloads.activations.pipeline.batches import Batch
 from tpufleet.workloads.activations.start_times import StartTimes
 
+if TYPE_CHECKING:
+    from tpufleet.workloads.activations.pipeline.calibration import Calibration
+
 # The lower bound in pyproject.toml: 0.7.0 lacks functions of Pallas, and its TPU kernel refuses
 # head size 64. Tested by `-m versions`.
 OLDEST_JAX = (0, 7, 2)
@@ -39,7 +40,6 @@ COMPILERS = 4  # programs compiled at once
 MEMORY_CHOICES = ("auto", "pinned", "plain")
 PINNED_HOST = "pinned_host"
 GPUS = ("gpu", "cuda", "rocm")
-COMPUTE_DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 # Dense bf16 peak of one device, in operations per second, by a part of its name.
 PEAKS = {
     "v4": 275e12,
@@ -85,11 +85,18 @@ class Engine:
         # Processes of one mesh may have to compile the same program at the same time.
         self._compilers = ThreadPoolExecutor(1 if jax.process_count() > 1 else COMPILERS)
         self.compile_seconds = 0.0  # that batches have waited for
+        self.calibration: Calibration | None = None
 
     @property
     def compute_type(self) -> str:
         kind = self.params["embed"].dtype
-        return next(name for name, dtype in COMPUTE_DTYPES.items() if dtype == kind)
+        return next(name for name, dtype in kernel_choice.COMPUTE_DTYPES.items() if dtype == kind)
+
+    @property
+    def device_kind(self) -> str:
+        """Such as "TPU v5 lite x 4"."""
+        kind = self.mesh.devices.flat[0].device_kind
+        return kind if self.mesh.size == 1 else f"{kind} x {self.mesh.size}"
 
     @property
     def row_multiple(self) -> int:
@@ -169,6 +176,16 @@ class Engine:
         settings = (forward.sites, forward.dtype, forward.kernel, sorted(forward.unavailable))
         kernels = (forward.gate_kernel, forward.platform)
         return (forward.architecture, *settings, *kernels, params, list(self.mesh.shape.items()))
+
+    def finding(self, parts: Any, find: Callable[[], Any]) -> Any:
+        """What `find` returns for this model on these devices; kept, if it is not 0."""
+        if self._cache is None:
+            return find()
+        return self._cache.finding((self._description(), parts), find, keep=bool)
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        text = str(error)
+        return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in text
 
     def rows(self, count: int) -> frozenset[int]:
         """The rows of a batch of `count` rows that this process keeps."""
@@ -274,7 +291,7 @@ def open_engine(
     mesh = meshes.build_mesh(devices, dict(mesh_sizes or {}), arch)
     shaped: dict[str, Any] = {
         "depth": sites.layers_needed(site_names, arch),
-        "dtype": COMPUTE_DTYPES[compute],
+        "dtype": kernel_choice.COMPUTE_DTYPES[compute],
         "mesh": mesh,
         "final_norm": str(sites.Site.FINAL_NORM) in site_names,
     }
@@ -286,7 +303,9 @@ def open_engine(
     with ThreadPoolExecutor(1) as threads:
         loading = threads.submit(load)
         with times.measure("kernels"):
-            unavailable, gate_kernel = _kernels(arch, compute, mesh, packed=packed, cache=cache)
+            unavailable, gate_kernel = kernel_choice.choose_kernels(
+                arch, compute, mesh, packed=packed, cache=cache
+            )
         forward = decoder.Forward(
             architecture=arch,
             sites=site_names,
@@ -303,42 +322,3 @@ def open_engine(
             engine.compile_ahead(first_batches(engine))
         engine.params = loading.result()
     return engine
-
-
-def _kernels(
-    arch: architectures.Architecture,
-    compute: str,
-    mesh: Mesh,
-    *,
-    packed: bool,
-    cache: ProgramCache | None,
-) -> tuple[frozenset[str], str]:
-    """The kernels of attention that do not work on these devices, and the kernel of the MLP. What
-    works is remembered; what fails is tried again by the next run."""
-    device = mesh.devices.flat[0]
-    attends = {
-        "platform": device.platform,
-        "dtype": COMPUTE_DTYPES[compute],
-        "head_dim": arch.head_dim,
-        "softcap": arch.softcap,
-        "window": arch.window,
-        "packed": packed,
-    }
-    gates = {
-        "dtype": COMPUTE_DTYPES[compute],
-        "activation": arch.activation,
-        "biased": arch.mlp_bias,
-    }
-    find_attention = lambda: sorted(attention.unavailable_kernels(**attends))
-    find_gate = lambda: gated_mlp.choose_kernel(device=device, mesh=mesh, **gates)
-    if cache is None:
-        return frozenset(find_attention()), find_gate()
-    described = [repr({**kind, "dtype": compute}) for kind in (attends, gates)]
-    unavailable = cache.finding(
-        ("attention", described[0]), find_attention, keep=lambda failed: not failed
-    )
-    shape = list(mesh.shape.items())
-    gate = cache.finding(
-        ("gate", described[1], shape), find_gate, keep=lambda kernel: kernel != "plain"
-    )
-    return frozenset(unavailable), gate

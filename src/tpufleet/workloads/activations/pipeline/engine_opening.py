@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tpufleet.workloads.activations.model import engines
 from tpufleet.workloads.activations.pipeline import batches
+from tpufleet.workloads.activations.pipeline.calibration import Calibration
 from tpufleet.workloads.activations.pipeline.workers import ModelEngine
 
 
@@ -41,6 +42,10 @@ class OpeningEngine:
     @property
     def compile_seconds(self) -> float:
         return self._engine.compile_seconds
+
+    @property
+    def calibration(self) -> Calibration | None:
+        return self._engine.calibration
 
     def start(self, batch: batches.Batch) -> Callable[[], list[engines.OutputBlock]]:
         return self._engine.start(batch)

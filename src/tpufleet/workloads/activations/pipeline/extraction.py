@@ -22,6 +22,7 @@ from tpufleet.workloads.activations.io.storage import Storage, translate_disk_er
 from tpufleet.workloads.activations.model import devices, engines, program_cache, weights
 from tpufleet.workloads.activations.pipeline import (
     batches,
+    calibration,
     engine_opening,
     gangs,
     locations,
@@ -46,6 +47,8 @@ class ExtractionSettings:
     memory: str = "auto"  # or "pinned", "plain": see `engines.host_memory_kind`
     lease: timedelta = LEASE
     steal_after: timedelta | None = None
+    # None: on accelerators, and other sizes of batches in long runs only; True: those too
+    calibrate: bool | None = None
     compile_cache: str | None = None  # see `program_cache.open_cache`
     name: str = ""
     poll: float = gangs.POLL_SECONDS
@@ -76,7 +79,8 @@ def run(
     with times.measure("data"):
         resolved = locations.resolve_plan(plan, model=model, data=data)
         resolved = check_digests(plan, resolved)
-    pool = preparation.PreparerPool(plan, resolved, settings.options.preparers)
+    options = settings.options
+    pool = preparation.PreparerPool(plan, resolved, options.preparers, options.most_preparers)
     with closing(pool) as preparers:
         preparers.start()
         is_gang = settings.scope == "global" and jax.process_count() > 1
@@ -106,6 +110,11 @@ def run(
                 times=times,
             )
             meter.peak = engine.peak_flops()
+            if not is_gang and _calibrates(settings.calibrate, chosen[0].platform):
+                with times.measure("calibration"):
+                    engine.calibration = calibration.calibrate(
+                        engine, plan, storage, force=bool(settings.calibrate)
+                    )
             return engine
 
         def on_wait(held: Sequence[HeldUnit]) -> None:
@@ -129,7 +138,7 @@ def run(
             engine,
             coordinator,
             meter=meter,
-            options=settings.options,
+            options=options,
             preparers=preparers,
         )
         with translate_disk_errors(storage):
@@ -140,6 +149,11 @@ def run(
                 if plan.units >= INDEXED_UNITS and units.finished():
                     units.write_index()
                 return meter
+
+
+def _calibrates(wanted: bool | None, platform: str) -> bool:
+    """By default on accelerators: a CPU's rate depends on what else it does."""
+    return platform != "cpu" if wanted is None else wanted
 
 
 def _batching(plan: plans.ExtractionPlan, *, varlen: bool) -> str:

@@ -34,6 +34,7 @@ class Meter:
         self.tokens = self.batches = 0
         self._real_tokens = self._computed_tokens = 0  # with those of the first batch
         self.programs, self.compile_seconds = 0, 0.0
+        self.calibrated: dict[str, Any] = {}  # see `calibration.Calibration`
         self._operations = 0.0
         self._lock = threading.Lock()  # several threads commit units
         self._began: float | None = None
@@ -129,6 +130,7 @@ class Meter:
             "padding": self.padding(),
             "programs": self.programs,
             "compile_seconds": self.compile_seconds,
+            "calibration": dict(self.calibrated),
             "start_seconds": self.start_seconds(),
             "start": dict(self._start.parts),
             "mfu": self.utilization(),
