@@ -104,6 +104,12 @@ def extract() -> None:
     "[default: ~/.cache/tpufleet/compile, on CPUs none]",
 )
 @click.option(
+    "--calibrate/--no-calibrate",
+    default=None,
+    help="Measure the devices to choose the size and number of batches.  [default: on "
+    "accelerators; other sizes than the plan's only in runs of half an hour or more, or if given]",
+)
+@click.option(
     "--writers",
     type=COUNT,
     help="Threads that hash and write.  [default: one for each core, 8 to 32]",
@@ -123,22 +129,26 @@ def extract() -> None:
 def run(context: click.Context, out: str, **options: Any) -> None:
     """Run the plan in OUT until it is complete. Any number of workers can run concurrently."""
     from tpufleet import runtime
+    from tpufleet.workloads.activations.model import devices, meshes
+
+    runtime.initialize()
+    mesh = meshes.parse_mesh(options["mesh"])
+    devices.start(mesh)  # before the imports below, which take a second
     from tpufleet.workloads.activations import plans
     from tpufleet.workloads.activations.cli import output
     from tpufleet.workloads.activations.io.storage import open_storage, translate_disk_errors
-    from tpufleet.workloads.activations.model import meshes
     from tpufleet.workloads.activations.pipeline import extraction, workers
 
-    runtime.initialize()
     steal = options["steal_after"]
     settings = extraction.ExtractionSettings(
         compute=options["compute"],
-        mesh=meshes.parse_mesh(options["mesh"]),
+        mesh=mesh,
         scope=options["scope"],
         memory=options["memory"],
         lease=timedelta(seconds=options["lease"]),
         steal_after=None if steal is None else timedelta(seconds=steal),
         compile_cache=options["compile_cache"],
+        calibrate=options["calibrate"],
         name=options["worker"],
         options=workers.default_options(
             os.cpu_count() or 1, preparers=options["preparers"], writers=options["writers"]

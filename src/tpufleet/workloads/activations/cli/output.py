@@ -118,6 +118,8 @@ def progress_line(snapshot: Mapping[str, Any]) -> str:
         )
     if snapshot["writes"]:
         parts.append(WRITE_MODES[snapshot["writes"]])
+    if snapshot["calibration"]:
+        parts.append(_batches(snapshot["calibration"]))
     parts.append("queues " + " ".join(f"{name}:{n}" for name, n in snapshot["queues"].items()))
     if snapshot["waiting"]:
         parts.append(snapshot["waiting"])
@@ -132,6 +134,11 @@ def _programs(count: int) -> str:
     return "1 program" if count == 1 else f"{count:,} programs"
 
 
+def _batches(chosen: Mapping[str, Any]) -> str:
+    """What a worker uses, and who chose it."""
+    return f"batches of {chosen['batch_tokens']:,} tokens, {chosen['batches_in_flight']} in flight"
+
+
 def show_end(meter: Meter, *, as_json: bool = False) -> None:
     snapshot = meter.snapshot()
     if as_json:
@@ -143,9 +150,19 @@ def show_end(meter: Meter, *, as_json: bool = False) -> None:
         f"{snapshot['tokens_per_second']:,.0f} tokens/s; {snapshot['samples']:,} of "
         f"{snapshot['total']:,} samples are committed; {snapshot['skipped']:,} skipped here; "
         f"padding {snapshot['padding']:.0%}, {_programs(snapshot['programs'])} compiled in "
-        f"{snapshot['compile_seconds']:.0f} s{writes}",
+        f"{snapshot['compile_seconds']:.0f} s{_start(snapshot)}{writes}"
+        + (f"; {_batches(snapshot['calibration'])}" if snapshot["calibration"] else ""),
         err=True,
     )
+
+
+def _start(snapshot: Mapping[str, Any]) -> str:
+    """How long the first batch had to wait, and for what."""
+    if snapshot["start_seconds"] is None:
+        return ""
+    slow = [f"{name} {took:.1f} s" for name, took in snapshot["start"].items() if took >= 0.1]
+    parts = f" ({', '.join(slow)})" if slow else ""
+    return f"; first batch after {snapshot['start_seconds']:.1f} s{parts}"
 
 
 def watch_status(storages: Mapping[str, Storage], *, as_json: bool, every: float | None) -> None:
