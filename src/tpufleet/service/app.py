@@ -28,7 +28,7 @@ from tpufleet.errors import FleetError, Forbidden, Temporary, Unauthorized
 from tpufleet.model.api_types import ERROR_HEADER, ErrorDetail, ErrorResponse
 from tpufleet.model.audit import AuditAction
 from tpufleet.model.encoding import to_json
-from tpufleet.model.users import Role
+from tpufleet.model.users import JOB_TOKEN_PREFIX, Role
 from tpufleet.policy import rate_limits
 from tpufleet.service import (
     audit,
@@ -42,6 +42,7 @@ from tpufleet.service import (
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.audit import AuditSubject
+from tpufleet.service.auth import Caller
 from tpufleet.service.connection_limits import AUTHENTICATED
 from tpufleet.service.event_streams import EventHub
 from tpufleet.service.fast_heartbeats import FastHeartbeats
@@ -214,10 +215,7 @@ class AuthMiddleware:
             elif self._is_agent_path(scope["path"]):
                 self._limiter.check_caller(token_hash, rate_limits.PER_SLICE_TOKEN)
             else:
-                now = self._deps.clock.now()
-                caller = await run_in_threadpool(
-                    auth.authenticate, token_hash, self._deps.store, now, session
-                )
+                caller = await run_in_threadpool(self._caller, token, token_hash, session)
                 self._limiter.check_caller(token_hash, rate_limits.PER_USER_TOKEN)
                 self._accept(scope, token_hash)
         except FleetError as error:
@@ -267,6 +265,12 @@ class AuthMiddleware:
             self._limiter.check_address(address, "")
             return "", self._links.redeem(token, now), ""
         return token, auth.token_hash(token), ""
+
+    def _caller(self, token: str, token_hash: str, session: str) -> Caller:
+        if token.startswith(JOB_TOKEN_PREFIX):
+            return auth.authenticate_job(token, self._deps.secret, self._deps.store)
+        now = self._deps.clock.now()
+        return auth.authenticate(token_hash, self._deps.store, now, session)
 
     def _accept(self, scope: Scope, token_hash: str) -> None:
         scope[AUTHENTICATED] = True
@@ -477,7 +481,7 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
         ),
         logs=_logs(deps),
         results=_results(deps),
-        heartbeats=Heartbeats(deps.store, Assignments(deps.store, secrets), deps.wake),
+        heartbeats=Heartbeats(deps.store, Assignments(deps.store, secrets, deps.secret), deps.wake),
         hub=hub,
         ended_job_rows=EndedJobRows(),
         host_commands=HostCommandQueue(deps.store),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, Forbidden
 from tpufleet.model import prices
 from tpufleet.model.api_types import (
     Comparison,
@@ -136,7 +136,10 @@ def explain_job(call: ApiCall) -> JobExplanation:
     foreign_action=AuditAction.EDIT_JOB,
 )
 def change_job(call: ApiCall) -> JobRow:
-    job = commands.change_job(call.context, find_job(call), call.parse_body(JobChanges))
+    job, changes = find_job(call), call.parse_body(JobChanges)
+    if call.user.job_id is not None and changes.priority is not None:
+        raise Forbidden("priority: the processes of a job cannot change it")
+    job = commands.change_job(call.context, job, changes)
     call.notify()
     return queries.job_rows(call.store, [job])[0]
 
