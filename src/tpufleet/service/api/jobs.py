@@ -7,6 +7,7 @@ from dataclasses import replace
 from tpufleet.errors import BadInput, Forbidden
 from tpufleet.model import prices
 from tpufleet.model.api_types import (
+    Acknowledgement,
     Comparison,
     EventPage,
     JobChanges,
@@ -14,6 +15,7 @@ from tpufleet.model.api_types import (
     JobExplanation,
     JobPage,
     JobRow,
+    LocationRelease,
     MetricSeries,
     ResubmitRequest,
     SubmitRequest,
@@ -24,6 +26,7 @@ from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState, ParentRelati
 from tpufleet.model.slices import SIMULATED_PROVIDERS
 from tpufleet.model.users import Role, TokenScope
 from tpufleet.service import (
+    checkpoint_owners,
     commands,
     comparison,
     explain,
@@ -220,6 +223,21 @@ def rerun_job(call: ApiCall) -> JobRow:
 )
 def list_job_events(call: ApiCall) -> EventPage:
     return queries.event_page(call.store, events.event_query(call, find_job(call).id))
+
+
+@router.route(
+    "POST",
+    "/checkpoints/release",
+    role=Role.MEMBER,
+    summary="Let others use a checkpoint location; of another user: an admin, with a reason",
+    body=LocationRelease,
+    response=Acknowledgement,
+    foreign_action=AuditAction.RELEASE_LOCATION,
+)
+def release_checkpoint_location(call: ApiCall) -> Acknowledgement:
+    asked = call.parse_body(LocationRelease)
+    checkpoint_owners.release(call.store, call.user, asked.location, asked.reason, call.now)
+    return Acknowledgement()
 
 
 def find_job(call: ApiCall) -> Job:
