@@ -93,6 +93,12 @@ DISK_FULL = (
     "  next: free space on that disk, then retry; `tpu status` shows the server's errors"
 )
 
+UNUSABLE = (
+    "the server cannot write its database, so the request was not accepted\n"
+    "  next: an admin finds the reason with `tpu status`, or in the server's log"
+)
+_STORAGE = ((errors.StorageFull, DISK_FULL), (errors.StorageUnusable, UNUSABLE))
+
 
 def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) -> Starlette:
     """The application; `app.state.hub` wakes and closes its streams, and
@@ -408,7 +414,7 @@ def error_response(error: FleetError) -> Response:
     if status == 503:
         # It may name hosts, files and users of the database.
         logger.warning("answered 503: %s", error)
-        message = DISK_FULL if isinstance(error, errors.StorageFull) else UNAVAILABLE
+        message = next((text for kind, text in _STORAGE if isinstance(error, kind)), UNAVAILABLE)
         if isinstance(error, errors.ProviderError):  # of the bucket
             message = f"{error}; retry"
         return _error(503, "Unreachable", message)
