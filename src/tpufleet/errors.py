@@ -50,6 +50,11 @@ class StorageFull(Unreachable):
     """The disk of the control plane or its database is full. Nothing was accepted."""
 
 
+class StorageUnusable(Unreachable):
+    """The database of the control plane is read-only, damaged or gone. Nothing was accepted, and an
+    operator has to act."""
+
+
 class ProviderError(FleetError):
     """A provider rejected a request, or failed."""
 

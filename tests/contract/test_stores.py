@@ -877,6 +877,12 @@ def test_tokens_are_found_by_hash_listed_oldest_first_and_deleted(store):
     assert store.token_by_hash("d1") is None
 
 
+def test_metadata_is_kept_if_it_is_not_to_be_replaced(store):
+    store.put_metadata("key", "first", replace=False)
+    store.put_metadata("key", "second", replace=False)
+    assert store.metadata("key") == "first"
+
+
 def test_metadata_is_stored_and_replaced(store):
     store.put_metadata("fleet", "one")
     store.put_metadata("fleet", "two")

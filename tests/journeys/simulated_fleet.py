@@ -111,7 +111,7 @@ class SimulatedFleet:
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(SameThread())
         self._heartbeats = Heartbeats(
-            store, Assignments(store, self._job_storage.secrets), lambda: None
+            store, Assignments(store, self._job_storage.secrets, b"secret"), lambda: None
         )
         self.controllers = [self.new_controller("one")]
         self.invariants = Invariants(self)

@@ -44,6 +44,12 @@ class AgentSettings:
     echo_output: bool = False  # copy the output of programs to that of the agent
 
     @property
+    def certificates(self) -> str:
+        """All of `ca_file` and `ca_certificates`, in PEM."""
+        file = self.ca_file.read_text() if self.ca_file is not None else ""
+        return "\n".join(part.strip() for part in (file, self.ca_certificates) if part)
+
+    @property
     def host_id(self) -> HostId:
         return hosts.host_id(self.slice_id, self.host_index)
 

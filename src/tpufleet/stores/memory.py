@@ -596,9 +596,10 @@ class MemoryStore:
     def metadata(self, name: str) -> str | None:
         return self._metadata.get(name)
 
-    def put_metadata(self, name: str, value: str) -> None:
+    def put_metadata(self, name: str, value: str, *, replace: bool = True) -> None:
         with self._lock:
-            self._metadata[name] = value
+            if replace or name not in self._metadata:
+                self._metadata[name] = value
 
     def close(self) -> None:
         """Nothing to close: the object may be shared."""

@@ -559,8 +559,12 @@ class SqlStore:
         rows = self._rows("SELECT value FROM facts WHERE name = ?", name)
         return rows[0][0] if rows else None
 
-    def put_metadata(self, name: str, value: str) -> None:
-        self._write(sql_commit.upsert("facts", "name, value"), name, value)
+    def put_metadata(self, name: str, value: str, *, replace: bool = True) -> None:
+        if replace:
+            statement = sql_commit.upsert("facts", "name, value")
+        else:
+            statement = "INSERT INTO facts (name, value) VALUES (?, ?) ON CONFLICT DO NOTHING"
+        self._write(statement, name, value)
 
     # Objects.
 

@@ -83,7 +83,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "adopt": LazyCommand("Use a TPU VM made by hand in a pool.", "adopt:adopt"),
         "unregister": LazyCommand("Give an adopted TPU VM back.", "adopt:unregister"),
         "reservations": LazyCommand("List and end reservations.", "reservations:reservations"),
-        "release": LazyCommand("Release a reservation or a held slice.", "reservations:release"),
+        "release": LazyCommand("Release a reservation, slice or location.", "reservations:release"),
         "budget": LazyCommand("Show budgets and what was spent of them.", "budget:budget"),
         "stock": LazyCommand("Show capacity granted and refused, by zone.", "stock:stock"),
         "types": LazyCommand("List TPU types.", "types:types"),
