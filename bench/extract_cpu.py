@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import extract_gpu_files as files
+import reporting
 
 SMALL = {
     "model_type": "qwen2",
@@ -190,4 +191,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reporting.run_benchmark(main)

@@ -22,6 +22,7 @@ import extract_gpu_files as files
 import extract_gpu_ours as ours
 import extract_gpu_ragged as ragged
 import extract_gpu_torch as torch_side
+import reporting
 from extract_gpu_shape import WORK, emit
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -241,4 +242,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reporting.run_benchmark(main)

@@ -248,4 +248,4 @@ def _opening(seconds: float, count: int, where: str) -> reporting.Measure:
 
 
 if __name__ == "__main__":
-    main()
+    reporting.run_benchmark(main)

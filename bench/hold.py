@@ -16,7 +16,7 @@ from pathlib import Path
 
 import fleets
 import servers
-from reporting import Measure, report
+from reporting import Measure, report, run_benchmark
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Unreachable
 from tpufleet.stores.open_store import open_store
@@ -117,4 +117,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

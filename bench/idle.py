@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 import servers
-from reporting import Measure, report
+from reporting import Measure, report, run_benchmark
 
 
 def child_seconds(command: Sequence[str]) -> tuple[float, float]:
@@ -80,4 +80,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -14,7 +14,7 @@ import httpx
 
 import fleets
 import servers
-from reporting import Measure, report
+from reporting import Measure, report, run_benchmark
 from tpufleet.client.fleet import FleetClient
 from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.end_reasons import EndReason
@@ -133,4 +133,4 @@ def settle(client: FleetClient) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

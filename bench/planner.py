@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import fleets
-from reporting import Measure, report
+from reporting import Measure, report, run_benchmark
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.reconcile import Reconciler
 from tpufleet.controller.working_set import WorkingSet
@@ -260,4 +260,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -2,6 +2,10 @@
 a pod that fits no node to the create call, from the end of a JobSet to the delete call, and what
 the process needs. GKE is emulated, and answers at once; its operations take `--operation` seconds.
 
+The pods of a JobSet end together, `--run-for` seconds after the last of them runs, as those of a
+training job do. JobSets may run on pools that were created for others; a pool counts as unused from
+the end of its JobSet and of the last pod on it, which is seen up to 0.2 s late.
+
 Beside it, worked out from the same arrivals and operation times: the provisioner that this one
 replaces, whose workers (3 for pods, 3 for nodes) each wait for an operation, polling every 5 s.
 
@@ -28,7 +32,7 @@ from typing import Any
 
 import psutil
 
-from reporting import Measure, report
+from reporting import Measure, report, run_benchmark
 from tpufleet.clocks import SystemClock
 from tpufleet.kubernetes.connections import JOBSET, NAMESPACE, NODE, POD, Connection
 from tpufleet.kubernetes.watch_cache import WatchCache
@@ -58,6 +62,9 @@ class QueuedNodes:
 
     def delete_nodes(self, pool: str) -> None:
         self._executor.submit(self._nodes.delete_nodes, pool)
+
+    def drain_nodes(self, pool: str) -> None:
+        self._executor.submit(self._nodes.drain_nodes, pool)
 
     def relabel_nodes(self, pool: Any) -> None:
         self._executor.submit(self._nodes.relabel_nodes, pool)
@@ -96,13 +103,74 @@ def unschedulable(pod: Any) -> str | None:
     return pod["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"] if waits else None
 
 
-def completed(jobset: Any) -> str | None:
+class TrainingRuns:
+    """Ends the pods of each Job together, once all of them have run for some time, and notes when
+    pools were last used."""
+
+    def __init__(self, connection: Connection, namespace: str, nodes: int, run_for: float) -> None:
+        self.used_until: dict[str, datetime] = {}  # by pool
+        self._connection, self._nodes, self._run_for = connection, nodes, run_for
+        self._cache = WatchCache(connection, POD, lambda: None, namespace=namespace)
+        self._executor = ThreadPoolExecutor(2)
+        self._complete_since: dict[str, float] = {}
+        self._ending: set[str] = set()
+        self._in_use: dict[str, set[str]] = {}  # pods by pool
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def start(self) -> TrainingRuns:
+        self._cache.start()
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+        self._executor.shutdown(cancel_futures=True)
+        self._cache.close()
+
+    def _follow(self) -> None:
+        while not self._closing.wait(0.2):
+            running: dict[str, list[Any]] = {}
+            in_use: dict[str, set[str]] = {}
+            for pod in self._cache.all():
+                phase, node = pod["status"].get("phase"), pod["spec"].get("nodeName")
+                if node and phase not in ("Succeeded", "Failed"):
+                    pool = node.removeprefix("gke-").rpartition("-")[0]
+                    in_use.setdefault(pool, set()).add(pod["metadata"]["uid"])
+                if phase == "Running":
+                    name = pod["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"]
+                    running.setdefault(name, []).append(pod)
+            for pool in self._in_use:
+                if self._in_use[pool] - in_use.get(pool, set()):
+                    self.used_until[pool] = datetime.now(UTC)
+            self._in_use = in_use
+            self._end_complete(running)
+
+    def _end_complete(self, running: dict[str, list[Any]]) -> None:
+        now = time.monotonic()
+        for name, pods in running.items():
+            if len(pods) < self._nodes or name in self._ending:
+                continue
+            if now - self._complete_since.setdefault(name, now) >= self._run_for:
+                self._ending.add(name)
+                for pod in pods:
+                    self._executor.submit(self._end, pod["metadata"])
+
+    def _end(self, metadata: Any) -> None:
+        ends = {"metadata": {"annotations": {"local.tpufleet.dev/exit-code": "0"}}}
+        self._connection.patch(POD, metadata["name"], ends, metadata["namespace"])
+
+
+def ended(jobset: Any, *kinds: str) -> str | None:
+    """The name of a JobSet that has one of these conditions; of one that ended, without any."""
     conditions = (jobset.get("status") or {}).get("conditions") or ()
-    done = any(one["type"] == "Completed" and one["status"] == "True" for one in conditions)
+    kinds = kinds or ("Completed", "Failed")
+    done = any(one["type"] in kinds and one["status"] == "True" for one in conditions)
     return jobset["metadata"]["name"] if done else None
 
 
-def jobset(name: str, namespace: str, nodes: int, run_for: float) -> dict[str, Any]:
+def jobset(name: str, namespace: str, nodes: int) -> dict[str, Any]:
     pod = {
         "restartPolicy": "Never",
         "nodeSelector": {
@@ -113,12 +181,11 @@ def jobset(name: str, namespace: str, nodes: int, run_for: float) -> dict[str, A
             {"name": "main", "image": "none", "resources": {"limits": {"google.com/tpu": 4}}}
         ],
     }
-    ends = {"local.tpufleet.dev/exit-code": "0", "local.tpufleet.dev/run-for": f"{run_for:g}s"}
     job = {
         "parallelism": nodes,
         "completions": nodes,
         "backoffLimit": 0,
-        "template": {"metadata": {"annotations": ends}, "spec": pod},
+        "template": {"spec": pod},
     }
     exclusive = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
     return {
@@ -151,10 +218,11 @@ def control_plane(folder: Path | None) -> Iterator[Path]:
         yield cluster.find(folder).kubeconfig
         return
     with tempfile.TemporaryDirectory(prefix="tpufleet-bench-") as own:
+        place = Path(own) / "cluster"
         try:
-            yield cluster.up(Path(own)).kubeconfig
+            yield cluster.up(place).kubeconfig
         finally:
-            cluster.down(Path(own), keep=True)
+            cluster.down(place)
 
 
 @contextlib.contextmanager
@@ -200,7 +268,8 @@ def run(options: argparse.Namespace, kubeconfig: Path) -> list[Measure]:
 
     labels = {key: value or operators.exists() for key, value in LEADER.items()}
     waiting = Moments(connection, POD, unschedulable, namespace=namespace, labels=labels).start()
-    ended = Moments(connection, JOBSET, completed, namespace=namespace).start()
+    over = Moments(connection, JOBSET, ended, namespace=namespace).start()
+    runs = TrainingRuns(connection, namespace, options.nodes, options.run_for).start()
     peak = threading.Event()
     memory = [0.0]
     try:
@@ -215,18 +284,40 @@ def run(options: argparse.Namespace, kubeconfig: Path) -> list[Measure]:
             time.sleep(2.0)
             began = time.monotonic()
             submit(connection, namespace, options, began)
-            wait_for(lambda: len(gke.deleted_at) >= options.jobsets, options.within)
+            wait_for(lambda: len(over.at) >= options.jobsets, options.within)
+            wait_for(lambda: set(gke.created) == set(gke.deleted_at), options.within)
             wall = time.monotonic() - began
             used = process.cpu_times()
             wait_for(lambda: not gke.pools, options.within)
+            jobsets, _ = connection.list(JOBSET, namespace)
+            failed = sum(ended(one, "Failed") is not None for one in jobsets)
     finally:
         peak.set()
-        for moments in (waiting, ended):
-            moments.close()
+        for one in (waiting, over, runs):
+            one.close()
         server.close()
-        clean_up(connection, namespace, set(gke.created))
+        if options.cluster is not None:  # else it is deleted
+            clean_up(connection, namespace, set(gke.created))
         connection.close()
-    return measures(gke, waiting.at, ended.at, options, memory[0], used.user + used.system, wall)
+    unused = {
+        pool: max(over.at[jobset_of(pool)], runs.used_until.get(pool, over.at[jobset_of(pool)]))
+        for pool in gke.created
+    }
+    cost = [
+        Measure(name="JobSets that failed", ours=failed, unit="", goal=0),
+        Measure(name="CPU of the provisioner", ours=used.user + used.system, unit="s"),
+        Measure(
+            name="CPU of the provisioner, share of a core",
+            ours=(used.user + used.system) / wall,
+            unit="cores",
+        ),
+        Measure(name="memory of the provisioner, peak", ours=memory[0], unit="MB"),
+    ]
+    return [*measures(gke, waiting.at, over.at, unused, options), *cost]
+
+
+def jobset_of(pool: str) -> str:
+    return pool.rpartition("-")[0]
 
 
 def submit(
@@ -234,9 +325,7 @@ def submit(
 ) -> None:
     for number in range(options.jobsets):
         time.sleep(max(0.0, began + number / options.rate - time.monotonic()))
-        connection.create(
-            JOBSET, jobset(f"job-{number:03}", namespace, options.nodes, options.run_for)
-        )
+        connection.create(JOBSET, jobset(f"job-{number:03}", namespace, options.nodes))
 
 
 def wait_for(condition: Callable[[], bool], within: float) -> None:
@@ -259,29 +348,22 @@ def clean_up(connection: Connection, namespace: str, pools: set[str]) -> None:
 def measures(
     gke: GkeEmulator,
     waiting: dict[str, datetime],
-    ended: dict[str, datetime],
+    over: dict[str, datetime],
+    unused: dict[str, datetime],
     options: argparse.Namespace,
-    memory: float,
-    cpu: float,
-    wall: float,
 ) -> list[Measure]:
-    name_of = {pool: pool.rpartition("-")[0] for pool in gke.created}
     to_create = [
-        (gke.created_at[pool] - waiting[name]).total_seconds()
-        for pool, name in name_of.items()
-        if name in waiting
+        (gke.created_at[pool] - waiting[jobset_of(pool)]).total_seconds()
+        for pool in gke.created
+        if jobset_of(pool) in waiting
     ]
-    to_delete = [
-        (at - ended[name_of[pool]]).total_seconds()
-        for pool, at in gke.deleted_at.items()
-        if name_of[pool] in ended
-    ]
+    to_delete = [(at - unused[pool]).total_seconds() for pool, at in gke.deleted_at.items()]
     first = min(waiting.values())
     creations = former_waits(
         [(at - first).total_seconds() for at in waiting.values()], options.operation
     )
     deletions = former_waits(
-        [(at - first).total_seconds() for at in ended.values()], options.operation
+        [(at - first).total_seconds() for at in over.values()], options.operation
     )
     peer = f"former tool, {FORMER_WORKERS} blocking workers, simulated"
     sizes = f"{options.jobsets} JobSets of {options.nodes} nodes"
@@ -295,16 +377,13 @@ def measures(
             anchor=round(percentile(creations, 0.5), 1), peer=peer,
         ),
         Measure(
-            name="end of a JobSet to delete call, maximum", ours=max(to_delete), unit="s", goal=5.0,
+            name="unused pool to delete call, maximum", ours=max(to_delete), unit="s", goal=5.0,
             anchor=round(max(deletions), 1), peer=peer,
         ),
         Measure(
             name="pools created per JobSet", ours=len(gke.created) / options.jobsets, unit="",
             goal=1.0,
         ),
-        Measure(name="CPU of the provisioner", ours=cpu, unit="s"),
-        Measure(name="CPU of the provisioner, share of a core", ours=cpu / wall, unit="cores"),
-        Measure(name="memory of the provisioner, peak", ours=memory, unit="MB"),
     ]  # fmt: skip
 
 
@@ -323,4 +402,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

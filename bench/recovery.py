@@ -19,7 +19,7 @@ from pathlib import Path
 
 import fleets
 import servers
-from reporting import Measure, report
+from reporting import Measure, report, run_benchmark
 from tpufleet.clocks import SystemClock
 from tpufleet.controller.loop import Controller
 from tpufleet.controller.provider_calls import thread_executor
@@ -266,4 +266,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

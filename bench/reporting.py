@@ -1,9 +1,12 @@
-"""How a benchmark tells its result: a small table for people, last one JSON line for programs."""
+"""How a benchmark runs and tells its result: a small table for people, last one JSON line for
+programs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import signal
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,6 +38,17 @@ class Measure:
             return None
         better = self.ours / self.anchor if self.more_is_better else self.anchor / self.ours
         return round(better, 1)
+
+
+def run_benchmark(main: Callable[[], None]) -> None:
+    """SIGTERM ends it as Ctrl-C does: what it started is stopped, and its files are deleted."""
+
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # do not interrupt the cleanup
+        sys.exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+    main()
 
 
 def report(name: str, measures: Sequence[Measure], **more: Any) -> None:

@@ -26,7 +26,7 @@ import psutil
 import databases
 import fleets
 import servers
-from reporting import Measure, report
+from reporting import Measure, report, run_benchmark
 from tpufleet.client.fleet import FleetClient, new_job_id
 from tpufleet.errors import FleetError
 from tpufleet.model import job_file
@@ -306,4 +306,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

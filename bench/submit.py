@@ -10,7 +10,7 @@ import time
 
 import fleets
 import servers
-from reporting import Measure, report
+from reporting import Measure, report, run_benchmark
 from tpufleet.client.fleet import FleetClient, new_job_id
 from tpufleet.model import job_file
 from tpufleet.model.api_types import NewJob
@@ -93,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -21,7 +21,7 @@ import httpx
 
 import listing
 import servers
-from reporting import Measure, report
+from reporting import Measure, report, run_benchmark
 from tpufleet.client.fleet import FleetClient
 from tpufleet.model.api_types import JobChanges
 
@@ -204,4 +204,4 @@ def measure(home: Path, count: int, options: argparse.Namespace, *, fleet: bool)
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

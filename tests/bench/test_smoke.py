@@ -6,11 +6,15 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+
+from tests.polling import wait_until
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 TOY = {"EXTRACT_BENCH_TOY": "1", "JAX_PLATFORMS": "cpu"}
@@ -47,6 +51,9 @@ RUNS = {
 BY_DEFAULT = {"planner", "submit", "listing", "scale", "yardstick"}
 STORAGE = "extract_storage"
 STORAGE_OPTIONS = ("--mib", "8", "--rounds", "1", "--units", "1000")
+# With a test of their own. That of the provisioner needs a control plane:
+# tests/k8s/test_provisioner_bench.py.
+ELSEWHERE = ("extract_cpu", "extract_gpu", STORAGE, "provisioner")
 GPU_MODULES = (
     "extract_gpu_files",
     "extract_gpu_ours",
@@ -77,13 +84,7 @@ def last_line(output: str) -> dict[str, object]:
 
 def test_every_file_is_covered():
     names = {path.stem for path in BENCH.glob("*.py")}
-    # That of the provisioner needs a control plane: tests/k8s/test_provisioner_bench.py.
-    assert names == PARTS | set(RUNS) | {
-        "extract_cpu",
-        "extract_gpu",
-        STORAGE,
-        "provisioner",
-    }
+    assert names == PARTS | set(RUNS) | set(ELSEWHERE)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +100,27 @@ def test_a_benchmark_has_the_options_of_its_run(name):
     described = run(name, "--help")
     options = (*RUNS.get(name, ()), *(STORAGE_OPTIONS if name == STORAGE else ()))
     assert [option for option in options if option[:2] == "--" and option not in described] == []
+
+
+@pytest.mark.parametrize("name", sorted(set(RUNS) - {"yardstick"} | set(ELSEWHERE)))
+def test_a_benchmark_cleans_up_when_it_is_terminated(name):
+    assert "run_benchmark(main)" in (BENCH / f"{name}.py").read_text()
+
+
+def test_a_terminated_benchmark_leaves_no_processes_and_no_files(tmp_path):
+    benchmark = subprocess.Popen(
+        [sys.executable, str(BENCH / "hold.py"), "--jobs", "5", "--seconds", "120"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    try:
+        started = wait_until(lambda: psutil.Process(benchmark.pid).children(recursive=True))
+        wait_until(lambda: list(tmp_path.glob("*/server.json")))
+        benchmark.terminate()
+        assert benchmark.wait(60) == 128 + signal.SIGTERM
+    finally:
+        benchmark.kill()
+    assert not any(process.is_running() for process in started)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

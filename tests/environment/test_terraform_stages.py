@@ -104,6 +104,8 @@ def test_a_node_pool_has_the_shape_of_its_tpu_type(kind):
     elif shape.generation == "tpu7x":
         (policy,) = resources(built, "google_compute_resource_policy")
         assert policy.body["workload_policy"]["accelerator_topology"] == shape.topology
+        placement = pool["placement_policy"]
+        assert (placement["type"], placement["tpu_topology"]) == ("", shape.topology)
     else:
         assert pool["placement_policy"] == {"type": "COMPACT", "tpu_topology": shape.topology}
 

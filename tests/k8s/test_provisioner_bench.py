@@ -1,13 +1,20 @@
-"""The benchmark of the provisioner runs, at a tiny size."""
+"""The benchmark of the provisioner runs, at a tiny size, and leaves nothing behind."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+import signal
+import subprocess
 import sys
 
 import pytest
 
 from tests.bench.test_smoke import BENCH, last_line, run
+from tests.polling import wait_until
+from tpufleet.testbed.kubernetes import binaries
+from tpufleet.testbed.kubernetes.processes import ProcessRegistry
 
 OPTIONS = ("--jobsets", "3", "--nodes", "2", "--operation", "1", "--run-for", "1", "--within", "90")
 
@@ -28,3 +35,28 @@ def test_blocking_workers_wait_for_each_operation_and_their_poll(monkeypatch):
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
     assert module.former_waits([0.0] * 7, operation=12.0) == [0, 0, 0, 15, 15, 15, 30]
+
+
+STARTED_BY = {
+    "the benchmark": [str(BENCH / "provisioner.py")],
+    "tpu cluster local up": ["-m", "tpufleet", "cluster", "local", "up"],
+}
+
+
+@pytest.mark.parametrize("argv", STARTED_BY.values(), ids=STARTED_BY)
+def test_a_control_plane_does_not_outlive_who_was_terminated_while_starting_it(argv, tmp_path):
+    for package in ("lightkube", "google.cloud.container_v1"):
+        pytest.importorskip(package, reason="needs the extras `k8s` and `gke`")
+    if binaries.find_cached() is None or shutil.which("openssl") is None:
+        pytest.skip("control plane not built; run `tpu cluster local build` (requires Go)")
+    environment = {"TMPDIR": str(tmp_path), "TPUFLEET_HOME": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, *argv], env={**os.environ, **environment})
+    try:
+        found = wait_until(lambda: list(tmp_path.rglob("processes.json")))
+        registry = ProcessRegistry(found[0].parent)
+        started = wait_until(lambda: len(registry.all()) > 1 and registry.all())
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+    assert [record.name for record in started if record.process] == []

@@ -22,6 +22,7 @@ class SimulatedNodes:
 
     clock: Clock
     without_chips: set[str] = field(default_factory=set)  # pools
+    drained: set[str] = field(default_factory=set)  # pools
     created: dict[str, list[tuple[Any, datetime]]] = field(default_factory=dict)  # by pool
 
     def create_nodes(self, pool: Any, *, chips: bool = True) -> None:
@@ -33,9 +34,13 @@ class SimulatedNodes:
     def register_chips(self, pool: Any) -> None:
         self.without_chips.discard(pool.name)
 
+    def drain_nodes(self, pool: str) -> None:
+        self.drained.add(pool)
+
     def delete_nodes(self, pool: str) -> None:
         self.created.pop(pool, None)
         self.without_chips.discard(pool)
+        self.drained.discard(pool)
 
     def relabel_nodes(self, pool: Any) -> None:
         manifests = kwok_nodes.node_manifests(kwok_backend.kwok_node_pool(pool))
@@ -48,7 +53,7 @@ class SimulatedNodes:
     def schedule(self, pods: list[Any]) -> None:
         """Bind each pod to a node that fits it, or say in its condition why none does."""
         nodes = self.all()
-        names = {node["metadata"]["name"] for node in nodes}
+        names = {node["metadata"]["name"] for node in nodes if not is_drained(node)}
         for pod in pods:
             if pod["spec"].get("nodeName") and pod["spec"]["nodeName"] not in names:
                 del pod["spec"]["nodeName"]
@@ -78,8 +83,10 @@ class SimulatedNodes:
         if manifest["metadata"]["labels"][kwok_nodes.POOL] in self.without_chips:
             del allocatable[kwok_nodes.TPU]
         created = created_at.isoformat().replace("+00:00", "Z")
+        drained = manifest["metadata"]["labels"][kwok_nodes.POOL] in self.drained
         return {
             **manifest,
+            "spec": {**manifest["spec"], "unschedulable": True} if drained else manifest["spec"],
             "metadata": {**manifest["metadata"], "creationTimestamp": created},
             "status": {
                 "allocatable": allocatable,
@@ -98,8 +105,14 @@ def unschedulable(message: str) -> dict[str, Any]:
     return {"phase": "Pending", "conditions": [condition]}
 
 
+def is_drained(node: Any) -> bool:
+    return bool(node["spec"].get("unschedulable"))
+
+
 def misfit(pod: Any, node: Any) -> str:
     """The scheduler's reason, in its words; empty when the pod fits the empty node."""
+    if is_drained(node):
+        return "node(s) were unschedulable"
     labels = node["metadata"]["labels"]
     selector = pod["spec"].get("nodeSelector") or {}
     if any(labels.get(key) != value for key, value in selector.items()):

@@ -64,6 +64,46 @@ def test_a_quota_is_recognised_in_googles_wording(text):
     assert failure_causes.classify_operation(8, text) is FailureCause.QUOTA
 
 
+# Of https://cloud.google.com/kubernetes-engine/docs/troubleshooting/node-pools, and those that
+# Google's cluster autoscaler looks for in answers of GKE and Compute Engine.
+STOCK, QUOTA = FailureCause.OUT_OF_STOCK, FailureCause.QUOTA
+GOOGLES_TEXTS = [
+    ("resource pool exhausted", STOCK),
+    ("The zone does not have enough resources available to fulfill the request. Try a different "
+     "zone, or try again later.", STOCK),
+    ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", STOCK),
+    ("Machine type with name 'ct6e-standard-4t' does not exist in zone 'us-west4-c'.", STOCK),
+    ("Zone does not currently have sufficient capacity for the requested resources.", STOCK),
+    ("Reservation r does not have sufficient capacity for the requested resources.", STOCK),
+    ("Could not find the given reservation with the following name: r", STOCK),
+    ("Reservation r is incorrect for the requested resources.", STOCK),
+    ("Incompatible AggregateReservation VMFamily", STOCK),
+    ("It requires reservation to be in READY state", STOCK),
+    ('The network "default" does not have available private IP space in 10.0.0.0/14', QUOTA),
+    ("Cannot find pod range with enough available IPs for nodepool", QUOTA),
+    ("Cluster byte size limit reached", QUOTA),
+    ("Service account a@p.iam.gserviceaccount.com does not exist.", FailureCause.PERMISSION),
+    ("Google Compute Engine: Required 'compute.instances.create' permission for 'projects/p'",
+     FailureCause.PERMISSION),
+    ("The Kubernetes Engine service account is missing required permissions",
+     FailureCause.PERMISSION),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "cause"), GOOGLES_TEXTS)
+def test_a_failure_is_recognised_in_googles_wording(text, cause):
+    assert failure_causes.classify_operation(9, text) is cause
+
+
+def test_a_zone_without_the_machine_type_is_left_for_the_next(harness):
+    harness.gke.not_offered.add(("us-central1-a", "ct5lp-hightpu-4t"))
+    harness.submit()
+    harness.advance(MINUTE)
+    assert phases(harness) == ["Running"]
+    assert [pool.locations[0] for pool in harness.gke.pools.values()] == ["us-east5-b"]
+    assert "does not exist in zone 'us-central1-a'" in str(harness.events.recorded)
+
+
 SUMMARIES = {
     "stockout": (
         error_texts.stockout("p", "us-central1-a", "c", "pool", 4, 35.2),

@@ -13,6 +13,9 @@ MACHINE_RESOURCES: dict[str, tuple[int, int]] = {
     "ct6e-standard-1t": (44, 448),
     "ct6e-standard-4t": (180, 720),
     "ct6e-standard-8t": (180, 1440),
+    # Not in that table when it was read: the memory is from lists of machine types, and the CPUs
+    # are a quarter of those of the larger one.
+    "tpu7x-standard-1t": (56, 240),
     "tpu7x-standard-4t": (224, 960),
 }
 # What GKE reserves on each node: share of the next so many cores or GiB; None: of all others. From

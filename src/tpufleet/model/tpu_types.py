@@ -140,6 +140,7 @@ TYPES: tuple[tuple[str, str, int, int, int, str | None], ...] = (
     ("v6e-64", "8x8", 64, 16, 4, "ct6e-standard-4t"),
     ("v6e-128", "8x16", 128, 32, 4, "ct6e-standard-4t"),
     ("v6e-256", "16x16", 256, 64, 4, "ct6e-standard-4t"),
+    ("tpu7x-2", "1x1x1", 1, 1, 1, "tpu7x-standard-1t"),
     ("tpu7x-8", "2x2x1", 4, 1, 4, "tpu7x-standard-4t"),
     ("tpu7x-16", "2x2x2", 8, 2, 4, "tpu7x-standard-4t"),
     ("tpu7x-32", "2x2x4", 16, 4, 4, "tpu7x-standard-4t"),

@@ -140,6 +140,35 @@ CAPACITY_EVENTS = [
 ]
 
 
+# As GKE's cluster autoscaler writes them.
+AUTOSCALER_REASONS = [
+    "GCE quota exceeded",
+    "GCE out of resources",
+    "Service Account was deleted",
+    "IP space exhausted",
+    "Unsupported Compact Placement Config: g",
+    "Invalid TPU topology: 3x3",
+    "Invalid TPU configuration",
+    "Invalid Reservation: r",
+    "Reservation not ready: r",
+    "Reservation capacity exceeded: r",
+    "Reservation not found or incorrectly shared: r",
+    "Reservation incompatible with node group: r",
+    'Some nodes in node group ["ng1"] failed to appear in time',
+    "GCE out of resources, Internal error",
+]
+
+
+@pytest.mark.parametrize("reason", AUTOSCALER_REASONS)
+def test_every_reason_of_the_autoscaler_is_a_refusal_in_few_words(reason):
+    text = (
+        f"Node scale up in zones us-central1-c, us-central1-a associated with this pod failed: "
+        f"{reason}. Pod is at risk of not being scheduled."
+    )
+    (found,) = capacity_events.latest_by_pod([event("FailedScaleUp", text)]).values()
+    assert (found.refused, found.message) == (True, f"cluster autoscaler: {reason}")
+
+
 @pytest.mark.parametrize(("events", "state", "message"), CAPACITY_EVENTS)
 def test_a_failed_node_pool_is_a_refusal(events, state, message):
     latest = capacity_events.latest_by_pod(events)

@@ -222,6 +222,15 @@ def test_a_slice_has_all_of_its_nodes_or_none(cluster, nodes):
     assert nodes.all() == []
 
 
+def test_a_deleted_pool_is_drained_before_its_nodes_are_gone(cluster, nodes):
+    """ "When you delete a node pool, GKE drains all the nodes in the node pool":
+    https://cloud.google.com/sdk/gcloud/reference/container/node-pools/delete"""
+    running(cluster)
+    assert not any(node["spec"].get("unschedulable") for node in nodes.all())
+    delete(cluster)
+    assert [node["spec"].get("unschedulable") for node in nodes.all()] == [True] * 4
+
+
 def test_a_repair_replaces_all_nodes_of_a_slice(cluster, nodes):
     running(cluster)
     assert len(nodes.all()) == 4

@@ -108,7 +108,9 @@ def _tpu_pool(environment: Environment, name: str, pool: TpuPool, nodes: int) ->
 def _placement(kind: Accelerator) -> Nested:
     if kind.generation == WORKLOAD_POLICY_GENERATION:
         policy = reference("google_compute_resource_policy", f"tpu_{kind.topology}", "name")
-        return Nested(type="COMPACT", policy_name=policy)
+        # As Google's own clients: no type, else GKE makes a compact policy, which tpu7x rejects
+        # (https://github.com/vllm-project/ci-infra/pull/547).
+        return Nested(type="", policy_name=policy, tpu_topology=kind.topology)
     return Nested(type="COMPACT", tpu_topology=kind.topology)
 
 

@@ -19,6 +19,11 @@ FAILURE_CAUSE = "tpu-provisioner.cloud.google.com/failure-cause"  # annotation o
 TRANSIENT = "passing"  # its value where the provisioner itself retries within seconds
 # How our provisioner begins; the job knows its zone and kind of capacity, and not its pool.
 _POOL = re.compile(r"^(node pool \S+ in )?[a-z0-9-]+ \([a-z-]+\): ")
+# How GKE's cluster autoscaler puts its reasons.
+_SCALE_UP = re.compile(
+    r"Node scale up in zones .*?failed: (?P<reason>.*?)\. Pod is at risk of not being scheduled.*",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,4 +46,6 @@ def latest_by_pod(events: Iterable[Json]) -> dict[str, CapacityEvent]:
 def _capacity_event(event: Json) -> CapacityEvent:
     cause = (event["metadata"].get("annotations") or {}).get(FAILURE_CAUSE)
     message = _POOL.sub("", str(event.get("message") or ""), count=1)
+    scale_up = _SCALE_UP.fullmatch(message)
+    message = f"cluster autoscaler: {scale_up['reason']}" if scale_up else message
     return CapacityEvent(message=message, refused=cause != TRANSIENT)

@@ -16,14 +16,31 @@ from tpufleet.errors import (
 )
 from tpufleet.provisioner.planning.cluster_state import FailureCause
 
-# A failed operation has only a status code, which several causes share, and Google's text.
+# A failed operation has only a status code, which several causes share, and Google's text. Texts of
+# machines that a zone does not have, and of reservations, are those in
+# https://cloud.google.com/kubernetes-engine/docs/troubleshooting/node-pools and in Google's cluster
+# autoscaler, https://github.com/kubernetes/autoscaler (cloudprovider/gce).
 _STOCKOUT_TEXT = re.compile(
-    r"GCE_STOCKOUT|ZONE_RESOURCE_POOL_EXHAUSTED|does not have enough resources|out of stock|"
-    r"no more capacity|stockout",
+    r"GCE_STOCKOUT|RESOURCE_POOL_EXHAUSTED|resource pool exhausted|out of stock|no more capacity|"
+    r"does not have enough resources|does not (currently )?have sufficient capacity|stockout|"
+    r"machine type with name .* does not exist in zone|"
+    r"could not find the given reservation|must use ReservationAffinity of|"
+    r"the reservation must exist in the same project|aggregate ?reservation|"
+    r"target a reservation with workload_type|requires reservation to be in READY state|"
+    r"reservation .* is incorrect for the requested resources|RESERVATION_[A-Z_]+",
     re.IGNORECASE,
 )
+# Addresses and the size of a cluster are limits of the same sort: someone has to raise them.
 _QUOTA_TEXT = re.compile(
-    r"QUOTA_EXCEEDED|quota .*exceeded|exceeded .*quota|Insufficient (\w+ )?quota", re.IGNORECASE
+    r"QUOTA_EXCEEDED|quota .*exceeded|exceeded .*quota|Insufficient (\w+ )?quota|"
+    r"IP_SPACE_EXHAUSTED|does not have available private IP space|"
+    r"cannot find pod range with enough available IPs|cluster byte size limit reached",
+    re.IGNORECASE,
+)
+_PERMISSION_TEXT = re.compile(
+    r"service account.* does not exist|Required .* permission|"
+    r"service account is missing required permissions",
+    re.IGNORECASE,
 )
 _BUSY_TEXT = re.compile(r"incompatible operation|operation .* in progress|try again", re.IGNORECASE)
 # GKE quotes the error of the first instance in the middle of counts and names.
@@ -64,6 +81,8 @@ def classify_operation(code: int, message: str) -> FailureCause:
         return FailureCause.OUT_OF_STOCK
     if _QUOTA_TEXT.search(message):
         return FailureCause.QUOTA
+    if _PERMISSION_TEXT.search(message):
+        return FailureCause.PERMISSION
     if _BUSY_TEXT.search(message):
         return FailureCause.TRANSIENT
     if code == RESOURCE_EXHAUSTED:

@@ -239,8 +239,7 @@ def translate_errors() -> Iterator[None]:
     except api.AlreadyExists as error:
         raise Conflict(f"GKE: {error.message}") from error
     except (api.Forbidden, api.Unauthenticated, api.Unauthorized) as error:
-        if failure_causes.classify_operation(0, error.message) is FailureCause.QUOTA:
-            raise QuotaExceeded(f"GKE: {error.message}") from error
+        _raise_no_capacity(error)
         raise PermissionMissing(
             f"GKE: {error.message}; grant the provisioner container.nodePools.* and "
             "container.clusters.get on this cluster"
@@ -250,6 +249,7 @@ def translate_errors() -> Iterator[None]:
     except (api.FailedPrecondition, api.Aborted) as error:
         raise ProviderUnavailable(f"GKE is busy: {error.message}") from error
     except (api.BadRequest, api.MethodNotImplemented) as error:
+        _raise_no_capacity(error)
         raise BadRequest(f"GKE: {error.message}") from error
     except api.GoogleAPICallError as error:
         raise ProviderUnavailable(f"GKE: {error.message or type(error).__name__}") from error
@@ -260,6 +260,16 @@ def translate_errors() -> Iterator[None]:
             f"no credentials for GKE: {error}; use workload identity or "
             "`gcloud auth application-default login`"
         ) from error
+
+
+def _raise_no_capacity(error: Any) -> None:
+    """GKE refuses for want of quota with PERMISSION_DENIED, and for want of machines or of a
+    reservation in this zone with INVALID_ARGUMENT."""
+    match failure_causes.classify_operation(0, error.message):
+        case FailureCause.OUT_OF_STOCK:
+            raise NoCapacity(f"GKE: {error.message}") from error
+        case FailureCause.QUOTA:
+            raise QuotaExceeded(f"GKE: {error.message}") from error
 
 
 def _exhausted(error: Any) -> NoCapacity | QuotaExceeded | RateLimited:

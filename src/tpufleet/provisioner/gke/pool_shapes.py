@@ -14,14 +14,13 @@ from tpufleet.model import tpu_types
 WORKLOAD_POLICY_ACCELERATOR = "tpu7x"
 # Three-dimensional slices of more than 64 chips are AxBxC of multiples of 4 with A <= B <= C:
 # https://cloud.google.com/kubernetes-engine/docs/concepts/tpus#topology. The largest slice is a
-# whole pod, except for v5p: 96 cubes, 16x16x24, of a pod of 8960 chips. From
-# https://cloud.google.com/tpu/docs/v5p and https://cloud.google.com/tpu/docs/tpu7x. Larger types
-# that the Cloud TPU API lists (v5p-13824 and v5p-17920) are in `tpu_types` and accepted from there.
-# GKE's page stops at 12x16x16 for v4, but https://cloud.google.com/tpu/docs/types-topologies names
-# 12x12x24, which has more chips: so v4 goes up to its pod, and GKE has the last word.
+# whole pod: 64 cubes of v4, 140 of v5p, 144 of tpu7x, as in Google's tables of GKE topologies,
+# https://github.com/AI-Hypercomputer/xpk/blob/main/src/xpk/core/system_characteristics.py.
+# https://cloud.google.com/tpu/docs/v5p names 16x16x24 as the largest slice of v5p, but those tables
+# have 12x24x24 and 16x20x28: so it goes up to its pod, and GKE has the last word.
 CUBE_SIDE = 4
 HOST_CHIPS = 4  # of a host of a slice in three dimensions
-MAX_SLICE_CHIPS = {"tpu-v4-podslice": 4096, "tpu-v5p-slice": 6144, "tpu7x": 9216}
+MAX_SLICE_CHIPS = {"tpu-v4-podslice": 4096, "tpu-v5p-slice": 8960, "tpu7x": 9216}
 _TOPOLOGY = re.compile(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2}")
 
 
@@ -41,10 +40,12 @@ class PoolShape:
 
     @property
     def placement(self) -> dict[str, str] | None:
+        if self.nodes == 1:
+            # GKE rejects a topology for a single host, and that of a workload policy too:
+            # https://github.com/AI-Hypercomputer/xpk/pull/825
+            return None
         if self.accelerator == WORKLOAD_POLICY_ACCELERATOR:
             return {"policyName": policy_name(self.topology)}
-        if self.nodes == 1:
-            return None  # GKE rejects a topology for a single host
         return {"type": "COMPACT", "tpuTopology": self.topology}
 
 

@@ -40,7 +40,11 @@ POLL_SECONDS = 1.0
 def required_policies() -> dict[str, dict[str, Any]]:
     """By topology."""
     prefix = f"{pool_shapes.WORKLOAD_POLICY_ACCELERATOR}-"
-    topologies = [row[1] for row in tpu_types.TYPES if row[0].startswith(prefix)]
+    # A single host needs none; the former tool made one for 2x2x1, and so does this one.
+    topologies = [
+        topology for name, topology, chips, *_ in tpu_types.TYPES
+        if name.startswith(prefix) and chips > 1
+    ]  # fmt: skip
     return {
         topology: {
             "name": pool_shapes.policy_name(topology),

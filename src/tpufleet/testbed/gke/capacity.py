@@ -36,28 +36,61 @@ def exceeded_quota(
 ) -> str:
     """GKE's message; empty when the pool is within its quota. `quotas` is in chips, by region and
     accelerator label, or by region, label and kind of capacity. Reservations need no quota:
-    https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus"""
-    kind = _kind(pool)
-    if kind == "reserved":
+    https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus. For a flex-start pool
+    "preemptible quota is consumed. If your project lacks preemptible quota, then standard quota is
+    consumed": https://cloud.google.com/compute/docs/instances/provisioning-models"""
+    if _kind(pool) == "reserved":
         return ""
+    chips, label = _chips(pool), _label(pool)
     region = pool.locations[0].rpartition("-")[0]
-    label = _label(pool)
-    by_kind = (region, label, kind) in quotas
-    limit = quotas.get((region, label, kind) if by_kind else (region, label))
-    if limit is None:
+    message = ""
+    for kind in ("spot", "on-demand") if pool.config.flex_start else (_kind(pool),):
+        by_kind = (region, label, kind) in quotas
+        limit = quotas.get((region, label, kind) if by_kind else (region, label))
+        if limit is None:
+            return ""
+        used = sum(
+            _chips(other)
+            for other in pools
+            if other.status is not _Status.ERROR
+            and other.locations[0].rpartition("-")[0] == region
+            and _label(other) == label
+            and (_quota_kind(other) == kind if by_kind else _kind(other) != "reserved")
+        )
+        if used + chips <= limit:
+            return ""
+        metric = error_texts.quota_metric(label, spot=kind == "spot")
+        message = message or error_texts.quota(project, metric, chips, limit, limit - used)
+    return message
+
+
+def exceeded_reservation(
+    pool: Any, pools: Sequence[Any], reservations: Mapping[str, int] | None
+) -> str:
+    """GKE's message; empty when the reservation has room, or the pool needs none."""
+    names = pool.config.reservation_affinity.values
+    if not names or reservations is None:
         return ""
+    name = _reservation(pool)
+    if name not in reservations:
+        return error_texts.no_reservation(name)
     used = sum(
-        _chips(other)
+        validation.node_count(other)
         for other in pools
-        if other.status is not _Status.ERROR
-        and other.locations[0].rpartition("-")[0] == region
-        and _label(other) == label
-        and (_kind(other) == kind if by_kind else _kind(other) != "reserved")
+        if other.status not in _WITHOUT_NODES and _reservation(other) == name
     )
-    if used + _chips(pool) <= limit:
-        return ""
-    metric = error_texts.quota_metric(label, spot=kind == "spot")
-    return error_texts.quota(project, metric, _chips(pool), limit, limit - used)
+    fits = used + validation.node_count(pool) <= reservations[name]
+    return "" if fits else error_texts.full_reservation(name)
+
+
+def _reservation(pool: Any) -> str:
+    """Its name, without project and blocks."""
+    names = pool.config.reservation_affinity.values
+    return names[0].partition("/reservationBlocks/")[0].rpartition("/")[2] if names else ""
+
+
+def _quota_kind(pool: Any) -> str:
+    return "spot" if pool.config.flex_start else _kind(pool)
 
 
 def _kind(pool: Any) -> str:

@@ -8,8 +8,15 @@ Sources, because the API reference gives only codes:
   the older wording: https://github.com/kubeflow/kubeflow/issues/842
 - quota that instances exceed later: https://github.com/GoogleCloudPlatform/ai-on-gke/issues/849 and
   "Insufficient quota to satisfy the request" in public logs of `gcloud container`
-- names of quotas: `gcloud compute regions describe` lists TPU_LITE_PODSLICE_V5 for v5e. It does not
-  list other generations, whose names here follow their labels
+- names of quotas: v4 and v5e are in the reference of Compute Engine (regions, `Quota.metric`). The
+  others are those that users of Cloud Quotas see: TPU-V5P-per-project-region,
+  TPUS-PER-TPU-FAMILY-per-project-region (with tpu_family: CT6E) and the PREEMPTIBLE-… of each
+- single hosts with a topology: https://github.com/AI-Hypercomputer/xpk/pull/825
+- tpu7x with a compact policy: https://github.com/vllm-project/ci-infra/pull/547
+- names of pools: https://github.com/pulumi/pulumi-gcp/issues/1510
+- machine types and reservations:
+  https://cloud.google.com/kubernetes-engine/docs/troubleshooting/node-pools and the cluster
+  autoscaler for Compute Engine, https://github.com/kubernetes/autoscaler
 - busy pools: https://github.com/prometheus/test-infra/pull/84,
   https://github.com/hashicorp/terraform-provider-google/issues/10366,
   https://github.com/kubernetes-sigs/cluster-api-provider-gcp/issues/1363
@@ -29,12 +36,59 @@ def stockout(project: str, zone: str, cluster: str, pool: str, nodes: int, secon
     )
 
 
-QUOTA_METRICS = {"tpu-v5-lite-podslice": "TPU_LITE_PODSLICE_V5"}  # by accelerator label
+# By accelerator label: of on-demand, and of spot. v6e and tpu7x have none of their own on demand.
+QUOTA_METRICS = {
+    "tpu-v4-podslice": ("TPU_PODSLICE_V4", "PREEMPTIBLE_TPU_PODSLICE_V4"),
+    "tpu-v5-lite-podslice": ("TPU_LITE_PODSLICE_V5", "PREEMPTIBLE_TPU_LITE_PODSLICE_V5"),
+    "tpu-v5p-slice": ("TPU_V5P", "PREEMPTIBLE_TPU_V5P"),
+    "tpu-v6e-slice": ("TPUS_PER_TPU_FAMILY", "PREEMPTIBLE_TPU_V6E"),
+    "tpu7x": ("TPUS_PER_TPU_FAMILY", "PREEMPTIBLE_TPU7X"),
+}
 
 
 def quota_metric(label: str, *, spot: bool) -> str:
-    metric = QUOTA_METRICS.get(label, label.upper().replace("-", "_"))
-    return f"PREEMPTIBLE_{metric}" if spot else metric
+    return QUOTA_METRICS[label][spot]
+
+
+SINGLE_HOST_TOPOLOGY = (
+    "TPU topology can't be specified with single-host TPU slice pool; please remove the "
+    "tpu_topology from the node pool creation request if the node pool is intented to run with "
+    "single-host TPU slice nodes."
+)  # "intented": as GKE writes it
+
+
+def workload_policy_required(machine_type: str) -> str:
+    return (
+        f"Google Compute Engine: Creation of a managed instance group with {machine_type} machine "
+        "type with placement policy is not supported. Use workload policy instead."
+    )
+
+
+def invalid_name(name: str) -> str:
+    return (
+        f'Invalid value for field "node_pool.name": "{name}". Must be a match of regex '
+        "'(?:[a-z](?:[-a-z0-9]{0,38}[a-z0-9])?)' (only lowercase alphanumerics and '-' allowed, "
+        "must start with a letter and end with an alphanumeric, and must be no longer than 40 "
+        "characters)."
+    )
+
+
+def no_machine_type(machine_type: str, zone: str) -> str:
+    return f"Machine type with name '{machine_type}' does not exist in zone '{zone}'."
+
+
+def no_reservation(name: str) -> str:
+    return (
+        "Google Compute Engine: Could not find the given reservation with the following name: "
+        f"{name}."
+    )
+
+
+def full_reservation(name: str) -> str:
+    return (
+        f"Google Compute Engine: Reservation {name} does not have sufficient capacity for the "
+        "requested resources."
+    )
 
 
 def quota(project: str, metric: str, requested: int, limit: int, available: int) -> str:

@@ -44,6 +44,7 @@ def apply(plan: GkeFaultPlan, gke: GkeEmulator) -> None:
     gke.device_plugin_delay, gke.flex_start_delay = plan.chips, plan.flex_start
     gke.upgrade_time, gke.max_operations = plan.upgrade, plan.operations
     gke.stock, gke.quotas = dict(plan.stock), dict(plan.quota)
+    gke.zones = plan.zones
 
 
 def load(path: Path) -> GkeFaultPlan:

@@ -57,29 +57,45 @@ def client(address: str) -> Any:
 
 
 def _handlers(gke: GkeEmulator) -> grpc.GenericRpcHandler:
-    def create(request: Any) -> Any:
-        return gke.create(request.parent, request.node_pool)
+    def cluster(request: Any, name: str) -> str:
+        """Of a request, also of one with the deprecated fields."""
+        parent = name or (
+            f"projects/{request.project_id}/locations/{request.zone}/clusters/{request.cluster_id}"
+        )
+        gke.check_cluster(parent)
+        return parent
+
+    def pool(request: Any) -> tuple[str, str]:
+        if not request.name:
+            return cluster(request, ""), str(request.node_pool_id)
+        parent, name = parse_pool_name(request.name)
+        return cluster(request, parent), name
+
+    def list_pools(request: Any) -> Any:
+        cluster(request, request.parent)
+        return gke.list_pools()
+
+    def get_cluster(request: Any) -> Any:
+        cluster(request, request.name)
+        return gke.get_cluster()
 
     methods: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
-        "ListNodePools": (
-            lambda _: gke.list_pools(), api.ListNodePoolsRequest, api.ListNodePoolsResponse,
-        ),
+        "ListNodePools": (list_pools, api.ListNodePoolsRequest, api.ListNodePoolsResponse),
         "GetNodePool": (
-            lambda request: gke.get_pool(parse_pool_name(request.name)[1]),
-            api.GetNodePoolRequest, api.NodePool,
+            lambda request: gke.get_pool(pool(request)[1]), api.GetNodePoolRequest, api.NodePool,
         ),
-        "CreateNodePool": (create, api.CreateNodePoolRequest, api.Operation),
+        "CreateNodePool": (
+            lambda request: gke.create(cluster(request, request.parent), request.node_pool),
+            api.CreateNodePoolRequest, api.Operation,
+        ),
         "DeleteNodePool": (
-            lambda request: gke.delete(*parse_pool_name(request.name)),
-            api.DeleteNodePoolRequest, api.Operation,
+            lambda request: gke.delete(*pool(request)), api.DeleteNodePoolRequest, api.Operation,
         ),
         "UpdateNodePool": (
-            lambda request: gke.update(
-                *parse_pool_name(request.name), dict(request.labels.labels)
-            ),
+            lambda request: gke.update(*pool(request), dict(request.labels.labels)),
             api.UpdateNodePoolRequest, api.Operation,
         ),
-        "GetCluster": (lambda _: gke.get_cluster(), api.GetClusterRequest, api.Cluster),
+        "GetCluster": (get_cluster, api.GetClusterRequest, api.Cluster),
         "ListOperations": (
             lambda _: gke.list_operations(), api.ListOperationsRequest, api.ListOperationsResponse,
         ),

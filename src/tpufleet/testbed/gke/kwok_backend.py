@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ EFFECTS = {
     "NO_EXECUTE": "NoExecute",
 }
 SPOT = "cloud.google.com/gke-spot"
+PROVISIONING = "cloud.google.com/gke-provisioning"
 FLEX_START = "cloud.google.com/gke-flex-start"
 
 
@@ -42,17 +44,31 @@ class KwokNodes:
             if self._connection.find(NODE, name) is not None:  # not deleted meanwhile
                 self._connection.patch(NODE, name, {"status": node["status"]}, status=True)
 
+    def drain_nodes(self, pool: str) -> None:
+        """No new pods, and the present ones are deleted."""
+        names = self._names(pool)
+        for name in names:
+            self._connection.patch(NODE, name, {"spec": {"unschedulable": True}})
+        self._delete_pods(names, keep=("Succeeded", "Failed"))
+
     def delete_nodes(self, pool: str) -> None:
         """Delete the nodes, and their pods with them, as when the VMs are deleted."""
-        nodes, _ = self._connection.list(NODE, labels={kwok_nodes.POOL: pool})
-        names = {node["metadata"]["name"] for node in nodes}
+        names = self._names(pool)
         for name in names:
             self._connection.delete(NODE, name)
-        for name in names:
+        self._delete_pods(names)
+
+    def _names(self, pool: str) -> list[str]:
+        nodes, _ = self._connection.list(NODE, labels={kwok_nodes.POOL: pool})
+        return [node["metadata"]["name"] for node in nodes]
+
+    def _delete_pods(self, nodes: Sequence[str], keep: Sequence[str] = ()) -> None:
+        for name in nodes:
             bound, _ = self._connection.list(POD, fields={"spec.nodeName": name})
             for pod in bound:
-                metadata = pod["metadata"]
-                self._connection.delete(POD, metadata["name"], metadata["namespace"])
+                if (pod.get("status") or {}).get("phase") not in keep:
+                    metadata = pod["metadata"]
+                    self._connection.delete(POD, metadata["name"], metadata["namespace"])
 
     def relabel_nodes(self, pool: Any) -> None:
         for node in kwok_nodes.node_manifests(kwok_node_pool(pool)):
@@ -68,6 +84,9 @@ def kwok_node_pool(pool: Any) -> kwok_nodes.KwokNodePool:
     config = pool.config
     accelerator, chips = validation.machine_types()[config.machine_type]
     labels = dict(config.labels)
+    labels[PROVISIONING] = "standard"
+    if config.spot or config.flex_start:
+        labels[PROVISIONING] = "spot" if config.spot else "flex-start"
     if config.spot:
         labels[SPOT] = "true"
     if config.flex_start:

@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--kubeconfig", type=Path, required=True)
     parser.add_argument("--listen", required=True, metavar="HOST:PORT")
     parser.add_argument("--probes", required=True, metavar="HOST:PORT")
+    parser.add_argument("--cluster", default="", metavar="NAME", help="its resource name")
     parser.add_argument("--plan", type=Path, help="a fault plan, read again when it changes")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -35,7 +36,9 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     gke = GkeEmulator(
-        clock=SystemClock(), nodes=KwokNodes(Connection(options.kubeconfig, manager="gke"))
+        clock=SystemClock(),
+        nodes=KwokNodes(Connection(options.kubeconfig, manager="gke")),
+        cluster=options.cluster,
     )
     plan = PlanFile(options.plan, gke)
     plan.reload()

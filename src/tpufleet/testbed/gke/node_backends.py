@@ -12,6 +12,7 @@ class NodeBackend(Protocol):
 
     def create_nodes(self, pool: api.NodePool, *, chips: bool = True) -> None: ...
     def register_chips(self, pool: api.NodePool) -> None: ...
+    def drain_nodes(self, pool: str) -> None: ...
     def delete_nodes(self, pool: str) -> None: ...
     def relabel_nodes(self, pool: api.NodePool) -> None: ...
 
@@ -21,6 +22,9 @@ class NoNodes:
         return
 
     def register_chips(self, pool: api.NodePool) -> None:
+        return
+
+    def drain_nodes(self, pool: str) -> None:
         return
 
     def delete_nodes(self, pool: str) -> None:

@@ -15,7 +15,7 @@ from google.rpc import code_pb2, status_pb2
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput
-from tpufleet.testbed.gke import capacity, error_texts, validation
+from tpufleet.testbed.gke import capacity, error_texts, output_fields, validation
 from tpufleet.testbed.gke.node_backends import NodeBackend, NoNodes
 
 OPERATION_RETENTION = timedelta(hours=12)  # of finished operations
@@ -27,6 +27,11 @@ _DOING = {
 Status: Any = api.NodePool.Status
 Operation: Any = api.Operation
 ConditionCode: Any = api.StatusCondition.Code
+# https://cloud.google.com/kubernetes-engine/docs/reference/rest/v1/StatusCondition
+_CANONICAL_CODES = {
+    "GCE_STOCKOUT": code_pb2.RESOURCE_EXHAUSTED,
+    "GCE_QUOTA_EXCEEDED": code_pb2.RESOURCE_EXHAUSTED,
+}
 
 
 class GkeApiError(Exception):
@@ -57,7 +62,11 @@ class GkeEmulator:
     deletion_time: timedelta = timedelta(seconds=10)
     # From the creation of a flex-start pool until it has its nodes.
     flex_start_delay: timedelta = timedelta(0)
+    cluster: str = ""  # its resource name; empty: any is found
+    zones: tuple[str, ...] = ("us-central1-a",)  # of the cluster, for pools that name none
     policies: set[str] | None = None  # existing workload policies; None: any
+    reservations: dict[str, int] | None = None  # nodes by name; None: any, without a limit
+    not_offered: set[tuple[str, str]] = field(default_factory=set)  # (zone, machine type)
     # Nodes by (zone, machine type), or (zone, machine type, `spot`, `on-demand` or `reserved`)
     # for one kind of capacity; running pools use them up. Absent: unlimited.
     stock: dict[tuple[str, ...], int] = field(default_factory=dict)
@@ -79,7 +88,7 @@ class GkeEmulator:
     deleted_at: dict[str, datetime] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     _call_errors: list[tuple[str, GkeApiError]] = field(default_factory=list)
-    _creation_errors: list[tuple[int, str]] = field(default_factory=list)
+    _creation_errors: list[tuple[int, str, str]] = field(default_factory=list)
     _deletion_errors: list[tuple[int, str]] = field(default_factory=list)
     _creation_times: list[timedelta] = field(default_factory=list)
     _missing_nodes: list[int] = field(default_factory=list)
@@ -98,9 +107,9 @@ class GkeEmulator:
         self._call_errors.clear()
         self._creation_errors.clear()
 
-    def fail_next_creation(self, code: int, message: str) -> None:
+    def fail_next_creation(self, code: int, message: str, condition: str = "") -> None:
         """Accept the next creation and fail its operation; the pool stays in state ERROR."""
-        self._creation_errors.append((code, message))
+        self._creation_errors.append((code, message, condition))
 
     def fail_next_deletion(self, code: int, message: str) -> None:
         """Accept the next deletion and fail its operation; the pool stays, in state ERROR."""
@@ -144,12 +153,19 @@ class GkeEmulator:
         with self._lock:
             pool = self.pools[name]
             pool.status, pool.status_message = Status[status], message
-            pool.conditions = (
-                [api.StatusCondition(code=ConditionCode[condition], message=message)]
-                if condition else []
-            )  # fmt: skip
+            pool.conditions = []
+            if condition:
+                canonical: Any = _CANONICAL_CODES.get(condition, code_pb2.UNKNOWN)
+                one = api.StatusCondition(code=ConditionCode[condition], message=message)
+                one.canonical_code = canonical
+                pool.conditions = [one]
+            output_fields.set_etag(pool)
 
     # The API
+
+    def check_cluster(self, name: str) -> None:
+        if self.cluster and name != self.cluster:
+            raise GkeApiError("NOT_FOUND", f"Not found: {name}.")
 
     def list_pools(self) -> api.ListNodePoolsResponse:
         with self._called("list"):
@@ -209,8 +225,9 @@ class GkeEmulator:
                 raise GkeApiError(
                     "ALREADY_EXISTS", f"Already exists: {parent}/nodePools/{pool.name}"
                 )
+            output_fields.fill_pool(pool, parent, self.zones)
             try:
-                validation.validate(pool)
+                validation.validate(pool, self.not_offered)
             except BadInput as error:
                 raise GkeApiError("INVALID_ARGUMENT", str(error)) from error
             policy = pool.placement_policy.policy_name
@@ -239,6 +256,8 @@ class GkeEmulator:
             pool.status = Status.STOPPING
             self.deleted_at[name] = self.clock.now()
             record = self._operation(Operation.Type.DELETE_NODE_POOL, parent, name)
+            # https://cloud.google.com/sdk/gcloud/reference/container/node-pools/delete
+            self.nodes.drain_nodes(name)
             due = self.clock.now() + self.deletion_time
             finish = lambda: self._finish_deletion(record, pool)
             self._pending.append(_PendingOperation(record, name, due, finish))
@@ -268,14 +287,8 @@ class GkeEmulator:
 
     def _operation(self, kind: Any, parent: str, pool: str) -> Any:
         name = f"operation-{next(self._numbers)}"
-        link = f"https://container.googleapis.com/v1/{parent}/nodePools/{pool}"
-        record = api.Operation(
-            name=name,
-            operation_type=kind,
-            status=Operation.Status.RUNNING,
-            target_link=link,
-            start_time=_timestamp(self.clock.now()),
-        )
+        started = _timestamp(self.clock.now())
+        record = output_fields.new_operation(name, kind, parent, pool, started)
         self.operations[name] = record
         return record
 
@@ -312,9 +325,19 @@ class GkeEmulator:
             raise GkeApiError("RESOURCE_EXHAUSTED", message)
 
     def _finish_creation(self, record: Any, pool: Any) -> None:
-        free = capacity.free_nodes(pool, list(self.pools.values()), self.stock)
+        pools = list(self.pools.values())
+        free = capacity.free_nodes(pool, pools, self.stock)
+        unsupported = validation.unsupported_placement(pool)
+        reservation = capacity.exceeded_reservation(pool, pools, self.reservations)
         if self._creation_errors:
             self._fail(record, pool, *self._creation_errors.pop(0))
+        elif unsupported:
+            self._fail(record, pool, code_pb2.INVALID_ARGUMENT, unsupported)
+        elif reservation:
+            self._fail(record, pool, code_pb2.RESOURCE_EXHAUSTED, reservation)
+        elif pool.queued_provisioning.enabled:  # a ProvisioningRequest brings its nodes
+            pool.status = Status.RUNNING
+            self._done(record)
         elif pool.config.flex_start:
             pool.status = Status.RUNNING
             self._done(record)
@@ -354,6 +377,10 @@ class GkeEmulator:
             due = self.clock.now() + self.device_plugin_delay
             register = lambda: self.nodes.register_chips(pool)
             self._pending.append(_PendingOperation(record, pool.name, due, register))
+        if pool.config.max_run_duration:
+            due = self.clock.now() + pool.config.max_run_duration
+            expire = lambda: self.nodes.delete_nodes(pool.name)
+            self._pending.append(_PendingOperation(record, pool.name, due, expire))
 
     def _fail(self, record: Any, pool: Any, code: int, message: str, condition: str = "") -> None:
         record.error = status_pb2.Status(code=code, message=message)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tpufleet.errors import BadInput
 from tpufleet.model import tpu_types
+from tpufleet.testbed.gke import error_texts
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+# Topology of a single host, by dimensions and chips.
+SINGLE_HOSTS = {(2, 1): "1x1", (2, 4): "2x2", (2, 8): "2x4", (3, 1): "1x1x1", (3, 4): "2x2x1"}
+MAX_LABELS = 1024  # characters of the labels in one request
+RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 RESERVED = re.compile(r"(^|\.)(kubernetes\.io|k8s\.io|gke\.io)$")
 
 
@@ -35,9 +40,8 @@ def topology_of(pool: Any) -> str:
     if placement.policy_name:
         return str(placement.policy_name).removeprefix("tpu-provisioner-")
     label, chips = machine_types()[pool.config.machine_type]
-    single_host = {1: "1x1", 4: "2x2", 8: "2x4"}
     dimensions = {row[6]: row[4] for row in tpu_types.GENERATIONS}[label]
-    return single_host[chips] if dimensions == 2 else "2x2x1"
+    return SINGLE_HOSTS[dimensions, chips]
 
 
 def node_count(pool: Any) -> int:
@@ -46,27 +50,47 @@ def node_count(pool: Any) -> int:
     return pool.autoscaling.total_max_node_count if flexible else pool.initial_node_count
 
 
-def validate(pool: Any) -> None:
+def validate(pool: Any, not_offered: Collection[tuple[str, str]] = ()) -> None:
     if not NAME.fullmatch(pool.name):
-        raise BadInput(f"invalid node pool name {pool.name!r}")
-    machine = machine_types().get(pool.config.machine_type)
-    if machine is None:
-        raise BadInput(f"machine type {pool.config.machine_type!r} does not exist")
-    if not pool.locations:
-        raise BadInput("a TPU node pool requires one location")
+        raise BadInput(error_texts.invalid_name(pool.name))
+    name = pool.config.machine_type
+    machine = machine_types().get(name)
+    for zone in pool.locations:
+        if machine is None or (zone, name) in not_offered:
+            raise BadInput(error_texts.no_machine_type(name, zone))
+    assert machine is not None
     validate_labels(pool.config.labels)
+    _check_reservation(pool.config.reservation_affinity)
     if pool.config.flex_start:
         _check_flex_start(pool)
     _check_topology(pool, machine[1])
 
 
 def validate_labels(labels: Mapping[str, str]) -> None:
+    length = sum(len(key) + len(value) for key, value in labels.items())
+    if length > MAX_LABELS:
+        raise BadInput(f"labels have {length} characters in all; up to {MAX_LABELS} are supported")
     for key, value in labels.items():
         domain = key.rpartition("/")[0]
         if not KEY.fullmatch(key) or not VALUE.fullmatch(value):
             raise BadInput(f"invalid label {key}={value}")
         if RESERVED.search(domain):
             raise BadInput(f"label {key} is reserved")
+
+
+def _check_reservation(affinity: Any) -> None:
+    """Of SPECIFIC_RESERVATION: "Must specify key value fields for specifying the reservations"."""
+    specific = affinity.consume_reservation_type.name == "SPECIFIC_RESERVATION"
+    if specific and (affinity.key != RESERVATION_KEY or len(affinity.values) != 1):
+        raise BadInput(f"SPECIFIC_RESERVATION requires the key {RESERVATION_KEY} and one value")
+
+
+def unsupported_placement(pool: Any) -> str:
+    """GKE's message; empty when Compute Engine can place the nodes."""
+    machine, compact = pool.config.machine_type, pool.placement_policy.type_.name == "COMPACT"
+    if machine.startswith("tpu7x-") and compact:
+        return error_texts.workload_policy_required(machine)
+    return ""
 
 
 def _check_flex_start(pool: Any) -> None:
@@ -78,8 +102,8 @@ def _check_flex_start(pool: Any) -> None:
 
 def _check_topology(pool: Any, chips: int) -> None:
     placement, nodes = pool.placement_policy, node_count(pool)
-    if placement.tpu_topology and nodes == 1:
-        raise BadInput("tpuTopology requires a multi-host slice, but the pool has one node")
+    if nodes == 1 and (placement.tpu_topology or placement.policy_name):
+        raise BadInput(error_texts.SINGLE_HOST_TOPOLOGY)
     if not placement.tpu_topology and not placement.policy_name and nodes != 1:
         raise BadInput("a multi-host TPU slice requires a placement policy with tpuTopology")
     product = math.prod(int(size) for size in topology_of(pool).split("x"))

@@ -105,6 +105,7 @@ def _component(layout: ControlPlaneLayout) -> Component:
             f"--kubeconfig={layout.kubeconfig}",
             f"--listen={endpoint(layout)}",
             f"--probes={probes}",
+            f"--cluster=projects/{PROJECT}/locations/{LOCATION}/clusters/{CLUSTER}",
             *([f"--plan={plan}"] if plan.is_symlink() else []),
         ),
         ready_url=f"http://{probes}/readyz",

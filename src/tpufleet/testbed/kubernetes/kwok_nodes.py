@@ -12,6 +12,8 @@ TPU = "google.com/tpu"
 POOL = "cloud.google.com/gke-nodepool"
 ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
 TOPOLOGY = "cloud.google.com/gke-tpu-topology"
+MACHINE_FAMILY = "cloud.google.com/machine-family"
+CHIP_COUNT = "cloud.google.com/gke-accelerator-count"
 MAX_PODS = "15"
 KWOK_ANNOTATIONS = {"kwok.x-k8s.io/node": "fake"}
 OTHER_MACHINE = (112, 192)  # CPUs and GiB of a machine type that is in no table
@@ -57,6 +59,8 @@ def _node(pool: KwokNodePool, index: int) -> dict[str, Any]:
                 POOL: pool.name,
                 ACCELERATOR: pool.accelerator,
                 TOPOLOGY: pool.topology,
+                MACHINE_FAMILY: pool.machine_type.partition("-")[0],
+                CHIP_COUNT: pool.machine_type.rpartition("-")[2].removesuffix("t"),
             },
         },
         "spec": {

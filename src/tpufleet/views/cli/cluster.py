@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import signal
+import sys
 from pathlib import Path
 
 import click
@@ -102,6 +104,8 @@ def up(
         local.check_node()
     if gke or gke_plan:
         local.check_gke(gke_plan)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: leave no half-started cluster
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
     path = _folder(folder)
     kubeconfig = str(local.up(path, output.print_status))
     if lws:
