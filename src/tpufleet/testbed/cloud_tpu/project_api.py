@@ -14,6 +14,7 @@ from tpufleet.model import topology, tpu_zones
 from tpufleet.model.jobs import Capacity
 from tpufleet.testbed.cloud_tpu.api_errors import PROJECT_NUMBER
 from tpufleet.testbed.cloud_tpu.compute_api import ComputeApi
+from tpufleet.testbed.cloud_tpu.metadata_server import SHUTDOWN_POLL_SECONDS
 
 # By the first part of our paths. Service Usage and Cloud Storage are enabled in every project.
 SERVICES = {
@@ -50,7 +51,10 @@ class ProjectApi:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="project-api", daemon=True
+            target=self._server.serve_forever,
+            args=(SHUTDOWN_POLL_SECONDS,),
+            name="project-api",
+            daemon=True,
         )
         self._thread.start()
 
