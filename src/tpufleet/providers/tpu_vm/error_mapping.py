@@ -35,6 +35,17 @@ _QUOTA = re.compile(r"quota", re.IGNORECASE)
 _EVENT_ID = re.compile(r"\s*\[EID: 0x[0-9a-f]+\]", re.IGNORECASE)
 _RATE_REASONS = ("RATE_LIMIT_EXCEEDED", "rateLimitExceeded")
 ROLE = "roles/tpu.admin"
+# The project of gcloud itself: the one that is charged with requests of a person whose credentials
+# name no quota project (cloud.google.com/docs/authentication/troubleshoot-adc).
+GCLOUD_PROJECT = "764086051850"
+# Policies of an organisation
+# (cloud.google.com/resource-manager/docs/organization-policy/org-policy-constraints).
+_CONSTRAINT = re.compile(r"constraints/([A-Za-z.]+)")
+_CONSTRAINT_HINTS = {
+    "compute.vmExternalIpAccess": "set `external_ips: false` in tpu_vm; `tpu check cloud` then "
+    "names what hosts need instead",
+    "gcp.resourceLocations": "use other zones, or ask the administrator of your organisation",
+}
 
 
 def translate(error: Exception, action: str) -> ProviderError:
@@ -42,6 +53,9 @@ def translate(error: Exception, action: str) -> ProviderError:
     message = error_message(error)
     text = f"{action}: {message}"
     reason = getattr(error, "reason", None) or ""
+    if constraint := _CONSTRAINT.search(message):
+        ask = "ask the administrator of your organisation"
+        return PermissionMissing(f"{text}; {_CONSTRAINT_HINTS.get(constraint[1], ask)}")
     match error:
         case google.PermissionDenied() | google.Forbidden() if _CAPACITY.search(message):
             return NoCapacity(text)
@@ -99,6 +113,13 @@ _LOG_IN = (
 
 
 def _permission_hint(message: str, reason: str) -> str:
+    if GCLOUD_PROJECT in message:
+        return (
+            "your credentials name no quota project: run `gcloud auth application-default "
+            "set-quota-project PROJECT`"
+        )
+    if reason == "USER_PROJECT_DENIED":
+        return "grant roles/serviceusage.serviceUsageConsumer on the project"
     if reason == "SERVICE_DISABLED" or "has not been used in project" in message:
         return "run `gcloud services enable tpu.googleapis.com`"
     if "serviceAccountUser" in message or "actAs" in message:
