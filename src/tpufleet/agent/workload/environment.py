@@ -33,7 +33,7 @@ def for_workload(
         **assignment.secrets,
         **_identity(assignment),
         **_folders(assignment, attempt_folder),
-        **_multislice(assignment),
+        **_multislice(assignment, settings),
         **_simulated(assignment, settings),
     }
 
@@ -88,8 +88,10 @@ def _folders(assignment: Assignment, attempt_folder: Path) -> dict[str, str]:
     }
 
 
-def _multislice(assignment: Assignment) -> dict[str, str]:
-    if assignment.num_slices <= 1:
+def _multislice(assignment: Assignment, settings: AgentSettings) -> dict[str, str]:
+    """Also for one slice of several: libtpu and JAX would find the others in the metadata of the
+    host, and wait for them."""
+    if assignment.num_slices <= 1 and not settings.multislice:
         return {}
     return {
         "MEGASCALE_COORDINATOR_ADDRESS": assignment.megascale_coordinator,

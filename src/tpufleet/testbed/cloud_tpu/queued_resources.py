@@ -179,9 +179,9 @@ class QueuedResources:
             record.state = QueuedState.WAITING_FOR_RESOURCES
             return
         record.state = QueuedState.PROVISIONING
-        for node in wanted:
+        for index, node in enumerate(wanted):
             node.queued_resource = record.name
-            node.multislice = len(wanted) > 1
+            node.slice_index, node.num_slices = index, len(wanted)
             self._cloud.start(node, at, None)
 
     def _prepare(self, record: QueuedRecord, now: datetime) -> list[NodeRecord]:
