@@ -176,6 +176,26 @@ def test_a_rule_must_let_hosts_connect_to_a_server_in_their_network(
         )
 
 
+@pytest.mark.parametrize(
+    ("network", "rules", "status"),
+    [
+        ("default", [], "ok"),  # default-allow-internal
+        ("net", [], "warning"),
+        ("net", [RULE], "ok"),
+        ("net", [{**RULE, "allowed": [{"IPProtocol": "tcp", "ports": ["8476"]}]}], "warning"),
+        ("net", [{**RULE, "allowed": [{"IPProtocol": "all"}]}], "ok"),
+    ],
+    ids=["default network", "no rule", "a range", "one port", "all"],
+)
+def test_hosts_of_a_slice_must_reach_each_other(emulator, network, rules, status):
+    emulator.project.compute.state.default_firewalls.extend(rules)
+    rest = GoogleRest(emulator.project.url)
+    check = preflight_server.check_gangs(rest, "my-project", network)
+    assert check.status == status
+    if status == "warning":
+        assert "firewall-rules create tpufleet-hosts --network net" in check.fix
+
+
 def test_without_a_bucket_the_user_is_warned(tmp_path, emulator):
     answer = tpu(tmp_path, emulator, bucket="").json("check", "cloud")
     [bucket] = [each for each in answer["checks"] if each["name"] == "bucket"]

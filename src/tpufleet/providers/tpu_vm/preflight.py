@@ -13,7 +13,12 @@ from tpufleet.model.jobs import Capacity
 from tpufleet.model.preflight import Check, CheckStatus
 from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
 from tpufleet.providers.tpu_vm.preflight_accounts import check_hosts_account, default_account_of
-from tpufleet.providers.tpu_vm.preflight_server import DEPLOY, check_firewall, check_server_url
+from tpufleet.providers.tpu_vm.preflight_server import (
+    DEPLOY,
+    check_firewall,
+    check_gangs,
+    check_server_url,
+)
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 
 API = "tpu.googleapis.com"
@@ -220,6 +225,7 @@ class Preflight:
         rule = check_firewall(self._rest, self._project, short, self._wanted.public_url)
         if rule is not None:
             yield rule
+        yield check_gangs(self._rest, self._project, short)
         for region in sorted({zone.rpartition("-")[0] for zone in self._settings.zones}):
             yield from self._region(region, short)
 
