@@ -44,7 +44,7 @@ REQUEST_QUOTA = (
 ERRORS = {
     "stockout": (NoCapacity, "no more capacity in the zone"),
     "reservation": (NoCapacity, "reserved capacity"),
-    "quota": (QuotaExceeded, "request it in the Cloud console"),
+    "quota": (QuotaExceeded, "`tpu check cloud` prints the request"),
     "rate": (RateLimited, "per minute"),
     "permission": (PermissionMissing, "grant roles/tpu.admin"),
     "disabled": (PermissionMissing, "gcloud services enable tpu.googleapis.com"),
@@ -204,6 +204,14 @@ def test_published_answers_of_the_service_are_understood(name):
 def test_what_an_administrator_or_a_login_must_change_is_named(error, hint):
     translated = error_mapping.translate(error, "create a")
     assert type(translated) is PermissionMissing and hint in str(translated)
+
+
+@pytest.mark.parametrize("name", ["disabled", "unauthenticated"])
+def test_one_sentence_of_google_and_one_command_are_enough(tpus, name):
+    plan = CloudFaultPlan(calls=(CallFault(error=name, method="CreateNode"),))
+    with pytest.raises(PermissionMissing) as caught:
+        tpus(plan=plan).provider.request(order("a"))
+    assert len(str(caught.value)) < 230 and "`gcloud " in str(caught.value)
 
 
 def test_a_message_has_one_line_and_no_event_id():

@@ -32,6 +32,7 @@ _RATE = re.compile(
     re.IGNORECASE,
 )
 _QUOTA = re.compile(r"quota", re.IGNORECASE)
+_ADVICE = re.compile(r"has not been used in project|Expected OAuth 2 access token")
 _EVENT_ID = re.compile(r"\s*\[EID: 0x[0-9a-f]+\]", re.IGNORECASE)
 _RATE_REASONS = ("RATE_LIMIT_EXCEEDED", "rateLimitExceeded")
 ROLE = "roles/tpu.admin"
@@ -51,6 +52,8 @@ _CONSTRAINT_HINTS = {
 def translate(error: Exception, action: str) -> ProviderError:
     """Our error for one of Google's, with the next step in its message."""
     message = error_message(error)
+    if _ADVICE.search(message):  # Google's; ours follows
+        message = message.partition(". ")[0]
     text = f"{action}: {message}"
     reason = getattr(error, "reason", None) or ""
     if constraint := _CONSTRAINT.search(message):
@@ -101,7 +104,8 @@ def _exhausted(message: str, reason: str, text: str) -> ProviderError:
         return NoCapacity(text)
     if _QUOTA.search(message):
         none = re.search(r"Limit:? 0\b", message)
-        hint = "; the project has no such quota: request it in the Cloud console" if none else ""
+        ask = "; the project has no such quota: `tpu check cloud` prints the request for it"
+        hint = ask if none else ""
         return QuotaExceeded(f"{text}{hint}")
     return NoCapacity(text)
 
