@@ -52,10 +52,10 @@ ASSIGNMENT = Assignment(
 )
 
 
-def built(base_env=None, platform="", **changes):
+def built(base_env=None, platform="", settings=SETTINGS, **changes):
     return environment.for_workload(
         replace(ASSIGNMENT, **changes),
-        replace(SETTINGS, platform=platform),
+        replace(settings, platform=platform),
         base_env=base_env or {},
         attempt_folder=Path("/w/j.3"),
     )

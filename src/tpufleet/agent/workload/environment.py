@@ -35,7 +35,7 @@ def for_workload(
         **_identity(assignment),
         **_folders(assignment, attempt_folder),
         **_api_access(assignment, settings, attempt_folder),
-        **_multislice(assignment),
+        **_multislice(assignment, settings),
         **_simulated(assignment, settings),
     }
 
@@ -105,8 +105,10 @@ def _api_access(
     return variables
 
 
-def _multislice(assignment: Assignment) -> dict[str, str]:
-    if assignment.num_slices <= 1:
+def _multislice(assignment: Assignment, settings: AgentSettings) -> dict[str, str]:
+    """Also for one slice of several: libtpu and JAX would find the others in the metadata of the
+    host, and wait for them."""
+    if assignment.num_slices <= 1 and not settings.multislice:
         return {}
     return {
         "MEGASCALE_COORDINATOR_ADDRESS": assignment.megascale_coordinator,

@@ -12,8 +12,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 ROOT = "computeMetadata/v1/instance"
 MAX_WAIT_SECONDS = 3600.0
-# `close` waits as long; by default half a second, in each of hundreds of tests.
-SHUTDOWN_POLL_SECONDS = 0.02
+SHUTDOWN_POLL_SECONDS = 0.02  # how soon a server notices that it is to end; the default is 0.5
 
 
 class MetadataServer:
