@@ -23,6 +23,7 @@ from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
 from tests.views.job_scenarios import end_job, record_event, start_job
 from tests.views.test_terminal_output import FAILURE
+from tpufleet.errors import install_command
 from tpufleet.model.hosts import Phase, Progress
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.jobs import JobId, JobState
@@ -339,4 +340,4 @@ def test_without_textual_the_extra_is_named(tmp_path: Path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
-    assert f"next: {sys.executable} -m pip install 'tpufleet[top]'" in done.stderr
+    assert f"next: {install_command('tpufleet[top]')}" in done.stderr

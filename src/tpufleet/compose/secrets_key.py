@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from tpufleet.compose import server_files
 from tpufleet.config import Config
-from tpufleet.errors import BadInput, Unreachable
+from tpufleet.errors import BadInput, Unreachable, install_command
 from tpufleet.stores.base import Store
 
 _WRAPPED_KEY = "wrapped secrets key"  # in the store's metadata
@@ -152,7 +152,8 @@ def _authorized_session() -> Any:
         from google.auth.transport.requests import AuthorizedSession
     except ImportError as error:
         raise BadInput(
-            f"secrets_kms_key requires the package {error.name}; run `pip install 'tpufleet[gcs]'`"
+            f"secrets_kms_key requires the package {error.name}\n"
+            f"  next: {install_command('tpufleet[gcs]')}"
         ) from error
     credentials, _ = google.auth.default(["https://www.googleapis.com/auth/cloudkms"])
     return AuthorizedSession(credentials)

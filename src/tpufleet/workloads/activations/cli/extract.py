@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tpufleet.errors import FleetError
+from tpufleet.errors import FleetError, install_command
 from tpufleet.runtime.units import DamagedRecord
 from tpufleet.workloads.activations.cli import legacy_formats, plan
 from tpufleet.workloads.activations.cli.legacy_formats import example_epilog
@@ -42,7 +42,7 @@ class _ExtractGroup(click.Group):
             raise click.ClickException(str(error)) from error
         except ModuleNotFoundError as error:
             raise click.ClickException(
-                f"{error.name} is not installed; run `pip install 'tpufleet[extract]'`"
+                f"{error.name} is not installed\n  next: {install_command('tpufleet[extract]')}"
             ) from error
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from tpufleet.errors import BadInput, FleetError, NotFound, Permanent, Temporary
+from tpufleet.errors import BadInput, FleetError, NotFound, Permanent, Temporary, install_command
 from tpufleet.runtime import filesystem
 from tpufleet.runtime.object_store import FolderStore, ObjectStore
 from tpufleet.workloads.activations.io.aligned_memory import MemoryPool
@@ -193,7 +193,7 @@ def open_storage(url: str | Path, *, disk: str = "auto") -> Storage:
     except ImportError as error:
         extra = {"gs": "gcs"}.get(parts.scheme, parts.scheme)
         raise BadInput(
-            f"{parts.scheme}:// needs {error.name}; run `pip install 'tpufleet[{extra}]'`"
+            f"{parts.scheme}:// needs {error.name}\n  next: {install_command(f'tpufleet[{extra}]')}"
         ) from error
     if parts.scheme not in ("", "file"):
         raise BadInput(

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, install_command
 from tpufleet.workloads.activations.io import dtypes
 from tpufleet.workloads.activations.io.shards import SCALE
 from tpufleet.workloads.activations.model import (
@@ -245,7 +245,7 @@ def check_jax_version(version: str = jax.__version__) -> None:
     parts = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
     if parts < OLDEST_JAX:
         oldest = ".".join(map(str, OLDEST_JAX))
-        raise BadInput(f"JAX {version} is too old; run `pip install 'jax>={oldest}'`")
+        raise BadInput(f"JAX {version} is too old\n  next: {install_command(f'jax>={oldest}')}")
 
 
 def host_memory_kind(mesh: Mesh, memory: str) -> str | None:
