@@ -284,11 +284,20 @@ def run(options: argparse.Namespace, kubeconfig: Path) -> list[Measure]:
             time.sleep(2.0)
             began = time.monotonic()
             submit(connection, namespace, options, began)
-            wait_for(lambda: len(over.at) >= options.jobsets, options.within)
-            wait_for(lambda: set(gke.created) == set(gke.deleted_at), options.within)
+            names = {f"job-{number:03}" for number in range(options.jobsets)}
+            wait_for(
+                lambda: len(over.at) >= options.jobsets,
+                options.within,
+                lambda: f"JobSets that have not ended: {sorted(names - set(over.at))}",
+            )
+            wait_for(
+                lambda: set(gke.created) == set(gke.deleted_at),
+                options.within,
+                lambda: f"pools that are left: {sorted(gke.pools)}",
+            )
             wall = time.monotonic() - began
             used = process.cpu_times()
-            wait_for(lambda: not gke.pools, options.within)
+            wait_for(lambda: not gke.pools, options.within, lambda: f"left: {sorted(gke.pools)}")
             jobsets, _ = connection.list(JOBSET, namespace)
             failed = sum(ended(one, "Failed") is not None for one in jobsets)
     finally:
@@ -328,11 +337,11 @@ def submit(
         connection.create(JOBSET, jobset(f"job-{number:03}", namespace, options.nodes))
 
 
-def wait_for(condition: Callable[[], bool], within: float) -> None:
+def wait_for(condition: Callable[[], bool], within: float, describe: Callable[[], str]) -> None:
     deadline = time.monotonic() + within
     while not condition():
         if time.monotonic() > deadline:
-            raise SystemExit(f"not done within {within:g} s; see --within")
+            raise SystemExit(f"not done within {within:g} s (--within): {describe()}")
         time.sleep(0.2)
 
 
@@ -394,7 +403,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=4.0, help="JobSets submitted per second")
     parser.add_argument("--operation", type=float, default=30.0, help="seconds of an operation")
     parser.add_argument("--run-for", type=float, default=10.0, help="seconds that pods run")
-    parser.add_argument("--within", type=float, default=1500.0, help="give up after these seconds")
+    parser.add_argument("--within", type=float, default=600.0, help="give up after these seconds")
     parser.add_argument("--cluster", type=Path, help="folder of a running local cluster")
     options = parser.parse_args()
     with control_plane(options.cluster) as kubeconfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from tests.provisioner import builders
@@ -119,6 +119,13 @@ class ProvisionerHarness:
 
     def pods_on(self, node: str) -> list[Any]:
         return [pod for pod in self.pod_list if pod["spec"].get("nodeName") == node]
+
+    def set_cordon(self, node: str, at: datetime | None) -> None:
+        assert self.simulated is not None
+        if at is None:
+            self.simulated.cordoned.pop(node, None)
+        else:
+            self.simulated.cordoned[node] = at.isoformat()
 
     def fetch_owner(self, namespace: str, name: str) -> pod_owners.OwnerStatus | None:
         return self.owners().get((namespace, name))

@@ -9,6 +9,7 @@ from typing import Any
 
 from tpufleet.clocks import Clock
 from tpufleet.kubernetes import quantities
+from tpufleet.provisioner.kube import label_keys
 from tpufleet.testbed.gke import kwok_backend
 from tpufleet.testbed.kubernetes import kwok_nodes
 
@@ -23,6 +24,7 @@ class SimulatedNodes:
     clock: Clock
     without_chips: set[str] = field(default_factory=set)  # pools
     drained: set[str] = field(default_factory=set)  # pools
+    cordoned: dict[str, str] = field(default_factory=dict)  # nodes, with the annotation
     created: dict[str, list[tuple[Any, datetime]]] = field(default_factory=dict)  # by pool
 
     def create_nodes(self, pool: Any, *, chips: bool = True) -> None:
@@ -38,7 +40,8 @@ class SimulatedNodes:
         self.drained.add(pool)
 
     def delete_nodes(self, pool: str) -> None:
-        self.created.pop(pool, None)
+        for manifest, _ in self.created.pop(pool, ()):
+            self.cordoned.pop(manifest["metadata"]["name"], None)
         self.without_chips.discard(pool)
         self.drained.discard(pool)
 
@@ -53,7 +56,11 @@ class SimulatedNodes:
     def schedule(self, pods: list[Any]) -> None:
         """Bind each pod to a node that fits it, or say in its condition why none does."""
         nodes = self.all()
-        names = {node["metadata"]["name"] for node in nodes if not is_drained(node)}
+        names = {
+            node["metadata"]["name"]
+            for node in nodes
+            if node["metadata"]["labels"][kwok_nodes.POOL] not in self.drained
+        }
         for pod in pods:
             if pod["spec"].get("nodeName") and pod["spec"]["nodeName"] not in names:
                 del pod["spec"]["nodeName"]
@@ -83,11 +90,19 @@ class SimulatedNodes:
         if manifest["metadata"]["labels"][kwok_nodes.POOL] in self.without_chips:
             del allocatable[kwok_nodes.TPU]
         created = created_at.isoformat().replace("+00:00", "Z")
-        drained = manifest["metadata"]["labels"][kwok_nodes.POOL] in self.drained
+        metadata = manifest["metadata"]
+        cordoned = self.cordoned.get(metadata["name"])
+        drained = metadata["labels"][kwok_nodes.POOL] in self.drained
+        marks = {label_keys.CORDONED_AT: cordoned} if cordoned else {}
+        closed = {"unschedulable": True} if cordoned or drained else {}
         return {
             **manifest,
-            "spec": {**manifest["spec"], "unschedulable": True} if drained else manifest["spec"],
-            "metadata": {**manifest["metadata"], "creationTimestamp": created},
+            "spec": {**manifest["spec"], **closed},
+            "metadata": {
+                **metadata,
+                "creationTimestamp": created,
+                "annotations": {**metadata["annotations"], **marks},
+            },
             "status": {
                 "allocatable": allocatable,
                 "conditions": [{"type": "Ready", "status": "True"}],
@@ -105,13 +120,9 @@ def unschedulable(message: str) -> dict[str, Any]:
     return {"phase": "Pending", "conditions": [condition]}
 
 
-def is_drained(node: Any) -> bool:
-    return bool(node["spec"].get("unschedulable"))
-
-
 def misfit(pod: Any, node: Any) -> str:
     """The scheduler's reason, in its words; empty when the pod fits the empty node."""
-    if is_drained(node):
+    if node["spec"].get("unschedulable"):
         return "node(s) were unschedulable"
     labels = node["metadata"]["labels"]
     selector = pod["spec"].get("nodeSelector") or {}

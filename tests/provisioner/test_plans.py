@@ -250,7 +250,7 @@ ENDS = [
     ),
     pytest.param(
         ended(3),
-        {"youngest_node_at": {pool_spec().name: NOW - 10 * SECOND}},
+        {"youngest_node_at": {pool_spec().name: NOW - 10 * SECOND}, "can_cordon": False},
         {},
         True,
         id="its nodes are old enough",
@@ -267,6 +267,36 @@ def test_a_pool_lives_as_long_as_its_jobset(status, owners, observed, overrides,
         [pool(status=status)], owners=owners, with_settings=settings(**overrides), **observed
     )
     assert bool(result.deletes) is deleted
+
+
+NAME = pool_spec().name
+CORDONS = [
+    pytest.param(ended(0), {}, ["cordon"], None, id="not yet"),
+    pytest.param(ended(0), {NAME: NOW}, [], NOW + SECOND, id="a moment ago"),
+    pytest.param(ended(1), {NAME: NOW - SECOND}, ["delete"], None, id="for a second"),
+    pytest.param(ALIVE, {NAME: NOW - SECOND}, ["lift"], None, id="and is needed again"),
+]
+
+
+@pytest.mark.parametrize(("owners", "since", "actions", "recheck_at"), CORDONS)
+def test_a_pool_with_nodes_is_deleted_a_moment_after_its_cordon(owners, since, actions, recheck_at):
+    result = plan(
+        [pool()], owners=owners, youngest_node_at={NAME: NOW - 60 * SECOND},
+        cordoned_since=since, cordoned=frozenset(since),
+    )  # fmt: skip
+    planned = ["lift" if one.lift else "cordon" for one in result.cordons]
+    assert planned + ["delete"] * len(result.deletes) == actions
+    assert result.recheck_at == recheck_at
+
+
+def test_a_cordon_stays_while_gke_refuses_the_deletion():
+    backoff = RequestBackoff()
+    backoff.record_failed_deletion(NAME, PoolStatus.RUNNING, FailureCause.TRANSIENT, "busy", NOW)
+    result = plan(
+        [pool()], owners=ended(0), backoff=backoff, youngest_node_at={NAME: NOW - 60 * SECOND},
+        cordoned_since={NAME: NOW - SECOND}, cordoned=frozenset([NAME]),
+    )  # fmt: skip
+    assert not result.cordons and not result.deletes
 
 
 def test_a_later_deletion_is_rechecked_when_due():

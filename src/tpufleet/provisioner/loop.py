@@ -19,14 +19,19 @@ from tpufleet.provisioner.gke.auto_provisioning import AutoProvisioningLimits
 from tpufleet.provisioner.gke.calls import GkeCall, InFlightCalls
 from tpufleet.provisioner.gke.node_pools import NodePools
 from tpufleet.provisioner.gke.pool_listing import PoolListing
-from tpufleet.provisioner.kube import label_keys, observations, pods
+from tpufleet.provisioner.kube import label_keys, observations, pod_owners, pods
 from tpufleet.provisioner.kube.pod_owners import OwnerStatus
 from tpufleet.provisioner.kube.pods import Json
 from tpufleet.provisioner.kube.pool_events import CREATE_FAILED, LEFT_TO_GKE, EventReporter
 from tpufleet.provisioner.metrics import ProvisionerMetrics
-from tpufleet.provisioner.planning import plans
+from tpufleet.provisioner.planning import plans, pool_lifetime
 from tpufleet.provisioner.planning.cluster_state import ClusterState, ObservedPool, PoolStatus
-from tpufleet.provisioner.planning.pool_plan import CreatePool, DeletePool, PoolPlan
+from tpufleet.provisioner.planning.pool_plan import (
+    CordonPool,
+    CreatePool,
+    DeletePool,
+    PoolPlan,
+)
 from tpufleet.provisioner.planning.pool_tracker import ERROR_STATUSES, PoolTracker
 from tpufleet.provisioner.planning.warm_pools import AdoptPool
 from tpufleet.provisioner.result_handler import ResultHandler
@@ -48,6 +53,10 @@ class ClusterView(Protocol):
 
     def pods_on(self, node: str) -> Sequence[Json]:
         """All pods bound to this node, from the API server."""
+        ...
+
+    def set_cordon(self, node: str, at: datetime | None) -> None:
+        """Let no new pods on this node, or let them in again (None)."""
         ...
 
     def stale(self) -> str | None:
@@ -162,6 +171,7 @@ class Provisioner:
         }
         demanded = {pool.name for pool in pools if pool.parent in parents}
         users = observations.pool_users(owned, nodes)
+        cordoned_since, cordoned = observations.cordoned_pools(nodes)
         self.tracker.observe_owners(pools, owners, now)
         self.tracker.observe_waiting(pools, demanded, now)
         self.tracker.observe_idle(pools, demanded, users, now)
@@ -181,6 +191,10 @@ class Provisioner:
             unadoptable=frozenset(self.tracker.unadoptable),
             owner_missing_since=self.tracker.owner_missing_since,
             not_serving_since=self.tracker.not_serving_since,
+            cordoned_since=cordoned_since,
+            cordoned=cordoned,
+            can_cordon=self.tracker.can_cordon,
+            kept_until=self.tracker.kept_until(pools, now),
             deleting=self.tracker.deleting(now) | self._calls.deleting,
             creating=self.tracker.creating([pool.name for pool in pools], self._calls.creating),
         )
@@ -197,8 +211,11 @@ class Provisioner:
         for adopt in plan.adoptions:
             call = GkeCall(action=adopt, started_at=now, state=state)
             self._calls.start(call, functools.partial(self._adopt, adopt))
+        for cordon in plan.cordons:
+            call = GkeCall(action=cordon, started_at=now, state=state)
+            self._calls.start(call, functools.partial(self._cordon, cordon, now))
         for delete in plan.deletes:
-            node_name = self._node_of(delete.pool.name)
+            node_name = next(iter(self._nodes_of(delete.pool.name)), None)
             call = GkeCall(action=delete, started_at=now, state=state, node_name=node_name)
             self._calls.start(call, functools.partial(self._delete, delete))
         for misfit in plan.misfits:
@@ -226,20 +243,34 @@ class Provisioner:
     def _delete(self, delete: DeletePool) -> bool:
         if delete.orphan and not self._owner_is_gone(delete.pool):
             return False
-        if (delete.misfit is not None or delete.warm) and self._has_users(delete.pool):
+        if self._has_users(delete.pool):
             return False
         self._pools.delete(delete.pool.name)
         return True
 
+    def _cordon(self, cordon: CordonPool, now: datetime) -> bool:
+        for name in self._nodes_of(cordon.pool.name):
+            self._cluster.set_cordon(name, None if cordon.lift else now)
+        return True
+
     def _has_users(self, pool: ObservedPool) -> bool:
-        """Whether any pod uses its chips. Only leaders are watched, so the API server is asked."""
+        """Whether any pod uses its chips. Only leaders are watched, and a watch may lag, so the API
+        server is asked."""
         resource = self._settings.pod_resource
-        nodes = [node for node in self._cluster.nodes() if _pool_of(node) == pool.name]
         return any(
-            pods.uses(pod, resource)
-            for node in nodes
-            for pod in self._cluster.pods_on(node["metadata"]["name"])
+            pods.uses(pod, resource) and not self._is_over(pod)
+            for name in self._nodes_of(pool.name)
+            for pod in self._cluster.pods_on(name)
         )
+
+    def _is_over(self, pod: Json) -> bool:
+        """Whether its Job has ended or is suspended, so that the pod is about to be deleted."""
+        owner = pod_owners.owner_of_pod(pod, self._settings.served_kinds)
+        if owner is None:
+            return False
+        key = (pod["metadata"]["namespace"], owner.name)
+        status = self._cluster.owners().get(key) or self._cluster.fetch_owner(*key)
+        return not pool_lifetime.is_active(status)
 
     def _owner_is_gone(self, pool: ObservedPool) -> bool:
         assert pool.owner is not None
@@ -247,11 +278,9 @@ class Provisioner:
         uid = pool.labels.get(label_keys.OWNER_UID)
         return owner is None or bool(uid and owner.uid != uid)
 
-    def _node_of(self, pool: str) -> str | None:
-        for node in self._cluster.nodes():
-            if _pool_of(node) == pool:
-                return str(node["metadata"]["name"])
-        return None
+    def _nodes_of(self, pool: str) -> list[str]:
+        nodes = self._cluster.nodes()
+        return [str(node["metadata"]["name"]) for node in nodes if _pool_of(node) == pool]
 
     def _update_metrics(self, state: ClusterState) -> None:
         managed = [pool for pool in state.pools if pool.managed]
@@ -270,9 +299,11 @@ class Provisioner:
             or tracker.pending_adoptions
         )
         if pending or any(pool.managed and pool.status in TRANSITIONAL for pool in state.pools):
-            return self._settings.poll_interval
-        wait = plan.recheck_at - now if plan.recheck_at is not None else IDLE_INTERVAL
-        return min(max(wait, MIN_INTERVAL), IDLE_INTERVAL)
+            longest = self._settings.poll_interval
+        else:
+            longest = IDLE_INTERVAL
+        wait = plan.recheck_at - now if plan.recheck_at is not None else longest
+        return min(max(wait, MIN_INTERVAL), longest)
 
 
 def _pool_of(node: Json) -> str:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from datetime import datetime
 
-from tpufleet.errors import Conflict, FleetError
+from tpufleet.errors import Conflict, FleetError, PermissionMissing
 from tpufleet.provisioner.gke import failure_causes
 from tpufleet.provisioner.gke.calls import GkeCall, GkeCallResult
 from tpufleet.provisioner.gke.node_pools import OperationFailure
@@ -31,7 +31,7 @@ from tpufleet.provisioner.planning.cluster_state import (
     ObservedPool,
     PoolStatus,
 )
-from tpufleet.provisioner.planning.pool_plan import CreatePool, DeletePool
+from tpufleet.provisioner.planning.pool_plan import CordonPool, CreatePool, DeletePool
 from tpufleet.provisioner.planning.pool_tracker import ERROR_STATUSES, PendingCreate, PoolTracker
 from tpufleet.provisioner.planning.warm_pools import AdoptPool
 
@@ -53,8 +53,13 @@ class ResultHandler:
             self._handle_create(result.call, result.call.action, error, now)
         elif isinstance(result.call.action, AdoptPool):
             self._handle_adoption(result.call, result.call.action, error)
+        elif isinstance(result.call.action, CordonPool):
+            self._handle_cordon(result.call.action, error, now)
         elif result.sent:
             self._handle_delete(result.call, result.call.action, error, now)
+        else:
+            log.info("node pool %s is kept: a Job uses it", result.call.pool_name)
+            self._tracker.keep(result.call.pool_name, now)
 
     def _handle_create(
         self, call: GkeCall, create: CreatePool, error: FleetError | None, now: datetime
@@ -91,6 +96,19 @@ class ResultHandler:
         previous = pod_owners.describe(adopt.pool.owner) if adopt.pool.owner else "another Job"
         message = f"node pool {name} in {adopt.pool.location}, which served {previous}"
         self._reporter.report_on_pod(adopt.pod, POOL_REUSED, message)
+
+    def _handle_cordon(self, cordon: CordonPool, error: FleetError | None, now: datetime) -> None:
+        name = cordon.pool.name
+        if isinstance(error, PermissionMissing) and self._tracker.can_cordon:
+            self._tracker.can_cordon = False
+            log.warning(
+                "pools are deleted without a cordon, and a pod that is scheduled to one at that "
+                "moment is lost: %s; grant the provisioner the verb patch on nodes",
+                error,
+            )
+        elif error is not None:
+            log.warning("cannot cordon the nodes of %s: %s", name, error)
+            self._tracker.keep(name, now)
 
     def _handle_delete(
         self, call: GkeCall, delete: DeletePool, error: FleetError | None, now: datetime

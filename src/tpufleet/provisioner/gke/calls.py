@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tpufleet.provisioner.planning.cluster_state import ClusterState, PendingPool
-from tpufleet.provisioner.planning.pool_plan import CreatePool, DeletePool
+from tpufleet.provisioner.planning.pool_plan import CordonPool, CreatePool, DeletePool
 from tpufleet.provisioner.planning.warm_pools import AdoptPool
 
 # Creates are bounded by the setting CONCURRENCY, as upstream.
@@ -19,7 +19,7 @@ MAX_CONCURRENT_DELETES = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GkeCall:
-    action: CreatePool | DeletePool | AdoptPool
+    action: CreatePool | DeletePool | AdoptPool | CordonPool
     started_at: datetime
     state: ClusterState  # that the call was decided on
     node_name: str | None = None  # a node of the pool to delete
@@ -54,12 +54,14 @@ class InFlightCalls:
 
     def start(self, call: GkeCall, send: Callable[[], bool]) -> None:
         """Unless the same call is in flight. A pool is not created or given away while it is being
-        deleted, nor deleted while it is given away."""
-        is_delete = isinstance(call.action, DeletePool)
-        conflicting = (DeletePool, AdoptPool) if is_delete else (type(call.action), DeletePool)
+        deleted, nor deleted while it is given away or its nodes are changed."""
+        conflicting: tuple[type, ...] = (type(call.action), DeletePool)
+        if isinstance(call.action, DeletePool):
+            conflicting = (DeletePool, AdoptPool, CordonPool)
         if any((kind, call.pool_name) in self._in_flight for kind in conflicting):
             return
-        executor = self._delete_executor if is_delete else self._create_executor
+        of_deletion = isinstance(call.action, DeletePool | CordonPool)
+        executor = self._delete_executor if of_deletion else self._create_executor
         future = executor.submit(self._send, call, send)
         self._in_flight[type(call.action), call.pool_name] = (call, future)
 

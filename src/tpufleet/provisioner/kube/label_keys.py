@@ -43,6 +43,8 @@ REGION = "topology.kubernetes.io/region"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 
 # Set on nodes by GKE and by the provisioner.
+CORDONED_AT = f"{_DOMAIN}/cordoned-at"  # annotation, with unschedulable: about to be deleted
+CORDONED_BEFORE = f"{_DOMAIN}/cordoned-before"  # annotation: by someone else, who also lifts it
 NODE_POOL = "cloud.google.com/gke-nodepool"
 MANAGER = "google.com/nodepool-manager"
 MANAGER_NAME = "tpu-provisioner"

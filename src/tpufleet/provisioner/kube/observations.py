@@ -112,6 +112,21 @@ def _pool_user(pod: Json, owner: PodOwner) -> PoolUser | None:
     return PoolUser(owner=(namespace, owner.name), parent=(namespace, parent.name))
 
 
+def cordoned_pools(nodes: Iterable[Json]) -> tuple[dict[str, datetime], frozenset[str]]:
+    """Pools of which all nodes were cordoned by the provisioner, and since when; and those of which
+    any was."""
+    times: dict[str, list[datetime | None]] = {}
+    for node in nodes:
+        at = (node["metadata"].get("annotations") or {}).get(label_keys.CORDONED_AT)
+        times.setdefault(_pool_of(node), []).append(pod_owners.parse_time(at) if at else None)
+    whole = {
+        pool: max(at for at in of_pool if at is not None)
+        for pool, of_pool in times.items()
+        if all(at is not None for at in of_pool)
+    }
+    return whole, frozenset(pool for pool, of_pool in times.items() if any(of_pool))
+
+
 def ready_nodes(nodes: Iterable[Json]) -> dict[str, int]:
     """By pool: how many of its nodes are ready."""
     return dict(Counter(_pool_of(node) for node in nodes if _pool_of(node) and _is_ready(node)))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
 
+from tpufleet.errors import NotFound
 from tpufleet.kubernetes import probes
 from tpufleet.kubernetes.connections import (
     JOB,
@@ -95,6 +98,12 @@ class WatchedCluster:
         pods, _ = self._connection.list(POD, fields={"spec.nodeName": node})
         return pods
 
+    def set_cordon(self, node: str, at: datetime | None) -> None:
+        """Cordon a node, or lift the cordon (None). Nothing happens if the node is gone."""
+        with contextlib.suppress(NotFound):
+            found = self._connection.get(NODE, node)
+            self._connection.patch(NODE, node, cordon_change(found, at))
+
     def fetch_owner(self, namespace: str, name: str) -> OwnerStatus | None:
         """From the API server, because a watch cache may be stale."""
         kind, object_name = pod_owners.split_owner_name(name)
@@ -102,6 +111,26 @@ class WatchedCluster:
         if resource is None:
             return None
         return pod_owners.owner_statuses(kind, [resource]).get((namespace, name))
+
+
+def cordon_change(node: Json, at: datetime | None) -> Json:
+    """A merge patch. A cordon of someone else stays when that of the provisioner is lifted."""
+    marks = node["metadata"].get("annotations") or {}
+    ours = label_keys.CORDONED_AT in marks
+    foreign = label_keys.CORDONED_BEFORE in marks
+    if not ours:
+        foreign = bool((node.get("spec") or {}).get("unschedulable"))
+    if at is None:
+        annotations = {label_keys.CORDONED_AT: None, label_keys.CORDONED_BEFORE: None}
+        unschedulable = True if foreign else None
+    else:
+        before = "true" if foreign else None
+        annotations = {
+            label_keys.CORDONED_AT: at.isoformat(),
+            label_keys.CORDONED_BEFORE: before,
+        }
+        unschedulable = True
+    return {"metadata": {"annotations": annotations}, "spec": {"unschedulable": unschedulable}}
 
 
 def _label_selectors(served_kinds: Collection[str]) -> list[dict[str, object] | None]:

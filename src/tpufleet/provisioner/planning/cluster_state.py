@@ -140,6 +140,11 @@ class ClusterState:
     # Running pools that are being given to another Job, and that Job.
     adopting: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     unadoptable: frozenset[str] = frozenset()  # GKE refused to change their labels
+    # Pools of which all nodes were cordoned by the provisioner, since the last one was.
+    cordoned_since: Mapping[str, datetime] = field(default_factory=dict)
+    cordoned: frozenset[str] = frozenset()  # with any node that the provisioner cordoned
+    can_cordon: bool = True  # False without the permission to
+    kept_until: Mapping[str, datetime] = field(default_factory=dict)  # a pod was found on them
     deleting: frozenset[str] = frozenset()  # deletion requested, not yet listed as STOPPING
     creating: Mapping[str, PendingPool] = field(default_factory=dict)  # requested, not yet listed
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolSpec
-from tpufleet.provisioner.planning import budgets, pool_lifetime, pool_needs, warm_pools
+from tpufleet.provisioner.planning import budgets, cordons, pool_lifetime, pool_needs, warm_pools
 from tpufleet.provisioner.planning.cluster_state import (
     ClusterState,
     FailureCause,
@@ -41,7 +41,7 @@ def plan_pools(
             planner.delete_if_unneeded(pool)
     for demand in sorted(state.demands, key=lambda demand: (demand.since, demand.pod.uid)):
         planner.serve(demand)
-    return planner.plan()
+    return cordons.cordon_first(planner.plan(), planner.held, state, settings, now)
 
 
 @dataclass(slots=True)
@@ -59,6 +59,7 @@ class _Planner:
     misfits: list[PodMisfit] = field(default_factory=list)
     recheck_times: list[datetime] = field(default_factory=list)
     assigned_spares: set[str] = field(default_factory=set)
+    held: set[str] = field(default_factory=set)  # not deleted yet, because GKE refused to
 
     def plan(self) -> PoolPlan:
         return PoolPlan(
@@ -157,10 +158,15 @@ class _Planner:
         self._add_delete(DeletePool(pool=pool, reason=reason, orphan=orphan, recreate=recreate))
 
     def _add_delete(self, delete: DeletePool) -> None:
-        """Unless GKE refused it a moment ago."""
+        """Unless GKE refused it a moment ago, or a pod was found there."""
+        kept_until = self.state.kept_until.get(delete.pool.name)
+        if kept_until is not None and kept_until > self.now:
+            self.recheck_times.append(kept_until)
+            return
         failed = self.backoff.failed_deletion(delete.pool.name, delete.pool.status)
         if failed is not None and failed.retry_at > self.now:
             self.recheck_times.append(failed.retry_at)
+            self.held.add(delete.pool.name)
             return
         self.deletes.setdefault(delete.pool.name, delete)
 

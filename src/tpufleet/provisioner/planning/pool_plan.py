@@ -42,6 +42,14 @@ class DeletePool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CordonPool:
+    """Let no new pods on the nodes of a pool that is about to be deleted."""
+
+    pool: ObservedPool
+    lift: bool = False  # let them in again: the pool is kept
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WaitingPod:
     pod: PodRef
     reason: str
@@ -63,6 +71,7 @@ class PodMisfit:
 class PoolPlan:
     creates: tuple[CreatePool, ...] = ()
     deletes: tuple[DeletePool, ...] = ()
+    cordons: tuple[CordonPool, ...] = ()
     adoptions: tuple[AdoptPool, ...] = ()
     waiting: tuple[WaitingPod, ...] = ()
     misfits: tuple[PodMisfit, ...] = ()
@@ -79,6 +88,9 @@ class PoolPlan:
         for adopt in self.adoptions:
             pod = adopt.pod
             yield f"would give {adopt.pool.name} to pod {pod.namespace}/{pod.name}"
+        for cordon in self.cordons:
+            verb = "uncordon" if cordon.lift else "cordon"
+            yield f"would {verb} the nodes of {cordon.pool.name}"
         for delete in self.deletes:
             yield f"would delete {delete.pool.name}: {delete.reason}"
         for waiting in self.waiting:

@@ -17,7 +17,7 @@ from tpufleet.provisioner.planning.cluster_state import (
     PoolUser,
 )
 from tpufleet.provisioner.planning.pool_plan import CreatePool, DeletePool
-from tpufleet.provisioner.planning.request_backoff import RequestBackoff
+from tpufleet.provisioner.planning.request_backoff import KEPT_BACKOFF, RequestBackoff
 from tpufleet.provisioner.planning.warm_pools import AdoptPool
 
 # An accepted request whose pool GKE does not list by then was lost; it is sent again.
@@ -27,6 +27,7 @@ DELETE_RETRY_AFTER = timedelta(seconds=30)
 # New labels that the listing does not show by then were lost; the pool is not given away again.
 ADOPTION_LOST_AFTER = timedelta(minutes=2)
 FORGET_AFTER = timedelta(days=1)
+FORGET_KEPT_AFTER = timedelta(minutes=1)
 ERROR_STATUSES = (PoolStatus.ERROR, PoolStatus.RUNNING_WITH_ERROR)
 
 
@@ -51,6 +52,10 @@ class PoolTracker:
     pending_adoptions: dict[str, tuple[AdoptPool, datetime]] = field(default_factory=dict)
     unadoptable: set[str] = field(default_factory=set)
     counted_failures: set[str] = field(default_factory=set)
+    # Pools on which a pod was found when they were to be deleted: until when they are kept, and how
+    # often that happened in a row.
+    kept: dict[str, tuple[datetime, int]] = field(default_factory=dict)
+    can_cordon: bool = True
 
     def creating(
         self, listed: Iterable[str], in_flight: Mapping[str, PendingPool]
@@ -72,6 +77,19 @@ class PoolTracker:
             for name, (_, requested_at) in self.pending_deletes.items()
             if requested_at + DELETE_RETRY_AFTER > now
         )
+
+    def keep(self, pool: str, now: datetime) -> None:
+        _, times = self.kept.get(pool, (now, 0))
+        self.kept[pool] = (now + KEPT_BACKOFF.delay(times + 1, key=pool), times + 1)
+
+    def kept_until(self, pools: Iterable[ObservedPool], now: datetime) -> dict[str, datetime]:
+        listed = {pool.name for pool in pools}
+        self.kept = {
+            name: (until, times)
+            for name, (until, times) in self.kept.items()
+            if name in listed and until + FORGET_KEPT_AFTER > now
+        }
+        return {name: until for name, (until, _) in self.kept.items()}
 
     def observe_owners(
         self,

@@ -12,6 +12,8 @@ from tpufleet.provisioner.planning.cluster_state import FailureCause
 MAX_WAIT = timedelta(minutes=10)
 CAPACITY_BACKOFF = BackoffPolicy(first=timedelta(seconds=15), longest=MAX_WAIT)
 TRANSIENT_BACKOFF = BackoffPolicy(first=timedelta(seconds=2), longest=MAX_WAIT)
+# For pools on which a pod was found when they were to be deleted. Its leader is seen soon.
+KEPT_BACKOFF = BackoffPolicy(first=timedelta(seconds=2), longest=timedelta(minutes=1))
 # For creations that GKE is too busy to accept: they cost nothing.
 BUSY_BACKOFF = BackoffPolicy(first=timedelta(seconds=2), longest=timedelta(seconds=30))
 # Someone has to grant a permission or change the request; check again now and then.

@@ -1,0 +1,54 @@
+"""Pools are cordoned before they are deleted. Pure.
+
+The scheduler may bind a pod to a pool at the moment in which its last Job ends. So no new pods are
+let in, then the API server is asked who is there, and only then is the pool deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from datetime import datetime
+
+from tpufleet.provisioner.planning.cluster_state import ClusterState, PoolStatus
+from tpufleet.provisioner.planning.pool_plan import CordonPool, DeletePool, PoolPlan
+from tpufleet.provisioner.settings import ProvisionerSettings
+
+
+def cordon_first(
+    plan: PoolPlan,
+    held: Collection[str],
+    state: ClusterState,
+    settings: ProvisionerSettings,
+    now: datetime,
+) -> PoolPlan:
+    """The plan, with cordons in the place of deletions that are too early. `held` are pools that
+    would be deleted now if GKE had not refused it a moment ago."""
+    deletes: list[DeletePool] = []
+    cordons: list[CordonPool] = []
+    rechecks = [plan.recheck_at] if plan.recheck_at is not None else []
+    for delete in plan.deletes:
+        name = delete.pool.name
+        since = state.cordoned_since.get(name)
+        # While its nodes are cordoned, the scheduler gives that as the reason why a pod does not fit.
+        without = delete.misfit is not None or not state.can_cordon
+        if without or name not in state.youngest_node_at:
+            deletes.append(delete)
+        elif since is None:
+            cordons.append(CordonPool(pool=delete.pool))
+        elif since + settings.cordon_grace > now:
+            rechecks.append(since + settings.cordon_grace)
+        else:
+            deletes.append(delete)
+    wanted = {delete.pool.name for delete in plan.deletes} | set(held) | state.deleting
+    cordons += [
+        CordonPool(pool=pool, lift=True)
+        for pool in state.pools
+        if pool.name in state.cordoned
+        and pool.name not in wanted
+        and pool.status is not PoolStatus.STOPPING
+    ]
+    return replace(
+        plan, deletes=tuple(deletes), cordons=tuple(cordons),
+        recheck_at=min(rechecks, default=None),
+    )  # fmt: skip

@@ -1,0 +1,134 @@
+"""A pool is not deleted under a pod that was scheduled to it at that moment."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
+
+from tests.provisioner import builders
+from tests.provisioner.harness import ProvisionerHarness
+from tpufleet.errors import PermissionMissing
+from tpufleet.provisioner.kube import label_keys
+from tpufleet.provisioner.kube.watched_cluster import cordon_change
+
+MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
+
+
+@pytest.fixture
+def harness():
+    harness = ProvisionerHarness(simulate_nodes=True)
+    yield harness
+    harness.close()
+
+
+def running(harness, name="first"):
+    harness.submit(name)
+    harness.advance(MINUTE)
+    (pool,) = harness.gke.pools
+    return pool
+
+
+def late_pod(harness, name="second"):
+    """Bound to a node of the only pool; the watch has not shown it yet."""
+    node = harness.simulated.all()[0]["metadata"]["name"]
+    pod = builders.pod(name)
+    pod["spec"]["nodeName"], pod["status"] = node, {"phase": "Running"}
+    harness.jobsets.append(builders.jobset(name))
+    seen = harness.pods_on
+    harness.pods_on = lambda node: [
+        *seen(node),
+        *([pod] if pod["spec"]["nodeName"] == node else []),
+    ]
+    return pod
+
+
+def test_a_pool_is_kept_for_a_pod_that_was_bound_while_its_jobset_ended(harness):
+    pool = running(harness)
+    harness.end("first")
+    pod = late_pod(harness)
+    harness.advance(20 * SECOND)
+    assert "delete" not in harness.gke.calls
+    harness.pod_list.append(pod)  # the watch shows it
+    harness.advance(MINUTE)
+    assert list(harness.gke.pools) == [pool]
+    assert not harness.simulated.cordoned  # the rest of its pods can come
+    harness.end("second")
+    del harness.pods_on
+    harness.advance(10 * SECOND)
+    assert harness.states() in ({}, {pool: "STOPPING"})
+
+
+def test_nodes_are_cordoned_for_a_moment_before_their_pool_is_deleted(harness):
+    running(harness)
+    harness.end("first")
+    harness.reconcile()
+    assert len(harness.simulated.cordoned) == len(harness.simulated.all())
+    assert "delete" not in harness.gke.calls
+    harness.reconcile(2)
+    assert harness.gke.calls.count("delete") == 1
+
+
+def test_the_next_provisioner_goes_on_where_the_last_one_was_killed(harness):
+    running(harness)
+    harness.end("first")
+    harness.reconcile()
+    harness.restart()
+    harness.reconcile(3)
+    assert harness.gke.calls.count("delete") == 1
+
+
+def test_the_next_provisioner_lifts_a_cordon_that_is_not_needed_any_more(harness):
+    pool = running(harness)
+    harness.end("first")
+    harness.reconcile()
+    assert harness.simulated.cordoned
+    harness.restart()
+    harness.pod_list.append(late_pod(harness))
+    harness.advance(10 * SECOND)
+    assert not harness.simulated.cordoned
+    assert harness.states() == {pool: "RUNNING"}
+
+
+def test_pods_of_the_ended_jobset_do_not_keep_its_pool(harness):
+    """A failed JobSet whose pods are still there for a moment."""
+    running(harness)
+    (pod,) = harness.pod_list
+    harness.end("first")
+    harness.pod_list = [pod]
+    harness.advance(10 * SECOND)
+    assert harness.gke.calls.count("delete") == 1
+
+
+def test_without_the_permission_to_cordon_pools_are_deleted_and_the_log_says_so(harness, caplog):
+    def refuse(node, at):
+        raise PermissionMissing("nodes is forbidden: cannot patch resource nodes")
+
+    running(harness)
+    harness.set_cordon = refuse
+    harness.end("first")
+    harness.advance(10 * SECOND)
+    assert harness.gke.calls.count("delete") == 1
+    assert "grant the provisioner the verb patch on nodes" in caplog.text
+
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+OURS = {label_keys.CORDONED_AT: AT.isoformat()}
+BEFORE = {**OURS, label_keys.CORDONED_BEFORE: "true"}
+CHANGES = [
+    pytest.param(False, {}, AT, True, {**OURS, label_keys.CORDONED_BEFORE: None}, id="cordon"),
+    pytest.param(True, OURS, None, None, dict.fromkeys(BEFORE), id="lift"),
+    pytest.param(True, {}, AT, True, BEFORE, id="cordoned by an administrator"),
+    pytest.param(True, BEFORE, AT, True, BEFORE, id="the same again"),
+    pytest.param(True, BEFORE, None, True, dict.fromkeys(BEFORE), id="the other's stays"),
+]
+
+
+@pytest.mark.parametrize(("closed", "marks", "at", "after", "annotations"), CHANGES)
+def test_a_cordon_of_someone_else_stays(closed, marks, at, after, annotations):
+    node = {"metadata": {"annotations": marks}, "spec": {"unschedulable": closed}}
+    change = cordon_change(node, at)
+    assert change["spec"] == {"unschedulable": after}
+    assert change["metadata"]["annotations"] == annotations
