@@ -91,7 +91,10 @@ def run(
         )
         units = _units(storage, plan, settings, jax.process_index() if not is_gang else 0)
         committed = units.committed()
-        check_compute_dtype(committed.values(), compute)
+        units.index_found()
+        # Of many units with a plan that states the type, `verify` reads the outcomes.
+        if not plan.compute or plan.units < INDEXED_UNITS:
+            check_compute_dtype(committed.values(), compute)
         before = sum(len(plan.sample_range(unit)) for unit in committed)
         meter = Meter(plan, samples_before=before, peak=engine.peak_flops())
         report = ProgressReporter(on_progress)
@@ -228,6 +231,7 @@ def _units(
         incarnation=time.time_ns() if context.alone else context.attempt,
         lease=settings.lease,
         steal_after=settings.steal_after,
+        indexed=True,
     )
 
 
