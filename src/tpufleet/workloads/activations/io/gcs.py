@@ -88,9 +88,15 @@ class GcsBucket:
         with self._translate_errors(name):
             return self._blob(name).download_as_bytes()
 
-    def names(self, prefix: str) -> list[str]:
+    def names(self, prefix: str, start: str = "", end: str = "") -> list[str]:
         with self._translate_errors(prefix):
-            blobs = self._client.list_blobs(self._bucket, prefix=self._prefix + prefix)
+            blobs = self._client.list_blobs(
+                self._bucket,
+                prefix=self._prefix + prefix,
+                start_offset=self._prefix + start if start else None,
+                end_offset=self._prefix + end if end else None,
+                fields="items(name),nextPageToken",
+            )
             return sorted(blob.name.removeprefix(self._prefix) for blob in blobs)
 
     def new_shard(self, name: str, draft: str) -> DraftFile | MemoryFile:

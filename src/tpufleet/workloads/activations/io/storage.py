@@ -50,9 +50,6 @@ class Storage(ObjectStore, Protocol):
     def version(self, name: str) -> str:
         """Changes whenever the object is written."""
 
-    def delete(self, name: str) -> None:
-        """Delete the object; no error if it does not exist."""
-
     def local_path(self, name: str) -> Path | None:
         """A path that can be memory-mapped, or None."""
 
@@ -154,9 +151,6 @@ class LocalFolder(FolderStore):
 
     def version(self, name: str) -> str:
         return str(self._existing(name).stat().st_mtime_ns)
-
-    def delete(self, name: str) -> None:
-        (self.path / name).unlink(missing_ok=True)
 
     def local_path(self, name: str) -> Path | None:
         return self._existing(name)

@@ -96,10 +96,11 @@ class StripedFolder(LocalFolder):
             return super().read_range(name, start, size)
         return self._holder(name).read_range(name, start, size)
 
-    def names(self, prefix: str) -> list[str]:
+    def names(self, prefix: str, start: str = "", end: str = "") -> list[str]:
         if not prefix.startswith(SHARDS):
-            return super().names(prefix)
-        return sorted({name for folder in self._folders for name in folder.names(prefix)})
+            return super().names(prefix, start, end)
+        listed = (folder.names(prefix, start, end) for folder in self._folders)
+        return sorted({name for names in listed for name in names})
 
     def fullest_disk(self) -> Path:
         return min(

@@ -86,7 +86,10 @@ def run(
         is_gang = settings.scope == "global" and jax.process_count() > 1
         units = _units(storage, plan, settings, 0 if is_gang else runtime.context().process_id)
         committed = units.committed()
-        check_compute_dtype(committed.values(), compute)
+        units.index_found()
+        # Of many units with a plan that states the type, `verify` reads the outcomes.
+        if not plan.compute or plan.units < INDEXED_UNITS:
+            check_compute_dtype(committed.values(), compute)
         before = sum(len(plan.sample_range(unit)) for unit in committed)
         meter = Meter(plan, samples_before=before, start=times)
         report = ProgressReporter(on_progress)
@@ -258,6 +261,7 @@ def _units(
         incarnation=time.time_ns() if context.alone else context.attempt,
         lease=settings.lease,
         steal_after=settings.steal_after,
+        indexed=True,
     )
 
 
