@@ -46,21 +46,23 @@ if TOY:
 
 def ours(folder: Path) -> Callable[[], object]:
     """One batch, with every layer's output as numpy arrays, in float32."""
-    import jax
     import numpy as np
 
-    from tpufleet.workloads.activations.model import architectures, engines, sites
+    from tpufleet.workloads.activations.model import architectures, devices, engines, sites
     from tpufleet.workloads.activations.pipeline import batches
 
     arch = architectures.from_config((folder / "config.json").read_text())
     names = sites.resolve(["resid_post.*"], arch)
-    engine = engines.open_engine(
-        folder, names, dtype="f32", compute="f32", devices=jax.devices()[:1]
-    )
+    devices.start()  # as the command does
+    engine = engines.open_engine(folder, names, dtype="f32", compute="f32")
     tokens = list(np.random.default_rng(0).integers(0, 512, (ROWS, LENGTH)).astype(np.int32))
     batch = next(
         batches.make_batches(
-            tokens, batching="bucket", buckets=(LENGTH,), batch_tokens=ROWS * LENGTH, row_multiple=1
+            tokens,
+            batching="bucket",
+            buckets=(LENGTH,),
+            batch_tokens=ROWS * LENGTH,
+            row_multiple=engine.row_multiple,
         )
     )
     return lambda: engine.start(batch)()

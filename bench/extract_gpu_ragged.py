@@ -108,18 +108,15 @@ def command(inputs: Path, out: Path, layers: list[int], cache: Path, lengths: li
         stdout=subprocess.DEVNULL,
     )
     began = time.perf_counter()
-    result = subprocess.run(
-        [*tpu, "run", str(out), "--compile-cache", str(cache)],
-        env=environment,
-        text=True,
-        stderr=subprocess.PIPE,
-    )
+    started = [*tpu, "run", str(out), "--compile-cache", str(cache)]
+    with subprocess.Popen(started, env=environment, text=True, stderr=subprocess.PIPE) as process:
+        timed = [(time.perf_counter() - began, line) for line in process.stderr if line.strip()]
     seconds = time.perf_counter() - began
-    if result.returncode:
-        raise RuntimeError(result.stderr.strip()[-400:])
+    lines = [line.strip() for _, line in timed]
+    if process.returncode:
+        raise RuntimeError("\n".join(lines)[-400:])
     size = sum(path.stat().st_size for path in (out / "shards").iterdir())
     shutil.rmtree(out)
-    lines = [line for line in result.stderr.splitlines() if line.strip()]
     rate = re.search(r"units at ([\d,]+) tokens/s", lines[-1])
     return {
         # As the command says: from the first batch to the last commit.
@@ -129,6 +126,9 @@ def command(inputs: Path, out: Path, layers: list[int], cache: Path, lengths: li
         "seconds": seconds,
         "gigabytes": size / 1e9,
         "bytes_per_second": size / seconds,
+        # Until it speaks, which is after the imports; and from its last word to its end.
+        "seconds_to_first_line": timed[0][0],
+        "seconds_to_exit": seconds - timed[-1][0],
         "said": lines[-2:],
     }
 

@@ -79,9 +79,9 @@ def collect(source: Path = SOURCE) -> list[Message]:
 
 
 def _of_module(path: Path, errors: set[str]) -> Iterator[tuple[str, int, str]]:
-    tree = ast.parse(path.read_text())
+    nodes = list(ast.walk(ast.parse(path.read_text())))
     classified: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call):
             for kind, text_node in _of_call(node, errors):
                 classified |= {id(part) for part in ast.walk(text_node)}
@@ -92,21 +92,21 @@ def _of_module(path: Path, errors: set[str]) -> Iterator[tuple[str, int, str]]:
             doc = ast.get_docstring(node)
             if doc and _is_command(node):
                 yield "help", node.lineno, doc
-    for text_node in _other_literals(tree, classified):
+    for text_node in _other_literals(nodes, classified):
         text = _assembled(text_node)
         if len(_literal(text_node).split()) >= SHORTEST_TEXT and _SENTENCE.fullmatch(text):
             yield "text", text_node.lineno, text
 
 
-def _other_literals(tree: ast.Module, classified: set[int]) -> Iterator[ast.expr]:
+def _other_literals(nodes: list[ast.AST], classified: set[int]) -> Iterator[ast.expr]:
     """String literals that are neither docstrings nor parts of a classified message."""
     skipped = set(classified)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr):  # docstrings
             skipped.add(id(node.value))
         elif isinstance(node, ast.JoinedStr) and id(node) not in skipped:
             skipped |= {id(part) for part in node.values}
-    for node in ast.walk(tree):
+    for node in nodes:
         if id(node) in skipped:
             continue
         if isinstance(node, ast.JoinedStr):

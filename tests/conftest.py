@@ -12,6 +12,11 @@ from hypothesis import HealthCheck, settings
 # Tests start processes while gRPC is at work, and none of them uses it before its own exec: what it
 # does about forks only disturbs its streams.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+# Models of tests are tiny: XLA would take longer to optimize their programs than to run them.
+# Servers, agents and jobs that tests start inherit this.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 # What runs in the background of a shell ignores Ctrl-C, and so would every process it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,11 +31,16 @@ settings.register_profile(
 )
 settings.load_profile("shared machine")
 
-# Each needs a control plane or a Firestore emulator, and real nodes much of the machine.
+# Each needs a control plane or a Firestore emulator, and real nodes much of the machine. To import
+# transformers takes several seconds.
 LINES = {
     "tests/k8s/test_real_": "real nodes",
     "tests/k8s/": "control plane",
     "tests/bridges/": "Firestore",
+    **{
+        f"tests/workloads/activations/test_{name}.py": "transformers"
+        for name in ("chat_templates", "datasets", "decoder", "inputs", "published_configs")
+    },
 }
 
 

@@ -22,14 +22,18 @@ INSTALL_HINT = (
 )
 
 
+def installed() -> str | None:
+    """The path of the server, if there is one on this machine."""
+    configured = os.environ.get("FAKE_GCS_SERVER") or shutil.which("fake-gcs-server")
+    if configured is not None:
+        return configured
+    found = [place / "fake-gcs-server" for place in (Path.home() / "go/bin", CACHE)]
+    return next((str(each) for each in found if each.exists()), None)
+
+
 def binary() -> str:
     """The path of the server; skips the test with an installation hint when it is missing."""
-    configured = os.environ.get("FAKE_GCS_SERVER")
-    path = configured or shutil.which("fake-gcs-server")
-    if path is None:
-        places = (Path.home() / "go/bin", CACHE)
-        found = [place / "fake-gcs-server" for place in places]
-        path = next((str(each) for each in found if each.exists()), None)
+    path = installed()
     if path is None:
         pytest.skip(f"no fake-gcs-server: {INSTALL_HINT}")
     return path
@@ -48,7 +52,7 @@ def server(host: str = "127.0.0.1") -> Iterator[str]:
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             try:
                 urllib.request.urlopen(f"{url}/_internal/healthcheck", timeout=1)

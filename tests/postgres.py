@@ -24,7 +24,19 @@ _schemas = itertools.count(1)
 def _server():
     folder = _temporary_folder()
     (folder / "data").mkdir()
-    return module().get_server(folder / "data", cleanup_mode="delete")
+    server = module().get_server(folder / "data", cleanup_mode="delete")
+    _do_without_durability(server.get_uri())
+    return server
+
+
+def _do_without_durability(url: str) -> None:
+    """No test turns the machine off. Tests of a server that is killed start their own."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+            connection.execute(f"ALTER SYSTEM SET {setting} = off")
+        connection.execute("SELECT pg_reload_conf()")
 
 
 @cache

@@ -46,6 +46,7 @@ KEYS = (
     "log_format",
     "retention",
     "secrets_kms_key",
+    "secrets_age_identity",
     "local_user",
     "local_containers",
     "local_hosts",
@@ -85,6 +86,7 @@ class Config:
     log_format: str = "text"  # of the server's own log: `text` or `json`
     retention: Mapping[str, Any] | None = None  # parsed by `compose.retention_settings`
     secrets_kms_key: str | None = None  # Cloud KMS key that wraps the key of secrets
+    secrets_age_identity: Path | None = None  # file of an age identity that wraps it instead
     local_user: str | None = None  # of all jobs on `local`, if the server runs as root; None: auto
     local_containers: bool = False  # jobs on `local` may use images, with this machine's Docker
     local_hosts: int = DEFAULT_LOCAL_HOSTS  # simulated hosts at a time, of all jobs on `local`
@@ -229,6 +231,9 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         tpu_vm=_tpu_vm(environ, _mapping("tpu_vm", environ, values, file)),
         gke=_with_variables("gke", environ, _mapping("gke", environ, values, file)),
         secrets_kms_key=_kms_key(*kms) if (kms := setting("secrets_kms_key")) else None,
+        secrets_age_identity=_path(age[0], user_home)
+        if (age := setting("secrets_age_identity"))
+        else None,
         local_user=local_user[0] if (local_user := setting("local_user")) else None,
         local_containers=_flag(*images) if (images := setting("local_containers")) else False,
         retention=_mapping("retention", environ, values, file),

@@ -1,6 +1,7 @@
 """Errors answer two questions: would a retry help, and what should the reader do?
 
-`Temporary` and `Permanent` answer the first; the message answers the second.
+`Temporary` and `Permanent` answer the first; the message answers the second. `install_command` is
+that answer when a package is missing.
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ class StorageFull(Unreachable):
     """The disk of the control plane or its database is full. Nothing was accepted."""
 
 
+class StorageUnusable(Unreachable):
+    """The database of the control plane is read-only, damaged or gone. Nothing was accepted, and an
+    operator has to act."""
+
+
 class ProviderError(FleetError):
     """A provider rejected a request, or failed."""
 
@@ -80,3 +86,24 @@ class PermissionMissing(ProviderError, Permanent):
 
 class BadRequest(ProviderError, Permanent):
     """The provider will never accept this request. Change the job or the pool."""
+
+
+def install_command(requirement: str) -> str:
+    """The line that installs a package, such as `tpufleet[gcs]`, for the Python that runs this,
+    which need not be the one of the shell: with what its environment was made with."""
+    import importlib.util
+    import os
+    import shlex
+    import shutil
+    import sys
+
+    package, python = shlex.quote(requirement), shlex.quote(sys.executable)
+    if os.path.exists(os.path.join(sys.prefix, "uv-receipt.toml")):
+        return f"uv tool install {package}"
+    if os.path.exists(os.path.join(sys.prefix, "pipx_metadata.json")):
+        return f"pipx install --force {package}"
+    if importlib.util.find_spec("pip") is not None:
+        return f"{python} -m pip install {package}"
+    if shutil.which("uv") is not None:  # its environments have no pip
+        return f"uv pip install --python {python} {package}"
+    return f"{python} -m ensurepip && {python} -m pip install {package}"

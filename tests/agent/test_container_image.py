@@ -88,6 +88,7 @@ def test_containers_on_tpu_hosts_get_the_devices(docker):
     argv = container.wrap(
         ("python", "train.py"), folders=[Path("/w")], workdir=Path("/w/c"), user=None
     )
+    assert "--ulimit=memlock=-1" in argv, "VFIO locks memory, also for users other than root"
     assert "--privileged" in argv and argv[-2:] == ("lab/train:7", "train.py")
     assert [part for part in argv if part.startswith("--env")] == ["--env-file=/dev/stdin"]
     assert "--volume=/w:/w" in argv and "--workdir=/w/c" in argv

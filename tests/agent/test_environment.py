@@ -52,10 +52,10 @@ ASSIGNMENT = Assignment(
 )
 
 
-def built(base_env=None, platform="", **changes):
+def built(base_env=None, platform="", settings=SETTINGS, **changes):
     return environment.for_workload(
         replace(ASSIGNMENT, **changes),
-        replace(SETTINGS, platform=platform),
+        replace(settings, platform=platform),
         base_env=base_env or {},
         attempt_folder=Path("/w/j.3"),
     )
@@ -84,6 +84,14 @@ def test_the_environment_identifies_the_process_in_its_gang():
     ("changes", "platform", "more"),
     [
         (
+            {"token": "tpj_j.3.mac"},
+            "",
+            {
+                "TPUFLEET_SERVER": "https://fleet.example",
+                "TPUFLEET_TOKEN_FILE": "/w/j.3/run/token",
+            },
+        ),
+        (
             {"num_slices": 2},
             "",
             {
@@ -105,7 +113,7 @@ def test_the_environment_identifies_the_process_in_its_gang():
             },
         ),
     ],
-    ids=["multislice", "simulated"],
+    ids=["token", "multislice", "simulated"],
 )
 def test_multislice_and_simulation_variables_are_set_only_when_they_apply(changes, platform, more):
     assert built(platform=platform, **changes) == built() | more

@@ -53,7 +53,7 @@ def test_the_assignment_is_copied_to_a_private_file(environ):
 def test_the_init_container_waits_for_the_assignment(environ):
     timer = threading.Timer(0.2, entry(environ).write_text, [ENTRY])
     timer.start()
-    assert pod_entrypoint.wait_for_assignment(environ, timeout=10) == 0
+    assert pod_entrypoint.wait_for_assignment(environ, timeout=60) == 0
     assert Path(environ["TPUFLEET_SEAT_FILE"]).read_text() == ENTRY
 
 

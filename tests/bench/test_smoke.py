@@ -47,9 +47,13 @@ RUNS = {
     "web": ["--jobs", "60", "--browsers", "4", "--seconds", "0.5", "--rounds", "1"],
     "yardstick": [],
 }
+# The others take long even at tiny sizes; by default only their options load.
+BY_DEFAULT = {"planner", "submit", "listing", "scale", "yardstick"}
+STORAGE = "extract_storage"
+STORAGE_OPTIONS = ("--mib", "8", "--rounds", "1", "--units", "1000")
 # With a test of their own. That of the provisioner needs a control plane:
 # tests/k8s/test_provisioner_bench.py.
-ELSEWHERE = ("extract_cpu", "extract_gpu", "extract_storage", "provisioner")
+ELSEWHERE = ("extract_cpu", "extract_gpu", STORAGE, "provisioner")
 GPU_MODULES = (
     "extract_gpu_files",
     "extract_gpu_ours",
@@ -83,9 +87,19 @@ def test_every_file_is_covered():
     assert names == PARTS | set(RUNS) | set(ELSEWHERE)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.slow) for name in RUNS],
+)
 def test_a_benchmark_runs_and_ends_with_json(name):
     assert last_line(run(name, *RUNS[name]))
+
+
+@pytest.mark.parametrize("name", [*sorted(RUNS.keys() - BY_DEFAULT), "extract_cpu", STORAGE])
+def test_a_benchmark_has_the_options_of_its_run(name):
+    described = run(name, "--help")
+    options = (*RUNS.get(name, ()), *(STORAGE_OPTIONS if name == STORAGE else ()))
+    assert [option for option in options if option[:2] == "--" and option not in described] == []
 
 
 @pytest.mark.parametrize("name", sorted(set(RUNS) - {"yardstick"} | set(ELSEWHERE)))
@@ -109,17 +123,18 @@ def test_a_terminated_benchmark_leaves_no_processes_and_no_files(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_cpu_extraction_runs_and_ends_with_json():
     for package in ("jax", "safetensors"):
         pytest.importorskip(package, reason=f"needs the package {package}")
     assert "ours" in last_line(run("extract_cpu", **TOY))
 
 
+@pytest.mark.slow
 def test_the_storage_of_extractions_runs_and_ends_with_json():
     for package in ("jax", "google.cloud.storage"):
         pytest.importorskip(package, reason=f"needs the package {package}")
-    options = ("--mib", "8", "--rounds", "1", "--units", "1000")
-    measures = last_line(run("extract_storage", *options, JAX_PLATFORMS="cpu"))["measures"]
+    measures = last_line(run(STORAGE, *STORAGE_OPTIONS, JAX_PLATFORMS="cpu"))["measures"]
     assert isinstance(measures, list) and len(measures) >= 2
 
 

@@ -12,7 +12,7 @@ from tests.bridges import firestore_emulator
 from tests.server_process import Server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def emulator(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[firestore_emulator.FirestoreEmulator]:

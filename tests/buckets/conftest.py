@@ -9,7 +9,7 @@ from tests import fake_gcs
 from tpufleet.runtime import gcs
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def storage_url() -> Iterator[str]:
     with fake_gcs.server() as url:
         yield url

@@ -86,7 +86,7 @@ class Refusing(BaseHTTPRequestHandler):
 
 def test_a_missing_role_is_named(tmp_path, folder):
     with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as bucket:
-        threading.Thread(target=bucket.serve_forever, daemon=True).start()
+        threading.Thread(target=bucket.serve_forever, args=(0.02,), daemon=True).start()
         url = f"http://127.0.0.1:{bucket.server_port}"
         answer, status = submit(tmp_path, folder, STORAGE_EMULATOR_HOST=url)
         bucket.shutdown()

@@ -1,5 +1,6 @@
-"""The program of `every_fault.py`, in short: one round with a fault of each class. All of them at
-random: `./test -m chaos tests/chaos/test_every_fault.py`, or for as long as you like
+"""The program of `every_fault.py`, in short: one round with four faults, and as a slow test one
+with a fault of each class. All of them at random:
+`./test -m chaos tests/chaos/test_every_fault.py`, or for as long as you like
 `python -m tests.chaos.every_fault --minutes 60`."""
 
 from __future__ import annotations
@@ -40,10 +41,19 @@ def postgres():
     postgres.cleanup()
 
 
-def test_nothing_is_lost_doubled_or_left_after_a_fault_of_each_class(postgres, tmp_path):
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param(
+            (server_dies, database_restarts, network_is_partitioned, agent_dies), id="four"
+        ),
+        pytest.param(ONE_OF_EACH_CLASS, id="one of each class", marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_is_lost_doubled_or_left_after_several_faults(postgres, tmp_path, faults):
     counts: Counter[str] = Counter()
     every_fault.run_round(
-        1, tmp_path, postgres, ONE_OF_EACH_CLASS, counts, burst=4, steps=16, longest_pause=1.0
+        1, tmp_path, postgres, faults, counts, burst=4, steps=16, longest_pause=1.0
     )
     assert counts["(acknowledged jobs)"] == 7
 

@@ -11,7 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from tpufleet.compose.secrets_key import CloudKms, unwrapped_key
+from tpufleet.compose.secrets_key import CloudKms, secrets_key, unwrapped_key
+from tpufleet.config import Config
 from tpufleet.errors import BadInput, Unreachable
 from tpufleet.stores.memory import MemoryStore
 
@@ -44,7 +45,7 @@ class Kms(BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Kms)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
     server.server_close()
@@ -56,19 +57,85 @@ def kms(url: str, name: str = NAME) -> CloudKms:
 
 def test_the_key_is_created_once_and_only_stored_wrapped(url):
     store = MemoryStore()
-    key = unwrapped_key(store, kms(url))
-    assert len(key) == 32 and unwrapped_key(store, kms(url)) == key
+    key = unwrapped_key(store, [kms(url)])
+    assert len(key) == 32 and unwrapped_key(store, [kms(url)]) == key
     stored = store.metadata("wrapped secrets key")
     assert stored is not None and base64.b64encode(key).decode() not in stored
     with pytest.raises(BadInput, match="encrypted with projects/p"):
-        unwrapped_key(store, kms(url, NAME + "2"))
+        unwrapped_key(store, [kms(url, NAME + "2")])
 
 
 def test_a_server_without_permission_is_told_which_role_it_needs(url):
     with pytest.raises(Unreachable, match=r"roles/cloudkms\.cryptoKeyEncrypterDecrypter"):
-        unwrapped_key(MemoryStore(), kms(url, NAME + "2"))
+        unwrapped_key(MemoryStore(), [kms(url, NAME + "2")])
 
 
 def test_an_unreachable_service_is_named():
     with pytest.raises(Unreachable, match="Cloud KMS cannot be reached"):
-        unwrapped_key(MemoryStore(), kms("http://127.0.0.1:1"))
+        unwrapped_key(MemoryStore(), [kms("http://127.0.0.1:1")])
+
+
+class SlowService:
+    """Meanwhile another server stores a key."""
+
+    name = "slow"
+
+    def __init__(self, meanwhile) -> None:
+        self._meanwhile = meanwhile
+
+    def encrypt(self, plaintext: bytes) -> bytes:
+        meanwhile, self._meanwhile = self._meanwhile, lambda: None
+        meanwhile()
+        return plaintext[::-1]
+
+    def decrypt(self, ciphertext: bytes) -> bytes:
+        return ciphertext[::-1]
+
+
+def test_two_servers_that_start_for_the_first_time_use_one_key(tmp_path):
+    store, keys = MemoryStore(), []
+    other = SlowService(lambda: None)
+    service = SlowService(lambda: keys.append(unwrapped_key(store, [other])))
+    assert [unwrapped_key(store, [service])] == keys
+
+
+def age_file(path, *identities) -> Config:
+    path.write_text("# created by age-keygen\n" + "\n".join(map(str, identities)) + "\n")
+    path.chmod(0o600)
+    return Config(home=path.parent, config_file=path.parent / "c", secrets_age_identity=path)
+
+
+def test_the_key_is_wrapped_for_an_age_identity_that_can_be_replaced(tmp_path):
+    x25519 = pytest.importorskip("pyrage").x25519
+    store, file = MemoryStore(), tmp_path / "age.key"
+    first, second = x25519.Identity.generate(), x25519.Identity.generate()
+    key = secrets_key(age_file(file, first), store)
+    assert key is not None and len(key) == 32
+    assert secrets_key(age_file(file, second, first), store) == key
+    assert secrets_key(age_file(file, second), store) == key, "it was wrapped again"
+    with pytest.raises(BadInput, match=f"encrypted with {second.to_public()}"):
+        secrets_key(age_file(file, first), store)
+    stored = store.metadata("wrapped secrets key")
+    assert stored is not None and base64.b64encode(key).decode() not in stored
+    with pytest.raises(BadInput, match="secrets_age_identity is not set"):
+        secrets_key(Config(home=tmp_path, config_file=tmp_path / "c"), store)
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "message"),
+    [
+        ("# nothing\n", 0o600, "has no identity; run `age-keygen"),
+        ("AGE-SECRET-KEY-1NONSENSE\n", 0o600, "is not an age identity file"),
+        ("AGE-SECRET-KEY-1NONSENSE\n", 0o644, "can be read by everyone; run `chmod"),
+        (None, 0, "cannot read"),
+    ],
+)
+def test_an_unusable_identity_file_is_refused(tmp_path, content, mode, message):
+    pytest.importorskip("pyrage")
+    file = tmp_path / "age.key"
+    if content is not None:
+        file.write_text(content)
+        file.chmod(mode)
+    settings = Config(home=tmp_path, config_file=tmp_path / "c", secrets_age_identity=file)
+    with pytest.raises(BadInput, match=message):
+        secrets_key(settings, MemoryStore())

@@ -64,7 +64,7 @@ def fill(store: Store) -> None:
             pools=[a.pool()],
             refusals=[a.refusal()],
             messages=[a.message()],
-            events=[a.event(job_id="j1")],
+            events=[a.event(job_id="j1"), a.event(pool="lab", data={"reservation": "r1"})],
         )
     )
     store.mark_files_deleted(["j2"], a.later(5))
@@ -119,10 +119,15 @@ def contents(store: Store) -> dict[str, Any]:
             store.referring_jobs(["code/d1", "checkpoint/j1", "checkpoint/c"]),
             store.jobs(JobQuery(archived=None, having=FileKind.FILES)),
         ),
-        "7": store.audit(),
+        "7": (
+            store.audit(),
+            store.audit(token=AUDITED.token_id),
+            store.audit(token=AUDITED.target),
+        ),
         "12": (search("loss<1"), store.metric_points("j1")),
         "14": store.documents(Preferences),
         "18": (store.objects("logs/"), store.read_objects(["logs/1"])),
+        "20": store.events(EventQuery(reservation="r1")),
     }
 
 
@@ -201,7 +206,7 @@ def test_all_that_a_version_had_is_there_after_the_migration(new_url, version):
             if int(since) <= version:
                 assert migrated[since] == content, f"of version {since}"
         store.commit(ChangeSet(new_jobs=[a.job("new", at=9)], events=[a.event()]))
-        assert store.last_event() == 2
+        assert store.last_event() == 3
 
 
 @pytest.mark.parametrize("version", [each for each in VERSIONS if each < FIRST_OF_TODAY])

@@ -48,11 +48,11 @@ def test_a_commit_is_announced_to_the_other_server_by_what_it_added(pair):
     heard = Heard(reader)
     heard.until_connected()
     writer.commit(ChangeSet(events=[a.event(), a.event()]))
-    wait_until(lambda: heard.changes == [StoreChange.EVENTS], 10)
+    wait_until(lambda: heard.changes == [StoreChange.EVENTS])
     writer.commit(ChangeSet(messages=[a.message()]))
-    wait_until(lambda: heard.changes == [StoreChange.EVENTS, StoreChange.MESSAGES], 10)
+    wait_until(lambda: heard.changes == [StoreChange.EVENTS, StoreChange.MESSAGES])
     writer.commit(ChangeSet(new_jobs=[a.job()], messages=[a.message()], events=[a.event()]))
-    wait_until(lambda: len(heard.changes) == 4, 10)
+    wait_until(lambda: len(heard.changes) == 4)
 
 
 def test_a_commit_that_fails_or_adds_nothing_to_wait_for_is_not_announced(pair):
@@ -63,7 +63,7 @@ def test_a_commit_that_fails_or_adds_nothing_to_wait_for_is_not_announced(pair):
     with pytest.raises(Exception, match="j1"):
         writer.commit(ChangeSet(new_jobs=[a.job()], events=[a.event()]))
     writer.commit(ChangeSet(messages=[a.message()]))
-    wait_until(lambda: heard.changes == [StoreChange.MESSAGES], 10)
+    wait_until(lambda: heard.changes == [StoreChange.MESSAGES])
 
 
 def test_fleets_in_other_schemas_of_the_database_are_not_announced(pair):
@@ -72,7 +72,7 @@ def test_fleets_in_other_schemas_of_the_database_are_not_announced(pair):
     with contextlib.closing(open_store(postgres.fresh_url())) as other:
         other.commit(ChangeSet(events=[a.event()]))
     pair[0].commit(ChangeSet(messages=[a.message()]))
-    wait_until(lambda: heard.changes == [StoreChange.MESSAGES], 10)
+    wait_until(lambda: heard.changes == [StoreChange.MESSAGES])
 
 
 def test_a_lost_connection_is_replaced_and_everything_announced_again(url, pair):
@@ -92,7 +92,7 @@ def test_a_lost_connection_is_replaced_and_everything_announced_again(url, pair)
     assert heard.subscription.connected
     heard.changes.clear()
     writer.commit(ChangeSet(events=[a.event()]))
-    wait_until(lambda: heard.changes == [StoreChange.EVENTS], 10)
+    wait_until(lambda: heard.changes == [StoreChange.EVENTS])
 
 
 @pytest.mark.slow

@@ -637,6 +637,8 @@ def test_events_are_numbered_from_one_in_the_order_of_commits(store):
         ({"pool": "none"}, []),
         ({"by": "ada"}, [5]),
         ({"by": "ada", "job_id": "j2"}, []),
+        ({"reservation": "r1"}, [6]),
+        ({"reservation": "r2"}, []),
     ],
     ids=str,
 )
@@ -649,7 +651,7 @@ def test_events_are_found_oldest_first_by(store, query, expected):
                 a.event(job_id="j1", slice_id="s1"),
                 a.event(job_id="j2", pool="lab"),
                 a.event(job_id="j1", by="ada"),
-                a.event(pool="lab"),
+                a.event(pool="lab", data={"reservation": "r1"}),
             ]
         )
     )
@@ -877,6 +879,12 @@ def test_tokens_are_found_by_hash_listed_oldest_first_and_deleted(store):
     assert store.token_by_hash("d1") is None
 
 
+def test_metadata_is_kept_if_it_is_not_to_be_replaced(store):
+    store.put_metadata("key", "first", replace=False)
+    store.put_metadata("key", "second", replace=False)
+    assert store.metadata("key") == "first"
+
+
 def test_metadata_is_stored_and_replaced(store):
     store.put_metadata("fleet", "one")
     store.put_metadata("fleet", "two")
@@ -898,7 +906,7 @@ def test_an_unknown_store_url_is_rejected_without_showing_its_password(url):
 def test_audit_entries_are_numbered_and_read_newest_first(store):
     def entry(actor: str, target: str) -> AuditEntry:
         return AuditEntry(
-            at=a.later(1), actor=actor, token_id="t", address="10.0.0.1",
+            at=a.later(1), actor=actor, token_id=f"token-of-{actor}", address="10.0.0.1",
             action=AuditAction.PUT_USER, target=target,
         )  # fmt: skip
 
@@ -910,6 +918,9 @@ def test_audit_entries_are_numbered_and_read_newest_first(store):
     assert {each.target for each in entries[1:]} == {f"u{n}" for n in range(20)}
     assert [each.target for each in store.audit(actor="bob")] == ["last"]
     assert [each.seq for each in store.audit(before=4, limit=2)] == [3, 2]
+    store.append_audit(entry("ada", "token-of-bob"))
+    assert [each.seq for each in store.audit(token="token-of-bob")] == [22, 21]
+    assert [each.seq for each in store.audit(token="token-of-bob", before=22)] == [21]
 
 
 def test_objects_are_created_once_replaced_and_listed_by_prefix(store):

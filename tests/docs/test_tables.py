@@ -58,14 +58,14 @@ def _multislice_environment() -> dict[str, str]:
     settings = AgentSettings(
         server="http://127.0.0.1:1", slice_id=SliceId("a"), host_index=0, num_hosts=1,
         token="secret", work_dir=Path("/host"), address="127.0.0.1", coordinator_port=1, chips=4,
-        platform="cpu",
+        platform="cpu", ca_certificates="of a private CA",
     )  # fmt: skip
     assignment = Assignment(
         attempt_id=AttemptId("j.0"), job_id=JobId("j"), number=0, command=("true",), setup=(),
         env={}, secrets={}, snapshot=None, checkpoint="/c", grace=timedelta(seconds=1),
         worker_id=0, hostnames=("127.0.0.1",), slice_index=0, num_slices=2, process_id=0,
         num_processes=2, coordinator_address="127.0.0.1:1", megascale_coordinator="127.0.0.1",
-        chips=4, accelerator="v5litepod-4",
+        chips=4, accelerator="v5litepod-4", token="of the attempt",
     )  # fmt: skip
     return environment.for_workload(
         assignment, settings, base_env={}, attempt_folder=Path("/host/j.0")

@@ -129,6 +129,7 @@ def test_state_is_kept_in_the_bucket_from_the_first_stage_to_the_last(folder, mo
         assert cloud.records() == {}
 
 
+@pytest.mark.slow
 def test_after_ctrl_c_the_same_command_continues(folder):
     (folder / "cluster.yaml").write_text(EXAMPLE.read_text())
     command = [sys.executable, "-m", "tpufleet", "cluster", "apply", "--rehearse", "--yes"]

@@ -3,13 +3,12 @@ emulated GKE API. This module plays JobSet's controller; a simulated scheduler b
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from tests.kubernetes.fake_api_server import FakeApiServer, FakeConnection
+from tests.kubernetes.fake_api_server import FakeApiServer, FakeConnection, copy_json
 from tests.provisioner.harness import ProvisionerHarness
 from tpufleet.clocks import ManualClock
 from tpufleet.kubernetes.connections import EVENT, JOBSET, POD
@@ -74,8 +73,8 @@ class GkeCloud:
         self._run_jobset_controller()
         self._seconds += 1
         if self._seconds % RECONCILE_EVERY == 0:
-            pods = [copy.deepcopy(pod) for pod in self._items(POD)]
-            before = copy.deepcopy(pods)
+            pods = [copy_json(pod) for pod in self._items(POD)]
+            before = copy_json(pods)
             self.provisioner.jobsets = self._items(JOBSET)
             self.provisioner.pod_list = pods
             if self.provisions:
@@ -141,7 +140,7 @@ def pods(jobset: Any) -> list[Any]:
                     "annotations": annotations,
                     "ownerReferences": [{"kind": "Job", "name": parent, "controller": True}],
                 },
-                "spec": copy.deepcopy(template["spec"]),
+                "spec": copy_json(template["spec"]),
                 "status": {"phase": "Pending"},
             })  # fmt: skip
     return created_pods

@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ from tpufleet.controller.loop import Controller
 from tpufleet.controller.provider_calls import InlineExecutor
 from tpufleet.controller.reconcile import ControllerSettings
 from tpufleet.model import topology
+from tpufleet.model.agent_protocol import HeartbeatReply
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.budgets import Budget
 from tpufleet.model.end_reasons import END_REASONS, RetryBudget
@@ -40,6 +42,14 @@ from tpufleet.service.submission import JobStorage
 from tpufleet.stores.base import Store
 
 SECOND = timedelta(seconds=1)
+
+
+class SameThread(ThreadPoolExecutor):
+    """For `asyncio.to_thread`: journeys have one thread, since most of their time would go into
+    handing over to others."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return InlineExecutor().submit(function, *args, **kwargs)
 
 
 class Cloud(Provider, Protocol):
@@ -99,8 +109,9 @@ class SimulatedFleet:
             providers=names,
         )
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(SameThread())
         self._heartbeats = Heartbeats(
-            store, Assignments(store, self._job_storage.secrets), lambda: None
+            store, Assignments(store, self._job_storage.secrets, b"secret"), lambda: None
         )
         self.controllers = [self.new_controller("one")]
         self.invariants = Invariants(self)
@@ -221,17 +232,26 @@ class SimulatedFleet:
                 host.run_second(now, program, self.disk, self._gang_runs(host))
 
     def heartbeat(self) -> None:
-        for host in self.all_hosts():
-            if host.stalled or host.left or not self.reachable:
-                continue
-            if host.id in self.unreachable_hosts:
-                continue
-            heartbeat = host.heartbeat(self.host_now(), self.disk)
-            reply = self._heartbeats.receive(
-                heartbeat, host.slice_id, self.clock.now() + self.heartbeat_clock_error
-            )
-            host.apply_reply(self._loop.run_until_complete(reply), self.host_now())
-        self._loop.run_until_complete(self._heartbeats.flush())
+        """All hosts at the same time."""
+        hosts = [
+            host
+            for host in self.all_hosts()
+            if self.reachable
+            and not (host.stalled or host.left or host.id in self.unreachable_hosts)
+        ]
+        replies = self._loop.run_until_complete(self._send(hosts))
+        for host, reply in zip(hosts, replies, strict=True):
+            host.apply_reply(reply, self.host_now())
+
+    async def _send(self, hosts: Sequence[SimulatedHost]) -> list[HeartbeatReply]:
+        now = self.clock.now() + self.heartbeat_clock_error
+        heartbeats = [host.heartbeat(self.host_now(), self.disk) for host in hosts]
+        replies = await asyncio.gather(*(
+            self._heartbeats.receive(heartbeat, host.slice_id, now)
+            for host, heartbeat in zip(hosts, heartbeats, strict=True)
+        ))  # fmt: skip
+        await self._heartbeats.flush()
+        return replies
 
     # Queries.
     def job(self, job: JobId) -> Job:

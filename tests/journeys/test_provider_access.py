@@ -137,6 +137,7 @@ def test_the_status_shows_the_error_while_it_lasts_and_why_quotes_it(fleet):
     assert status.waiting_for and not status.controller_stale
     details = " / ".join(explain(fleet.store, fleet.job(job), fleet.now()).details)
     assert "provider fake: listing fails" in details and "gcloud auth login" in details
+    assert details.count("gcloud auth login") <= 2, "the refusal, and the failing listing"
     fleet.cloud.outage = None
     fleet.settle(job)
     fleet.run(20)

@@ -168,7 +168,7 @@ class Rig:
             raise FleetError("the provisioner does not listen yet")
         metrics, probes = addresses[-1]
         address = metrics if path == "metrics" else probes
-        with urllib.request.urlopen(f"http://{address}/{path}", timeout=5) as response:
+        with urllib.request.urlopen(f"http://{address}/{path}", timeout=60) as response:
             return response.read().decode()
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def own_plane(plane):
-    """A second control plane, whose node these tests may break."""
+def own_plane(control_plane_build):
+    """A control plane whose node these tests may break."""
     reason = real_node.unsupported_reason()
     if reason:
         pytest.skip(reason)

@@ -12,7 +12,8 @@ from tests.k8s.real_pods import HOSTS, Fleet, node_with_image
 from tests.k8s.rigs import eventually
 from tpufleet.testbed.kubernetes.node import job_namespace
 
-pytestmark = pytest.mark.timeout(900)
+# By default a pod of the pause image runs on such a node, in test_real_node.py.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 _numbers = itertools.count(1)
 
 STEPS = 40
@@ -74,7 +75,6 @@ def training(**settings: object) -> str:
     return f"python look.py\nexec python -m tpufleet.demo.train {options}"
 
 
-@pytest.mark.slow
 def test_an_evicted_job_checkpoints_in_its_grace_period_and_reaches_the_same_result(
     fleet_with,
 ):
@@ -176,7 +176,6 @@ def test_an_image_that_cannot_be_pulled_is_reported(fleet_with):
     )
 
 
-@pytest.mark.slow
 def test_a_workload_that_exceeds_its_memory_limit_fails_as_out_of_host_memory(
     fleet_with,
 ):
@@ -191,7 +190,6 @@ def test_a_workload_that_exceeds_its_memory_limit_fails_as_out_of_host_memory(
     assert "host 2" in attempt["message"]
 
 
-@pytest.mark.slow
 def test_a_pod_that_exceeds_its_disk_limit_fails_with_the_reason(fleet_with):
     fleet = fleet_with(scratch="32Mi")
     fill = "head -c 200M /dev/zero > $TPUFLEET_RUN_DIR/big"

@@ -76,7 +76,7 @@ RESPONSES = {
 @pytest.fixture
 def server() -> Iterator[BadServer]:
     server = BadServer()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield server
     server.closing.set()

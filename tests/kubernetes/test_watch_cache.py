@@ -173,7 +173,8 @@ def test_a_broken_watch_is_logged_once_and_replaced_by_lists_until_it_recovers(w
 
     wait_until(lambda: watched.names() == ["a"] and warnings(), TIMEOUT, lambda: "no warning")
     watched.put("b")
-    assert watched.names() == ["a", "b"]
+    # Right after the list of a reconnect, and until its watch fails, that list is read.
+    wait_until(lambda: watched.names() == ["a", "b"], TIMEOUT, lambda: f"{watched.names()}")
     assert [record.levelno for record in warnings()] == [logging.WARNING]
     watched.connection.break_watches()
     watched.wait_watching()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
-from tpufleet.errors import FleetError, Forbidden
+from tpufleet.errors import FleetError, Forbidden, NotFound
 from tpufleet.model.api_types import PurgeRequest
 from tpufleet.model.audit import AuditAction, AuditOutcome
 from tpufleet.model.encoding import to_json
@@ -100,6 +101,26 @@ def test_an_admin_who_purges_the_jobs_of_everyone_is_entered(service):
     service.client("ada").purge(replace(request, dry_run=False))
     (entry,) = service.client("ada").audit()
     assert (entry.action, entry.target) == (AuditAction.PURGE_JOBS, "jobs of all users")
+
+
+def test_the_entries_of_a_token_are_for_its_user_and_for_admins(service):
+    token = service.client("mel").create_token(note="laptop")
+    service.tokens["laptop"] = token.token
+    service.client("laptop").put_secret("wandb", CANARY)
+    service.client("mel").rotate_token(token.id, timedelta(hours=1))
+    with pytest.raises(NotFound):
+        service.client("mo").revoke_token(token.id)
+    entries = service.client("mel").audit(token=token.id)
+    assert [(each.actor, each.action, each.outcome) for each in entries] == [
+        ("mo", AuditAction.REVOKE_TOKEN, AuditOutcome.REFUSED),
+        ("mo", AuditAction.REVOKE_TOKEN, AuditOutcome.REQUESTED),
+        ("mel", AuditAction.ROTATE_TOKEN, AuditOutcome.REQUESTED),
+        ("mel", AuditAction.PUT_SECRET, AuditOutcome.REQUESTED),
+    ]
+    with pytest.raises(NotFound):
+        service.client("mo").audit(token=token.id)
+    service.client("mel").revoke_token(token.id)
+    assert len(service.client("ada").audit(token=token.id)) == 5
 
 
 def test_what_users_do_to_their_own_jobs_is_not_entered(service):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from tests.service.harness import SPEC, ServiceHarness
-from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden
+from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, NotFound
 from tpufleet.model.api_types import NewJob, PurgeRequest
+from tpufleet.model.audit import AuditAction
 from tpufleet.model.jobs import JobId
 
 
@@ -229,3 +231,42 @@ def test_a_location_of_a_user_who_was_deleted_is_free(service):
     run_and_end(service, "job-1", "mo", "gs://lab/run1")
     service.client("ada").delete_user("mo")
     service.submit("job-2", by="mel", checkpoint="gs://lab/run1")
+
+
+def test_its_owner_releases_a_location(service):
+    run_and_end(service, "job-1", "mel", "gs://lab/run1")
+    service.clock.advance(timedelta(hours=1))
+    service.client("mel").release_checkpoint_location("gs://lab/run1/")
+    service.clock.advance(timedelta(hours=1))
+    run_and_end(service, "job-2", "mo", "gs://lab/run1")
+    with pytest.raises(Forbidden, match="belongs to mo: job job-2"):
+        service.submit("job-3", by="mel", checkpoint="gs://lab/run1")
+
+
+def test_an_admin_releases_the_location_of_another_user_with_a_reason(service):
+    """So that nobody keeps locations from others by running a job in each of them."""
+    run_and_end(service, "job-1", "mo", "gs://lab/run1")
+    with pytest.raises(Forbidden, match=r"ask mo or an admin .*`tpu release gs://lab/run1`"):
+        service.submit("job-2", by="mel", checkpoint="gs://lab/run1")
+    with pytest.raises(Forbidden, match="belongs to mo; only mo or an admin"):
+        service.client("mel").release_checkpoint_location("gs://lab/run1", "I want it")
+    with pytest.raises(BadInput, match="reason: missing"):
+        service.client("ada").release_checkpoint_location("gs://lab/run1")
+    service.client("ada").release_checkpoint_location("gs://lab/run1", "a mistake of mo")
+    service.clock.advance(timedelta(hours=1))
+    service.submit("job-2", by="mel", checkpoint="gs://lab/run1")
+    entry = next(
+        each
+        for each in service.client("ada").audit(user="ada")
+        if each.action is AuditAction.RELEASE_LOCATION
+    )
+    assert "gs://lab/run1 (a mistake of mo)" in entry.target and entry.detail == "of mo"
+
+
+def test_a_location_in_use_or_of_nobody_is_not_released(service):
+    with pytest.raises(NotFound, match="no job has run there"):
+        service.client("ada").release_checkpoint_location("gs://lab/run1", "why not")
+    service.submit("job-1", by="mo", checkpoint="gs://lab/run1")
+    service.add_attempt("job-1", 0)
+    with pytest.raises(Conflict, match="in use by job job-1"):
+        service.client("mo").release_checkpoint_location("gs://lab/run1")

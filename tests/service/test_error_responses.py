@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tpufleet.client.transport import error_from_response
-from tpufleet.errors import PermissionMissing
+from tpufleet.errors import PermissionMissing, StorageFull, StorageUnusable, Unreachable
 from tpufleet.model.api_types import ERROR_HEADER
 from tpufleet.service.app import error_response
 
@@ -22,3 +22,18 @@ def test_an_error_fits_into_a_header_because_head_has_no_body():
 def test_a_head_request_explains_its_error(service):
     with pytest.raises(Exception, match=r"snapshot|digest"):
         service.client("mel").has_snapshot("not-a-digest")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (StorageFull("database /srv/fleet.db: full"), "the server's disk is full"),
+        (StorageUnusable("database /srv/fleet.db is read-only"), "cannot write its database"),
+        (Unreachable("database db1: connection refused"), "temporarily unavailable; retry"),
+    ],
+)
+def test_a_database_that_takes_nothing_is_explained_without_its_location(error, message):
+    response = error_response(error)
+    body = response.body.decode()
+    assert response.status_code == 503 and message in body
+    assert "/srv" not in body and "db1" not in body

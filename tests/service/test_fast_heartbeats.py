@@ -186,7 +186,7 @@ def test_agents_are_asked_to_connect_again_when_too_many_connections_rest(servic
             assert status == 200
             kept.append(headers.get("connection") != "close")
             if not kept[-1]:
-                wait_until(partial(is_closed, connection), 10)
+                wait_until(partial(is_closed, connection))
         assert kept == [True] * 4 + [False] * 2
 
 
@@ -197,7 +197,7 @@ def test_a_connection_that_rests_too_long_is_closed(service):
     with connected(service) as (connection, file):
         connection.sendall(head(service, body) + body)
         assert read_response(file)[0] == 200
-        wait_until(lambda: is_closed(connection), 10)
+        wait_until(lambda: is_closed(connection))
 
 
 def test_the_agent_keeps_its_connection_between_heartbeats(there):

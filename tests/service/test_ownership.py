@@ -15,6 +15,7 @@ from tests.service.test_files import packed
 from tpufleet.client.fleet import new_job_id
 from tpufleet.errors import Conflict
 from tpufleet.model.api_types import NewJob, NewReservation, PurgeRequest
+from tpufleet.model.attempts import AttemptState
 from tpufleet.model.audit import AuditOutcome
 from tpufleet.model.jobs import JobId, is_generated_id
 from tpufleet.model.pools import Pool
@@ -58,6 +59,7 @@ RULES = {
     "DELETE /session": OWN,
     "POST /session/link": OWN,
     "POST /jobs/{ref}/links": OWNER,
+    "POST /checkpoints/release": OWNER,
     "POST /tokens": OWNER,
     "DELETE /tokens/{id}": OWNER,
     "POST /tokens/{id}/rotate": OWNER,
@@ -83,6 +85,9 @@ class Call:
 # Each names an object of mo.
 CALLS: dict[str, Call] = {
     "POST /jobs/{ref}/links": Call("/jobs/ended/links", {"resource": "logs", "expires_in": "PT1H"}),
+    "POST /checkpoints/release": Call(
+        "/checkpoints/release", {"location": "gs://lab/run", "reason": "mo has left"}
+    ),
     "PATCH /jobs/{ref}": Call("/jobs/ended", {"notes": "mine"}),
     "POST /queue/{ref}/move": Call("/queue/live/move", {"last": True}),
     "POST /queue/{ref}/hold": Call("/queue/live/hold"),
@@ -122,7 +127,8 @@ def test_every_route_that_writes_has_a_rule():
 @pytest.mark.parametrize("caller", ["vic", "mel", "mo", "ada"])
 def test_only_the_owner_or_an_admin_changes_an_object(service, name, caller):
     service.submit("live", by="mo")
-    service.submit("ended", by="mo")
+    service.submit("ended", by="mo", checkpoint="gs://lab/run")
+    service.add_attempt("ended", 0, state=AttemptState.ENDED)
     service.end_job("ended")
     service.add_slice("s1", "live", provider="tpu-vm")
     soon = service.clock.now() + timedelta(minutes=5)

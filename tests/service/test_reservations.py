@@ -89,3 +89,15 @@ def test_a_reservation_larger_than_its_pool_has_become_cannot_be_extended(servic
     put_pool(service, largest=1)
     with pytest.raises(Conflict, match="has 1 slices now"):
         service.client("mel").extend_reservation("r1", HOUR)
+
+
+def test_the_events_of_a_reservation_are_listed_apart(service, lab):
+    reserve(service, "r1", note="demo")
+    reserve(service, "r2", by="mo")
+    service.client("mel").extend_reservation("r1", HOUR)
+    service.client("ada").end_reservation("r1", "maintenance")
+    events = service.client("mo").events(reservation="r1").events
+    assert [(each.by, each.state) for each in events] == [
+        ("mel", "reserved"), ("mel", "reserved"), ("ada", "released"),
+    ]  # fmt: skip
+    assert events[-1].message == "ada broke the reservation of mel: maintenance"

@@ -182,6 +182,43 @@ def test_the_limit_of_a_job_counts_what_all_servers_stored(store, archive, clock
     assert first.read(ATTEMPT, other, 0, 10_000) == stored
 
 
+def test_at_the_limit_the_oldest_parts_leave_the_bucket(store, archive, clock):
+    first, second = (SharedLogs(store, archive, clock, limit=4 * 2**20) for _ in range(2))
+    lines = [f"{number:07d} {'x' * 500}\n".encode() for number in range(20_000)]
+    content, offset = b"".join(lines), 0
+    for start in range(0, len(content), 200_000):
+        part = content[start : start + 200_000]
+        offset = (first, second)[start // 200_000 % 2].append(ATTEMPT, HOST, offset, part)
+        clock.advance(MIN_AGE)
+        first.compact()
+    stored = sum(map(len, archive.objects.values())) + sum(
+        each.size for each in store.objects("logs/")
+    )
+    assert 2 * 2**20 < stored <= 4 * 2**20
+    newest = [line.decode().strip() for line in lines[-3_000:]]
+    for logs in (first, second, SharedLogs(store, archive, clock)):
+        read = whole(logs).decode().splitlines()
+        assert read[0] == lines[0].decode().strip() and read[-3_000:] == newest
+        assert sum("bytes of output were deleted here" in line for line in read) == 1
+        assert logs.tail_offset(ATTEMPT, HOST, 10) == len(content) - sum(map(len, lines[-10:]))
+        assert logs.tail_offset(ATTEMPT, HOST, 19_999) > len(content) // 2
+
+
+def test_a_log_at_the_limit_is_the_same_in_the_bucket_and_on_another_disk(archive, tmp_path):
+    logs, lines, offset = ArchivedLogs(tmp_path / "one", archive, 10_000), [], 0
+    for number in range(3_000):
+        lines.append(f"line {number:06d}\n")
+        offset = logs.append(ATTEMPT, HOST, offset, lines[-1].encode())
+        if number % 50 == 0:
+            logs.upload_changes()
+    logs.upload_changes()
+    assert sum(map(len, archive.objects.values())) <= 10_000
+    other = ArchivedLogs(tmp_path / "two", archive, 10_000)
+    assert whole(other) == whole(logs)
+    assert whole(other).decode().endswith("".join(lines[-500:]))
+    assert other.append(ATTEMPT, HOST, offset, b"more\n") == offset + 5
+
+
 def test_purging_deletes_both_parts_of_a_log(store, archive, clock, tmp_path):
     logs = SharedLogs(store, archive, clock)
     for number in range(3):

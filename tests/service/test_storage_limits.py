@@ -22,7 +22,7 @@ HOST_0, HOST_1 = HostId("s1/0"), HostId("s1/1")
 
 
 def total(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*.log"))
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def send(logs: LogFiles, attempt: str, host: HostId, sizes: list[int]) -> int:
@@ -33,22 +33,89 @@ def send(logs: LogFiles, attempt: str, host: HostId, sizes: list[int]) -> int:
     return offset
 
 
-def test_the_logs_of_a_job_are_limited_with_a_notice(tmp_path):
+def numbered(count: int) -> list[bytes]:
+    return [f"line {number:06d}\n".encode() for number in range(count)]
+
+
+def ship(logs: LogFiles, attempt: str, host: HostId, lines: list[bytes], batch: int = 7) -> None:
+    offset = 0
+    for start in range(0, len(lines), batch):
+        data = b"".join(lines[start : start + batch])
+        offset = logs.append(AttemptId(attempt), host, offset, data)
+
+
+def text_of(logs: LogFiles, attempt: str, host: HostId, prefix: str = "") -> list[str]:
+    return b"".join(logs.text(AttemptId(attempt), host, 0, prefix)).decode().splitlines()
+
+
+def followed(logs: LogFiles, attempt: str, host: HostId) -> list[str]:
+    lines, at = [], 0
+    while batch := logs.lines(AttemptId(attempt), host, at, complete=False).lines:
+        lines += [line for line, _ in batch]
+        at = batch[-1][1]
+    return lines
+
+
+def test_at_the_limit_a_log_keeps_its_beginning_and_the_newest_lines_with_a_notice(tmp_path):
+    logs, lines = LogFiles(tmp_path, LIMIT), numbered(20_000)  # 240 kB
+    ship(logs, "job.0", HOST_0, lines)
+    assert LIMIT // 2 < total(tmp_path) <= LIMIT
+    for read in (text_of(logs, "job.0", HOST_0), followed(logs, "job.0", HOST_0)):
+        assert read[0] == "line 000000" and read[-1] == "line 019999"
+        at = next(i for i, line in enumerate(read) if line.startswith("[tpufleet]"))
+        assert "bytes of output were deleted here" in read[at] and "(log_limit)" in read[at]
+        newest = read[at + 2 :]  # the first one after it may have lost its beginning
+        assert newest == [line.decode().strip() for line in lines[-len(newest) :]]
+        assert len(newest) > 400
+    labelled = text_of(logs, "job.0", HOST_0, "[0] ")
+    assert all(line.startswith("[0] ") for line in labelled)
+
+
+def test_a_tail_of_a_log_at_the_limit_is_its_newest_lines(tmp_path):
+    logs, lines = LogFiles(tmp_path, LIMIT), numbered(20_000)
+    ship(logs, "job.0", HOST_0, lines)
+    attempt, end = AttemptId("job.0"), sum(map(len, lines))
+    assert logs.size(attempt, HOST_0) == end
+    assert logs.tail_offset(attempt, HOST_0, 300) == end - 300 * len(lines[0])
+    assert end - LIMIT < logs.tail_offset(attempt, HOST_0, 5_000) < end - LIMIT // 2
+
+
+def test_the_oldest_output_of_a_job_goes_first_whichever_host_or_attempt_wrote_it(tmp_path):
+    logs, lines = LogFiles(tmp_path, LIMIT), numbered(2_000)
+    ship(logs, "job.0", HOST_0, lines)
+    ship(logs, "job.1", HOST_1, lines)
+    assert total(tmp_path) <= LIMIT
+    assert text_of(logs, "job.1", HOST_1)[-600:] == [line.decode().strip() for line in lines[-600:]]
+    first = text_of(logs, "job.0", HOST_0)
+    assert first[-1] == "line 001999" and len(first) < 200
+    ship(logs, "other.0", HOST_0, lines[:100])
+    assert text_of(logs, "other.0", HOST_0) == [line.decode().strip() for line in lines[:100]]
+
+
+def test_a_log_at_the_limit_goes_on_after_a_restart_and_on_another_server(tmp_path):
+    servers, lines, offset = [LogFiles(tmp_path, LIMIT) for _ in range(2)], numbered(5_000), 0
+    for number, line in enumerate(lines):
+        which = LogFiles(tmp_path, LIMIT) if number % 1_000 == 0 else servers[number % 2]
+        offset = which.append(AttemptId("job.0"), HOST_0, offset, line)
+    for logs in (*servers, LogFiles(tmp_path, LIMIT)):
+        read = text_of(logs, "job.0", HOST_0)
+        assert read[-400:] == [line.decode().strip() for line in lines[-400:]]
+    with pytest.raises(LogGap):
+        servers[0].append(AttemptId("job.0"), HOST_0, offset + 5, b"x")
+
+
+def test_a_job_with_very_many_hosts_ends_its_logs_with_a_notice(tmp_path):
+    """Nothing is left to delete but the ends that they write to."""
     logs = LogFiles(tmp_path, LIMIT)
-    assert send(logs, "job.0", HOST_0, [4_000] * 100) == 400_000  # the agent never waits
-    assert send(logs, "job.1", HOST_1, [4_000] * 100) == 400_000
-    assert total(tmp_path) < LIMIT + 2 * 300
-    for attempt, host in (("job.0", HOST_0), ("job.1", HOST_1)):
-        text = b"".join(logs.text(AttemptId(attempt), host, 0, "")).decode()
-        assert text.count("the limit of this server") == 1
-    assert send(logs, "other.0", HOST_0, [4_000]) == 4_000
-
-
-def test_a_full_log_stays_full_on_another_server(tmp_path):
-    send(LogFiles(tmp_path, LIMIT), "job.0", HOST_0, [20_000])
+    hosts = [HostId(f"s1/{index}") for index in range(100)]
+    for host in hosts:
+        assert send(logs, "job.0", host, [140]) == 140
+    assert send(logs, "job.0", hosts[0], [140, 4_000]) == 4_140  # the agent never waits
+    assert total(tmp_path) < LIMIT + len(hosts) * 200
+    assert any("later output is not stored" in line for line in text_of(logs, "job.0", hosts[-1]))
     size = total(tmp_path)
     again = LogFiles(tmp_path, LIMIT)
-    assert again.append(AttemptId("job.0"), HOST_0, 20_000, b"more") == 20_004
+    assert again.append(AttemptId("job.0"), hosts[-1], 140, b"more") == 144
     assert total(tmp_path) == size
 
 
@@ -64,11 +131,11 @@ def test_servers_on_one_folder_share_the_limit(tmp_path):
 
 
 def test_a_log_below_the_limit_is_complete(tmp_path):
-    logs = LogFiles(tmp_path, LIMIT)
-    assert send(logs, "job.0", HOST_0, [LIMIT - 1, 1]) == LIMIT
-    assert total(tmp_path) == LIMIT
-    with pytest.raises(LogGap):
-        LogFiles(tmp_path, LIMIT * 2).append(AttemptId("job.0"), HOST_0, LIMIT + 5, b"x")
+    logs, lines = LogFiles(tmp_path, LIMIT), numbered(800)
+    ship(logs, "job.0", HOST_0, lines)
+    assert total(tmp_path) == sum(map(len, lines))
+    assert text_of(logs, "job.0", HOST_0) == [line.decode().strip() for line in lines]
+    assert followed(logs, "job.0", HOST_0) == [line.decode().strip() for line in lines]
 
 
 def age(path: Path, service: ServiceHarness, by: timedelta) -> None:

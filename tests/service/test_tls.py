@@ -237,7 +237,7 @@ class ConnectProxy:
 
         self.server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
 
@@ -326,4 +326,4 @@ def test_a_handshake_that_takes_too_long_is_disconnected(service, certificate):
         )
     )
     with socket.create_connection(("127.0.0.1", service.port)) as connection:
-        wait_until(lambda: is_closed(connection), 10)
+        wait_until(lambda: is_closed(connection))

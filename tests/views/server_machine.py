@@ -141,5 +141,5 @@ def _serve(folder: Path) -> ThreadingHTTPServer:
             """Not logged."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     return server

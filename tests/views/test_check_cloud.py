@@ -49,6 +49,11 @@ def break_quota(state):
     set_quota(state, "v5e-16", Capacity.SPOT, "us-central1-a", 8)
 
 
+def break_region_quota(state):
+    """As in projects whose zones have quota, but not their region."""
+    set_quota(state, "v5e-16", Capacity.SPOT, "us-central1", 0)
+
+
 PRIVATE = {"external_ips": False}
 ACCOUNT = {"service_account": "tpu@my-project.iam.gserviceaccount.com"}
 
@@ -74,6 +79,11 @@ ACCOUNT = {"service_account": "tpu@my-project.iam.gserviceaccount.com"}
         (break_quota, {}, "quota v5e-16 us-central1-a",
          "--quota-id=TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI "
          "--dimensions=zone=us-central1-a --preferred-value=16"),
+        (break_region_quota, {}, "quota v5e-16 us-central1-a",
+         "--quota-id=TPUV5sPreemptibleLitepodPerProjectPerRegionForTPUAPI "
+         "--dimensions=region=us-central1 --preferred-value=16"),
+        (lambda s: s.denied_permissions.add("iam.serviceAccounts.actAs"), {}, "service account",
+         "add-iam-policy-binding 1-compute@developer.gserviceaccount.com "),
         (lambda s: s.missing.add("net"), {"network": "projects/my-project/global/networks/net"},
          "network", "gcloud compute networks create net "),
         (lambda s: setattr(s, "nat", False),
@@ -91,7 +101,8 @@ ACCOUNT = {"service_account": "tpu@my-project.iam.gserviceaccount.com"}
         (lambda s: s.denied_permissions.add("storage.objects.create"), {}, "bucket",
          "--role=roles/storage.objectUser"),
     ],
-    ids=["project", "API", "compute API", "hosts", "role", "act as", "account", "quota", "network",
+    ids=["project", "API", "compute API", "hosts", "role", "act as", "account", "quota",
+         "quota of a region", "act as the default account", "network",
          "NAT of a network", "subnetwork", "private access", "NAT", "bucket", "bucket role"],
 )  # fmt: skip
 def test_each_problem_comes_with_the_command_that_fixes_it(
@@ -163,6 +174,26 @@ def test_a_rule_must_let_hosts_connect_to_a_server_in_their_network(
         assert (
             f"firewall-rules create tpufleet-server --network net --allow tcp:{port}" in check.fix
         )
+
+
+@pytest.mark.parametrize(
+    ("network", "rules", "status"),
+    [
+        ("default", [], "ok"),  # default-allow-internal
+        ("net", [], "warning"),
+        ("net", [RULE], "ok"),
+        ("net", [{**RULE, "allowed": [{"IPProtocol": "tcp", "ports": ["8476"]}]}], "warning"),
+        ("net", [{**RULE, "allowed": [{"IPProtocol": "all"}]}], "ok"),
+    ],
+    ids=["default network", "no rule", "a range", "one port", "all"],
+)
+def test_hosts_of_a_slice_must_reach_each_other(emulator, network, rules, status):
+    emulator.project.compute.state.default_firewalls.extend(rules)
+    rest = GoogleRest(emulator.project.url)
+    check = preflight_server.check_gangs(rest, "my-project", network)
+    assert check.status == status
+    if status == "warning":
+        assert "firewall-rules create tpufleet-hosts --network net" in check.fix
 
 
 def test_without_a_bucket_the_user_is_warned(tmp_path, emulator):

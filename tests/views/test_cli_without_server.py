@@ -226,7 +226,7 @@ def test_a_dry_run_prints_a_job_file_that_can_be_submitted(alone, work):
         (["run", "v5e-16", "--env", "LR", "--", "x"], "error: --env LR: "),
         (["run", "v5e-16", "python", "--lr", "1"], "put options of your own command after `--`"),
         (["run", "v5e-16", "--host", "x", "--", "x"], "use a number such as 0, or all"),
-        (["run", "v5e-16"], "missing argument '-- CMD…'; see `tpu run --help`"),
+        (["run", "v5e-16"], "no command to run\n  next: tpu run v5e-16 -- python train.py"),
         (["run", "v5e-16", "--workdir", "/nowhere/at/all", "--", "x"], "is not a folder"),
         (["submit", "nothing.yaml"], "error: nothing.yaml: No such file or directory; pass a job"),
         (["submit", "."], "error: .: Is a directory"),

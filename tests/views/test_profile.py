@@ -197,7 +197,7 @@ def test_tensorboard_reads_the_folders_of_several_jobs_in_a_bucket(tmp_path, mon
 
 def served_runs(port: int) -> list[str]:
     try:
-        response = httpx.get(f"http://127.0.0.1:{port}/data/runs", timeout=10)
+        response = httpx.get(f"http://127.0.0.1:{port}/data/runs", timeout=60)
     except httpx.TransportError:
         return []
     return sorted(response.json()) if response.status_code == 200 else []

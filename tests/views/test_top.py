@@ -23,6 +23,7 @@ from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
 from tests.views.job_scenarios import end_job, record_event, start_job
 from tests.views.test_terminal_output import FAILURE
+from tpufleet.errors import install_command
 from tpufleet.model.hosts import Phase, Progress
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.jobs import JobId, JobState
@@ -170,6 +171,45 @@ def test_slices_queue_and_events_are_tabs(fleet):
     run(fleet, journey)
 
 
+@pytest.mark.parametrize("wrong", ["state:nonsense", "loss<<3", "since:", "foo:bar"])
+def test_a_filter_that_is_not_understood_can_be_corrected(fleet, wrong):
+    """The list stays filtered as before; the line stays open, with the reason above it."""
+
+    async def journey(pilot: Pilot[None]) -> None:
+        await until_shown(pilot, "baseline")
+        await pilot.press("slash")
+        await press_line(pilot, "tag:sweep-*")
+        await until_shown(pilot, " filter: tag:sweep-*")
+        await until(pilot, lambda: "baseline" not in screen_text(pilot))
+        await pilot.press("slash")
+        await press_line(pilot, wrong)
+        field = pilot.app.query_one("#filter", Input)
+        await until(pilot, lambda: f"'{wrong}': " in screen_text(pilot) and field.has_focus)
+        assert field.value == wrong
+        assert " filter: tag:sweep-*" in screen_text(pilot)
+        assert "waiting-one" in screen_text(pilot) and "baseline" not in screen_text(pilot)
+        await press_line(pilot, "tag:paper")
+        await until_shown(pilot, " filter: tag:paper", "baseline")
+        assert f"'{wrong}': " not in screen_text(pilot)
+        await pilot.press("slash")
+        await press_line(pilot, wrong)
+        await until_shown(pilot, f"'{wrong}': ")
+        await pilot.press("escape")
+        await until(pilot, lambda: f"'{wrong}': " not in screen_text(pilot))
+        assert " filter: tag:paper" in screen_text(pilot)
+
+    run(fleet, journey)
+
+
+def test_a_long_filter_is_shown_on_a_line_of_its_own(fleet):
+    query = "tag:sweep-1 state:running name:resnet-50-large-batch since:7d"
+
+    async def journey(pilot: Pilot[None]) -> None:
+        await until_shown(pilot, f" filter: {query}", "1 running")
+
+    run(fleet, journey, query=query)
+
+
 def test_the_filter_is_a_query_and_escape_clears_it(fleet):
     def names(pilot: Pilot[None]) -> set[str]:
         table = pilot.app.query_one(DataTable)
@@ -188,6 +228,8 @@ def test_the_filter_is_a_query_and_escape_clears_it(fleet):
         await pilot.press("slash")
         await press_line(pilot, "state:asleep")
         await until_shown(pilot, "asleep")
+        await pilot.press("escape")
+        assert names(pilot) == {"of-another-user"}
         await pilot.press("escape")
         await until(pilot, lambda: names(pilot) == mine)
         await pilot.press("a")
@@ -265,7 +307,7 @@ def test_resume_and_rerun_take_edits(fleet):
             "resume": ["python", "train.py", "v5litepod-16"],
         }
         await pilot.press("R")
-        await until_shown(pilot, "Rerun")
+        await until_shown(pilot, "from the beginning")
         await press_line(pilot, "--colour red")
         await until_shown(pilot, "no such option")
 
@@ -339,4 +381,4 @@ def test_without_textual_the_extra_is_named(tmp_path: Path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
-    assert f"next: {sys.executable} -m pip install 'tpufleet[top]'" in done.stderr
+    assert f"next: {install_command('tpufleet[top]')}" in done.stderr

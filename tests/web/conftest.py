@@ -59,7 +59,7 @@ def open_page(browser: Browser, link: str) -> Iterator[Page]:
                 problems.append(message.text) if "Content Security Policy" in message.text else None
             ),
         )
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(60_000)
         page.goto(link)
         page.get_by_role("navigation", name="Pages").wait_for()
         yield page

@@ -161,7 +161,11 @@ POOLS = (
          capacity=(Capacity.ON_DEMAND,), slices_per_user=2, hold_after_failure=30 * MINUTE),
     Pool(name="paper-deadline", provider=PROVIDER, accelerator="v4-32", largest=2,
          members=("ada", "grace", "mei"), capacity=(Capacity.SPOT, Capacity.ON_DEMAND)),
+    Pool(name="by-hand", provider=PROVIDER, accelerator="v4-8", largest=1, zones=(CENTRAL,),
+         capacity=(Capacity.ON_DEMAND,)),
 )  # fmt: skip
+ADOPTED = SliceId("tpf-by-hand-4d2f")  # a node that a person made
+RESERVED = "demo4"  # an active reservation
 
 
 def fill(store: Store, now: datetime, code: dict[str, str], ended: int = 0) -> None:
@@ -192,7 +196,8 @@ def fill(store: Store, now: datetime, code: dict[str, str], ended: int = 0) -> N
 
 
 def _free_slices(now: datetime) -> list[TpuSlice]:
-    """One that no job uses, and one that is held for the owner of a job that failed."""
+    """One that no job uses, one that is held for the owner of a job that failed, and a node that a
+    person made."""
     free = TpuSlice(
         id=SliceId("tpf-paper-7c1e"), provider=PROVIDER, accelerator="v4-32", zone=CENTRAL,
         capacity=Capacity.SPOT, request_group="order-free", requested_at=now - HOUR,
@@ -203,7 +208,11 @@ def _free_slices(now: datetime) -> list[TpuSlice]:
         free, id=SliceId("tpf-paper-9b40"), request_group="order-held", reason="held for grace",
         reserved_for="grace", reserved_until=now + 25 * MINUTE,
     )  # fmt: skip
-    return [free, held]
+    adopted = replace(
+        free, id=ADOPTED, request_group=ADOPTED, pool="by-hand", accelerator="v4-8",
+        capacity=Capacity.ON_DEMAND, node="mei-by-hand", reason="ada adopted mei-by-hand",
+    )  # fmt: skip
+    return [free, held, adopted]
 
 
 def token_of(name: str) -> str:
@@ -378,7 +387,7 @@ def _reservations(now: datetime) -> list[Reservation]:
         made("demo1", "lab", "grace", 2, 20, 6, "demo for visitors"),
         made("demo2", "lab", "mei", 2, 22, 12, "ablations"),
         made("demo3", "lab", "linus", 4, 50, 24, "profiling week"),
-        made("demo4", "paper-deadline", "grace", 1, -2, 30, "camera ready"),
+        made(RESERVED, "paper-deadline", "grace", 1, -2, 30, "camera ready"),
         made("demo5", "paper-deadline", "mei", 1, 30, 40, "rebuttal runs"),
         made("demo6", "paper-deadline", "ada", 2, 90, 20, "maintenance"),
     ]
@@ -475,7 +484,7 @@ def lab_server(home: Path, ended: int = 0) -> Iterator[LabServer]:
     finally:
         child.terminate()
         try:
-            child.wait(timeout=20)
+            child.wait(timeout=60)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()

@@ -24,6 +24,7 @@ PAGES = {
     "fleet": "fleet",
     "inventory": "inventory",
     "reservations": "reservations",
+    "reservation": f"reservations/{lab.RESERVED}",
     "pools": "pools",
     "pool": "pools/lab",
     "pool-events": "pools/lab/events",
@@ -33,6 +34,7 @@ PAGES = {
     "tokens": "people/tokens",
     "sessions": "people/sessions",
     "user-events": "people/events?user=grace",
+    "token": "people/tokens/grace-laptop",
     "audit": "people/audit",
     "job": f"jobs/{IDS['gemma-2b-finetune-lora-r16-alpha32-warmup500-seed1234']}",
     "waiting-job": f"jobs/{IDS['moe-8x7b-pretrain']}",
@@ -234,6 +236,38 @@ def test_a_reservation_conflicts_is_extended_and_broken(
     expect(page.get_by_role("region", name="Calendar")).to_contain_text("grace")
 
 
+def test_a_reservation_has_its_events(page: Page, member: Page, server: lab.LabServer):
+    start = datetime.now().replace(minute=0, second=0, microsecond=0) + timedelta(days=9)
+    go(member, server, "reservations")
+    reserve(member, "lab", start, "1h", "1", "poster session")
+    dialog(member).get_by_role("button", name="Reserve", exact=True).click()
+    row(member, "poster session").get_by_role("link", name="Events").click()
+    expect(member.get_by_role("heading", level=1)).to_contain_text("poster session")
+    expect(member.locator("table.events")).to_contain_text("mei reserved 1 slice from")
+    made = member.url.rpartition("/")[2]
+    expect(member.locator("main")).to_contain_text(f"tpu events --reservation {made}")
+    go(page, server, f"reservations/{made}")
+    page.get_by_role("button", name="Break").click()
+    dialog(page).get_by_label("Reason").fill("power cut")
+    dialog(page).get_by_role("button", name="Break", exact=True).click()
+    expect(page.locator(".facts")).to_contain_text("ada: power cut")
+    expect(member.locator("table.events tbody tr")).to_have_count(2)
+    expect(member.locator("table.events")).to_contain_text("broke the reservation of mei: power")
+
+
+def test_an_adopted_node_is_given_back_by_an_admin(page: Page, member: Page, server: lab.LabServer):
+    go(member, server, f"slices/{lab.ADOPTED}")
+    expect(member.locator(".facts")).to_contain_text("mei-by-hand")
+    expect(member.get_by_role("button", name="Give back")).to_have_count(0)
+    go(page, server, f"slices/{lab.ADOPTED}")
+    page.get_by_role("button", name="Give back").click()
+    expect(dialog(page)).to_contain_text("tpu unregister mei-by-hand")
+    expect(dialog(page)).to_contain_text("The node itself goes on running")
+    dialog(page).get_by_role("button", name="Give back", exact=True).click()
+    expect(page.get_by_role("status").last).to_contain_text("gave mei-by-hand back")
+    expect(page.get_by_role("button", name="Give back")).to_have_count(0)
+
+
 def test_notes_in_the_inventory_are_edited(page: Page, server: lab.LabServer):
     go(page, server, "inventory")
     page.get_by_label("Filter the inventory").fill("v4-32")
@@ -308,6 +342,28 @@ def test_an_admin_creates_users_tokens_and_ends_sessions(
     expect(page.get_by_role("status").last).to_contain_text("revoked token")
     page.get_by_role("link", name="audit", exact=True).click()
     expect(page.locator("table.audit")).to_contain_text("token.revoke")
+
+
+def test_a_token_has_its_events_for_its_user_and_for_admins(
+    page: Page, member: Page, server: lab.LabServer
+):
+    with server.client("mei") as client:
+        made = client.create_token(note="notebook")
+    go(member, server, "tokens")
+    row(member, "notebook").get_by_role("link", name="Events").click()
+    expect(member.locator("main")).to_contain_text("No entries.")
+    member.get_by_role("button", name="Rotate").click()
+    dialog(member).get_by_role("button", name="Rotate", exact=True).click()
+    expect(member.locator(".secret")).to_contain_text("It is shown only now")
+    for who in (page, member):
+        go(who, server, f"people/tokens/{made.id}")
+        who.reload()
+        expect(who.locator(".facts")).to_contain_text("notebook")
+        expect(who.locator("table.audit")).to_contain_text("token.rotate")
+        expect(who.locator("main")).to_contain_text(f"tpu audit --token {made.id}")
+    go(member, server, "people/tokens/ada-laptop")
+    expect(member.locator("main")).to_contain_text("belongs to another user")
+    expect(member.locator("table.audit")).to_have_count(0)
 
 
 def test_the_events_of_a_user_are_on_the_page_of_users(page: Page, server: lab.LabServer):

@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.polling import wait_until
 from tests.server_process import Server
 from tests.web.conftest import screenshot, token_of
+from tpufleet.client import snapshots
 from tpufleet.client.fleet import new_job_id
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.jobs import JobState
@@ -87,6 +88,24 @@ def test_a_job_is_submitted_and_watched_through_a_preemption_to_its_end(page: Pa
     expect(page.get_by_label("Configuration")).to_contain_text("v5litepod-1")
 
 
+IGNORED_IN_PART = {
+    ".gitignore": "# data\n*.ckpt\n!best.ckpt\ndata/\n/secrets.env\nlogs/*\n!logs/README\n*.LOG\n"
+    "build\ndeep/**/x.bin\nspace\\ .txt\n[ab].csv\n",
+    ".tpuignore": "!data/\ndata/*.bin\nnotes\n",
+    "secrets.env": "PASSWORD=1",
+    "lib/secrets.env": "sent: the pattern is for the top folder",
+    "a.ckpt": "x", "best.ckpt": "x", "lib/b.ckpt": "x",
+    "data/small.csv": "1", "data/large.bin": "1",
+    "logs/1.txt": "x", "logs/README": "x", "lower.log": "x", "upper.LOG": "x",
+    "build": "x", "lib/build/out.o": "x", "deep/x.bin": "x", "deep/a/b/x.bin": "x",
+    "space .txt": "x", "a.csv": "x", "c.csv": "x", "notes/1.md": "x",
+    "lib/.gitignore": "*.tmp\n!wanted.ckpt\n", "lib/x.tmp": "x", "x.tmp": "x",
+    "lib/wanted.ckpt": "x", "lib/below/wanted.ckpt": "x",
+    "environment/pyvenv.cfg": "x", "environment/bin/python": "x",
+    "__pycache__/train.pyc": "x", "node_modules/package.json": "{}",
+}  # fmt: skip
+
+
 def test_a_folder_is_sent_with_a_job_and_used_again_by_the_next(
     page: Page, server: Server, tmp_path: Path
 ):
@@ -97,9 +116,11 @@ def test_a_folder_is_sent_with_a_job_and_used_again_by_the_next(
         "project/run.sh": "#!/bin/sh\nexec python train.py",
         f"project/{deep}größe.txt": "x" * 1000,
         "project/.git/config": "not sent",
+        **{f"project/{path}": content for path, content in IGNORED_IN_PART.items()},
     }.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(content)
+    (tmp_path / "project/run.sh").chmod(0o755)
     page.get_by_role("button", name="New job").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("TPU type").fill("v5e-1")
@@ -117,6 +138,7 @@ def test_a_folder_is_sent_with_a_job_and_used_again_by_the_next(
     log = "".join(server.client.logs(first))
     assert "sum 42" in log and f"./{deep}größe.txt" in log
     assert "cannot access '.git'" in log
+    assert server.client.job(first).job.snapshot == snapshots.scan(tmp_path / "project").digest
 
     page.get_by_role("navigation", name="Pages").get_by_role("link", name="Jobs").click()
     page.get_by_role("button", name="New job").click()

@@ -219,6 +219,36 @@ export interface Session {
   id: string;
 }
 
+export interface User {
+  name: string;
+  role: string;
+  created_at: string;
+  service: boolean;
+}
+
+export interface TokenRow {
+  id: string;
+  user: string;
+  note: string;
+  created_at: string;
+  last_used_at: string | null;
+  expires_at: string | null;
+  scope: string;
+  pool: string | null;
+  session_of: string | null;
+}
+
+export interface AuditEntry {
+  seq: number;
+  at: string;
+  actor: string;
+  outcome: string;
+  action: string;
+  target: string;
+  detail: string;
+  address: string;
+}
+
 export class ApiError extends Error {
   constructor(
     message: string,
@@ -273,7 +303,7 @@ function remember(session: Session): Session {
   return session;
 }
 
-export const eventsOf = (kind: "slice" | "pool", name: string) =>
+export const eventsOf = (kind: "slice" | "pool" | "reservation", name: string) =>
   `/events?limit=300&newest=1&${kind}=${encodeURIComponent(name)}`;
 
 export function jobPath(id: string): string {

@@ -1,29 +1,80 @@
-// Packs a folder that the user chose into a tar.gz, as `tpu run` does with the working directory.
+// Packs a folder that the user chose into a tar.gz, with the same files as `tpu run` in that folder:
+// what .gitignore and .tpuignore exclude stays on this computer.
+import ignore, { type Ignore } from "ignore";
 
 /** As the default of the command line. */
 const MOST_BYTES = 100 * 2 ** 20;
 const MOST_FILES = 20_000;
-const EXCLUDED = new Set([".git", "__pycache__", ".venv", "node_modules"]);
+const ALWAYS_EXCLUDED = new Set([".git", "__pycache__"]);
+const VIRTUAL_ENVIRONMENT = "pyvenv.cfg"; // a file in its folder
+const IGNORE_FILES = [".tpuignore", ".gitignore"]; // the first one that matches wins
 const BLOCK = 512;
 const ascii = new TextEncoder();
 
+type Folder = Map<string, File | Folder>;
+/** Patterns, and the path of their folder. */
+type Rules = [folder: string, patterns: Ignore][];
+
 /** Paths are relative to the folder; links and empty folders are not there in a browser. */
-export function included(files: File[]): [path: string, file: File][] {
-  const found: [string, File][] = [];
+export async function included(files: File[]): Promise<[path: string, file: File][]> {
+  const root: Folder = new Map();
   for (const file of files) {
     const parts = file.webkitRelativePath.split("/").slice(1);
-    if (parts.length && !parts.some((part) => EXCLUDED.has(part))) found.push([parts.join("/"), file]);
+    const name = parts.pop();
+    let folder = root;
+    for (const part of parts) {
+      const known = folder.get(part);
+      const below: Folder = known instanceof Map ? known : new Map();
+      folder.set(part, below);
+      folder = below;
+    }
+    if (name) folder.set(name, file);
   }
+  const found: [string, File][] = [];
+  await walk(root, "", [], found);
   return found.sort(([a], [b]) => (a < b ? -1 : 1));
 }
 
+async function walk(folder: Folder, path: string, above: Rules, found: [string, File][]): Promise<void> {
+  const rules = [...(await rulesOf(folder, path)), ...above];
+  for (const [name, item] of folder) {
+    if (ALWAYS_EXCLUDED.has(name)) continue;
+    if (item instanceof File) {
+      if (!ignored(path + name, rules)) found.push([path + name, item]);
+    } else if (!ignored(`${path}${name}/`, rules) && !item.has(VIRTUAL_ENVIRONMENT)) {
+      await walk(item, `${path}${name}/`, rules, found);
+    }
+  }
+}
+
+async function rulesOf(folder: Folder, path: string): Promise<Rules> {
+  const rules: Rules = [];
+  for (const name of IGNORE_FILES) {
+    const file = folder.get(name);
+    if (file instanceof File) rules.push([path, ignore({ ignorecase: false }).add(await file.text())]);
+  }
+  return rules;
+}
+
+/** Rules of the deepest folder come first; the first that has a pattern for it, or for a folder that
+ * it is in, decides. */
+function ignored(path: string, rules: Rules): boolean {
+  for (const [folder, patterns] of rules) {
+    for (let part = path.slice(folder.length); part; part = part.replace(/[^/]+\/?$/, "")) {
+      const verdict = patterns.test(part);
+      if (verdict.ignored || verdict.unignored) return verdict.ignored;
+    }
+  }
+  return false;
+}
+
 export async function pack(files: File[]): Promise<Blob> {
-  const chosen = included(files);
+  const chosen = await included(files);
   const size = chosen.reduce((total, [, file]) => total + file.size, 0);
-  if (!chosen.length) throw new Error("the folder has no files");
+  if (!chosen.length) throw new Error("the folder has no files, or its .gitignore and .tpuignore exclude them all");
   if (size > MOST_BYTES || chosen.length > MOST_FILES) {
     throw new Error(
-      `the folder has ${chosen.length} files of ${(size / 2 ** 20).toFixed(0)} MiB, more than ${MOST_FILES} files or ${MOST_BYTES / 2 ** 20} MiB; choose one without data and outputs, or use \`tpu run\` with a .tpuignore`,
+      `the folder has ${chosen.length} files of ${(size / 2 ** 20).toFixed(0)} MiB, more than ${MOST_FILES} files or ${MOST_BYTES / 2 ** 20} MiB; exclude data and outputs in a file .tpuignore (same syntax as .gitignore)`,
     );
   }
   const parts: BlobPart[] = [];

@@ -10,6 +10,7 @@ import { Jobs } from "./pages/jobs";
 import { People } from "./pages/people";
 import { PoolPage, Pools } from "./pages/pools";
 import { Queue } from "./pages/queue";
+import { ReservationPage } from "./pages/reservation";
 import { Reservations } from "./pages/reservations";
 import { SlicePage } from "./pages/slice";
 import { Usage } from "./pages/usage";
@@ -81,7 +82,7 @@ function Page() {
     case "queue":
       return <Queue />;
     case "reservations":
-      return <Reservations />;
+      return rest[0] ? <ReservationPage key={rest[0]} id={rest[0]} /> : <Reservations />;
     case "slices":
       return rest[0] ? <SlicePage key={rest[0]} id={rest[0]} /> : <Fleet />;
     case "pools":

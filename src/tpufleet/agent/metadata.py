@@ -17,7 +17,9 @@ METADATA_ROOT = "/computeMetadata/v1/instance/"
 # Beyond this, proxies and clocks begin to interfere; the request is simply repeated.
 HANG_SECONDS = 60
 ANSWER_SECONDS = 5.0
-COORDINATOR_PORT = 8476  # JAX's default on TPU VMs
+# JAX's own until 0.8.0. Its present one, 8482, is not among the ports that Google's firewall rule
+# opens between the hosts of a slice (github.com/jax-ml/jax/issues/35905).
+COORDINATOR_PORT = 8476
 
 
 class MetadataClient:
@@ -91,14 +93,16 @@ def _identity(metadata: MetadataClient) -> dict[str, str]:
         return (metadata.get(f"attributes/{name}") or fallback).strip()
 
     slices = _parse_names(attribute("tpufleet-slices", "[]"))
+    tpu_env = attribute("tpu-env")
     return {
         "TPUFLEET_SERVER": attribute("tpufleet-server"),
-        "TPUFLEET_SLICE": _own_slice(slices, attribute("tpu-env")),
+        "TPUFLEET_SLICE": _own_slice(slices, tpu_env),
         "TPUFLEET_HOST_INDEX": attribute("agent-worker-number", "0"),
         "TPUFLEET_HOSTS": attribute("tpufleet-hosts", "1"),
         "TPUFLEET_CHIPS": attribute("tpufleet-chips"),
         "TPUFLEET_ADDRESS": (metadata.get("network-interfaces/0/ip") or "").strip(),
         "TPUFLEET_COORDINATOR_PORT": str(COORDINATOR_PORT),
+        "TPUFLEET_MULTISLICE": "1" if re.search(r"^MEGASCALE_NUM_SLICES:", tpu_env, re.M) else "",
         settings.CA_VARIABLE: attribute("tpufleet-ca"),
     }
 

@@ -37,11 +37,18 @@ class AgentSettings:
     # The agent exits when the control plane is unreachable for this long; None: never.
     server_timeout_seconds: float | None = None
     metadata_url: str = ""  # of the instance metadata server, if there is one
+    multislice: bool = False  # the cloud made this slice as one of several
     sigterm_notice: NoticeKind | None = None  # what SIGTERM means where only the cloud sends it
     scratch_dir: Path | None = None  # where the cloud evicts a pod that exceeds the limit
     scratch_limit_bytes: int = 0
     images: bool = True  # jobs may use them
     echo_output: bool = False  # copy the output of programs to that of the agent
+
+    @property
+    def certificates(self) -> str:
+        """All of `ca_file` and `ca_certificates`, in PEM."""
+        file = self.ca_file.read_text() if self.ca_file is not None else ""
+        return "\n".join(part.strip() for part in (file, self.ca_certificates) if part)
 
     @property
     def host_id(self) -> HostId:
@@ -72,6 +79,7 @@ def from_environ(environ: Mapping[str, str]) -> AgentSettings:
         platform=environ.get("TPUFLEET_PLATFORM", ""),
         server_timeout_seconds=float(server_timeout) if server_timeout else None,
         metadata_url=environ.get("TPUFLEET_METADATA", ""),
+        multislice=environ.get("TPUFLEET_MULTISLICE") == "1",
         sigterm_notice=NoticeKind(sigterm_notice) if sigterm_notice else None,
         scratch_dir=Path(scratch_dir) if scratch_dir else None,
         scratch_limit_bytes=_integer(environ, "TPUFLEET_SCRATCH_BYTES") if scratch_dir else 0,

@@ -34,6 +34,7 @@ from tpufleet.model.api_types import (
     JobExplanation,
     JobPage,
     JobRow,
+    LocationRelease,
     LoginLink,
     LogLine,
     MetricSeries,
@@ -240,15 +241,17 @@ class FleetClient:
         slice_id: str | None = None,
         pool: str | None = None,
         user: str | None = None,
+        reservation: str | None = None,
         after: int = 0,
         limit: int = 500,
         newest: bool = False,
     ) -> EventPage:
-        """Events of one job, slice or pool, caused by one user, or of the whole fleet; with
-        `newest`, the last ones."""
+        """Events of one job, slice, pool or reservation, caused by one user, or of the whole fleet;
+        with `newest`, the last ones."""
         path = "/events" if ref is None else f"/jobs/{job_segment(ref)}/events"
+        of = {"slice": slice_id, "pool": pool, "user": user, "reservation": reservation}
         page = {"after": after, "limit": limit, "newest": "1" if newest else None}
-        return self._get(path, EventPage, slice=slice_id, pool=pool, user=user, **page)
+        return self._get(path, EventPage, **of, **page)
 
     # Streams
 
@@ -380,6 +383,11 @@ class FleetClient:
     def release_held_slice(self, slice_id: str) -> None:
         self._transport.call("POST", f"/slices/{path_segment(slice_id)}/release")
 
+    def release_checkpoint_location(self, location: str, reason: str = "") -> None:
+        """Let others use it; an admin says why they release that of another user."""
+        body = LocationRelease(location=location, reason=reason)
+        self._transport.call("POST", "/checkpoints/release", body=body)
+
     # The inventory
 
     def inventory(self) -> Inventory:
@@ -457,10 +465,16 @@ class FleetClient:
         return self._transport.call("POST", path, CreatedToken, body=TokenRotation(overlap=overlap))
 
     def audit(
-        self, *, user: str | None = None, before: int | None = None, limit: int = 100
+        self,
+        *,
+        user: str | None = None,
+        token: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
     ) -> tuple[AuditEntry, ...]:
-        """The audit log, newest first."""
-        return self._get("/audit", AuditPage, user=user, before=before, limit=limit).entries
+        """The audit log, newest first; or the entries of one token."""
+        path = "/audit" if token is None else f"/tokens/{path_segment(token)}/audit"
+        return self._get(path, AuditPage, user=user, before=before, limit=limit).entries
 
     def revoke_token(self, token_id: str) -> None:
         self._transport.call("DELETE", f"/tokens/{path_segment(token_id)}")

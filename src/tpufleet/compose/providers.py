@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tpufleet.clocks import SystemClock
 from tpufleet.compose import local_jobs
 from tpufleet.config import Config, is_loopback
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, install_command
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.preflight import Check
 from tpufleet.providers.base import Provider
@@ -91,7 +91,8 @@ def _gke(document: Mapping[str, Any], store: Store) -> Provider:
         return provider.open_provider(document, fleet=fleet_id(store), clock=SystemClock())
     except ImportError as error:
         raise BadInput(
-            f"the gke provider requires the package {error.name}; run `pip install 'tpufleet[k8s]'`"
+            f"the gke provider requires the package {error.name}\n"
+            f"  next: {install_command('tpufleet[k8s]')}"
         ) from error
 
 
@@ -197,8 +198,8 @@ def google_rest(settings: TpuVmSettings) -> GoogleRest:
 
 def _no_client(error: ImportError) -> BadInput:
     return BadInput(
-        f"the tpu-vm provider requires the package {error.name}; "
-        "run `pip install 'tpufleet[tpu-vm]'`"
+        f"the tpu-vm provider requires the package {error.name}\n"
+        f"  next: {install_command('tpufleet[tpu-vm]')}"
     )
 
 

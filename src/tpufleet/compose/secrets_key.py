@@ -1,14 +1,17 @@
-"""The key that encrypts secrets of jobs, wrapped by a key management service: what is on disk, in
-the database and in backups cannot be decrypted without that service."""
+"""The key that encrypts secrets of jobs, wrapped by a key management service or an age identity:
+what is on disk, in the database and in backups cannot be decrypted without it."""
 
 from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+from tpufleet.compose import server_files
 from tpufleet.config import Config
-from tpufleet.errors import BadInput, Unreachable
+from tpufleet.errors import BadInput, Unreachable, install_command
 from tpufleet.stores.base import Store
 
 _WRAPPED_KEY = "wrapped secrets key"  # in the store's metadata
@@ -17,7 +20,7 @@ _TIMEOUT_SECONDS = 20.0
 
 
 class KeyService(Protocol):
-    """A key that never leaves its service."""
+    """Wraps the key of secrets with a key that is neither in the store nor in backups."""
 
     name: str
 
@@ -27,26 +30,87 @@ class KeyService(Protocol):
 
 def secrets_key(settings: Config, store: Store) -> bytes | None:
     """None: no key service is configured."""
-    if settings.secrets_kms_key is None:
-        return None
-    return unwrapped_key(store, CloudKms(settings.secrets_kms_key))
+    if settings.secrets_age_identity is not None and settings.secrets_kms_key is not None:
+        raise BadInput("secrets_age_identity and secrets_kms_key are both set; set one of them")
+    if settings.secrets_age_identity is not None:
+        return unwrapped_key(store, age_identities(settings.secrets_age_identity))
+    if settings.secrets_kms_key is not None:
+        return unwrapped_key(store, [CloudKms(settings.secrets_kms_key)])
+    if (stored := store.metadata(_WRAPPED_KEY)) is not None:
+        name = stored.partition(" ")[0]
+        setting = "secrets_age_identity" if name.startswith("age1") else "secrets_kms_key"
+        raise BadInput(
+            f"secrets are encrypted with {name}, and {setting} is not set\n"
+            f"  next: set {setting} as before, in the config file or as TPUFLEET_{setting.upper()}"
+        )
+    return None
 
 
-def unwrapped_key(store: Store, service: KeyService) -> bytes:
-    """Created and wrapped on first use. The name of the wrapping key is stored beside it."""
+def unwrapped_key(store: Store, services: Sequence[KeyService]) -> bytes:
+    """Created on first use, and wrapped by the first service. If it is found wrapped by one of the
+    others, it is wrapped again. The name of the service is stored beside it."""
+    current = services[0]
+    if store.metadata(_WRAPPED_KEY) is None:
+        # Of another server, if that was faster.
+        store.put_metadata(_WRAPPED_KEY, _wrapped(os.urandom(_KEY_BYTES), current), replace=False)
     stored = store.metadata(_WRAPPED_KEY)
-    if stored is None:
-        wrapped = base64.b64encode(service.encrypt(os.urandom(_KEY_BYTES))).decode()
-        store.put_metadata(_WRAPPED_KEY, f"{service.name} {wrapped}")
-        stored = store.metadata(_WRAPPED_KEY)  # of another server, if that was faster
     assert stored is not None
     name, _, wrapped = stored.partition(" ")
-    if name != service.name:
+    service = next((each for each in services if each.name == name), None)
+    if service is None:
         raise BadInput(
-            f"secrets_kms_key: secrets are encrypted with {name}, not with {service.name}; "
-            "a key is replaced by a new version of it in Cloud KMS"
+            f"secrets are encrypted with {name}, not with {current.name}\n"
+            "  next: configure that key again; to replace it, use a new version of it in Cloud "
+            "KMS, or put a new age identity before the former one in its file"
         )
-    return service.decrypt(base64.b64decode(wrapped))
+    key = service.decrypt(base64.b64decode(wrapped))
+    if service is not current:
+        store.put_metadata(_WRAPPED_KEY, _wrapped(key, current))
+    return key
+
+
+def _wrapped(key: bytes, service: KeyService) -> str:
+    return f"{service.name} {base64.b64encode(service.encrypt(key)).decode()}"
+
+
+class AgeIdentity:
+    """https://age-encryption.org/v1. Named by its public key, the recipient."""
+
+    def __init__(self, secret_key: str) -> None:
+        self._age = _pyrage()
+        self._identity = self._age.x25519.Identity.from_str(secret_key)
+        self.name = str(self._identity.to_public())
+
+    def encrypt(self, plaintext: bytes) -> bytes:
+        return bytes(self._age.encrypt(plaintext, [self._identity.to_public()]))
+
+    def decrypt(self, ciphertext: bytes) -> bytes:
+        return bytes(self._age.decrypt(ciphertext, [self._identity]))
+
+
+def age_identities(path: Path) -> list[AgeIdentity]:
+    """Of a file as `age-keygen` writes it, with one or several identities."""
+    age = _pyrage()
+    setting = "secrets_age_identity"
+    lines = server_files.read_private_file(path, setting).splitlines()
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    try:
+        identities = [AgeIdentity(key) for key in keys]
+    except age.IdentityError as error:
+        raise BadInput(f"{setting}: {path} is not an age identity file: {error}") from error
+    if not identities:
+        raise BadInput(f"{setting}: {path} has no identity; run `age-keygen -o {path}`")
+    return identities
+
+
+def _pyrage() -> Any:
+    try:
+        import pyrage
+    except ImportError as error:
+        raise BadInput(
+            "secrets_age_identity requires the package pyrage; run `pip install 'tpufleet[age]'`"
+        ) from error
+    return pyrage
 
 
 class CloudKms:
@@ -88,7 +152,8 @@ def _authorized_session() -> Any:
         from google.auth.transport.requests import AuthorizedSession
     except ImportError as error:
         raise BadInput(
-            f"secrets_kms_key requires the package {error.name}; run `pip install 'tpufleet[gcs]'`"
+            f"secrets_kms_key requires the package {error.name}\n"
+            f"  next: {install_command('tpufleet[gcs]')}"
         ) from error
     credentials, _ = google.auth.default(["https://www.googleapis.com/auth/cloudkms"])
     return AuthorizedSession(credentials)

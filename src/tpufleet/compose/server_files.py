@@ -50,19 +50,24 @@ def server_secret(settings: Config, store: Store) -> bytes:
 def read_mounted_secret(path: Path, setting: str) -> str:
     """The content of a file that an orchestrator provides, such as a Kubernetes Secret: these are
     often readable by the group of the server."""
-    try:
-        if path.stat().st_mode & 0o007:
-            raise BadInput(f"{setting}: {path} can be read by everyone; run `chmod o= {path}`")
-        value = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise BadInput(f"{setting}: cannot read {path} ({reason})") from error
+    value = read_private_file(path, setting).strip()
     if len(value) < MIN_SECRET_LENGTH or not value.isprintable():
         raise BadInput(
             f"{setting}: {path} must contain at least {MIN_SECRET_LENGTH} characters on one line; "
             f"run `openssl rand -hex 32 > {path}`"
         )
     return value
+
+
+def read_private_file(path: Path, setting: str) -> str:
+    """Refuse a file that everyone can read."""
+    try:
+        if path.stat().st_mode & 0o007:
+            raise BadInput(f"{setting}: {path} can be read by everyone; run `chmod o= {path}`")
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise BadInput(f"{setting}: cannot read {path} ({reason})") from error
 
 
 def require_private(path: Path) -> None:

@@ -88,6 +88,7 @@ class Assignment:
     image: str | None = None
     metrics: dict[str, str] = field(default_factory=dict)  # name → pattern for lines of the log
     owned_by_admin: bool = False  # who may act as the server's user anyway
+    token: str = field(default="", repr=False)  # for its processes; empty once the agent reports it
     owner: str = ""  # caches on the host are apart by owner; empty: a server that does not say
 
 

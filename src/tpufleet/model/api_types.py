@@ -191,6 +191,14 @@ class JobChanges:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LocationRelease:
+    """Let others use a checkpoint location that job files name."""
+
+    location: str
+    reason: str = ""  # required of an admin, for that of another user
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MetricSeries:
     """What a job reported over time, thinned to a bounded number of points."""
 

@@ -34,3 +34,8 @@ class Event:
     by: str | None = None  # the user, if any
     data: dict[str, str] = field(default_factory=dict)
     seq: int = 0  # assigned by the store; increasing
+
+    @property
+    def reservation(self) -> str | None:
+        """Id of the reservation that it is about."""
+        return self.data.get("reservation")

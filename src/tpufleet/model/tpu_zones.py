@@ -122,8 +122,9 @@ _QUOTAS = {
 QUOTA_IN_CORES = frozenset({"v2", "v3", "v4", "v5p"})
 
 
-def quota_id(accelerator: Accelerator, capacity: Capacity) -> str:
-    """`TPUV6EPreemptiblePerProjectPerZoneForTPUAPI`."""
+def quota_id(accelerator: Accelerator, capacity: Capacity, per: str = "Zone") -> str:
+    """`TPUV6EPreemptiblePerProjectPerZoneForTPUAPI`. A slice counts against the quota of its zone
+    and, where there is one, of its region: `per` is Zone or Region."""
     before, after = _QUOTAS[accelerator.generation]
     single_host = accelerator.hosts == 1
     if accelerator.generation == "v5e" and single_host:
@@ -131,7 +132,7 @@ def quota_id(accelerator: Accelerator, capacity: Capacity) -> str:
     elif accelerator.generation in ("v2", "v3") and not single_host:
         after = "Pod"
     kind = "Preemptible" if capacity is Capacity.SPOT else ""
-    return f"{before}{kind}{after}PerProjectPerZoneForTPUAPI"
+    return f"{before}{kind}{after}PerProjectPer{per}ForTPUAPI"
 
 
 def quota_units(accelerator: Accelerator) -> int:

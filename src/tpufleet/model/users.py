@@ -14,6 +14,7 @@ class Role(StrEnum):
 
 
 TOKEN_PREFIX = "tpf_"  # lets secret scanners recognise a token
+JOB_TOKEN_PREFIX = "tpj_"  # of the token that the processes of an attempt get
 
 
 class TokenScope(StrEnum):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.clocks import Clock, SystemClock
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, install_command
 from tpufleet.kubernetes.connections import Connection
 from tpufleet.kubernetes.event_recorder import KubernetesEventRecorder
 from tpufleet.kubernetes.leader_election import LeaderElector
@@ -209,7 +209,7 @@ def _client(endpoint: str) -> Any:
         from google.cloud import container_v1
     except ImportError as error:
         raise BadInput(
-            "the GKE client is not installed; run `pip install 'tpufleet[gke]'`"
+            f"the GKE client is not installed\n  next: {install_command('tpufleet[gke]')}"
         ) from error
     if not endpoint:
         with node_pools.translate_errors():

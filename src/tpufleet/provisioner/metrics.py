@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, install_command
 
 try:
     from prometheus_client import (
@@ -17,7 +17,7 @@ try:
     )
 except ImportError as error:
     raise BadInput(
-        "prometheus_client is not installed; run `pip install 'tpufleet[gke]'`"
+        f"prometheus_client is not installed\n  next: {install_command('tpufleet[gke]')}"
     ) from error
 
 # Seconds. A TPU node pool takes minutes to create.

@@ -9,21 +9,51 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 from tpufleet.errors import NotFound
 from tpufleet.runtime.object_store import ObjectStore
 
-if TYPE_CHECKING:
-    from tpufleet.runtime.units import Commit
-
-FIRST_READ = 1 << 20  # the table of a few thousand units, in one request
+FIRST_READ = 256 << 10  # the table of a few thousand units, in one request
 BLOCK = 4 << 20  # outcomes are read in blocks, since neighbours are often used together
 BLOCKS = 8  # kept in memory
 HEADER = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit:
+    """A completed unit and the outcome that its worker recorded. Final."""
+
+    unit: int
+    token: int
+    worker: str
+    at: float
+    outcome: Mapping[str, Any]
+
+
+class IndexedOutcome(Mapping[str, Any]):
+    """An outcome that is read when it is first used: few of many units are."""
+
+    def __init__(self, load: Callable[[int], dict[str, Any]], unit: int):
+        self._load, self._unit = load, unit
+
+    @cached_property
+    def _outcome(self) -> dict[str, Any]:
+        return self._load(self._unit)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._outcome[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._outcome)
+
+    def __len__(self) -> int:
+        return len(self._outcome)
 
 
 def encode(commits: Mapping[int, Commit]) -> bytes:

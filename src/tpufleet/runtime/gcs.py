@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tpufleet.errors import BadInput, NotFound, PermissionMissing, ProviderUnavailable
+from tpufleet.errors import (
+    BadInput,
+    NotFound,
+    PermissionMissing,
+    ProviderUnavailable,
+    install_command,
+)
 
 SCHEME = "gs://"
 TIMEOUT_SECONDS = 60.0
@@ -130,8 +136,8 @@ def connect() -> Any:
         from google.cloud import storage  # type: ignore[attr-defined]  # a namespace package
     except ImportError as error:
         raise BadInput(
-            f"gs:// requires google-cloud-storage ({error.name} is missing); "
-            "run `pip install 'tpufleet[gcs]'`"
+            f"gs:// requires google-cloud-storage ({error.name} is missing)\n"
+            f"  next: {install_command('tpufleet[gcs]')}"
         ) from error
     if os.environ.get("STORAGE_EMULATOR_HOST"):
         return storage.Client(credentials=AnonymousCredentials(), project="emulated")

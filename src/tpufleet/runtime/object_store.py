@@ -14,6 +14,8 @@ from typing import Protocol
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.runtime import filesystem
 
+# Parallel requests to a bucket, where latency dominates.
+PARALLEL_READS = 16
 # Errors of file systems without hard links.
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
@@ -33,7 +35,11 @@ class ObjectStore(Protocol):
     def read_range(self, name: str, start: int, size: int) -> bytes:
         """Raises NotFound. Fewer bytes at the end of the object."""
 
-    def names(self, prefix: str) -> list[str]: ...
+    def names(self, prefix: str, start: str = "", end: str = "") -> list[str]:
+        """Names with the prefix, sorted; from `start`, and before `end` unless that is empty."""
+
+    def delete(self, name: str) -> None:
+        """Delete the object; no error if it does not exist."""
 
 
 class FolderStore:
@@ -80,18 +86,24 @@ class FolderStore:
         except FileNotFoundError:
             raise NotFound(f"{self.path / name} does not exist") from None
 
-    def names(self, prefix: str) -> list[str]:
-        folder, _, start = prefix.rpartition("/")
+    def names(self, prefix: str, start: str = "", end: str = "") -> list[str]:
+        folder, _, head = prefix.rpartition("/")
         try:
             entries = os.listdir(self.path / folder)
         except FileNotFoundError:
             return []
         lead = f"{folder}/" if folder else ""
         return sorted(
-            lead + entry
+            name
             for entry in entries
-            if entry.startswith(start) and not entry.startswith(".")
+            if entry.startswith(head)
+            and not entry.startswith(".")
+            and (name := lead + entry) >= start
+            and (not end or name < end)
         )
+
+    def delete(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
 
     def _target(self, name: str) -> Path:
         target = self.path / name

@@ -12,29 +12,26 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 from zlib import crc32
 
 from tpufleet.errors import BadInput, Fenced, FleetError, NotFound, Permanent
-from tpufleet.runtime import commit_index
-from tpufleet.runtime.object_store import ObjectStore
+from tpufleet.runtime import commit_index, index_parts
+from tpufleet.runtime.commit_index import Commit as Commit
+from tpufleet.runtime.index_parts import INDEX as INDEX
+from tpufleet.runtime.object_store import PARALLEL_READS, ObjectStore
 
 # Tolerates a stalled upload, yet reassigns the units of a dead worker within a minute.
 LEASE = timedelta(seconds=60)
-# Parallel reads from a bucket, where latency dominates.
-PARALLEL_READS = 16
 REOPENED = "reopened"  # the worker of the claim that reopens a unit
 CLAIM_KEYS = frozenset({"worker", "nonce", "at", "incarnation"})
-# All commits in one object, for readers. An index of all units is the whole truth until a unit is
-# reopened, which empties it first; what an incomplete one lacks is read from the records.
-INDEX = "index/commits.bin"
 INDEXED_UNITS = 1_000  # with so many units an index is worth it
+LISTED = 1_000  # names in the answer of a bucket
 RECORD_KEYS = {"claim": CLAIM_KEYS, "commit": (CLAIM_KEYS - {"incarnation"}) | {"outcome"}}
 
 
@@ -47,37 +44,6 @@ class Claim:
     worker: str
     nonce: str
     at: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Commit:
-    """A completed unit and the outcome that its worker recorded. Final."""
-
-    unit: int
-    token: int
-    worker: str
-    at: float
-    outcome: Mapping[str, Any]
-
-
-class IndexedOutcome(Mapping[str, Any]):
-    """An outcome that is read when it is first used: few of many units are."""
-
-    def __init__(self, load: Callable[[int], dict[str, Any]], unit: int):
-        self._load, self._unit = load, unit
-
-    @cached_property
-    def _outcome(self) -> dict[str, Any]:
-        return self._load(self._unit)
-
-    def __getitem__(self, key: str) -> Any:
-        return self._outcome[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._outcome)
-
-    def __len__(self) -> int:
-        return len(self._outcome)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,8 +80,8 @@ class Units:
         immediately takes over the claims of an earlier one, and its heartbeats count only for its
         own claims. With `steal_after`, a unit that a live worker has held longer than that may be
         taken over too; each take-over doubles the delay. With `tolerant`, damaged records do not
-        raise: they are listed in `damaged`. With `indexed`, commits are read from the index, if
-        there is one; for readers only, since the records of a complete index are not listed."""
+        raise: they are listed in `damaged`. With `indexed`, commits are read from the index as far
+        as it has them, and their records are neither listed nor read; a worker adds its own."""
         if not worker:
             raise BadInput("worker must not be empty")
         self.objects = objects
@@ -127,7 +93,14 @@ class Units:
         self._clock = clock
         self._committed: dict[int, Commit] = {}
         self._tolerant = tolerant
-        self._index: dict[int, Commit] | None = None if indexed else {}
+        self._index = index_parts.IndexReader(objects, count, self._read) if indexed else None
+        owner = f"{quote(worker, safe='')}-{incarnation}"
+        self._index_writer = (
+            index_parts.IndexWriter(objects, owner, clock)
+            if indexed and count >= INDEXED_UNITS
+            else None
+        )
+        self._found: list[Commit] = []  # when records were first read
         self.damaged: dict[int, tuple[int, str]] = {}  # unit: number of its last record, the error
         self._claims: dict[tuple[int, int], dict[str, Any]] = {}
         self.held: list[HeldUnit] = []  # by others, when `claim` last returned None
@@ -135,7 +108,7 @@ class Units:
         # Workers start at different units, so that they seldom compete for the same one.
         self._start = crc32(worker.encode()) % max(count, 1)
         self._heartbeat_at = float("-inf")
-        self._index_emptied = False
+        self._announced: set[int] = set()
 
     def heartbeat(self) -> None:
         """Renew this worker's lease. Call it several times within each lease period."""
@@ -146,6 +119,8 @@ class Units:
 
     def leave(self) -> None:
         """End this worker's lease: other workers may take over its claims immediately."""
+        if self._index_writer is not None:
+            self._index_writer.flush()
         body = {"worker": self.worker, "incarnation": self.incarnation, "left": True, "at": 0.0}
         self.objects.replace(_heartbeat_name(self.worker), _encode(body))
 
@@ -176,17 +151,23 @@ class Units:
                 f"unit {claim.unit} was taken over by {other['worker']}; "
                 "the result of this worker is discarded"
             )
+        if self._index_writer is not None:
+            self._index_writer.add(_commit(claim.unit, claim.token + 1, record))
 
     def committed(self) -> dict[int, Commit]:
-        """Every commit so far, by unit, derived from the records, or from an index of them all:
-        listing the records of 100,000 units takes a bucket many seconds."""
-        if self._index is None:
-            self._index = self._read_index()
-            if len(self._index) == self.count:
-                self._committed = dict(self._index)
-                return dict(self._index)  # in order
+        """Every commit so far, by unit, derived from the records; with `indexed` from the index,
+        and from the records that it lacks: a bucket takes minutes to return those of 100,000
+        units."""
         self._load(self._last_records())
         return dict(sorted(self._committed.items()))
+
+    def index_found(self) -> None:
+        """Add commits to the index that `committed` had to read from records: their workers were
+        killed before they could. For a worker that starts."""
+        if self._index is not None and self._index_writer is not None:
+            if len(self._found) >= index_parts.PART_UNITS:
+                self._index_writer.add_found(self._found, self._index)
+            self._found = []
 
     def write_index(self) -> None:
         """Write the index of all commits so far, as the records have it now."""
@@ -194,17 +175,17 @@ class Units:
         for unit, commit in list(self._committed.items()):
             if last.get(unit) != commit.token + 1:  # reopened by another process
                 del self._committed[unit]
+        if self._index is not None and self._index.whole:
+            return  # another worker has written it
         self.objects.replace(INDEX, commit_index.encode(self.committed()))
-        self._index_emptied = False
 
     def reopen(self, unit: int, reason: str) -> bool:
         """Return a unit to the queue, whose commit (as last read) or last record is damaged. Its
         next commit replaces the result. False if another process was faster."""
-        number = self.damaged[unit][0] if unit in self.damaged else self._committed[unit].token + 1
+        number = self._last_number(unit)
         record = self._record("claim", uuid.uuid4().hex, incarnation=0, reason=reason)
-        if not self._index_emptied and self.objects.names(INDEX):
-            self.objects.replace(INDEX, b"reopened")  # not empty: a range of nothing is an error
-        self._index_emptied = True
+        if unit not in self._announced:
+            self.announce_reopened([unit])
         # It has no heartbeats, so that any worker may take it over at once.
         record |= {"worker": REOPENED, "at": 0.0}
         if not self._append(unit, number + 1, record):
@@ -212,6 +193,16 @@ class Units:
         self._committed.pop(unit, None)
         self.damaged.pop(unit, None)
         return True
+
+    def announce_reopened(self, units: Sequence[int]) -> None:
+        """Before several are reopened: tells readers of the index, for all of them at once."""
+        if self.count >= INDEXED_UNITS or self.objects.names(index_parts.FOLDER):
+            numbers = {unit: self._last_number(unit) for unit in units}
+            index_parts.announce_reopened(self.objects, numbers)
+        self._announced.update(units)
+
+    def _last_number(self, unit: int) -> int:
+        return self.damaged[unit][0] if unit in self.damaged else self._committed[unit].token + 1
 
     def finished(self) -> bool:
         return len(self._committed) >= self.count or len(self.committed()) >= self.count
@@ -269,25 +260,51 @@ class Units:
         return f"{url}/{name}" if url else name
 
     def _last_records(self) -> dict[int, int]:
-        last: dict[int, int] = {}
-        for name in self.objects.names("units/"):
-            unit, _, number = name.removeprefix("units/").removesuffix(".json").partition("-")
-            last[int(unit)] = max(last.get(int(unit), -1), int(number))
-        return last
+        """The number of the last record of each unit that has one."""
+        if self._index is None:
+            return _last_numbers(self.objects.names("units/"))
+        self._index.refresh()
+        for unit, commit in list(self._committed.items()):
+            if not self._index.counts(commit):
+                del self._committed[unit]
+        known = {**self._index.commits(), **self._committed}
+        last = {unit: commit.token + 1 for unit, commit in known.items()}
+        if len(last) == self.count:
+            return last
+        return {**_last_numbers(self._list_others(last)), **last}
+
+    def _list_others(self, known: Mapping[int, int]) -> list[str]:
+        """Names of the records of at least all units but the known ones. Only a bucket can list
+        ranges, which takes it a request each."""
+        ranges: list[list[int]] = []  # [first, end)
+        for unit in range(self.count):
+            if unit in known:
+                continue
+            if ranges and ranges[-1][1] == unit:
+                ranges[-1][1] = unit + 1
+            else:
+                ranges.append([unit, unit + 1])
+        pages = 2 * self.count // LISTED  # a unit has two records, a claim and a commit
+        if not getattr(self.objects, "far", False) or len(ranges) > pages:
+            return self.objects.names("units/")
+        bounds = [(f"units/{first:08d}", f"units/{end:08d}") for first, end in ranges]
+        with ThreadPoolExecutor(PARALLEL_READS) as pool:
+            listed = pool.map(lambda bound: self.objects.names("units/", *bound), bounds)
+            return [name for names in listed for name in names]
 
     def _load(self, last: Mapping[int, int]) -> None:
         """Read and cache these records. They are immutable, so each is read once."""
-        index = self._index or {}
-        unread = [
-            (unit, number)
-            for unit, number in last.items()
-            if unit not in self._committed and (unit, number) not in self._claims
-        ]
-        for unit, number in unread:
+        index = self._index.commits() if self._index is not None else {}
+        unread: list[tuple[int, int]] = []
+        for unit, number in last.items():
+            if unit in self._committed or (unit, number) in self._claims:
+                continue
             indexed = index.get(unit)
             if indexed is not None and indexed.token + 1 == number:
                 self._committed[unit] = indexed
-        unread = [key for key in unread if key[0] not in self._committed]
+            else:
+                unread.append((unit, number))
+        found: list[Commit] = []
         for key, record in zip(unread, self._read_all(unread), strict=True):
             if isinstance(record, DamagedRecord):
                 if not self._tolerant:
@@ -296,25 +313,9 @@ class Units:
             elif record["kind"] == "claim":
                 self._claims[key] = record
             else:
-                self._committed[key[0]] = _commit(*key, record)
-
-    def _read_index(self) -> dict[int, Commit]:
-        """The commits in the index, by unit."""
-        index = commit_index.open_index(self.objects, INDEX)
-        if index is None:
-            return {}
-
-        def load(unit: int) -> dict[str, Any]:
-            outcome = index.outcome(unit)
-            # The index was replaced since it was opened: the record says the same.
-            return outcome or self._read(unit, int(index.tokens[unit]) + 1)["outcome"]
-
-        return {
-            unit: Commit(
-                unit=unit, token=token, worker=worker, at=at, outcome=IndexedOutcome(load, unit)
-            )
-            for unit, token, worker, at in index.entries()
-        }
+                found.append(_commit(*key, record))
+                self._committed[key[0]] = found[-1]
+        self._found = self._found or found
 
     def _read_all(
         self, keys: Sequence[tuple[int, int]]
@@ -392,6 +393,14 @@ def _commit(unit: int, number: int, record: Mapping[str, Any]) -> Commit:
         at=record["at"],
         outcome=record["outcome"],
     )
+
+
+def _last_numbers(names: Iterable[str]) -> dict[int, int]:
+    last: dict[int, int] = {}
+    for name in names:
+        unit, _, number = name.removeprefix("units/").removesuffix(".json").partition("-")
+        last[int(unit)] = max(last.get(int(unit), -1), int(number))
+    return last
 
 
 def _record_name(unit: int, number: int) -> str:

@@ -28,7 +28,7 @@ from tpufleet.errors import FleetError, Forbidden, Temporary, Unauthorized
 from tpufleet.model.api_types import ERROR_HEADER, ErrorDetail, ErrorResponse
 from tpufleet.model.audit import AuditAction
 from tpufleet.model.encoding import to_json
-from tpufleet.model.users import Role
+from tpufleet.model.users import JOB_TOKEN_PREFIX, Role
 from tpufleet.policy import rate_limits
 from tpufleet.service import (
     audit,
@@ -42,6 +42,7 @@ from tpufleet.service import (
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.audit import AuditSubject
+from tpufleet.service.auth import Caller
 from tpufleet.service.connection_limits import AUTHENTICATED
 from tpufleet.service.event_streams import EventHub
 from tpufleet.service.fast_heartbeats import FastHeartbeats
@@ -91,6 +92,12 @@ DISK_FULL = (
     "the server's disk is full, so the request was not accepted\n"
     "  next: free space on that disk, then retry; `tpu status` shows the server's errors"
 )
+
+UNUSABLE = (
+    "the server cannot write its database, so the request was not accepted\n"
+    "  next: an admin finds the reason with `tpu status`, or in the server's log"
+)
+_STORAGE = ((errors.StorageFull, DISK_FULL), (errors.StorageUnusable, UNUSABLE))
 
 
 def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) -> Starlette:
@@ -214,10 +221,7 @@ class AuthMiddleware:
             elif self._is_agent_path(scope["path"]):
                 self._limiter.check_caller(token_hash, rate_limits.PER_SLICE_TOKEN)
             else:
-                now = self._deps.clock.now()
-                caller = await run_in_threadpool(
-                    auth.authenticate, token_hash, self._deps.store, now, session
-                )
+                caller = await run_in_threadpool(self._caller, token, token_hash, session)
                 self._limiter.check_caller(token_hash, rate_limits.PER_USER_TOKEN)
                 self._accept(scope, token_hash)
         except FleetError as error:
@@ -267,6 +271,12 @@ class AuthMiddleware:
             self._limiter.check_address(address, "")
             return "", self._links.redeem(token, now), ""
         return token, auth.token_hash(token), ""
+
+    def _caller(self, token: str, token_hash: str, session: str) -> Caller:
+        if token.startswith(JOB_TOKEN_PREFIX):
+            return auth.authenticate_job(token, self._deps.secret, self._deps.store)
+        now = self._deps.clock.now()
+        return auth.authenticate(token_hash, self._deps.store, now, session)
 
     def _accept(self, scope: Scope, token_hash: str) -> None:
         scope[AUTHENTICATED] = True
@@ -404,7 +414,7 @@ def error_response(error: FleetError) -> Response:
     if status == 503:
         # It may name hosts, files and users of the database.
         logger.warning("answered 503: %s", error)
-        message = DISK_FULL if isinstance(error, errors.StorageFull) else UNAVAILABLE
+        message = next((text for kind, text in _STORAGE if isinstance(error, kind)), UNAVAILABLE)
         if isinstance(error, errors.ProviderError):  # of the bucket
             message = f"{error}; retry"
         return _error(503, "Unreachable", message)
@@ -477,7 +487,7 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
         ),
         logs=_logs(deps),
         results=_results(deps),
-        heartbeats=Heartbeats(deps.store, Assignments(deps.store, secrets), deps.wake),
+        heartbeats=Heartbeats(deps.store, Assignments(deps.store, secrets, deps.secret), deps.wake),
         hub=hub,
         ended_job_rows=EndedJobRows(),
         host_commands=HostCommandQueue(deps.store),

@@ -15,7 +15,7 @@ from tpufleet.model.hosts import HostId, host_id
 from tpufleet.model.jobs import Job, ParentRelation
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.model.users import Role
-from tpufleet.service import identifiers
+from tpufleet.service import auth, identifiers
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.stores.base import Store
 
@@ -41,8 +41,9 @@ class _CachedAssignment:
 class Assignments:
     """Caches the assignment of each slice for as long as the attempt's row is unchanged."""
 
-    def __init__(self, store: Store, secrets: SecretFiles) -> None:
+    def __init__(self, store: Store, secrets: SecretFiles, server_secret: bytes) -> None:
         self._store = store
+        self._server_secret = server_secret
         self._secrets = secrets
         self._cache: OrderedDict[SliceId, _CachedAssignment] = OrderedDict()
 
@@ -67,6 +68,11 @@ class Assignments:
             process_id=first.process_id + index,
             secrets=self._resolve(cached) if cached.references else {},
         )
+
+    def with_token(self, assignment: Assignment) -> Assignment:
+        """For an agent that starts it."""
+        token = auth.job_token(self._server_secret, assignment.attempt_id)
+        return replace(assignment, token=token)
 
     def _compute(self, slice_id: SliceId, attempt: Attempt, job: Job) -> _CachedAssignment:
         slice_index = attempt.slices.index(slice_id)

@@ -1,5 +1,5 @@
-"""Authentication. User tokens are stored as hashes; slice tokens are derived from the server secret
-and stored nowhere."""
+"""Authentication. User tokens are stored as hashes. Those of slices and of attempts are derived
+from the server secret, and stored nowhere."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from tpufleet.errors import Forbidden, Unauthorized
+from tpufleet.model.attempts import AttemptId
+from tpufleet.model.jobs import JobId
 from tpufleet.model.slices import SliceId
-from tpufleet.model.users import TOKEN_PREFIX, Role, Token, TokenScope
+from tpufleet.model.users import JOB_TOKEN_PREFIX, TOKEN_PREFIX, Role, Token, TokenScope
 from tpufleet.stores.base import Store
 
 _RANK = {Role.VIEWER: 0, Role.MEMBER: 1, Role.ADMIN: 2}
@@ -27,6 +29,7 @@ class Caller:
     token_id: str = ""
     scope: TokenScope = TokenScope.FULL
     pool: str | None = None  # limited to jobs in this pool
+    job_id: JobId | None = None  # a process of this job, limited to it; `name` is its owner
     expires_at: datetime | None = None  # of its token; None: never
     session_id: str = ""  # of its browser; empty: it sent the token itself
     # Called before it acts on what belongs to another user, with that user and the object.
@@ -37,7 +40,8 @@ class Caller:
     @property
     def limited(self) -> bool:
         """Whether its token allows less than its role."""
-        return self.scope is not TokenScope.FULL or self.pool is not None
+        own = self.scope is not TokenScope.FULL or self.pool is not None
+        return own or self.job_id is not None
 
     @property
     def is_admin(self) -> bool:
@@ -83,6 +87,12 @@ def slice_token(secret: bytes, slice_id: SliceId) -> str:
 def bootstrap_token(secret: bytes, slice_id: SliceId) -> str:
     """Each host of a slice can exchange it once for the slice token."""
     return _base64url(hmac.digest(secret, f"entry:{slice_id}".encode(), "sha256"))
+
+
+def job_token(secret: bytes, attempt_id: AttemptId) -> str:
+    """The token that the processes of an attempt share, valid while it is live."""
+    mac = hmac.digest(secret, f"attempt:{attempt_id}".encode(), "sha256")
+    return f"{JOB_TOKEN_PREFIX}{attempt_id}.{_base64url(mac)}"
 
 
 def is_slice_token(token: str, secret: bytes, slice_id: SliceId) -> bool:
@@ -134,6 +144,23 @@ def authenticate(hashed: str, store: Store, now: datetime, session_id: str = "")
         expires_at=known.expires_at,
         session_id=session_id,
     )
+
+
+def authenticate_job(token: str, secret: bytes, store: Store) -> Caller:
+    """A process of the live attempt whose token this is. It acts for the owner of its job, on this
+    job alone, and never as an admin."""
+    attempt_id = AttemptId(token.removeprefix(JOB_TOKEN_PREFIX).rpartition(".")[0])
+    if not _equal(job_token(secret, attempt_id), token):
+        raise Unauthorized("invalid token of an attempt")
+    attempt = store.attempt(attempt_id)
+    if attempt is None or not attempt.live:
+        raise Unauthorized(f"attempt {attempt_id} has ended, and its token with it")
+    job = store.job(attempt.job_id)
+    owner = store.user(job.owner) if job is not None else None
+    if job is None or owner is None:
+        raise Unauthorized(f"the owner of job {attempt.job_id} was deleted")
+    role = Role.MEMBER if owner.role is Role.ADMIN else owner.role
+    return Caller(name=owner.name, role=role, token_id=f"job:{attempt_id}", job_id=job.id)
 
 
 def record_use(token: Token, store: Store, now: datetime) -> None:

@@ -41,17 +41,34 @@ def exclusive(store: Store, now: datetime) -> Iterator[Lease]:
 
 def require_free(store: Store, jobs: Iterable[Job]) -> None:
     """Conflict when a live job, or another one of these, uses the location of a job."""
-    live = store.jobs(JobQuery(states=frozenset(JobState) - ENDED_STATES, limit=_NO_LIMIT))
-    users = {location: job for job in live for location in _locations(job)}
+    users = {location: job for job in _live_jobs(store) for location in _locations(job)}
     for job in jobs:
         for location in _locations(job):
             user = users.setdefault(location, job)
             if user.id != job.id:
+                end = f"run `tpu cancel {user.id}`"
+                if user.owner != job.owner:
+                    end = f"ask {user.owner} or an admin to cancel it"
                 raise Conflict(
-                    f"checkpoint: {location} is in use by job {user.id} ({user.spec.name}), which "
-                    f"is {user.state}; wait for it, run `tpu cancel {user.id}`, or use another "
-                    "location"
+                    f"{_in_use(location, user)}; wait for it, {end}, or use another location"
                 )
+
+
+def require_unused(store: Store, location: str) -> None:
+    """Conflict when a live job uses it."""
+    for job in _live_jobs(store):
+        if normalized(location) in _locations(job):
+            raise Conflict(f"{_in_use(location, job)}; wait for it, or run `tpu cancel {job.id}`")
+
+
+def _live_jobs(store: Store) -> list[Job]:
+    return store.jobs(JobQuery(states=frozenset(JobState) - ENDED_STATES, limit=_NO_LIMIT))
+
+
+def _in_use(location: str, job: Job) -> str:
+    return (
+        f"checkpoint: {location} is in use by job {job.id} ({job.spec.name}), which is {job.state}"
+    )
 
 
 def _locations(job: Job) -> set[str]:

@@ -1,16 +1,19 @@
 """Whose a checkpoint location is that job files name. Members use their own locations only, so that
 nobody blocks or overwrites the checkpoints of others.
 
-It belongs to the user whose job ran there first. A location that no job has used belongs to the
-user after whom one of its folders is named, else to whoever submits a job there first.
+It belongs to the user whose job ran there first, until they or an admin release it. A location that
+no job has used belongs to the user after whom one of its folders is named, else to whoever submits
+a job there first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 
-from tpufleet.errors import Forbidden
+from tpufleet.errors import BadInput, Forbidden, NotFound
 from tpufleet.model.jobs import Job, JobId
+from tpufleet.service import checkpoint_leases
 from tpufleet.service.auth import Caller
 from tpufleet.service.lineages import batches
 from tpufleet.stores.base import JobQuery, Store, location_reference
@@ -22,24 +25,60 @@ def require_owned(store: Store, caller: Caller, jobs: Sequence[Job]) -> None:
     if not locations:
         return
     users = {user.name for user in store.users()}
-    found = store.referring_jobs(list(locations))
-    earlier = _ran(store, sorted({job_id for ids in found.values() for job_id in ids}))
+    first_jobs = _first_jobs(store, list(locations))
     for reference, location in locations.items():
-        first = min(
-            (earlier[job_id] for job_id in found[reference] if job_id in earlier),
-            key=lambda job: (job.submitted_at, job.id),
-            default=None,
-        )
+        first = first_jobs.get(reference)
         if first is not None:
             owner, why = first.owner, f"job {first.id} of {first.owner} used it first"
         else:
             owner = _named_after(location, caller.name, users)
             why = f"it is in a folder of {owner}"
         if owner != caller.name and owner in users and not caller.is_admin:
+            ask = f"ask {owner} or an admin to submit the job"
+            if first is not None:
+                ask += f", or to run `tpu release {location}`"
             raise Forbidden(
                 f"checkpoint: {location} belongs to {owner}: {why}\n"
-                f"  next: use another location, or ask {owner} or an admin to submit the job"
+                f"  next: use another location, or {ask}"
             )
+
+
+def release(store: Store, caller: Caller, location: str, reason: str, now: datetime) -> str:
+    """Let others use a location. Returns whose it was. An admin gives a reason to release that of
+    another user. What lies there stays."""
+    reference = location_reference(location)
+    with checkpoint_leases.exclusive(store, now):
+        first = _first_jobs(store, [reference]).get(reference)
+        if first is None:
+            raise NotFound(f"checkpoint location {location} has no owner: no job has run there")
+        why = f" ({reason[:200]})" if caller.is_admin and reason else ""  # for the audit log
+        caller.require_owner(first.owner, f"checkpoint location {location}{why}")
+        if caller.name != first.owner and not reason.strip():
+            raise BadInput(f"reason: missing; say why {location} is taken from {first.owner}")
+        checkpoint_leases.require_unused(store, location)
+        store.put_metadata(_released_at(reference), now.isoformat())
+    return first.owner
+
+
+def _first_jobs(store: Store, references: Sequence[str]) -> dict[str, Job]:
+    """By reference: the first job that ran there since it was released."""
+    found = store.referring_jobs(references)
+    ran = _ran(store, sorted({job_id for ids in found.values() for job_id in ids}))
+    first_jobs = {}
+    for reference in references:
+        released = store.metadata(_released_at(reference))
+        jobs = [ran[job_id] for job_id in found[reference] if job_id in ran]
+        if released is not None:
+            moment = datetime.fromisoformat(released)
+            jobs = [job for job in jobs if job.submitted_at > moment]
+        if jobs:
+            first_jobs[reference] = min(jobs, key=lambda job: (job.submitted_at, job.id))
+    return first_jobs
+
+
+def _released_at(reference: str) -> str:
+    """In the store's metadata."""
+    return f"released {reference}"
 
 
 def _ran(store: Store, job_ids: Sequence[JobId]) -> dict[JobId, Job]:

@@ -12,6 +12,7 @@ from tpufleet.model.hosts import Progress
 from tpufleet.model.jobs import Job, JobState
 from tpufleet.model.pools import CapacityRefusal, RefusalKind
 from tpufleet.model.server_status import CONTACT
+from tpufleet.model.slices import SliceState
 from tpufleet.model.topology import short_name
 from tpufleet.policy import liveness, placement
 from tpufleet.policy.capacity import CapacitySource, RefusalHistory
@@ -69,12 +70,16 @@ def _explain_waiting(
     details += provider_problems(store, job, now)
     if refusals:
         moments.append(min(refusal.until for refusal in refusals))
-    for tpu_slice in queries.slice_rows(store, store.slices(job_id=job.id), now):
+    rows = queries.slice_rows(store, store.slices(job_id=job.id), now)
+    for tpu_slice in (row for row in rows if row.state is not SliceState.RELEASING):
         details.append(
             f"slice {tpu_slice.id} is {tpu_slice.state}, requested "
             f"{format_duration(now - tpu_slice.requested_at)} ago; {tpu_slice.hosts_seen} of "
             f"{tpu_slice.hosts} hosts are up{_provider_reason(tpu_slice)}"
         )
+    released = [row.id for row in rows if row.state is SliceState.RELEASING]
+    if released:
+        details.append(f"being released: {', '.join(released)}")
     return JobExplanation(
         job_id=job.id,
         state=job.state,
@@ -236,16 +241,17 @@ def provider_problems(store: Store, job: Job, now: datetime) -> list[str]:
         return ["no controller is running; start one with `tpu serve`"]
     pool = store.pool(job.spec.pool) if job.spec.pool is not None else None
     providers = job.spec.providers if pool is None else (pool.provider,)
-    return [
-        f"provider {health.name}: {problem.call} fails{where} "
+    problems = {
+        (health.name, problem.message): f"provider {health.name}: {problem.call} fails{where} "
         f"for {format_duration(now - problem.since)}: {problem.message}"
         for health in report.providers
         if not providers or health.name in providers
-        for problem in health.problems
+        for problem in reversed(health.problems)  # of several with one cause, the first is kept
         if problem.call not in ("request", CONTACT)  # shown as refusals
         and (problem.zone is None or not job.spec.zones or problem.zone in job.spec.zones)
         for where in ([f" in {problem.zone}"] if problem.zone else [""])
-    ]
+    }
+    return list(problems.values())
 
 
 def describe_progress(progress: Progress, now: datetime) -> str:

@@ -134,7 +134,9 @@ class Heartbeats:
             self._metrics.report(assignment.job_id, heartbeat.progress, now, new_points)
         if assignment is not None and _agent_restarted(heartbeat, host, assignment):
             assignment = replace(assignment, stop=EndReason.HOST_LOST)
-        if assignment is not None and assignment.secrets and reports:
+        if assignment is not None and not reports:
+            assignment = self._assignments.with_token(assignment)
+        elif assignment is not None and assignment.secrets:
             assignment = replace(assignment, secrets={})  # this agent already has them
         return self._reply(assignment, release=tpu_slice.state is SliceState.RELEASING)
 

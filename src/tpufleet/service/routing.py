@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import BadInput, Unauthorized
+from tpufleet.errors import BadInput, Forbidden, Unauthorized
 from tpufleet.model.audit import AuditAction
 from tpufleet.model.bounds import check_bounds
 from tpufleet.model.encoding import from_json
-from tpufleet.model.jobs import Job
+from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.notifications import NotificationRules
 from tpufleet.model.prices import Price, price_table
 from tpufleet.model.server_status import LocalJobs
@@ -25,7 +25,7 @@ from tpufleet.model.users import Role, TokenScope
 from tpufleet.policy.retention import RetentionRules
 from tpufleet.service import identifiers, queries, token_scopes
 from tpufleet.service.audit import AuditSubject
-from tpufleet.service.auth import Caller, authenticate
+from tpufleet.service.auth import Caller, authenticate, authenticate_job
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.event_streams import EventHub
 from tpufleet.service.files import logs
@@ -58,7 +58,7 @@ class ServiceDependencies:
 
     store: Store
     clock: Clock
-    secret: bytes  # slice tokens are derived from it
+    secret: bytes  # the tokens of slices and attempts are derived from it
     state: Path  # folder for logs, snapshots, secrets and checkpoints
     wake: Callable[[], None] = lambda: None  # wakes the controller
     providers: tuple[str, ...] = ("local",)
@@ -222,14 +222,25 @@ class ApiCall:
 
     def find_job(self, ref: str) -> Job:
         """The job that a path or a parameter refers to."""
+        if self.user.job_id is not None:
+            return self._own_job(self.user.job_id, ref)
         own = self.user.name if self.user.scope is TokenScope.SUBMIT else None
         job = queries.find_job(self.store, ref, self.user.name, owner=own, pool=self.user.pool)
         token_scopes.require_job(self.user, job)
         return job
 
+    def _own_job(self, job_id: JobId, ref: str) -> Job:
+        """Of a caller that is limited to one job: no answer depends on other jobs."""
+        job = self.store.job(job_id)
+        if job is None or ref not in (job.id, job.spec.name):
+            raise Forbidden(f"this token is limited to job {job_id}")
+        return job
+
     def check_caller(self) -> Caller:
         """Again, some time after the request began. Raises Unauthorized when the token was revoked
         or has expired, or its user was deleted."""
+        if self.caller is not None and self.caller.job_id is not None:
+            return authenticate_job(self.token, self.components.deps.secret, self.store)
         session = self.caller.session_id if self.caller is not None else ""
         return authenticate(self.token_hash, self.store, self.components.deps.clock.now(), session)
 

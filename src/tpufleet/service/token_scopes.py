@@ -22,11 +22,21 @@ _SUBMIT = frozenset(
         "get_job_result", "stream_events",
     }
 )  # fmt: skip
+# Of a process of a job, on that job. Nothing that creates another credential or another job.
+_JOB = frozenset(
+    {
+        "get_me", "get_openapi", "get_job", "explain_job", "list_job_events", "job_metrics",
+        "get_job_logs", "stream_logs", "get_job_result", "get_job_cost", "change_job", "cancel_job",
+    }
+)  # fmt: skip
 _POOL = _SUBMIT | {"resume_job", "rerun_job"}
 _READ_METHODS = frozenset({"GET", "HEAD"})
 
 
-def permits(scope: TokenScope, pool: str | None, method: str, operation: str) -> bool:
+def permits(caller: Caller, method: str, operation: str) -> bool:
+    scope, pool = caller.scope, caller.pool
+    if caller.job_id is not None:
+        return operation in _JOB
     if operation in _ALWAYS:
         return True
     if scope is TokenScope.READ and method not in _READ_METHODS:
@@ -37,11 +47,17 @@ def permits(scope: TokenScope, pool: str | None, method: str, operation: str) ->
 
 
 def require(caller: Caller, method: str, operation: str) -> None:
-    if not permits(caller.scope, caller.pool, method, operation):
+    if permits(caller, method, operation):
+        return
+    if caller.job_id is not None:
         raise Forbidden(
-            f"token {caller.token_id} does not allow this: {describe(caller.scope, caller.pool)}\n"
-            "  next: use another token, or create one with `tpu token create`"
+            f"the token of job {caller.job_id} does not allow this: its processes can only read, "
+            "edit and cancel their own job\n  next: run the command outside the job"
         )
+    raise Forbidden(
+        f"token {caller.token_id} does not allow this: {describe(caller.scope, caller.pool)}\n"
+        "  next: use another token, or create one with `tpu token create`"
+    )
 
 
 def require_job(caller: Caller, job: Job) -> None:

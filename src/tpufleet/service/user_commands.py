@@ -132,7 +132,7 @@ def rotate_token(context: CommandContext, token_id: str, rotation: TokenRotation
     a while, so that the programs that use it can change over."""
     if not timedelta(0) <= rotation.overlap <= MAX_OVERLAP:
         raise BadInput(f"overlap: must be from zero to {MAX_OVERLAP.days} days")
-    token = _find_token(context, token_id)
+    token = find_token(context, token_id)
     if token.session_of is not None:
         raise Conflict(
             f"{token.id} is a browser session and cannot be rotated; end it with "
@@ -194,7 +194,7 @@ def _put_token(context: CommandContext, token: Token) -> CreatedToken:
 
 def revoke_token(context: CommandContext, token_id: str) -> None:
     """A token with the browser sessions that it logged in, or one session."""
-    token = _find_token(context, token_id)
+    token = find_token(context, token_id)
     context.store.delete_token(token.id)
     for session in context.store.tokens(token.user):
         if session.session_of == token.id:
@@ -233,7 +233,7 @@ def delete_session(context: CommandContext) -> None:
         context.store.delete_token(context.caller.session_id)
 
 
-def _find_token(context: CommandContext, token_id: str) -> Token:
+def find_token(context: CommandContext, token_id: str) -> Token:
     """One of the caller's own; for an admin, any."""
     for token in context.store.tokens(None if context.caller.is_admin else context.caller.name):
         if token.id == token_id:

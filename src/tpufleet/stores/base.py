@@ -125,6 +125,7 @@ class EventQuery:
     slice_id: SliceId | None = None
     pool: str | None = None
     by: str | None = None  # the user who caused them
+    reservation: str | None = None
     limit: int = 500
     newest: bool = False
 
@@ -383,9 +384,15 @@ class Store(Protocol):
         ...
 
     def audit(
-        self, *, actor: str | None = None, before: int | None = None, limit: int = 100
+        self,
+        *,
+        actor: str | None = None,
+        token: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
     ) -> list[AuditEntry]:
-        """Newest first; with numbers below `before`."""
+        """Newest first; with numbers below `before`. Of a `token`: requests that were made with it
+        or that changed it."""
         ...
 
     # Small objects that all servers share: the newest part of logs, and encrypted secrets.
@@ -407,6 +414,8 @@ class Store(Protocol):
 
     # Metadata of this installation (fleet id, fingerprint of the server secret).
     def metadata(self, name: str) -> str | None: ...
-    def put_metadata(self, name: str, value: str) -> None: ...
+    def put_metadata(self, name: str, value: str, *, replace: bool = True) -> None:
+        """Without `replace`, only if there is none of that name."""
+        ...
 
     def close(self) -> None: ...

@@ -254,6 +254,8 @@ class MemoryStore:
             matching = [event for event in matching if event.pool == query.pool]
         if query.by is not None:
             matching = [event for event in matching if event.by == query.by]
+        if query.reservation is not None:
+            matching = [event for event in matching if event.reservation == query.reservation]
         return (
             matching[max(0, len(matching) - query.limit) :]
             if query.newest
@@ -562,12 +564,18 @@ class MemoryStore:
             self._audit.append(replace(entry, seq=len(self._audit) + 1))
 
     def audit(
-        self, *, actor: str | None = None, before: int | None = None, limit: int = 100
+        self,
+        *,
+        actor: str | None = None,
+        token: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
     ) -> list[AuditEntry]:
         with self._lock:
             entries = [
                 entry for entry in reversed(self._audit)
                 if actor in (None, entry.actor) and (before is None or entry.seq < before)
+                and token in (None, entry.token_id, entry.target)
             ]  # fmt: skip
         return entries[:limit]
 
@@ -596,9 +604,10 @@ class MemoryStore:
     def metadata(self, name: str) -> str | None:
         return self._metadata.get(name)
 
-    def put_metadata(self, name: str, value: str) -> None:
+    def put_metadata(self, name: str, value: str, *, replace: bool = True) -> None:
         with self._lock:
-            self._metadata[name] = value
+            if replace or name not in self._metadata:
+                self._metadata[name] = value
 
     def close(self) -> None:
         """Nothing to close: the object may be shared."""

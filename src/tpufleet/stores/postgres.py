@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
-from tpufleet.errors import BadInput, FleetError, Unreachable
+from tpufleet.errors import BadInput, FleetError, Unreachable, install_command
 from tpufleet.stores.base import StoreChange, Subscription
 from tpufleet.stores.database import DatabaseSession, Row
 from tpufleet.stores.postgres_listener import NOTIFY, PostgresListener
@@ -55,7 +55,8 @@ def _driver():
         import psycopg
     except ImportError as error:
         raise BadInput(
-            "a postgresql:// store requires psycopg: pip install 'tpufleet[postgres]'"
+            "a postgresql:// store requires psycopg\n"
+            f"  next: {install_command('tpufleet[postgres]')}"
         ) from error
     return psycopg
 

@@ -14,6 +14,7 @@ from tpufleet.errors import Conflict
 from tpufleet.stores.database import Database, DatabaseSession
 from tpufleet.stores.job_references import fill_job_references
 from tpufleet.stores.json_key_renames import rename_json_keys
+from tpufleet.stores.resource_history import fill_resource_history
 from tpufleet.stores.search_backfill import fill_job_search
 
 Migration = str | Callable[[DatabaseSession], None]  # SQL, or a function
@@ -24,7 +25,10 @@ _FUNCTIONS: dict[int, Migration] = {
     24: fill_job_references,  # checkpoint locations
 }
 # Run after the file of the same number.
-_FILLS: dict[int, Callable[[DatabaseSession], None]] = {22: fill_job_references}
+_FILLS: dict[int, Callable[[DatabaseSession], None]] = {
+    22: fill_job_references,
+    25: fill_resource_history,
+}
 
 
 @cache

@@ -531,22 +531,33 @@ class SqlStore:
             session.run("UPDATE numbers SET audit = audit + 1 WHERE id = 1")
             seq = session.rows("SELECT audit FROM numbers WHERE id = 1")[0][0]
             session.run(
-                "INSERT INTO audit (seq, at, actor, data) VALUES (?, ?, ?, ?)",
+                "INSERT INTO audit (seq, at, actor, token_id, target, data) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
                 seq,
                 sql_rows.to_micros(entry.at),
                 entry.actor,
+                entry.token_id,
+                entry.target,
                 sql_rows.to_text(replace(entry, seq=seq)),
             )
 
         self._database.write(work)
 
     def audit(
-        self, *, actor: str | None = None, before: int | None = None, limit: int = 100
+        self,
+        *,
+        actor: str | None = None,
+        token: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
     ) -> list[AuditEntry]:
         filters, values = ["1 = 1"], list[object]()
         if actor is not None:
             filters.append("actor = ?")
             values.append(actor)
+        if token is not None:
+            filters.append("(token_id = ? OR target = ?)")
+            values += [token, token]
         if before is not None:
             filters.append("seq < ?")
             values.append(before)
@@ -559,8 +570,12 @@ class SqlStore:
         rows = self._rows("SELECT value FROM facts WHERE name = ?", name)
         return rows[0][0] if rows else None
 
-    def put_metadata(self, name: str, value: str) -> None:
-        self._write(sql_commit.upsert("facts", "name, value"), name, value)
+    def put_metadata(self, name: str, value: str, *, replace: bool = True) -> None:
+        if replace:
+            statement = sql_commit.upsert("facts", "name, value")
+        else:
+            statement = "INSERT INTO facts (name, value) VALUES (?, ?) ON CONFLICT DO NOTHING"
+        self._write(statement, name, value)
 
     # Objects.
 

@@ -193,6 +193,7 @@ def _write_numbered(session: DatabaseSession, change: ChangeSet) -> None:
     )
     _write_each(
         session,
-        "INSERT INTO events (seq, job_id, slice_id, pool, by_user, data) VALUES (?, ?, ?, ?, ?, ?)",
+        "INSERT INTO events (seq, job_id, slice_id, pool, by_user, reservation, data) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
         [sql_rows.event_row(event) for event in events],
     )

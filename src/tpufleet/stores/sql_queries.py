@@ -142,7 +142,11 @@ def select_slices(live_only: bool, pool: str | None, job_id: JobId | None) -> Se
 
 def select_events(query: EventQuery) -> Select:
     where, values = _equals(
-        job_id=query.job_id, slice_id=query.slice_id, pool=query.pool, by_user=query.by
+        job_id=query.job_id,
+        slice_id=query.slice_id,
+        pool=query.pool,
+        by_user=query.by,
+        reservation=query.reservation,
     )
     where.append("seq > ?")
     order = "DESC" if query.newest else "ASC"

@@ -76,7 +76,15 @@ def host_row(host: Host) -> Row:
 
 
 def event_row(event: Event) -> Row:
-    return (event.seq, event.job_id, event.slice_id, event.pool, event.by, to_text(event))
+    return (
+        event.seq,
+        event.job_id,
+        event.slice_id,
+        event.pool,
+        event.by,
+        event.reservation,
+        to_text(event),
+    )
 
 
 def token_row(token: Token) -> Row:

@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from tpufleet.errors import FleetError, StorageFull, Unreachable
+from tpufleet.errors import FleetError, StorageFull, StorageUnusable, Unreachable
 from tpufleet.stores.base import StoreChange, Subscription
 from tpufleet.stores.database import DatabaseSession, NoNotifications, Row
 from tpufleet.stores.sql import SqlStore
@@ -33,6 +33,13 @@ _TEMPORARY_ERRORS = (
     "SQLITE_IOERR",
     "SQLITE_CANTOPEN",
 )
+_UNUSABLE_ERRORS = {
+    "SQLITE_READONLY": (
+        "is read-only\n  next: make the file system writable again; the server then continues"
+    ),
+    "SQLITE_CORRUPT": "is damaged\n  next: stop the server and restore a backup with `tpu restore`",
+    "SQLITE_NOTADB": "is damaged\n  next: stop the server and restore a backup with `tpu restore`",
+}
 
 
 @cache
@@ -90,11 +97,14 @@ class SqliteDatabase:
         self._path = path
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
+        self._has_log = False
         # Threads queue here in order; SQLite's own lock makes waiters sleep and poll.
         self._write_lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         # Contains environments and token hashes: readable only by the owner.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._identity = _identity(os.fstat(file))
+        os.close(file)
 
     def read(self, work: Callable[[DatabaseSession], T]) -> T:
         return self._with_connection(lambda connection: work(_SqliteSession(connection)))
@@ -113,7 +123,7 @@ class SqliteDatabase:
                 connection.execute(_SYNC_AT_COMMIT)
 
         with self._write_lock:
-            return self._with_connection(use)
+            return self._with_connection(use, written=True)
 
     @cached_property
     def word_matches(self) -> str:
@@ -135,22 +145,46 @@ class SqliteDatabase:
         while self._idle:
             self._idle.pop().close()
 
-    def _with_connection(self, use: Callable[[sqlite3.Connection], T]) -> T:
+    def _with_connection(
+        self, use: Callable[[sqlite3.Connection], T], *, written: bool = False
+    ) -> T:
         if self._closed:
             raise FleetError(f"store {self._path} is closed")
         try:
             connection = self._acquire()
             try:
-                return use(connection)
+                result = use(connection)
+                if written:
+                    self._require_files()  # while the connection keeps its log
+                return result
             finally:
                 self._release(connection)
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             name = getattr(error, "sqlite_errorname", "")
+            for prefix, problem in _UNUSABLE_ERRORS.items():
+                if name.startswith(prefix):
+                    raise StorageUnusable(f"database {self._path} {problem}: {error}") from error
             if name == "SQLITE_FULL":
                 raise StorageFull(f"database {self._path}: {error}") from error
             if name.startswith(_TEMPORARY_ERRORS):
                 raise Unreachable(f"database {self._path} is unavailable: {error}") from error
             raise
+
+    def _require_files(self) -> None:
+        """What is written to files that were deleted is gone when the server ends: SQLite does not
+        notice, and it must not be acknowledged."""
+        try:
+            same = _identity(os.stat(self._path)) == self._identity
+            if self._has_log:
+                os.stat(f"{self._path}-wal")
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise StorageUnusable(
+                f"database {self._path} was deleted or replaced while the server runs; what is "
+                "submitted is not accepted\n"
+                "  next: put it back, or run `tpu restore` with a backup, and restart the server"
+            )
 
     def _acquire(self) -> sqlite3.Connection:
         try:
@@ -171,19 +205,23 @@ class SqliteDatabase:
             check_same_thread=False,  # used by one thread at a time
             cached_statements=256,
         )
-        _use_wal(connection)
+        self._has_log = _use_wal(connection)
         connection.execute(_SYNC_AT_COMMIT)
         connection.execute("PRAGMA foreign_keys = OFF")
         return connection
 
 
-def _use_wal(connection: sqlite3.Connection) -> None:
-    """SQLite does not retry this by itself when two processes open a new file at once."""
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _use_wal(connection: sqlite3.Connection) -> bool:
+    """Whether there is a log: some file systems have no shared memory for it. SQLite does not retry
+    this by itself when two processes open a new file at once."""
     deadline = time.monotonic() + _BUSY_TIMEOUT
     while True:
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
+            return bool(connection.execute("PRAGMA journal_mode = WAL").fetchone() == ("wal",))
         except sqlite3.OperationalError:
             if time.monotonic() > deadline:
                 raise

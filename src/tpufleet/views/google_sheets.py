@@ -9,12 +9,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tpufleet.errors import BadInput, FleetError, Forbidden, NotFound, Unreachable
+from tpufleet.errors import BadInput, FleetError, Forbidden, NotFound, Unreachable, install_command
 
 SCOPE = "https://www.googleapis.com/auth/spreadsheets"
 _URL = re.compile(r"https://docs\.google\.com/spreadsheets/d/([A-Za-z0-9_-]+)")
 _ID = re.compile(r"[A-Za-z0-9_-]{20,}")
-INSTALL = "install it with `pip install 'tpufleet[sheets]'`"
+EXTRA = "tpufleet[sheets]"
 
 
 def spreadsheet_id(written: str) -> str:
@@ -43,7 +43,9 @@ def write_sheet(
         from googleapiclient.discovery import build
         from googleapiclient.errors import HttpError
     except ImportError as error:
-        raise FleetError(f"Google's Sheets client is not installed; {INSTALL}") from error
+        raise FleetError(
+            f"Google's Sheets client is not installed\n  next: {install_command(EXTRA)}"
+        ) from error
     try:
         if credentials is None:
             credentials, _ = google.auth.default(scopes=[SCOPE])

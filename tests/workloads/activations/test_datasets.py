@@ -285,6 +285,54 @@ def test_a_shuffled_stream_resumes_at_any_batch(folder, batch, together):
         assert batches(skip) == whole[skip:]
 
 
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32", "int8"])
+def test_rows_are_the_same_however_they_are_read(folder, dtype, compression):
+    """Straight from files, or decompressed and converted first; in whatever batches."""
+    wanted = synthetic.plan(samples=40, unit_samples=7, dtype=dtype, compression=compression)
+    synthetic.extract(folder, wanted)
+    dataset = datasets.Dataset(folder)
+    for batch, block, together in ((16, 4, 3), (7, 256, 256), (1000, 1, 2)):
+        seen = []
+        for rows in datasets.shuffled_batches(
+            dataset, synthetic.SITES, batch=batch, block=block, blocks_in_memory=together
+        ):
+            for n, (sample, position) in enumerate(zip(rows.samples, rows.positions, strict=True)):
+                seen.append((int(sample), int(position)))
+                for site in synthetic.SITES:
+                    stored = dataset.read(sample, site)[position]
+                    np.testing.assert_array_equal(rows.values[site][n], stored)
+        stored = [(s, n) for s in range(40) for n in range(synthetic.length(s))]
+        assert sorted(seen) == stored and seen != stored
+
+
+def test_batches_that_are_kept_never_change(folder):
+    """The memory of a batch is used again only once nobody can see it."""
+    synthetic.extract(folder, synthetic.plan(samples=60, unit_samples=7, dtype="f32"))
+    dataset = datasets.Dataset(folder)
+
+    def stream():
+        return datasets.shuffled_rows(
+            dataset, "mlp_hidden.1", batch=8, block=2, blocks_in_memory=8, seed=3
+        )
+
+    kept = [rows[1:3] for rows in stream()]  # views, whose batch has no other reference
+    copies = [rows[1:3].copy() for rows in stream()]
+    for _ in range(3):
+        assert sum(map(len, stream()))
+    np.testing.assert_array_equal(np.concatenate(kept), np.concatenate(copies))
+
+
+def test_a_truncated_shard_is_an_error_and_not_rows_of_another_epoch(folder):
+    synthetic.extract(folder, synthetic.plan(samples=40, unit_samples=40, dtype="f32"))
+    dataset = datasets.Dataset(folder)
+    sum(map(len, datasets.shuffled_rows(dataset, "resid_post.0", batch=8)))
+    path = folder.local_path(dataset.files(0)[0].name)
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(NotFound, match=r"ends before .*tpu extract verify"):
+        sum(map(len, datasets.shuffled_rows(dataset, "mlp_hidden.1", batch=8)))
+
+
 def test_more_shards_than_the_open_file_limit_can_be_read(folder):
     synthetic.extract(folder, synthetic.plan(samples=120, unit_samples=1, dtype="f32"))
     dataset = datasets.Dataset(folder)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -203,14 +204,19 @@ def shrink(config: dict) -> dict:
     return config
 
 
-def distinct() -> list[str]:
-    """One of the published models for each set of keys, and of keys that are null."""
+def distinct() -> list[Any]:
+    """One of the published models for each set of keys, and of keys that are null. One for each
+    family by default, the others as slow tests."""
     kinds = {}
     for name, config in PUBLISHED.items():
         text = config.get("text_config", config)
         nulls = frozenset(key for key, value in text.items() if value is None)
         kinds.setdefault((config["model_type"], frozenset(text), nulls), name)
-    return list(kinds.values())
+    families = {PUBLISHED[name]["model_type"]: name for name in reversed(kinds.values())}
+    return [
+        pytest.param(name, marks=() if name in families.values() else pytest.mark.slow)
+        for name in kinds.values()
+    ]
 
 
 @pytest.mark.parametrize("name", distinct())

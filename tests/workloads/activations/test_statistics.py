@@ -51,7 +51,7 @@ def gather(rows: np.ndarray, cuts: list[int], pool=None):
 
 def test_the_mean_has_the_same_bits_however_rows_arrive():
     chance = np.random.default_rng(0)
-    rows = (chance.normal(size=(9_000, 896)) * 30).astype(BF16)
+    rows = (chance.normal(size=(20_000, 896)) * 30).astype(BF16)
     whole, mean = gather(rows, [])
     pool = shard_writer.WriterPool(4, 8)
     for _ in range(3):

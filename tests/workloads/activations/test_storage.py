@@ -61,6 +61,11 @@ def test_names_are_listed_by_prefix(storage):
     assert storage.names("units/") == ["units/1", "units/2"]
     assert storage.names("units/2") == ["units/2"]
     assert storage.names("none/") == []
+    for name in ("units/00000007-0000", "units/00000008-0000", "units/00000010-0001"):
+        assert storage.create(name, b"x")
+    middle = storage.names("units/", "units/00000007", "units/00000009")
+    assert middle == ["units/00000007-0000", "units/00000008-0000"]
+    assert storage.names("units/", "units/00000009")[0] == "units/00000010-0001"
 
 
 def test_missing_objects_raise_not_found(storage):

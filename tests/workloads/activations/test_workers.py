@@ -32,7 +32,7 @@ from tpufleet.workloads.activations.cli import output
 from tpufleet.workloads.activations.cli.output import progress_line
 from tpufleet.workloads.activations.io import datasets, staging, verification
 from tpufleet.workloads.activations.io.storage import DiskFull, LocalFolder
-from tpufleet.workloads.activations.model import engines, meshes
+from tpufleet.workloads.activations.model import devices, engines, meshes
 from tpufleet.workloads.activations.pipeline import (
     batches,
     extraction,
@@ -120,7 +120,13 @@ def test_stored_activations_equal_a_forward_pass_of_the_sample(make, model_folde
 
 
 @pytest.mark.parametrize(
-    "mesh", [{"data": 2, "tensor": 2}, {"data": 1, "fsdp": 4}, {"fsdp": 2, "tensor": 2}]
+    "mesh",
+    [
+        pytest.param({"data": 2, "tensor": 2}, marks=pytest.mark.slow),
+        pytest.param({"data": 1, "fsdp": 4}, marks=pytest.mark.slow),
+        {"fsdp": 2, "tensor": 2},
+    ],
+    ids=lambda mesh: ",".join(mesh),
 )
 def test_every_mesh_gives_the_same_activations(make, model_folder, mesh):
     folder = make("mesh")
@@ -558,6 +564,7 @@ def test_progress_has_the_bottleneck_and_the_time_left(make):
     seen = []
     meter = extraction.run(make("p"), settings(), on_progress=lambda m: seen.append(m.snapshot()))
     assert seen[-1]["samples"] == seen[-1]["total"] == 23
+    assert seen[-1]["writes"] in ("direct", "buffered")
     assert meter.tokens_per_second() > 0
     assert seen[-1]["limit"] in {"compute", "prepare", "fetch", "write", "commit"}
     assert 0 < seen[-1]["padding"] < 1 and seen[-1]["programs"] >= 1
@@ -717,3 +724,54 @@ def test_parameters_are_transferred_once_and_not_with_each_batch(model_folder):
     careless = engines.Engine(engine.forward, on_the_host, engine.mesh)
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         careless.start(batch)
+
+
+CORES = """
+import json, sys, jax
+from pathlib import Path
+from tpufleet.workloads.activations.model import devices, engines
+devices.start()
+engine = engines.open_engine(Path(sys.argv[1]), ("resid_post.1",), dtype="f32")
+copies = [
+    {shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards}
+    for leaf in jax.tree.leaves(engine.params)
+]
+print(json.dumps([len(jax.devices()), engine.row_multiple, max(map(len, copies))]))
+"""
+
+
+@pytest.mark.parametrize(
+    "cores, mesh, expected",
+    [
+        (2, {}, 2),
+        (1, {}, 1),
+        (64, {}, 4),
+        (2, {"data": 1}, 1),
+        (2, {"data": 8}, 8),
+        (2, {"tensor": 4}, 4),
+        (4, {"fsdp": 2}, 4),
+    ],
+)
+def test_a_cpu_has_as_many_devices_as_the_mesh_needs(cores, mesh, expected):
+    assert devices.cpu_devices(cores, mesh) == expected
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        ("", min(len(os.sched_getaffinity(0)), 4)),
+        ("--xla_force_host_platform_device_count=3", 3),
+    ],
+)
+def test_the_cores_of_a_cpu_are_devices_that_share_one_copy_of_the_weights(
+    model_folder, flags, expected
+):
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    result = subprocess.run(
+        [sys.executable, "-c", CORES, str(model_folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(result.stdout) == [expected, expected, 1]

@@ -255,7 +255,7 @@ function submit(pools: Pool[], mine: JobRow[]): Question {
           ...mine.map((row) => [`job:${row.id}`, `that of ${row.name} (${row.id})`] as [string, string]),
         ],
       },
-      { name: "folder", label: "Folder", type: "folder", when: ["code", "folder"], hint: "At most 100 MiB, without .git, __pycache__, .venv and node_modules. It is sent when you submit." },
+      { name: "folder", label: "Folder", type: "folder", when: ["code", "folder"], hint: "At most 100 MiB. What its .gitignore and .tpuignore exclude, .git and virtual environments are not sent. It is sent when you submit." },
       { name: "name", label: "Name", hint: "Empty: chosen from the command" },
       { name: "pool", label: "Pool", type: "select", options: [["", "no pool"], ...pools.map((pool) => [pool.name, `${pool.name} (${typeName(pool.accelerator)})`] as [string, string])] },
       { name: "tags", label: "Tags", hint: "Separated by spaces" },

@@ -1,36 +1,17 @@
 import { useState } from "preact/hooks";
-import { type Pool, type Reservation, type SliceRow, newJobId, patch, post, remove } from "../api";
+import { type Pool, type Reservation, type SliceRow, newJobId, post } from "../api";
 import { type Question, useAsk } from "../dialogs";
-import { duration, inputTime, minutes, plural, typeName, word } from "../format";
+import { inputTime, minutes, plural, typeName, word } from "../format";
 import { Age, Empty, Failure, PoolLink, SliceLink, State, Table, Title, useData, useFleetChange } from "../parts";
-import { isAdmin, isMe, isMember, now } from "../state";
+import { isMe, isMember, now } from "../state";
 import { colourOf } from "./colours";
+import { Actions, DAY, HOUR, LENGTHS, iso, milliseconds, sentence } from "./reservation";
 
-const HOUR = 3_600_000;
-const DAY = 24 * HOUR;
 const SPANS: [string, number][] = [
   ["Day", DAY],
   ["Week", 7 * DAY],
   ["Month", 28 * DAY],
 ];
-const LENGTHS: [string, string][] = [
-  ["30m", "30 minutes"],
-  ["1h", "1 hour"],
-  ["2h", "2 hours"],
-  ["4h", "4 hours"],
-  ["8h", "8 hours"],
-  ["1d", "1 day"],
-  ["3d", "3 days"],
-  ["7d", "7 days"],
-];
-
-function milliseconds(text: string): number {
-  const count = parseInt(text, 10);
-  return count * (text.endsWith("d") ? DAY : text.endsWith("h") ? HOUR : 60_000);
-}
-
-const iso = (text: string) => `PT${milliseconds(text) / 1000}S`;
-
 export function Reservations() {
   const change = useFleetChange();
   const { data, error, reload } = useData<{ reservations: Reservation[] }>("/reservations?all=1", change, 30);
@@ -44,7 +25,6 @@ export function Reservations() {
   const current = known.filter((each) => Date.parse(each.ends_at) > now.value);
   const held = slices?.slices.filter((each) => each.reserved_for) ?? [];
   const create = (pool?: string, at?: number) => ask(reserve(names, known, reload, pool, at));
-  const show = (each: Reservation) => ask(details(each, reload));
   return (
     <>
       <Title line="tpu reservations" more={<p>Until its end, only jobs of its owner are placed on reserved slices.</p>}>
@@ -78,7 +58,7 @@ export function Reservations() {
       </div>
       {pools && !names.length ? <Empty>No pools: an admin creates one with `tpu pool create`.</Empty> : null}
       {names.length ? (
-        <Calendar pools={names} reservations={known} from={from} length={length} onPick={show} onFree={isMember() ? create : undefined} />
+        <Calendar pools={names} reservations={known} from={from} length={length} onFree={isMember() ? create : undefined} />
       ) : null}
       <h2>Active and coming</h2>
       {data && !current.length ? <Empty>No reservations.</Empty> : null}
@@ -95,7 +75,16 @@ export function Reservations() {
             { name: "From", cell: (each) => minutes(each.starts_at) },
             { name: "Until", cell: (each) => minutes(each.ends_at) },
             { name: "Note", kind: "text", cell: (each) => each.note || "–" },
-            { name: "Actions", kind: "acts", cell: (each) => <Actions each={each} ask={ask} onDone={reload} /> },
+            {
+              name: "Actions",
+              kind: "acts",
+              cell: (each) => (
+                <span class="actions">
+                  <a href={`#/reservations/${each.id}`}>Events</a>
+                  <Actions each={each} ask={ask} onDone={reload} />
+                </span>
+              ),
+            },
           ]}
         />
       ) : null}
@@ -187,85 +176,15 @@ function reserve(pools: Pool[], known: Reservation[], done: () => void, pool?: s
   };
 }
 
-const sentence = (each: Reservation) =>
-  `${each.owner}: ${plural(each.slices, "slice")} of ${each.pool}, ${minutes(each.starts_at)} to ${minutes(each.ends_at)}`;
-
-function details(each: Reservation, done: () => void): Question {
-  if (!mayEnd(each)) {
-    return { title: "Reservation", action: "OK", line: () => `tpu reservations`, body: <Body each={each} />, run: async () => sentence(each) };
-  }
-  return end(each, done);
-}
-
-function Body({ each }: { each: Reservation }) {
-  return (
-    <p>
-      {sentence(each)} ({duration(Date.parse(each.ends_at) - Date.parse(each.starts_at))})
-      {each.note ? `: ${each.note}` : ""}
-      {each.ended_by ? ` – ended by ${each.ended_by}${each.end_reason ? `: ${each.end_reason}` : ""}` : ""}
-    </p>
-  );
-}
-
-const mayEnd = (each: Reservation) => Date.parse(each.ends_at) > now.value && (isMe(each.owner) || isAdmin());
-
-function end(each: Reservation, done: () => void): Question {
-  const mine = isMe(each.owner);
-  return {
-    title: mine ? "Release this reservation?" : `Break the reservation of ${each.owner}?`,
-    action: mine ? "Release" : "Break",
-    danger: true,
-    fields: mine ? [] : [{ name: "reason", label: "Reason", required: true, hint: `${each.owner} sees it` }],
-    line: ({ reason }) => (mine ? `tpu release ${each.id}` : `tpu reservations break ${each.id} --reason ${word(reason || "REASON")}`),
-    body: <Body each={each} />,
-    run: async ({ reason }) => {
-      await remove(`/reservations/${each.id}${mine ? "" : `?reason=${encodeURIComponent(reason!)}`}`);
-      done();
-      return mine ? "released the reservation" : `broke the reservation of ${each.owner}`;
-    },
-  };
-}
-
-function Actions({ each, ask, onDone }: { each: Reservation; ask: (question: Question) => void; onDone: () => void }) {
-  if (!mayEnd(each)) return null;
-  return (
-    <span class="actions">
-      <button
-        type="button"
-        onClick={() =>
-          ask({
-            title: "Extend this reservation",
-            action: "Extend",
-            fields: [{ name: "for", label: "By", type: "select", value: "30m", options: LENGTHS }],
-            line: (values) => `tpu reservations extend ${each.id} --for ${values["for"]}`,
-            body: <Body each={each} />,
-            run: async (values) => {
-              const made = await patch<Reservation>(`/reservations/${each.id}`, { extend_by: iso(values["for"]!) });
-              onDone();
-              return `it now ends ${minutes(made.ends_at)}`;
-            },
-          })
-        }
-      >
-        Extend
-      </button>
-      <button type="button" class="danger" onClick={() => ask(end(each, onDone))}>
-        {isMe(each.owner) ? "Release" : "Break"}
-      </button>
-    </span>
-  );
-}
-
 /** Rows are pools, bars are reservations; bars that overlap lie below one another. */
 function Calendar(props: {
   pools: Pool[];
   reservations: Reservation[];
   from: number;
   length: number;
-  onPick: (each: Reservation) => void;
   onFree?: (pool: string, at: number) => void;
 }) {
-  const { pools, reservations, from, length, onPick, onFree } = props;
+  const { pools, reservations, from, length, onFree } = props;
   const until = from + length;
   const share = (at: number) => (100 * (Math.min(Math.max(at, from), until) - from)) / length;
   const step = length <= DAY ? 3 * HOUR : length <= 7 * DAY ? DAY : 7 * DAY;
@@ -316,18 +235,17 @@ function Calendar(props: {
                 {now.value > from && now.value < until ? <span class="now" style={{ left: `${share(now.value)}%` }} /> : null}
                 {lanes.flatMap((lane, index) =>
                   lane.map((each) => (
-                    <button
+                    <a
                       key={each.id}
-                      type="button"
+                      href={`#/reservations/${each.id}`}
                       class={`bar ${colourOf(each.owner)}${Date.parse(each.ends_at) <= now.value ? " past" : ""}`}
                       style={{ left: `${share(Date.parse(each.starts_at))}%`, width: `${share(Date.parse(each.ends_at)) - share(Date.parse(each.starts_at))}%`, top: `${index * 30 + 3}px` }}
                       title={`${sentence(each)}${each.note ? `: ${each.note}` : ""}`}
                       aria-label={sentence(each)}
-                      onClick={() => onPick(each)}
                     >
                       {each.owner} · {each.slices}
                       {each.note ? ` · ${each.note}` : ""}
-                    </button>
+                    </a>
                   )),
                 )}
               </div>

@@ -17,6 +17,7 @@ from tpufleet.model.attempts import AttemptId
 
 MEBIBYTE = 2**20
 STOP_FILE = "run/stop"
+TOKEN_FILE, CERTIFICATES_FILE = "run/token", "run/ca.pem"
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,120}")
 _MARKER = ".attempt"  # only folders that contain it are ever deleted
 
@@ -28,6 +29,8 @@ class AttemptFolder:
         self.run = self.path / "run"
         self.logs = self.path / "logs"
         self.output = self.path / "output.log"
+        self.token = self.path / TOKEN_FILE
+        self.certificates = self.path / CERTIFICATES_FILE
 
     def create(self) -> bool:
         """False when it exists already: this attempt was started on this host before."""
@@ -39,6 +42,15 @@ class AttemptFolder:
         for folder in (self.code, self.run, self.logs):
             folder.mkdir()
         return True
+
+    def write_credentials(self, token: str, certificates: str) -> None:
+        """For the processes of the attempt, before any of them runs. `certificates` are those that
+        the control plane is recognised by, besides the system's."""
+        for path, content in ((self.token, token), (self.certificates, certificates)):
+            if content:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+                with os.fdopen(os.open(path, flags, 0o600), "w") as file:
+                    file.write(content + "\n")
 
     def write_stop_file(self) -> None:
         """The program may have replaced or removed its folders; then it gets signals only."""

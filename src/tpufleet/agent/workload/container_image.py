@@ -14,7 +14,9 @@ from tpufleet.model.attempts import AttemptId
 
 # What Google documents for containers that use TPUs: the host's network, and its devices.
 # https://cloud.google.com/tpu/docs/run-in-container
-DEVICE_FLAGS = ("--privileged",)
+# Newer chips are reached through VFIO, which locks memory: an image whose user is not root needs
+# the limit raised. https://cloud.google.com/kubernetes-engine/docs/how-to/tpus#privileged-mode
+DEVICE_FLAGS = ("--privileged", "--ulimit=memlock=-1")
 # On the server's own machine.
 NO_RIGHTS = ("--cap-drop=ALL", "--security-opt=no-new-privileges")
 SHARED_MEMORY = "16g"  # for data loaders; Docker's default is 64 MB

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import untrusted_files
+from tpufleet.agent.workload.attempt_folder import CERTIFICATES_FILE, TOKEN_FILE
 from tpufleet.errors import BadInput
 from tpufleet.model.agent_protocol import Assignment
 
@@ -33,7 +34,8 @@ def for_workload(
         **assignment.secrets,
         **_identity(assignment),
         **_folders(assignment, attempt_folder),
-        **_multislice(assignment),
+        **_api_access(assignment, settings, attempt_folder),
+        **_multislice(assignment, settings),
         **_simulated(assignment, settings),
     }
 
@@ -88,8 +90,25 @@ def _folders(assignment: Assignment, attempt_folder: Path) -> dict[str, str]:
     }
 
 
-def _multislice(assignment: Assignment) -> dict[str, str]:
-    if assignment.num_slices <= 1:
+def _api_access(
+    assignment: Assignment, settings: AgentSettings, attempt_folder: Path
+) -> dict[str, str]:
+    """What `tpu` and the Python client read. The token is that of the attempt."""
+    if not assignment.token:
+        return {}  # a server of an earlier release
+    variables = {
+        "TPUFLEET_SERVER": settings.server,
+        "TPUFLEET_TOKEN_FILE": str(attempt_folder / TOKEN_FILE),
+    }
+    if settings.certificates:
+        variables["TPUFLEET_CA_FILE"] = str(attempt_folder / CERTIFICATES_FILE)
+    return variables
+
+
+def _multislice(assignment: Assignment, settings: AgentSettings) -> dict[str, str]:
+    """Also for one slice of several: libtpu and JAX would find the others in the metadata of the
+    host, and wait for them."""
+    if assignment.num_slices <= 1 and not settings.multislice:
         return {}
     return {
         "MEGASCALE_COORDINATOR_ADDRESS": assignment.megascale_coordinator,

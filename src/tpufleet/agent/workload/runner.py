@@ -125,7 +125,7 @@ class Workload:
         self._wait_for_server = False
 
     def drop_secrets(self) -> None:
-        self.assignment = replace(self.assignment, secrets={})
+        self.assignment = replace(self.assignment, secrets={}, token="")
         self._secrets = {}
 
     def abandon_upload(self) -> None:
@@ -201,9 +201,12 @@ class Workload:
                 hidden=self._containment.hidden,
                 user=self._containment.user_ids,
             )
-            pipe.redact(self._secrets.values())
+            pipe.redact([*self._secrets.values(), self.assignment.token])
+            self.folder.write_credentials(
+                self.assignment.token, self._context.settings.certificates
+            )
             self._fetch_code()
-        except FleetError as error:
+        except (OSError, FleetError) as error:
             log.note(f"cannot start: {error}")
             return self._exit_without_process(str(error))
         steps = {"setup": self.assignment.setup, "command": self.assignment.command}

@@ -17,7 +17,7 @@ from tpufleet.bridges.firestore.documents import (
     DocumentStatus,
     Fields,
 )
-from tpufleet.errors import BadInput, Fenced, PermissionMissing, Unreachable
+from tpufleet.errors import BadInput, Fenced, PermissionMissing, Unreachable, install_command
 
 if TYPE_CHECKING:
     from google.cloud import firestore
@@ -43,7 +43,8 @@ def connect(project: str | None, database: str | None) -> firestore.Client:
         from google.cloud import firestore
     except ImportError as error:
         raise BadInput(
-            "the Firestore client is not installed; run `pip install 'tpufleet[firestore]'`"
+            "the Firestore client is not installed\n"
+            f"  next: {install_command('tpufleet[firestore]')}"
         ) from error
     from google.auth.exceptions import DefaultCredentialsError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from tpufleet.errors import BadInput, Unreachable
+from tpufleet.errors import BadInput, Unreachable, install_command
 from tpufleet.model.jobs import JobId
 
 PREVIEW_CHARS = 1000  # characters of a large result that its document shows
@@ -85,7 +85,8 @@ class BucketResults:
             from google.cloud import storage  # type: ignore[attr-defined]  # the extra is optional
         except ImportError as error:
             raise BadInput(
-                "the Cloud Storage client is not installed; run `pip install 'tpufleet[gcs]'`"
+                "the Cloud Storage client is not installed\n"
+                f"  next: {install_command('tpufleet[gcs]')}"
             ) from error
         self._bucket: Any = storage.Client().bucket(bucket)
         self._folder = folder

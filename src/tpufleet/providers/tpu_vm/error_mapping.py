@@ -32,16 +32,33 @@ _RATE = re.compile(
     re.IGNORECASE,
 )
 _QUOTA = re.compile(r"quota", re.IGNORECASE)
+_ADVICE = re.compile(r"has not been used in project|Expected OAuth 2 access token")
 _EVENT_ID = re.compile(r"\s*\[EID: 0x[0-9a-f]+\]", re.IGNORECASE)
 _RATE_REASONS = ("RATE_LIMIT_EXCEEDED", "rateLimitExceeded")
 ROLE = "roles/tpu.admin"
+# The project of gcloud itself: the one that is charged with requests of a person whose credentials
+# name no quota project (cloud.google.com/docs/authentication/troubleshoot-adc).
+GCLOUD_PROJECT = "764086051850"
+# Policies of an organisation
+# (cloud.google.com/resource-manager/docs/organization-policy/org-policy-constraints).
+_CONSTRAINT = re.compile(r"constraints/([A-Za-z.]+)")
+_CONSTRAINT_HINTS = {
+    "compute.vmExternalIpAccess": "set `external_ips: false` in tpu_vm; `tpu check cloud` then "
+    "names what hosts need instead",
+    "gcp.resourceLocations": "use other zones, or ask the administrator of your organisation",
+}
 
 
 def translate(error: Exception, action: str) -> ProviderError:
     """Our error for one of Google's, with the next step in its message."""
     message = error_message(error)
+    if _ADVICE.search(message):  # Google's; ours follows
+        message = message.partition(". ")[0]
     text = f"{action}: {message}"
     reason = getattr(error, "reason", None) or ""
+    if constraint := _CONSTRAINT.search(message):
+        ask = "ask the administrator of your organisation"
+        return PermissionMissing(f"{text}; {_CONSTRAINT_HINTS.get(constraint[1], ask)}")
     match error:
         case google.PermissionDenied() | google.Forbidden() if _CAPACITY.search(message):
             return NoCapacity(text)
@@ -87,7 +104,8 @@ def _exhausted(message: str, reason: str, text: str) -> ProviderError:
         return NoCapacity(text)
     if _QUOTA.search(message):
         none = re.search(r"Limit:? 0\b", message)
-        hint = "; the project has no such quota: request it in the Cloud console" if none else ""
+        ask = "; the project has no such quota: `tpu check cloud` prints the request for it"
+        hint = ask if none else ""
         return QuotaExceeded(f"{text}{hint}")
     return NoCapacity(text)
 
@@ -99,6 +117,13 @@ _LOG_IN = (
 
 
 def _permission_hint(message: str, reason: str) -> str:
+    if GCLOUD_PROJECT in message:
+        return (
+            "your credentials name no quota project: run `gcloud auth application-default "
+            "set-quota-project PROJECT`"
+        )
+    if reason == "USER_PROJECT_DENIED":
+        return "grant roles/serviceusage.serviceUsageConsumer on the project"
     if reason == "SERVICE_DISABLED" or "has not been used in project" in message:
         return "run `gcloud services enable tpu.googleapis.com`"
     if "serviceAccountUser" in message or "actAs" in message:

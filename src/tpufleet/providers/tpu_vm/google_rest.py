@@ -75,10 +75,11 @@ class GoogleRest:
             credentials, _ = default(scopes=[SCOPE])
             credentials.refresh(Request())
         except auth.GoogleAuthError as error:
-            raise PermissionMissing(str(error)) from error
+            raise PermissionMissing(str(error.args[0] if error.args else error)) from error
         email = getattr(credentials, "service_account_email", "")
-        # The credentials of a person do not name them; gcloud does.
-        self.principal = f"serviceAccount:{email}" if email else "user:$(gcloud config get account)"
+        # Credentials that an older gcloud wrote do not name the person; gcloud itself does.
+        person = getattr(credentials, "account", "") or "$(gcloud config get account)"
+        self.principal = f"serviceAccount:{email}" if email else f"user:{person}"
         if not email and getattr(credentials, "quota_project_id", None) is None:
             self._billed = self._project
         self._session = AuthorizedSession(credentials)

@@ -12,8 +12,13 @@ from tpufleet.model import topology, tpu_zones
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.preflight import Check, CheckStatus
 from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
-from tpufleet.providers.tpu_vm.preflight_accounts import check_hosts_account
-from tpufleet.providers.tpu_vm.preflight_server import DEPLOY, check_firewall, check_server_url
+from tpufleet.providers.tpu_vm.preflight_accounts import check_hosts_account, default_account_of
+from tpufleet.providers.tpu_vm.preflight_server import (
+    DEPLOY,
+    check_firewall,
+    check_gangs,
+    check_server_url,
+)
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 
 API = "tpu.googleapis.com"
@@ -129,10 +134,10 @@ class Preflight:
 
     def _account(self) -> Iterator[Check]:
         """The server attaches the hosts' service account to nodes."""
-        account = self._settings.service_account
+        account = self._settings.service_account or default_account_of(self._rest, self._project)
         if not account:
-            message = "hosts use the default compute service account of the project"
-            yield Check(name="service account", status=OK, message=message)
+            message = "cannot be checked: the number of the project is not known"
+            yield Check(name="service account", status=WARNING, message=message)
             return
         path = f"v1/projects/{self._project}/serviceAccounts/{account}:testIamPermissions"
         answer = self._rest.post("iam", path, {"permissions": ["iam.serviceAccounts.actAs"]})
@@ -157,17 +162,21 @@ class Preflight:
     def _quota(self) -> Iterator[Check]:
         for accelerator, zone in self._pairs():
             kind = topology.find(accelerator)
-            quota = tpu_zones.quota_id(kind, self._wanted.capacity)
             name = f"quota {topology.short_name(accelerator)} {zone}"
-            answer = self._rest.get(
-                "quotas",
-                f"v1/projects/{self._project}/locations/global/services/{API}/quotaInfos/{quota}",
-            )
+            quota, place = tpu_zones.quota_id(kind, self._wanted.capacity), f"zone={zone}"
+            answer = self._quota_info(quota)
             if answer.status != 200:
                 yield self._unknown(name, answer)
                 continue
-            limit, needed = _limit_of(answer.body, zone), tpu_zones.quota_units(kind)
+            limit, needed = _limit_of(answer.body, "zone", zone, 0), tpu_zones.quota_units(kind)
             unit = "cores" if kind.generation in tpu_zones.QUOTA_IN_CORES else "chips"
+            if limit is None or limit >= needed:
+                # Both must suffice, and a project may have one without the other.
+                region = zone.rpartition("-")[0]
+                of_region = tpu_zones.quota_id(kind, self._wanted.capacity, "Region")
+                least = _limit_of(self._quota_info(of_region).body, "region", region, None)
+                if least is not None and (limit is None or least < limit):
+                    quota, place, limit = of_region, f"region={region}", least
             if limit is None or limit >= needed:
                 allowed = "unlimited" if limit is None else f"{limit} {unit}"
                 yield Check(name=name, status=OK, message=f"{allowed} ({self._wanted.capacity})")
@@ -177,11 +186,19 @@ class Preflight:
             yield Check(
                 name=name,
                 status=FAILED if asked else WARNING,
-                message=f"{limit} of {needed} {unit} ({self._wanted.capacity})",
+                message=f"{limit} of {needed} {unit} ({self._wanted.capacity})"
+                + (f", in {place}" if place.startswith("region") else ""),
                 fix=f"gcloud beta quotas preferences create --service={API} "
-                f"--project={self._project} --quota-id={quota} --dimensions=zone={zone} "
+                f"--project={self._project} --quota-id={quota} --dimensions={place} "
                 f"--preferred-value={needed}",
             )
+
+    def _quota_info(self, quota: str) -> Answer:
+        """cloud.google.com/docs/quotas/reference/rest/v1/projects.locations.services.quotaInfos"""
+        return self._rest.get(
+            "quotas",
+            f"v1/projects/{self._project}/locations/global/services/{API}/quotaInfos/{quota}",
+        )
 
     def _pairs(self) -> Iterator[tuple[str, str]]:
         """Types and zones to check. A type that no configured zone offers is checked in none."""
@@ -208,6 +225,7 @@ class Preflight:
         rule = check_firewall(self._rest, self._project, short, self._wanted.public_url)
         if rule is not None:
             yield rule
+        yield check_gangs(self._rest, self._project, short)
         for region in sorted({zone.rpartition("-")[0] for zone in self._settings.zones}):
             yield from self._region(region, short)
 
@@ -335,11 +353,12 @@ class Preflight:
         return Check(name=name, status=WARNING, message=message)
 
 
-def _limit_of(info: dict[str, Any], zone: str) -> int | None:
-    """Of a zone, in Cloud Quotas' QuotaInfo; None: unlimited."""
+def _limit_of(info: dict[str, Any], kind: str, place: str, absent: int | None) -> int | None:
+    """Of a zone or a region, in Cloud Quotas' QuotaInfo; None: unlimited. `absent` if it is not
+    listed."""
     for entry in info.get("dimensionsInfos", ()):
         dimensions = entry.get("dimensions") or {}
-        if dimensions.get("zone") == zone or zone in entry.get("applicableLocations", ()):
+        if dimensions.get(kind) == place or place in entry.get("applicableLocations", ()):
             value = int(entry.get("details", {}).get("value", 0))
             return None if value < 0 else value
-    return 0
+    return absent

@@ -30,7 +30,7 @@ def default_account(project_number: str) -> str:
 def grants_for_server(rest: GoogleRest, project: str, account: str) -> list[str]:
     """Commands for what the account of a server lacks. `account`: empty for the default one. None
     if that cannot be read."""
-    account = account or _default_account(rest, project)
+    account = account or default_account_of(rest, project)
     policy = rest.post("projects", f"v1/projects/{project}:getIamPolicy", {})
     if not account or policy.status != 200:
         return []
@@ -45,7 +45,7 @@ def grants_for_server(rest: GoogleRest, project: str, account: str) -> list[str]
     ]
 
 
-def _default_account(rest: GoogleRest, project: str) -> str:
+def default_account_of(rest: GoogleRest, project: str) -> str:
     """Empty if the project cannot be read."""
     number = str(rest.get("projects", f"v1/projects/{project}").body.get("projectNumber", ""))
     return default_account(number) if number else ""
@@ -53,7 +53,7 @@ def _default_account(rest: GoogleRest, project: str) -> str:
 
 def check_hosts_account(rest: GoogleRest, project: str, account: str, bucket: str) -> Check:
     """`account`: empty for the default one of the project."""
-    account = account or _default_account(rest, project)
+    account = account or default_account_of(rest, project)
     if not account:
         message = "cannot be checked: the number of the project is not known"
         return Check(name=NAME, status=CheckStatus.WARNING, message=message)

@@ -16,6 +16,9 @@ from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 from tpufleet.providers.tpu_vm.server_vm import PRIVATE_RANGES
 
 REACH_SECONDS = 10.0
+# Of the TPU runtime, of JAX's coordinator (agent/metadata.py), and of multislice jobs
+# (cloud.google.com/tpu/docs/multislice-introduction).
+GANG_PORTS = (8471, 8476, 8080)
 DEPLOY = "tpu deploy server"  # also builds the bundle
 OK, WARNING, FAILED = CheckStatus.OK, CheckStatus.WARNING, CheckStatus.FAILED
 
@@ -89,6 +92,31 @@ def check_firewall(rest: GoogleRest, project: str, network: str, url: str) -> Ch
         message=f"no rule of network {network} lets hosts connect to TCP {port}",
         fix=f"gcloud compute firewall-rules create tpufleet-server --network {network} "
         f"--allow tcp:{port} --source-ranges 10.0.0.0/8 --project {project}",
+    )
+
+
+def check_gangs(rest: GoogleRest, project: str, network: str) -> Check:
+    """Whether hosts of one slice, and of several, can reach each other. A warning only: Google adds
+    a rule of its own to some networks when it creates the first slice of several hosts."""
+    name, ports = "firewall between hosts", "/".join(map(str, GANG_PORTS))
+    answer = rest.get("compute", f"compute/v1/projects/{project}/global/firewalls")
+    if answer.status != 200:
+        message = f"cannot be checked: {answer.message or 'no access'}"
+        return Check(name=name, status=WARNING, message=message)
+    rules = [
+        rule
+        for rule in answer.body.get("items", ())
+        if str(rule.get("network", "")).endswith(f"/{network}")
+    ]
+    if all(any(_allows(rule, port) for rule in rules) for port in GANG_PORTS):
+        return Check(name=name, status=OK, message=f"hosts of a slice reach each other on {ports}")
+    return Check(
+        name=name,
+        status=WARNING,
+        message=f"no rule of network {network} lets hosts reach each other on TCP {ports}: "
+        "slices of several hosts may hang when JAX starts",
+        fix=f"gcloud compute firewall-rules create tpufleet-hosts --network {network} "
+        f"--allow tcp,udp,icmp --source-ranges 10.0.0.0/8 --project {project}",
     )
 
 

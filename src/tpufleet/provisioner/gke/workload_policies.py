@@ -20,6 +20,7 @@ from tpufleet.errors import (
     PermissionMissing,
     ProviderUnavailable,
     RateLimited,
+    install_command,
 )
 from tpufleet.model import tpu_types
 from tpufleet.provisioner import settings
@@ -189,7 +190,7 @@ def _session() -> Any:
         from google.auth.transport.requests import AuthorizedSession
     except ImportError as error:
         raise BadInput(
-            "the GKE client is not installed; run `pip install 'tpufleet[gke]'`"
+            f"the GKE client is not installed\n  next: {install_command('tpufleet[gke]')}"
         ) from error
     with _translate_errors():
         credentials, _ = google.auth.default(scopes=[SCOPE])

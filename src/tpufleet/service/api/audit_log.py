@@ -8,6 +8,11 @@ from tpufleet.service.routing import ApiCall, Param, Router
 
 MAX_ENTRIES_PER_PAGE = 10_000
 
+PAGE_PARAMS = (
+    Param("before", "number of the last entry of the previous page", number=True),
+    Param("limit", "most entries to return, default 100", number=True),
+)
+
 router = Router()
 
 
@@ -17,17 +22,18 @@ router = Router()
     role=Role.ADMIN,
     summary="List the audit log, newest first",
     response=AuditPage,
-    params=(
-        Param("user", "who made the request"),
-        Param("before", "number of the last entry of the previous page", number=True),
-        Param("limit", "most entries to return, default 100", number=True),
-    ),
+    params=(Param("user", "who made the request"), *PAGE_PARAMS),
 )
 def list_audit_entries(call: ApiCall) -> AuditPage:
+    return page(call, actor=call.query_text("user"))
+
+
+def page(call: ApiCall, *, actor: str | None = None, token: str | None = None) -> AuditPage:
     return AuditPage(
         entries=tuple(
             call.store.audit(
-                actor=call.query_text("user"),
+                actor=actor,
+                token=token,
                 before=call.query_int("before", None),
                 limit=call.query_int("limit", 100, least=1, most=MAX_ENTRIES_PER_PAGE),
             )

@@ -35,6 +35,7 @@ router = Router()
         Param("slice", "only of this slice"),
         Param("pool", "only of this pool"),
         Param("user", "only what this user caused"),
+        Param("reservation", "only of this reservation"),
     ),
 )
 def list_events(call: ApiCall) -> EventPage:
@@ -44,6 +45,7 @@ def list_events(call: ApiCall) -> EventPage:
         slice_id=SliceId(slice_id) if slice_id is not None else None,
         pool=call.query_text("pool"),
         by=call.query_text("user"),
+        reservation=call.query_text("reservation"),
     )
     return queries.event_page(call.store, query)
 

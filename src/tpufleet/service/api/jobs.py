@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, Forbidden
 from tpufleet.model import prices
 from tpufleet.model.api_types import (
+    Acknowledgement,
     Comparison,
     EventPage,
     JobChanges,
@@ -14,6 +15,7 @@ from tpufleet.model.api_types import (
     JobExplanation,
     JobPage,
     JobRow,
+    LocationRelease,
     MetricSeries,
     ResubmitRequest,
     SubmitRequest,
@@ -24,6 +26,7 @@ from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState, ParentRelati
 from tpufleet.model.slices import SIMULATED_PROVIDERS
 from tpufleet.model.users import Role, TokenScope
 from tpufleet.service import (
+    checkpoint_owners,
     commands,
     comparison,
     explain,
@@ -136,7 +139,10 @@ def explain_job(call: ApiCall) -> JobExplanation:
     foreign_action=AuditAction.EDIT_JOB,
 )
 def change_job(call: ApiCall) -> JobRow:
-    job = commands.change_job(call.context, find_job(call), call.parse_body(JobChanges))
+    job, changes = find_job(call), call.parse_body(JobChanges)
+    if call.user.job_id is not None and changes.priority is not None:
+        raise Forbidden("priority: the processes of a job cannot change it")
+    job = commands.change_job(call.context, job, changes)
     call.notify()
     return queries.job_rows(call.store, [job])[0]
 
@@ -217,6 +223,21 @@ def rerun_job(call: ApiCall) -> JobRow:
 )
 def list_job_events(call: ApiCall) -> EventPage:
     return queries.event_page(call.store, events.event_query(call, find_job(call).id))
+
+
+@router.route(
+    "POST",
+    "/checkpoints/release",
+    role=Role.MEMBER,
+    summary="Let others use a checkpoint location; of another user: an admin, with a reason",
+    body=LocationRelease,
+    response=Acknowledgement,
+    foreign_action=AuditAction.RELEASE_LOCATION,
+)
+def release_checkpoint_location(call: ApiCall) -> Acknowledgement:
+    asked = call.parse_body(LocationRelease)
+    checkpoint_owners.release(call.store, call.user, asked.location, asked.reason, call.now)
+    return Acknowledgement()
 
 
 def find_job(call: ApiCall) -> Job:

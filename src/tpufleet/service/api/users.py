@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tpufleet.model.api_types import (
     Acknowledgement,
+    AuditPage,
     CreatedToken,
     NewToken,
     NewUser,
@@ -16,6 +17,7 @@ from tpufleet.model.api_types import (
 from tpufleet.model.audit import AuditAction
 from tpufleet.model.users import Role, User
 from tpufleet.service import commands, queries, user_commands
+from tpufleet.service.api import audit_log
 from tpufleet.service.audit import AuditSubject
 from tpufleet.service.routing import ApiCall, Param, Router
 
@@ -142,6 +144,21 @@ def rotate_token(call: ApiCall) -> CreatedToken:
 def revoke_token(call: ApiCall) -> Acknowledgement:
     user_commands.revoke_token(call.context, call.path_param("id"))
     return Acknowledgement()
+
+
+@router.route(
+    "GET",
+    "/tokens/{id}/audit",
+    role=Role.VIEWER,
+    summary="List audit entries of your token: made with it, or about it; newest first",
+    response=AuditPage,
+    params=audit_log.PAGE_PARAMS,
+)
+def list_token_audit_entries(call: ApiCall) -> AuditPage:
+    token = call.path_param("id")
+    if not call.user.is_admin:  # who sees those of tokens that were revoked, too
+        user_commands.find_token(call.context, token)
+    return audit_log.page(call, token=token)
 
 
 @router.route(

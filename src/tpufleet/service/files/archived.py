@@ -16,6 +16,7 @@ from tpufleet.errors import FleetError, NotFound
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import HostId
 from tpufleet.model.jobs import JobId
+from tpufleet.service.files.log_segments import FOLDER_SUFFIX, SegmentedLog
 from tpufleet.service.files.logs import DEFAULT_LIMIT, LogFiles
 from tpufleet.service.files.results import ResultFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
@@ -117,17 +118,33 @@ class ArchivedLogs(LogFiles):
         return path
 
     def upload_changes(self) -> int:
-        """Upload every log that has grown; return how many."""
+        """Upload every file of a log that has grown, and delete what was deleted here; return how
+        many."""
         count = 0
         with self._lock:
-            for path in sorted(self._folder.rglob("*.log")):
-                name = f"logs/{path.relative_to(self._folder)}"
-                size = path.stat().st_size
-                if size and self._uploaded.get(name) != size:
-                    self._archive.upload(name, path)
-                    self._uploaded[name] = size
-                    count += 1
+            for log in sorted(self._folder.glob("*/*/*.log")):
+                for segment in SegmentedLog(log).segments():
+                    name = self._name(segment.path)
+                    if segment.size and self._uploaded.get(name) != segment.size:
+                        self._archive.upload(name, segment.path)
+                        self._uploaded[name] = segment.size
+                        count += 1
+            count += self._delete_dropped()
         return count
+
+    def _delete_dropped(self) -> int:
+        """Segments that were deleted at the limit of their job. The files of a job that is purged
+        are deleted there."""
+        names = [
+            name
+            for name in self._uploaded
+            if f".log{FOLDER_SUFFIX}/" in name and not self._path_of(name).exists()
+        ]
+        if names:
+            self._archive.delete(names)
+        for name in names:
+            del self._uploaded[name]
+        return len(names)
 
     def upload_until(self, stopping: threading.Event) -> None:
         """Upload in a loop until `stopping` is set, and once more then. Runs in its own thread."""
@@ -141,7 +158,15 @@ class ArchivedLogs(LogFiles):
                 return
 
     def _fetch(self, path: Path) -> None:
-        name = f"logs/{path.relative_to(self._folder)}"
+        """With its segments; the first file last, because the log exists with it."""
+        names = self._archive.names(self._name(path))
+        for name in sorted(names, reverse=True):
+            own = name == self._name(path) or name.startswith(self._name(path) + FOLDER_SUFFIX)
+            if own:
+                self._fetch_file(name)
+
+    def _fetch_file(self, name: str) -> None:
+        path = self._path_of(name)
         draft = path.with_name(f".{path.name}.fetched")
         try:
             self._archive.download(name, draft)
@@ -153,6 +178,12 @@ class ArchivedLogs(LogFiles):
             log.info("%s was created before its archived copy was fetched", path)
         finally:
             draft.unlink(missing_ok=True)
+
+    def _name(self, path: Path) -> str:
+        return f"logs/{path.relative_to(self._folder)}"
+
+    def _path_of(self, name: str) -> Path:
+        return self._folder / name.removeprefix("logs/")
 
 
 def _result_name(job_id: JobId) -> str:

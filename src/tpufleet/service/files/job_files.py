@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -104,4 +105,16 @@ class JobFiles:
 def _size(path: Path) -> int:
     if not path.is_dir():
         return path.stat().st_size if path.is_file() else 0
-    return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
+    total, folders = 0, [str(path)]
+    while folders:
+        # Faster than `rglob`: a size limit reads the folders of all jobs every hour.
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_size
+        except FileNotFoundError:
+            continue  # deleted meanwhile
+    return total

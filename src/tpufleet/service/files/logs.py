@@ -1,5 +1,5 @@
-"""Logs: one file for each host of each attempt, appended by offset so that nothing is lost,
-repeated or reordered."""
+"""Logs: one for each host of each attempt, appended by offset so that nothing is lost, repeated or
+reordered. At the limit of a job the oldest output is deleted."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import HostId
 from tpufleet.model.jobs import JobId
 from tpufleet.service import identifiers
+from tpufleet.service.files import log_segments
+from tpufleet.service.files.log_segments import SegmentedLog
 
 _BLOCK = 64 * 1024
 MAX_LINE_BYTES = 64 * 1024  # a longer line is split
 DEFAULT_LIMIT = 2**30  # bytes of all logs of a job
 _RECOUNT_SHARE = 16
+_DROPPED_SHARE = 16  # of the limit, at a time
+_SEGMENT_BYTES, _MIN_SEGMENTS = 2**20, 64  # of a log at the limit
 _MAX_COUNTED = 10_000  # jobs
+_MAX_LISTED = 10_000  # logs
 
 
 class LogGap(Conflict):
@@ -54,12 +59,16 @@ class LogFiles:
     def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
         self._folder = folder
         self._limit = limit
+        # For a job with so many hosts that there is nothing to delete but the ends of their logs.
         self._notice = (
             f"\n[tpufleet] the logs of this job have reached {limit} bytes, the limit of this "
             "server (log_limit); later output is not stored\n"
         ).encode()
+        self._segment_bytes = max(1, min(_SEGMENT_BYTES, limit // _MIN_SEGMENTS))
         self._usage: OrderedDict[JobId, _Usage] = OrderedDict()
         self._usage_lock = threading.Lock()
+        self._opened: OrderedDict[Path, SegmentedLog] = OrderedDict()
+        self._opened_lock = threading.Lock()
 
     def path(self, attempt: AttemptId, host: HostId) -> Path:
         job, number = identifiers.parse_attempt_id(attempt)
@@ -68,33 +77,51 @@ class LogFiles:
 
     def append(self, attempt: AttemptId, host: HostId, offset: int, data: bytes) -> int:
         """Returns the new size. Known bytes are skipped; a hole raises `LogGap`. At the limit the
-        log ends with a notice, and everything after that is discarded as if it was stored."""
+        oldest output of the job is deleted. If there is none, the log ends with a notice, and
+        everything after that is discarded as if it was stored."""
         path = self.path(attempt, host)
         job_id = identifiers.parse_attempt_id(attempt)[0]
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             # A lock of the open file, so it excludes threads as well as other servers.
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            size = os.fstat(handle).st_size
-            if self._is_closed(handle, size):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            log = SegmentedLog(path)
+            last = log.last()
+            if self._is_closed(log, last.end):
                 return offset + len(data)
-            if offset > size:
-                raise LogGap(size)
-            rest = memoryview(data)[size - offset :]
+            if offset > last.end:
+                raise LogGap(last.end)
+            rest = memoryview(data)[last.end - offset :]
             free = self._free(job_id)
+            if len(rest) > free and self._drop_oldest(job_id, len(rest) - free):
+                free = self._free(job_id)
             self._count(job_id, min(free, len(rest)))
-            size = _write(handle, rest[:free], size)
-            if len(rest) > free:
-                _write(handle, memoryview(self._notice), size)
-                return offset + len(data)
-            return size
+            start = last.start if last.size < self._segment_bytes else last.end
+            handle = os.open(log.path_from(start), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                size = _write(handle, rest[:free], last.end - start)
+                if len(rest) > free:
+                    _write(handle, memoryview(self._notice), size)
+                    return offset + len(data)
+                return start + size
+            finally:
+                os.close(handle)
         finally:
-            os.close(handle)
+            os.close(lock)
 
-    def _is_closed(self, handle: int, size: int) -> bool:
+    def _is_closed(self, log: SegmentedLog, size: int) -> bool:
         start = size - len(self._notice)
-        return start >= 0 and os.pread(handle, len(self._notice), start) == self._notice
+        return start >= 0 and log.read(start, len(self._notice)) == self._notice
+
+    def _drop_oldest(self, job_id: JobId, needed: int) -> int:
+        """Returns how many bytes of the job were deleted."""
+        with self._usage_lock:
+            self._usage.pop(job_id, None)  # it is counted again
+            return self._drop(job_id, max(needed, self._limit // _DROPPED_SHARE))
+
+    def _drop(self, job_id: JobId, size: int) -> int:
+        return log_segments.drop_oldest(self._folder / job_id, size)
 
     def _free(self, job_id: JobId) -> int:
         """Bytes that the job may still write. Other servers write too, so it is counted again when
@@ -110,7 +137,8 @@ class LogFiles:
             return max(0, self._limit - usage.counted - usage.added)
 
     def _stored_bytes(self, job_id: JobId) -> int:
-        return sum(file.stat().st_size for file in (self._folder / job_id).glob("*/*.log"))
+        logs = log_segments.logs_below(self._folder / job_id)
+        return sum(segment.size for log in logs for segment in log.segments())
 
     def _count(self, job_id: JobId, size: int) -> None:
         with self._usage_lock:
@@ -118,19 +146,38 @@ class LogFiles:
                 self._usage[job_id] = replace(usage, added=usage.added + size)
 
     def size(self, attempt: AttemptId, host: HostId) -> int:
-        try:
-            return self.path(attempt, host).stat().st_size
-        except FileNotFoundError:
-            return 0
+        """Where it ends, whether or not all of it is still stored."""
+        return self._log(attempt, host).last().end
 
     def read(self, attempt: AttemptId, host: HostId, offset: int, count: int) -> bytes:
-        """At most `count` bytes; fewer only at the end of the log."""
-        try:
-            with self.path(attempt, host).open("rb") as file:
-                file.seek(offset)
-                return file.read(count)
-        except FileNotFoundError:
-            return b""
+        """At most `count` bytes; fewer only at the end of the log, or before a part that was
+        deleted."""
+        return self._log(attempt, host).read(offset, count)
+
+    def next_stored(self, attempt: AttemptId, host: HostId, offset: int) -> int:
+        """The first offset from this one on that is stored; this one at the end of the log."""
+        return self._log(attempt, host).next_stored(offset)
+
+    def stored_from(self, attempt: AttemptId, host: HostId, end: int) -> int:
+        """Where a stored part that ends there begins; `end` if what is before it was deleted."""
+        segment = self._log(attempt, host).covering(end - 1) if end else None
+        return end if segment is None else segment.start
+
+    def _log(self, attempt: AttemptId, host: HostId) -> SegmentedLog:
+        """It remembers which segments there are, for readers."""
+        path = self.path(attempt, host)
+        with self._opened_lock:
+            log = self._opened.setdefault(path, SegmentedLog(path))
+            self._opened.move_to_end(path)
+            while len(self._opened) > _MAX_LISTED:
+                self._opened.popitem(last=False)
+        return log
+
+    def _deletion_notice(self, size: int) -> str:
+        return (
+            f"[tpufleet] {size} bytes of output were deleted here: the logs of this job have "
+            f"reached {self._limit} bytes, the limit of this server (log_limit)"
+        )
 
     def tail_offset(self, attempt: AttemptId, host: HostId, count: int) -> int:
         """Where the last `count` lines begin, reading from the end only as far as needed."""
@@ -138,7 +185,9 @@ class LogFiles:
         if count <= 0:
             return end
         while at > 0:
-            start = max(0, at - _BLOCK)
+            start = max(self.stored_from(attempt, host, at), at - _BLOCK)
+            if start == at:
+                break  # what is before it was deleted
             block = self.read(attempt, host, start, at - start)
             if at == end and block.endswith(b"\n"):
                 block = block[:-1]  # terminates the last line
@@ -149,13 +198,19 @@ class LogFiles:
                     position = block.rindex(b"\n", 0, position)
                 return start + position + 1
             count, at = count - newlines, start
-        return 0
+        return at
 
     def lines(self, attempt: AttemptId, host: HostId, offset: int, *, complete: bool) -> LogLines:
         """At most one block of lines from this offset. An unterminated line is held back, unless
         the log is `complete`. Of a line that is drawn again and again after a carriage return, as
         progress bars are, the newest complete drawing is a line, so that followers see it move."""
         block = self.read(attempt, host, offset, _BLOCK)
+        stored = offset + len(block)
+        if len(block) < _BLOCK and (after := self.next_stored(attempt, host, stored)) > stored:
+            if not block:
+                notice = self._deletion_notice(after - offset)
+                return LogLines(lines=((notice, after),), end=after)
+            complete = True  # the rest of its last line was deleted
         lines, at = [], 0
         while at < len(block):
             cut = block.find(b"\n", at)
@@ -180,8 +235,18 @@ class LogFiles:
     def text(self, attempt: AttemptId, host: HostId, offset: int, prefix: str) -> Iterator[bytes]:
         """The log from this offset in blocks, each line with the prefix."""
         label, in_line = prefix.encode(), False
-        while block := self.read(attempt, host, offset, _BLOCK):
+        while True:
+            block = self.read(attempt, host, offset, _BLOCK)
             offset += len(block)
+            if not block:
+                after = self.next_stored(attempt, host, offset)
+                if after == offset:
+                    break
+                start = b"\n" if in_line else b""
+                block = self._deletion_notice(after - offset).encode() + b"\n"
+                yield start + label + block
+                offset, in_line = after, False
+                continue
             if label:
                 inner = block[:-1].replace(b"\n", b"\n" + label) + block[-1:]
                 block, in_line = (

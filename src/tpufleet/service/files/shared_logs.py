@@ -31,6 +31,7 @@ MAX_CHUNKS = 1_000  # of one log in the store
 MIN_AGE = timedelta(minutes=1)
 IDLE_AFTER = timedelta(minutes=10)
 _CACHED_SEGMENTS = 32
+_REMEMBERED_ENDS = 10_000
 _APPEND_ATTEMPTS = 10
 _LAST = "~"  # after every digit
 
@@ -63,6 +64,7 @@ class SharedLogs(LogFiles):
         self._growing: set[str] = set()  # logs with chunks that may be moved
         self._segments: dict[str, list[tuple[int, int]]] = {}
         self._cache: OrderedDict[str, bytes] = OrderedDict()
+        self._ends: OrderedDict[str, int] = OrderedDict()  # as readers saw them last
 
     def append(self, attempt: AttemptId, host: HostId, offset: int, data: bytes) -> int:
         log = _log_name(attempt, host)
@@ -78,6 +80,8 @@ class SharedLogs(LogFiles):
             if not rest:
                 return end
             free = self._free(job_id)
+            if len(rest) > free and self._drop_oldest(job_id, len(rest) - free):
+                free = self._free(job_id)
             kept = rest[:free]
             if kept and not self._create(log, end, kept):
                 continue  # another server has appended
@@ -102,12 +106,38 @@ class SharedLogs(LogFiles):
             chunks = self._store.objects(f"{log}/", since=_chunk_name(log, offset))
             if not chunks and self._earlier is not None:
                 return self._earlier.read(attempt, host, offset, count)
+            if chunks:
+                self._remember_end(log, _end(chunks[-1]))
             if not chunks or offset >= _end(chunks[-1]):
                 break
             part = self._read_part(log, chunks, offset, count)
+            if not part:
+                break  # deleted at the limit
             parts.append(part)
             offset, count = offset + len(part), count - len(part)
         return b"".join(parts)
+
+    def next_stored(self, attempt: AttemptId, host: HostId, offset: int) -> int:
+        log = _log_name(attempt, host)
+        if offset == self._ends.get(log):
+            return offset
+        chunks = self._store.objects(f"{log}/", since=_chunk_name(log, offset))
+        if not chunks and self._earlier is not None:
+            return self._earlier.next_stored(attempt, host, offset)
+        if not chunks or offset >= min(_start(chunks[0]), _end(chunks[-1])):
+            return offset
+        later = [start for start, end in self._list_segments(log) if end > offset]
+        return max(offset, min([*later, _start(chunks[0])]))
+
+    def stored_from(self, attempt: AttemptId, host: HostId, end: int) -> int:
+        log = _log_name(attempt, host)
+        chunks = self._store.objects(f"{log}/") if end else []
+        if not chunks and self._earlier is not None:
+            return self._earlier.stored_from(attempt, host, end)
+        if not chunks or end > _start(chunks[0]):
+            return min(end, _start(chunks[0])) if chunks else end
+        found = _covering(self._list_segments(log), end - 1)
+        return end if found is None else found[0]
 
     def compact(self) -> int:
         """Move what is old from the store to the bucket; return how many segments were written."""
@@ -149,6 +179,13 @@ class SharedLogs(LogFiles):
             self._growing.add(log)
         return self._store.put_object(_chunk_name(log, offset), data, self._clock.now())
 
+    def _remember_end(self, log: str, end: int) -> None:
+        with self._lock:
+            self._ends[log] = end
+            self._ends.move_to_end(log)
+            while len(self._ends) > _REMEMBERED_ENDS:
+                self._ends.popitem(last=False)
+
     def _last(self, log: str) -> StoredObject | None:
         chunks = self._store.objects(f"{log}/", since=f"{log}/{_LAST}")
         return chunks[-1] if chunks else None
@@ -162,6 +199,21 @@ class SharedLogs(LogFiles):
         prefix = f"logs/{job_id}/"
         in_store = sum(each.size for each in self._store.objects(prefix))
         return in_store + sum(each.size for each in self._archive.names(prefix).values())
+
+    def _drop(self, job_id: JobId, size: int) -> int:
+        """Of what is in the bucket. The beginning of each log is the last to go."""
+        listed = self._archive.names(f"logs/{job_id}/")
+        segments = [name for name in listed if "-" in name.rpartition("/")[2]]
+        dropped: list[str] = []
+        total = 0
+        for name in sorted(segments, key=_by_age):
+            if total >= size:
+                break
+            dropped.append(name)
+            total += listed[name].size
+        if dropped:
+            self._archive.delete(dropped)
+        return total
 
     def _read_part(
         self, log: str, chunks: Sequence[StoredObject], offset: int, count: int
@@ -181,24 +233,31 @@ class SharedLogs(LogFiles):
         return data[skipped : skipped + count]
 
     def _read_segment(self, log: str, offset: int) -> bytes:
-        """From this offset to the end of a segment."""
+        """From this offset to the end of a segment; nothing if it was deleted."""
         found = _covering(self._segments.get(log, ()), offset)
         if found is None:
-            names = self._archive.names(f"{log}/")  # not the log itself, of an earlier version
-            self._segments[log] = sorted(_span(name) for name in names)
-            found = _covering(self._segments[log], offset)
+            found = _covering(self._list_segments(log), offset)
         if found is None:
-            raise NotFound(f"byte {offset} of {log} is missing from the bucket")
+            return b""
         name = _segment_name(log, *found)
         with self._lock:
             data = self._cache.get(name)
         if data is None:
-            data = self._archive.read(name)
+            try:
+                data = self._archive.read(name)
+            except NotFound:  # by another server, at the limit
+                self._segments.pop(log, None)
+                return b""
             with self._lock:
                 self._cache[name] = data
                 while len(self._cache) > _CACHED_SEGMENTS:
                     self._cache.popitem(last=False)
         return data[offset - found[0] :]
+
+    def _list_segments(self, log: str) -> list[tuple[int, int]]:
+        names = self._archive.names(f"{log}/")  # not the log itself, of an earlier version
+        spans = self._segments[log] = sorted(_span(name) for name in names)
+        return spans
 
     def _move(self, log: str, chunks: Sequence[StoredObject]) -> None:
         names = [each.name for each in chunks]
@@ -243,6 +302,12 @@ def _segment_name(log: str, start: int, end: int) -> str:
 def _span(segment: str) -> tuple[int, int]:
     start, _, end = segment.rpartition("/")[2].partition("-")
     return int(start), int(end)
+
+
+def _by_age(segment: str) -> tuple[bool, int, int]:
+    """First the inner segments, of earlier attempts before those of later ones."""
+    start, _ = _span(segment)
+    return start == 0, int(segment.split("/")[2]), start
 
 
 def _start(chunk: StoredObject) -> int:

@@ -57,7 +57,7 @@ class AgentHosts:
                 {
                     **attributes,
                     "accelerator-type": node.accelerator.name,
-                    "tpu-env": f"NODE_ID: '{node.id}'\nZONE: '{node.zone}'\n",
+                    "tpu-env": _tpu_env(node),
                 },
                 name=node.id,
                 zone=f"projects/1/zones/{node.zone}",
@@ -121,6 +121,19 @@ class AgentHosts:
             self._local.inject(slice_id_of(node), fault, host)
         except FleetError as error:
             log.warning("cannot inject %s into %s: %s", fault, node.id, error)
+
+
+def _tpu_env(node: NodeRecord) -> str:
+    """The lines that are read here, by JAX (jax/_src/clusters/cloud_tpu_cluster.py) or by us."""
+    values = {
+        "ACCELERATOR_TYPE": node.accelerator.name,
+        "NODE_ID": node.id,
+        "ZONE": node.zone,
+    }
+    if node.num_slices > 1:
+        values["MEGASCALE_NUM_SLICES"] = str(node.num_slices)
+        values["MEGASCALE_SLICE_ID"] = str(node.slice_index)
+    return "".join(f"{name}: '{value}'\n" for name, value in values.items())
 
 
 def slice_id_of(node: NodeRecord) -> SliceId:

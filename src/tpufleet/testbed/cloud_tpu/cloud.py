@@ -36,6 +36,8 @@ from tpufleet.testbed.cloud_tpu.nodes import (
 from tpufleet.testbed.cloud_tpu.operations import Operations
 
 MAINTENANCE_WINDOW = timedelta(hours=4)
+# Spot VMs have no such limit: cloud.google.com/tpu/docs/preemptible
+PREEMPTIBLE_LIFETIME = timedelta(hours=24)
 
 
 @dataclass(order=True, slots=True)
@@ -133,6 +135,9 @@ class Cloud:
         if name in self.nodes:
             raise api_errors.api_error("exists", target=name)
         self.check_writable_disks(name, template)
+        blocks = {node.template.cidr_block for node in self.nodes.values()}
+        if template.cidr_block and template.cidr_block in blocks:
+            raise api_errors.invalid_argument(f"The CIDR block {template.cidr_block} is in use.")
         return NodeRecord(
             name=name,
             zone=zone,
@@ -340,9 +345,20 @@ class Cloud:
                 began_at=at,
             ),
         )
+        if record.template.scheduling_config.preemptible:
+            self._end_after(record, PREEMPTIBLE_LIFETIME, at)
         self.hosts.boot(record)
         for callback in self.node_ready:
             callback(record, at)
+
+    def _end_after(self, record: NodeRecord, lifetime: timedelta, now: datetime) -> None:
+        generation = record.generation
+
+        def end(at: datetime) -> None:
+            if record.generation == generation:
+                self.reclaim(record, at, State.TERMINATED)
+
+        self.schedule(now + lifetime, end)
 
     def _release_hosts(
         self, record: NodeRecord, state: NodeState, at: datetime, end_reason: str

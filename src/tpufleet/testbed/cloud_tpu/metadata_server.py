@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 ROOT = "computeMetadata/v1/instance"
 MAX_WAIT_SECONDS = 3600.0
+SHUTDOWN_POLL_SECONDS = 0.02  # how soon a server notices that it is to end; the default is 0.5
 
 
 class MetadataServer:
@@ -26,7 +27,10 @@ class MetadataServer:
         self._server = ThreadingHTTPServer(address, self._handler())
         self._server.daemon_threads = True
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="metadata", daemon=True
+            target=self._server.serve_forever,
+            args=(SHUTDOWN_POLL_SECONDS,),
+            name="metadata",
+            daemon=True,
         )
         self._thread.start()
 

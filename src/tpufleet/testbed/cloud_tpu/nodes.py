@@ -57,7 +57,8 @@ class NodeRecord:
     dead_hosts: set[int] = field(default_factory=set)
     notice: str = ""  # preempted or maintenance, once sent to the hosts
     queued_resource: str = ""  # full name
-    multislice: bool = False
+    slice_index: int = 0  # in a multislice request
+    num_slices: int = 1
     maintenance: MaintenanceWindow | None = None
     generation: int = 0  # incremented to cancel scheduled events
 
@@ -78,7 +79,8 @@ class NodeRecord:
         node.id, node.create_time = self.number, self.created_at
         node.api_version = ApiVersion.V2
         node.health_description = self.health_description
-        node.queued_resource, node.multislice_node = self.queued_resource, self.multislice
+        node.queued_resource = self.queued_resource
+        node.multislice_node = self.num_slices > 1
         self._fill_defaults(node)
         node.symptoms = [
             cloud_tpu.Symptom(

@@ -14,6 +14,7 @@ from tpufleet.model import topology, tpu_zones
 from tpufleet.model.jobs import Capacity
 from tpufleet.testbed.cloud_tpu.api_errors import PROJECT_NUMBER
 from tpufleet.testbed.cloud_tpu.compute_api import ComputeApi
+from tpufleet.testbed.cloud_tpu.metadata_server import SHUTDOWN_POLL_SECONDS
 
 # By the first part of our paths. Service Usage and Cloud Storage are enabled in every project.
 SERVICES = {
@@ -36,7 +37,7 @@ class ProjectState:
     # Roles of the default service account, in the policy of the project.
     account_roles: set[str] = field(default_factory=lambda: {"roles/editor"})
     denied_permissions: set[str] = field(default_factory=set)
-    quota: dict[tuple[str, str], int] = field(default_factory=dict)  # by quota id and zone
+    quota: dict[tuple[str, str], int] = field(default_factory=dict)  # by quota id and place
     missing: set[str] = field(default_factory=set)  # last parts of names that do not exist
     private_access: bool = True  # of subnetworks
     nat: bool = True
@@ -50,7 +51,10 @@ class ProjectApi:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="project-api", daemon=True
+            target=self._server.serve_forever,
+            args=(SHUTDOWN_POLL_SECONDS,),
+            name="project-api",
+            daemon=True,
         )
         self._thread.start()
 
@@ -124,13 +128,16 @@ class ProjectApi:
         return [{"role": role, "members": [member]} for role in sorted(self.state.account_roles)]
 
     def _quotas(self, quota_id: str) -> list[dict[str, Any]]:
+        kind, places = "zone", tpu_zones.zones()
+        if "PerRegion" in quota_id:
+            kind, places = "region", tuple(sorted({zone.rpartition("-")[0] for zone in places}))
         return [
             {
-                "dimensions": {"zone": zone},
-                "details": {"value": str(self.state.quota.get((quota_id, zone), DEFAULT_QUOTA))},
-                "applicableLocations": [zone],
+                "dimensions": {kind: place},
+                "details": {"value": str(self.state.quota.get((quota_id, place), DEFAULT_QUOTA))},
+                "applicableLocations": [place],
             }
-            for zone in tpu_zones.zones()
+            for place in places
         ]
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
@@ -163,9 +170,11 @@ class ProjectApi:
 
 
 def set_quota(
-    state: ProjectState, accelerator: str, capacity: Capacity, zone: str, to: int
+    state: ProjectState, accelerator: str, capacity: Capacity, place: str, to: int
 ) -> None:
-    state.quota[tpu_zones.quota_id(topology.find(accelerator), capacity), zone] = to
+    """Of a zone or a region."""
+    per = "Zone" if place in tpu_zones.zones() else "Region"
+    state.quota[tpu_zones.quota_id(topology.find(accelerator), capacity, per), place] = to
 
 
 def _not_found(path: str) -> tuple[int, dict[str, Any]]:

@@ -18,6 +18,17 @@ from tpufleet.testbed.cloud_tpu.nodes import NodeRecord, State
 
 QueuedState: Any = cloud_tpu.QueuedResourceState.State
 Initiator: Any = cloud_tpu.QueuedResourceState.StateInitiator
+Data = cloud_tpu.QueuedResourceState
+# "Further data for the … state"; that of FAILED has the error.
+STATE_DATA: dict[Any, tuple[str, Any]] = {
+    QueuedState.CREATING: ("creating_data", Data.CreatingData),
+    QueuedState.ACCEPTED: ("accepted_data", Data.AcceptedData),
+    QueuedState.PROVISIONING: ("provisioning_data", Data.ProvisioningData),
+    QueuedState.ACTIVE: ("active_data", Data.ActiveData),
+    QueuedState.DELETING: ("deleting_data", Data.DeletingData),
+    QueuedState.SUSPENDING: ("suspending_data", Data.SuspendingData),
+    QueuedState.SUSPENDED: ("suspended_data", Data.SuspendedData),
+}
 WAITING = (QueuedState.CREATING, QueuedState.ACCEPTED, QueuedState.WAITING_FOR_RESOURCES)
 
 
@@ -39,6 +50,9 @@ class QueuedRecord:
         resource._pb.CopyFrom(cloud_tpu.QueuedResource.pb(self.request))
         resource.name, resource.create_time = self.name, self.created_at
         resource.state.state = self.state
+        if self.state in STATE_DATA:
+            name, kind = STATE_DATA[self.state]
+            setattr(resource.state, name, kind())
         if self.error is not None:
             resource.state.failed_data = cloud_tpu.QueuedResourceState.FailedData(
                 error=status_pb2.Status(code=self.error.number, message=self.error.message)
@@ -165,9 +179,9 @@ class QueuedResources:
             record.state = QueuedState.WAITING_FOR_RESOURCES
             return
         record.state = QueuedState.PROVISIONING
-        for node in wanted:
+        for index, node in enumerate(wanted):
             node.queued_resource = record.name
-            node.multislice = len(wanted) > 1
+            node.slice_index, node.num_slices = index, len(wanted)
             self._cloud.start(node, at, None)
 
     def _prepare(self, record: QueuedRecord, now: datetime) -> list[NodeRecord]:
@@ -178,10 +192,14 @@ class QueuedResources:
                 raise api_errors.invalid_argument(
                     f"The parent {spec.parent!r} of the node is not that of the queued resource."
                 )
+            template = cloud_tpu.Node()
+            template._pb.CopyFrom(cloud_tpu.Node.pb(spec.node))
+            if "spot" in record.request:
+                template.scheduling_config.spot = True
             for node_id in _node_ids(spec, queued_id):
                 wanted.append(
                     self._cloud.validate_node(
-                        spec.parent, node_id, spec.node, record.capacity, now, RESOURCE_ID
+                        spec.parent, node_id, template, record.capacity, now, RESOURCE_ID
                     )
                 )
         if not wanted:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpufleet.errors import BadInput, Conflict
+from tpufleet.errors import BadInput, Conflict, install_command
 from tpufleet.testbed.kubernetes import processes
 from tpufleet.testbed.kubernetes.binaries import Progress
 from tpufleet.testbed.kubernetes.cluster_layout import ControlPlaneLayout
@@ -52,7 +52,7 @@ def check_packages() -> None:
     for package in ("google.cloud.container_v1", "lightkube"):
         if not _is_installed(package):
             raise BadInput(
-                f"--gke requires the package {package}; run `pip install 'tpufleet[gke]'`"
+                f"--gke requires the package {package}\n  next: {install_command('tpufleet[gke]')}"
             )
 
 

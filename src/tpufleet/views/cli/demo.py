@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tpufleet.errors import BadInput, FleetError
+from tpufleet.errors import BadInput, FleetError, install_command
 from tpufleet.model.api_types import JobRow, NewJob
 from tpufleet.model.jobs import JobId, JobState
 from tpufleet.views import text
-from tpufleet.views.cli import connection, follow, follow_display, output, serve
+from tpufleet.views.cli import connection, follow, follow_display, serve
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -174,7 +174,7 @@ class _PreemptingScreen:
 
 def _require_jax() -> None:
     if importlib.util.find_spec("jax") is None:
-        raise BadInput(f"the demo needs JAX\n  next: {output.install_command('demo')}")
+        raise BadInput(f"the demo needs JAX\n  next: {install_command('tpufleet[demo]')}")
 
 
 @contextmanager

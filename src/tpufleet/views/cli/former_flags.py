@@ -50,7 +50,7 @@ def run_arguments(args: list[str], with_value: Collection[str]) -> list[str]:
     after an option `with_value` to that."""
     if "--" not in args:
         words = args[1:]
-        if words and all(_is_former(word) for word in words):
+        if args and not args[0].startswith("-") and all(is_former(word) for word in words):
             shown = " ".join([*args[:1], *_options(words)])
             raise HintedUsageError(f"no command to run\n  next: tpu run {shown} -- python train.py")
         return args
@@ -58,7 +58,7 @@ def run_arguments(args: list[str], with_value: Collection[str]) -> list[str]:
     before, taken = [], False
     for position, word in enumerate(args[:at]):
         value_of_option = position > 0 and args[position - 1] in with_value
-        if position == 0 or value_of_option or not _is_former(word):
+        if position == 0 or value_of_option or not is_former(word):
             before.append(word)
         else:
             before += _options([word])
@@ -68,7 +68,7 @@ def run_arguments(args: list[str], with_value: Collection[str]) -> list[str]:
     return [*before, *args[at:]]
 
 
-def _is_former(word: str) -> bool:
+def is_former(word: str) -> bool:
     return word in RUN_FLAGS or word in DROPPED or _PAIR.fullmatch(word) is not None
 
 

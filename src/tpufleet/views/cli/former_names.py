@@ -224,6 +224,13 @@ def _is_user(word: str) -> bool:
     return word.startswith("user=") or re.fullmatch(r"[A-Za-z][\w.-]*", word) is not None
 
 
+# Flags of former verbs that are not needed any more, and why.
+DROPPED_FLAGS = {
+    "-re": "a chain of resumed jobs is hidden or kept by the state of its last job",
+}
+# `tpu queue v4-32 …` submitted a job.
+QUEUED_TYPE = re.compile(r"(.*\b)?v(\d\w*|\*)[\w+*-]*")
+
 # They stop, delete or rebuild something, so a misspelling must never lead to one of them.
 DESTRUCTIVE = {
     "cancel", "delete", "reapply", "restart", "purge", "archive", "fault", "repair", "mount-disk",

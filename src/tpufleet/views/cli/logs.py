@@ -92,6 +92,7 @@ def _why_empty(detail: JobDetail, host: int | None) -> str:
 @click.option("--slice", "slice_id", metavar="SLICE", help="Only events of this slice.")
 @click.option("--pool", help="Only events of this pool.")
 @click.option("--user", help="Only what this user caused.")
+@click.option("--reservation", metavar="ID", help="Only events of this reservation.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000))
 @json_option
 def events(
@@ -100,15 +101,19 @@ def events(
     slice_id: str | None,
     pool: str | None,
     user: str | None,
+    reservation: str | None,
     limit: int,
     as_json: bool,
 ) -> None:
-    """Print the events of JOB, of a slice, of a pool, of a user, or of the whole fleet, oldest
-    first."""
-    if sum(each is not None for each in (job, slice_id, pool, user)) > 1:
-        raise BadInput("pass one of JOB, --slice, --pool and --user")
+    """Print the events of JOB, of a slice, of a pool, of a user, of a reservation, or of the whole
+    fleet, oldest first."""
+    if sum(each is not None for each in (job, slice_id, pool, user, reservation)) > 1:
+        raise BadInput("pass one of JOB, --slice, --pool, --user and --reservation")
     with connection.connect() as client:
-        page = client.events(job, slice_id=slice_id, pool=pool, user=user, limit=limit, newest=True)
+        page = client.events(
+            job, slice_id=slice_id, pool=pool, user=user, reservation=reservation, limit=limit,
+            newest=True,
+        )  # fmt: skip
         if not as_json:
             use_time_zone(client)
         if as_json and not follow:
@@ -122,12 +127,23 @@ def events(
             return
         ref = client.job(job).job.id if job is not None else None
         for item in client.stream(job=ref, after=page.last):
-            if isinstance(item, Event) and _concerns(item, slice_id, pool, user):
+            if isinstance(item, Event) and _concerns(item, slice_id, pool, user, reservation):
                 _show(item, as_json, about=job is None)
 
 
-def _concerns(event: Event, slice_id: str | None, pool: str | None, user: str | None) -> bool:
-    wanted = ((slice_id, event.slice_id), (pool, event.pool), (user, event.by))
+def _concerns(
+    event: Event,
+    slice_id: str | None,
+    pool: str | None,
+    user: str | None,
+    reservation: str | None,
+) -> bool:
+    wanted = (
+        (slice_id, event.slice_id),
+        (pool, event.pool),
+        (user, event.by),
+        (reservation, event.reservation),
+    )
     return all(expected in (None, value) for expected, value in wanted)
 
 

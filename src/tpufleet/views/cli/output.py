@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -153,11 +152,6 @@ def _plain_table(titles: Sequence[str], rows: list[list[tuple[str, str]]]) -> No
     for cells in lines:
         padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
         click.echo("  ".join(padded).rstrip())
-
-
-def install_command(extra: str) -> str:
-    """For the Python that runs this command, which need not be the one of the shell."""
-    return f"{shlex.quote(sys.executable)} -m pip install 'tpufleet[{extra}]'"
 
 
 def confirm(question: str, yes: bool) -> None:

@@ -29,6 +29,7 @@ TITLES = ("QUEUE", "POS", "JOB", "OWNER", "NEEDS", "PRIORITY", "USED", "STARTS",
 @click.option("--type", "accelerator", metavar="TYPE", help="Only this TPU type.")
 @click.option("--zone", help="Only jobs that may run in this zone.")
 @click.option("--mine", is_flag=True, help="Only your jobs; positions count all.")
+@click.option("--user", metavar="NAME", help="Only jobs of this user; positions count all.")
 @json_option
 @click.pass_context
 def queue(
@@ -37,6 +38,7 @@ def queue(
     accelerator: str | None,
     zone: str | None,
     mine: bool,
+    user: str | None,
     as_json: bool,
 ) -> None:
     """List jobs that wait, in the order in which they are placed.
@@ -47,8 +49,10 @@ def queue(
     """
     if context.invoked_subcommand is not None:
         return
+    if mine and user is not None:
+        raise BadInput("pass one of --mine and --user")
     with connection.connect() as client:
-        owner = client.me().name if mine else None
+        owner = client.me().name if mine else user
         entries = client.queue(pool=pool, accelerator=accelerator, zone=zone, owner=owner)
         use_time_zone(client)
     if as_json:

@@ -16,8 +16,10 @@ import click
 
 from tpufleet.views.cli.former_names import (
     DESTRUCTIVE,
+    DROPPED_FLAGS,
     FORMER_NAMES,
     LISTINGS,
+    QUEUED_TYPE,
     Unsupported,
     listing_arguments,
 )
@@ -83,7 +85,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "adopt": LazyCommand("Use a TPU VM made by hand in a pool.", "adopt:adopt"),
         "unregister": LazyCommand("Give an adopted TPU VM back.", "adopt:unregister"),
         "reservations": LazyCommand("List and end reservations.", "reservations:reservations"),
-        "release": LazyCommand("Release a reservation or a held slice.", "reservations:release"),
+        "release": LazyCommand("Release a reservation, slice or location.", "reservations:release"),
         "budget": LazyCommand("Show budgets and what was spent of them.", "budget:budget"),
         "stock": LazyCommand("Show capacity granted and refused, by zone.", "stock:stock"),
         "types": LazyCommand("List TPU types.", "types:types"),
@@ -229,6 +231,11 @@ def _translated(args: list[str]) -> list[str]:
     use instead."""
     former = FORMER_NAMES.get(args[0])
     rest = args[1:]
+    if args[0] == "queue" and rest and QUEUED_TYPE.fullmatch(rest[0]):
+        click.echo(f"hint: to queue a job is now `tpu run --detach {rest[0]}`", err=True)
+        end = rest.index("--") if "--" in rest else len(rest)
+        args = ["run", *rest[:end], "-q", *rest[end:]]
+        rest = args[1:]
     if args[0] in LISTINGS and not {"-h", "--help", "cloud"} & {*rest[:1]}:
         rest, hints = listing_arguments(rest)
         for hint in hints:
@@ -237,13 +244,29 @@ def _translated(args: list[str]) -> list[str]:
             shown = " ".join(["jobs", *rest])
             click.echo(f"hint: `tpu {' '.join(args)}` is now `tpu {shown}`", err=True)
             return ["jobs", *rest]
-    if former is None:
-        return args
     if isinstance(former, Unsupported):
         raise HintedUsageError(f"no command {args[0]!r}: {former.reason}\n  next: {former.instead}")
+    rest = _understood(args[0], rest)
+    if former is None:
+        return [args[0], *rest]
     note = f" ({former.note})" if former.note else ""
     click.echo(f"hint: `tpu {args[0]}` is now `tpu {' '.join(former.arguments)}`{note}", err=True)
     return [*former.arguments, *rest]
+
+
+def _understood(verb: str, args: list[str]) -> list[str]:
+    """Without a user among the words; an error when a job is named instead of a node."""
+    if verb in FORMER_NAMES:
+        for word in [word for word in args if word in DROPPED_FLAGS]:
+            click.echo(f"hint: {word} is not needed: {DROPPED_FLAGS[word]}", err=True)
+            args = [each for each in args if each != word]
+    if not args or COMPLETION_VARIABLE in os.environ or {"-h", "--help"} & {*args}:
+        return args
+    from tpufleet.views.cli import former_users  # imports what connects to the server
+
+    if verb in former_users.OF_NODES:
+        former_users.refuse_job(verb, args)
+    return former_users.without_user(verb, args) if verb in former_users.WITH_USER else args
 
 
 def root() -> RootGroup:

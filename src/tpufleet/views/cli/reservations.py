@@ -149,12 +149,23 @@ def break_(reservation: str, reason: str, as_json: bool) -> None:
     output.print_result(ended, f"broke {ended.id} of {ended.owner}", as_json)
 
 
-@click.command(epilog="\b\nExamples:\n  tpu release 3f9a\n  tpu release tpf-lab-1a2b3c4d\n")
-@click.argument("name", metavar="RESERVATION|SLICE")
+@click.command(
+    epilog="\b\nExamples:\n  tpu release 3f9a\n  tpu release tpf-lab-1a2b3c4d\n"
+    '  tpu release gs://lab/run1 --reason "mo has left"\n'
+)
+@click.argument("name", metavar="RESERVATION|SLICE|LOCATION")
+@click.option(
+    "--reason", default="", help="Why an admin releases the LOCATION of another user; audited."
+)
 @json_option
-def release(name: str, as_json: bool) -> None:
-    """End your RESERVATION now, or return a SLICE that is held after a failure to its pool."""
+def release(name: str, reason: str, as_json: bool) -> None:
+    """End your RESERVATION now, return a SLICE that is held after a failure to its pool, or let
+    others use a checkpoint LOCATION in which your job was the first. Its files stay."""
     with connection.connect() as client:
+        if "/" in name:
+            client.release_checkpoint_location(name, reason)
+            output.print_result({"released": name}, f"released {name}", as_json)
+            return
         current = {each.id for each in client.reservations()}
         try:
             ended = client.end_reservation(name)

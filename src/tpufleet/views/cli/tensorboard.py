@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tpufleet.errors import BadInput, FleetError
+from tpufleet.errors import BadInput, FleetError, install_command
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.tensorboard_events import EventFile
@@ -59,7 +59,7 @@ def tensorboard(
     Of each job: the metrics that it reported (`tpu metrics`), kept up to date; event files below
     its checkpoint location, if this machine can read it; and what `tpu profile` wrote to
     profiles/JOB.
-    TensorBoard is a program of its own: pip install 'tpufleet[tensorboard]'.
+    TensorBoard is a program of its own, in the extra tpufleet[tensorboard].
     """
     if not jobs and not logdir:
         raise BadInput("name a job, or a folder with --logdir")
@@ -79,7 +79,7 @@ def tensorboard(
         if not _reads_buckets() and any(folder.startswith("gs://") for folder in runs.values()):
             output.print_status(
                 "TensorBoard reads gs:// folders only with the package gcsfs\n"
-                f"  next: {output.install_command('tensorboard')}"
+                f"  next: {install_command('tpufleet[tensorboard]')}"
             )
         command = [*program, *location_options(runs), "--port", str(port), "--host", bind]
         output.print_status(f"TensorBoard: http://{bind}:{port} (Ctrl-C stops it)")
@@ -152,6 +152,6 @@ def find_program() -> list[str]:
         return [sys.executable, "-m", "tensorboard.main"]
     raise FleetError(
         "TensorBoard is not installed\n"
-        f"  next: {output.install_command('tensorboard')}, or write event "
+        f"  next: {install_command('tpufleet[tensorboard]')}, or write event "
         "files for another machine with --write DIR"
     )

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, install_command
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.preferences import use_time_zone
 
@@ -30,7 +30,7 @@ def top(query: tuple[str, ...], all_users: bool) -> None:
             raise
         raise BadInput(
             "tpu top needs Textual, which is not installed\n"
-            f"  next: {output.install_command('top')}"
+            f"  next: {install_command('tpufleet[top]')}"
         ) from error
     if not (output.is_terminal() and sys.stdin.isatty()):
         raise BadInput("tpu top needs a terminal\n  next: tpu jobs, or tpu jobs --json")

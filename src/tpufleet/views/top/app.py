@@ -15,7 +15,7 @@ from textual.events import Resize
 from textual.message import Message
 from textual.widgets import DataTable, Input, Static
 
-from tpufleet.errors import FleetError
+from tpufleet.errors import BadInput, FleetError
 from tpufleet.model.api_types import JobChanges, JobRow
 from tpufleet.model.events import Event
 from tpufleet.model.jobs import ENDED_STATES, JobId
@@ -44,7 +44,10 @@ class TopApp(App[None]):
     TITLE = "tpu top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #bar, #keys { height: 1; background: $primary-background; }
+    #bar, #keys, #query { height: 1; background: $primary-background; text-wrap: nowrap;
+                          text-overflow: ellipsis; }
+    #query { display: none; text-style: bold; }
+    #query.set { display: block; }
     #detail { height: 2; color: $text-muted; }
     #filter { display: none; height: 3; }
     #filter.open { display: block; }
@@ -98,6 +101,8 @@ class TopApp(App[None]):
         self._view = FleetView()
         self._rows: list[TableRow] = []
         self._problem = ""
+        self._valid_query = ""  # the last one that the server understood
+        self._wrong_filter = ""  # why the line that is open was not
         self._refresh_due = False
         self._stopped = threading.Event()
 
@@ -105,6 +110,7 @@ class TopApp(App[None]):
 
     def compose(self) -> ComposeResult:
         yield Static(id="bar")
+        yield Static(id="query")
         yield DataTable(cursor_type="row", zebra_stripes=False, id="table")
         yield Static(id="detail")
         yield Input(
@@ -157,18 +163,20 @@ class TopApp(App[None]):
     def _show_bars(self) -> None:
         if not self.query("#bar"):
             return  # the screen is being closed
-        bar = Text(no_wrap=True, overflow="ellipsis")
+        bar = Text()
         for at, tab in enumerate(Tab):
             style = "reverse bold" if tab is self._tab else ""
             bar.append(f" {at + 1} {tab} ", style=style)
         whose = "all users" if self._all_users else self._user
         bar.append(f"  {whose}: {self._view.counts()}")
-        if self._query:
-            bar.append(f"  filter: {text.one_line(self._query)}", style="bold")
         self.query_one("#bar", Static).update(bar)
+        line = self.query_one("#query", Static)
+        line.set_class(bool(self._query), "set")
+        line.update(Text(f" filter: {text.one_line(self._query)}"))
         detail = self._selected.detail if self._selected is not None else self._empty()
-        shown = Text(text.one_line(self._problem or detail))
-        shown.stylize("red" if self._problem else "")
+        problem = self._wrong_filter or self._problem
+        shown = Text(text.one_line(problem or detail))
+        shown.stylize("red" if problem else "")
         self.query_one("#detail", Static).update(shown)
 
     def _empty(self) -> str:
@@ -232,17 +240,24 @@ class TopApp(App[None]):
             slices = self._client.slices() if tab is Tab.SLICES else None
             queue = self._client.queue() if tab is Tab.QUEUE else None
         except FleetError as error:
-            problem = str(error)
             if not self._stopped.is_set():
-                self.call_from_thread(self._fetched, query, None, None, None, problem)
+                self.call_from_thread(self._fetched, query, None, None, None, error)
             return
         if not self._stopped.is_set():
-            self.call_from_thread(self._fetched, query, jobs, slices, queue, "")
+            self.call_from_thread(self._fetched, query, jobs, slices, queue, None)
 
-    def _fetched(self, query: str, jobs: Any, slices: Any, queue: Any, problem: str) -> None:
+    def _fetched(
+        self, query: str, jobs: Any, slices: Any, queue: Any, problem: FleetError | None
+    ) -> None:
         if query != self._query:
             return  # asked before the filter changed
-        self._problem = problem
+        if isinstance(problem, BadInput) and query != self._valid_query:
+            # What is listed stays filtered as before, and the line stays open to be corrected.
+            self._query, self._wrong_filter = self._valid_query, str(problem)
+            self.action_filter()
+        else:
+            self._problem = "" if problem is None else str(problem)
+            self._valid_query = query if problem is None else self._valid_query
         if jobs is not None:
             self._view.jobs = {row.id: row for row in jobs}
         if slices is not None:
@@ -282,6 +297,7 @@ class TopApp(App[None]):
         self._refresh()
 
     def _close_filter(self) -> None:
+        self._wrong_filter = ""
         self.query_one("#filter", Input).remove_class("open")
         self._table.focus()
         self._show_bars()

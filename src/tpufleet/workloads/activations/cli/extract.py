@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tpufleet.errors import FleetError
+from tpufleet.errors import FleetError, install_command
 from tpufleet.runtime.units import DamagedRecord
 from tpufleet.workloads.activations.cli import legacy_formats, plan
 from tpufleet.workloads.activations.cli.legacy_formats import example_epilog
@@ -42,7 +42,7 @@ class _ExtractGroup(click.Group):
             raise click.ClickException(str(error)) from error
         except ModuleNotFoundError as error:
             raise click.ClickException(
-                f"{error.name} is not installed; run `pip install 'tpufleet[extract]'`"
+                f"{error.name} is not installed\n  next: {install_command('tpufleet[extract]')}"
             ) from error
 
 
@@ -104,38 +104,59 @@ def extract() -> None:
     "[default: ~/.cache/tpufleet/compile, on CPUs none]",
 )
 @click.option(
+    "--calibrate/--no-calibrate",
+    default=None,
+    help="Measure the devices to choose the size and number of batches.  [default: on "
+    "accelerators; other sizes than the plan's only in runs of half an hour or more, or if given]",
+)
+@click.option(
     "--writers",
     type=COUNT,
     help="Threads that hash and write.  [default: one for each core, 8 to 32]",
 )
+@click.option(
+    "--disk",
+    type=click.Choice(["auto", "direct", "buffered"]),
+    default="auto",
+    show_default=True,
+    help="Write shards past the page cache (O_DIRECT) or through it; auto: past it, where the "
+    "file system allows.",
+)
 @click.option("--worker", default="", help="Name of this worker, unique among running workers.")
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON at the end.")
 @click.option("--quiet", is_flag=True, help="Do not show progress.")
 @click.pass_context
 def run(context: click.Context, out: str, **options: Any) -> None:
     """Run the plan in OUT until it is complete. Any number of workers can run concurrently."""
     from tpufleet import runtime
-    from tpufleet.workloads.activations import plans
-    from tpufleet.workloads.activations.cli import output
-    from tpufleet.workloads.activations.io.storage import open_storage
-    from tpufleet.workloads.activations.model import meshes
-    from tpufleet.workloads.activations.pipeline import extraction, workers
+    from tpufleet.workloads.activations.model import devices, meshes
 
     runtime.initialize()
+    mesh = meshes.parse_mesh(options["mesh"])
+    devices.start(mesh)  # before the imports below, which take a second
+    from tpufleet.workloads.activations import plans
+    from tpufleet.workloads.activations.cli import output
+    from tpufleet.workloads.activations.io.storage import open_storage, translate_disk_errors
+    from tpufleet.workloads.activations.pipeline import extraction, workers
+
     steal = options["steal_after"]
     settings = extraction.ExtractionSettings(
         compute=options["compute"],
-        mesh=meshes.parse_mesh(options["mesh"]),
+        mesh=mesh,
         scope=options["scope"],
         memory=options["memory"],
         lease=timedelta(seconds=options["lease"]),
         steal_after=None if steal is None else timedelta(seconds=steal),
         compile_cache=options["compile_cache"],
+        calibrate=options["calibrate"],
         name=options["worker"],
         options=workers.default_options(
             os.cpu_count() or 1, preparers=options["preparers"], writers=options["writers"]
         ),
     )
-    storage = open_storage(out)
+    storage = open_storage(out, disk=options["disk"])
+    with translate_disk_errors(storage):
+        storage.write_mode()  # finds missing disks before the model is loaded
     screen = None
     if not options["quiet"]:
         output.show_start(plans.load(storage))
@@ -154,7 +175,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
             err=True,
         )
         context.exit(INTERRUPTED)
-    output.show_end(meter)
+    output.show_end(meter, as_json=options["as_json"])
 
 
 @extract.command(epilog=example_epilog("tpu extract status acts --watch 5"))
@@ -272,6 +293,26 @@ def repair(
     if after.intact and after.leftovers:
         click.echo(f"delete the damaged shards with `tpu extract verify --sweep {out}`")
     context.exit(0 if after.intact else 1)
+
+
+@extract.command(epilog=example_epilog("tpu extract stripe /mnt/a/acts /mnt/b/acts /mnt/c/acts"))
+@click.argument("out")
+@click.argument("folders", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def stripe(out: str, folders: tuple[str, ...], as_json: bool) -> None:
+    """Divide the shards of OUT among OUT and FOLDERS, on several disks; or show its folders.
+
+    FOLDERS are all folders besides OUT. Shards that are stored stay where they are; new ones go to
+    all folders in turn. After a disk was lost, name the folders that are left or replace it, then
+    run `tpu extract repair OUT`.
+    """
+    from tpufleet.workloads.activations.cli import output
+    from tpufleet.workloads.activations.io import striped_folder
+
+    storage = striped_folder.local_folder(out)
+    if folders:
+        storage = striped_folder.set_folders(storage, folders)
+    output.show_stripes(striped_folder.stripes(storage), as_json=as_json)
 
 
 for command in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,17 @@ from tpufleet.workloads.activations.pipeline import dataset_status
 
 if TYPE_CHECKING:
     from tpufleet.workloads.activations.io.datasets import Dataset
+    from tpufleet.workloads.activations.io.striped_folder import StripeStatus
     from tpufleet.workloads.activations.io.verification import VerificationReport
     from tpufleet.workloads.activations.pipeline.progress_meter import Meter
 
+# By `Storage.write_mode`.
+WRITE_MODES = {
+    "direct": "direct writes (O_DIRECT)",
+    "buffered": "buffered writes",
+    "mixed": "direct writes (O_DIRECT) to some disks",
+    "upload": "uploads from memory",
+}
 HEADINGS = ("DATASET", "STATUS", "SAMPLES", "SHARDS", "STORED")
 
 
@@ -50,6 +58,21 @@ def show_plan(plan: plans.ExtractionPlan, *, as_json: bool) -> None:
     ]
     for name, value in rows:
         click.echo(f"{name:>8}  {value}")
+
+
+def show_stripes(stripes: Sequence[StripeStatus], *, as_json: bool) -> None:
+    if as_json:
+        fields = [{**asdict(stripe), "folder": str(stripe.folder)} for stripe in stripes]
+        click.echo(json.dumps(fields))
+        return
+    width = max(len(str(stripe.folder)) for stripe in stripes)
+    click.echo(f"{'FOLDER':<{width}}  {'SHARDS':>8}  {'STORED':>10}  {'FREE':>10}")
+    for stripe in stripes:
+        cells = [f"{stripe.shards:,}", format_bytes(stripe.bytes), format_bytes(stripe.free)]
+        if stripe.missing:
+            cells = ["missing", "", ""]
+        line = f"{stripe.folder!s:<{width}}  {cells[0]:>8}  {cells[1]:>10}  {cells[2]:>10}"
+        click.echo(line.rstrip())
 
 
 def show_start(plan: plans.ExtractionPlan) -> None:
@@ -93,6 +116,10 @@ def progress_line(snapshot: Mapping[str, Any]) -> str:
         parts.append(
             f"{_programs(snapshot['programs'])} compiled in {snapshot['compile_seconds']:.0f} s"
         )
+    if snapshot["writes"]:
+        parts.append(WRITE_MODES[snapshot["writes"]])
+    if snapshot["calibration"]:
+        parts.append(_batches(snapshot["calibration"]))
     parts.append("queues " + " ".join(f"{name}:{n}" for name, n in snapshot["queues"].items()))
     if snapshot["waiting"]:
         parts.append(snapshot["waiting"])
@@ -107,16 +134,35 @@ def _programs(count: int) -> str:
     return "1 program" if count == 1 else f"{count:,} programs"
 
 
-def show_end(meter: Meter) -> None:
+def _batches(chosen: Mapping[str, Any]) -> str:
+    """What a worker uses, and who chose it."""
+    return f"batches of {chosen['batch_tokens']:,} tokens, {chosen['batches_in_flight']} in flight"
+
+
+def show_end(meter: Meter, *, as_json: bool = False) -> None:
     snapshot = meter.snapshot()
+    if as_json:
+        click.echo(json.dumps(snapshot))
+        return
+    writes = f", {WRITE_MODES[snapshot['writes']]}" if snapshot["writes"] else ""
     click.echo(
         f"\nthis worker committed {snapshot['units']:,} units at "
         f"{snapshot['tokens_per_second']:,.0f} tokens/s; {snapshot['samples']:,} of "
         f"{snapshot['total']:,} samples are committed; {snapshot['skipped']:,} skipped here; "
         f"padding {snapshot['padding']:.0%}, {_programs(snapshot['programs'])} compiled in "
-        f"{snapshot['compile_seconds']:.0f} s",
+        f"{snapshot['compile_seconds']:.0f} s{_start(snapshot)}{writes}"
+        + (f"; {_batches(snapshot['calibration'])}" if snapshot["calibration"] else ""),
         err=True,
     )
+
+
+def _start(snapshot: Mapping[str, Any]) -> str:
+    """How long the first batch had to wait, and for what."""
+    if snapshot["start_seconds"] is None:
+        return ""
+    slow = [f"{name} {took:.1f} s" for name, took in snapshot["start"].items() if took >= 0.1]
+    parts = f" ({', '.join(slow)})" if slow else ""
+    return f"; first batch after {snapshot['start_seconds']:.1f} s{parts}"
 
 
 def watch_status(storages: Mapping[str, Storage], *, as_json: bool, every: float | None) -> None:

@@ -114,6 +114,13 @@ _PLAN_OPTIONS = (
 @click.option(
     "--shard-gb", type=POSITIVE, default=1.0, show_default=True, help="Maximum size of a shard."
 )
+@click.option(
+    "--stripe",
+    "stripes",
+    multiple=True,
+    metavar="FOLDER",
+    help="Also store shards in this folder, on another disk; repeatable.",
+)
 @click.option("--seed", default=42, show_default=True, help="Random seed of augmentations.")
 @click.option("--text-field", help="Field with the text.  [default: text, else prompt]")
 @click.option("--id-field", help="Field with the sample id.  [default: id, else task_id]")
@@ -154,6 +161,7 @@ def plan(prices: Any, out: str, **options: Any) -> None:
     from tpufleet.workloads.activations import plans
     from tpufleet.workloads.activations.cli import output
     from tpufleet.workloads.activations.inputs import sources
+    from tpufleet.workloads.activations.io import striped_folder
     from tpufleet.workloads.activations.io.storage import open_storage
     from tpufleet.workloads.activations.pipeline import planning
 
@@ -169,7 +177,9 @@ def plan(prices: Any, out: str, **options: Any) -> None:
     if options["price"] is None and options["chips"] and prices is not None:
         # Prices come from the top layer: a workload has no price table.
         options["price"] = prices(options["chips"], options["capacity"])
-    storage = None if options["dry_run"] else open_storage(out)  # fail before the estimate
+    if options["stripes"]:  # fail before the estimate
+        striped_folder.check_folders(striped_folder.local_folder(out), options["stripes"])
+    storage = None if options["dry_run"] else open_storage(out)
     local = Path(options["model"]).is_dir()
     new_plan = planning.make_plan(
         model=str(Path(options["model"]).absolute()) if local else options["model"],
@@ -187,6 +197,8 @@ def plan(prices: Any, out: str, **options: Any) -> None:
     budget.check(planning.Estimate(**new_plan.estimate))
     if storage is not None:
         plans.write(storage, new_plan)
+        if options["stripes"]:
+            striped_folder.set_folders(striped_folder.local_folder(out), options["stripes"])
         click.echo(f"plan written; run it with `tpu extract run {out}`", err=options["as_json"])
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
+from io import FileIO
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,11 +15,20 @@ import numpy as np
 from tpufleet.errors import NotFound
 from tpufleet.runtime.units import Commit, Units
 from tpufleet.workloads.activations import plans
-from tpufleet.workloads.activations.io import dtypes, shards, site_statistics, zstd_shards
+from tpufleet.workloads.activations.io import (
+    dtypes,
+    scattered_reads,
+    shards,
+    site_statistics,
+    zstd_shards,
+)
+from tpufleet.workloads.activations.io.aligned_memory import MemoryPool
 from tpufleet.workloads.activations.io.shuffling import shuffled_batches as shuffled_batches
 from tpufleet.workloads.activations.io.shuffling import shuffled_rows as shuffled_rows
 from tpufleet.workloads.activations.io.site_statistics import SiteStatistics
 from tpufleet.workloads.activations.io.storage import Storage, open_storage
+
+MAPPED_FROM = 128 << 10  # smaller reads are faster as a copy than as a map
 
 
 class RowSpan(NamedTuple):
@@ -53,8 +65,10 @@ class Dataset:
         self._metadata: Callable[[int], dict[int, dict[str, Any]]] = lru_cache(8)(
             self._read_metadata
         )
-        # Each map keeps a file open, and a process may have about a thousand open files.
-        self._map: Callable[[str], np.ndarray] = lru_cache(64)(self._open_map)
+        # Each map keeps a file open too, and a process may have about a thousand open files.
+        self._map: Callable[[str], np.ndarray] = lru_cache(32)(self._open_map)
+        self.memory = MemoryPool()  # of batches; the next epoch uses it again
+        self._file: Callable[[str], FileIO] = lru_cache(32)(self._open_file)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -146,6 +160,22 @@ class Dataset:
             values.astype(np.float32) * self._raw(shard, site + shards.SCALE, start, stop)[:, None]
         )
 
+    def read_rows_to(
+        self, unit: int, file: int, site: str, start: int, addresses: np.ndarray
+    ) -> bool:
+        """Read consecutive rows, each to its address. False, and nothing is read, where they are
+        not plain bytes of a local file."""
+        shard = self.files(unit)[file]
+        plain = self.plan.dtype != "int8" and site not in shard.uncompressed
+        if not (self._local and plain and scattered_reads.AVAILABLE):
+            return False
+        tensor, opened = shard.tensors[site], self._file(shard.name)
+        row_bytes = tensor.row_bytes
+        offset = tensor.offset + start * row_bytes
+        if not scattered_reads.read_rows(opened.fileno(), offset, row_bytes, addresses):
+            raise self._truncated(shard)
+        return True
+
     @property
     def row_dtype(self) -> np.dtype:
         """Of what `rows` and `read` return."""
@@ -219,22 +249,44 @@ class Dataset:
             read = partial(self._bytes, shard)
             return zstd_shards.read_rows(shard, name, start, stop, read)
         tensor = shard.tensors[name]
-        data = self._bytes(shard, name, start * tensor.row_bytes, (stop - start) * tensor.row_bytes)
+        row_bytes = tensor.row_bytes
+        data = self._bytes(shard, name, start * row_bytes, (stop - start) * row_bytes)
         shape = (stop - start, *tensor.shape[1:])
         return np.frombuffer(data, dtypes.NUMPY_DTYPES[tensor.dtype]).reshape(shape)
 
     def _bytes(self, shard: shards.ShardFile, name: str, offset: int, size: int) -> Any:
+        data: Any
         begin = shard.tensors[name].offset + offset
         if size == 0:
             return b""
         if not self._local:
             return self.storage.read_range(shard.name, begin, size)
-        return self._map(shard.name)[begin : begin + size]
+        if size < MAPPED_FROM:
+            opened = self._file(shard.name)  # not closed before it has been read
+            data = os.pread(opened.fileno(), size, begin)
+        else:
+            data = self._map(shard.name)[begin : begin + size]
+        if len(data) < size:
+            raise self._truncated(shard)
+        return data
+
+    def _truncated(self, shard: shards.ShardFile) -> NotFound:
+        return NotFound(
+            f"{self._path(shard.name)} ends before its {shard.size:,} bytes; run "
+            f"`tpu extract verify {self.storage.url}`"
+        )
 
     def _open_map(self, name: str) -> np.ndarray:
+        # Slices of a memmap are slow.
+        return np.asarray(np.memmap(self._path(name), np.uint8, mode="r"))
+
+    def _open_file(self, name: str) -> FileIO:
+        return FileIO(self._path(name))  # closed once nobody reads it
+
+    def _path(self, name: str) -> Path:
         path = self.storage.local_path(name)
         assert path is not None  # since that of the plan is not
-        return np.asarray(np.memmap(path, np.uint8, mode="r"))  # slices of a memmap are slow
+        return path
 
 
 def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:

@@ -14,7 +14,12 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 
 from tpufleet.errors import NotFound
 from tpufleet.runtime.gcs import connect, translate_errors
-from tpufleet.workloads.activations.io.shard_writer import BufferStream, UploadStream
+from tpufleet.workloads.activations.io.shard_writer import (
+    BufferStream,
+    DraftFile,
+    MemoryFile,
+    UploadStream,
+)
 from tpufleet.workloads.activations.io.staging import StagingFolder
 
 # Of a shard: large enough that requests do not matter, small enough to wait in memory. The client
@@ -83,10 +88,22 @@ class GcsBucket:
         with self._translate_errors(name):
             return self._blob(name).download_as_bytes()
 
-    def names(self, prefix: str) -> list[str]:
+    def names(self, prefix: str, start: str = "", end: str = "") -> list[str]:
         with self._translate_errors(prefix):
-            blobs = self._client.list_blobs(self._bucket, prefix=self._prefix + prefix)
+            blobs = self._client.list_blobs(
+                self._bucket,
+                prefix=self._prefix + prefix,
+                start_offset=self._prefix + start if start else None,
+                end_offset=self._prefix + end if end else None,
+                fields="items(name),nextPageToken",
+            )
             return sorted(blob.name.removeprefix(self._prefix) for blob in blobs)
+
+    def new_shard(self, name: str, draft: str) -> DraftFile | MemoryFile:
+        return MemoryFile()
+
+    def write_mode(self) -> str:
+        return "upload"
 
     def put(self, content: BufferStream, name: str) -> None:
         with self._translate_errors(name):

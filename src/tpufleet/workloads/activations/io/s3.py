@@ -15,7 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from tpufleet.backoff import Backoff
 from tpufleet.errors import NotFound, PermissionMissing, ProviderUnavailable
-from tpufleet.workloads.activations.io.shard_writer import BufferStream
+from tpufleet.workloads.activations.io.shard_writer import BufferStream, DraftFile, MemoryFile
 from tpufleet.workloads.activations.io.staging import StagingFolder
 
 FILE_BYTES = 64 << 20  # of a shard: see `gcs`
@@ -70,16 +70,28 @@ class S3Bucket:
     def read(self, name: str) -> bytes:
         return self._get(name)
 
-    def names(self, prefix: str) -> list[str]:
+    def names(self, prefix: str, start: str = "", end: str = "") -> list[str]:
+        names = []
         with self._translate_errors(prefix):
+            # StartAfter leaves out the name itself, which is no object for the ranges in use.
             pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._bucket, Prefix=self._prefix + prefix
+                Bucket=self._bucket,
+                Prefix=self._prefix + prefix,
+                **({"StartAfter": self._prefix + start} if start else {}),
             )
-            return sorted(
-                entry["Key"].removeprefix(self._prefix)
-                for page in pages
-                for entry in page.get("Contents", ())
-            )
+            for page in pages:
+                for entry in page.get("Contents", ()):
+                    name = entry["Key"].removeprefix(self._prefix)
+                    if end and name >= end:
+                        return sorted(names)
+                    names.append(name)
+        return sorted(names)
+
+    def new_shard(self, name: str, draft: str) -> DraftFile | MemoryFile:
+        return MemoryFile()
+
+    def write_mode(self) -> str:
+        return "upload"
 
     def put(self, content: BufferStream, name: str) -> None:
         with self._translate_errors(name):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,8 @@ from tpufleet.workloads.activations.io import dtypes
 FORMAT = "tpufleet-activations-1"
 # A tensor's digest combines the digests of its pieces, so that threads can share the work.
 PIECE = 4 << 20
+# Direct writes have to be aligned so: the largest block of disks and the page of most machines.
+DIRECT_BLOCK = 4096
 # Both are cryptographic. BLAKE3 is several times as fast, where its package is installed; files say
 # which one they have, and 0.1.0 knew SHA-256 alone.
 SHA256, BLAKE3 = "sha256", "blake3"
@@ -44,11 +47,12 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        return dtypes.NUMPY_DTYPES[self.dtype].itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return dtypes.NUMPY_DTYPES[self.dtype].itemsize * math.prod(self.shape)
 
     @property
     def row_bytes(self) -> int:
-        return self.nbytes // self.shape[0] if self.shape[0] else 0
+        row = dtypes.NUMPY_DTYPES[self.dtype].itemsize * math.prod(self.shape[1:])
+        return row if self.shape[0] else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +108,8 @@ class ShardFile:
 
 
 def build_header(tensors: Iterable[Tensor], **metadata: str) -> tuple[bytes, list[Tensor]]:
-    """The header and the tensors with their offsets; wide types first, for alignment."""
+    """The header and the tensors with their offsets; wide types first, for alignment. The header is
+    padded so that the first large tensor starts a block, and can be written from where it is."""
     ordered = sorted(tensors, key=lambda tensor: -dtypes.NUMPY_DTYPES[tensor.dtype].itemsize)
     body: dict[str, Any] = {"__metadata__": {"format": FORMAT, **metadata}}
     position = 0
@@ -118,6 +123,10 @@ def build_header(tensors: Iterable[Tensor], **metadata: str) -> tuple[bytes, lis
         position = end
     text = json.dumps(body, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % 64)
+    large = next((tensor.name for tensor in ordered if tensor.nbytes >= PIECE), None)
+    before = body[large]["data_offsets"][0] if large else 0
+    if large and before % 8 == 0:
+        text += b" " * (-(len(text) + 8 + before) % DIRECT_BLOCK)
     header = struct.pack("<Q", len(text)) + text
     placed, start = [], len(header)
     for tensor in ordered:

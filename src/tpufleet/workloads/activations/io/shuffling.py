@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from itertools import accumulate
+from concurrent.futures import Executor, ThreadPoolExecutor
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from tpufleet.workloads.activations.io.datasets import Dataset
 
 READERS = 8  # blocks read concurrently
-AHEAD = 2  # batches put together before they are asked for
+TASKS = 4 * READERS  # that the blocks of a round are divided into
 
 
 class RowBatch(NamedTuple):
@@ -36,12 +35,16 @@ class _Block(NamedTuple):
     start: int
     stop: int
 
+    @property
+    def height(self) -> int:
+        return self.stop - self.start
+
 
 def shuffled_rows(
     dataset: Dataset, site: str, *, batch: int, **options: int
 ) -> Iterator[np.ndarray]:
     """The values of `shuffled_batches` for one site."""
-    for rows in shuffled_batches(dataset, [site], batch=batch, **options):
+    for rows in _shuffled(dataset, [site], batch=batch, labelled=False, **options):
         yield rows.values[site]
 
 
@@ -67,104 +70,204 @@ def shuffled_batches(
     `skip` leaves out the first batches without reading them: a training run that took so many
     steps continues exactly where it was.
     """
+    return _shuffled(
+        dataset,
+        sites,
+        batch=batch,
+        seed=seed,
+        block=block,
+        blocks_in_memory=blocks_in_memory,
+        rank=rank,
+        world_size=world_size,
+        skip=skip,
+    )
+
+
+def _shuffled(
+    dataset: Dataset,
+    sites: Sequence[str],
+    *,
+    batch: int,
+    seed: int = 0,
+    block: int = 256,
+    blocks_in_memory: int = 256,
+    rank: int = 0,
+    world_size: int = 1,
+    skip: int = 0,
+    labelled: bool = True,
+) -> Iterator[RowBatch]:
     if batch < 1 or block < 1 or blocks_in_memory < 1 or not 0 <= rank < world_size or skip < 0:
         raise BadInput("batch and blocks must be positive, and rank less than world_size")
     for site in sites:
         if site not in dataset.sites:
             raise dataset.missing_site_error(site)
+    blocks = _own_blocks(dataset, block, seed, rank, world_size)
+    random = np.random.default_rng((seed, rank))
     return _batches(
-        dataset,
-        tuple(sites),
-        _own_blocks(dataset, block, seed, rank, world_size),
-        np.random.default_rng((seed, rank)),
-        batch,
-        blocks_in_memory,
-        skip,
+        _RowReader(dataset, tuple(sites), batch, labelled),
+        _rounds(blocks, random, batch, blocks_in_memory, skip),
     )
 
 
-def _batches(
-    dataset: Dataset,
-    sites: tuple[str, ...],
-    blocks: list[_Block],
-    random: np.random.Generator,
-    batch: int,
-    together: int,
-    skip: int,
-) -> Iterator[RowBatch]:
-    ends = np.cumsum([0, *(one.stop - one.start for one in blocks)])
-    rest, kept = np.empty(0, np.int64), None  # rows left over, by number; their values, if read
-    with ThreadPoolExecutor(READERS) as readers:
+class _Round(NamedTuple):
+    """Blocks whose rows are shuffled together, with rows that the round before left over."""
 
-        def gather(rows: np.ndarray) -> RowBatch:
-            """Rows by number, from as few blocks as hold them."""
-            found = np.searchsorted(ends, rows, side="right") - 1
-            needed, places = np.unique(found, return_inverse=True)
-            sizes = ends[needed + 1] - ends[needed]
-            within = rows - ends[found] + (np.cumsum(sizes) - sizes)[places]
-            return _take(_Pool(dataset, sites, [blocks[n] for n in needed], readers).rows(), within)
-
-        pending: _Pool | None = None
-        spare: RowBatch | None = None
-        for first in range(0, len(blocks), together):
-            last = min(first + together, len(blocks))
-            numbers = np.concatenate([rest, np.arange(ends[first], ends[last])])
-            order = random.permutation(len(numbers))
-            count = len(numbers) // batch
-            left = order[count * batch :]
-            if skip >= max(count, 1):
-                skip -= count
-                rest, kept = numbers[left], None
-                continue
-            pool = pending or _Pool(dataset, sites, blocks[first:last], readers)
-            pending = _Pool(dataset, sites, blocks[last : last + together], readers, spare)
-            before = (kept or gather(rest)) if len(rest) else None
-            values = pool.rows()
-            cuts = [order[n * batch : (n + 1) * batch] for n in range(skip, count)]
-            # The next batches are put together while this one is used.
-            ahead: deque[Future[RowBatch]] = deque()
-            for number in range(len(cuts) + AHEAD):
-                if number < len(cuts):
-                    ahead.append(readers.submit(_take_two, before, values, cuts[number]))
-                if number >= AHEAD:
-                    yield ahead.popleft().result()
-            skip = 0
-            rest, kept = numbers[left], _take_two(before, values, left)
-            spare = values  # all batches are copies
-        if len(rest) and not skip:
-            yield kept or gather(rest)
+    blocks: list[_Block]
+    # Of the rows left over before and those of the blocks, in the shuffled order.
+    order: np.ndarray
+    before: int  # rows left over before
+    batches: int  # complete ones; the rest is left over
+    skipped: int  # of the batches, that are not read
 
 
-class _Pool:
-    """Blocks that are being read into memory, each by a thread into its place."""
+def _rounds(
+    blocks: list[_Block], random: np.random.Generator, batch: int, together: int, skip: int
+) -> Iterator[_Round]:
+    """Without those that are skipped as a whole."""
+    ends = np.cumsum([0, *(one.height for one in blocks)])
+    rest, read = np.empty(0, np.int64), True  # rows left over, by number; whether a round has them
+    for first in range(0, len(blocks), together):
+        last = min(first + together, len(blocks))
+        numbers = np.concatenate([rest, np.arange(ends[first], ends[last])])
+        order = random.permutation(len(numbers))
+        count = len(numbers) // batch
+        left = numbers[order[count * batch :]]
+        if skip >= max(count, 1):
+            skip, rest, read = skip - count, left, False
+            continue
+        if len(rest) and not read:
+            yield _left_over(blocks, ends, rest)
+        yield _Round(blocks[first:last], order, len(rest), count, skip)
+        skip, rest, read = 0, left, True
+    if len(rest) and not read and not skip:
+        yield _left_over(blocks, ends, rest)
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        sites: tuple[str, ...],
-        blocks: list[_Block],
-        readers: Executor,
-        spare: RowBatch | None = None,
-    ):
-        """`spare` is memory of an earlier pool, which is used again if it is large enough."""
-        height = sum(block.stop - block.start for block in blocks)
-        if spare is None or len(spare.tokens) < height:
-            widths, dtype = dataset.plan.widths, dataset.row_dtype
-            spare = RowBatch(
-                {site: np.empty((height, widths[site]), dtype) for site in sites},
-                *(np.empty(height, kind) for kind in (np.int32, np.int32, np.int64)),
-            )
-        self._rows = spare
-        starts = accumulate((block.stop - block.start for block in blocks), initial=0)
-        self._reading = [
-            readers.submit(_read, dataset, block, self._rows, start)
-            for start, block in zip(starts, blocks, strict=False)
+
+def _left_over(blocks: list[_Block], ends: np.ndarray, rows: np.ndarray) -> _Round:
+    """A round that only leaves these rows over, by number: skipped rounds would have."""
+    found = np.searchsorted(ends, rows, side="right") - 1
+    needed, places = np.unique(found, return_inverse=True)
+    sizes = ends[needed + 1] - ends[needed]
+    within = rows - ends[found] + (np.cumsum(sizes) - sizes)[places]
+    return _Round([blocks[n] for n in needed], within, 0, 0, 0)
+
+
+def _batches(reader: _RowReader, rounds: Iterator[_Round]) -> Iterator[RowBatch]:
+    rest: RowBatch | None = None
+    threads = ThreadPoolExecutor(READERS, thread_name_prefix="shuffled-rows")
+    try:
+        reading = [_Reading(reader, each, threads) for each in islice(rounds, 1)]
+        while reading:
+            # The next round is read while the batches of this one are used.
+            reading += [_Reading(reader, each, threads) for each in islice(rounds, 1)]
+            batches, rest = reading.pop(0).finish(rest)
+            while batches:
+                yield batches.pop()  # no reference is kept, so that its memory can be used again
+    finally:
+        threads.shutdown(cancel_futures=True)
+    if rest is not None:
+        yield rest
+
+
+class _RowReader:
+    """Reads blocks of a dataset to rows in memory that is used again."""
+
+    def __init__(self, dataset: Dataset, sites: tuple[str, ...], batch: int, labelled: bool):
+        self.dataset, self.sites, self.batch, self.labelled = dataset, sites, batch, labelled
+
+    def new_values(self, site: str) -> np.ndarray:
+        """For the values of a batch."""
+        width, dtype = self.dataset.plan.widths[site], self.dataset.row_dtype
+        memory = self.dataset.memory.take(self.batch * width * dtype.itemsize)
+        return memory.view(dtype).reshape(self.batch, width)
+
+    def read(self, block: _Block, site: str, addresses: np.ndarray) -> np.ndarray | None:
+        """Read each row to its address. Rows that are not plain bytes of a local file are returned
+        instead."""
+        if self.dataset.read_rows_to(*block[:2], site, block.start, addresses):
+            return None
+        return self.dataset.rows(*block[:2], site, *block[2:])
+
+
+class _Reading:
+    """A round that is being read: each block by a thread, each row to its place in a batch."""
+
+    def __init__(self, reader: _RowReader, turn: _Round, threads: Executor):
+        self._reader, self._round = reader, turn
+        batch, height = reader.batch, sum(block.height for block in turn.blocks)
+        # Of each row in the shuffled order; -1: not needed.
+        self._places = np.full(turn.before + height, -1, np.int64)
+        self._places[turn.order] = np.arange(len(turn.order))
+        self._places[self._places < turn.skipped * batch] = -1
+        cuts = range(turn.skipped, -(-len(turn.order) // batch))
+        self._values = {site: {n: reader.new_values(site) for n in cuts} for site in reader.sites}
+        self._unneeded = {site: reader.new_values(site)[:1] for site in reader.sites}
+        self._addresses = {site: self._addresses_of(site)[turn.before :] for site in reader.sites}
+        labels = height if reader.labelled else 0
+        self._tokens = np.empty(labels, np.int32)
+        self._positions = np.empty(labels, np.int32)
+        self._samples = np.empty(labels, np.int64)
+        starts = list(accumulate((block.height for block in turn.blocks), initial=0))
+        step = -(-len(turn.blocks) // TASKS)
+        self._tasks = [
+            threads.submit(self._read, turn.blocks[n : n + step], starts[n])
+            for n in range(0, len(turn.blocks), step)
         ]
 
-    def rows(self) -> RowBatch:
-        for reading in self._reading:
-            reading.result()
-        return self._rows
+    def _addresses_of(self, site: str) -> np.ndarray:
+        unneeded, values = self._unneeded[site], self._values[site]
+        row_bytes, batch = unneeded.strides[0], self._reader.batch
+        bases = np.zeros(max(values, default=0) + 1, np.int64)
+        for number, rows in values.items():
+            bases[number] = rows.ctypes.data
+        numbers, rows = np.divmod(self._places, batch)
+        return np.where(self._places < 0, unneeded.ctypes.data, bases[numbers] + rows * row_bytes)
+
+    def _read(self, blocks: Sequence[_Block], at: int) -> None:
+        for block in blocks:
+            span = slice(at, at + block.height)
+            for site, addresses in self._addresses.items():
+                values = self._reader.read(block, site, addresses[span])
+                if values is not None:
+                    self._place(site, values, self._places[self._round.before :][span])
+            if self._reader.labelled:
+                dataset = self._reader.dataset
+                self._tokens[span] = dataset.row_tokens(*block)
+                self._positions[span] = dataset.row_positions(*block)
+                self._samples[span] = dataset.row_samples(*block)
+            at += block.height
+
+    def _place(self, site: str, values: np.ndarray, places: np.ndarray) -> None:
+        """Copy rows to their places in the batches."""
+        numbers, rows = np.divmod(places, self._reader.batch)
+        for number in np.unique(numbers[places >= 0]):
+            chosen = numbers == number
+            _bits(self._values[site][int(number)])[rows[chosen]] = _bits(values)[chosen]
+
+    def finish(self, before: RowBatch | None) -> tuple[list[RowBatch], RowBatch | None]:
+        """The batches, last first, and what is left over; `before` is what was left over before."""
+        for task in self._tasks:
+            task.result()
+        labels = [self._tokens, self._positions, self._samples]
+        turn, batch = self._round, self._reader.batch
+        if before is not None:
+            for site, values in before.values.items():
+                self._place(site, values, self._places[: turn.before])
+            labels = [np.concatenate(both) for both in zip(before[1:], labels, strict=True)]
+        order = turn.order if self._reader.labelled else turn.order[:0]
+        labels = [values[order] for values in labels]
+        cuts = [
+            RowBatch(
+                {
+                    site: values[n][: len(turn.order) - n * batch]
+                    for site, values in self._values.items()
+                },
+                *(values[n * batch : (n + 1) * batch] for values in labels),
+            )
+            for n in range(turn.skipped, -(-len(turn.order) // batch))
+        ]
+        rest = cuts.pop() if len(turn.order) > turn.batches * batch else None
+        return cuts[::-1], rest
 
 
 def _own_blocks(dataset: Dataset, size: int, seed: int, rank: int, world_size: int) -> list[_Block]:
@@ -192,45 +295,7 @@ def _cut(blocks: list[_Block], start: int, stop: int) -> list[_Block]:
     return chosen
 
 
-def _read(dataset: Dataset, block: _Block, rows: RowBatch, at: int) -> None:
-    """Read a block to its place in `rows`."""
-    place = slice(at, at + block.stop - block.start)
-    for site, values in rows.values.items():
-        stored = dataset.rows(*block[:2], site, *block[2:])
-        _bits(values)[place] = _bits(stored)
-    rows.tokens[place] = dataset.row_tokens(*block)
-    rows.positions[place] = dataset.row_positions(*block)
-    rows.samples[place] = dataset.row_samples(*block)
-
-
 def _bits(values: np.ndarray) -> np.ndarray:
     """The same memory as integers: numpy copies those many times faster than bfloat16, and lets
     other threads run."""
     return values.view(np.dtype(f"u{values.dtype.itemsize}"))
-
-
-def _take_two(before: RowBatch | None, rows: RowBatch, numbers: np.ndarray) -> RowBatch:
-    """Rows by their number in both, one after the other."""
-    if before is None:
-        return _take(rows, numbers)
-    height = len(before.tokens)
-    early = numbers < height
-    taken = _take(rows, np.where(early, 0, numbers - height))
-    old = _take(before, numbers[early])
-    for site, values in taken.values.items():
-        _bits(values)[early] = _bits(old.values[site])
-    for target, source in zip(taken[1:], old[1:], strict=True):
-        target[early] = source
-    return taken
-
-
-def _take(rows: RowBatch, numbers: np.ndarray) -> RowBatch:
-    return RowBatch(
-        {
-            site: np.take(_bits(values), numbers, axis=0).view(values.dtype)
-            for site, values in rows.values.items()
-        },
-        tokens=np.take(rows.tokens, numbers),
-        positions=np.take(rows.positions, numbers),
-        samples=np.take(rows.samples, numbers),
-    )

@@ -6,17 +6,19 @@ rows arrive or on the number of threads.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tpufleet.workloads.activations.io.shards import PIECE
 
-# float32 values converted at a time: they stay in the cache of a core.
-CACHED_VALUES = 1 << 16
+# Bytes whose sums are taken together. Larger ones take the interpreter's lock less often.
+BLOCK = 4 * PIECE
+_scratch = threading.local()  # memory of each thread for values as float32
 # Of each stored type: unsigned bits of the same size, all but the sign, and those of infinity.
 _BITS: Mapping[str, tuple[Any, int, int]] = {
     "bfloat16": (np.uint16, 0x7FFF, 0x7F80),
@@ -62,50 +64,76 @@ def combine(parts: Iterable[SiteStatistics]) -> SiteStatistics:
     )
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _BlockSums:
     """Sums over consecutive rows."""
 
-    total: np.ndarray | None = None  # by dimension
-    norms: float = 0.0
-    finite_rows: int = 0
-    max: float = 0.0
-    nonfinite: int = 0
-    last: Future[Any] | None = field(default=None)  # the latest task that adds to it
+    total: np.ndarray  # by dimension
+    norms: float
+    finite_rows: int
+    max: float
+    nonfinite: int
 
-    def add(
-        self,
-        rows: np.ndarray,
-        scales: np.ndarray | None,
-        previous: Future[Any] | None,
-    ) -> None:
-        if previous is not None:
-            previous.result()  # submitted earlier, so a thread is already running it
-        height = max(CACHED_VALUES // max(rows.shape[1], 1), 1)
-        for start in range(0, len(rows), height):
-            part = slice(start, start + height)
-            self._add(rows[part], None if scales is None else scales[part])
 
-    def _add(self, rows: np.ndarray, scales: np.ndarray | None) -> None:
-        wide = as_float32(rows)
-        if scales is not None:
-            wide = wide * scales[:, None]
-            rows = wide
-        kind, mask, infinity = _BITS[rows.dtype.name]
-        magnitude = np.ascontiguousarray(rows).view(kind) & kind(mask)
-        if magnitude.max(initial=0) >= infinity:
-            bad = magnitude >= infinity
-            self.nonfinite += int(bad.sum())
-            wide = wide[~bad.any(axis=1)]
-        if not len(wide):
-            return
-        self.max = max(self.max, float(np.abs(wide).max()))
-        self.finite_rows += len(wide)
-        # Row after row, whatever the number of rows in each call: the same bits.
-        joined = wide if self.total is None else np.concatenate([self.total[None], wide])
-        with np.errstate(over="ignore"):  # squares and sums of values near the largest float
-            self.norms += float(np.sqrt(np.einsum("ij,ij->i", wide, wide)).sum(dtype=np.float64))
-            self.total = np.add.reduce(joined, axis=0)
+def _sum_block(parts: Sequence[np.ndarray], scales: Sequence[np.ndarray]) -> _BlockSums:
+    """Sums over the rows of all parts, as one array: they do not depend on how rows arrived. Few
+    calls of NumPy on large arrays: after each one, a thread waits for the interpreter's lock."""
+    rows = np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts))
+    if scales:
+        rows = as_float32(rows) * np.concatenate(scales)[:, None]
+    magnitude, nonfinite = _largest_magnitude(rows), 0
+    if magnitude >= _BITS[rows.dtype.name][2]:
+        rows, nonfinite = _without_nonfinite(rows)
+        magnitude = _largest_magnitude(rows)
+    total = np.zeros(rows.shape[1], np.float32)
+    squares = np.zeros(len(rows), np.float32)
+    with np.errstate(over="ignore"):  # squares and sums of values near the largest float
+        for columns, values in _float32_columns(rows):
+            squares += np.einsum("ij,ij->i", values, values)
+            total[columns] = np.add.reduce(values, axis=0)
+    return _BlockSums(
+        total=total,
+        norms=float(np.sqrt(squares).sum(dtype=np.float64)),
+        finite_rows=len(rows),
+        max=_magnitude_as_float(magnitude, rows.dtype),
+        nonfinite=nonfinite,
+    )
+
+
+def _largest_magnitude(rows: np.ndarray) -> int:
+    """The largest bits without the sign. Those of a sign alone are of the most negative value."""
+    kind, mask, _ = _BITS[rows.dtype.name]
+    bits = rows.view(kind)
+    positive = bits.view(np.dtype(kind).str.replace("u", "i")).max(initial=0)
+    negative = bits.max(initial=0)
+    return max(int(positive), int(negative) & mask if int(negative) > mask else 0)
+
+
+def _magnitude_as_float(magnitude: int, dtype: np.dtype[Any]) -> float:
+    return float(np.array([magnitude], _BITS[dtype.name][0]).view(dtype)[0])
+
+
+def _without_nonfinite(rows: np.ndarray) -> tuple[np.ndarray, int]:
+    """The rows whose values are all finite, and how many values are not."""
+    kind, mask, infinity = _BITS[rows.dtype.name]
+    bad = (rows.view(kind) & kind(mask)) >= infinity
+    return rows[~bad.any(axis=1)], int(bad.sum())
+
+
+def _float32_columns(rows: np.ndarray) -> Iterable[tuple[slice, np.ndarray]]:
+    """The values as float32, with the columns that they are from. bfloat16 is the upper half of a
+    float32, so two neighbours are taken apart without a conversion."""
+    if rows.dtype.name != "bfloat16" or rows.shape[1] % 2:
+        yield slice(None), as_float32(rows)
+        return
+    pairs = rows.view(np.dtype("<u4"))
+    if getattr(_scratch, "values", None) is None or _scratch.values.size < pairs.size:
+        _scratch.values = np.empty(pairs.size, np.uint32)
+    values = _scratch.values[: pairs.size].reshape(pairs.shape)
+    np.left_shift(pairs, np.uint32(16), out=values)
+    yield slice(0, None, 2), values.view(np.float32)
+    np.bitwise_and(pairs, np.uint32(0xFFFF0000), out=values)
+    yield slice(1, None, 2), values.view(np.float32)
 
 
 class StatisticsGatherer:
@@ -113,46 +141,47 @@ class StatisticsGatherer:
 
     def __init__(self, width: int, row_bytes: int, submit: Callable[..., Future[Any]]):
         self._width, self._submit = width, submit
-        self._height = max(PIECE // max(row_bytes, 1), 1)  # rows of a block
-        self._blocks: list[_BlockSums] = []
+        self._height = max(BLOCK // max(row_bytes, 1), 1)  # rows of a block
+        self._blocks: list[Future[_BlockSums]] = []
+        self._open: list[np.ndarray] = []  # rows of the last block
+        self._open_scales: list[np.ndarray] = []
         self._rows = 0
 
     def add(self, parts: Sequence[np.ndarray], scales: Sequence[np.ndarray] | None = None) -> None:
-        """Add rows in order; `scales` of int8 rows are divided like them."""
+        """Add rows in order, which must not change; `scales` of int8 rows are divided like them."""
         for number, part in enumerate(parts):
-            factors = None if scales is None else scales[number]
             start = 0
             while start < len(part):
-                room = self._height - self._rows % self._height
-                stop = min(start + room, len(part))
-                self._add(part[start:stop], None if factors is None else factors[start:stop])
+                stop = start + self._height - self._rows % self._height
+                self._open.append(part[start:stop])
+                if scales is not None:
+                    self._open_scales.append(scales[number][start:stop])
+                self._rows += len(self._open[-1])
                 start = stop
+                if self._rows % self._height == 0:
+                    self._close_block()
 
-    def _add(self, rows: np.ndarray, factors: np.ndarray | None) -> None:
-        continues = self._rows % self._height != 0
-        if not continues:
-            self._blocks.append(_BlockSums())
-        block = self._blocks[-1]
-        block.last = self._submit(block.add, rows, factors, block.last)
-        self._rows += len(rows)
+    def _close_block(self) -> None:
+        self._blocks.append(self._submit(_sum_block, self._open, self._open_scales))
+        self._open, self._open_scales = [], []
 
     def finish(self) -> tuple[SiteStatistics, np.ndarray]:
         """The statistics, and the mean of each dimension."""
+        if self._open:
+            self._close_block()
+        blocks = [block.result() for block in self._blocks]
         total = np.zeros(self._width, np.float64)
-        for block in self._blocks:
-            if block.last is not None:
-                block.last.result()
-            if block.total is not None:
-                total += block.total
-        finite = sum(block.finite_rows for block in self._blocks)
+        for block in blocks:
+            total += block.total
+        finite = sum(block.finite_rows for block in blocks)
         mean = total / max(finite, 1)
         statistics = SiteStatistics(
             rows=self._rows,
             finite_rows=finite,
             mean=float(mean.mean()) if self._width else 0.0,
-            norm=sum(block.norms for block in self._blocks) / max(finite, 1),
-            max=max((block.max for block in self._blocks), default=0.0),
-            nonfinite=sum(block.nonfinite for block in self._blocks),
+            norm=sum(block.norms for block in blocks) / max(finite, 1),
+            max=max((block.max for block in blocks), default=0.0),
+            nonfinite=sum(block.nonfinite for block in blocks),
         )
         return statistics, mean.astype(np.float32)
 

@@ -11,14 +11,17 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from tpufleet.errors import BadInput, FleetError, NotFound, Permanent, Temporary
+from tpufleet.errors import BadInput, FleetError, NotFound, Permanent, Temporary, install_command
 from tpufleet.runtime import filesystem
 from tpufleet.runtime.object_store import FolderStore, ObjectStore
-from tpufleet.workloads.activations.io.shard_writer import BufferStream
+from tpufleet.workloads.activations.io.aligned_memory import MemoryPool
+from tpufleet.workloads.activations.io.direct_file import DirectFile, takes_direct_writes
+from tpufleet.workloads.activations.io.shard_writer import BufferStream, DraftFile, MemoryFile
 from tpufleet.workloads.activations.io.staging import StagingFolder
 
 
@@ -26,8 +29,15 @@ class Storage(ObjectStore, Protocol):
     """An object store that can also hold large files, all below one root."""
 
     url: str
-    # Shards of about this size are written from memory with `put`; None: through a local draft.
+    # The shards of a unit have about this size; None: one for each unit.
     file_bytes: int | None
+
+    def new_shard(self, name: str, draft: str) -> DraftFile | MemoryFile:
+        """What to write a shard to, that is stored with `upload` or `put` once it is finished.
+        `draft` is a name that no other shard has."""
+
+    def write_mode(self) -> str:
+        """How shards are written: "direct" (past the page cache), "buffered" or "upload"."""
 
     def put(self, content: BufferStream, name: str) -> None:
         """Write an object from memory, complete and verified, or not at all."""
@@ -40,14 +50,14 @@ class Storage(ObjectStore, Protocol):
     def version(self, name: str) -> str:
         """Changes whenever the object is written."""
 
-    def delete(self, name: str) -> None:
-        """Delete the object; no error if it does not exist."""
-
     def local_path(self, name: str) -> Path | None:
         """A path that can be memory-mapped, or None."""
 
     def staging(self) -> Path:
         """A local folder for this process's drafts, which is not part of the dataset."""
+
+
+DISK_CHOICES = ("auto", "direct", "buffered")  # auto: direct, where the file system takes it
 
 
 class DiskFull(FleetError, Temporary):
@@ -64,12 +74,14 @@ def translate_disk_errors(storage: Storage) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        staging = _staging(storage)
         resume = f"committed units are kept; continue with `tpu extract run {storage.url}`"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(staging).free
-            where = staging.parent if staging.is_relative_to(storage.url) else staging
-            hint = "" if where != staging else ", or set TMPDIR to a folder on a larger disk"
+            if isinstance(storage, LocalFolder):
+                where = storage.fullest_disk()
+                hint = f", or add a disk with `tpu extract stripe {storage.url} FOLDER`"
+            else:
+                where, hint = _staging(storage), ", or set TMPDIR to a folder on a larger disk"
+            free = shutil.disk_usage(where).free
             raise DiskFull(
                 f"no space left on device at {where} ({free / 2**30:.1f} GiB free); free some"
                 f"{hint}. Concurrent units of --shard-gb each need space there; {resume}"
@@ -91,10 +103,30 @@ class LocalFolder(FolderStore):
 
     file_bytes: int | None = None  # one file per unit, which is written in place
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, disk: str = "auto"):
+        """`disk` is how shards are written: see `DISK_CHOICES`."""
         super().__init__(Path(path).absolute())
         self.url = str(self.path)
         self._staging = StagingFolder(self.path / ".staging")
+        self._disk, self._memory = disk, MemoryPool()
+
+    def new_shard(self, name: str, draft: str) -> DraftFile | MemoryFile:
+        path = self.staging() / f"{draft}.draft"
+        return DirectFile(path, self._memory) if self._direct else DraftFile(path)
+
+    def write_mode(self) -> str:
+        return "direct" if self._direct else "buffered"
+
+    @cached_property
+    def _direct(self) -> bool:
+        if self._disk == "buffered":
+            return False
+        possible = takes_direct_writes(self.staging())
+        if self._disk == "direct" and not possible:
+            raise BadInput(
+                f"the file system of {self.path} takes no direct writes (O_DIRECT); use --disk auto"
+            )
+        return possible
 
     def put(self, content: BufferStream, name: str) -> None:
         self.replace(name, content.read())
@@ -120,14 +152,15 @@ class LocalFolder(FolderStore):
     def version(self, name: str) -> str:
         return str(self._existing(name).stat().st_mtime_ns)
 
-    def delete(self, name: str) -> None:
-        (self.path / name).unlink(missing_ok=True)
-
     def local_path(self, name: str) -> Path | None:
         return self._existing(name)
 
     def staging(self) -> Path:
         return self._staging.path
+
+    def fullest_disk(self) -> Path:
+        """The folder whose disk has the least space left, of those that hold the dataset."""
+        return self.path
 
     def _existing(self, name: str) -> Path:
         path = self.path / name
@@ -136,8 +169,9 @@ class LocalFolder(FolderStore):
         return path
 
 
-def open_storage(url: str | Path) -> Storage:
-    """The storage at a path, `gs://bucket/prefix` or `s3://bucket/prefix`."""
+def open_storage(url: str | Path, *, disk: str = "auto") -> Storage:
+    """The storage at a path, `gs://bucket/prefix` or `s3://bucket/prefix`. `disk` is how shards are
+    written to a path: see `DISK_CHOICES`."""
     parts = urlsplit(str(url))
     if parts.scheme in ("gs", "s3") and not parts.netloc:
         raise BadInput(f"{url} has no bucket name; expected {parts.scheme}://bucket/folder")
@@ -153,13 +187,19 @@ def open_storage(url: str | Path) -> Storage:
     except ImportError as error:
         extra = {"gs": "gcs"}.get(parts.scheme, parts.scheme)
         raise BadInput(
-            f"{parts.scheme}:// needs {error.name}; run `pip install 'tpufleet[{extra}]'`"
+            f"{parts.scheme}:// needs {error.name}\n  next: {install_command(f'tpufleet[{extra}]')}"
         ) from error
     if parts.scheme not in ("", "file"):
         raise BadInput(
             f"unsupported storage {url}; expected a folder, gs://bucket/… or s3://bucket/…"
         )
-    folder = LocalFolder(parts.path if parts.scheme else url)
+    folder = LocalFolder(parts.path if parts.scheme else url, disk)
     if folder.path.is_file():
         raise BadInput(f"{url} is a file, expected a folder")
-    return folder
+    from tpufleet.workloads.activations.io import striped_folder
+
+    return (
+        striped_folder.StripedFolder(folder.path, disk)
+        if striped_folder.is_striped(folder)
+        else folder
+    )

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,13 +62,15 @@ class UnitWriter:
         # The name has the claim's token, so a fenced worker never touches its successor's file.
         name = f"shards/{claim.unit:08d}-{claim.token:04d}-{part:03d}"
         self._files: list[_ShardPart] = []
+        draft = f"{claim.nonce}-{part:03d}"
         if storage.file_bytes is None:
-            draft = storage.staging() / f"{claim.nonce}-{part:03d}.draft"
-            self._files = [_ShardPart(storage, plan, f"{name}{SUFFIX}", samples, executor, draft)]
+            self._files = [_ShardPart(storage, plan, f"{name}{SUFFIX}", draft, samples, executor)]
         else:
             for number, own in enumerate(split_samples(plan, samples, storage.file_bytes)):
                 file = f"{name}-{number:04d}{SUFFIX}"
-                self._files.append(_ShardPart(storage, plan, file, own, executor))
+                self._files.append(
+                    _ShardPart(storage, plan, file, f"{draft}-{number:04d}", own, executor)
+                )
         self._ends = list(accumulate(file.rows for file in self._files))
         self._appended: Counter[str] = Counter()  # rows of each tensor
 
@@ -122,9 +123,9 @@ class _ShardPart:
         storage: Storage,
         plan: plans.ExtractionPlan,
         name: str,
+        draft: str,
         samples: Sequence[StoredSample],
         executor: shard_writer.TaskExecutor | None,
-        draft: Path | None = None,
     ):
         self._storage, self._name = storage, name
         self.rows = sum(len(sample.tokens) for sample in samples)
@@ -145,9 +146,7 @@ class _ShardPart:
         }
         self._unscaled: dict[str, list[np.ndarray]] = {}  # int8 rows that wait for their scales
         self._scaled = plan.dtype == "int8"
-        self._target: shard_writer.DraftFile | shard_writer.MemoryFile = (
-            shard_writer.DraftFile(draft) if draft else shard_writer.MemoryFile()
-        )
+        self._target = storage.new_shard(name, draft)
         self._writer: shard_writer.ShardWriter
         if plan.compression == "zstd":
             self._writer = zstd_shards.ZstdShardWriter(
@@ -156,7 +155,11 @@ class _ShardPart:
                 tensors,
                 compressed=plan.sites,
                 executor=executor,
-                spool=draft.with_suffix(".spool") if draft else None,
+                spool=(
+                    self._target.path.with_suffix(".spool")
+                    if isinstance(self._target, shard_writer.DraftFile)
+                    else None
+                ),
             )
         else:
             self._writer = shard_writer.RawShardWriter(self._target, name, tensors, executor)

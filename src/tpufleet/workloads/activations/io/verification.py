@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from tpufleet.errors import FleetError, NotFound
+from tpufleet.runtime import index_parts
 from tpufleet.runtime.units import INDEXED_UNITS, Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io import datasets, shards
@@ -88,7 +89,9 @@ def reopen(storage: Storage, units: Collection[int]) -> list[int]:
     count = plans.load(storage).units
     view = Units(storage, count=count, worker="repair", tolerant=True)
     known = view.committed().keys() | view.damaged.keys()
-    return [unit for unit in units if unit in known and view.reopen(unit, "failed verification")]
+    chosen = [unit for unit in units if unit in known]
+    view.announce_reopened(chosen)
+    return [unit for unit in chosen if view.reopen(unit, "failed verification")]
 
 
 def delete_leftovers(storage: Storage) -> list[str]:
@@ -101,6 +104,7 @@ def delete_leftovers(storage: Storage) -> list[str]:
     if report.units >= INDEXED_UNITS:
         # Readers of an outdated index would look for what is deleted.
         Units(storage, count=report.units, worker="sweep").write_index()
+        leftovers += index_parts.obsolete(storage)
     for name in leftovers:
         storage.delete(name)
     return leftovers

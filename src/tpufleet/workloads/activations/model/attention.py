@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from tpufleet.errors import BadInput
-from tpufleet.workloads.activations.model import varlen_attention
+from tpufleet.workloads.activations.model import meshes, varlen_attention
 
 log = logging.getLogger(__name__)
 
@@ -229,13 +229,25 @@ def _plain(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> A
 
 def _stepped(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> Any:
     """For CPUs: a few sequences at a time, so that their scores fit the cache."""
-    batch, length, heads, _ = query.shape
-    row, parts = functools.partial(_row, how), (query, key, value, segments)
-    if how.mesh is not None and how.mesh.size > 1:  # rows are sharded over devices
-        return jax.vmap(row)(*parts)
-    fitting = SCORES // (heads * STEP * length)
-    together = max(size for size in range(1, max(fitting, 1) + 1) if batch % size == 0)
-    return jax.lax.map(lambda parts: row(*parts), parts, batch_size=together)
+    row = functools.partial(_row, how)
+
+    def own_rows(*parts: Any) -> Any:
+        batch, length, heads, _ = parts[0].shape
+        fitting = SCORES // (heads * STEP * length)
+        together = max(size for size in range(1, max(fitting, 1) + 1) if batch % size == 0)
+        return jax.lax.map(lambda parts: row(*parts), parts, batch_size=together)
+
+    if how.mesh is None or how.mesh.size == 1:
+        return own_rows(query, key, value, segments)
+    heads = PartitionSpec(meshes.BATCH_AXES, None, "tensor", None)
+    marks = None if segments is None else PartitionSpec(meshes.BATCH_AXES, None)
+    return jax.shard_map(
+        own_rows,
+        mesh=how.mesh,
+        in_specs=(heads, heads, heads, marks),
+        out_specs=heads,
+        check_vma=False,
+    )(query, key, value, segments)
 
 
 def _row(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> Any:

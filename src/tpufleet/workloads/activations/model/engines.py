@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, install_command
 from tpufleet.workloads.activations.io import dtypes
 from tpufleet.workloads.activations.io.shards import SCALE
 from tpufleet.workloads.activations.model import (
     architectures,
-    attention,
     decoder,
-    gated_mlp,
+    kernel_choice,
     meshes,
     sites,
     weights,
 )
+from tpufleet.workloads.activations.model.program_cache import ProgramCache
 from tpufleet.workloads.activations.pipeline.batches import Batch
+from tpufleet.workloads.activations.start_times import StartTimes
+
+if TYPE_CHECKING:
+    from tpufleet.workloads.activations.pipeline.calibration import Calibration
 
 # The lower bound in pyproject.toml: 0.7.0 lacks functions of Pallas, and its TPU kernel refuses
 # head size 64. Tested by `-m versions`.
 OLDEST_JAX = (0, 7, 2)
 COMPILERS = 4  # programs compiled at once
-COMPILE_CACHE = "~/.cache/tpufleet/compile"
 MEMORY_CHOICES = ("auto", "pinned", "plain")
 PINNED_HOST = "pinned_host"
 GPUS = ("gpu", "cuda", "rocm")
-COMPUTE_DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 # Dense bf16 peak of one device, in operations per second, by a part of its name.
 PEAKS = {
     "v4": 275e12,
@@ -71,9 +72,11 @@ class Engine:
         mesh: Mesh,
         *,
         memory: str = "auto",
+        cache: ProgramCache | None = None,
     ):
-        """`memory` is how outputs are copied to the host: see `host_memory_kind`."""
-        self.forward, self.params, self.mesh = forward, params, mesh
+        """`memory` is how outputs are copied to the host: see `host_memory_kind`. Programs are
+        taken from `cache`, and kept there."""
+        self.forward, self.params, self.mesh, self._cache = forward, params, mesh, cache
         self._batch = meshes.batch_sharding(mesh)
         kind = host_memory_kind(mesh, memory)
         self._host = None if kind is None else meshes.output_sharding(mesh, kind)
@@ -82,11 +85,18 @@ class Engine:
         # Processes of one mesh may have to compile the same program at the same time.
         self._compilers = ThreadPoolExecutor(1 if jax.process_count() > 1 else COMPILERS)
         self.compile_seconds = 0.0  # that batches have waited for
+        self.calibration: Calibration | None = None
 
     @property
     def compute_type(self) -> str:
         kind = self.params["embed"].dtype
-        return next(name for name, dtype in COMPUTE_DTYPES.items() if dtype == kind)
+        return next(name for name, dtype in kernel_choice.COMPUTE_DTYPES.items() if dtype == kind)
+
+    @property
+    def device_kind(self) -> str:
+        """Such as "TPU v5 lite x 4"."""
+        kind = self.mesh.devices.flat[0].device_kind
+        return kind if self.mesh.size == 1 else f"{kind} x {self.mesh.size}"
 
     @property
     def row_multiple(self) -> int:
@@ -138,7 +148,7 @@ class Engine:
         if key not in self._programs:
             shape = jax.ShapeDtypeStruct(batch.tokens.shape, np.int32, sharding=self._batch)
             segments = None if batch.segments is None else shape
-            compile_step = lambda: self.step.lower(self.params, shape, shape, segments).compile()
+            compile_step = functools.partial(self._compile, shape, segments)
             if self.mesh.devices.flat[0].platform == "gpu":
                 # Loading a program while another thread records a CUDA graph breaks the graph.
                 future: Future[Any] = Future()
@@ -149,6 +159,33 @@ class Engine:
             else:
                 self._programs[key] = self._compilers.submit(compile_step)
         return self._programs[key]
+
+    def _compile(self, shape: jax.ShapeDtypeStruct, segments: Any) -> Any:
+        parts = (self._description(), shape.shape, segments is not None)
+        program = None if self._cache is None else self._cache.load(parts)
+        if program is None:
+            program = self.step.lower(self.params, shape, shape, segments).compile()
+            if self._cache is not None:
+                self._compilers.submit(self._cache.save, parts, program)
+        return program
+
+    def _description(self) -> tuple[Any, ...]:
+        """What a program depends on, apart from the shape of the batch."""
+        forward = self.forward
+        params = jax.tree.map(lambda one: (one.shape, str(one.dtype)), self.params)
+        settings = (forward.sites, forward.dtype, forward.kernel, sorted(forward.unavailable))
+        kernels = (forward.gate_kernel, forward.platform)
+        return (forward.architecture, *settings, *kernels, params, list(self.mesh.shape.items()))
+
+    def finding(self, parts: Any, find: Callable[[], Any]) -> Any:
+        """What `find` returns for this model on these devices; kept, if it is not 0."""
+        if self._cache is None:
+            return find()
+        return self._cache.finding((self._description(), parts), find, keep=bool)
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        text = str(error)
+        return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in text
 
     def rows(self, count: int) -> frozenset[int]:
         """The rows of a batch of `count` rows that this process keeps."""
@@ -208,23 +245,7 @@ def check_jax_version(version: str = jax.__version__) -> None:
     parts = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
     if parts < OLDEST_JAX:
         oldest = ".".join(map(str, OLDEST_JAX))
-        raise BadInput(f"JAX {version} is too old; run `pip install 'jax>={oldest}'`")
-
-
-def use_compile_cache(folder: str | None) -> None:
-    """Keep compiled programs in a folder, so that the next run does not compile them again.
-
-    None: the default folder on accelerators, unless JAX is configured with one. On CPUs programs
-    are specific to the machine's instructions, so there it is only used if asked for. "": none.
-    """
-    if folder == "":
-        return
-    if folder is None:
-        if getattr(jax.config, "jax_compilation_cache_dir", None) or jax.default_backend() == "cpu":
-            return
-        folder = COMPILE_CACHE
-    jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        raise BadInput(f"JAX {version} is too old\n  next: {install_command(f'jax>={oldest}')}")
 
 
 def host_memory_kind(mesh: Mesh, memory: str) -> str | None:
@@ -256,71 +277,48 @@ def open_engine(
     memory: str = "auto",
     packed: bool = False,
     first_batches: Callable[[Engine], Iterable[Batch]] = lambda engine: (),
+    cache: ProgramCache | None = None,
+    times: StartTimes | None = None,
 ) -> Engine:
     """Load a model onto `devices`, by default all local ones. `architecture` avoids reading
     config.json again. `packed`: batches may have several samples in a row. Programs for
-    `first_batches` are compiled while the weights are read."""
+    `first_batches` are compiled, or taken from `cache`, while the weights are read."""
     check_jax_version()
     dtypes.check_compute_dtype(compute)
+    times = times or StartTimes()
     arch = architecture or architectures.from_folder(folder)
     devices = devices or jax.local_devices()
     mesh = meshes.build_mesh(devices, dict(mesh_sizes or {}), arch)
     shaped: dict[str, Any] = {
         "depth": sites.layers_needed(site_names, arch),
-        "dtype": COMPUTE_DTYPES[compute],
+        "dtype": kernel_choice.COMPUTE_DTYPES[compute],
         "mesh": mesh,
         "final_norm": str(sites.Site.FINAL_NORM) in site_names,
     }
+
+    def load() -> Mapping[str, Any]:
+        with times.measure("weights"):
+            return weights.load_parameters(folder, arch, **shaped)
+
     with ThreadPoolExecutor(1) as threads:
-        loading = threads.submit(weights.load_parameters, folder, arch, **shaped)
-        forward = _forward(
-            arch,
-            site_names,
+        loading = threads.submit(load)
+        with times.measure("kernels"):
+            unavailable, gate_kernel = kernel_choice.choose_kernels(
+                arch, compute, mesh, packed=packed, cache=cache
+            )
+        forward = decoder.Forward(
+            architecture=arch,
+            sites=site_names,
             dtype=dtype,
-            compute=compute,
-            mesh=mesh,
-            device=devices[0],
             kernel=kernel,
-            packed=packed,
+            unavailable=unavailable,
+            gate_kernel=gate_kernel,
+            platform=devices[0].platform,
+            mesh=mesh,
         )
-        engine = Engine(forward, weights.abstract_parameters(arch, **shaped), mesh, memory=memory)
-        engine.compile_ahead(first_batches(engine))
+        abstract = weights.abstract_parameters(arch, **shaped)
+        engine = Engine(forward, abstract, mesh, memory=memory, cache=cache)
+        with times.measure("programs"):
+            engine.compile_ahead(first_batches(engine))
         engine.params = loading.result()
     return engine
-
-
-def _forward(
-    arch: architectures.Architecture,
-    site_names: tuple[str, ...],
-    *,
-    dtype: str,
-    compute: str,
-    mesh: Mesh,
-    device: Any,
-    kernel: str | None,
-    packed: bool,
-) -> decoder.Forward:
-    """With the kernels that work on this device."""
-    return decoder.Forward(
-        architecture=arch,
-        sites=site_names,
-        dtype=dtype,
-        kernel=kernel,
-        unavailable=attention.unavailable_kernels(
-            platform=device.platform,
-            dtype=COMPUTE_DTYPES[compute],
-            head_dim=arch.head_dim,
-            softcap=arch.softcap,
-            window=arch.window,
-            packed=packed,
-        ),
-        gate_kernel=gated_mlp.choose_kernel(
-            device=device,
-            dtype=COMPUTE_DTYPES[compute],
-            activation=arch.activation,
-            biased=arch.mlp_bias,
-            mesh=mesh,
-        ),
-        platform=device.platform,
-        mesh=mesh,
-    )

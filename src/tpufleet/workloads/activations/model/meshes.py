@@ -14,6 +14,7 @@ from tpufleet.errors import BadInput
 from tpufleet.workloads.activations.model.architectures import Architecture
 
 AXES = ("data", "fsdp", "tensor")
+ALIGNMENT = 64  # bytes, of the buffers of JAX's CPU devices
 BATCH_AXES = ("data", "fsdp")  # rows of a batch are sharded over both
 
 _PARAMETERS = {
@@ -79,6 +80,14 @@ def output_sharding(mesh: Mesh, memory_kind: str | None = None) -> NamedSharding
     return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES), memory_kind=memory_kind)
 
 
+def empty_shard(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array that starts where JAX's buffers may: CPU devices use its memory, without a copy."""
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
 def shard_array(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
     """Put an array that every process has onto the mesh; each device gets its shard."""
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
@@ -93,7 +102,7 @@ def shard_in_passes(
 ) -> jax.Array:
     """An array whose shards are read when they are needed, so many at a time as `host_bytes` hold,
     or one. `read(indexes, shape)` returns the shards at these indexes. Devices that hold the same
-    shard share it."""
+    shard share it, and those of a CPU its memory: `read` returns arrays of `empty_shard`."""
     devices: dict[tuple[tuple[int | None, int | None], ...], list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         devices.setdefault(tuple((part.start, part.stop) for part in index or ()), []).append(
@@ -109,7 +118,8 @@ def shard_in_passes(
         shards = read([tuple(slice(*bounds) for bounds in key) for key in part], local)
         for key, values in zip(part, shards, strict=True):
             for device in devices[key]:
-                placed[device] = jax.device_put(values, device, may_alias=False)
+                shared = device.platform == "cpu"
+                placed[device] = jax.device_put(values, device, may_alias=shared)
         jax.block_until_ready(list(placed.values()))
         del shards  # before the next pass
     arrays = [placed[device] for device in sharding.addressable_devices_indices_map(shape)]

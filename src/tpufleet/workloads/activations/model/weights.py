@@ -154,8 +154,18 @@ def load_parameters(
     bits = ModelCheckpoint(folder, as_bits=True) if checkpoint.is_bf16() else checkpoint
 
     def put(name: str, values: np.ndarray) -> jax.Array:
-        values = values.astype(parameter_dtype(name, dtype), copy=False)
-        return meshes.shard_array(values, meshes.parameter_sharding(mesh, name))
+        wanted = np.dtype(parameter_dtype(name, dtype))
+
+        def read(indexes: Sequence[tuple[slice, ...]], shape: tuple[int, ...]) -> list[np.ndarray]:
+            filled = [meshes.empty_shard(shape, wanted) for _ in indexes]
+            bits = wanted == values.dtype == jnp.bfloat16
+            for index, target in zip(indexes, filled, strict=True):
+                source = values[index]
+                (target.view(BITS) if bits else target)[...] = source.view(BITS) if bits else source
+            return filled
+
+        sharding = meshes.parameter_sharding(mesh, name)
+        return meshes.shard_in_passes(values.shape, wanted, sharding, read, host_bytes)
 
     def stack(name: str) -> jax.Array:
         wanted = np.dtype(parameter_dtype(name, dtype))
@@ -164,7 +174,7 @@ def load_parameters(
 
         def read(indexes: Sequence[tuple[slice, ...]], shape: tuple[int, ...]) -> list[np.ndarray]:
             """The shards with these indexes, in one pass over the layers."""
-            filled = [np.empty(shape, wanted) for _ in indexes]
+            filled = [meshes.empty_shard(shape, wanted) for _ in indexes]
 
             def fill(layer: int) -> None:
                 values = rules[name](source, layer)
@@ -177,12 +187,11 @@ def load_parameters(
         sharding = meshes.parameter_sharding(mesh, name)
         return meshes.shard_in_passes(shapes["layers"][name], wanted, sharding, read, host_bytes)
 
-    with ThreadPoolExecutor(READERS) as threads:
-        embed = checkpoint.read("embed_tokens.weight", (arch.vocabulary, arch.hidden))
-        params: dict[str, Any] = {
-            "embed": put("embed", embed),
-            "layers": {name: stack(name) for name in rules} if depth else {},
-        }
+    with ThreadPoolExecutor(READERS) as threads, ThreadPoolExecutor(1) as beside:
+        table = checkpoint.read("embed_tokens.weight", (arch.vocabulary, arch.hidden))
+        embed = beside.submit(put, "embed", table)
+        layers = {name: stack(name) for name in rules} if depth else {}
+        params: dict[str, Any] = {"embed": embed.result(), "layers": layers}
     if final_norm:
         params["final_norm"] = put("final_norm", checkpoint.read("norm.weight", (arch.hidden,)))
     return params

@@ -15,7 +15,7 @@ class DatasetMonitor:
 
     def __init__(self, storage: Storage):
         self.plan = plans.load(storage)
-        self._units = Units(storage, count=self.plan.units, worker="reader")
+        self._units = Units(storage, count=self.plan.units, worker="reader", indexed=True)
 
     def observe(
         self, now: float | None = None

@@ -19,9 +19,11 @@ from tpufleet.runtime.units import INDEXED_UNITS, LEASE, Commit, HeldUnit, Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.inputs import sources, tokenization
 from tpufleet.workloads.activations.io.storage import Storage, translate_disk_errors
-from tpufleet.workloads.activations.model import engines, weights
+from tpufleet.workloads.activations.model import devices, engines, program_cache, weights
 from tpufleet.workloads.activations.pipeline import (
     batches,
+    calibration,
+    engine_opening,
     gangs,
     locations,
     preparation,
@@ -29,6 +31,7 @@ from tpufleet.workloads.activations.pipeline import (
 )
 from tpufleet.workloads.activations.pipeline.locations import Locations
 from tpufleet.workloads.activations.pipeline.progress_meter import Meter
+from tpufleet.workloads.activations.start_times import StartTimes
 
 DEFAULT_COMPUTE = "bf16"
 
@@ -44,7 +47,9 @@ class ExtractionSettings:
     memory: str = "auto"  # or "pinned", "plain": see `engines.host_memory_kind`
     lease: timedelta = LEASE
     steal_after: timedelta | None = None
-    compile_cache: str | None = None  # see `engines.use_compile_cache`
+    # None: on accelerators, and other sizes of batches in long runs only; True: those too
+    calibrate: bool | None = None
+    compile_cache: str | None = None  # see `program_cache.open_cache`
     name: str = ""
     poll: float = gangs.POLL_SECONDS
     options: workers.WorkerOptions = field(default_factory=workers.WorkerOptions)
@@ -65,36 +70,55 @@ def run(
     """
     import jax
 
-    plan = plans.load(storage)
-    compute = compute_dtype(plan, settings.compute)
-    resolved = locations.resolve_plan(plan, model=model, data=data)
-    resolved = check_digests(plan, resolved)
+    times = StartTimes()
     if settings.scope not in ("local", "global"):
         raise BadInput(f"scope {settings.scope!r} is not one of local, global")
-    is_gang = settings.scope == "global" and jax.process_count() > 1
-    engines.use_compile_cache(settings.compile_cache)
-    pool = preparation.PreparerPool(plan, resolved, settings.options.preparers)
+    plan = plans.load(storage)
+    compute = compute_dtype(plan, settings.compute)
+    devices.start(settings.mesh)
+    with times.measure("data"):
+        resolved = locations.resolve_plan(plan, model=model, data=data)
+        resolved = check_digests(plan, resolved)
+    options = settings.options
+    pool = preparation.PreparerPool(plan, resolved, options.preparers, options.most_preparers)
     with closing(pool) as preparers:
         preparers.start()
-        engine = engines.open_engine(
-            resolved.model,
-            plan.sites,
-            architecture=resolved.architecture,
-            dtype=plan.dtype,
-            compute=compute,
-            mesh_sizes=settings.mesh,
-            devices=jax.devices() if is_gang else jax.local_devices(),
-            kernel=settings.kernel,
-            memory=settings.memory,
-            packed=_batching(plan, varlen=True) == "varlen",
-            first_batches=functools.partial(_known_shapes, plan),
-        )
-        units = _units(storage, plan, settings, jax.process_index() if not is_gang else 0)
+        is_gang = settings.scope == "global" and jax.process_count() > 1
+        units = _units(storage, plan, settings, 0 if is_gang else runtime.context().process_id)
         committed = units.committed()
-        check_compute_dtype(committed.values(), compute)
+        units.index_found()
+        # Of many units with a plan that states the type, `verify` reads the outcomes.
+        if not plan.compute or plan.units < INDEXED_UNITS:
+            check_compute_dtype(committed.values(), compute)
         before = sum(len(plan.sample_range(unit)) for unit in committed)
-        meter = Meter(plan, samples_before=before, peak=engine.peak_flops())
+        meter = Meter(plan, samples_before=before, start=times)
         report = ProgressReporter(on_progress)
+
+        def open_engine() -> engines.Engine:
+            with times.measure("devices"):
+                chosen = jax.devices() if is_gang else jax.local_devices()
+            engine = engines.open_engine(
+                resolved.model,
+                plan.sites,
+                architecture=resolved.architecture,
+                dtype=plan.dtype,
+                compute=compute,
+                mesh_sizes=settings.mesh,
+                devices=chosen,
+                kernel=settings.kernel,
+                memory=settings.memory,
+                packed=_batching(plan, varlen=True) == "varlen",
+                first_batches=functools.partial(_known_shapes, plan),
+                cache=program_cache.open_cache(settings.compile_cache, chosen),
+                times=times,
+            )
+            meter.peak = engine.peak_flops()
+            if not is_gang and _calibrates(settings.calibrate, chosen[0].platform):
+                with times.measure("calibration"):
+                    engine.calibration = calibration.calibrate(
+                        engine, plan, storage, force=bool(settings.calibrate)
+                    )
+            return engine
 
         def on_wait(held: Sequence[HeldUnit]) -> None:
             waiting, meter.waiting_for = bool(meter.waiting_for), held
@@ -105,7 +129,11 @@ def run(
             units, should_stop, settings.poll, on_wait
         )
         if is_gang:
+            # Devices of all processes take part in forming a gang: nothing else uses them then.
+            engine: workers.ModelEngine = open_engine()
             coordinator = _gang_coordinator(storage, units, should_stop, settings.poll, on_wait)
+        else:
+            engine = engine_opening.OpeningEngine(open_engine)
         worker = workers.Worker(
             storage,
             plan,
@@ -113,7 +141,7 @@ def run(
             engine,
             coordinator,
             meter=meter,
-            options=settings.options,
+            options=options,
             preparers=preparers,
         )
         with translate_disk_errors(storage):
@@ -124,6 +152,11 @@ def run(
                 if plan.units >= INDEXED_UNITS and units.finished():
                     units.write_index()
                 return meter
+
+
+def _calibrates(wanted: bool | None, platform: str) -> bool:
+    """By default on accelerators: a CPU's rate depends on what else it does."""
+    return platform != "cpu" if wanted is None else wanted
 
 
 def _batching(plan: plans.ExtractionPlan, *, varlen: bool) -> str:
@@ -228,6 +261,7 @@ def _units(
         incarnation=time.time_ns() if context.alone else context.attempt,
         lease=settings.lease,
         steal_after=settings.steal_after,
+        indexed=True,
     )
 
 

@@ -60,6 +60,7 @@ class Estimate:
     hours: float | None = None
     cost: float | None = None
     why_skipped: str = ""  # the most frequent reason
+    default_batch: bool = False  # the size of batches was not given: devices may choose another
     stored_tokens: int | None = None  # fewer than computed with --keep or overlapping contexts
 
 
@@ -130,7 +131,8 @@ def make_plan(
     mean, stored = sum(lengths) / measured.samples, measured.stored / measured.samples
     scale = count / measured.samples
     buckets = batches.choose_buckets(lengths, options["max_length"])
-    if options.get("batch_tokens") is None:
+    default_batch = options.get("batch_tokens") is None
+    if default_batch:
         options["batch_tokens"] = batches.choose_batch_tokens(sum(lengths) * scale, len(buckets))
     if unit_samples is None:
         unit_samples = samples_per_unit(
@@ -150,6 +152,7 @@ def make_plan(
         bytes=round(measured.stored * scale * row),
         bytes_if_padded=round(len(lengths) * scale) * options["max_length"] * row,
         stored_tokens=round(measured.stored * scale),
+        default_batch=default_batch,
         units=-(-count // unit_samples),
         operations=scale * sum(arch.flops(length, depth) for length in lengths),
     )

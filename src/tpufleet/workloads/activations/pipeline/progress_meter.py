@@ -10,6 +10,7 @@ from typing import Any
 from tpufleet.runtime.units import HeldUnit
 from tpufleet.workloads.activations import formatting, plans
 from tpufleet.workloads.activations.pipeline import batches, preparation, stages
+from tpufleet.workloads.activations.start_times import StartTimes
 
 EXPECTED_UTILIZATION = 0.4
 
@@ -24,13 +25,17 @@ class Meter:
         samples_before: int = 0,
         peak: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        start: StartTimes | None = None,
     ):
         self.plan, self.peak, self._clock = plan, peak, clock
+        self._start = start or StartTimes(clock)
         self.samples_before = samples_before
         self.samples = self.units = self.skipped = self.fenced = 0
         self.tokens = self.batches = 0
         self._real_tokens = self._computed_tokens = 0  # with those of the first batch
         self.programs, self.compile_seconds = 0, 0.0
+        self.write_mode = ""  # of the storage, once something is written: see `Storage.write_mode`
+        self.calibrated: dict[str, Any] = {}  # see `calibration.Calibration`
         self._operations = 0.0
         self._lock = threading.Lock()  # several threads commit units
         self._began: float | None = None
@@ -73,6 +78,10 @@ class Meter:
 
     def seconds(self) -> float:
         return 0.0 if self._began is None else self._clock() - self._began
+
+    def start_seconds(self) -> float | None:
+        """Until the first batch was given to the devices; None before."""
+        return None if self._began is None else self._began - self._start.began
 
     def tokens_per_second(self) -> float:
         seconds = self.seconds()
@@ -122,7 +131,11 @@ class Meter:
             "padding": self.padding(),
             "programs": self.programs,
             "compile_seconds": self.compile_seconds,
+            "calibration": dict(self.calibrated),
+            "start_seconds": self.start_seconds(),
+            "start": dict(self._start.parts),
             "mfu": self.utilization(),
+            "writes": self.write_mode,
             "queues": {name: queue.depth() for name, queue in self._queues.items()},
             "limit": self.bottleneck(),
             "seconds_left": self.seconds_left(),

@@ -65,6 +65,12 @@ class StageQueue:
     def close(self) -> None:
         self.put(_END)
 
+    def resize(self, size: int) -> None:
+        """Hold up to this many items from now on."""
+        with self._queue.mutex:
+            self._queue.maxsize = size
+            self._queue.not_full.notify_all()
+
     def depth(self) -> int:
         return self._queue.qsize()
 

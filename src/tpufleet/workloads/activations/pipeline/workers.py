@@ -26,7 +26,7 @@ from tpufleet.workloads.activations.inputs.contexts import Context
 from tpufleet.workloads.activations.io import shard_writer, unit_writer
 from tpufleet.workloads.activations.io.storage import Storage
 from tpufleet.workloads.activations.model import engines
-from tpufleet.workloads.activations.pipeline import batches, preparation, stages
+from tpufleet.workloads.activations.pipeline import batches, calibration, preparation, stages
 from tpufleet.workloads.activations.pipeline.gangs import Outcome, ShardFiles
 from tpufleet.workloads.activations.pipeline.locations import Locations
 from tpufleet.workloads.activations.pipeline.progress_meter import Meter
@@ -78,15 +78,19 @@ class ModelEngine(Protocol):
     @property
     def compile_seconds(self) -> float: ...
 
+    @property
+    def calibration(self) -> calibration.Calibration | None: ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerOptions:
     """Concurrency and queue sizes. None of it changes what is written."""
 
     preparers: int = 0  # tokenizing processes; 0: one thread
+    most_preparers: int = 0  # as many as this, where devices are faster than those
     shared_units: int = 64  # at most so many units share batches; each has an open file
     prefetch_units: int = 4  # prepared before they are needed
-    batches_in_flight: int = 3  # on the devices
+    batches_in_flight: int = 3  # on the devices; a calibrated engine has its own
     batches_fetched: int = 3  # in host memory, waiting to be written
     writers: int = 8  # threads that hash and write
     backlog: int = 64  # pieces waiting for a writer
@@ -99,9 +103,12 @@ def default_options(
 ) -> WorkerOptions:
     """For a machine with so many cores. A thread hashes 0.7 GB/s (SHA-256, measured beside an
     H200), and four layers of a small model are several GB/s."""
+    most = preparers or 0
     if preparers is None:
-        preparers = 2 if cores >= 8 else 0
-    return WorkerOptions(preparers=preparers, writers=writers or min(max(cores, 8), 32))
+        preparers, most = (2, max(cores // 4, 2)) if cores >= 8 else (0, 0)
+    return WorkerOptions(
+        preparers=preparers, most_preparers=most, writers=writers or min(max(cores, 8), 32)
+    )
 
 
 # Units that share batches take at most this long, so that little is lost with a worker.
@@ -165,8 +172,9 @@ class Worker:
         """Run until every unit is committed, or until asked to stop."""
         pipeline, options = stages.Pipeline(), self._options
         preparers = self._preparers or preparation.PreparerPool(
-            self._plan, self._locations, options.preparers
+            self._plan, self._locations, options.preparers, options.most_preparers
         )
+        self._preparers = preparers
         sizes = (1, options.batches_in_flight, options.batches_fetched, 1)
         ready, computed, fetched, written = (stages.StageQueue(pipeline, size) for size in sizes)
         self.meter.attach(
@@ -213,17 +221,48 @@ class Worker:
                 return
             if claim is not None:
                 waiting.append((claim, preparers.submit(claim.unit)))
+                if len(waiting) < self._options.prefetch_units:
+                    continue  # the first units need not wait for the engine
             size = self._shared_units()
             while waiting and (
                 claim is None or len(waiting) >= size - 1 + self._options.prefetch_units
             ):
                 yield group()
+        size = self._shared_units() if waiting else size
         while waiting:
             yield group()
 
     def _batching(self) -> str:
         buckets = preparation.plan_buckets(self._plan)
         return batches.resolve_batching(self._plan.batching, buckets, varlen=self._engine.varlen)
+
+    def _batch_tokens(self) -> int:
+        calibrated = self._engine.calibration
+        return self._plan.batch_tokens if calibrated is None else calibrated.batch_tokens
+
+    def _use_calibration(self, computed: stages.StageQueue) -> None:
+        """Batches in flight, and tokenizing processes, for the rate of the devices."""
+        chosen = self._engine.calibration
+        if chosen is None:
+            return
+        bytes_per_token = calibration.token_bytes(self._plan)
+        in_flight = chosen.batches_in_flight(
+            self._options.batches_in_flight, bytes_per_token, calibration.host_memory()
+        )
+        computed.resize(in_flight)
+        self.meter.calibrated = {**chosen.to_json(), "batches_in_flight": in_flight}
+
+    def _grow_preparers(self, units: Sequence[preparation.PreparedUnit]) -> None:
+        """As many as keep up with the devices, by how long these units took."""
+        chosen, seconds = self._engine.calibration, sum(unit.seconds for unit in units)
+        if chosen is None or not seconds or self._preparers is None:
+            return
+        rate = sum(unit.tokens for unit in units) / seconds
+        fewest = self._options.preparers
+        self._preparers.grow(
+            chosen.preparers(rate, fewest=fewest, most=self._options.most_preparers)
+        )
+        self.meter.calibrated["preparers"] = self._preparers.processes
 
     def _shared_units(self) -> int:
         """How many units share batches: so many that incomplete batches hardly matter, as long as
@@ -236,7 +275,7 @@ class Worker:
         if self._coordinator.parts > 1 or batching == "pack":
             return 1
         shapes = 1 if batching == "varlen" else len(plan.buckets)
-        incomplete = shapes / 2 * plan.batch_tokens
+        incomplete = shapes / 2 * self._batch_tokens()
         unit_tokens = plan.estimate.get("tokens", 0) / max(plan.units, 1)
         fitting = self.meter.units_per_second() * SHARED_SECONDS
         if unit_tokens:
@@ -246,12 +285,14 @@ class Worker:
 
     def _batch(self, items: list[tuple[Claim, Future[preparation.PreparedUnit]]]) -> _Group:
         units = [future.result() for _, future in items]
+        self._grow_preparers(units)
         prepared = preparation.batch_units(
             self._plan,
             units,
             self._engine.row_multiple,
             varlen=self._engine.varlen,
             fill=self._coordinator.parts > 1,
+            batch_tokens=self._batch_tokens(),
         )
         return _Group(tuple(claim for claim, _ in items), prepared)
 
@@ -262,11 +303,13 @@ class Worker:
         on_progress: Callable[[Meter], None],
     ) -> None:
         groups = iter(ready)
-        for group in groups:
+        for number, group in enumerate(groups):
+            if number == 0:  # the engine is open
+                self._use_calibration(computed)
             self._engine.compile_ahead(group.prepared.batches)
             last = group.prepared.last_batches()
             ended = 0  # units of the group, in order
-            for number, batch in enumerate(group.prepared.batches):
+            for position, batch in enumerate(group.prepared.batches):
                 if self._coordinator.should_stop():
                     break
                 fetch = self._engine.start(batch)
@@ -274,7 +317,7 @@ class Worker:
                 self.meter.computed(batch, self._engine.flops(batch))
                 self.meter.compiled(self._engine.programs, self._engine.compile_seconds)
                 on_progress(self.meter)
-                while ended < len(last) and last[ended] <= number:
+                while ended < len(last) and last[ended] <= position:
                     computed.put(_Step(group, unit=ended))
                     ended += 1
             stop = self._coordinator.should_stop()
@@ -309,6 +352,7 @@ class Worker:
         part = self._coordinator.part
         rows = [self._engine.rows(len(batch.tokens)) for batch in group.prepared.batches]
         samples = group.prepared.stored_samples(rows, include_skipped=part == 0)
+        self.meter.write_mode = self._storage.write_mode()
         return [
             unit_writer.UnitWriter(
                 self._storage,

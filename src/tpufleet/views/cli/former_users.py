@@ -1,0 +1,168 @@
+"""Arguments of the job manager that this program replaces which need the server to be understood: a
+user among the words, and a job after a verb of nodes. Imported only for its verbs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import click
+
+from tpufleet.errors import FleetError
+from tpufleet.views.cli import connection
+from tpufleet.views.cli.former_flags import is_former
+from tpufleet.views.cli.registry import HintedUsageError
+
+if TYPE_CHECKING:
+    from tpufleet.client.fleet import FleetClient
+
+# How many words each verb has without a user; the words after them may be one.
+_OF_JOBS = {
+    "add-tag": 2, "kill": 1, "kill-job": 1, "-k": 1, "-kj": 1, "kill-window": 1, "-kw": 1,
+    "get-stage-dir": 1, "dequeue": 1, "dq": 1, "resume": 1, "rerun": 1,
+}  # fmt: skip
+_OF_MINE = {
+    "clean": 0, "clear": 0, "clear-all": 0, "clear-finished": 0, "clear-error": 0, "set-cur": 1,
+    "set-dir": 2, "del-dir": 1, "swap-dir": 2, "ls": 0, "lsdir": 0, "get-dir": 1,
+    "get-settings": 0, "set-settings": 2, "reset-settings": 0, "-a": 2, "-alias": 2,
+    "add-config-alias": 2, "-sa": 0, "-la": 0, "show-config-alias": 0, "del-config-alias": 1,
+    "-ta": 2, "-ata": 2, "add-tpu-alias": 2, "-lta": 0, "-sta": 0, "zhan": 1, "rm-lock": 1,
+    "rel": 1, "release": 1,
+}  # fmt: skip
+_LISTING = {"vq": 0}
+WITH_USER = {**_OF_JOBS, **_OF_MINE, **_LISTING, "run": 1}
+# What a person means who names a job.
+OF_NODES = {
+    "delete": "`tpu cancel {job}` stops it; when it has ended, `tpu archive {job}` hides it and "
+    "`tpu purge {job}` deletes its logs, results and code",
+    "restart": "`tpu resume {job}` continues it from its checkpoint, `tpu rerun {job}` starts it "
+    "from the beginning",
+    "reapply": "its slices are replaced without you; `tpu why {job}` says what it waits for, and "
+    "`tpu resume {job}` continues it after its end",
+    "apply": "its slices are requested without you; `tpu why {job}` says what it waits for",
+    "describe": "`tpu show {job}` has all about it",
+    "check-status": "`tpu why {job}` explains its state",
+    "check-env": "`tpu doctor {job}` checks its hosts",
+    "solve": "`tpu doctor {job}` checks its hosts, `tpu why {job}` explains its state",
+    "lian": "`tpu exec {job} -- COMMAND` runs a command on its hosts",
+    "test": "`tpu exec {job} -- COMMAND` runs a command on its hosts",
+}
+OF_NODES |= {
+    "-cktpu": OF_NODES["check-status"], "-dtpu": OF_NODES["describe"],
+    "solve-env": OF_NODES["solve"], "applyy": OF_NODES["apply"], "reapplyy": OF_NODES["reapply"],
+}  # fmt: skip
+_NAME = re.compile(r"[A-Za-z][\w.-]*")
+_EXPLICIT = re.compile(r"(user|id)=(.*)")
+
+
+class _Server:
+    """Asked only when a word may be a user."""
+
+    @cached_property
+    def _client(self) -> FleetClient:
+        return connection.connect()
+
+    @cached_property
+    def me(self) -> str:
+        return self._client.me().name
+
+    def is_user(self, word: str) -> bool:
+        """Me, or whoever has submitted a job."""
+        if _NAME.fullmatch(word) is None:
+            return False
+        return word == self.me or any(
+            self._client.jobs(owner=word, archived=archived, limit=1).jobs
+            for archived in (False, True)
+        )
+
+    def close(self) -> None:
+        if "_client" in self.__dict__:
+            self._client.close()
+
+
+def without_user(verb: str, args: list[str]) -> list[str]:
+    """The arguments of a former verb as today's command takes them, after a hint."""
+    with contextlib.closing(_Server()) as server:
+        try:
+            return _run(args, server) if verb == "run" else _without_user(verb, args, server)
+        except FleetError:
+            return args  # the command itself reports that the server does not respond
+
+
+def _without_user(verb: str, args: list[str], server: _Server) -> list[str]:
+    end = args.index("--") if "--" in args else len(args)
+    words = [index for index in range(end) if not args[index].startswith("-")]
+    explicit = [index for index in words if _EXPLICIT.fullmatch(args[index])]
+    others = [index for index in words if index not in explicit][WITH_USER[verb] :]
+    found = explicit or [index for index in others if server.is_user(args[index])][-1:]
+    if not found:
+        return args
+    typed = args[found[0]]
+    pair = _EXPLICIT.fullmatch(typed)
+    user = typed if pair is None else pair[2]
+    rest = [word for index, word in enumerate(args) if index not in found]
+    if user == server.me or (pair is not None and pair[1] == "id"):
+        _not_needed(typed)
+        return rest
+    if verb in _LISTING:
+        return ["--user", user, *rest]
+    if verb in _OF_JOBS and rest:
+        click.echo(f"hint: jobs of {user} are written {user}/JOB", err=True)
+        first = next((index for index, word in enumerate(rest) if not word.startswith("-")), 0)
+        return [*rest[:first], f"{user}/{rest[first]}", *rest[first + 1 :]]
+    raise HintedUsageError(
+        f"`tpu {verb}` is for what is yours, and you are {server.me}, not {user}\n"
+        f"  next: leave out {typed}; jobs of {user} are written {user}/JOB"
+    )
+
+
+def _run(args: list[str], server: _Server) -> list[str]:
+    """`run TYPE 2 ada tag=x`: a working directory, and a user, before the command."""
+    end = args.index("--") if "--" in args else len(args)
+    bare = list(_bare(args[:end]))
+    if end == len(args):  # the words may be a command
+        if not all(index in bare or is_former(word) for index, word in enumerate(args[1:], 1)):
+            return args
+        named = [index for index in bare if not args[index].isdigit()]
+        if len(named) > 1 or any(not server.is_user(args[index]) for index in named):
+            return args
+    rest = list(args)
+    for index in reversed(bare):
+        if args[index].isdigit():
+            rest[index] = f"dir={args[index]}"
+        elif server.is_user(args[index]):
+            _not_needed(args[index])
+            del rest[index]
+    return rest
+
+
+def _bare(words: list[str]) -> Iterator[int]:
+    """Those that are neither the type, an option or its value, nor `name=value`."""
+    for index, word in enumerate(words[1:], 1):
+        before = words[index - 1]
+        value = before.startswith("-") and not is_former(before)
+        if not (word.startswith("-") or value or "=" in word):
+            yield index
+
+
+def _not_needed(word: str) -> None:
+    click.echo(f"hint: {word} is not needed: your token says who you are", err=True)
+
+
+def refuse_job(verb: str, args: list[str]) -> None:
+    """A verb of nodes with the name of a job: say what is meant, and do nothing."""
+    name = next((word for word in args if not word.startswith("-")), None)
+    if name is None or {"-h", "--help"} & {*args}:
+        return
+    try:
+        with connection.connect() as client:
+            job = client.job(name).job
+    except FleetError:  # no such job, or no server that would know
+        return
+    raise HintedUsageError(
+        f"{job.spec.name} ({job.id}) is a job, not a VM; it is {job.state.value}\n"
+        f"  next: {OF_NODES[verb].format(job=name)}"
+    )

@@ -1,0 +1,89 @@
+"""The file of a SQLite database is taken away from a running server: nothing is acknowledged that
+would be forgotten, and the error says what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.contract import store_builders as a
+from tpufleet.errors import FleetError, Unreachable
+from tpufleet.stores.base import ChangeSet, JobQuery
+from tpufleet.stores.open_store import open_store
+
+
+def delete(path: Path) -> None:
+    for each in path.parent.glob(f"{path.name}*"):
+        each.unlink()
+
+
+def delete_folder(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+def delete_log_alone(path: Path) -> None:
+    path.with_name(f"{path.name}-wal").unlink()
+
+
+def replace_with_a_copy(path: Path) -> None:
+    copy = path.with_name("copy.db")
+    with sqlite3.connect(path) as source, sqlite3.connect(copy) as target:
+        source.backup(target)
+    os.replace(copy, path)
+
+
+def move_the_folder(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("moved"))
+
+
+TAKEN = [delete, delete_folder, delete_log_alone, replace_with_a_copy, move_the_folder]
+
+
+@pytest.mark.parametrize("take", TAKEN, ids=lambda take: take.__name__)
+def test_a_database_that_was_taken_away_acknowledges_nothing(
+    tmp_path: Path, take: Callable[[Path], None]
+):
+    path = tmp_path / "state" / "fleet.db"
+    store = open_store(f"sqlite:///{path}")
+    store.commit(ChangeSet(new_jobs=[a.job("job-1")], messages=[a.message()]))
+    take(path)
+    with pytest.raises(Unreachable, match=r"(?s)was deleted or replaced.*restart the server"):
+        store.commit(ChangeSet(new_jobs=[a.job("job-2")], messages=[a.message()]))
+    with pytest.raises(Unreachable):
+        store.put_user(a.user())
+    store.close()
+
+
+def test_a_database_that_became_read_only_says_so(tmp_path):
+    path = tmp_path / "fleet.db"
+    store = open_store(f"sqlite:///{path}")
+
+    def write_to_a_read_only_one(session) -> None:
+        session.run("PRAGMA query_only = ON")  # fails as on a file system that became read-only
+        try:
+            session.run("DELETE FROM facts")
+        finally:
+            session.run("PRAGMA query_only = OFF")
+
+    with pytest.raises(Unreachable, match="read-only"):
+        store._database.write(write_to_a_read_only_one)
+    store.put_user(a.user())
+    store.close()
+
+
+def test_a_damaged_database_says_so(tmp_path):
+    path = tmp_path / "fleet.db"
+    store = open_store(f"sqlite:///{path}")
+    store.commit(ChangeSet(new_jobs=[a.job("job-1")], messages=[a.message()]))
+    store.close()
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(path.stat().st_size - 4096))
+    with pytest.raises(FleetError, match=r"(?s)is damaged.*tpu restore"):
+        store = open_store(f"sqlite:///{path}")
+        store.jobs(JobQuery())

@@ -1,0 +1,172 @@
+"""A second run takes compiled programs and findings about the device from the cache."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from tests.workloads.activations.test_workers import make  # noqa: F401
+from tpufleet.errors import BadInput
+from tpufleet.runtime.units import Units
+from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.io import verification
+from tpufleet.workloads.activations.model import engines
+from tpufleet.workloads.activations.model.program_cache import ProgramCache, open_cache
+from tpufleet.workloads.activations.pipeline import (
+    batches,
+    engine_opening,
+    extraction,
+    gangs,
+    locations,
+    preparation,
+    workers,
+)
+from tpufleet.workloads.activations.pipeline.progress_meter import Meter
+
+
+@pytest.fixture
+def lowered():
+    """Counts the programs that are lowered: what a stored program spares."""
+    count = []
+    listener = lambda event, seconds, **_: "mlir" in event and count.append(event)
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    yield count
+    jax.monitoring.unregister_event_duration_listener(listener)
+
+
+def batch(rows: int = 2, length: int = 16) -> batches.Batch:
+    tokens = list(np.random.default_rng(0).integers(0, 61, (rows, length)).astype(np.int32))
+    return next(
+        batches.make_batches(
+            tokens, batching="bucket", buckets=(length,), batch_tokens=rows * length
+        )
+    )
+
+
+def engine(model_folder, folder, sites=("resid_post.1",)) -> engines.Engine:
+    devices = jax.devices()[:1]
+    cache = ProgramCache(folder, devices)
+    return engines.open_engine(model_folder, sites, dtype="f32", devices=devices, cache=cache)
+
+
+def outputs(opened: engines.Engine, given: batches.Batch) -> bytes:
+    result = b"".join(values.tobytes() for values in opened.start(given)()[0].values.values())
+    opened._compilers.shutdown()  # the program is stored
+    return result
+
+
+def test_the_next_run_neither_traces_nor_compiles(model_folder, tmp_path, lowered):
+    first = outputs(engine(model_folder, tmp_path / "cache"), batch())
+    assert lowered
+    again = engine(model_folder, tmp_path / "cache")
+    lowered.clear()
+    assert outputs(again, batch()) == first
+    assert lowered == []
+
+
+@pytest.mark.parametrize("change", [{"sites": ("resid_post.0",)}, {"rows": 4}, {"length": 32}])
+def test_another_program_is_compiled(model_folder, tmp_path, lowered, change):
+    outputs(engine(model_folder, tmp_path), batch())
+    sites = {"sites": change.pop("sites")} if "sites" in change else {}
+    other = engine(model_folder, tmp_path, **sites)
+    lowered.clear()
+    outputs(other, batch(**change))
+    assert lowered
+
+
+@pytest.mark.parametrize("flags", ["--xla_cpu_enable_fast_math=true"])
+def test_a_program_belongs_to_the_flags_that_it_was_compiled_with(
+    model_folder, tmp_path, lowered, monkeypatch, flags
+):
+    outputs(engine(model_folder, tmp_path), batch())
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    other = engine(model_folder, tmp_path)
+    lowered.clear()
+    outputs(other, batch())
+    assert lowered
+
+
+def test_a_damaged_file_is_compiled_again(model_folder, tmp_path, caplog):
+    first = outputs(engine(model_folder, tmp_path), batch())
+    (program,) = tmp_path.glob("*.program")
+    program.write_bytes(program.read_bytes()[:-100])
+    assert outputs(engine(model_folder, tmp_path), batch()) == first
+    assert "is compiled again" in caplog.text
+    assert outputs(engine(model_folder, tmp_path), batch()) == first
+
+
+def test_a_file_that_others_can_write_is_not_loaded(model_folder, tmp_path, lowered, caplog):
+    outputs(engine(model_folder, tmp_path), batch())
+    (program,) = tmp_path.glob("*.program")
+    program.chmod(0o666)
+    other = engine(model_folder, tmp_path)
+    lowered.clear()
+    outputs(other, batch())
+    assert lowered and f"chmod go-w {program}" in caplog.text
+
+
+def test_a_read_only_folder_only_costs_time(model_folder, tmp_path):
+    (tmp_path / "cache").write_text("a file where the folder would be")
+    assert outputs(engine(model_folder, tmp_path / "cache"), batch())
+
+
+def test_what_works_is_remembered_and_what_fails_is_tried_again(tmp_path):
+    cache = ProgramCache(tmp_path, jax.devices()[:1])
+    works = lambda finding: finding == "works"
+    assert cache.finding(("kernel", 64), lambda: "fails", keep=works) == "fails"
+    assert cache.finding(("kernel", 64), lambda: "works", keep=works) == "works"
+    assert cache.finding(("kernel", 64), lambda: "fails", keep=works) == "works"
+    assert cache.finding(("kernel", 128), lambda: "fails", keep=works) == "fails"
+
+
+def test_cpus_keep_programs_only_if_asked_to(tmp_path):
+    devices, before = jax.devices()[:1], jax.config.jax_compilation_cache_dir
+    try:
+        assert open_cache(None, devices) is None and open_cache("", devices) is None
+        assert jax.config.jax_compilation_cache_dir == before
+        assert open_cache(str(tmp_path), devices) is not None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+class NotedPreparers(preparation.PreparerPool):
+    """Says when units have been prepared."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.prepared = threading.Event()
+
+    def submit(self, unit):
+        future = super().submit(unit)
+        future.add_done_callback(lambda _: self.prepared.set())
+        return future
+
+
+def test_units_are_tokenized_while_the_engine_opens(make, model_folder):  # noqa: F811
+    folder = make("a")
+    plan = plans.load(folder)
+    found = locations.resolve_plan(plan)
+    preparers = NotedPreparers(plan, found)
+
+    def open_late() -> engines.Engine:
+        assert preparers.prepared.wait(60)
+        return engines.open_engine(
+            model_folder, plan.sites, dtype="f32", compute="f32", devices=jax.devices()[:1]
+        )
+
+    units = Units(folder, count=plan.units, worker="a")
+    coordinator = gangs.SoloCoordinator(units, lambda: False)
+    opening = engine_opening.OpeningEngine(open_late)
+    workers.Worker(
+        folder, plan, found, opening, coordinator, meter=Meter(plan), preparers=preparers
+    ).run()
+    assert verification.verify(folder).intact
+
+
+def test_a_model_that_cannot_be_opened_ends_the_run_with_its_error(make):  # noqa: F811
+    folder = make("a")
+    with pytest.raises(BadInput, match="needs 3 devices"):
+        extraction.run(folder, extraction.ExtractionSettings(poll=0.02, mesh={"data": 3}))
