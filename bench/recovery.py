@@ -90,7 +90,7 @@ class Fleet:
             slice_token=lambda slice_id: f"token of {slice_id}",
             bootstrap_token=lambda slice_id: f"bootstrap token of {slice_id}",
         )
-        assignments = Assignments(self.store, SecretFiles(home / "secrets", [b"k" * 32]))
+        assignments = Assignments(self.store, SecretFiles(home / "secrets", [b"k" * 32]), b"secret")
         self.beats = Heartbeats(self.store, assignments, self.controller.wake)
         self.lost: dict[str, float] = {}  # job → moment
         self._silent: set[SliceId] = set()

@@ -15,10 +15,13 @@ def start(harness: BridgeHarness, ledger, seed: int, *, slices: int, bridges: in
     return FaultInjector(harness, ledger, seed)
 
 
-def test_a_few_faults(harness: BridgeHarness, ledger):
+@pytest.mark.parametrize(
+    ("documents", "faults"), [(6, 4), pytest.param(10, 5, marks=pytest.mark.slow)]
+)
+def test_a_few_faults(harness: BridgeHarness, ledger, documents, faults):
     injector = start(harness, ledger, 7, slices=2, bridges=2)
-    injector.add(10)
-    injector.inject(faults=5, max_gap=3.0)
+    injector.add(documents)
+    injector.inject(faults=faults, max_gap=3.0)
     injector.finish(timeout=150)
 
 

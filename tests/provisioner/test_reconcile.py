@@ -177,7 +177,7 @@ def test_a_refused_deletion_backs_off(make, code, message):
     harness.advance(MINUTE)
     harness.complete()
     harness.gke.fail_next_call("delete", code, message, times=10_000)
-    harness.reconcile(20 * 60, every=SECONDS)
+    harness.reconcile(5 * 60, every=4 * SECONDS)
     assert 5 <= harness.gke.calls.count("delete") <= 12
     failed = harness.events.messages("NodePoolDeletionFailed")
     assert 1 <= len(failed) <= 12 and message in failed[0]
@@ -428,7 +428,7 @@ def test_only_the_leader_deletes_orphans(make):
 def test_a_flex_start_pool_is_awaited_without_a_timeout(make):
     harness = make()
     harness.submit(node_selector={label_keys.FLEX_START: "true"})
-    harness.advance(60 * MINUTE)
+    harness.reconcile(6 * 60, every=10 * SECONDS)
     assert list(harness.states().values()) == ["RUNNING"]
     assert len(harness.gke.created) == 1
     harness.complete()

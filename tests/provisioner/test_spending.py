@@ -150,7 +150,8 @@ def test_a_pool_with_running_pods_is_never_deleted_as_unused(harness):
     assert harness.states() == {pool: "RUNNING"}
 
 
-def test_over_many_jobsets_no_more_pools_are_bought_than_needed(harness):
+@pytest.mark.parametrize("batches", [8, pytest.param(25, marks=pytest.mark.slow)])
+def test_over_many_jobsets_no_more_pools_are_bought_than_needed(harness, batches):
     """Spend ledger: pools created ≤ needed + retries after failures; none left at the end."""
     chosen = random.Random(7)
     kinds = [
@@ -160,7 +161,7 @@ def test_over_many_jobsets_no_more_pools_are_bought_than_needed(harness):
         *(pod for pod, _ in (*IMPOSSIBLE.values(), *MISFITS.values())),
     ]  # fmt: skip
     needed = misfits = 0
-    for batch in range(25):
+    for batch in range(batches):
         harness.gke.device_plugin_delay = chosen.choice([0, 20, 90]) * timedelta(seconds=1)
         names = [f"job-{batch}-{number}" for number in range(20)]
         for name in names:

@@ -24,7 +24,8 @@ from tpufleet.model.attempts import AttemptId
 from tpufleet.model.bootstrap import BootstrapStage
 from tpufleet.providers.tpu_vm import startup_script
 
-pytestmark = pytest.mark.timeout(600)
+# By default the script runs without Ubuntu and a bundle, in test_startup_script.py.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,6 @@ def connected(host, control_plane):
     wait_until(lambda: host.report.stage is BootstrapStage.CONNECTED, 60, host.agent_log)
 
 
-@pytest.mark.slow
 def test_a_host_with_python_3_10_installs_the_bundle_and_its_agent_connects(host, control_plane):
     assert host.run("python3", "-V").stdout.startswith("Python 3.10")
     result = host.startup()
@@ -124,7 +124,6 @@ def test_a_host_that_cannot_reach_the_server_reports_its_address_and_the_error(h
     assert not host.report.failed, "it keeps trying"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -142,7 +141,6 @@ def test_a_bundle_that_cannot_be_installed_is_a_reported_failure(host, changes, 
     assert not list((host.root / "opt/tpufleet").glob(".draft*/root")), "nothing is left installed"
 
 
-@pytest.mark.slow
 def test_chips_of_a_driver_that_loads_late_are_waited_for(host, control_plane):
     (host.root / "dev/vfio/3").unlink()
     done = threading.Thread(target=host.startup)
@@ -154,7 +152,6 @@ def test_chips_of_a_driver_that_loads_late_are_waited_for(host, control_plane):
     connected(host, control_plane)
 
 
-@pytest.mark.slow
 def test_an_attached_disk_is_formatted_only_if_allowed_and_mounted_after_each_boot(host):
     device = host.add_disk()
     # Folders for buckets are made on the way, where the user of jobs may not make them.
@@ -177,7 +174,6 @@ def test_an_attached_disk_is_formatted_only_if_allowed_and_mounted_after_each_bo
     assert host.run("ls", "/mnt/disks/1/kept").returncode == 0, "a file system is never formatted"
 
 
-@pytest.mark.slow
 def test_a_machine_becomes_a_server_with_its_state_on_a_disk(bundle, tmp_path):
     """The script of `tpu deploy server` on Ubuntu, with a real disk, certificates and server."""
     machine = UbuntuHost(tmp_path / "vm", bundle, "")
