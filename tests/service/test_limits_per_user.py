@@ -10,6 +10,7 @@ from tests.service.harness import SPEC, ServiceHarness
 from tpufleet import config
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.model.api_types import NewJob
+from tpufleet.service.api import costs
 
 DAY = timedelta(days=1)
 
@@ -76,3 +77,10 @@ def test_a_call_has_a_limited_number_of_patterns_of_metrics(service):
         )
     same = [NewJob(id=f"job-{index}", spec=specs[0]) for index in range(30)]
     assert len(service.client("mel").submit(same)) == 30
+
+
+def test_only_one_report_of_costs_is_computed_at_a_time(service):
+    with costs._reporting, service.http(service.tokens["mel"]) as http:
+        busy = http.get("/costs")
+        assert busy.status_code == 429 and int(busy.headers["Retry-After"]) > 0
+    assert service.client("mel").costs().rows == ()

@@ -215,14 +215,15 @@ class AuthMiddleware:
                 caller = await run_in_threadpool(
                     signed_links.authenticate, scope["path"], query, secret, self._deps.store, now
                 )
-                self._limiter.check_caller(token_hash, rate_limits.PER_USER_TOKEN)
+                self._limiter.check_caller(f"links:{caller.name}", rate_limits.PER_USER)
                 self._accept(scope, token_hash)
                 scope["query_string"] = signed_links.without_signature(query)
             elif self._is_agent_path(scope["path"]):
-                self._limiter.check_caller(token_hash, rate_limits.PER_SLICE_TOKEN)
+                self._limiter.check_caller(f"slice:{token_hash}", rate_limits.PER_SLICE_TOKEN)
             else:
                 caller = await run_in_threadpool(self._caller, token, token_hash, session)
-                self._limiter.check_caller(token_hash, rate_limits.PER_USER_TOKEN)
+                kind = "user" if caller.job_id is None else "jobs"
+                self._limiter.check_caller(f"{kind}:{caller.name}", rate_limits.PER_USER)
                 self._accept(scope, token_hash)
         except FleetError as error:
             if isinstance(error, Unauthorized):
