@@ -201,6 +201,9 @@ class AuthMiddleware:
         if self._pages.is_public(scope["path"], scope["method"]):
             await self._pages.respond(Request(scope))(scope, receive, send)
             return
+        if _is_ambiguous(scope):
+            await _ambiguous_request()(scope, receive, send)
+            return
         address, token, token_hash, session, caller = _address(scope), "", "", "", None
         try:
             header, query = _header(scope, b"authorization"), scope["query_string"]
@@ -464,6 +467,21 @@ def _address(scope: Scope) -> str:
     """The client's IPv4 address, or its IPv6 network: one client often has all of that."""
     host: str = scope["client"][0] if scope.get("client") else ""
     return ":".join(host.split(":")[:4]) if ":" in host else host
+
+
+def _is_ambiguous(scope: Scope) -> bool:
+    """A proxy before us may take another length, or another token, than we do: what it passes on as
+    the body of one request would be the next one here."""
+    names = [name for name, _ in scope["headers"]]
+    both = b"content-length" in names and b"transfer-encoding" in names
+    return both or names.count(b"authorization") > 1
+
+
+def _ambiguous_request() -> Response:
+    message = "send either Content-Length or Transfer-Encoding, and one Authorization header"
+    response = error_response(errors.BadInput(message))
+    response.headers["Connection"] = "close"
+    return response
 
 
 def _header(scope: Scope, name: bytes) -> str | None:

@@ -65,6 +65,7 @@ def _driver():
 class PostgresDatabase:
     text_type = 'TEXT COLLATE "C"'
     integer_type = "BIGINT"
+    liveness_batch = 10_000
     clustered = ""
     for_update = " FOR UPDATE"
     columns = (
