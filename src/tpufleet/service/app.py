@@ -41,7 +41,7 @@ from tpufleet.service import (
 )
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
-from tpufleet.service.audit import AuditSubject
+from tpufleet.service.audit import AuditLog, AuditSubject
 from tpufleet.service.auth import Caller
 from tpufleet.service.connection_limits import AUTHENTICATED
 from tpufleet.service.event_streams import EventHub
@@ -160,6 +160,7 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
     )
     app.router.redirect_slashes = False
     app.state.hub = components.hub
+    app.state.audit_log = components.audit_log
     app.state.heartbeat_endpoint = FastHeartbeats(components, limiter, _failure_response)
     return app
 
@@ -344,7 +345,9 @@ async def _require_rights(call: ApiCall) -> None:
         subject = await _refused_subject(call)
         if subject is not None:
             refused = audit.entry(subject, call.user, call.address, call.now)
-            await run_in_threadpool(audit.record_refusal, call.store, refused, error)
+            log = call.components.audit_log
+            log.check_limit(call.user.name)
+            await run_in_threadpool(log.record_refusal, refused, error)
         raise
 
 
@@ -375,12 +378,14 @@ def _handle(call: ApiCall) -> object:
     route = call.route
     if route.audit is None:
         return _handle_by_owner(call)
+    log = call.components.audit_log
     requested = audit.entry(route.audit(call), call.user, call.address, call.now)
-    audit.record(call.store, requested)
+    log.check_limit(call.user.name)
+    log.record(requested)
     try:
         return route.handler(call)
     except FleetError as error:
-        audit.record_refusal(call.store, requested, error)
+        log.record_refusal(requested, error)
         raise
 
 
@@ -393,7 +398,9 @@ def _handle_by_owner(call: ApiCall) -> object:
     def enter(owner: str, what: str) -> None:
         if subject is not None:
             foreign = replace(subject, target=what, detail=f"of {owner}")
-            audit.record(call.store, audit.entry(foreign, call.user, call.address, call.now))
+            call.components.audit_log.record(
+                audit.entry(foreign, call.user, call.address, call.now)
+            )
 
     call.caller = replace(call.caller, on_foreign_access=enter)
     try:
@@ -401,7 +408,8 @@ def _handle_by_owner(call: ApiCall) -> object:
     except Forbidden as error:
         if subject is not None:
             refused = audit.entry(subject, call.user, call.address, call.now)
-            audit.record_refusal(call.store, refused, error)
+            call.components.audit_log.check_limit(call.user.name)
+            call.components.audit_log.record_refusal(refused, error)
         raise
 
 
@@ -516,6 +524,7 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
         outbox=NotificationOutbox(
             deps.store, deps.clock, channel_secrets, deps.notifications, lambda: hub.latest_event
         ),
+        audit_log=AuditLog(deps.store),
         openapi=openapi.document(ROUTES),
     )
 
