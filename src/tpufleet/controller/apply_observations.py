@@ -243,7 +243,7 @@ class ObservationApplier:
                 after = slice_observation.apply_missing(tpu_slice, now)
             self._put(after, tpu_slice, now)
         reported = self._reported_orphans.setdefault(result.provider, set())
-        reported &= listed.keys()
+        reported.intersection_update(listed)
         for cloud in listed.values():
             if not self._requested_after(cloud.id, result.started_at):
                 self._orphans[cloud.id] = (result.provider, cloud.zone)
