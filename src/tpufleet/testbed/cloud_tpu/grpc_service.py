@@ -198,6 +198,13 @@ class TpuService:
         nodes = [node for node in self._cloud.nodes.values() if _inside(node.name, request.parent)]
         return catalog.paginate(nodes, request)
 
+    def perform_maintenance(
+        self, name: str, now: datetime, response: Callable[[NodeRecord], Any]
+    ) -> Any:
+        operation = self._cloud.perform_maintenance(name, now)
+        self._cloud.operations.succeed(operation, response(self.find_node(name)))
+        return self._cloud.operations.get(operation)
+
     def find_node(self, name: str) -> NodeRecord:
         return self._cloud.node(name)
 
