@@ -41,7 +41,7 @@ export function Inventory() {
                 <>
                   {row.state === "not created" ? <span class="quiet">{row.count} more</span> : <SliceLink id={row.id} />}
                   {row.alias ? <strong> {row.alias}</strong> : null}
-                  {row.node ? <span class="node">node {row.node}</span> : null}
+                  {row.node && row.node !== row.alias ? <span class="node">node {row.node}</span> : null}
                 </>
               ),
             },
