@@ -71,6 +71,42 @@ def test_nodes_are_cordoned_for_a_moment_before_their_pool_is_deleted(harness):
     assert harness.gke.calls.count("delete") == 1
 
 
+def test_the_scheduler_gets_its_moment_after_the_last_node_is_cordoned(harness):
+    """Of a large pool this takes seconds; a pod may be bound to a node before its turn."""
+    running(harness)
+    harness.end("first")
+    cordon = harness.set_cordon
+
+    def slowly(node, at):
+        cordon(node, at)
+        if len(harness.simulated.cordoned) < len(harness.simulated.all()):
+            harness.clock.advance(5 * SECOND)
+
+    harness.set_cordon = slowly
+    harness.reconcile(every=SECOND / 2)
+    assert len(harness.simulated.cordoned) == len(harness.simulated.all()) > 1
+    harness.reconcile(every=SECOND / 10)
+    assert "delete" not in harness.gke.calls
+    harness.clock.advance(SECOND)
+    harness.reconcile()
+    assert harness.gke.calls.count("delete") == 1
+
+
+def test_a_pool_whose_pod_does_not_fit_is_cordoned_too_and_the_reason_stays(harness):
+    requests = {label_keys.TPU: "4", "example.com/nic": "1"}
+    harness.submit("first", containers=[{"resources": {"requests": requests}}])
+    harness.advance(9 * MINUTE)
+    (reported,) = harness.events.messages("NodePoolCreationFailed")
+    assert "Insufficient example.com/nic" in reported
+    while not harness.simulated.cordoned and "delete" not in harness.gke.calls:
+        harness.reconcile()
+    assert "delete" not in harness.gke.calls
+    harness.reconcile(3)
+    assert harness.gke.calls.count("delete") == 1
+    (started,) = harness.events.messages("NodePoolDeletionStarted")
+    assert "Insufficient example.com/nic" in started and "unschedulable" not in started
+
+
 def test_the_next_provisioner_goes_on_where_the_last_one_was_killed(harness):
     running(harness)
     harness.end("first")

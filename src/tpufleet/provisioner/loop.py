@@ -193,6 +193,7 @@ class Provisioner:
             not_serving_since=self.tracker.not_serving_since,
             cordoned_since=cordoned_since,
             cordoned=cordoned,
+            cordon_reasons=self.tracker.observe_cordons(pools),
             can_cordon=self.tracker.can_cordon,
             kept_until=self.tracker.kept_until(pools, now),
             deleting=self.tracker.deleting(now) | self._calls.deleting,
@@ -213,7 +214,8 @@ class Provisioner:
             self._calls.start(call, functools.partial(self._adopt, adopt))
         for cordon in plan.cordons:
             call = GkeCall(action=cordon, started_at=now, state=state)
-            self._calls.start(call, functools.partial(self._cordon, cordon, now))
+            self._calls.start(call, functools.partial(self._cordon, cordon))
+            self.tracker.cordon_reasons[cordon.pool.name] = cordon.reason
         for delete in plan.deletes:
             node_name = next(iter(self._nodes_of(delete.pool.name)), None)
             call = GkeCall(action=delete, started_at=now, state=state, node_name=node_name)
@@ -248,9 +250,9 @@ class Provisioner:
         self._pools.delete(delete.pool.name)
         return True
 
-    def _cordon(self, cordon: CordonPool, now: datetime) -> bool:
+    def _cordon(self, cordon: CordonPool) -> bool:
         for name in self._nodes_of(cordon.pool.name):
-            self._cluster.set_cordon(name, None if cordon.lift else now)
+            self._cluster.set_cordon(name, None if cordon.lift else self._clock.now())
         return True
 
     def _has_users(self, pool: ObservedPool) -> bool:

@@ -143,6 +143,7 @@ class ClusterState:
     # Pools of which all nodes were cordoned by the provisioner, since the last one was.
     cordoned_since: Mapping[str, datetime] = field(default_factory=dict)
     cordoned: frozenset[str] = frozenset()  # with any node that the provisioner cordoned
+    cordon_reasons: Mapping[str, str] = field(default_factory=dict)  # why they are to be deleted
     can_cordon: bool = True  # False without the permission to
     kept_until: Mapping[str, datetime] = field(default_factory=dict)  # a pod was found on them
     deleting: frozenset[str] = frozenset()  # deletion requested, not yet listed as STOPPING

@@ -333,6 +333,10 @@ class _Planner:
         return True
 
     def _misfit_reason(self, pool: ObservedPool, demand: PoolDemand) -> str:
+        """In the scheduler's words, which mean nothing once the nodes are cordoned."""
+        earlier = self.state.cordon_reasons.get(pool.name)
+        if earlier and pool.name in self.state.cordoned:
+            return earlier
         message = demand.scheduler_message or "the scheduler gave no reason"
         return f"the pod does not fit node pool {pool.name}: {message}"
 

@@ -46,6 +46,7 @@ class CordonPool:
     """Let no new pods on the nodes of a pool that is about to be deleted."""
 
     pool: ObservedPool
+    reason: str = ""  # of the deletion
     lift: bool = False  # let them in again: the pool is kept
 
 

@@ -55,6 +55,7 @@ class PoolTracker:
     # Pools on which a pod was found when they were to be deleted: until when they are kept, and how
     # often that happened in a row.
     kept: dict[str, tuple[datetime, int]] = field(default_factory=dict)
+    cordon_reasons: dict[str, str] = field(default_factory=dict)
     can_cordon: bool = True
 
     def creating(
@@ -90,6 +91,13 @@ class PoolTracker:
             if name in listed and until + FORGET_KEPT_AFTER > now
         }
         return {name: until for name, (until, _) in self.kept.items()}
+
+    def observe_cordons(self, pools: Iterable[ObservedPool]) -> dict[str, str]:
+        listed = {pool.name for pool in pools}
+        self.cordon_reasons = {
+            name: reason for name, reason in self.cordon_reasons.items() if name in listed
+        }
+        return self.cordon_reasons
 
     def observe_owners(
         self,
