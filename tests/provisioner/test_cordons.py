@@ -150,6 +150,22 @@ def test_without_the_permission_to_cordon_pools_are_deleted_and_the_log_says_so(
     assert "grant the provisioner the verb patch on nodes" in caplog.text
 
 
+def test_a_permission_that_was_granted_since_is_used_within_an_hour(harness):
+    def refuse(node, at):
+        raise PermissionMissing("nodes is forbidden: cannot patch resource nodes")
+
+    running(harness)
+    harness.set_cordon = refuse
+    harness.end("first")
+    harness.advance(2 * MINUTE)
+    del harness.set_cordon
+    harness.clock.advance(60 * MINUTE)
+    running(harness, "second")
+    harness.end("second")
+    harness.reconcile()
+    assert harness.simulated.cordoned
+
+
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 OURS = {label_keys.CORDONED_AT: AT.isoformat()}
 BEFORE = {**OURS, label_keys.CORDONED_BEFORE: "true"}

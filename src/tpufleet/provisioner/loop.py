@@ -194,7 +194,7 @@ class Provisioner:
             cordoned_since=cordoned_since,
             cordoned=cordoned,
             cordon_reasons=self.tracker.observe_cordons(pools),
-            can_cordon=self.tracker.can_cordon,
+            can_cordon=self.tracker.can_cordon(now),
             kept_until=self.tracker.kept_until(pools, now),
             deleting=self.tracker.deleting(now) | self._calls.deleting,
             creating=self.tracker.creating([pool.name for pool in pools], self._calls.creating),

@@ -99,8 +99,10 @@ class ResultHandler:
 
     def _handle_cordon(self, cordon: CordonPool, error: FleetError | None, now: datetime) -> None:
         name = cordon.pool.name
-        if isinstance(error, PermissionMissing) and self._tracker.can_cordon:
-            self._tracker.can_cordon = False
+        if isinstance(error, PermissionMissing):
+            if not self._tracker.can_cordon(now):
+                return  # another pool was refused a moment ago
+            self._tracker.deny_cordons(now)
             log.warning(
                 "pools are deleted without a cordon, and a pod that is scheduled to one at that "
                 "moment is lost: %s; grant the provisioner the verb patch on nodes",

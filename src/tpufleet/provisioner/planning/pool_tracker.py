@@ -17,7 +17,11 @@ from tpufleet.provisioner.planning.cluster_state import (
     PoolUser,
 )
 from tpufleet.provisioner.planning.pool_plan import CreatePool, DeletePool
-from tpufleet.provisioner.planning.request_backoff import KEPT_BACKOFF, RequestBackoff
+from tpufleet.provisioner.planning.request_backoff import (
+    KEPT_BACKOFF,
+    PERMANENT_WAIT,
+    RequestBackoff,
+)
 from tpufleet.provisioner.planning.warm_pools import AdoptPool
 
 # An accepted request whose pool GKE does not list by then was lost; it is sent again.
@@ -56,7 +60,7 @@ class PoolTracker:
     # often that happened in a row.
     kept: dict[str, tuple[datetime, int]] = field(default_factory=dict)
     cordon_reasons: dict[str, str] = field(default_factory=dict)
-    can_cordon: bool = True
+    cordon_denied_until: datetime | None = None  # without the permission to
 
     def creating(
         self, listed: Iterable[str], in_flight: Mapping[str, PendingPool]
@@ -91,6 +95,13 @@ class PoolTracker:
             if name in listed and until + FORGET_KEPT_AFTER > now
         }
         return {name: until for name, (until, _) in self.kept.items()}
+
+    def can_cordon(self, now: datetime) -> bool:
+        return self.cordon_denied_until is None or self.cordon_denied_until <= now
+
+    def deny_cordons(self, now: datetime) -> None:
+        """For a while: someone may grant the permission."""
+        self.cordon_denied_until = now + PERMANENT_WAIT
 
     def observe_cordons(self, pools: Iterable[ObservedPool]) -> dict[str, str]:
         listed = {pool.name for pool in pools}
