@@ -192,7 +192,9 @@ def _observed_pool(pool: Any) -> ObservedPool:
         capacity = PoolCapacity.RESERVED
     nodes = pool.initial_node_count
     if config.flex_start:
-        capacity, nodes = PoolCapacity.FLEX_START, pool.autoscaling.total_max_node_count
+        limits = pool.autoscaling
+        capacity = PoolCapacity.FLEX_START
+        nodes = limits.max_node_count or limits.total_max_node_count
     message = pool.status_message or "; ".join(
         condition.message for condition in pool.conditions if condition.message
     )
