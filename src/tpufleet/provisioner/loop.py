@@ -225,7 +225,9 @@ class Provisioner:
         for waiting in plan.waiting:
             if waiting.report:
                 reason = LEFT_TO_GKE if waiting.left_to_gke else CREATE_FAILED
-                self._reporter.report_on_pod(waiting.pod, reason, waiting.reason, waiting.cause)
+                self._reporter.report_on_pod(
+                    waiting.pod, reason, waiting.reason, waiting.cause, waiting.detail
+                )
 
     def _log_plan(self, plan: PoolPlan) -> None:
         """Log what a dry run would do, once for as long as it stays the same."""

@@ -43,7 +43,8 @@ class ObservedPool:
     name: str
     status: PoolStatus
     labels: Mapping[str, str] = field(default_factory=dict)
-    message: str = ""  # GKE's status message
+    message: str = ""  # GKE's status message, summarized
+    detail: str = ""  # the whole of it
     failure_cause: FailureCause | None = None  # from its conditions; None when it has no error
     zone: str = ""
     capacity: PoolCapacity = PoolCapacity.ON_DEMAND

@@ -56,6 +56,7 @@ class WaitingPod:
     reason: str
     report: bool = False  # worth an event: someone has to act, or there is no capacity
     cause: FailureCause | None = None  # None while a pool is on its way
+    detail: str = ""  # Google's whole text, where it refused a pool
     left_to_gke: bool = False  # GKE itself creates the nodes
     until: datetime | None = None
 

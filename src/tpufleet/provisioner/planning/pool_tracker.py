@@ -219,6 +219,7 @@ class PoolTracker:
                 cause=cause,
                 message=message or "creation failed",
                 now=now,
+                detail=failure.detail if failure else pool.detail,
             )
         self.counted_failures &= set(failed)
         self.backoff.expire_before(now - FORGET_AFTER)
