@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -89,6 +90,29 @@ def test_the_scheduler_gets_its_moment_after_the_last_node_is_cordoned(harness):
     assert "delete" not in harness.gke.calls
     harness.clock.advance(SECOND)
     harness.reconcile()
+    assert harness.gke.calls.count("delete") == 1
+
+
+def test_nodes_of_a_large_slice_are_cordoned_and_checked_in_parallel(harness):
+    """One after the other would take longer than a deletion may."""
+    harness.submit("first", node_selector={label_keys.TOPOLOGY: "16x16"})
+    harness.advance(MINUTE)
+    assert len(harness.simulated.all()) == 64
+    harness.end("first")
+    cordon, list_pods = harness.set_cordon, harness.pods_on
+    cordons, lists = threading.Barrier(8), threading.Barrier(8)
+
+    def cordon_together(node, at):
+        cordons.wait(30)
+        cordon(node, at)
+
+    def list_together(node):
+        lists.wait(30)
+        return list_pods(node)
+
+    harness.set_cordon, harness.pods_on = cordon_together, list_together
+    harness.reconcile(4)
+    assert len(harness.simulated.cordoned) == 64
     assert harness.gke.calls.count("delete") == 1
 
 

@@ -8,10 +8,10 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError, ProviderUnavailable
@@ -38,9 +38,11 @@ from tpufleet.provisioner.result_handler import ResultHandler
 from tpufleet.provisioner.settings import ProvisionerSettings
 
 log = logging.getLogger("tpufleet.provisioner")
+T = TypeVar("T")
 
 IDLE_INTERVAL = timedelta(seconds=60)  # the latest that an orphan is noticed
 MIN_INTERVAL = timedelta(milliseconds=250)  # watch events come in bursts
+NODES_PER_WORKER, MAX_NODE_CALLS = 8, 16  # calls for nodes of one pool at a time
 TRANSITIONAL = (PoolStatus.PROVISIONING, PoolStatus.RECONCILING, PoolStatus.STOPPING)
 
 
@@ -253,8 +255,10 @@ class Provisioner:
         return True
 
     def _cordon(self, cordon: CordonPool) -> bool:
-        for name in self._nodes_of(cordon.pool.name):
-            self._cluster.set_cordon(name, None if cordon.lift else self._clock.now())
+        self._for_nodes(
+            cordon.pool.name,
+            lambda name: self._cluster.set_cordon(name, None if cordon.lift else self._clock.now()),
+        )
         return True
 
     def _has_users(self, pool: ObservedPool) -> bool:
@@ -263,9 +267,16 @@ class Provisioner:
         resource = self._settings.pod_resource
         return any(
             pods.uses(pod, resource) and not self._is_over(pod)
-            for name in self._nodes_of(pool.name)
-            for pod in self._cluster.pods_on(name)
+            for on_node in self._for_nodes(pool.name, self._cluster.pods_on)
+            for pod in on_node
         )
+
+    def _for_nodes(self, pool: str, call: Callable[[str], T]) -> list[T]:
+        """One result for each node of a pool. Large slices have hundreds of nodes."""
+        names = self._nodes_of(pool)
+        workers = min(1 + len(names) // NODES_PER_WORKER, MAX_NODE_CALLS)
+        with ThreadPoolExecutor(workers, thread_name_prefix="nodes") as executor:
+            return list(executor.map(call, names))
 
     def _is_over(self, pod: Json) -> bool:
         """Whether its Job has ended or is suspended, so that the pod is about to be deleted."""
