@@ -240,7 +240,9 @@ class ObservationApplier:
                 ):
                     refused = after.loss is LossReason.REFUSED
                     kind = cloud.refusal if refused else RefusalKind.CAPACITY
-                    self._working_set.record_refusal(tpu_slice, after.reason, now, kind)
+                    self._working_set.record_refusal(
+                        tpu_slice, after.reason, now, kind, detail=cloud.detail, late=True
+                    )
             elif self._requested_since(tpu_slice, result.started_at):
                 continue  # the listing is older than the request
             else:
