@@ -21,11 +21,16 @@ from tpufleet.testbed.cloud_tpu.nodes import NodeRecord
 REFUSED = "cannot reach the control plane at http://127.0.0.1: Connection refused"
 
 
+NOT_TRUSTED = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: unable to get issuer"
+
+
 class ConnectingHosts(NoticedHosts):
+    message = REFUSED
+
     def guest_attributes(
         self, node: NodeRecord, host: int, query_path: str
     ) -> dict[tuple[str, str], str]:
-        report = BootstrapReport(host=host, stage=BootstrapStage.CONNECTING, message=REFUSED)
+        report = BootstrapReport(host=host, stage=BootstrapStage.CONNECTING, message=self.message)
         key = (bootstrap.GUEST_NAMESPACE, bootstrap.GUEST_KEY)
         return {key: bootstrap.to_json(report)}
 
@@ -55,3 +60,11 @@ def test_hosts_that_cannot_reach_the_server_are_given_up_after_two_minutes(fleet
     fleet.until(fleet.nothing_is_paid, 30)
     fleet.run(600)
     assert fleet.nodes_made() == 1, "nothing more is requested for a quarter of an hour"
+
+
+def test_hosts_that_do_not_trust_the_certificate_are_explained_with_its_setting(fleet):
+    fleet.tpus.hosts.message = NOT_TRUSTED
+    job = fleet.run_job()
+    fleet.until(lambda: "cannot reach this server" in fleet.job(job).reason, BOOT + 150)
+    assert "set `ca_file` of the server" in fleet.job(job).reason
+    assert "firewall" not in fleet.job(job).reason
