@@ -104,6 +104,7 @@ export interface SourceRow {
   state: string;
   usd_per_hour: number | null;
   message: string;
+  detail: string;
   at: string | null;
   retry_at: string | null;
 }
@@ -175,6 +176,8 @@ export interface InventoryRow {
   since: string | null;
   last_check: string | null;
   reason: string;
+  /** Of an adopted node: the name that a person gave it. */
+  node: string;
 }
 
 export interface Inventory {

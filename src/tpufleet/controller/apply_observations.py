@@ -122,9 +122,13 @@ class ObservationApplier:
     def _unregister(self, slice_id: SliceId, by: str, now: datetime) -> None:
         """Not while a job holds it."""
         tpu_slice = self._working_set.slices.get(slice_id)
-        if tpu_slice is None or not tpu_slice.adopted or tpu_slice.job_id is not None:
+        if tpu_slice is None or not tpu_slice.adopted:
             return
-        if tpu_slice.live:
+        if tpu_slice.job_id is not None:  # placed after the request was accepted
+            reason = f"{tpu_slice.node} is not given back: job {tpu_slice.job_id} runs on it"
+            refused = slice_event(replace(tpu_slice, reason=reason), now)
+            self._working_set.record_events(replace(refused, by=by))
+        elif tpu_slice.live:
             reason = f"{by} took {tpu_slice.node} back"
             released = release_slice(tpu_slice, LossReason.RELEASED, reason, now)
             self._working_set.put_slice(released)
@@ -236,7 +240,9 @@ class ObservationApplier:
                 ):
                     refused = after.loss is LossReason.REFUSED
                     kind = cloud.refusal if refused else RefusalKind.CAPACITY
-                    self._working_set.record_refusal(tpu_slice, after.reason, now, kind)
+                    self._working_set.record_refusal(
+                        tpu_slice, after.reason, now, kind, detail=cloud.detail, late=True
+                    )
             elif self._requested_since(tpu_slice, result.started_at):
                 continue  # the listing is older than the request
             else:

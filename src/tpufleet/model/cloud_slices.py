@@ -32,6 +32,7 @@ class CloudSlice:
     zone: str
     state: CloudState
     message: str = ""  # the provider's explanation, if any
+    detail: str = ""  # its whole text, where the message is a summary
     lost_hosts: tuple[int, ...] = ()  # hosts that the provider reports as lost
     suspected: bool = False  # `lost_hosts` are only suspected: their agents decide
     notice: NoticeKind | None = None
