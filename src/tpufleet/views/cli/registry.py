@@ -160,7 +160,7 @@ class LazyGroup(click.Group):
         if COMPLETION_VARIABLE in os.environ:
             from tpufleet.views.cli import completion_values
 
-            completion_values.add_to(command)
+            completion_values.add_to(command, name)
         return command
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
