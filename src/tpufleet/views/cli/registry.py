@@ -158,7 +158,14 @@ class LazyGroup(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         lazy = self.lazy_commands.get(name)
-        return None if lazy is None else lazy.load()
+        if lazy is None:
+            return None
+        command = lazy.load()
+        if COMPLETION_VARIABLE in os.environ:
+            from tpufleet.views.cli import completion_values
+
+            completion_values.add_to(command, name)
+        return command
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
