@@ -88,7 +88,7 @@ def test_the_scheduler_gets_its_moment_after_the_last_node_is_cordoned(harness):
     assert len(harness.simulated.cordoned) == len(harness.simulated.all()) > 1
     harness.reconcile(every=SECOND / 10)
     assert "delete" not in harness.gke.calls
-    harness.clock.advance(SECOND)
+    harness.clock.advance(harness.settings.cordon_grace)
     harness.reconcile()
     assert harness.gke.calls.count("delete") == 1
 

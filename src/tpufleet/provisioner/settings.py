@@ -67,7 +67,7 @@ class ProvisionerSettings:
     node_min_lifespan: timedelta = timedelta(seconds=10)
     deletion_delay: timedelta = timedelta(0)
     # From the cordon of nodes until their pool is deleted: the scheduler may just bind a pod.
-    cordon_grace: timedelta = timedelta(seconds=1)
+    cordon_grace: timedelta = timedelta(seconds=2)
     pod_resource: str = label_keys.TPU
     served_kinds: tuple[str, ...] = (
         pod_owners.JOBSET,
@@ -128,7 +128,7 @@ def from_environ(environ: Mapping[str, str]) -> ProvisionerSettings:
         force_on_demand=read.boolean("GCP_FORCE_ON_DEMAND", False),
         node_min_lifespan=read.positive_duration("NODE_MIN_LIFESPAN", timedelta(seconds=10)),
         deletion_delay=read.duration("NODEPOOL_DELETION_DELAY", timedelta(0)),
-        cordon_grace=read.duration("CORDON_GRACE", timedelta(seconds=1)),
+        cordon_grace=read.duration("CORDON_GRACE", timedelta(seconds=2)),
         pod_resource=read.text("POD_RESOURCE_TYPE", label_keys.TPU),
         served_kinds=_served_kinds(read.list_of("SERVE_KINDS")),
         concurrency=read.number("CONCURRENCY", 3) or 1,
