@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,12 +18,13 @@ from tests.journeys.simulated_hosts import Program, failure
 from tests.journeys.tpu_vm_cloud import TpuVmCloud
 from tpufleet.errors import Conflict, NotFound
 from tpufleet.model.api_types import AdoptRequest
+from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.jobs import JobState
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.providers.tpu_vm import api
 from tpufleet.service import adopted_nodes, commands
-from tpufleet.stores.base import EventQuery
+from tpufleet.stores.base import ChangeSet, EventQuery
 from tpufleet.stores.memory import MemoryStore
 
 ZONE, NODE = "us-central1-a", "mels-v5e-16"
@@ -122,6 +124,20 @@ def test_jobs_run_on_an_adopted_node_until_it_is_given_back(fleet):
     assert any(f"root took {NODE} back" in each.message for each in done)
 
 
+def test_a_job_that_was_placed_meanwhile_keeps_the_node_and_an_event_says_so(fleet):
+    adopted = fleet.adopt()
+    job = fleet.submit(Program(steps=60), pool="lab")
+    fleet.until_state(job, JobState.RUNNING)
+    kind, now = InboxMessageKind.UNREGISTER, fleet.now()
+    message = InboxMessage(kind=kind, at=now, by="root", slice_id=adopted.id)
+    fleet.store.commit(ChangeSet(messages=[message]))
+    fleet.settle(job)
+    assert fleet.attempts(job) == ["finished"]
+    told = [each for each in events(fleet) if "not given back" in each.message]
+    assert [(each.by, each.slice_id) for each in told] == [("root", adopted.id)]
+    assert f"job {job}" in told[0].message
+
+
 def test_a_job_recovers_elsewhere_when_the_adopted_node_is_preempted(fleet):
     adopted = fleet.adopt()
     job = fleet.submit(Program(steps=60), pool="lab")
@@ -158,3 +174,15 @@ def test_what_the_provider_refuses_is_told_and_not_retried(fleet):
 
 def events(fleet: SharedFleet) -> list:
     return fleet.store.events(EventQuery(limit=1000))
+
+
+def test_a_node_whose_update_takes_half_a_minute_is_adopted_and_given_back(fleet):
+    """As long as UpdateNode runs, no listing shows the node as ours."""
+    cloud = fleet.shared.emulator.cloud
+    cloud.latencies = replace(cloud.latencies, update=timedelta(seconds=30))
+    request = AdoptRequest(node=NODE, zone=ZONE, pool="lab")
+    adopted_nodes.adopt(fleet.context("root"), request)
+    fleet.until(lambda: [one.state for one in fleet.adopted()] == [SliceState.READY], 90)
+    adopted_nodes.unregister(fleet.context("root"), NODE)
+    fleet.until(lambda: fleet.adopted() == [] and fleet.existing() == [], 90)
+    assert fleet.shared.node_state() == "READY"

@@ -60,6 +60,16 @@ def test_a_job_within_its_limits_finishes(fleet):
     assert fleet.job(job).state is JobState.SUCCEEDED
 
 
+def test_a_job_does_not_pay_for_the_time_before_it_got_a_slice_of_a_pool(fleet):
+    fleet.put_pool(name="lab", largest=1, smallest=1)
+    earlier = fleet.submit(Program(steps=900), pool="lab")
+    fleet.settle(earlier)
+    fleet.run(600)  # idle
+    job = fleet.submit(Program(steps=60), pool="lab", max_hours=0.1)
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.SUCCEEDED
+
+
 def test_a_user_without_money_left_waits_and_others_run(make_fleet):
     ann = Budget(scope=BudgetScope.USER, name="ann", usd=0.5, period=BudgetPeriod.DAY)
     fleet = make_fleet(budgets=[ann])

@@ -83,7 +83,8 @@ def test_start_times(written, start):
 
 def test_the_inventory_has_slices_room_and_notes(world: ServiceHarness, tpu: Tpu, lab):
     world.submit("job-1", name="train")
-    world.add_slice("s-1", "job-1", pool="lab")
+    assigned = world.clock.now() + timedelta(minutes=5)
+    world.add_slice("s-1", "job-1", pool="lab", assigned_at=assigned)
     world.change_job("job-1", state=JobState.STARTING)
     world.add_slice("s-2", None, accelerator="v4-8", zone="us-central2-b",
                     capacity=Capacity.ON_DEMAND)  # fmt: skip
@@ -94,6 +95,7 @@ def test_the_inventory_has_slices_room_and_notes(world: ServiceHarness, tpu: Tpu
     assert (rows["s-1"]["state"], rows["s-1"]["owner"], rows["s-1"]["job_name"]) == (
         "running", "mel", "train",
     )  # fmt: skip
+    assert datetime.fromisoformat(rows["s-1"]["since"]) == assigned, "not when it was created"
     assert rows["s-2"]["state"] == "free"
     assert (rows["lab"]["state"], rows["lab"]["count"]) == ("not created", 1)
     assert "vision" in tpu.ok("inventory") and "chips: 4 v4-8 in us-central2-b" in tpu.ok(

@@ -102,12 +102,15 @@ class LabJob:
     priority: int = 0
     timeout: timedelta | None = None
     advice: str = ""
+    node: str = ""  # adopted, on which it runs
 
     @property
     def id(self) -> JobId:
         letters = random.Random(self.name).choices("abcdefghijklmnopqrstuvwxyz234567", k=12)
         return JobId("".join(letters))
 
+
+BUSY_NODE = "linus-by-hand"  # another, on which a job runs
 
 LAB: tuple[LabJob, ...] = (
     LabJob(name="vit-l16-imagenet21k", owner="grace", tags=("vision", "paper"), preempted=2,
@@ -129,6 +132,8 @@ LAB: tuple[LabJob, ...] = (
            timeout=6 * HOUR, tags=("sweep-lr",), batch="512", capacity=Capacity.ON_DEMAND),
     LabJob(name="tokenizer-tests", owner="ada", pool="lab", began=0.7, loss=2.1,
            timeout=2 * HOUR, capacity=Capacity.ON_DEMAND),
+    LabJob(name="kernels-on-a-node", owner="mei", kind="v4-8", pool="by-hand", began=0.5, loss=1.7,
+           node=BUSY_NODE, capacity=Capacity.ON_DEMAND),
     LabJob(name="queue-ablation-depth-24", owner="mei", pool="lab", state=JobState.QUEUED,
            reason="submitted", began=1.5, timeout=4 * HOUR),
     LabJob(name="queue-ablation-depth-12", owner="mei", pool="lab", state=JobState.QUEUED,
@@ -161,10 +166,10 @@ POOLS = (
          capacity=(Capacity.ON_DEMAND,), slices_per_user=2, hold_after_failure=30 * MINUTE),
     Pool(name="paper-deadline", provider=PROVIDER, accelerator="v4-32", largest=2,
          members=("ada", "grace", "mei"), capacity=(Capacity.SPOT, Capacity.ON_DEMAND)),
-    Pool(name="by-hand", provider=PROVIDER, accelerator="v4-8", largest=1, zones=(CENTRAL,),
+    Pool(name="by-hand", provider=PROVIDER, accelerator="v4-8", largest=2, zones=(CENTRAL,),
          capacity=(Capacity.ON_DEMAND,)),
 )  # fmt: skip
-ADOPTED = SliceId("tpf-by-hand-4d2f")  # a node that a person made
+ADOPTED = SliceId("tpf-by-hand-4d2f")  # mei-by-hand, a node that a person made
 RESERVED = "demo4"  # an active reservation
 
 
@@ -323,7 +328,7 @@ def _add_attempt(
         pool=each.pool, job_id=job.id, up_at=start, ready_at=start + MINUTE,
         state=SliceState.READY if end is None else SliceState.GONE,
         reason="all hosts are up" if end is None else "deleted",
-        loss=None if final else LossReason.PREEMPTED, lost_at=end, gone_at=gone,
+        loss=None if final else LossReason.PREEMPTED, lost_at=end, gone_at=gone, node=each.node,
     )  # fmt: skip
     events = [
         _event(job, "ready", f"slice {slice_id}: all hosts are up", start + MINUTE, slice_id),

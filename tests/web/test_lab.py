@@ -12,7 +12,9 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.web import lab
 from tests.web.conftest import open_page, screenshot
+from tpufleet.client.fleet import FleetClient
 from tpufleet.model.api_types import JobChanges
+from tpufleet.model.users import Role
 
 OLD_JOBS = 10_000
 FIRST_PAINT_SECONDS = 5.0  # bench/web.py measures it; here the machine is busy with other tests
@@ -256,16 +258,66 @@ def test_a_reservation_has_its_events(page: Page, member: Page, server: lab.LabS
 
 
 def test_an_adopted_node_is_given_back_by_an_admin(page: Page, member: Page, server: lab.LabServer):
+    go(member, server, "inventory")
+    expect(row(member, "mei-by-hand")).to_be_visible()
+    expect(member.get_by_role("button", name="Give back")).to_have_count(0)
     go(member, server, f"slices/{lab.ADOPTED}")
     expect(member.locator(".facts")).to_contain_text("mei-by-hand")
     expect(member.get_by_role("button", name="Give back")).to_have_count(0)
     go(page, server, f"slices/{lab.ADOPTED}")
-    page.get_by_role("button", name="Give back").click()
+    expect(page.get_by_role("button", name="Give back")).to_be_visible()
+    go(page, server, "inventory")
+    page.get_by_label("Filter the inventory").fill("mei-by-hand")
+    page.get_by_role("button", name="give mei-by-hand back").click()
     expect(dialog(page)).to_contain_text("tpu unregister mei-by-hand")
     expect(dialog(page)).to_contain_text("The node itself goes on running")
     dialog(page).get_by_role("button", name="Give back", exact=True).click()
     expect(page.get_by_role("status").last).to_contain_text("gave mei-by-hand back")
-    expect(page.get_by_role("button", name="Give back")).to_have_count(0)
+    expect(row(page, "mei-by-hand")).to_have_count(0)
+    go(member, server, "inventory")
+    expect(row(member, lab.BUSY_NODE)).to_be_visible()
+    expect(row(member, "mei-by-hand")).to_have_count(0)
+
+
+@pytest.mark.parametrize("where", ["inventory", "slice"])
+def test_a_node_on_which_a_job_runs_is_not_given_back(
+    page: Page, server: lab.LabServer, where: str
+):
+    go(page, server, "inventory")
+    busy = row(page, lab.BUSY_NODE)
+    if where == "slice":
+        busy.locator("a[href^='#/slices/']").click()
+        page.get_by_role("button", name="Give back").click()
+    else:
+        busy.get_by_role("button", name=f"give {lab.BUSY_NODE} back").click()
+    dialog(page).get_by_role("button", name="Give back", exact=True).click()
+    job = IDS["kernels-on-a-node"]
+    expect(dialog(page).get_by_role("alert")).to_contain_text(
+        f"job {job} runs on {lab.BUSY_NODE}; wait for its end, or run `tpu cancel {job}`"
+    )
+    dialog(page).get_by_role("button", name="Close", exact=True).click()
+    with server.client("ada") as client:
+        states = {each.node: each.state for each in client.inventory().rows}
+    assert states[lab.BUSY_NODE] == "running"
+
+
+def test_who_is_no_longer_an_admin_is_refused(browser: Browser, server: lab.LabServer):
+    """The page still shows the button of the role it was opened with."""
+    with server.client("ada") as ada:
+        ada.put_user("rosa", Role.ADMIN)
+        with FleetClient(server.url, ada.create_token("rosa").token) as rosa:
+            link = rosa.login_link().path
+        for page in open_page(browser, server.url + link):
+            go(page, server, "inventory")
+            give_back = page.get_by_role("button", name=f"give {lab.BUSY_NODE} back")
+            expect(give_back).to_be_visible()
+            ada.put_user("rosa", Role.MEMBER)
+            give_back.click()
+            dialog(page).get_by_role("button", name="Give back", exact=True).click()
+            expect(dialog(page).get_by_role("alert")).to_contain_text("requires the admin role")
+            dialog(page).get_by_role("button", name="Close", exact=True).click()
+            expect(row(page, lab.BUSY_NODE)).to_be_visible()
+        ada.delete_user("rosa")
 
 
 def test_notes_in_the_inventory_are_edited(page: Page, server: lab.LabServer):
@@ -401,6 +453,7 @@ def test_a_viewer_sees_everything_and_changes_nothing(browser: Browser, server: 
             changing = page.locator("main button:not(.cli):not([aria-label]):not([aria-pressed])")
             labels = [text for text in changing.all_inner_texts() if text != "Today"]
             assert labels == [], name
+            expect(page.locator("table.inventory button")).to_have_count(0)
 
 
 def test_times_of_other_days_have_a_date(page: Page, server: lab.LabServer):

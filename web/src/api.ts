@@ -176,6 +176,8 @@ export interface InventoryRow {
   since: string | null;
   last_check: string | null;
   reason: string;
+  /** Of an adopted node: the name that a person gave it. */
+  node: string;
 }
 
 export interface Inventory {

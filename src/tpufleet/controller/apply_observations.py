@@ -33,6 +33,7 @@ class ObservationApplier:
         self._calls = calls
         self._log = log
         self._orphans: dict[SliceId, tuple[str, str]] = {}  # slice → provider, zone
+        self._reported_orphans: dict[str, set[SliceId]] = {}  # by provider, while they are listed
         self._faults: list[InboxMessage] = []
         self._requested_at: dict[SliceId, datetime] = {}  # when the provider accepted the request
 
@@ -121,9 +122,13 @@ class ObservationApplier:
     def _unregister(self, slice_id: SliceId, by: str, now: datetime) -> None:
         """Not while a job holds it."""
         tpu_slice = self._working_set.slices.get(slice_id)
-        if tpu_slice is None or not tpu_slice.adopted or tpu_slice.job_id is not None:
+        if tpu_slice is None or not tpu_slice.adopted:
             return
-        if tpu_slice.live:
+        if tpu_slice.job_id is not None:  # placed after the request was accepted
+            reason = f"{tpu_slice.node} is not given back: job {tpu_slice.job_id} runs on it"
+            refused = slice_event(replace(tpu_slice, reason=reason), now)
+            self._working_set.record_events(replace(refused, by=by))
+        elif tpu_slice.live:
             reason = f"{by} took {tpu_slice.node} back"
             released = release_slice(tpu_slice, LossReason.RELEASED, reason, now)
             self._working_set.put_slice(released)
@@ -243,9 +248,14 @@ class ObservationApplier:
             else:
                 after = slice_observation.apply_missing(tpu_slice, now)
             self._put(after, tpu_slice, now)
+        reported = self._reported_orphans.setdefault(result.provider, set())
+        reported.intersection_update(listed)
         for cloud in listed.values():
             if not self._requested_after(cloud.id, result.started_at):
                 self._orphans[cloud.id] = (result.provider, cloud.zone)
+                if cloud.id in reported:
+                    continue
+                reported.add(cloud.id)
                 self._working_set.record_events(
                     Event(
                         at=now,

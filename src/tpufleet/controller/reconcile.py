@@ -182,7 +182,7 @@ class Reconciler:
             case placement.Wait():  # by far the most frequent, so it comes first
                 self._wait(decision, now)
             case placement.AssignSlices():
-                self._assign_slices(decision)
+                self._assign_slices(decision, now)
             case placement.RequestSlices():
                 self._request_slices(decision, now)
             case placement.ReleaseGang():
@@ -190,12 +190,13 @@ class Reconciler:
             case placement.Supersede():
                 self._supersede(decision, now)
 
-    def _assign_slices(self, decision: placement.AssignSlices) -> None:
+    def _assign_slices(self, decision: placement.AssignSlices, now: datetime) -> None:
         for slice_id in decision.slices:
             self._working_set.put_slice(
                 replace(
                     self._working_set.slices[slice_id],
                     job_id=decision.job_id,
+                    assigned_at=now,
                     idle_since=None,
                     reserved_for=None,
                     reserved_until=None,
@@ -223,6 +224,7 @@ class Reconciler:
                 requested_at=now,
                 pool=request.pool,
                 job_id=request.job_id,
+                assigned_at=now if request.job_id is not None else None,
                 reason=f"requested from {request.source} for {owner}",
             )
             self._working_set.put_slice(tpu_slice)

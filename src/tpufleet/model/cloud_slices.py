@@ -49,6 +49,15 @@ class CloudSlice:
         return expected_up and not self.lost_hosts and self.notice is None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpectedSlice:
+    """A slice that is recorded as existing."""
+
+    id: SliceId
+    zone: str
+    node: str = ""  # the one that it was adopted from
+
+
 class SliceListing(tuple[CloudSlice, ...]):
     """Every slice of a provider, except in zones that did not respond: a slice that is missing
     there may exist."""

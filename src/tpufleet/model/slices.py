@@ -57,6 +57,7 @@ class TpuSlice:
     requested_at: datetime
     pool: str | None = None
     job_id: JobId | None = None  # the job it is held for
+    assigned_at: datetime | None = None  # to that job
     state: SliceState = SliceState.REQUESTED
     reason: str = ""
     loss: LossReason | None = None

@@ -98,7 +98,33 @@ def _add_slice(
             if not is_accountable(attempt) and attempt.id not in reporting:
                 used.unknown += chips * ran
     # Booting and waiting for the rest of a gang count for the job that holds the slice, if any.
-    totals_of(tpu_slice.job_id).paid += chips * max(left, timedelta(0))
+    if tpu_slice.job_id is not None:
+        waited = _waited(tpu_slice, span, attempts, now)
+        totals_of(tpu_slice.job_id).paid += chips * waited
+        left -= waited
+    if left > timedelta(0):
+        totals_of(None).paid += chips * left
+
+
+def _waited(
+    tpu_slice: TpuSlice,
+    span: tuple[datetime, datetime],
+    attempts: Sequence[Attempt],
+    now: datetime,
+) -> timedelta:
+    """How long the job that holds the slice has held it without an attempt. A slice of a pool may
+    have been idle, or used by other jobs, before."""
+    own = [attempt for attempt in attempts if attempt.job_id == tpu_slice.job_id]
+    since = tpu_slice.assigned_at
+    if since is None:  # stored before this was recorded
+        first = min((attempt.created_at for attempt in own), default=span[1])
+        since = span[0] if tpu_slice.pool is None else first
+    held = (max(span[0], since), span[1])
+    used = sum(
+        (_overlap(held, attempt.created_at, attempt.ended_at or now) for attempt in own),
+        timedelta(0),
+    )
+    return max(held[1] - held[0] - used, timedelta(0))
 
 
 def is_accountable(attempt: Attempt) -> bool:

@@ -105,7 +105,7 @@ def _slice_row(
     owner = job.owner if job is not None else None
     since = each.idle_since or each.ready_at or each.requested_at
     if state is None and job is not None:
-        state = InventoryState.RUNNING
+        state, since = InventoryState.RUNNING, max(since, each.assigned_at or since)
     elif state is None and each.is_reserved(now):
         state, owner = InventoryState.RESERVED_ERROR, each.reserved_for
     elif state is None and reservation is not None:

@@ -42,6 +42,8 @@ from tpufleet.service.notifications.channels import check_job_channels
 from tpufleet.stores.base import ChangeSet, JobQuery, Lease, Store
 
 MAX_JOBS_PER_CALL = 50_000  # in one call
+# Of metrics, different ones in one call: each is compiled, which takes up to milliseconds.
+MAX_PATTERNS_PER_CALL = 1_000
 # A path there means another folder for each process, so that it cannot be checked here.
 KERNEL_FOLDERS = ("/proc", "/sys", "/dev/fd")
 # Of the operating system. https://refspecs.linuxfoundation.org/FHS_3.0/fhs/
@@ -198,6 +200,7 @@ class _Checks:
         self._snapshots: set[str] = set()
         self._pools: dict[str, Pool] | None = None
         self._secrets: frozenset[str] | None = None
+        self._patterns: set[str] = set()
 
     def text(self, raw: bytes) -> JobSpec:
         spec = self._specs.get(raw)
@@ -208,6 +211,11 @@ class _Checks:
         return spec
 
     def spec(self, spec: JobSpec) -> None:
+        self._patterns.update(spec.metrics.values())
+        if len(self._patterns) > MAX_PATTERNS_PER_CALL:
+            raise BadInput(
+                f"metrics: more than {MAX_PATTERNS_PER_CALL} different patterns in one call"
+            )
         token_scopes.require_pool(self._context.caller, spec.pool)
         require_priority(self._context.caller, spec.priority)
         for index, name in enumerate(spec.providers):

@@ -229,3 +229,11 @@ def test_a_hanging_call_fails_at_its_deadline(tpus):
 def test_a_type_that_the_zone_lacks_is_explained_with_the_zones_that_have_it(tpus):
     with pytest.raises(BadRequest, match=r"documented in us-central2-b: `tpu types --zones`"):
         tpus().provider.request(order("a", accelerator="v4-8"))
+
+
+@pytest.mark.parametrize("field", ["network", "subnetwork"])
+def test_a_network_that_does_not_exist_is_named_with_its_setting(world, field):
+    world.emulator.project.state.missing.add("lab")
+    world.reopen(**{field: "lab"})
+    with pytest.raises(BadRequest, match=f'"lab" was not found.*`{field}` in tpu_vm.*check cloud'):
+        world.provider.request(order("a"))

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -571,6 +572,81 @@ def test_progress_has_the_bottleneck_and_the_time_left(make):
     line = output.progress_line(seen[-1])
     assert "padding" in line and "compiled in" in line
     assert set(seen[-1]["queues"]) == {"ready", "computed", "fetched", "written"}
+
+
+def test_no_rate_is_shown_before_it_is_known(make):
+    clock = ManualClock()
+    meter = Meter(plans.load(make("p")), clock=clock, peak=1e9)
+    [batch] = batches.make_batches(
+        [np.ones(20, np.int32)], batching="bucket", buckets=(32,), batch_tokens=64, row_multiple=1
+    )
+    lines = []
+
+    def see() -> str:
+        lines.append(output.progress_line(meter.snapshot()))
+        return lines[-1]
+
+    assert see() == "0/23 samples (0%)"
+    for _ in range(3):  # they are given to the devices at once, whatever time these need
+        meter.started(batch)
+    clock.now += 0.01
+    see()
+    clock.now += 2
+    meter.arrived(batch, 1e6)
+    see()
+    for line in lines:
+        assert not re.search(r"tokens/s|MFU|limited by| left|nan|inf", line), line
+    clock.now += 2
+    meter.arrived(batch, 1e6)
+    assert meter.tokens_per_second() == pytest.approx(20 / 2)
+    assert " · 10 tokens/s · padding " in see() and "left" not in lines[-1]
+
+
+@pytest.mark.parametrize("columns", [20, 40, 79, 119, 200])
+def test_the_progress_line_fits_the_terminal(make, columns):
+    seen = []
+    extraction.run(
+        make("p"),
+        settings(),
+        on_progress=lambda m: seen.append({**m.snapshot(), "mfu": 0.5, "calibration": CALIBRATED}),
+    )
+    for snapshot in seen:
+        line = progress_line(snapshot, columns)
+        assert len(line) <= columns and line.startswith(progress_line(snapshot)[:10])
+    if columns >= 79:
+        running = {**seen[-1], "samples": 20, "seconds_left": 3661.0}
+        line = progress_line(running, columns)
+        assert "tokens/s" in line and line.endswith("1:01:01 left")
+        assert "left" not in progress_line({**running, "samples": 23}, columns)
+
+
+CALIBRATED = {"batch_tokens": 32_768, "batches_in_flight": 4}
+
+
+@pytest.mark.parametrize(("samples", "rate"), [(1, False), (12, True)])
+def test_a_run_reports_a_rate_from_the_second_batch_on(
+    tmp_path, model_folder, capsys, samples, rate
+):
+    data = tmp_path / "short.jsonl"
+    data.write_text("".join(json.dumps({"text": f"sample {n}"}) + "\n" for n in range(samples)))
+    folder = LocalFolder(tmp_path / "out")
+    plan = planning.make_plan(
+        model=str(model_folder), data={"kind": "jsonl", "path": str(data)}, choices=SITES,
+        unit_samples=12, max_length=64, batch_tokens=64, dtype="f32", compute="f32",
+    )  # fmt: skip
+    plans.write(folder, plan)
+    reports: list[tuple[int, str]] = []
+    meter = extraction.run(
+        folder,
+        settings(mesh={"tensor": 2, "data": 4}),
+        on_progress=lambda m: reports.append((m.tokens, progress_line(m.snapshot()))),
+    )
+    assert all("tokens/s" not in line for tokens, line in reports if not tokens)
+    assert (meter.tokens_per_second() is not None) == rate
+    output.show_end(meter)
+    end = capsys.readouterr().err
+    assert f"this worker committed 1 unit{' at ' if rate else ';'}" in end
+    assert ("tokens/s" in end) == rate
 
 
 SCRIPT = """

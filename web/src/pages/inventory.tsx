@@ -1,9 +1,9 @@
 import { useState } from "preact/hooks";
-import { type Inventory as InventoryData, type InventoryRow, patch } from "../api";
+import { type Inventory as InventoryData, type InventoryRow, patch, remove } from "../api";
 import { type Question, useAsk } from "../dialogs";
 import { plural, typeName, word } from "../format";
 import { Age, Clip, Empty, Failure, JobLink, PoolLink, SliceLink, State, Table, Title, useData, useFleetChange } from "../parts";
-import { isMember } from "../state";
+import { isAdmin, isMember } from "../state";
 
 /** Slices and room in pools, with what people wrote about them. */
 export function Inventory() {
@@ -12,7 +12,7 @@ export function Inventory() {
   const { ask, dialog } = useAsk();
   const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
   const rows = (data?.rows ?? []).filter((row) => {
-    const text = [row.id, row.alias, typeName(row.accelerator), row.zone, row.capacity, row.pool, row.state, row.owner, row.job_name, row.note, row.belongs_to]
+    const text = [row.id, row.alias, row.node, typeName(row.accelerator), row.zone, row.capacity, row.pool, row.state, row.owner, row.job_name, row.note, row.belongs_to]
       .join(" ")
       .toLowerCase();
     return words.every((each) => text.includes(each));
@@ -41,6 +41,7 @@ export function Inventory() {
                 <>
                   {row.state === "not created" ? <span class="quiet">{row.count} more</span> : <SliceLink id={row.id} />}
                   {row.alias ? <strong> {row.alias}</strong> : null}
+                  {row.node && row.node !== row.alias ? <span class="node">node {row.node}</span> : null}
                 </>
               ),
             },
@@ -90,12 +91,20 @@ export function Inventory() {
             {
               name: "Actions",
               kind: "acts",
-              cell: (row) =>
-                isMember() ? (
-                  <button type="button" aria-label={`edit ${row.id}`} onClick={() => ask(annotate(row.id, row, reload))}>
-                    Edit
-                  </button>
-                ) : null,
+              cell: (row) => (
+                <>
+                  {isMember() ? (
+                    <button type="button" aria-label={`edit ${row.id}`} onClick={() => ask(annotate(row.id, row, reload))}>
+                      Edit
+                    </button>
+                  ) : null}
+                  {row.node && isAdmin() && row.state !== "releasing" ? (
+                    <button type="button" aria-label={`give ${row.node} back`} onClick={() => ask(giveBack(row, reload))}>
+                      Give back
+                    </button>
+                  ) : null}
+                </>
+              ),
             },
           ]}
         />
@@ -120,6 +129,21 @@ export function annotate(name: string, row: Pick<InventoryRow, "alias" | "note" 
       await patch(`/inventory/${encodeURIComponent(name)}`, values);
       done();
       return `changed ${name}`;
+    },
+  };
+}
+
+/** Of an adopted node. The server refuses while a job runs on it. */
+export function giveBack(row: Pick<InventoryRow, "id" | "node">, done: () => void): Question {
+  return {
+    title: `Give ${row.node} back?`,
+    action: "Give back",
+    line: () => `tpu unregister ${word(row.node)}`,
+    body: <p>Its agent stops, and jobs no longer run on it. The node itself goes on running.</p>,
+    run: async () => {
+      await remove(`/slices/${encodeURIComponent(row.id)}`);
+      done();
+      return `gave ${row.node} back`;
     },
   };
 }

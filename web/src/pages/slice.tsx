@@ -1,9 +1,9 @@
-import { type Inventory, type SliceRow, eventsOf, post, remove } from "../api";
+import { type Inventory, type SliceRow, eventsOf, post } from "../api";
 import { useAsk } from "../dialogs";
 import { typeName, word } from "../format";
 import { Age, Empty, Facts, Failure, JobLink, PoolLink, ResourceEvents, State, Title, useData, useFleetChange } from "../parts";
 import { isAdmin, isMe, isMember } from "../state";
-import { annotate } from "./inventory";
+import { annotate, giveBack } from "./inventory";
 
 const FAULTS = ["preempt", "preempt-notice", "maintenance", "kill-host", "stall-host"];
 
@@ -52,23 +52,7 @@ export function SlicePage({ id }: { id: string }) {
               </button>
             ) : null}
             {row.node && isAdmin() && !row.gone_at ? (
-              <button
-                type="button"
-                disabled={row.job_id !== null}
-                onClick={() =>
-                  ask({
-                    title: `Give ${row.node} back?`,
-                    action: "Give back",
-                    line: () => `tpu unregister ${word(row.node)}`,
-                    body: <p>Its agent stops, and jobs no longer run on it. The node itself goes on running.</p>,
-                    run: async () => {
-                      await remove(`/slices/${encodeURIComponent(id)}`);
-                      reload();
-                      return `gave ${row.node} back`;
-                    },
-                  })
-                }
-              >
+              <button type="button" onClick={() => ask(giveBack(row, reload))}>
                 Give back
               </button>
             ) : null}

@@ -78,9 +78,12 @@ class TpuApi:
         with _translate_errors(f"start {_short(name)}"):
             self._open.start_node(request={"name": name}, **self._options)
 
-    def update_node(self, node: tpu_v2.Node, *fields: str) -> None:
+    def update_node(self, node: tpu_v2.Node, *fields: str) -> Any:
+        """The operation."""
         with _translate_errors(f"update {_short(node.name)}"):
-            self._open.update_node(node=node, update_mask={"paths": fields}, **self._options)
+            return self._open.update_node(
+                node=node, update_mask={"paths": fields}, **self._options
+            ).operation
 
     def get_node(self, name: str) -> tpu_v2.Node | None:
         with _translate_errors(f"get {_short(name)}", gone_ok=True):

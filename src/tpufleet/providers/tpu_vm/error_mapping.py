@@ -81,7 +81,7 @@ def translate(error: Exception, action: str) -> ProviderError:
         case google.DeadlineExceeded() | google.GatewayTimeout() if _CAPACITY.search(message):
             return NoCapacity(text)  # a queued resource that was not granted in time
         case google.InvalidArgument() | google.OutOfRange() | google.BadRequest():
-            return BadRequest(f"{text}{_type_hint(message)}")
+            return BadRequest(f"{text}{_type_hint(message) or _network_hint(message)}")
         case google.MethodNotImplemented():
             return BadRequest(f"{text}; upgrade the client library")
     return ProviderUnavailable(text)
@@ -138,6 +138,13 @@ def _type_hint(message: str) -> str:
     missing = re.search(r"the accelerator (\S+) was not found in zone", message)
     zones = tpu_zones.zones_of(missing[1]) if missing else ()
     return f"; documented in {', '.join(zones[:4])}: `tpu types --zones`" if zones else ""
+
+
+def _network_hint(message: str) -> str:
+    missing = re.search(r"\b((?:sub)?network)\b.* not found", message, re.IGNORECASE)
+    if missing is None:
+        return ""
+    return f"; correct `{missing[1].lower()}` in tpu_vm, then run `tpu check cloud`"
 
 
 def _grpc_code(code: int) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -96,38 +97,60 @@ class ProgressLine:
         if now - self._last < self._every:
             return
         self._last = now
-        click.echo(
-            ("\r\x1b[K" if self._live else "") + progress_line(meter.snapshot()),
-            err=True,
-            nl=not self._live,
-        )
+        if self._live:  # a line that wraps could not be replaced
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+            line = progress_line(meter.snapshot(), columns - 1)
+            click.echo(f"\r\x1b[K{line}", err=True, nl=False)
+        else:
+            click.echo(progress_line(meter.snapshot()), err=True)
 
 
-def progress_line(snapshot: Mapping[str, Any]) -> str:
+def progress_line(snapshot: Mapping[str, Any], columns: int | None = None) -> str:
+    """With `columns`, what fits: the parts that matter least are left out first."""
+    parts = _progress_parts(snapshot)
+    for name in _DROPPED_FIRST:
+        if columns is None or len(" · ".join(parts.values())) <= columns:
+            break
+        parts.pop(name, None)
+    line = " · ".join(parts.values())
+    return line if columns is None or len(line) <= columns else line[: columns - 1] + "…"
+
+
+_DROPPED_FIRST = (
+    "batches", "writes", "queues", "programs", "padding", "mfu", "limit", "left", "rate",
+)  # fmt: skip
+
+
+def _progress_parts(snapshot: Mapping[str, Any]) -> dict[str, str]:
     share = snapshot["samples"] / snapshot["total"] if snapshot["total"] else 1.0
-    parts = [
-        f"{snapshot['samples']:,}/{snapshot['total']:,} samples ({share:.0%})",
-        f"{snapshot['tokens_per_second']:,.0f} tokens/s",
-    ]
-    parts.append(f"padding {snapshot['padding']:.0%}")
+    parts = {"samples": f"{snapshot['samples']:,}/{snapshot['total']:,} samples ({share:.0%})"}
+    if snapshot["tokens_per_second"] is not None:
+        parts["rate"] = f"{snapshot['tokens_per_second']:,.0f} tokens/s"
+    if snapshot["padding"] is not None:
+        parts["padding"] = f"padding {snapshot['padding']:.0%}"
     if snapshot["mfu"] is not None:
-        parts.append(f"MFU {snapshot['mfu']:.0%}")
+        parts["mfu"] = f"MFU {snapshot['mfu']:.0%}"
     if snapshot["programs"]:
-        parts.append(
-            f"{_programs(snapshot['programs'])} compiled in {snapshot['compile_seconds']:.0f} s"
-        )
+        took = f"{snapshot['compile_seconds']:.0f} s"
+        parts["programs"] = f"{_programs(snapshot['programs'])} compiled in {took}"
     if snapshot["writes"]:
-        parts.append(WRITE_MODES[snapshot["writes"]])
+        parts["writes"] = WRITE_MODES[snapshot["writes"]]
     if snapshot["calibration"]:
-        parts.append(_batches(snapshot["calibration"]))
-    parts.append("queues " + " ".join(f"{name}:{n}" for name, n in snapshot["queues"].items()))
+        parts["batches"] = _batches(snapshot["calibration"])
+    if snapshot["queues"]:
+        depths = " ".join(f"{name}:{depth}" for name, depth in snapshot["queues"].items())
+        parts["queues"] = f"queues {depths}"
     if snapshot["waiting"]:
-        parts.append(snapshot["waiting"])
+        parts["waiting"] = snapshot["waiting"]
     elif snapshot["limit"]:
-        parts.append(f"limited by {snapshot['limit']}")
-    if snapshot["seconds_left"] is not None:
-        parts.append(f"{format_duration(snapshot['seconds_left'])} left")
-    return " · ".join(parts)
+        parts["limit"] = f"limited by {snapshot['limit']}"
+    if snapshot["seconds_left"] is not None and snapshot["samples"] < snapshot["total"]:
+        parts["left"] = f"{format_duration(snapshot['seconds_left'])} left"
+    return parts
+
+
+def _units(count: int) -> str:
+    return "1 unit" if count == 1 else f"{count:,} units"
 
 
 def _programs(count: int) -> str:
@@ -145,11 +168,14 @@ def show_end(meter: Meter, *, as_json: bool = False) -> None:
         click.echo(json.dumps(snapshot))
         return
     writes = f", {WRITE_MODES[snapshot['writes']]}" if snapshot["writes"] else ""
+    rate, padding = snapshot["tokens_per_second"], snapshot["padding"]
     click.echo(
-        f"\nthis worker committed {snapshot['units']:,} units at "
-        f"{snapshot['tokens_per_second']:,.0f} tokens/s; {snapshot['samples']:,} of "
+        f"\nthis worker committed {_units(snapshot['units'])}"
+        + (f" at {rate:,.0f} tokens/s" if rate is not None else "")
+        + f"; {snapshot['samples']:,} of "
         f"{snapshot['total']:,} samples are committed; {snapshot['skipped']:,} skipped here; "
-        f"padding {snapshot['padding']:.0%}, {_programs(snapshot['programs'])} compiled in "
+        + (f"padding {padding:.0%}, " if padding is not None else "")
+        + f"{_programs(snapshot['programs'])} compiled in "
         f"{snapshot['compile_seconds']:.0f} s{_start(snapshot)}{writes}"
         + (f"; {_batches(snapshot['calibration'])}" if snapshot["calibration"] else ""),
         err=True,

@@ -227,15 +227,15 @@ class ProgressReporter:
 
     def _report(self, meter: Meter) -> None:
         snapshot = meter.snapshot()
+        rates = {name: snapshot[name] for name in ("tokens_per_second", "mfu")}
         runtime.progress(
             snapshot["samples"],
             total=snapshot["total"],
             checkpoint_step=snapshot["samples"],
             message=snapshot["waiting"]
             or (f"limited by {snapshot['limit']}" if snapshot["limit"] else ""),
-            tokens_per_second=snapshot["tokens_per_second"],
-            mfu=snapshot["mfu"] or 0.0,
             units=snapshot["units"],
+            **{name: rate for name, rate in rates.items() if rate is not None},
         )
         if self._callback is not None:
             self._callback(meter)

@@ -39,6 +39,7 @@ class Meter:
         self._operations = 0.0
         self._lock = threading.Lock()  # several threads commit units
         self._began: float | None = None
+        self._first_arrived: float | None = None
         self._pipeline: stages.Pipeline | None = None
         self._queues: Mapping[str, stages.StageQueue] = {}
         self.waiting_for: Sequence[HeldUnit] = ()  # all that is left is held by other workers
@@ -46,15 +47,21 @@ class Meter:
     def attach(self, pipeline: stages.Pipeline, queues: Mapping[str, stages.StageQueue]) -> None:
         self._pipeline, self._queues = pipeline, queues
 
-    def computed(self, batch: batches.Batch, operations: float) -> None:
+    def started(self, batch: batches.Batch) -> None:
+        """The batch was given to the devices, which may take long for it."""
         if self._began is None:  # the first batch has been compiled
             self._began = self._clock()
-        else:
-            self._operations += operations
-            self.tokens += batch.real_tokens
         self._real_tokens += batch.real_tokens
         self._computed_tokens += batch.tokens.size
         self.batches += 1
+
+    def arrived(self, batch: batches.Batch, operations: float) -> None:
+        """The activations are on the host. Rates count from the first such batch on."""
+        if self._first_arrived is None:
+            self._first_arrived = self._clock()
+        else:
+            self._operations += operations
+            self.tokens += batch.real_tokens
 
     def compiled(self, programs: int, seconds: float) -> None:
         """Programs compiled so far, and how long batches have waited for them."""
@@ -83,24 +90,30 @@ class Meter:
         """Until the first batch was given to the devices; None before."""
         return None if self._began is None else self._began - self._start.began
 
-    def tokens_per_second(self) -> float:
-        seconds = self.seconds()
-        return self.tokens / seconds if seconds else 0.0
+    def tokens_per_second(self) -> float | None:
+        """None until the second batch has arrived."""
+        seconds = self._seconds_since_first_arrival()
+        return self.tokens / seconds if self.tokens and seconds else None
 
-    def padding(self) -> float:
-        """The share of computed tokens that are padding."""
-        return 1 - self._real_tokens / self._computed_tokens if self._computed_tokens else 0.0
+    def _seconds_since_first_arrival(self) -> float:
+        return 0.0 if self._first_arrived is None else self._clock() - self._first_arrived
+
+    def padding(self) -> float | None:
+        """The share of computed tokens that are padding. None before the first batch."""
+        return 1 - self._real_tokens / self._computed_tokens if self._computed_tokens else None
 
     def utilization(self) -> float | None:
-        """Fraction of the devices' peak, counting only the operations of real tokens."""
-        seconds = self.seconds()
-        if self.peak is None or not seconds:
+        """Fraction of the devices' peak, counting only the operations of real tokens. None while
+        the rate is unknown."""
+        seconds = self._seconds_since_first_arrival()
+        if self.peak is None or not self._operations or not seconds:
             return None
         return self._operations / seconds / self.peak
 
     def bottleneck(self) -> str:
-        """The busiest stage, or "compute" if every other stage is mostly idle."""
-        if self._pipeline is None or not self.seconds():
+        """The busiest stage, or "compute" if every other stage is mostly idle. Empty until the
+        second batch has arrived."""
+        if self._pipeline is None or not self.tokens:
             return ""
         busiest = max(self._pipeline.stages, key=lambda stage: stage.busy_seconds)
         if busiest.name == "fetch" or busiest.busy_seconds < 0.5 * self.seconds():

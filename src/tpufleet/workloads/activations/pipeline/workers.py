@@ -182,7 +182,7 @@ class Worker:
         )
         for name, process, source, output, threads in (
             ("prepare", self._batch, self._submitted(pipeline, preparers), ready, 1),
-            ("fetch", _fetch, computed, fetched, 1),
+            ("fetch", self._fetch, computed, fetched, 1),
             ("write", self._write, fetched, written, 1),
             ("commit", self._commit, written, None, options.committers),
         ):
@@ -314,7 +314,7 @@ class Worker:
                     break
                 fetch = self._engine.start(batch)
                 computed.put(_Step(group, batch, fetch=fetch))
-                self.meter.computed(batch, self._engine.flops(batch))
+                self.meter.started(batch)
                 self.meter.compiled(self._engine.programs, self._engine.compile_seconds)
                 on_progress(self.meter)
                 while ended < len(last) and last[ended] <= position:
@@ -328,6 +328,13 @@ class Worker:
         for _ in groups:
             pass  # prepared after the stop: left to other workers
         computed.close()
+
+    def _fetch(self, step: _Step) -> _Step:
+        if step.fetch is None or step.batch is None:
+            return step
+        blocks = step.fetch()
+        self.meter.arrived(step.batch, self._engine.flops(step.batch))
+        return replace(step, fetch=None, blocks=blocks)
 
     def _write(self, step: _Step) -> Any:
         if not self._writers:
@@ -411,10 +418,6 @@ class HeartbeatThread:
             except Exception as error:
                 # A missed heartbeat costs at most a unit; the next one may succeed.
                 log.warning("heartbeat failed: %s; retrying in %.0f s", error, self._interval)
-
-
-def _fetch(step: _Step) -> _Step:
-    return step if step.fetch is None else replace(step, fetch=None, blocks=step.fetch())
 
 
 def _check_range(step: _Step, block: engines.OutputBlock) -> None:
