@@ -226,8 +226,7 @@ class AuthMiddleware:
                 self._limiter.check_caller(f"slice:{token_hash}", rate_limits.PER_SLICE_TOKEN)
             else:
                 caller = await run_in_threadpool(self._caller, token, token_hash, session)
-                kind = "user" if caller.job_id is None else "jobs"
-                self._limiter.check_caller(f"{kind}:{caller.name}", rate_limits.PER_USER)
+                self._limiter.check_caller(caller.limits_key, rate_limits.PER_USER)
                 self._accept(scope, token_hash)
         except FleetError as error:
             if isinstance(error, Unauthorized):
