@@ -226,8 +226,7 @@ class AuthMiddleware:
                 self._limiter.check_caller(f"slice:{token_hash}", rate_limits.PER_SLICE_TOKEN)
             else:
                 caller = await run_in_threadpool(self._caller, token, token_hash, session)
-                kind = "user" if caller.job_id is None else "jobs"
-                self._limiter.check_caller(f"{kind}:{caller.name}", rate_limits.PER_USER)
+                self._limiter.check_caller(caller.limits_key, rate_limits.PER_USER)
                 self._accept(scope, token_hash)
         except FleetError as error:
             if isinstance(error, Unauthorized):
@@ -510,6 +509,7 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
             providers=deps.providers,
             default_provider=deps.default_provider,
             local_containers=deps.local_containers,
+            tpu_vm_containers=deps.tpu_vm_containers,
             local_hosts=deps.local_hosts,
         ),
         logs=_logs(deps),

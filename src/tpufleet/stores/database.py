@@ -37,7 +37,9 @@ class Database(Protocol):
 
     text_type: str  # column type for text, sorted by code point
     integer_type: str  # column type for 64-bit integers
-    liveness_batch: int  # rows of `pulses` that are written at a time, so that others wait briefly
+    background_batch: (
+        int  # rows of liveness or metrics at a time, so that other writers wait briefly
+    )
     clustered: str  # suffix of a table that is stored in the order of its key; empty: as inserted
     for_update: str  # suffix of a SELECT that locks its rows until the commit
     time_in_micros: str  # statement that reads the database's clock; empty: it has none of its own

@@ -65,7 +65,7 @@ def _driver():
 class PostgresDatabase:
     text_type = 'TEXT COLLATE "C"'
     integer_type = "BIGINT"
-    liveness_batch = 10_000
+    background_batch = 10_000
     clustered = ""
     for_update = " FOR UPDATE"
     columns = (

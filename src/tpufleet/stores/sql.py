@@ -301,7 +301,7 @@ class SqlStore:
                 rounds.append(rows := {})
             rows[report.host_id] = sql_rows.liveness_row(report)
         statement = _UPSERT_LIVENESS.format(rows=self._database.liveness_rows)
-        size = self._database.liveness_batch
+        size = self._database.background_batch
         for rows in rounds:
             values = list(rows.values())
             for start in range(0, len(values), size):
@@ -352,9 +352,12 @@ class SqlStore:
     # Metrics.
 
     def record_metrics(self, points: Sequence[MetricPoint]) -> None:
-        if points:
+        size = self._database.background_batch
+        for start in range(0, len(points), size):
+            batch = points[start : start + size]
             self._database.write(
-                lambda session: sql_people.write_points(session, points), durable=False
+                lambda session, batch=batch: sql_people.write_points(session, batch),  # type: ignore[misc]
+                durable=False,
             )
 
     def metric_points(self, job_id: JobId) -> list[MetricPoint]:

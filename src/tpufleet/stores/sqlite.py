@@ -65,7 +65,7 @@ def open_sqlite(path: Path) -> SqlStore:
 class SqliteDatabase:
     text_type = "TEXT"
     integer_type = "INTEGER"
-    liveness_batch = 200  # a few milliseconds
+    background_batch = 200  # a few milliseconds
     clustered = "WITHOUT ROWID"
     for_update = ""  # there is only one writer
     columns = (
