@@ -128,7 +128,6 @@ ONE_OF_EACH = {
     "gemma3_text": "google/gemma-3-1b-pt",
     "olmo2": "allenai/OLMo-2-0425-1B",
 }
-SHORT_RUN = (ONE_OF_EACH["qwen2"], ONE_OF_EACH["gemma3_text"])  # which differ most
 ABSENT = [
     (family, key)
     for family, name in ONE_OF_EACH.items()
@@ -256,7 +255,10 @@ def test_a_small_model_with_the_same_keys_computes_what_transformers_computes(na
 # One token, fewer and more than a window of 5, and more than a block of attention.
 LENGTHS = (1, 4, 17, 130, 300)
 EVERY_SIZE = [
-    pytest.param(name, marks=() if name in SHORT_RUN else pytest.mark.slow) for name in PUBLISHED
+    pytest.param(
+        name, marks=pytest.mark.slow if name in ONE_OF_EACH.values() else pytest.mark.scale
+    )
+    for name in PUBLISHED
 ]
 
 
