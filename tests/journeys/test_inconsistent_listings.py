@@ -19,6 +19,7 @@ from tests.providers.tpu_vm.emulated_tpus import order
 from tpufleet.model.jobs import JobState
 from tpufleet.stores.base import EventQuery
 from tpufleet.stores.memory import MemoryStore
+from tpufleet.testbed.cloud_tpu import api_errors
 from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
 from tpufleet.testbed.cloud_tpu.locations import Latencies
 
@@ -153,3 +154,37 @@ def test_an_orphan_is_reported_once_however_long_its_deletion_takes(tpu_vm_fleet
     events = fleet.store.events(EventQuery(limit=1000))
     assert [event.state for event in events].count("orphan") == 1
     assert fleet.nothing_is_paid()
+
+
+def test_a_node_is_used_once_although_the_operation_of_its_creation_failed(tpu_vm_fleet):
+    fleet = tpu_vm_fleet("stale", start=7200)
+    job = fleet.run_job(steps=60)
+    fleet.run(BOOT - 5)
+    cloud = fleet.tpus.emulator.cloud
+    with cloud.lock:
+        [node] = cloud.nodes.values()
+        cloud.operations.fail(node.creation, api_errors.api_error("internal"))
+    fleet.settle(job)
+    assert fleet.attempts(job) == ["finished"], fleet.event_log()
+    assert fleet.nodes_made() == 1 and fleet.nothing_is_paid()
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
+def test_a_deletion_of_ten_minutes_delays_no_recovery_and_is_not_paid(tpu_vm_fleet, restarted):
+    fleet = tpu_vm_fleet("stale", start=7200)
+    cloud = fleet.tpus.emulator.cloud
+    cloud.latencies = replace(cloud.latencies, deletion=timedelta(minutes=10))
+    job = fleet.run_job(steps=100)
+    fleet.until(lambda: fleet.running(job))
+    with cloud.lock:
+        [node] = cloud.nodes.values()
+        cloud.reclaim(node, fleet.now())
+    if restarted:
+        fleet.run(5)
+        fleet.tpus.restart()
+        fleet.restart_controller()
+    fleet.until(lambda: fleet.running_attempt(job) == 1, BOOT + 30)
+    fleet.until(lambda: fleet.job(job).ended and fleet.nothing_is_paid(), 300)
+    assert fleet.tpus.listed() > 0, "it is still being deleted"
+    fleet.until(lambda: fleet.tpus.listed() == 0, 900)
+    assert fleet.nodes_made() == 2

@@ -75,6 +75,7 @@ def test_dates_are_in_the_time_zone_of_the_reader():
     [
         ("state:sleeping", "unknown state 'sleeping'; known: queued"),
         ("colour:red", "unknown key 'colour'; known: owner"),
+        ("sate:failed", "unknown key 'sate'; did you mean state\\? known: owner"),
         ("owner:", "no value; write owner:VALUE"),
         ("loss<low", "'low' is not a number; write loss<0.3"),
         ("since:whenever", "write a duration such as 7d"),

@@ -12,7 +12,7 @@ pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 from tests.provisioner import builders
 from tests.provisioner.harness import ProvisionerHarness
 from tpufleet.errors import PermissionMissing
-from tpufleet.provisioner.kube import label_keys
+from tpufleet.provisioner.kube import label_keys, pod_owners
 from tpufleet.provisioner.kube.watched_cluster import cordon_change
 
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
@@ -88,7 +88,7 @@ def test_the_scheduler_gets_its_moment_after_the_last_node_is_cordoned(harness):
     assert len(harness.simulated.cordoned) == len(harness.simulated.all()) > 1
     harness.reconcile(every=SECOND / 10)
     assert "delete" not in harness.gke.calls
-    harness.clock.advance(SECOND)
+    harness.clock.advance(harness.settings.cordon_grace)
     harness.reconcile()
     assert harness.gke.calls.count("delete") == 1
 
@@ -160,6 +160,18 @@ def test_pods_of_the_ended_jobset_do_not_keep_its_pool(harness):
     harness.pod_list = [pod]
     harness.advance(10 * SECOND)
     assert harness.gke.calls.count("delete") == 1
+
+
+def test_a_jobset_that_was_created_again_keeps_the_pool_before_the_watch_shows_it(harness):
+    """Under the same name; the watch still shows its predecessor, which has ended."""
+    pool = running(harness)
+    harness.end("first")
+    late_pod(harness, "first")
+    harness.jobsets.pop()
+    again = pod_owners.owner_statuses(pod_owners.JOBSET, [builders.jobset("first", uid="new")])
+    harness.fetch_owner = lambda namespace, name: again.get((namespace, name))
+    harness.reconcile(3)
+    assert "delete" not in harness.gke.calls and list(harness.gke.pools) == [pool]
 
 
 def test_without_the_permission_to_cordon_pools_are_deleted_and_the_log_says_so(harness, caplog):

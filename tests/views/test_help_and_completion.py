@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import click
@@ -16,6 +17,7 @@ import pytest
 from tests.docs.test_commands import check, simple_commands
 from tests.views.cli_runner import Tpu
 from tpufleet.model.pools import Pool
+from tpufleet.model.reservations import Reservation
 from tpufleet.stores.base import ChangeSet
 from tpufleet.views.cli import completion_values, registry
 from tpufleet.views.cli.tldr import EXAMPLES, START
@@ -93,6 +95,18 @@ def shell(world, tpu: Tpu, tmp_path: Path) -> Shell:
     world.submit("job-2", name="resnet-small")
     lab = Pool(name="lab", provider="local", accelerator="v5litepod-16", largest=1)
     world.store.commit(ChangeSet(pools=[lab]))
+    tpu.ok("view", "save", "bad", "state:failed")
+    now, ends = world.clock.now(), world.clock.now() + timedelta(hours=1)
+    reservation = Reservation(
+        id="3f9a0000",
+        pool="lab",
+        slices=1,
+        owner="mel",
+        starts_at=now,
+        ends_at=ends,
+        created_at=now,
+    )
+    world.store.update_document(Reservation, reservation.id, lambda _: reservation)
     return Shell(tmp_path, tpu)
 
 
@@ -105,8 +119,31 @@ def shell(world, tpu: Tpu, tmp_path: Path) -> Shell:
         ("tpu run v5e-25", {"v5e-256"}),
         ("tpu jobs --pool ", {"lab"}),
         ("tpu queue --zone us-west4-", {"us-west4-a"}),
+        ("tpu run v5e-8 --poo", {"--pool"}),
+        ("tpu run v5e-8 tag=x --pool ", {"lab"}),
+        ("tpu resume resnet-large w", set()),
+        ("tpu jobs --view b", {"bad"}),
+        ("tpu config set time", {"time_zone"}),
+        ("tpu reservations extend ", {"3f9a0000"}),
+        ("tpu inventory set ", {"lab"}),
+        ("tpu tldr res", {"reserve", "resume", "reservations", "restore"}),
     ],
-    ids=["command", "node command", "job", "type", "pool", "zone"],
+    ids=[
+        "command",
+        "node command",
+        "job",
+        "type",
+        "pool",
+        "zone",
+        "option",
+        "after a former word",
+        "resume",
+        "view",
+        "setting",
+        "reservation",
+        "inventory",
+        "help",
+    ],
 )
 def test_bash_completes(shell: Shell, line, proposed):
     assert set(shell.bash(line)) == proposed

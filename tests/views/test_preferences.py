@@ -117,6 +117,14 @@ def test_views(tpu: Tpu, world: ServiceHarness):
     assert "saved: mine" in tpu("jobs", "--view", "other").stderr
 
 
+@pytest.mark.parametrize(
+    "group", ["view", "alias", "dir", "config", "queue", "reservations", "inventory", "notify"]
+)
+def test_list_is_accepted_by_every_group_that_lists(tpu: Tpu, group):
+    assert tpu.ok(group, "list") == tpu.ok(group)
+    assert tpu.json(group, "list") == tpu.json(group)
+
+
 def test_the_data_of_the_former_job_manager_is_imported(tpu: Tpu, tmp_path):
     file = tmp_path / "data.json"
     user = {
@@ -133,10 +141,14 @@ def test_the_data_of_the_former_job_manager_is_imported(tpu: Tpu, tmp_path):
     result = tpu("config", "import", str(file))
     assert result.exit_code == 0, result.output
     assert "2 settings, 1 config aliases, 1 TPU aliases, 2 working directories" in result.stdout
-    assert "not imported: 1 job" in result.stderr
+    assert "not imported: 1 job, which ran in a tmux window" in result.stderr
     assert tpu.ok("config", "get", "time_zone") == "cn\n"
     assert tpu.ok("dir", "get", "2") == "/home/mel/b\n"
     assert "pass --as with one of mel" in tpu("config", "import", str(file), "--as", "x").stderr
+    refused = tpu("run", "v4-32-p2", "--", "true")
+    assert refused.exit_code == 2
+    assert "error: v4-32-p2 is an alias of kmh-tpuvm-v4-32-2, which is neither" in refused.stderr
+    assert "`tpu adopt kmh-tpuvm-v4-32-2 --pool POOL`; or `tpu run v4-32 -- …`" in refused.stderr
 
 
 def test_preferences_of_another_user_require_the_admin_role(world: ServiceHarness):

@@ -169,6 +169,36 @@ def test_every_listing_fits_a_narrow_and_a_wide_terminal(world, tpu, listing, co
         assert all("ready" in line or "running" in line for line in shown)
 
 
+def shown_lines(tpu: Tpu, *args: str, columns: int) -> list[str]:
+    screen = Terminal(tpu, *args, columns=columns)
+    assert screen.end() == 0, screen.shown
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.shown).split("\r\n")
+
+
+def test_slices_held_after_a_failure_are_listed_with_whole_names_at_80_columns(world, tpu):
+    until = world.clock.now() + timedelta(minutes=5)
+    name = "tpf-gxkh3yhnvhaq-34fc8949"
+    world.add_slice(name, None, pool="lab", reserved_for="mel", reserved_until=until,
+                    reason="reserved(error) for mel after job abcdefghijkl failed")  # fmt: skip
+    _, row, *rest = shown_lines(tpu, "reservations", columns=80)
+    assert row.startswith(f"{name}  ") and "reserved(error)" in row and "after j" in row
+    assert rest == [""], "one line each"
+
+
+def test_settings_and_costs_take_one_line_each_at_80_columns(world, tpu):
+    lines = shown_lines(tpu, "config", columns=80)
+    assert [line.split()[0] for line in lines if line][:3] == ["KEY", "server", "home"]
+    assert any(line.startswith("server ") and "http://" in line for line in lines)
+    assert "…" not in "".join(line for line in lines if line.startswith("server "))
+    wide = " ".join("\n".join(shown_lines(tpu, "config", columns=120)).split())
+    assert "MEANING" in wide and "local, us, cn" in wide
+    hour_ago = world.clock.now() - timedelta(hours=1)
+    world.submit("abcdefghijkl", name="baseline")
+    world.add_slice("s-1", "abcdefghijkl", up_at=hour_ago, ready_at=hour_ago)
+    (row,) = [line for line in shown_lines(tpu, "cost", columns=80) if "abcdef" in line]
+    assert "abcdefghijkl (baseline)" in row and "…" not in row
+
+
 def test_a_followed_job_has_a_progress_bar_and_events_above_it(world, tpu):
     screen = Terminal(tpu, "run", "v5e-16", "--", "python", "train.py")
     job = wait_until(lambda: next(iter(world.store.jobs(JobQuery())), None), timeout=60)

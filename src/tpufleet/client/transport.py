@@ -147,6 +147,12 @@ class Transport:
                 "  next: retry, or look at its log; `tpu serve --stop` and `tpu serve` restart it "
                 "without losing a job"
             )
+        if "certificate verify failed" in str(error):
+            return Unreachable(
+                f"cannot reach the control plane at {self.url} ({error})\n"
+                "  next: for a private CA, set `ca_file` in the config file, or TPUFLEET_CA_FILE, "
+                "to its certificate; for another name, use that as the address"
+            )
         return Unreachable(
             f"cannot reach the control plane at {self.url} ({error or type(error).__name__}); "
             "start one with `tpu serve`, or pass its address with --server"

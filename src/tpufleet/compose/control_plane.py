@@ -168,6 +168,7 @@ class ControlPlane:
                 providers=tuple(self._providers),
                 default_provider=self._settings.default_provider,
                 local_containers=self._settings.local_containers,
+                tpu_vm_containers=bool((self._settings.tpu_vm or {}).get("containers")),
                 faults=tuple(fault.value for fault in Fault),
                 secrets_key=secrets_key.secrets_key(self._settings, self._store),
                 retention=retention_settings.parse(self._settings.retention),

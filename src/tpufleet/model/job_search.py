@@ -7,6 +7,7 @@ is ignored.
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import re
 import shlex
@@ -123,7 +124,11 @@ def parse_search(query: str, *, caller: str, now: datetime, zone: tzinfo = UTC) 
         elif comparison := _COMPARISON.fullmatch(term):
             terms.append(_metric_term(comparison, written, negated))
         elif keyed and "/" not in keyed[2]:  # a URL is text
-            raise BadInput(f"{written!r}: unknown key {keyed[1]!r}; known: {', '.join(KEYS)}")
+            near = difflib.get_close_matches(keyed[1], KEYS, n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise BadInput(
+                f"{written!r}: unknown key {keyed[1]!r}; {meant}known: {', '.join(KEYS)}"
+            )
         elif text := _folded(term):
             terms.append(TextTerm(text, negated))
     return JobSearch(tuple(terms), archived)

@@ -283,9 +283,8 @@ class Provisioner:
         owner = pod_owners.owner_of_pod(pod, self._settings.served_kinds)
         if owner is None:
             return False
-        key = (pod["metadata"]["namespace"], owner.name)
-        status = self._cluster.owners().get(key) or self._cluster.fetch_owner(*key)
-        return not pool_lifetime.is_active(status)
+        found = self._cluster.fetch_owner(pod["metadata"]["namespace"], owner.name)
+        return not pool_lifetime.is_active(found)
 
     def _owner_is_gone(self, pool: ObservedPool) -> bool:
         assert pool.owner is not None

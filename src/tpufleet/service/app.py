@@ -509,6 +509,7 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
             providers=deps.providers,
             default_provider=deps.default_provider,
             local_containers=deps.local_containers,
+            tpu_vm_containers=deps.tpu_vm_containers,
             local_hosts=deps.local_hosts,
         ),
         logs=_logs(deps),

@@ -64,6 +64,7 @@ class ServiceDependencies:
     providers: tuple[str, ...] = ("local",)
     default_provider: str | None = None  # see `JobStorage`
     local_containers: bool = False
+    tpu_vm_containers: bool = True
     faults: tuple[str, ...] = ()  # faults that can be injected
     snapshot_limit: int = 512 * 1024 * 1024
     log_limit: int = logs.DEFAULT_LIMIT  # bytes of all logs of a job

@@ -16,6 +16,7 @@ from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.jobs import (
     IMAGES_REFUSED,
+    TPU_VM_IMAGES_REFUSED,
     Job,
     JobId,
     JobSpec,
@@ -83,6 +84,7 @@ class JobStorage:
     # For jobs that name none. Empty: they are refused. None: not stated.
     default_provider: str | None = None
     local_containers: bool = False  # jobs on simulated slices may use images
+    tpu_vm_containers: bool = True  # the same for TPU VMs
     local_hosts: int | None = None  # simulated hosts at a time; None: unlimited
 
     def refuses_images(self, spec: JobSpec, store: Store) -> bool:
@@ -91,6 +93,13 @@ class JobStorage:
             spec.pool is None and not SIMULATED_PROVIDERS.isdisjoint(spec.providers)
         )
         return may_simulate and not self.local_containers
+
+    def refuses_images_on_tpu_vms(self, spec: JobSpec, store: Store) -> bool:
+        """Whether the job can only run on TPU VMs, whose hosts do not let it use Docker."""
+        pool = store.pool(spec.pool) if spec.pool is not None else None
+        default = (self.default_provider,) if self.default_provider else ()
+        providers = (pool.provider,) if pool is not None else spec.providers or default
+        return {*providers} == {"tpu-vm"} and not self.tpu_vm_containers
 
     def simulates(self, spec: JobSpec, store: Store) -> bool:
         """Whether the job runs on simulated slices."""
@@ -236,6 +245,10 @@ class _Checks:
             )
         if spec.image is not None and self._storage.refuses_images(spec, self._context.store):
             raise BadInput(f"image: {IMAGES_REFUSED}")
+        if spec.image is not None and self._storage.refuses_images_on_tpu_vms(
+            spec, self._context.store
+        ):
+            raise BadInput(f"image: {TPU_VM_IMAGES_REFUSED}")
         for field in ("reuse", "require_reservation"):
             if getattr(spec, field) and spec.pool is None:
                 raise BadInput(f"{field}: only with a pool; add `pool: NAME`, or remove this field")

@@ -61,7 +61,9 @@ class TpuVmProvider:
         self._settings = settings
         self._fleet = fleet
         self._clock = clock or SystemClock()
-        self._api = TpuApi(connect or (lambda: api.connect(settings.endpoint)), deadline)
+        self._api = TpuApi(
+            connect or (lambda: api.connect(settings.endpoint)), deadline, settings.project
+        )
         self._pending = PendingCreations(folder)
         self._zones = {
             zone: ZoneObserver(

@@ -1,4 +1,4 @@
-"""What a shell completes for arguments: job names, TPU types, pools and zones.
+"""What a shell completes for arguments: job names, TPU types, pools, zones, reservations, views, …
 
 Names come from the server, asked for at most a second and remembered for a few seconds, because a
 shell asks again for every key.
@@ -80,6 +80,64 @@ def zones() -> Candidates:
     return [(zone, "") for zone in tpu_zones.zones()]
 
 
+def views() -> Candidates:
+    return _asked("views", lambda client: sorted(client.preferences().views.items()))
+
+
+def aliases() -> Candidates:
+    def ask(client: FleetClient) -> Candidates:
+        known = client.preferences()
+        return sorted((known.config_aliases | known.tpu_aliases).items())
+
+    return _asked("aliases", ask)
+
+
+def folders() -> Candidates:
+    return _asked("folders", lambda client: sorted(client.preferences().folders.items()))
+
+
+def settings() -> Candidates:
+    from tpufleet.model.preferences import SETTINGS
+
+    return [(key, setting.description) for key, setting in SETTINGS.items()]
+
+
+def reservations() -> Candidates:
+    return _asked(
+        "reservations",
+        lambda client: [
+            (each.id, f"{each.owner}, {each.pool} {each.note}".strip())
+            for each in client.reservations()
+        ],
+    )
+
+
+def released() -> Candidates:
+    def ask(client: FleetClient) -> Candidates:
+        held = [row for row in client.slices() if row.reserved_for is not None]
+        return [(row.id, f"held for {row.reserved_for}") for row in held]
+
+    return [*reservations(), *_asked("held", ask)]
+
+
+def inventory() -> Candidates:
+    def ask(client: FleetClient) -> Candidates:
+        rows = client.inventory().rows
+        return [(row.alias or row.id, f"{row.accelerator}, {row.state}") for row in rows]
+
+    return _asked("inventory", ask)
+
+
+def channels() -> Candidates:
+    return _asked("channels", lambda client: [(each.name, each.kind) for each in client.channels()])
+
+
+def commands() -> Candidates:
+    from tpufleet.views.cli import registry
+
+    return [(name, command.help) for name, command in registry.COMMANDS.items()]
+
+
 _JOB = CompletedName("job", job_names)
 _TYPE = CompletedName("type", tpu_types)
 _POOL = CompletedName("pool", pool_names)
@@ -92,16 +150,34 @@ BY_PARAMETER: dict[str, click.ParamType] = {
     "file": click.Path(), "files": click.Path(), "workdir": click.Path(), "command": click.Path(),
 }  # fmt: skip
 
+# By command and parameter, where the name of the parameter says little.
+_BY_COMMAND: dict[str, click.ParamType] = {
+    name: CompletedName(name.rpartition(" ")[2], candidates)
+    for candidates, names in {
+        views: ("jobs view", "view delete name"),
+        aliases: ("alias delete name",),
+        folders: ("run folder", "dir get number", "dir delete number"),
+        settings: ("config get key", "config set key", "config reset keys"),
+        reservations: ("reservations extend reservation", "reservations break reservation"),
+        released: ("release name", "reservations release name"),
+        inventory: ("inventory set name",),
+        channels: ("notify delete name", "notify test name"),
+        commands: ("tldr command",),
+    }.items()
+    for name in names
+}
 
-def add_to(command: click.Command) -> None:
+
+def add_to(command: click.Command, path: str) -> None:
     """Propose values for the plain text parameters of this command and its subcommands."""
     for parameter in command.params:
-        proposed = BY_PARAMETER.get(parameter.name or "")
+        name = parameter.name or ""
+        proposed = _BY_COMMAND.get(f"{path} {name}") or BY_PARAMETER.get(name)
         if proposed is not None and parameter.type in (click.STRING, click.UNPROCESSED):
             parameter.type = proposed
     if isinstance(command, click.Group):
-        for child in command.commands.values():
-            add_to(child)
+        for name, child in command.commands.items():
+            add_to(child, f"{path} {name}")
 
 
 def _asked(kind: str, ask: Callable[[FleetClient], Candidates]) -> Candidates:

@@ -70,6 +70,7 @@ def cost(by: str, show_prices: bool, as_json: bool) -> None:
         (by.upper(), "CHIP HOURS", "USEFUL", "LOST", "UNKNOWN", "COST", "LOST COST"),
         (cells(item) for item in shown),
         "no cost yet",
+        droppable=("LOST COST", "UNKNOWN", "LOST"),
     )
 
 

@@ -118,6 +118,8 @@ class FormerRunFlags(click.Command):
     """Accepts them besides its own options."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        if context.resilient_parsing:  # a shell completes a line that is not complete
+            return super().parse_args(context, args)
         with_value = {
             name
             for option in self.params

@@ -31,7 +31,7 @@ FREE_STATES = frozenset({InventoryState.FREE, InventoryState.AVAILABLE})
 
 
 @click.group(
-    invoke_without_command=True,
+    cls=output.ListingGroup,
     epilog="\b\nExamples:\n  tpu inventory\n  tpu inventory --csv > tpus.csv\n"
     "  tpu inventory set tpf-lab-1a2b3c4d --alias big --note 'for the demo'\n",
 )

@@ -26,7 +26,7 @@ _COLOURS = {DeliveryState.SENT: text.GOOD, DeliveryState.FAILED: text.BAD}
 
 
 @click.group(
-    invoke_without_command=True,
+    cls=output.ListingGroup,
     epilog="\b\nExamples:\n  tpu notify\n  tpu notify add team --slack "
     "https://hooks.slack.com/services/…\n"
     "  tpu notify add mail --email me@example.org --on failure\n",

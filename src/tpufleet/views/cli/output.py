@@ -19,6 +19,8 @@ MIN_COLUMN_WIDTH = 8
 
 Cell = str | tuple[str, str]  # a text, or a text and its style
 
+NARROW = 100  # columns; below, tables leave out what explains rather than tells
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 follow_option = click.option("--follow", "-f", is_flag=True, help="Follow the job until it ends.")
@@ -26,6 +28,10 @@ follow_option = click.option("--follow", "-f", is_flag=True, help="Follow the jo
 
 def is_terminal() -> bool:
     return sys.stdout.isatty()
+
+
+def is_narrow() -> bool:
+    return is_terminal() and console().width < NARROW
 
 
 def print_status(message: str) -> None:
@@ -68,17 +74,19 @@ def print_table(
     empty: str,
     *,
     droppable: Sequence[str] | None = None,
+    whole: Sequence[str] = (),
 ) -> None:
     """Aligned columns; to a pipe without truncation or colour. `empty` is printed for no rows.
 
     On a terminal the last column is wrapped. With `droppable`, each row takes one line instead: the
     last column is cut, and these columns are left out, the first one first, while it lacks room.
+    Columns that are `whole` are never cut.
     """
     styled = [[_styled(cell) for cell in row] for row in rows]
     if not styled:
         print_status(empty)
     elif is_terminal():
-        _rich_table(titles, styled, droppable)
+        _rich_table(titles, styled, droppable, whole)
     else:
         _plain_table(titles, styled)
 
@@ -98,7 +106,10 @@ def _styled(cell: Cell) -> tuple[str, str]:
 
 
 def _rich_table(
-    titles: Sequence[str], rows: list[list[tuple[str, str]]], droppable: Sequence[str] | None
+    titles: Sequence[str],
+    rows: list[list[tuple[str, str]]],
+    droppable: Sequence[str] | None,
+    whole: Sequence[str],
 ) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -107,7 +118,7 @@ def _rich_table(
         title: max(len(title), *(len(row[at][0]) for row in rows))
         for at, title in enumerate(titles)
     }
-    widths = column_widths(natural, droppable or (), console().width)
+    widths = column_widths(natural, droppable or (), console().width, whole)
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for title, width in widths.items():
         wrapped = title == titles[-1] and droppable is None
@@ -122,17 +133,21 @@ def _rich_table(
 
 
 def column_widths(
-    natural: Mapping[str, int], droppable: Sequence[str], total: int
+    natural: Mapping[str, int], droppable: Sequence[str], total: int, whole: Sequence[str] = ()
 ) -> dict[str, int]:
     """Widths that fit into `total`: droppable columns are left out, the first one first, until
     every other column has a readable width; the last column that is left gets the rest."""
-    wanted = {title: min(width, COLUMN_WIDTH) for title, width in natural.items()}
+    wanted = {
+        title: width if title in whole else min(width, COLUMN_WIDTH)
+        for title, width in natural.items()
+    }
     for title in droppable:
         if _table_width(wanted) > total:
             del wanted[title]
     last = list(wanted)[-1]
-    while (excess := _table_width(wanted) - total) > 0:
-        widest = max(wanted, key=lambda title: (wanted[title], title != last))
+    cut = [title for title in wanted if title not in whole]
+    while cut and (excess := _table_width(wanted) - total) > 0:
+        widest = max(cut, key=lambda title: (wanted[title], title != last))
         if wanted[widest] <= MIN_COLUMN_WIDTH:
             break
         wanted[widest] -= min(excess, wanted[widest] - MIN_COLUMN_WIDTH, 4)
@@ -152,6 +167,16 @@ def _plain_table(titles: Sequence[str], rows: list[list[tuple[str, str]]]) -> No
     for cells in lines:
         padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
         click.echo("  ".join(padded).rstrip())
+
+
+class ListingGroup(click.Group):
+    """Lists what there is without a subcommand; `list`, as in other groups, says the same."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**{**attributes, "invoke_without_command": True})
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(context, args[1:] if args[:1] == ["list"] else args)
 
 
 def confirm(question: str, yes: bool) -> None:

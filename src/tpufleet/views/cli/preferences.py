@@ -44,7 +44,7 @@ def use_time_zone(client: FleetClient) -> None:
 
 
 @click.group(
-    invoke_without_command=True,
+    cls=output.ListingGroup,
     epilog="\b\nExamples:\n  tpu config\n  tpu config set time_zone Europe/Berlin\n"
     "  tpu config reset\n  tpu config import data.json\n",
 )
@@ -72,7 +72,8 @@ def config(context: click.Context, as_json: bool) -> None:
         names = ("key", "value", "origin", "description")
         output.print_json({"settings": [dict(zip(names, row, strict=True)) for row in rows]})
         return
-    output.print_table(("KEY", "VALUE", "ORIGIN", "MEANING"), rows, "")
+    droppable = ("MEANING",) if output.is_narrow() else None
+    output.print_table(("KEY", "VALUE", "ORIGIN", "MEANING"), rows, "", droppable=droppable)
 
 
 def connection_rows() -> list[tuple[str, str, str, str]]:
@@ -181,7 +182,8 @@ def imported(user: dict[str, Any], document: dict[str, Any]) -> tuple[Preference
         str(alias): str(name) for alias, name in dict(document.get("tpu_aliases") or {}).items()
     }
     if jobs := user.get("job_data"):
-        skipped.append(f"{text.counted(len(jobs), 'job')}: they ran in tmux windows")
+        which = "which ran in a tmux window" if len(jobs) == 1 else "which ran in tmux windows"
+        skipped.append(f"{text.counted(len(jobs), 'job')}, {which}")
     return (
         PreferenceChanges(
             settings=values,
@@ -201,7 +203,7 @@ def imported(user: dict[str, Any], document: dict[str, Any]) -> tuple[Preference
 
 
 @click.group(
-    invoke_without_command=True,
+    cls=output.ListingGroup,
     epilog="\b\nExamples:\n  tpu alias\n  tpu alias set lr config.optimizer.learning_rate\n"
     "  tpu alias set big v4-128 --tpu\n",
 )
@@ -270,7 +272,7 @@ def alias_delete(name: str, is_tpu: bool, as_json: bool) -> None:
 
 @click.group(
     "dir",
-    invoke_without_command=True,
+    cls=output.ListingGroup,
     epilog="\b\nExamples:\n  tpu dir here 1\n  tpu run v5e-16 --dir 1 -- python train.py\n",
 )
 @json_option
@@ -357,7 +359,7 @@ def folder_swap(one: str, other: str, as_json: bool) -> None:
 
 
 @click.group(
-    invoke_without_command=True,
+    cls=output.ListingGroup,
     epilog="\b\nExamples:\n  tpu view save bad 'owner:me state:failed since:7d'\n"
     "  tpu jobs --view bad\n",
 )

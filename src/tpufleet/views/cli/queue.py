@@ -21,7 +21,7 @@ TITLES = ("QUEUE", "POS", "JOB", "OWNER", "NEEDS", "PRIORITY", "USED", "STARTS",
 
 
 @click.group(
-    invoke_without_command=True,
+    cls=output.ListingGroup,
     epilog="\b\nExamples:\n  tpu queue\n  tpu queue --pool lab\n  tpu queue move train --first\n"
     "  tpu queue hold train\n",
 )

@@ -81,7 +81,7 @@ def reserve(
 
 
 @click.group(
-    invoke_without_command=True,
+    cls=output.ListingGroup,
     epilog="\b\nExamples:\n  tpu reservations\n  tpu reservations extend 3f9a --for 30m\n"
     "  tpu reservations break 3f9a --reason 'needed for the deadline'\n",
 )
@@ -103,12 +103,14 @@ def reservations(context: click.Context, ended: bool, as_json: bool) -> None:
     rows = [_cells(each, now) for each in known]
     rows += [
         [row.id, row.pool or "-", "1", row.reserved_for or "", "reserved(error)", "-",
-         text.local_time(row.reserved_until) if row.reserved_until else "-", row.reason]
+         text.local_time(row.reserved_until) if row.reserved_until else "-",
+         row.reason.removeprefix(f"reserved(error) for {row.reserved_for} ")]
         for row in held
     ]  # fmt: skip
     output.print_table(
-        ("ID", "POOL", "SLICES", "OWNER", "STATE", "FROM", "UNTIL", "NOTE"), rows, "no reservations"
-    )
+        ("ID", "POOL", "SLICES", "OWNER", "STATE", "FROM", "UNTIL", "NOTE"), rows,
+        "no reservations", droppable=("SLICES", "POOL", "FROM"), whole=("ID",),
+    )  # fmt: skip
 
 
 def _cells(each: Reservation, now: datetime) -> list[Cell]:

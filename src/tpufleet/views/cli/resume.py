@@ -26,7 +26,8 @@ class _CommandWithNewCommand(click.Command):
     """Keeps what follows `--` apart: it is the new command of the job."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        args = former_flags.resubmit_arguments(str(context.info_name), args)
+        if not context.resilient_parsing:  # else a shell completes a line that is not complete
+            args = former_flags.resubmit_arguments(str(context.info_name), args)
         if "--" in args:
             at = args.index("--")
             context.meta[_COMMAND] = tuple(args[at + 1 :])

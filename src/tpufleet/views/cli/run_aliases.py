@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from tpufleet.views.cli.output import print_status
 from tpufleet.views.cli.preferences import find_folder
 
 _PATH_PREFIX = "config"
+_TYPE_IN_NAME = re.compile(r"v[2-9](e|p|litepod)?-\d+")
 
 
 class RunTarget(NamedTuple):
@@ -40,10 +42,13 @@ def resolve(
     try:
         with connection.connect(start=needs_preferences) as client:
             preferences = client.preferences()
+            typed = accelerator
             if not known_type:
                 accelerator = preferences.tpu_aliases.get(accelerator, accelerator)
             if not _is_type(accelerator):
                 accelerator, pool = _in_inventory(client.inventory().rows, accelerator)
+            if typed != accelerator and not _is_type(accelerator):
+                raise _unknown_node(typed, accelerator)
     except Unreachable:
         if needs_preferences:
             raise
@@ -74,6 +79,16 @@ def _in_inventory(rows: Sequence[InventoryRow], name: str) -> tuple[str, str | N
     where = f" in pool {pool}" if pool else ""
     print_status(f"{name}: {kind}{where}")
     return kind, pool
+
+
+def _unknown_node(alias: str, node: str) -> BadInput:
+    """Aliases of the former job manager mean nodes, which have to be adopted first."""
+    found = [match[0] for match in _TYPE_IN_NAME.finditer(node) if _is_type(match[0])]
+    new = f"; or `tpu run {found[-1]} -- …` on a new slice" if found else ""
+    return BadInput(
+        f"{alias} is an alias of {node}, which is neither a TPU type nor a slice of this server\n"
+        f"  next: an admin makes the node usable with `tpu adopt {node} --pool POOL`{new}"
+    )
 
 
 def config_argument(preferences: Preferences, pair: str) -> str:

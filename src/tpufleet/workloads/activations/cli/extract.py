@@ -30,7 +30,7 @@ LEGACY_OPTIONS = {
 }
 
 
-class _ExtractGroup(click.Group):
+class ExtractGroup(click.Group):
     """Shows FleetError as a message instead of a traceback."""
 
     def invoke(self, context: click.Context) -> Any:
@@ -52,7 +52,7 @@ def _normalize_option(name: str) -> str:
     return LEGACY_OPTIONS.get(name, name)
 
 
-@click.group(cls=_ExtractGroup, context_settings={"token_normalize_func": _normalize_option})
+@click.group(cls=ExtractGroup, context_settings={"token_normalize_func": _normalize_option})
 def extract() -> None:
     """Extract activations of a language model, each sample exactly once."""
 
@@ -129,14 +129,23 @@ def extract() -> None:
 def run(context: click.Context, out: str, **options: Any) -> None:
     """Run the plan in OUT until it is complete. Any number of workers can run concurrently."""
     from tpufleet import runtime
+    from tpufleet.workloads.activations import plans
+    from tpufleet.workloads.activations.cli import output
+    from tpufleet.workloads.activations.io.storage import open_storage, translate_disk_errors
+
+    storage = open_storage(out, disk=options["disk"])
+    with translate_disk_errors(storage):
+        storage.write_mode()  # finds missing disks before the model is loaded
+    planned, screen = plans.load(storage), None
+    if not options["quiet"]:
+        output.show_start(planned)
+        screen = output.ProgressLine()
+    # JAX, which takes a second to import; then the devices, which start during other imports.
     from tpufleet.workloads.activations.model import devices, meshes
 
     runtime.initialize()
     mesh = meshes.parse_mesh(options["mesh"])
-    devices.start(mesh)  # before the imports below, which take a second
-    from tpufleet.workloads.activations import plans
-    from tpufleet.workloads.activations.cli import output
-    from tpufleet.workloads.activations.io.storage import open_storage, translate_disk_errors
+    devices.start(mesh)
     from tpufleet.workloads.activations.pipeline import extraction, workers
 
     steal = options["steal_after"]
@@ -154,13 +163,6 @@ def run(context: click.Context, out: str, **options: Any) -> None:
             os.cpu_count() or 1, preparers=options["preparers"], writers=options["writers"]
         ),
     )
-    storage = open_storage(out, disk=options["disk"])
-    with translate_disk_errors(storage):
-        storage.write_mode()  # finds missing disks before the model is loaded
-    screen = None
-    if not options["quiet"]:
-        output.show_start(plans.load(storage))
-        screen = output.ProgressLine()
     try:
         meter = extraction.run(
             storage,
