@@ -8,8 +8,7 @@ import threading
 import time
 from typing import Any
 
-# Python's default is (700, 10, 10). With these, a collection of new objects takes 1 to 2 ms, one
-# of those that survived the first about 5 ms.
+# Python's default is (700, 10, 10): fewer collections of new objects, and each still short.
 THRESHOLDS = (2_000, 5, 20)
 LONGEST_SECONDS = 0.01
 FULL_INTERVAL_SECONDS = 3600.0

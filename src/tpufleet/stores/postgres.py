@@ -31,6 +31,12 @@ T = TypeVar("T")
 # A server that hangs or loses its network inside a transaction holds locks, including that of the
 # lease. Shorter than a lease, so that another server takes over in time.
 IDLE_TRANSACTION_TIMEOUT = "4s"
+# What is acknowledged survives a power cut, whatever the default of the database. A stricter one,
+# such as remote_apply, stays.
+_WAIT_FOR_DISK = (
+    "SELECT set_config('synchronous_commit', 'on', false) "
+    "WHERE current_setting('synchronous_commit') = 'off'"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,7 +244,7 @@ class PostgresDatabase:
         self._session(connection).run(
             f"SET idle_in_transaction_session_timeout = '{IDLE_TRANSACTION_TIMEOUT}'; "
             f"SET statement_timeout = {int(self._timeouts.statement * 1000)}; "
-            f"SET lock_timeout = {int(self._timeouts.lock * 1000)}"
+            f"SET lock_timeout = {int(self._timeouts.lock * 1000)}; {_WAIT_FOR_DISK}"
         )
         return connection
 
