@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -65,3 +68,40 @@ def test_a_snapshot_is_downloaded_byte_for_byte(control_plane):
     )
     with pytest.raises(errors.NotFound):
         list(AgentClient(control_plane.url, control_plane.token).snapshot("other"))
+
+
+@pytest.fixture
+def other_server() -> Iterator[tuple[str, list[int]]]:
+    """A proxy, a load balancer or another server at the address of the control plane. The list has
+    the status of its next answer."""
+    statuses = [404]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_error(statuses[0], "not here")
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Not logged."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", statuses
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 407, 409])
+def test_an_error_of_something_else_than_the_control_plane_is_retried(other_server, status):
+    """A job must not end, nor a host give up, because a load balancer has no server for a while."""
+    url, statuses = other_server
+    statuses[0] = status
+    client = AgentClient(url, "token")
+    for call in (
+        lambda: client.send_heartbeat(BEAT),
+        lambda: client.exchange_bootstrap_token(BEAT.host_id, "nonce"),
+    ):
+        with pytest.raises(errors.Unreachable, match=f"{url} answered {status}.*no control plane"):
+            call()
+    assert not client.reachable

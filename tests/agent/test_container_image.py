@@ -131,3 +131,16 @@ def test_variables_that_docker_would_misread_fail_the_attempt(harness, docker, v
     harness.start(base_env=host_environ(docker))
     assert "image: KEY has" in harness.wait_for_exit().log_line
     assert not Path(f"{docker}.calls").exists()
+
+
+def test_a_failure_of_docker_itself_is_not_one_of_the_program(harness, docker):
+    docker.write_text(
+        "#!/bin/bash\n[[ $1 = run ]] || exit 0\n"
+        "echo 'docker: Error response from daemon: pull access denied for lab/train.' >&2\n"
+        "echo >&2\necho \"Run 'docker run --help' for more information\" >&2\nexit 125\n"
+    )
+    harness.assign("sh", "-c", "true", image="lab/train:7")
+    harness.start(base_env=host_environ(docker))
+    exit = harness.wait_for_exit()
+    assert exit.during_setup and exit.status == 125
+    assert exit.log_line.startswith("docker: Error response from daemon: pull access denied")

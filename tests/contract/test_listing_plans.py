@@ -52,6 +52,8 @@ QUERIES = {
     "search of ended": search("state:ended"),
     "search by name": search("name:train"),
     "search by type": search("type:v4-64 owner:ada"),
+    "search by user and state": search("owner:ada state:failed"),
+    "search by user, state and type": search("owner:ada state:succeeded type:v4-64"),
 }
 
 
@@ -82,9 +84,12 @@ def test_a_listing_is_read_in_the_order_of_an_index(url, name, page):
         ("old with files", "jobs_with_files"),
         ("oldest with logs", "jobs_with_logs"),
         ("oldest with checkpoints", "jobs_with_checkpoints"),
+        ("search by type", "job_search_by_owner_and_type"),
+        ("search by user and state", "job_search_by_owner_and_state"),
+        ("search by user, state and type", "job_search_by_owner_and_"),
     ],
 )
-def test_jobs_whose_files_were_deleted_are_not_read(url, query, index):
+def test_jobs_that_do_not_match_are_not_read(url, query, index):
     statement, values = sql_queries.select_jobs(QUERIES[query], None)
     with contextlib.closing(open_database(url)) as database:
         plan = database.read(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -18,11 +19,13 @@ import pytest
 
 from tests import postgres
 from tests.contract import store_builders as a
+from tests.polling import wait_until
 from tpufleet.errors import Conflict, Fenced, FleetError, Unreachable
-from tpufleet.model.hosts import HostLiveness
-from tpufleet.stores import schema_migrations
+from tpufleet.model.hosts import HostId, HostLiveness
+from tpufleet.stores import schema_migrations, sqlite
 from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery
 from tpufleet.stores.open_store import open_store
+from tpufleet.stores.sql import SqlStore
 
 TTL = timedelta(seconds=15)
 
@@ -499,3 +502,40 @@ def test_without_psycopg_the_error_names_the_extra_to_install():
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True
     )
     assert "tpufleet[postgres]" in done.stdout
+
+
+def test_writers_of_sqlite_take_turns_in_the_order_in_which_they_came():
+    """One that writes in many small steps, such as liveness, does not keep submissions waiting."""
+    lock, order = sqlite._FairLock(), list[str]()
+
+    def write(name: str) -> None:
+        with lock:
+            order.append(name)
+
+    threads = []
+    with lock:
+        for name in ("first", "second"):
+            threads.append(threading.Thread(target=write, args=(name,)))
+            threads[-1].start()
+            wait_until(lambda: len(lock._waiting) == len(threads))
+    write("third")
+    for thread in threads:
+        thread.join()
+    assert order == ["first", "second", "third"]
+
+
+def test_liveness_moves_the_log_of_sqlite_into_the_database(tmp_path):
+    """So that no commit that a client waits for does it."""
+    path = tmp_path / "fleet.db"
+    database = sqlite.SqliteDatabase(path, checkpoint_interval=0.0)
+    with contextlib.closing(SqlStore(database)) as store:
+        store.record_liveness([HostLiveness(host_id=HostId("s/0"), seen_at=a.NOW)])
+        before = path.stat().st_size
+        store.commit(ChangeSet(new_jobs=[a.job(f"j{number}") for number in range(500)]))
+        assert path.stat().st_size == before
+        reports = [
+            HostLiveness(host_id=HostId(f"s/{number}"), seen_at=a.NOW) for number in range(450)
+        ]
+        store.record_liveness(reports)
+        assert path.stat().st_size > before
+        assert len(store.host_liveness([each.host_id for each in reports])) == 450

@@ -75,6 +75,57 @@ def test_the_whole_life_of_an_environment(folder):
     assert json.loads(cloud.read_text()) == {}
 
 
+def test_destroy_deletes_nothing_while_the_applied_cluster_is_protected(folder):
+    """deletion_protection was changed in the file, and not applied."""
+    file = folder / "cluster.yaml"
+    file.write_text(yaml.safe_dump(SMALLEST))
+    tpu("cluster", "apply", "--rehearse", "--yes")
+    cloud = folder / ".rehearsal" / "google-cloud.json"
+    before = json.loads(cloud.read_text())
+    file.write_text(yaml.safe_dump({**SMALLEST, "deletion_protection": False}))
+    with pytest.raises(BadInput) as refused:
+        tpu("cluster", "destroy", "--rehearse", "--yes")
+    assert "GKE cluster ml-cluster is still protected; nothing was deleted" in str(refused.value)
+    assert "next: `tpu cluster apply --rehearse`, then this again" in str(refused.value)
+    assert json.loads(cloud.read_text()) == before
+
+
+OTHER_ZONES = {
+    "of another region": ("v4-8", "us-central1-a", "us-central2-b"),
+    "that does not exist": ("v5e-16", "us-central1-z", "us-central1-a"),
+}
+
+
+@pytest.mark.parametrize(("kind", "zone", "instead"), OTHER_ZONES.values(), ids=OTHER_ZONES)
+def test_plan_warns_of_a_zone_in_which_google_does_not_offer_a_type(folder, kind, zone, instead):
+    """Not an error: Google adds zones."""
+    tpu("cluster", "init", "--project", "my-project", "--zone", zone, "--type", kind)
+    shown = tpu("cluster", "plan", "--rehearse").stderr
+    (warning,) = [line for line in shown.splitlines() if line.startswith("warning:")]
+    assert f"tpu_pools.{kind}: Google's list has no {kind} in {zone}" in warning
+    assert instead in warning and "`tpu types --zones`" in warning
+
+
+def test_plan_does_not_warn_of_a_documented_zone(folder):
+    (folder / "cluster.yaml").write_text(EXAMPLE.read_text())
+    assert "warning" not in tpu("cluster", "plan", "--rehearse").stderr
+
+
+@pytest.mark.parametrize("zone", ["us-central1", "us_central1_a"])
+def test_init_names_the_option_that_is_wrong(folder, zone):
+    with pytest.raises(
+        BadInput, match=r"^--zone: '.*' is not a zone; for example us.central1.*-a$"
+    ):
+        tpu("cluster", "init", "--project", "my-project", "--zone", zone)
+    assert not (folder / "cluster.yaml").exists()
+
+
+def test_a_file_that_is_not_yaml_is_refused_with_the_line(folder):
+    (folder / "cluster.yaml").write_text("project: p\ntpu_pools:\n  a:\n    x: 1\n   y: 2\n")
+    with pytest.raises(BadInput, match=r"^cluster.yaml: line 5: not YAML: "):
+        tpu("cluster", "plan", "--rehearse")
+
+
 GCLOUD = """\
 #!{python}
 # The two calls of gcloud that are made, against a storage server for tests.

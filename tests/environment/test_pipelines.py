@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import pytest
 import yaml
@@ -43,6 +44,31 @@ def test_c12_only_a_saved_plan_is_applied():
 def test_destroy_goes_backwards_and_keeps_the_bootstrap():
     steps = [step["id"] for step in FILES["destroy.yaml"]["steps"] if "apply" in step["id"]]
     assert steps == ["apply-2-cluster-config", "apply-1-infrastructure"]
+
+
+STATES = {
+    "protected": ('{"values":{"deletion_protection":true}}', 0, False),
+    "not protected": ('{"values":{"deletion_protection":false}}', 0, True),
+    "empty": ('{"format_version":"1.0"}', 0, True),
+    "not readable": ("", 1, False),
+}
+
+
+@pytest.mark.parametrize(("state", "status", "goes_on"), STATES.values(), ids=STATES)
+def test_destroy_begins_only_when_the_cluster_is_not_protected(tmp_path, state, status, goes_on):
+    steps = FILES["destroy.yaml"]["steps"]
+    position = [step["id"] for step in steps].index("check-deletion-protection")
+    assert all(step["id"].startswith("init") for step in steps[:position])
+    program = tmp_path / "tofu"
+    program.write_text(f"#!/bin/sh\necho '{state}'\nexit {status}\n")
+    program.chmod(0o755)
+    check = steps[position]
+    done = subprocess.run(
+        [check["entrypoint"], *check["args"]], check=False, capture_output=True, text=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode == 0) is goes_on
+    assert goes_on or "deletion_protection" in done.stdout
 
 
 def test_images_go_to_the_registry_of_the_environment():

@@ -4,7 +4,7 @@ emulated GKE API. This module plays JobSet's controller; a simulated scheduler b
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.provisioner.harness import ProvisionerHarness
 from tpufleet.clocks import ManualClock
 from tpufleet.kubernetes.connections import EVENT, JOBSET, POD
 from tpufleet.kubernetes.event_recorder import KubernetesEventRecorder
-from tpufleet.model.cloud_slices import CloudSlice, CloudState
+from tpufleet.model.cloud_slices import CloudSlice, CloudState, ExpectedSlice
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.gke import keys, slice_slots
@@ -58,8 +58,8 @@ class GkeCloud:
     def release(self, slice_id: SliceId, zone: str) -> None:
         self.provider.release(slice_id, zone)
 
-    def listing(self) -> Sequence[CloudSlice]:
-        return self.provider.listing()
+    def listing(self, expected: Collection[ExpectedSlice] = ()) -> Sequence[CloudSlice]:
+        return self.provider.listing(expected)
 
     def inject(self, slice_id: SliceId, fault: Fault, host_index: int | None = None) -> None:
         self.provider.inject(slice_id, fault, host_index)

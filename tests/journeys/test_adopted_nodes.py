@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -173,3 +174,15 @@ def test_what_the_provider_refuses_is_told_and_not_retried(fleet):
 
 def events(fleet: SharedFleet) -> list:
     return fleet.store.events(EventQuery(limit=1000))
+
+
+def test_a_node_whose_update_takes_half_a_minute_is_adopted_and_given_back(fleet):
+    """As long as UpdateNode runs, no listing shows the node as ours."""
+    cloud = fleet.shared.emulator.cloud
+    cloud.latencies = replace(cloud.latencies, update=timedelta(seconds=30))
+    request = AdoptRequest(node=NODE, zone=ZONE, pool="lab")
+    adopted_nodes.adopt(fleet.context("root"), request)
+    fleet.until(lambda: [one.state for one in fleet.adopted()] == [SliceState.READY], 90)
+    adopted_nodes.unregister(fleet.context("root"), NODE)
+    fleet.until(lambda: fleet.adopted() == [] and fleet.existing() == [], 90)
+    assert fleet.shared.node_state() == "READY"

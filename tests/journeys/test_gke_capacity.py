@@ -14,11 +14,13 @@ pytest.importorskip("google.cloud.tpu_v2", reason="needs the extra `gcp`")
 from tests.journeys.gke_cloud import GkeCloud
 from tests.journeys.tpu_vm_cloud import TpuVmCloud
 from tpufleet.model.jobs import Capacity, JobState
+from tpufleet.service import explain
 
 A, B = "us-central1-a", "us-central1-b"
 VM_ZONE = "europe-west4-a"
 MACHINE = "ct6e-standard-8t"
 TYPE = "v6e-8"
+LABEL = "tpu-v6e-slice"
 
 
 @pytest.fixture
@@ -98,6 +100,34 @@ def test_while_everything_is_out_of_stock_the_reason_names_it(gke_fleet):
     cloud.gke.stock.clear()
     fleet.settle(job)
     assert fleet.job(job).state is JobState.SUCCEEDED
+
+
+def test_a_missing_permission_is_named_as_such_and_retried_without_haste(gke_fleet):
+    fleet, cloud = gke_fleet
+    text = 'Required "container.nodePools.create" permission(s) for "projects/p". ' + "More. " * 99
+    cloud.gke.fail_next_call("create", "PERMISSION_DENIED", text, times=10_000)
+    job = fleet.submit(accelerator=TYPE, providers=["gke"], zones=[A, B], capacity=["on-demand"])
+    fleet.run(600)
+    assert cloud.gke.calls.count("create") < 40
+    told = explain.explain(fleet.store, fleet.job(job), fleet.clock.now())
+    refusals = [line for line in told.details if line.startswith("no access for v6e-8")]
+    assert len(refusals) == 2
+    assert "the provisioner lacks container.nodePools.create; grant it roles/" in refusals[0]
+    assert "More." not in str(told.details)
+    assert [source.detail for source in told.sources] == [text, text]
+    cloud.gke.stop_failing()
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.SUCCEEDED
+
+
+def test_a_quota_is_named_as_such(gke_fleet):
+    fleet, cloud = gke_fleet
+    cloud.gke.quotas |= {("us-central1", LABEL): 4}
+    job = fleet.submit(accelerator=TYPE, providers=["gke"], zones=[A, B], capacity=["on-demand"])
+    fleet.run(120)
+    told = explain.explain(fleet.store, fleet.job(job), fleet.clock.now())
+    (first, *_) = [line for line in told.details if line.startswith("no quota for v6e-8")]
+    assert ": quota TPUS_PER_TPU_FAMILY: 8 needed, 4 of 4 left; raise it at https://" in first
 
 
 def test_nodes_that_never_come_end_at_the_boot_limit(gke_fleet):

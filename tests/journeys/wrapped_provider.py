@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from tpufleet.model.cloud_slices import SliceListing
+from tpufleet.model.cloud_slices import ExpectedSlice, SliceListing
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.tpu_vm.provider import TpuVmProvider
@@ -23,8 +23,8 @@ class WrappedProvider:
     def release(self, slice_id: SliceId, zone: str) -> None:
         self.provider.release(slice_id, zone)
 
-    def listing(self) -> SliceListing:
-        return self.provider.listing()
+    def listing(self, expected: Collection[ExpectedSlice] = ()) -> SliceListing:
+        return self.provider.listing(expected)
 
     def inject(self, slice_id: SliceId, fault: Fault, host_index: int | None = None) -> None:
         self.provider.inject(slice_id, fault, host_index)

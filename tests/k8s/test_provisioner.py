@@ -240,7 +240,7 @@ def test_a_pool_with_flex_start_is_kept_empty_until_gke_has_its_nodes(rig):
     )  # fmt: skip
     assert nodes(rig) == []
     (pool,) = rig.gke.pools.values()
-    assert (pool.initial_node_count, pool.autoscaling.total_max_node_count) == (0, 4)
+    assert (pool.initial_node_count, pool.autoscaling.max_node_count) == (0, 4)
     rig.gke.nodes.create_nodes(pool)
     eventually(lambda: rig.running("patient", 4), 120, rig.describe)
     rig.end_pods("patient")

@@ -356,6 +356,9 @@ def test_the_example_of_each_field_is_valid(field):
     [
         ({"loss": "loss [0-9.]+"}, "metrics.loss: has no group; put the number in parentheses"),
         ({"loss": "(["}, "metrics.loss: not a regular expression"),
+        ({"loss": "([\x01-\U0010ffff])"}, "metrics.loss: has a range of characters beyond ASCII"),
+        ({"loss": r"(?i)([a-\uffff])"}, "metrics.loss: has a range of characters beyond ASCII"),
+        ({"loss": r"([a-\N{DOUBLE STRUCK CAPITAL Z}])"}, "metrics.loss: has a range"),
         ({"a b": "(x)"}, "is not a name"),
         ("loss", "metrics: must be a mapping"),
     ],

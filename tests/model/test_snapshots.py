@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpufleet.model.snapshots import SnapshotEntry, is_digest, snapshot_digest
+from tpufleet.errors import BadInput
+from tpufleet.model.snapshots import (
+    MAX_DEPTH,
+    SnapshotEntry,
+    is_digest,
+    require_unpackable,
+    snapshot_digest,
+)
 
 entries = st.lists(
     st.builds(
@@ -52,3 +62,31 @@ def test_only_the_executable_bit_of_a_mode_matters():
 def test_a_digest_is_sixty_four_lower_case_hex_digits():
     assert is_digest("0" * 64)
     assert not any(map(is_digest, ["", "0" * 63, "A" * 64, "../" + "0" * 61, "0" * 64 + "\n"]))
+
+
+def test_a_path_has_a_limited_number_of_folders():
+    deep = "a/" * MAX_DEPTH + "f"
+    with pytest.raises(BadInput, match="too long"):
+        require_unpackable([SnapshotEntry(path=deep)])
+    require_unpackable([SnapshotEntry(path=deep.removeprefix("a/"))])
+
+
+def test_links_that_take_long_to_follow_are_refused():
+    """Each leads to the next one, by a long way."""
+    way = "d/../" * 800
+    links = [
+        SnapshotEntry(path=f"l{number}", target=f"{way}l{number + 1}") for number in range(5000)
+    ]
+    started = time.process_time()
+    with pytest.raises(BadInput, match="links"):
+        require_unpackable(links)
+    assert time.process_time() - started < 10
+
+
+def test_many_plain_links_and_folders_are_accepted():
+    files = [SnapshotEntry(path=f"bin/{number % 100}/{number}") for number in range(5_000)]
+    links = [
+        SnapshotEntry(path=f"links/{number}", target=f"../bin/{number % 100}/{number}")
+        for number in range(5_000)
+    ]
+    require_unpackable([*files, *links])

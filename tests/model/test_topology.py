@@ -140,6 +140,9 @@ def test_every_spelling_stands_for_one_type_and_a_size_keeps_its_number():
         ("v5e16", "did you mean v5e-16?"),
         ("v5lite-pod-16", "did you mean v5litepod-16?"),
         ("tpu7-8", "did you mean tpu7x-8?"),
+        ("v7x-16", "did you mean tpu7x-16?"),
+        ("v7-128", "did you mean tpu7x-128?"),
+        ("v6-8", "did you mean v6e-8?"),
     ],
 )
 def test_an_unknown_type_is_answered_with_the_nearest_one(spelling, message):

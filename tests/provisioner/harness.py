@@ -25,6 +25,7 @@ class RecordedEvents:
 
     def __init__(self) -> None:
         self.recorded: list[tuple[str, str, str]] = []  # kind, reason, message
+        self.details: dict[str, list[str]] = {}  # whole messages of GKE, by reason
 
     def record(
         self,
@@ -36,6 +37,9 @@ class RecordedEvents:
         annotations: Any = None,
     ) -> None:
         self.recorded.append((involved_object["kind"], reason, message))
+        detail = (annotations or {}).get(label_keys.GKE_MESSAGE)
+        if detail:
+            self.details.setdefault(reason, []).append(detail)
 
     def reasons(self) -> list[str]:
         return [reason for _, reason, _ in self._once()]

@@ -87,6 +87,15 @@ GOOGLES_TEXTS = [
      FailureCause.PERMISSION),
     ("The Kubernetes Engine service account is missing required permissions",
      FailureCause.PERMISSION),
+    ('Invalid machine type "ct4p-hightpu-4t" in zone "us-central1-b": GCE_NOT_FOUND', STOCK),
+    ("Constraint constraints/gcp.resourceLocations violated for projects/p", STOCK),
+    ("Current errors: [CONDITION_NOT_MET]: Instance 'a' creation failed: Constraint "
+     "constraints/compute.requireShieldedVm violated for project projects/p.",
+     FailureCause.PERMISSION),
+    ("Current errors: [PERMISSIONS_ERROR]: Instance 'a' creation failed",
+     FailureCause.PERMISSION),
+    ('The user does not have access to service account "a@p.iam.gserviceaccount.com".',
+     FailureCause.PERMISSION),
 ]  # fmt: skip
 
 
@@ -101,32 +110,33 @@ def test_a_zone_without_the_machine_type_is_left_for_the_next(harness):
     harness.advance(MINUTE)
     assert phases(harness) == ["Running"]
     assert [pool.locations[0] for pool in harness.gke.pools.values()] == ["us-east5-b"]
-    assert "does not exist in zone 'us-central1-a'" in str(harness.events.recorded)
+    assert "us-central1-a has no ct5lp-hightpu-4t" in str(harness.events.recorded)
 
 
-SUMMARIES = {
-    "stockout": (
-        error_texts.stockout("p", "us-central1-a", "c", "pool", 4, 35.2),
-        "GCE_STOCKOUT: The zone 'projects/p/zones/us-central1-a' does not have enough resources "
-        "available to fulfill the request",
-    ),
-    "quota": (
-        error_texts.late_quota("c", "pool", "CPUS", 4, 8),
-        "GCE_QUOTA_EXCEEDED: Quota 'CPUS' exceeded.  Limit: 8.0 in region us-central1",
-    ),
-    "several": (
-        "Google Compute Engine: Not all instances running in IGM after 3s. Expected 2, running 0, "
-        "transitioning 2. Current errors: [GCE_STOCKOUT]: Instance 'a' creation failed: No room.; "
-        "[GCE_STOCKOUT]: Instance 'b' creation failed: No room.",
-        "GCE_STOCKOUT: No room",
-    ),
-    "other": ("internal error", "internal error"),
-}
+def test_people_read_a_summary_and_programs_the_whole_message(harness, caplog):
+    harness.gke.quotas["us-central1", LABEL] = 8
+    harness.gke.quotas["us-east5", LABEL] = 0
+    harness.submit()
+    harness.advance(MINUTE)
+    first, *_, last = harness.events.messages("NodePoolCreationFailed")
+    assert "quota TPU_LITE_PODSLICE_V5: 16 needed, 8 of 8 left; raise it at https" in first
+    assert "Insufficient regional quota" not in first + last
+    assert len(last) < 400 and "us-central1-a" in last and "us-east5-b" in last
+    whole = harness.events.details["NodePoolCreationFailed"]
+    assert "Insufficient regional quota to satisfy request" in whole[0]
+    assert whole[-1].count("Insufficient regional quota") == 2  # of both zones
+    assert "GKE's whole message: Insufficient regional quota to satisfy" in caplog.text
 
 
-@pytest.mark.parametrize(("text", "short"), SUMMARIES.values(), ids=SUMMARIES)
-def test_people_read_the_error_of_the_first_instance(text, short):
-    assert failure_causes.summary(text) == short
+def test_a_policy_of_the_organisation_is_not_taken_for_a_busy_cluster(harness):
+    text = "Constraint constraints/gcp.restrictNonCmekServices violated for projects/p."
+    harness.gke.fail_next_call("create", "FAILED_PRECONDITION", text, times=100)
+    harness.submit()
+    harness.advance(5 * MINUTE)
+    assert harness.gke.calls.count("create") == 1
+    (failed,) = {each.partition("GKE: ")[2] for each in
+                 harness.events.messages("NodePoolCreationFailed")}  # fmt: skip
+    assert failed.startswith("policy gcp.restrictNonCmekServices of the organisation forbids it")
 
 
 def test_a_pool_of_a_deleted_jobset_is_deleted_soon_after_its_creation(harness):

@@ -302,7 +302,7 @@ def test_a_flex_start_pool_starts_empty_and_scales_to_the_whole_slice():
     result = request(settings(), node_selector=FLEX)
     assert result["config"]["flexStart"] is True and "spot" not in result["config"]
     assert result["initialNodeCount"] == 0
-    assert result["autoscaling"]["totalMaxNodeCount"] == pool_spec(settings()).shape.nodes
+    assert result["autoscaling"]["maxNodeCount"] == pool_spec(settings()).shape.nodes
     assert result["management"] == {"autoRepair": False, "autoUpgrade": False}
     ordinary = request(settings())
     assert "autoscaling" not in ordinary and ordinary["management"]["autoRepair"] is True

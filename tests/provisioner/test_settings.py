@@ -98,6 +98,9 @@ INVALID = [
     ("BUDGET_DOLLARS", "nan"),
     ("BUDGET_DOLLARS_OF", "a=many"),
     ("CHIP_HOUR_DOLLARS", "=1"),
+    ("CHIP_HOUR_DOLLARS", "v5=1"),
+    ("GCP_ZONE", "us-central1"),
+    ("GCP_ZONES", "us-central1-a us-central1-b"),
     ("GCP_NODE_ADDITIONAL_NETWORKS", "only-a-network"),
 ]
 
@@ -106,3 +109,17 @@ INVALID = [
 def test_an_invalid_value_is_rejected_with_the_variable_name(name, value):
     with pytest.raises(BadInput, match=name):
         settings.from_environ({name: value})
+
+
+def test_a_zone_in_another_region_than_the_cluster_is_rejected():
+    """GKE creates nodes of a cluster only in its region."""
+    environ = {"GCP_CLUSTER_LOCATION": "us-central1", "GCP_ZONES": "us-central1-a,us-east5-a"}
+    with pytest.raises(BadInput, match="GCP_ZONES: us-east5-a is not in us-central1, the region"):
+        settings.from_environ(environ)
+
+
+@pytest.mark.parametrize("location", ["us-central1", "us-central1-c"], ids=["regional", "zonal"])
+def test_zones_of_the_region_of_the_cluster_are_accepted(location):
+    zones = ("us-central1-a", "us-central1-ai1a")
+    environ = {"GCP_CLUSTER_LOCATION": location, "GCP_ZONES": ",".join(zones)}
+    assert settings.from_environ(environ).zones == zones

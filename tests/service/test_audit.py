@@ -15,6 +15,7 @@ from tpufleet.model.encoding import to_json
 from tpufleet.model.host_commands import HostCommandKind, HostCommandRequest
 from tpufleet.model.jobs import ENDED_STATES
 from tpufleet.model.users import Role, TokenScope
+from tpufleet.policy import rate_limits
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.routing import SLICE_TOKEN
 
@@ -186,3 +187,21 @@ def test_the_log_is_read_in_pages_and_by_admins_only(service):
     assert [entry.target for entry in rest] == ["user-2", "user-1", "user-0"]
     with pytest.raises(Forbidden):
         service.client("mel").audit()
+
+
+def test_a_user_cannot_fill_the_audit_log(service):
+    """Its entries are kept forever."""
+    service.submit("job-1", by="mo")
+    log = service.app.state.audit_log
+    for _ in range(rate_limits.AUDITED_PER_USER.burst):
+        log.check_limit("mel")
+    with service.http(service.tokens["mel"]) as http:
+        forbidden = http.post("/jobs/job-1/cancel")
+        of_admins = http.put("/pools/lab", content=b"{}")
+        own = http.post("/session")
+        allowed = http.get("/jobs/job-1")
+    assert [each.status_code for each in (forbidden, of_admins, own)] == [429] * 3
+    assert allowed.status_code == 200
+    assert not service.store.audit(actor="mel")
+    assert service.client("ada").cancel("job-1"), "others are not affected"
+    assert service.store.audit(actor="ada")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from datetime import timedelta
 
 import pytest
@@ -85,6 +86,25 @@ def test_a_malformed_header_is_no_token(shared_service, header):
         answer = http.get("/me", headers={"Authorization": header.encode("latin-1")})
     assert answer.status_code == 401
     assert answer.json()["error"]["kind"] == "Unauthorized"
+
+
+AMBIGUOUS = {
+    # RFC 9112, section 6.3: a proxy that reads the length sees one request, we see two.
+    "length and chunks": "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two tokens": "Authorization: Bearer another\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("rest", AMBIGUOUS.values(), ids=AMBIGUOUS)
+def test_a_request_that_a_proxy_may_read_differently_is_refused(shared_service, rest):
+    token, service = shared_service.tokens["mel"], shared_service
+    head = f"Host: fleet\r\nAuthorization: Bearer {token}\r\n"
+    hidden = f"GET /api/v1/me HTTP/1.1\r\n{head}\r\n"
+    with socket.create_connection(("127.0.0.1", service.port), timeout=10) as connection:
+        connection.sendall(f"GET /api/v1/me HTTP/1.1\r\n{head}{rest}{hidden}".encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1, "what follows is not read"
 
 
 def test_a_slice_token_speaks_for_its_own_slice_only(service):

@@ -14,8 +14,9 @@ import pytest
 
 from tests.polling import wait_until
 from tests.server_process import Server
-from tests.service.harness import ServiceHarness
+from tests.service.harness import SECRET, ServiceHarness
 from tpufleet.model.agent_protocol import Heartbeat, HeartbeatReply
+from tpufleet.model.attempts import AttemptId
 from tpufleet.model.encoding import from_json, to_json
 from tpufleet.model.hosts import HostId
 from tpufleet.model.slices import SliceId
@@ -152,6 +153,29 @@ def test_too_many_invalid_tokens_are_rejected_without_looking_them_up(service):
         answer = http.get("/me")
         assert answer.status_code == 429 and int(answer.headers["Retry-After"]) >= 1
     assert mel.me().name == "mel"  # from the same address
+
+
+def test_all_tokens_of_a_user_share_one_limit(service):
+    """A user may have a hundred tokens, sessions and any number of links and jobs."""
+    service.submit("job-1", by="mel")
+    service.add_slice("slice-1", "job-1")
+    service.add_attempt("job-1", 0, "slice-1")
+    second = service.client("mel").create_token().token
+    service.stop()
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    limiter = RateLimiter(lambda: now)
+    for _ in range(rate_limits.PER_USER.burst - 1):
+        limiter.check_caller("user:mel", rate_limits.PER_USER)
+    service.start(limiter=limiter)
+    with service.http(service.tokens["mel"]) as first, service.http(second) as other:
+        assert first.get("/me").status_code == 200
+        assert other.get("/me").status_code == first.get("/me").status_code == 429
+    assert service.client("mo").me().name == "mo"
+    with service.http(auth.job_token(SECRET, AttemptId("job-1.0"))) as process:
+        assert process.get("/me").status_code == 200, "jobs of a user have a limit of their own"
+        for _ in range(rate_limits.PER_USER.burst - 1):
+            limiter.check_caller("jobs:mel", rate_limits.PER_USER)
+        assert process.get("/me").status_code == 429
 
 
 WITHOUT_A_TOKEN = {

@@ -15,6 +15,7 @@ from tpufleet.model.api_types import JobRow
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.hosts import Progress
 from tpufleet.model.jobs import JobId, JobState
+from tpufleet.service import event_streams
 from tpufleet.service.http_server import SHUTDOWN_GRACE_SECONDS
 from tpufleet.stores.base import ChangeSet
 
@@ -178,3 +179,18 @@ def test_a_stream_gives_up_when_its_patience_ends(service):
         next(stream)
     assert 20 <= sum(waited) < 40
     service.start()
+
+
+def test_a_user_has_a_limited_number_of_open_streams(service):
+    """With all tokens together: each of them reads the database."""
+    service.submit("job-1", by="mel")
+    streams = service.app.state.hub.streams_by_caller
+    streams["user:mel"] = event_streams.MAX_STREAMS_PER_USER
+    with service.http(service.tokens["mel"]) as http:
+        for path in ("/stream", "/stream?job=job-1", "/jobs/job-1/logs/stream"):
+            assert http.get(path).status_code == 429
+    with service.http(service.tokens["vic"]) as http, http.stream("GET", "/stream") as answer:
+        assert answer.status_code == 200
+    service.app.state.hub.streams_by_caller["user:mel"] -= 1
+    with service.http(service.tokens["mel"]) as http, http.stream("GET", "/stream") as answer:
+        assert answer.status_code == 200

@@ -254,7 +254,24 @@ def sparse_map(size: int) -> Iterator[bytes]:
     yield from (b"1\n" * 2**19 for _ in range(size // 2**20))
 
 
-@pytest.mark.parametrize("content", [pax_header, long_name, chained_headers, sparse_map])
+def long_paths(size: int) -> Iterator[bytes]:
+    for number in range(size // 5120):
+        name = ("/".join(["a" * 250] * 16) + f"{number:05d}").encode()
+        header = tarfile.TarInfo("././@LongLink")
+        header.type, header.size = tarfile.GNUTYPE_LONGNAME, len(name)
+        yield header.tobuf() + name.ljust(4096, b"\0") + tarfile.TarInfo("a").tobuf()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pax_header,
+        long_name,
+        chained_headers,
+        sparse_map,
+        pytest.param(long_paths, marks=pytest.mark.slow),
+    ],
+)
 def test_a_small_upload_cannot_take_much_memory(service, content):
     """64 MiB of tar in less than 1 MiB of gzip."""
     out = io.BytesIO()

@@ -6,9 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from tests.service.harness import ServiceHarness
+from tests.service.harness import SPEC, ServiceHarness
 from tpufleet import config
 from tpufleet.errors import BadInput, Conflict
+from tpufleet.model.api_types import NewJob
+from tpufleet.service.api import costs
 
 DAY = timedelta(days=1)
 
@@ -58,3 +60,27 @@ def test_a_job_with_more_simulated_hosts_than_the_server_has_is_refused(service)
         service.submit("job-1", slices=17, providers=["local"])
     assert service.submit("job-1", slices=16, providers=["local"])
     assert service.submit("job-2", slices=17, providers=["tpu-vm"])
+
+
+def test_a_call_has_a_limited_number_of_patterns_of_metrics(service):
+    """The server compiles each of them; jobs of a sweep have the same ones."""
+    specs = [
+        {
+            **SPEC,
+            "metrics": {f"m{number}": f"{job} {number} ([0-9]+)" for number in range(50)},
+        }
+        for job in range(21)
+    ]
+    with pytest.raises(BadInput, match=r"jobs\[20\]\.metrics: more than 1000 different patterns"):
+        service.client("mel").submit(
+            [NewJob(id=f"job-{index}", spec=spec) for index, spec in enumerate(specs)]
+        )
+    same = [NewJob(id=f"job-{index}", spec=specs[0]) for index in range(30)]
+    assert len(service.client("mel").submit(same)) == 30
+
+
+def test_only_one_report_of_costs_is_computed_at_a_time(service):
+    with costs._reporting, service.http(service.tokens["mel"]) as http:
+        busy = http.get("/costs")
+        assert busy.status_code == 429 and int(busy.headers["Retry-After"]) > 0
+    assert service.client("mel").costs().rows == ()

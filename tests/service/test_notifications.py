@@ -3,6 +3,7 @@ that the administrator has not allowed."""
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import socket
@@ -33,9 +34,11 @@ from tpufleet.model.notifications import (
     SmtpSettings,
     parse_rules,
 )
+from tpufleet.policy import notifications as policy
 from tpufleet.service.notifications import channels, destinations, outbox, senders
 from tpufleet.service.notifications.channels import ChannelSecrets
 from tpufleet.service.notifications.outbox import NotificationOutbox
+from tpufleet.service.rate_limiter import TooManyRequests
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 
@@ -87,22 +90,32 @@ class Fleet:
         self.store, self.clock, self.rules = MemoryStore(), ManualClock(), rules
         self.secrets = ChannelSecrets([KEY])
 
-    def outbox(self) -> NotificationOutbox:
+    def outbox(self, send_seconds: float = senders.SEND_SECONDS) -> NotificationOutbox:
         return NotificationOutbox(
-            self.store, self.clock, self.secrets, self.rules, self.store.last_event
+            self.store,
+            self.clock,
+            self.secrets,
+            self.rules,
+            self.store.last_event,
+            send_seconds=send_seconds,
         )
 
     def add_channel(
-        self, kind: ChannelKind, address: str, *on: NotifyOn, name: str = "team"
+        self,
+        kind: ChannelKind,
+        address: str,
+        *on: NotifyOn,
+        name: str = "team",
+        owner: str = "mel",
     ) -> str:
         new = NewChannel(kind=kind, address=address, on=on or (NotifyOn.END, NotifyOn.RECOVERY))
-        created = channels.put(self.store, self.secrets, self.rules, "mel", name, new)
+        created = channels.put(self.store, self.secrets, self.rules, owner, name, new)
         return created.signing_key
 
-    def end_job(self, job_id: str, message: str = "exit status 1") -> None:
+    def end_job(self, job_id: str, message: str = "exit status 1", owner: str = "mel") -> None:
         spec = JobSpec(name="train", command=("x",), accelerator="v5litepod-16")
         now = self.clock.now()
-        job = Job(id=JobId(job_id), spec=spec, owner="mel", submitted_at=now)
+        job = Job(id=JobId(job_id), spec=spec, owner=owner, submitted_at=now)
         self.store.commit(ChangeSet(new_jobs=[job]))
         ended = replace(job, state=JobState.FAILED, ended_at=now, reason=message)
         self.store.commit(ChangeSet(jobs=[ended]))
@@ -208,10 +221,121 @@ def test_a_receiver_that_hangs_up_is_tried_again(fleet):
     assert fleet.deliveries()[0].state is DeliveryState.PENDING
 
 
+class TarPit:
+    """Accepts connections and answers with one byte now and then, without end."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
+        self.closed = threading.Event()
+        self.connections = 0
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                while not self.closed.wait(0.02):
+                    connection.sendall(b"x")
+
+    def close(self) -> None:
+        self.closed.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
+@pytest.fixture
+def tar_pit() -> Iterator[TarPit]:
+    tar_pit = TarPit()
+    yield tar_pit
+    tar_pit.close()
+
+
+def test_a_receiver_that_answers_without_end_is_given_up(fleet, tar_pit):
+    fleet.add_channel(ChannelKind.SLACK, tar_pit.url)
+    fleet.end_job("job-1")
+    assert fleet.outbox(send_seconds=0.3).run_once() == 0
+    (waiting,) = fleet.deliveries()
+    assert waiting.state is DeliveryState.PENDING and "0.3 s" in waiting.error
+
+
+def test_a_receiver_that_hangs_is_waited_for_once_and_the_others_get_their_messages(
+    fleet, receiver, tar_pit
+):
+    """A round takes as long as one message of each user that fails."""
+    fleet.add_channel(ChannelKind.SLACK, tar_pit.url)
+    fleet.add_channel(ChannelKind.SLACK, tar_pit.url, name="zweite")
+    fleet.add_channel(ChannelKind.SLACK, receiver.url, owner="mo")
+    for number in range(20):
+        fleet.end_job(f"job-{number}")
+    fleet.end_job("job-of-mo", owner="mo")
+    server = fleet.outbox(send_seconds=0.2)
+    assert server.run_once() == 1
+    assert tar_pit.connections == 1
+    tried = [each for each in fleet.deliveries() if each.tries]
+    assert {each.channel for each in tried if each.owner == "mel"} == {"team"}
+    assert len(tried) == 21, "the other messages of the channel fail with the first one"
+    assert server.run_once() == 0
+    assert tar_pit.connections == 2, "the other channel"
+
+
+def test_of_a_flood_only_so_many_messages_are_kept(fleet, receiver):
+    fleet.add_channel(ChannelKind.SLACK, receiver.url)
+    receiver.statuses = [503] * 10
+    server = fleet.outbox()
+    for number in range(policy.MAX_PENDING + 50):
+        fleet.end_job(f"job-{number}")
+    server.run_once()
+    kept = fleet.deliveries()
+    assert len(kept) == policy.MAX_PENDING + 1
+    assert [each.error for each in kept if each.state is DeliveryState.FAILED] == [
+        "too many are waiting"
+    ]
+
+
+def test_of_what_was_sent_the_newest_messages_are_kept(fleet, receiver):
+    fleet.add_channel(ChannelKind.SLACK, receiver.url)
+    now = fleet.clock.now()
+    for number in range(policy.MAX_KEPT + 20):
+        old = Delivery(
+            id=f"{number:06d}",
+            owner="mel",
+            channel="team",
+            subject="",
+            text="",
+            payload={},
+            created_at=now + timedelta(milliseconds=number),
+            due_at=now,
+            state=DeliveryState.SENT,
+        )
+        fleet.store.update_document(Delivery, old.id, lambda _, old=old: old)
+    fleet.outbox().run_once()
+    kept = fleet.deliveries()
+    assert len(kept) == policy.MAX_KEPT and kept[0].id == "000020"
+
+
+def test_tests_of_channels_are_limited(fleet, receiver):
+    """They could flood the receiver, and the store."""
+    fleet.add_channel(ChannelKind.SLACK, receiver.url)
+    for _ in range(policy.MAX_TESTS_PER_HOUR):
+        channels.queue_test(fleet.store, "mel", "team", fleet.clock.now())
+    with pytest.raises(TooManyRequests, match="test messages"):
+        channels.queue_test(fleet.store, "mel", "team", fleet.clock.now())
+    fleet.clock.advance(timedelta(hours=1, seconds=1))
+    assert channels.queue_test(fleet.store, "mel", "team", fleet.clock.now())
+
+
 def test_messages_of_a_deleted_channel_are_dropped(fleet, receiver):
     fleet.add_channel(ChannelKind.SLACK, receiver.url)
     fleet.add_channel(ChannelKind.SLACK, receiver.url, name="other")
-    receiver.statuses = [503, 503]
+    receiver.statuses = [503]  # the other one is left for the next round
     fleet.end_job("job-1")
     server = fleet.outbox()
     server.run_once()
@@ -390,6 +514,21 @@ def test_an_email_has_a_subject_and_the_next_command(mailbox):
     assert mail["Subject"].startswith("[tpufleet] train failed: exit status 1")
     assert mail["Bcc"] is None and "next: tpu why job-1" in mail.get_content()
     assert fleet.deliveries()[0].id in mail["Message-ID"]
+
+
+def test_emails_of_a_user_are_limited(mailbox):
+    box, port = mailbox
+    fleet = mail_fleet(port)
+    fleet.add_channel(ChannelKind.EMAIL, "victim@example.org")
+    server = fleet.outbox()
+    for number in range(policy.MAX_EMAILS_PER_HOUR + 5):
+        fleet.end_job(f"job-{number}")
+    assert server.run_once() == policy.MAX_EMAILS_PER_HOUR == len(box.messages)
+    dropped = [each for each in fleet.deliveries() if each.state is DeliveryState.FAILED]
+    assert len(dropped) == 5 and "e-mails in an hour" in dropped[0].error
+    fleet.clock.advance(timedelta(hours=1, seconds=1))
+    fleet.end_job("job-later")
+    assert server.run_once() == 1
 
 
 @pytest.mark.parametrize(

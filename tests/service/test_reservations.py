@@ -12,6 +12,7 @@ from tpufleet.errors import Conflict
 from tpufleet.model.api_types import NewReservation
 from tpufleet.model.pools import Pool
 from tpufleet.model.reservations import Reservation
+from tpufleet.policy import reservation_limits
 from tpufleet.stores.base import ChangeSet
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -68,6 +69,17 @@ def test_a_member_has_few_reservations_not_far_ahead(service, lab):
     assert reserve(service, "r9").id == "r9"  # sent again
     with pytest.raises(Conflict, match="at most 14 days ahead"):
         reserve(service, "r11", by="mo", after=15 * DAY)
+
+
+def test_a_member_cannot_make_and_release_reservations_without_end(service, lab):
+    """All are kept for a while, and each new one is compared with them."""
+    for number in range(reservation_limits.MAX_PER_DAY):
+        made = reserve(service, f"r-{number}", duration=HOUR)
+        service.client("mel").end_reservation(made.id)
+    with pytest.raises(Conflict, match="mel has made 30 reservations within a day"):
+        reserve(service, "one-more", duration=HOUR)
+    service.clock.advance(timedelta(days=1, minutes=1))
+    assert reserve(service, "one-more", duration=HOUR)
 
 
 def test_reservations_honour_the_slices_per_user_of_the_pool(service):

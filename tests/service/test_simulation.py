@@ -21,7 +21,13 @@ from tpufleet.stores.base import ChangeSet, EventQuery
 from tpufleet.stores.memory import MemoryStore
 
 
-def submit(folder: Path, default: str, local_containers: bool = False, **fields):
+def submit(
+    folder: Path,
+    default: str,
+    local_containers: bool = False,
+    tpu_vm_containers: bool = True,
+    **fields,
+):
     store = MemoryStore()
     pools = {"sim": "local", "real": "tpu-vm"}
     accelerator = topology.find("v5e-4").name
@@ -40,6 +46,7 @@ def submit(folder: Path, default: str, local_containers: bool = False, **fields)
         providers=("local", "tpu-vm"),
         default_provider=default,
         local_containers=local_containers,
+        tpu_vm_containers=tpu_vm_containers,
     )
     caller = Caller(name="ann", role=Role.MEMBER)
     context = CommandContext(store=store, caller=caller, now=ManualClock().now())
@@ -96,3 +103,17 @@ def test_images_need_leave_to_use_docker_on_the_servers_machine(tmp_path, defaul
 @pytest.mark.parametrize("fields", [{"providers": ["tpu-vm"]}, {"pool": "real"}])
 def test_images_on_tpu_vms_need_no_leave_of_the_server(tmp_path, fields):
     submit(tmp_path, "local", image="lab/train:7", **fields)
+
+
+@pytest.mark.parametrize("fields", [{"providers": ["tpu-vm"]}, {"pool": "real"}, {}])
+def test_images_are_refused_before_a_tpu_vm_is_paid_that_would_refuse_them(tmp_path, fields):
+    with pytest.raises(BadInput, match=r"image: .*set `containers: true` in `tpu_vm`"):
+        submit(tmp_path, "tpu-vm", tpu_vm_containers=False, image="lab/train:7", **fields)
+    submit(tmp_path, "tpu-vm", tpu_vm_containers=False, **fields)
+
+
+def test_an_image_is_not_refused_where_another_provider_may_run_it(tmp_path):
+    submit(
+        tmp_path, "tpu-vm", local_containers=True, tpu_vm_containers=False,
+        image="lab/train:7", providers=["tpu-vm", "local"],
+    )  # fmt: skip

@@ -87,6 +87,15 @@ def test_an_unknown_certificate_and_plain_http_are_rejected(secure):
             client.me()
 
 
+def test_a_certificate_that_is_not_trusted_comes_with_the_setting_for_it(secure):
+    with (
+        FleetClient(f"https://127.0.0.1:{secure.port}", secure.tokens["mel"]) as client,
+        pytest.raises(Unreachable, match="certificate verify failed") as refused,
+    ):
+        client.me()
+    assert "`ca_file`" in str(refused.value) and "tpu serve" not in str(refused.value)
+
+
 def test_a_renewed_certificate_is_used_without_a_restart(tmp_path):
     """The files are replaced one after the other, as ACME clients do."""
     for name in ("used", "renewed"):

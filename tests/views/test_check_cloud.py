@@ -54,6 +54,7 @@ def break_region_quota(state):
     set_quota(state, "v5e-16", Capacity.SPOT, "us-central1", 0)
 
 
+TYPO = {"zones": ["us-centrall1-a"]}
 PRIVATE = {"external_ips": False}
 ACCOUNT = {"service_account": "tpu@my-project.iam.gserviceaccount.com"}
 
@@ -62,6 +63,9 @@ ACCOUNT = {"service_account": "tpu@my-project.iam.gserviceaccount.com"}
     ("spoil", "settings", "name", "fix"),
     [
         (lambda s: setattr(s, "exists", False), {}, "project", "gcloud projects list"),
+        (lambda s: None, TYPO, "zone us-centrall1-a", "correct `zones` of `tpu_vm`"),
+        (lambda s: None, {"zones": ["us-central2-b"]}, "zones of v5e-16",
+         "add one of its zones to `zones` of `tpu_vm`: us-central1-a, us-south1-a,"),
         (lambda s: s.disabled_apis.add("tpu.googleapis.com"), {}, "Cloud TPU API",
          "gcloud services enable tpu.googleapis.com --project my-project"),
         (lambda s: s.disabled_apis.add("compute.googleapis.com"), {}, "Compute Engine API",
@@ -101,9 +105,10 @@ ACCOUNT = {"service_account": "tpu@my-project.iam.gserviceaccount.com"}
         (lambda s: s.denied_permissions.add("storage.objects.create"), {}, "bucket",
          "--role=roles/storage.objectUser"),
     ],
-    ids=["project", "API", "compute API", "hosts", "role", "act as", "account", "quota",
-         "quota of a region", "act as the default account", "network",
-         "NAT of a network", "subnetwork", "private access", "NAT", "bucket", "bucket role"],
+    ids=["project", "no such zone", "zones of a type", "API", "compute API", "hosts", "role",
+         "act as", "account", "quota", "quota of a region", "act as the default account",
+         "network", "NAT of a network", "subnetwork", "private access", "NAT", "bucket",
+         "bucket role"],
 )  # fmt: skip
 def test_each_problem_comes_with_the_command_that_fixes_it(
     tmp_path, emulator, spoil, settings, name, fix

@@ -325,6 +325,7 @@ def test_resume_follows_the_job_like_run(world, tpu):
     thread.join(timeout=60)
     assert answers[0].exit_code == 1
     assert "failed after 0 attempts: because" in answers[0].stdout
+    assert f"`tpu rerun {job.id}` submits it again" in answers[0].stderr
 
 
 def test_an_invalid_override_is_rejected_before_a_request(world, tpu):

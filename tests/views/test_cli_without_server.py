@@ -97,7 +97,7 @@ def test_the_help_of_submit_lists_every_field_of_a_job_file(alone):
 WITHOUT_JSON = {
     "top", "ssh", "vm ssh", "vm shell", "cluster local kubectl", "agent", "bridge firestore",
     "emulator", "tensorboard",
-    "provisioner", "extract run", "extract import", "extract export", "extract streams",
+    "provisioner", "extract import", "extract export", "extract streams",
     "extract manifest",
     "extract repair", "init",
 }  # fmt: skip

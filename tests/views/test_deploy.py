@@ -48,12 +48,39 @@ def test_secrets_are_private_and_survive_a_second_run(tpu, tmp_path):
     assert after == {**before, "store-url": "postgresql://other/fleet"}
 
 
+def test_settings_and_patches_of_ones_own_survive_a_second_run(tpu, tmp_path):
+    folder = tmp_path / "fleet"
+    tpu.ok("deploy", "init", str(folder), *OPTIONS, *STORE)
+    settings, overlay = folder / "settings.env", folder / "kustomization.yaml"
+    image = "TPUFLEET_GKE_IMAGE=us-docker.pkg.dev/my-project/tpufleet/tpufleet:0.1.0"
+    assert image in settings.read_text()
+    changed = settings.read_text().replace(image, image.replace("0.1.0", "0.2.0"))
+    settings.write_text(f"{changed}# ours\nTPUFLEET_GKE_QUEUE=lab\n")
+    overlay.write_text(f"{overlay.read_text()}patches: [path: ours.yaml]\n")
+    repeated = tpu("deploy", "init", str(folder), *OPTIONS, *STORE, "--zone", "us-central1-b")
+    lines = settings.read_text().splitlines()
+    assert "TPUFLEET_GKE_ZONES=us-central1-a,us-central1-b" in lines
+    assert image.replace("0.1.0", "0.2.0") in lines
+    assert lines[-2:] == ["# ours", "TPUFLEET_GKE_QUEUE=lab"]
+    assert overlay.read_text().endswith("patches: [path: ours.yaml]\n")
+    assert f"kept {overlay}, which was edited" in repeated.output
+
+
+def test_another_project_changes_the_names_that_contain_it(tpu, tmp_path):
+    folder = tmp_path / "fleet"
+    tpu.ok("deploy", "init", str(folder), *OPTIONS, *STORE)
+    tpu.ok("deploy", "init", str(folder), *OPTIONS, *STORE, "--project", "other-project")
+    settings = (folder / "settings.env").read_text()
+    assert "my-project" not in settings and "gs://other-project-tpufleet" in settings
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ((*OPTIONS,), "no Postgres: replicas share one database"),
         ((*OPTIONS, "--store", "sqlite:///x.db"), "no Postgres"),
         ((*OPTIONS, *STORE, "--project", "My Project"), "is not a project id"),
+        ((*OPTIONS, *STORE, "--zone", "us-east5"), "--zone: 'us-east5' is not a zone; for example"),
         ((*OPTIONS, *STORE, "--manifests", "/none"), "/none has no overlays/gke"),
     ],
 )

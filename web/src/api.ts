@@ -104,6 +104,7 @@ export interface SourceRow {
   state: string;
   usd_per_hour: number | null;
   message: string;
+  detail: string;
   at: string | null;
   retry_at: string | null;
 }

@@ -108,7 +108,7 @@ class AgentClient:
                 headers={"Content-Type": "application/json", HOST_HEADER: heartbeat.host_id},
                 timeout=HEARTBEAT_TIMEOUT,
             )
-        self.reachable = response.status_code < 500
+        self.reachable = response.status_code < 500 and not _is_foreign(response)
         if response.status_code == 400 and _error_kind(response) == "BadInput":
             raise UnreadableHeartbeat(_error_message(response))
         _check(response)
@@ -195,10 +195,22 @@ def _check(response: httpx.Response) -> None:
     if response.is_success:
         return
     path = response.request.url.path
+    if _is_foreign(response):
+        url = response.request.url
+        answer = " ".join(response.text[:200].split())
+        raise errors.Unreachable(
+            f"{url.scheme}://{url.netloc.decode()} answered {status} for {path}, but no control "
+            f"plane did: a proxy, a load balancer or another server; check `public_url`: {answer}"
+        )
     message = f"the control plane returned {status} for {path}: {_error_message(response)}"
     if status >= 500 or status in _RETRYABLE:
         raise errors.Unreachable(message)
     raise _PERMANENT.get(status, errors.BadInput)(message)
+
+
+def _is_foreign(response: httpx.Response) -> bool:
+    """Whether an error is not from our server, whose errors all have a kind."""
+    return not response.is_success and _error_kind(response) is None
 
 
 def _error_kind(response: httpx.Response) -> str | None:

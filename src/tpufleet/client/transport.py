@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
@@ -24,6 +25,8 @@ PREFIX = "/api/v1"
 CALL_SECONDS = 30.0
 # The server sends a comment every 15 s; after three missed ones it is considered gone.
 STREAM_SECONDS = 45.0
+# A refusal for too many requests is waited for, when it is no longer than this in all.
+LONGEST_WAIT_SECONDS = 20.0
 
 _KINDS = {
     name: kind
@@ -89,12 +92,24 @@ class Transport:
         if body is not None:
             content, headers = to_json(body), {"Content-Type": "application/json"}
         options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-        try:
-            response = self._http.request(
-                verb, path, params=without_none(params), content=content, headers=headers, **options
-            )
-        except self._transport_error as error:
-            raise self.unreachable(error) from error
+        waited, repeatable = 0.0, content is None or isinstance(content, bytes)
+        while True:
+            try:
+                response = self._http.request(
+                    verb,
+                    path,
+                    params=without_none(params),
+                    content=content,
+                    headers=headers,
+                    **options,
+                )
+            except self._transport_error as error:
+                raise self.unreachable(error) from error
+            wait = _retry_after(response)
+            if wait is None or not repeatable or waited + wait > LONGEST_WAIT_SECONDS:
+                break
+            time.sleep(wait)
+            waited += wait
         if response.is_error:
             body = response.content or unquote_to_bytes(response.headers.get(ERROR_HEADER, ""))
             raise error_from_response(response.status_code, body)
@@ -132,6 +147,12 @@ class Transport:
                 "  next: retry, or look at its log; `tpu serve --stop` and `tpu serve` restart it "
                 "without losing a job"
             )
+        if "certificate verify failed" in str(error):
+            return Unreachable(
+                f"cannot reach the control plane at {self.url} ({error})\n"
+                "  next: for a private CA, set `ca_file` in the config file, or TPUFLEET_CA_FILE, "
+                "to its certificate; for another name, use that as the address"
+            )
         return Unreachable(
             f"cannot reach the control plane at {self.url} ({error or type(error).__name__}); "
             "start one with `tpu serve`, or pass its address with --server"
@@ -143,6 +164,12 @@ class Transport:
 
     def close(self) -> None:
         self._http.close()
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    """Seconds, of a request that the server refused before it did anything."""
+    seconds = response.headers.get("Retry-After", "")
+    return float(seconds) if response.status_code == 429 and seconds.isdecimal() else None
 
 
 def without_none(params: Mapping[str, Any] | None) -> dict[str, Any] | None:

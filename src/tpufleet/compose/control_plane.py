@@ -23,6 +23,7 @@ from tpufleet.compose import (
     server_files,
     server_log,
 )
+from tpufleet.compose.garbage_collection import ShortCollections
 from tpufleet.compose.providers import fleet_id, providers
 from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
@@ -132,9 +133,12 @@ class ControlPlane:
         log.info("serving at %s", self.url)
         print(f"control plane at {self.url} (state in {home})", flush=True)
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+        collections = ShortCollections()
+        collections.start()
         try:
             self._server.run(sockets=[self._listener])
         finally:
+            collections.stop()
             server_file.unlink(missing_ok=True)
             self._subscription.close()
             self._controller.stop()
@@ -164,6 +168,7 @@ class ControlPlane:
                 providers=tuple(self._providers),
                 default_provider=self._settings.default_provider,
                 local_containers=self._settings.local_containers,
+                tpu_vm_containers=bool((self._settings.tpu_vm or {}).get("containers")),
                 faults=tuple(fault.value for fault in Fault),
                 secrets_key=secrets_key.secrets_key(self._settings, self._store),
                 retention=retention_settings.parse(self._settings.retention),

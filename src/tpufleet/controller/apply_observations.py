@@ -33,6 +33,7 @@ class ObservationApplier:
         self._calls = calls
         self._log = log
         self._orphans: dict[SliceId, tuple[str, str]] = {}  # slice → provider, zone
+        self._reported_orphans: dict[str, set[SliceId]] = {}  # by provider, while they are listed
         self._faults: list[InboxMessage] = []
         self._requested_at: dict[SliceId, datetime] = {}  # when the provider accepted the request
 
@@ -239,15 +240,22 @@ class ObservationApplier:
                 ):
                     refused = after.loss is LossReason.REFUSED
                     kind = cloud.refusal if refused else RefusalKind.CAPACITY
-                    self._working_set.record_refusal(tpu_slice, after.reason, now, kind)
+                    self._working_set.record_refusal(
+                        tpu_slice, after.reason, now, kind, detail=cloud.detail, late=True
+                    )
             elif self._requested_since(tpu_slice, result.started_at):
                 continue  # the listing is older than the request
             else:
                 after = slice_observation.apply_missing(tpu_slice, now)
             self._put(after, tpu_slice, now)
+        reported = self._reported_orphans.setdefault(result.provider, set())
+        reported.intersection_update(listed)
         for cloud in listed.values():
             if not self._requested_after(cloud.id, result.started_at):
                 self._orphans[cloud.id] = (result.provider, cloud.zone)
+                if cloud.id in reported:
+                    continue
+                reported.add(cloud.id)
                 self._working_set.record_events(
                     Event(
                         at=now,

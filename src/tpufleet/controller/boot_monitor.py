@@ -126,9 +126,15 @@ class BootMonitor:
             return ""
         if not liveness.cannot_connect(since, working_set.present_since, now):
             return ""
+        advice = "check `public_url` and the firewall with `tpu check cloud`"
+        if "certificate verify failed" in error:
+            advice = (
+                "set `ca_file` of the server to the certificate of its CA, or use a `public_url` "
+                "that its certificate covers"
+            )
         return (
             f"hosts of {tpu_slice.provider} cannot reach this server at {self._server_url} "
-            f"({error}); check `public_url` and the firewall with `tpu check cloud`"
+            f"({error}); {advice}"
         )
 
     def _explain(self, tpu_slice: TpuSlice, reason: str, now: datetime) -> None:

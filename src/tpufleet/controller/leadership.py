@@ -25,6 +25,7 @@ from tpufleet.controller.reconcile import Reconciler
 from tpufleet.controller.spending import SpendingMonitor
 from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model import encoding
+from tpufleet.model.cloud_slices import ExpectedSlice
 from tpufleet.model.server_status import CONTROLLER_REPORT
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.policy import fair_share
@@ -233,7 +234,15 @@ class LeadershipTerm:
             due = last is None or now - last >= LIST_INTERVAL
             if (due or requested) and self._calls.may_start(CallKind.LISTING, name, now):
                 self._listed_at[name] = now
-                self._calls.list(name)
+                self._calls.list(name, self._expected_slices(name))
+
+    def _expected_slices(self, provider: str) -> list[ExpectedSlice]:
+        return [
+            ExpectedSlice(id=each.id, zone=each.zone, node=each.node)
+            for each in self._working_set.slices.values()
+            if each.provider == provider
+            and each.state not in (SliceState.REQUESTED, SliceState.GONE)
+        ]
 
 
 def load_usage(store: Store) -> fair_share.UsageLedger | None:

@@ -15,7 +15,7 @@ from enum import StrEnum
 from tpufleet.backoff import BackoffPolicy
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadRequest, FleetError
-from tpufleet.model.cloud_slices import CloudSlice
+from tpufleet.model.cloud_slices import CloudSlice, ExpectedSlice
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.providers.base import Fault, Order, Provider
 
@@ -105,13 +105,13 @@ class ProviderCalls:
         self._start((CallKind.RELEASE, slice_id), provider, call, (slice_id,))
         self._not_before[(CallKind.RELEASE, slice_id)] = started + RELEASE_RETRY_INTERVAL
 
-    def list(self, provider: str) -> None:
+    def list(self, provider: str, expected: Sequence[ExpectedSlice] = ()) -> None:
         def call() -> CallResult:
             return CallResult(
                 call=CallKind.LISTING,
                 provider=provider,
                 started_at=started,
-                listing=self.providers[provider].listing(),
+                listing=self.providers[provider].listing(expected),
             )
 
         started = self._clock.now()

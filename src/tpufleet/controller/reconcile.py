@@ -239,7 +239,8 @@ class Reconciler:
                 failed = job_step.fail_job(
                     view,
                     f"cannot be placed: {wait.reason}",
-                    "change the job or the pool, then submit again",
+                    "change the job, its pool or the settings of the server, then run "
+                    f"`tpu rerun {job.id}`",
                     now,
                 )
                 self._apply_step(failed, view, now)

@@ -202,6 +202,9 @@ class WorkingSet:
         reason: str,
         now: datetime,
         kind: RefusalKind = RefusalKind.CAPACITY,
+        *,
+        detail: str = "",
+        late: bool = False,
     ) -> None:
         """Record that the source of this slice refused its type. An invalid request concerns only
         the job that sent it."""
@@ -227,6 +230,8 @@ class WorkingSet:
                 now=now,
                 kind=kind,
                 took=now - tpu_slice.requested_at,
+                detail=detail,
+                late=late,
             )
         )
 

@@ -135,6 +135,7 @@ class SourceStatus:
     capacity: Capacity
     state: SourceState
     message: str = ""  # the last answer
+    detail: str = ""  # its whole text, where the message is a summary
     at: datetime | None = None  # of the last answer or request
     retry_at: datetime | None = None  # not requested from before
     usd_per_hour: float | None = None  # of all slices of the job; None: not known, or simulated

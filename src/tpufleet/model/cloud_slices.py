@@ -32,6 +32,7 @@ class CloudSlice:
     zone: str
     state: CloudState
     message: str = ""  # the provider's explanation, if any
+    detail: str = ""  # its whole text, where the message is a summary
     lost_hosts: tuple[int, ...] = ()  # hosts that the provider reports as lost
     suspected: bool = False  # `lost_hosts` are only suspected: their agents decide
     notice: NoticeKind | None = None
@@ -46,6 +47,15 @@ class CloudSlice:
     def healthy(self) -> bool:
         expected_up = self.state in (CloudState.PENDING, CloudState.CREATING, CloudState.UP)
         return expected_up and not self.lost_hosts and self.notice is None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpectedSlice:
+    """A slice that is recorded as existing."""
+
+    id: SliceId
+    zone: str
+    node: str = ""  # the one that it was adopted from
 
 
 class SliceListing(tuple[CloudSlice, ...]):

@@ -53,6 +53,10 @@ IMAGES_REFUSED = (
     "jobs on `local` run on the server's own machine and may not use its Docker; remove image, use "
     "another provider, or let an admin set `local_containers: true` in the config file"
 )
+TPU_VM_IMAGES_REFUSED = (
+    "jobs on TPU VMs of this server may not use Docker, which would make them root on their hosts; "
+    "remove image, or let an admin set `containers: true` in `tpu_vm` of the config file"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

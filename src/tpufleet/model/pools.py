@@ -68,6 +68,8 @@ class CapacityRefusal:
     streak: int = 1  # consecutive refusals; 0: granted since
     kind: RefusalKind = RefusalKind.CAPACITY
     server_url: str = ""  # that hosts cannot reach
+    detail: str = ""  # the provider's whole text, where the message is a summary
+    late: bool = False  # the request was accepted, and failed later
 
     @property
     def key(self) -> str:

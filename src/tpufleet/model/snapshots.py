@@ -15,8 +15,11 @@ REGULAR = 0o644
 LINK = 0o777
 # Of Linux, in bytes.
 MAX_NAME, MAX_PATH = 255, 4095
+MAX_DEPTH = 200  # parts of a path; checking a path takes as many steps
 # Links that Linux follows for one path.
 MAX_LINKS = 40
+# Parts of paths that are looked at for all links of a snapshot: some seconds.
+MAX_LINK_STEPS = 1_000_000
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -47,7 +50,8 @@ def require_path(path: str) -> str:
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\0" in path:
         raise BadInput(f"snapshot: the path {path[:200]!r} points outside the snapshot")
-    if max(map(_bytes, parts)) > MAX_NAME or _bytes(path) > MAX_PATH:
+    too_deep = len(parts) > MAX_DEPTH
+    if too_deep or max(map(_bytes, parts)) > MAX_NAME or _bytes(path) > MAX_PATH:
         raise BadInput(f"snapshot: the path {path[:200]!r}… is too long")
     return path
 
@@ -60,25 +64,44 @@ def require_unpackable(entries: Sequence[SnapshotEntry]) -> None:
         if require_path(entry.path) in paths:
             raise BadInput(f"snapshot: {entry.path[:200]!r} is a duplicate")
         paths.add(entry.path)
-    for path in paths:
-        for end in (index for index, sign in enumerate(path) if sign == "/"):
-            if path[:end] in paths:
-                raise BadInput(f"snapshot: {path[:end][:200]!r} is a file and a folder")
+    for folder in _folders(paths):
+        if folder in paths:
+            raise BadInput(f"snapshot: {folder[:200]!r} is a file and a folder")
     links = {entry.path: entry.target for entry in entries if entry.target is not None}
+    steps = 0
     for path, target in links.items():
-        if not target or "\0" in target or _bytes(target) > MAX_PATH or _leads_outside(path, links):
+        if not target or "\0" in target or _bytes(target) > MAX_PATH:
             raise BadInput(f"snapshot: the link {path[:200]!r} points outside the snapshot")
+        outside, taken = _leads_outside(path, links)
+        steps += taken
+        if outside:
+            raise BadInput(f"snapshot: the link {path[:200]!r} points outside the snapshot")
+        if steps > MAX_LINK_STEPS:
+            raise BadInput("snapshot: its links take too long to follow; replace them by files")
 
 
-def _leads_outside(path: str, links: Mapping[str, str]) -> bool:
+def _folders(paths: Iterable[str]) -> set[str]:
+    """All folders that the paths imply."""
+    folders: set[str] = set()
+    for path in paths:
+        folder = path.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
+    return folders
+
+
+def _leads_outside(path: str, links: Mapping[str, str]) -> tuple[bool, int]:
+    """And how many parts of paths were looked at."""
     left = path.split("/")[::-1]
     inside: list[str] = []
-    followed = 0
+    followed = steps = 0
     while left:
+        steps += 1
         part = left.pop()
         if part == "..":
             if not inside:
-                return True
+                return True, steps
             inside.pop()
         elif part not in ("", "."):
             inside.append(part)
@@ -86,12 +109,12 @@ def _leads_outside(path: str, links: Mapping[str, str]) -> bool:
             if target is not None:
                 followed += 1
                 if target.startswith("/"):
-                    return True
+                    return True, steps
                 if followed > MAX_LINKS:
-                    return False  # nothing can be opened through it
+                    return False, steps  # nothing can be opened through it
                 inside.pop()
                 left += target.split("/")[::-1]
-    return False
+    return False, steps
 
 
 def _bytes(text: str) -> int:

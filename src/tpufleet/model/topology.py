@@ -86,5 +86,7 @@ def suggestion(spelling: str) -> str:
     if siblings and size.isdecimal() and len(size) <= 9:
         nearest = min(siblings, key=lambda name: abs(int(name.rpartition("-")[2]) - int(size)))
         return f"; the nearest size is {nearest}"
-    close = difflib.get_close_matches(wanted, spellings(), n=1, cutoff=0.5)
+    generation = next((letter for letter in stem if letter.isdecimal()), "")
+    same = [name for name in spellings() if generation and generation in name.rpartition("-")[0]]
+    close = difflib.get_close_matches(wanted, same or spellings(), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else "; run `tpu types` for the list"

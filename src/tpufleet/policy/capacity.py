@@ -102,13 +102,13 @@ class RefusalHistory:
         return refusal if refusal is not None and refusal.streak else None
 
     def without_access(self, provider: str, now: datetime) -> list[CapacityRefusal]:
-        """Refusals of this provider that end when access is back."""
+        """Refusals of this provider that end when a call succeeds again."""
         return [
             refusal
             for source, refusals in self._by_source.items()
             if source.provider == provider
             for refusal in refusals.values()
-            if refusal.kind is RefusalKind.ACCESS and refusal.holds(now)
+            if refusal.kind is RefusalKind.ACCESS and not refusal.late and refusal.holds(now)
         ]
 
     def latest(self, source: CapacitySource, accelerator: str) -> CapacityRefusal | None:
@@ -215,6 +215,8 @@ def new_refusal(
     kind: RefusalKind = RefusalKind.CAPACITY,
     took: timedelta = timedelta(0),
     server_url: str = "",
+    detail: str = "",
+    late: bool = False,
 ) -> CapacityRefusal:
     """A refusal to record, `took` after the request; consecutive ones last longer."""
     streak = (previous.streak if previous and previous.kind is kind else 0) + 1
@@ -232,6 +234,8 @@ def new_refusal(
         streak=streak,
         kind=kind,
         server_url=server_url,
+        detail=detail,
+        late=late,
     )
 
 

@@ -29,7 +29,11 @@ LOOP_WINDOW = timedelta(hours=1)
 FIRST_RETRY, LONGEST_RETRY, MAX_TRIES = timedelta(seconds=30), timedelta(hours=2), 12
 # More messages of one user than this wait for nothing good: their receiver is down.
 MAX_PENDING = 200
+MAX_KEPT = 1000  # of one user, of those that were sent or given up
 MAX_TEXT = 2000
+# Users choose the receiver, who need not want them.
+MAX_EMAILS_PER_HOUR = 100
+MAX_TESTS_PER_HOUR = 20
 
 
 _ANNOUNCED = frozenset({*ENDED_STATES, JobState.RECOVERING})
@@ -146,6 +150,28 @@ def delivery(
 
 def one_line(text: str) -> str:
     return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+
+
+def in_turns(waiting: Sequence[Delivery]) -> list[Delivery]:
+    """The first of each user, then the second of each, and so on."""
+    turns: dict[str, int] = {}
+    numbered = []
+    for each in waiting:
+        turns[each.owner] = turn = turns.get(each.owner, 0) + 1
+        numbered.append((turn, each))
+    return [each for _, each in sorted(numbered, key=lambda pair: pair[0])]
+
+
+def to_delete(known: Sequence[Delivery], now: datetime, kept_for: timedelta) -> list[Delivery]:
+    """Of those that are done: old ones, and of each user all but the newest."""
+    done = [each for each in known if each.state is not DeliveryState.PENDING]
+    kept: dict[str, int] = {}
+    chosen = []
+    for each in sorted(done, key=lambda each: (each.created_at, each.id), reverse=True):
+        kept[each.owner] = count = kept.get(each.owner, 0) + 1
+        if count > MAX_KEPT or now - each.created_at > kept_for:
+            chosen.append(each)
+    return chosen
 
 
 def after_failure(tried: Delivery, error: str, now: datetime, *, retry: bool) -> Delivery:

@@ -20,8 +20,12 @@ class TokenBucket:
     at: datetime
 
 
-# Far above what people and scripts do, and below what one server answers.
-PER_USER_TOKEN = RateLimit(per_second=500, burst=10_000)
+# Far above what people and scripts do, and below what one server answers. Of all tokens of a user
+# together; and of the processes of their jobs, and of links, which must not lock the user out.
+PER_USER = RateLimit(per_second=500, burst=10_000)
+# What a user does that is entered into the audit log, or is refused. A script that sets up a team
+# does a few hundred in a row.
+AUDITED_PER_USER = RateLimit(per_second=1, burst=1_000)
 # Agents of all hosts of a slice share a token: heartbeats, logs and command results.
 PER_SLICE_TOKEN = RateLimit(per_second=500, burst=10_000)
 # Requests of one address without a valid token.

@@ -9,6 +9,8 @@ from tpufleet.model.pools import Pool
 from tpufleet.model.reservations import Reservation, most_reserved
 
 MAX_OPEN = 10
+# Also those that were released at once: each is kept for calendars, and compared with the next.
+MAX_PER_DAY = 30
 MAX_AHEAD = timedelta(days=14)
 PERIOD = timedelta(days=14)
 MAX_IN_PERIOD = timedelta(days=7)  # of one pool
@@ -25,7 +27,11 @@ def refusal(
         return f"{owner} may reserve at most {MAX_AHEAD.days} days ahead"
     if sum(each.ends_at > now for each in own) >= MAX_OPEN:
         return f"{owner} has {MAX_OPEN} reservations already; release one with `tpu release`"
-    own = [each for each in own if each.pool == pool.name]
+    made = sum(now - each.created_at < timedelta(days=1) for each in own)
+    if made >= MAX_PER_DAY:
+        return f"{owner} has made {made} reservations within a day, the limit; try again tomorrow"
+    first, last = wanted.starts_at - PERIOD, wanted.ends_at + PERIOD
+    own = [each for each in own if each.pool == pool.name and each.overlaps(first, last)]
     if pool.slices_per_user is not None:
         slices = wanted.slices + most_reserved(own, wanted.starts_at, wanted.ends_at)
         if slices > pool.slices_per_user:

@@ -47,7 +47,9 @@ def apply_cloud_slice(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> 
         reason = cloud.message or f"the provider lost host {lost}"
         return release_slice(tpu_slice, loss, reason, now)
     if cloud.state is CloudState.UP and tpu_slice.up_at is None:
-        tpu_slice = replace(tpu_slice, up_at=now)
+        # What was said while it was created is over; its hosts report the rest.
+        reason = "booting" if tpu_slice.state is SliceState.BOOTING else tpu_slice.reason
+        tpu_slice = replace(tpu_slice, up_at=now, reason=reason)
     if cloud.notice:
         return apply_notice(tpu_slice, cloud.notice, now)
     if tpu_slice.state is SliceState.REQUESTED:

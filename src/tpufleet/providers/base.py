@@ -5,14 +5,14 @@ Every call returns at once. Requests and releases are idempotent; listing change
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol
 
 from tpufleet.errors import BadRequest
-from tpufleet.model.cloud_slices import CloudSlice, CloudState
+from tpufleet.model.cloud_slices import CloudSlice, CloudState, ExpectedSlice
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pod_settings import PodSettings
 from tpufleet.model.slices import SliceId
@@ -41,7 +41,9 @@ class Order:
     node: str = ""  # adopt this node, which a person made, as the only slice; create nothing
 
 
-__all__ = ["CloudSlice", "CloudState", "Fault", "Order", "Provider", "refuse_adoption"]
+__all__ = [
+    "CloudSlice", "CloudState", "ExpectedSlice", "Fault", "Order", "Provider", "refuse_adoption",
+]  # fmt: skip
 
 
 def refuse_adoption(order: Order, provider: str) -> None:
@@ -77,8 +79,9 @@ class Provider(Protocol):
         made it, and never deleted."""
         ...
 
-    def listing(self) -> Sequence[CloudSlice]:
-        """Every slice with our fleet label. A slice not in it does not exist."""
+    def listing(self, expected: Collection[ExpectedSlice] = ()) -> Sequence[CloudSlice]:
+        """Every slice with our fleet label. A slice not in it does not exist: where the cloud's
+        listing is only eventually consistent, those of `expected` that it lacks are looked up."""
         ...
 
     def inject(self, slice_id: SliceId, fault: Fault, host_index: int | None = None) -> None:

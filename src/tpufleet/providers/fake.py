@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -11,7 +11,7 @@ from tpufleet.clocks import Clock
 from tpufleet.errors import BadRequest, NoCapacity, ProviderError
 from tpufleet.model import topology
 from tpufleet.model.bootstrap import BootstrapReport
-from tpufleet.model.cloud_slices import CloudSlice, CloudState
+from tpufleet.model.cloud_slices import CloudSlice, CloudState, ExpectedSlice
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order, refuse_adoption
@@ -96,7 +96,7 @@ class FakeProvider:
                 fake_slice.gone_at = self._now() + self.deletion
                 fake_slice.state = CloudState.STOPPING
 
-    def listing(self) -> Sequence[CloudSlice]:
+    def listing(self, expected: Collection[ExpectedSlice] = ()) -> Sequence[CloudSlice]:
         with self._lock:
             self._check_outage()
             now = self._now()

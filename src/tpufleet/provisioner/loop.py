@@ -8,10 +8,10 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError, ProviderUnavailable
@@ -38,9 +38,11 @@ from tpufleet.provisioner.result_handler import ResultHandler
 from tpufleet.provisioner.settings import ProvisionerSettings
 
 log = logging.getLogger("tpufleet.provisioner")
+T = TypeVar("T")
 
 IDLE_INTERVAL = timedelta(seconds=60)  # the latest that an orphan is noticed
 MIN_INTERVAL = timedelta(milliseconds=250)  # watch events come in bursts
+NODES_PER_WORKER, MAX_NODE_CALLS = 8, 16  # calls for nodes of one pool at a time
 TRANSITIONAL = (PoolStatus.PROVISIONING, PoolStatus.RECONCILING, PoolStatus.STOPPING)
 
 
@@ -193,7 +195,8 @@ class Provisioner:
             not_serving_since=self.tracker.not_serving_since,
             cordoned_since=cordoned_since,
             cordoned=cordoned,
-            can_cordon=self.tracker.can_cordon,
+            cordon_reasons=self.tracker.observe_cordons(pools),
+            can_cordon=self.tracker.can_cordon(now),
             kept_until=self.tracker.kept_until(pools, now),
             deleting=self.tracker.deleting(now) | self._calls.deleting,
             creating=self.tracker.creating([pool.name for pool in pools], self._calls.creating),
@@ -213,7 +216,8 @@ class Provisioner:
             self._calls.start(call, functools.partial(self._adopt, adopt))
         for cordon in plan.cordons:
             call = GkeCall(action=cordon, started_at=now, state=state)
-            self._calls.start(call, functools.partial(self._cordon, cordon, now))
+            self._calls.start(call, functools.partial(self._cordon, cordon))
+            self.tracker.cordon_reasons[cordon.pool.name] = cordon.reason
         for delete in plan.deletes:
             node_name = next(iter(self._nodes_of(delete.pool.name)), None)
             call = GkeCall(action=delete, started_at=now, state=state, node_name=node_name)
@@ -223,7 +227,9 @@ class Provisioner:
         for waiting in plan.waiting:
             if waiting.report:
                 reason = LEFT_TO_GKE if waiting.left_to_gke else CREATE_FAILED
-                self._reporter.report_on_pod(waiting.pod, reason, waiting.reason, waiting.cause)
+                self._reporter.report_on_pod(
+                    waiting.pod, reason, waiting.reason, waiting.cause, waiting.detail
+                )
 
     def _log_plan(self, plan: PoolPlan) -> None:
         """Log what a dry run would do, once for as long as it stays the same."""
@@ -248,9 +254,11 @@ class Provisioner:
         self._pools.delete(delete.pool.name)
         return True
 
-    def _cordon(self, cordon: CordonPool, now: datetime) -> bool:
-        for name in self._nodes_of(cordon.pool.name):
-            self._cluster.set_cordon(name, None if cordon.lift else now)
+    def _cordon(self, cordon: CordonPool) -> bool:
+        self._for_nodes(
+            cordon.pool.name,
+            lambda name: self._cluster.set_cordon(name, None if cordon.lift else self._clock.now()),
+        )
         return True
 
     def _has_users(self, pool: ObservedPool) -> bool:
@@ -259,18 +267,24 @@ class Provisioner:
         resource = self._settings.pod_resource
         return any(
             pods.uses(pod, resource) and not self._is_over(pod)
-            for name in self._nodes_of(pool.name)
-            for pod in self._cluster.pods_on(name)
+            for on_node in self._for_nodes(pool.name, self._cluster.pods_on)
+            for pod in on_node
         )
+
+    def _for_nodes(self, pool: str, call: Callable[[str], T]) -> list[T]:
+        """One result for each node of a pool. Large slices have hundreds of nodes."""
+        names = self._nodes_of(pool)
+        workers = min(1 + len(names) // NODES_PER_WORKER, MAX_NODE_CALLS)
+        with ThreadPoolExecutor(workers, thread_name_prefix="nodes") as executor:
+            return list(executor.map(call, names))
 
     def _is_over(self, pod: Json) -> bool:
         """Whether its Job has ended or is suspended, so that the pod is about to be deleted."""
         owner = pod_owners.owner_of_pod(pod, self._settings.served_kinds)
         if owner is None:
             return False
-        key = (pod["metadata"]["namespace"], owner.name)
-        status = self._cluster.owners().get(key) or self._cluster.fetch_owner(*key)
-        return not pool_lifetime.is_active(status)
+        found = self._cluster.fetch_owner(pod["metadata"]["namespace"], owner.name)
+        return not pool_lifetime.is_active(found)
 
     def _owner_is_gone(self, pool: ObservedPool) -> bool:
         assert pool.owner is not None

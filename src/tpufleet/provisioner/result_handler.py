@@ -9,7 +9,7 @@ from datetime import datetime
 from tpufleet.errors import Conflict, FleetError, PermissionMissing
 from tpufleet.provisioner.gke import failure_causes
 from tpufleet.provisioner.gke.calls import GkeCall, GkeCallResult
-from tpufleet.provisioner.gke.node_pools import OperationFailure
+from tpufleet.provisioner.gke.node_pools import OperationFailure, detail_of
 from tpufleet.provisioner.gke.pool_shapes import PoolShape
 from tpufleet.provisioner.gke.pool_specs import PoolSpec
 from tpufleet.provisioner.kube import pod_owners
@@ -70,11 +70,12 @@ class ResultHandler:
         elif error is not None:
             cause = failure_causes.classify_error(error)
             message = _with_policy_hint(create.spec.shape, cause, str(error))
-            self._back_off(create, cause, message, now)
+            detail = detail_of(error)
+            self._back_off(create, cause, message, now, detail)
             self._count_failure(cause)
             self._metrics.calls.labels(verb="create", outcome="refused").inc()
             self._reporter.report_on_pod(
-                create.pod, CREATE_FAILED, f"node pool {create.pool_name}: {message}", cause
+                create.pod, CREATE_FAILED, f"node pool {create.pool_name}: {message}", cause, detail
             )
             return
         else:
@@ -99,8 +100,10 @@ class ResultHandler:
 
     def _handle_cordon(self, cordon: CordonPool, error: FleetError | None, now: datetime) -> None:
         name = cordon.pool.name
-        if isinstance(error, PermissionMissing) and self._tracker.can_cordon:
-            self._tracker.can_cordon = False
+        if isinstance(error, PermissionMissing):
+            if not self._tracker.can_cordon(now):
+                return  # another pool was refused a moment ago
+            self._tracker.deny_cordons(now)
             log.warning(
                 "pools are deleted without a cordon, and a pod that is scheduled to one at that "
                 "moment is lost: %s; grant the provisioner the verb patch on nodes",
@@ -122,7 +125,9 @@ class ResultHandler:
                 pool.name, pool.status, cause, str(error), now
             )
             message = f"node pool {pool.name}: {error}"
-            self._reporter.report_on_pool(pool, call.node_name, state, DELETE_FAILED, message)
+            self._reporter.report_on_pool(
+                pool, call.node_name, state, DELETE_FAILED, message, detail_of(error)
+            )
             return
         self._tracker.backoff.clear_deletion(pool.name)
         owner = state.owners.get(pool.owner) if pool.owner else None
@@ -176,18 +181,25 @@ class ResultHandler:
         known_cause = failure.cause if failure else pool.failure_cause if pool else None
         cause = known_cause or FailureCause.TRANSIENT
         reason = failure.message if failure else pool.message if pool else ""
+        detail = failure.detail if failure else pool.detail if pool else ""
         message = _with_policy_hint(create.spec.shape, cause, reason or "GKE never listed it")
         if pool is None:
-            self._back_off(create, cause, message, now)
+            self._back_off(create, cause, message, now, detail)
         self._reporter.report_on_pod(
             create.pod,
             CREATE_FAILED,
             f"node pool {create.pool_name} in {create.location}: {message}",
             cause,
+            detail,
         )
 
     def _back_off(
-        self, create: CreatePool, cause: FailureCause, message: str, now: datetime
+        self,
+        create: CreatePool,
+        cause: FailureCause,
+        message: str,
+        now: datetime,
+        detail: str,
     ) -> None:
         if cause in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA):
             shape = create.spec.shape
@@ -198,9 +210,10 @@ class ResultHandler:
                 cause=cause,
                 message=message,
                 now=now,
+                detail=detail,
             )
         else:
-            self._tracker.backoff.record_pool_failure(create.spec, cause, message, now)
+            self._tracker.backoff.record_pool_failure(create.spec, cause, message, now, detail)
 
     def _count_failure(self, cause: FailureCause) -> None:
         self._metrics.pool_failures.labels(trouble=cause.value).inc()
@@ -209,7 +222,7 @@ class ResultHandler:
 def _with_policy_hint(shape: PoolShape, cause: FailureCause, message: str) -> str:
     """A rejected pool of this accelerator most often lacks its workload policy."""
     policy = (shape.placement or {}).get("policyName")
-    if policy is None or cause is not FailureCause.INVALID_REQUEST:
+    if policy is None or cause is not FailureCause.INVALID_REQUEST or policy in message:
         return message
     return (
         f"{message}; if the workload policy {policy} is missing, run "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from tpufleet.errors import BadInput
+from tpufleet.model import field_types, tpu_types
 from tpufleet.provisioner.kube import label_keys, pod_owners
 
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?")
@@ -67,7 +68,7 @@ class ProvisionerSettings:
     node_min_lifespan: timedelta = timedelta(seconds=10)
     deletion_delay: timedelta = timedelta(0)
     # From the cordon of nodes until their pool is deleted: the scheduler may just bind a pod.
-    cordon_grace: timedelta = timedelta(seconds=1)
+    cordon_grace: timedelta = timedelta(seconds=2)
     pod_resource: str = label_keys.TPU
     served_kinds: tuple[str, ...] = (
         pod_owners.JOBSET,
@@ -109,7 +110,7 @@ def from_environ(environ: Mapping[str, str]) -> ProvisionerSettings:
     provider = read.text("PROVIDER", "gke")
     if provider not in ("gke", "mock"):
         raise BadInput(f"PROVIDER: expected gke or mock, got {provider!r}")
-    zones = read.list_of("GCP_ZONES") or read.list_of("GCP_ZONE")
+    zones = _zones(read)
     return ProvisionerSettings(
         provider=provider,
         project=read.text("GCP_PROJECT_ID"),
@@ -128,7 +129,7 @@ def from_environ(environ: Mapping[str, str]) -> ProvisionerSettings:
         force_on_demand=read.boolean("GCP_FORCE_ON_DEMAND", False),
         node_min_lifespan=read.positive_duration("NODE_MIN_LIFESPAN", timedelta(seconds=10)),
         deletion_delay=read.duration("NODEPOOL_DELETION_DELAY", timedelta(0)),
-        cordon_grace=read.duration("CORDON_GRACE", timedelta(seconds=1)),
+        cordon_grace=read.duration("CORDON_GRACE", timedelta(seconds=2)),
         pod_resource=read.text("POD_RESOURCE_TYPE", label_keys.TPU),
         served_kinds=_served_kinds(read.list_of("SERVE_KINDS")),
         concurrency=read.number("CONCURRENCY", 3) or 1,
@@ -144,7 +145,7 @@ def from_environ(environ: Mapping[str, str]) -> ProvisionerSettings:
             max_dollars=read.amount("BUDGET_DOLLARS"),
             max_dollars_per_namespace=read.amount("BUDGET_NAMESPACE_DOLLARS"),
             max_dollars_by_namespace=read.amounts("BUDGET_DOLLARS_OF", "NAMESPACE=DOLLARS"),
-            chip_hour_dollars=read.amounts("CHIP_HOUR_DOLLARS", "GENERATION=DOLLARS"),
+            chip_hour_dollars=_chip_prices(read),
         ),
         allowed_service_accounts=read.list_of("ALLOWED_NODE_SERVICE_ACCOUNTS"),
         allowed_networks=_allowed(read.list_of("ALLOWED_NODE_NETWORKS") or ("*",)),
@@ -161,6 +162,30 @@ def from_environ(environ: Mapping[str, str]) -> ProvisionerSettings:
         lease_duration=read.positive_duration("LEASE_DURATION", timedelta(seconds=15)),
         dry_run=read.boolean("DRY_RUN", False),
     )
+
+
+def _zones(read: _Reader) -> tuple[str, ...]:
+    name = "GCP_ZONES" if read.list_of("GCP_ZONES") else "GCP_ZONE"
+    zones, location = read.list_of(name), read.text("GCP_CLUSTER_LOCATION")
+    region = location if field_types.zone_error(location) else location.rpartition("-")[0]
+    for zone in zones:
+        if error := field_types.zone_error(zone):
+            raise BadInput(f"{name}: {error}")
+        if location and not zone.startswith(f"{region}-"):
+            raise BadInput(f"{name}: {zone} is not in {region}, the region of the cluster")
+    return zones
+
+
+def _chip_prices(read: _Reader) -> dict[str, float]:
+    prices = read.amounts("CHIP_HOUR_DOLLARS", "GENERATION=DOLLARS")
+    known = [generation for generation, *_ in tpu_types.GENERATIONS]
+    for generation in prices:
+        if generation not in known:
+            raise BadInput(
+                f"CHIP_HOUR_DOLLARS: unknown generation {generation!r}; expected one of "
+                f"{', '.join(known)}"
+            )
+    return prices
 
 
 def _allowed(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -112,8 +112,12 @@ class FolderStore:
 
     def _draft(self, target: Path, data: bytes) -> Path:
         draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-        with open(draft, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with open(draft, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:  # such as of a full disk
+            draft.unlink(missing_ok=True)
+            raise
         return draft

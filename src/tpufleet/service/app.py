@@ -41,7 +41,7 @@ from tpufleet.service import (
 )
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
-from tpufleet.service.audit import AuditSubject
+from tpufleet.service.audit import AuditLog, AuditSubject
 from tpufleet.service.auth import Caller
 from tpufleet.service.connection_limits import AUTHENTICATED
 from tpufleet.service.event_streams import EventHub
@@ -160,6 +160,7 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
     )
     app.router.redirect_slashes = False
     app.state.hub = components.hub
+    app.state.audit_log = components.audit_log
     app.state.heartbeat_endpoint = FastHeartbeats(components, limiter, _failure_response)
     return app
 
@@ -201,6 +202,9 @@ class AuthMiddleware:
         if self._pages.is_public(scope["path"], scope["method"]):
             await self._pages.respond(Request(scope))(scope, receive, send)
             return
+        if _is_ambiguous(scope):
+            await _ambiguous_request()(scope, receive, send)
+            return
         address, token, token_hash, session, caller = _address(scope), "", "", "", None
         try:
             header, query = _header(scope, b"authorization"), scope["query_string"]
@@ -215,14 +219,14 @@ class AuthMiddleware:
                 caller = await run_in_threadpool(
                     signed_links.authenticate, scope["path"], query, secret, self._deps.store, now
                 )
-                self._limiter.check_caller(token_hash, rate_limits.PER_USER_TOKEN)
+                self._limiter.check_caller(f"links:{caller.name}", rate_limits.PER_USER)
                 self._accept(scope, token_hash)
                 scope["query_string"] = signed_links.without_signature(query)
             elif self._is_agent_path(scope["path"]):
-                self._limiter.check_caller(token_hash, rate_limits.PER_SLICE_TOKEN)
+                self._limiter.check_caller(f"slice:{token_hash}", rate_limits.PER_SLICE_TOKEN)
             else:
                 caller = await run_in_threadpool(self._caller, token, token_hash, session)
-                self._limiter.check_caller(token_hash, rate_limits.PER_USER_TOKEN)
+                self._limiter.check_caller(caller.limits_key, rate_limits.PER_USER)
                 self._accept(scope, token_hash)
         except FleetError as error:
             if isinstance(error, Unauthorized):
@@ -340,7 +344,9 @@ async def _require_rights(call: ApiCall) -> None:
         subject = await _refused_subject(call)
         if subject is not None:
             refused = audit.entry(subject, call.user, call.address, call.now)
-            await run_in_threadpool(audit.record_refusal, call.store, refused, error)
+            log = call.components.audit_log
+            log.check_limit(call.user.name)
+            await run_in_threadpool(log.record_refusal, refused, error)
         raise
 
 
@@ -371,12 +377,14 @@ def _handle(call: ApiCall) -> object:
     route = call.route
     if route.audit is None:
         return _handle_by_owner(call)
+    log = call.components.audit_log
     requested = audit.entry(route.audit(call), call.user, call.address, call.now)
-    audit.record(call.store, requested)
+    log.check_limit(call.user.name)
+    log.record(requested)
     try:
         return route.handler(call)
     except FleetError as error:
-        audit.record_refusal(call.store, requested, error)
+        log.record_refusal(requested, error)
         raise
 
 
@@ -389,7 +397,9 @@ def _handle_by_owner(call: ApiCall) -> object:
     def enter(owner: str, what: str) -> None:
         if subject is not None:
             foreign = replace(subject, target=what, detail=f"of {owner}")
-            audit.record(call.store, audit.entry(foreign, call.user, call.address, call.now))
+            call.components.audit_log.record(
+                audit.entry(foreign, call.user, call.address, call.now)
+            )
 
     call.caller = replace(call.caller, on_foreign_access=enter)
     try:
@@ -397,7 +407,8 @@ def _handle_by_owner(call: ApiCall) -> object:
     except Forbidden as error:
         if subject is not None:
             refused = audit.entry(subject, call.user, call.address, call.now)
-            audit.record_refusal(call.store, refused, error)
+            call.components.audit_log.check_limit(call.user.name)
+            call.components.audit_log.record_refusal(refused, error)
         raise
 
 
@@ -465,6 +476,21 @@ def _address(scope: Scope) -> str:
     return ":".join(host.split(":")[:4]) if ":" in host else host
 
 
+def _is_ambiguous(scope: Scope) -> bool:
+    """A proxy before us may take another length, or another token, than we do: what it passes on as
+    the body of one request would be the next one here."""
+    names = [name for name, _ in scope["headers"]]
+    both = b"content-length" in names and b"transfer-encoding" in names
+    return both or names.count(b"authorization") > 1
+
+
+def _ambiguous_request() -> Response:
+    message = "send either Content-Length or Transfer-Encoding, and one Authorization header"
+    response = error_response(errors.BadInput(message))
+    response.headers["Connection"] = "close"
+    return response
+
+
 def _header(scope: Scope, name: bytes) -> str | None:
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
 
@@ -483,6 +509,7 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
             providers=deps.providers,
             default_provider=deps.default_provider,
             local_containers=deps.local_containers,
+            tpu_vm_containers=deps.tpu_vm_containers,
             local_hosts=deps.local_hosts,
         ),
         logs=_logs(deps),
@@ -497,6 +524,7 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
         outbox=NotificationOutbox(
             deps.store, deps.clock, channel_secrets, deps.notifications, lambda: hub.latest_event
         ),
+        audit_log=AuditLog(deps.store),
         openapi=openapi.document(ROUTES),
     )
 

@@ -44,6 +44,12 @@ class Caller:
         return own or self.job_id is not None
 
     @property
+    def limits_key(self) -> str:
+        """What its requests are counted by: all tokens of a user together. Processes of jobs are
+        counted apart, so that they do not lock their owner out."""
+        return f"user:{self.name}" if self.job_id is None else f"jobs:{self.name}"
+
+    @property
     def is_admin(self) -> bool:
         return self.role is Role.ADMIN
 

@@ -56,12 +56,14 @@ def _status(
     now: datetime,
 ) -> SourceStatus:
     state, message, at, retry_at = SourceState.UNTRIED, "", None, None
+    detail = ""
     blocking = history.blocking(source, accelerator, now)
     refusal = blocking or history.latest(source, accelerator)
     if held is not None:
         state, message, at = _STATES[held.state], held.reason, held.requested_at
     elif refusal is not None and refusal.streak:
         state, message, at = SourceState.REFUSED, refusal.message, refusal.refused_at
+        detail = refusal.detail
         retry_at = refusal.until if blocking is not None else None
     return SourceStatus(
         provider=source.provider,
@@ -69,6 +71,7 @@ def _status(
         capacity=source.capacity,
         state=state,
         message=message,
+        detail=detail,
         at=at,
         retry_at=retry_at,
     )

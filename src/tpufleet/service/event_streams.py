@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -18,6 +19,7 @@ from tpufleet.model.api_types import JobRow
 from tpufleet.model.encoding import to_json
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.service import queries
+from tpufleet.service.rate_limiter import TooManyRequests
 from tpufleet.stores.base import EventQuery, Store, Subscription
 
 logger = logging.getLogger(__name__)
@@ -27,7 +29,10 @@ NOTIFIED_POLL_SECONDS = 15.0  # while the database announces them
 MIN_POLL_SECONDS = 0.02  # at most one query in this time, however often the hub is notified
 KEEP_ALIVE_SECONDS = 15.0
 RECHECK_SECONDS = 15.0  # how often the token of an open stream is checked
+# Each of one job reads the database every second, and each of a log four times. A page has two.
+MAX_STREAMS_PER_USER = 200
 KEEP_ALIVE = b": keep-alive\n\n"
+_RETRY_STREAM = timedelta(seconds=15)
 _BATCH_SIZE = 500
 _KEPT_BATCHES = 16  # streams that lag behind differ by few
 
@@ -43,8 +48,12 @@ class EventHub:
         self._advanced = asyncio.Event()
         self.closed = asyncio.Event()
         self.latest_event = 0
-        self.open_streams = 0  # open now
+        self.streams_by_caller: Counter[str] = Counter()  # open now
         self.batches = ChangeBatches(store)
+
+    @property
+    def open_streams(self) -> int:
+        return self.streams_by_caller.total()
 
     def notify(self) -> None:
         """There may be new events. Safe from any thread."""
@@ -142,8 +151,15 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, hub: EventHub, chunks: AsyncIterator[bytes], check_caller: Callable[[], object]
+        self,
+        hub: EventHub,
+        chunks: AsyncIterator[bytes],
+        check_caller: Callable[[], object],
+        caller: str,
     ) -> None:
+        if hub.streams_by_caller[caller] >= MAX_STREAMS_PER_USER:
+            raise TooManyRequests(f"{MAX_STREAMS_PER_USER} streams are open", _RETRY_STREAM)
+        self._caller = caller
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._hub = hub
@@ -151,7 +167,7 @@ class EventStream(Response):
         self._check_caller = check_caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._hub.open_streams += 1
+        self._hub.streams_by_caller[self._caller] += 1
         pump = asyncio.create_task(self._pump(send))
         disconnected = asyncio.create_task(_until_disconnect(receive))
         refused = asyncio.create_task(self._until_refused())
@@ -164,7 +180,7 @@ class EventStream(Response):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._hub.open_streams -= 1
+            self._hub.streams_by_caller -= Counter({self._caller: 1})  # leaves out those with none
         if ended_by_us:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 

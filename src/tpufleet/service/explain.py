@@ -161,9 +161,11 @@ def _explain_ended(
     if attempts:
         details.append(f"attempt {attempts[-1].number}: {summaries[-1].message}")
     info = END_REASONS.get(job.end_reason) if job.end_reason is not None else None
-    # A program error is in the message already, with the exit status by which it is known.
+    # Without an attempt, nothing was detected on a host: the reason says why it was not placed. A
+    # program error is in the message already, with the exit status by which it is known.
+    placed = bool(attempts) or job.end_reason is not EndReason.SETUP_FAILED
     plain = job.state is JobState.SUCCEEDED or job.end_reason is EndReason.USER_ERROR
-    if info is not None and not plain:
+    if info is not None and placed and not plain:
         details.append(f"{info.description} (detected by: {info.detected_by})")
     advice = job.advice or (info.advice if info is not None else "")
     return JobExplanation(

@@ -47,7 +47,7 @@ class FastHeartbeats:
             if not auth.is_slice_token(request.token, self._secret, slice_id):
                 return None
             token_hash = auth.token_hash(request.token)
-            self._limiter.check_caller(token_hash, rate_limits.PER_SLICE_TOKEN)
+            self._limiter.check_caller(f"slice:{token_hash}", rate_limits.PER_SLICE_TOKEN)
         except (BadInput, TooManyRequests):
             return None
         self._limiter.accept(token_hash)

@@ -36,7 +36,7 @@ _RESEND_AFTER = timedelta(seconds=10)  # a change that the controller has not ap
 _COUNT_WINDOW = liveness.AGENT_LEASE
 # In a large fleet, how long heartbeats wait for others that are read with them: a thread and three
 # queries cost more than what they read.
-_GATHER_SECONDS = 0.01
+_GATHER_SECONDS = 0.02
 _COUNT_INTERVAL = timedelta(seconds=5)
 _MAX_REMEMBERED = 100_000
 _MAX_PROGRESS_AGE = timedelta(days=365)

@@ -1,4 +1,4 @@
-"""Rate limits per user token, per slice token, and per address for requests without a valid one."""
+"""Rate limits per user, per slice token, and per address for requests without a valid token."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class RateLimiter:
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         self._valid: OrderedDict[str, datetime] = OrderedDict()  # token hash → last accepted
 
-    def check_caller(self, token_hash: str, limit: RateLimit) -> None:
-        """Before a request with this token is handled."""
-        self._take(f"token:{token_hash}", limit, "too many requests with this token")
+    def check_caller(self, caller: str, limit: RateLimit) -> None:
+        """Before a request of this caller is handled."""
+        self._take(f"caller:{caller}", limit, "too many requests")
 
     def check_address(self, address: str, token_hash: str) -> None:
         """Before a token is looked up: strangers must not keep the database busy. A token that was

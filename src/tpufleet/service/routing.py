@@ -24,7 +24,7 @@ from tpufleet.model.server_status import LocalJobs
 from tpufleet.model.users import Role, TokenScope
 from tpufleet.policy.retention import RetentionRules
 from tpufleet.service import identifiers, queries, token_scopes
-from tpufleet.service.audit import AuditSubject
+from tpufleet.service.audit import AuditLog, AuditSubject
 from tpufleet.service.auth import Caller, authenticate, authenticate_job
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.event_streams import EventHub
@@ -64,6 +64,7 @@ class ServiceDependencies:
     providers: tuple[str, ...] = ("local",)
     default_provider: str | None = None  # see `JobStorage`
     local_containers: bool = False
+    tpu_vm_containers: bool = True
     faults: tuple[str, ...] = ()  # faults that can be injected
     snapshot_limit: int = 512 * 1024 * 1024
     log_limit: int = logs.DEFAULT_LIMIT  # bytes of all logs of a job
@@ -97,6 +98,7 @@ class ServiceComponents:
     login_links: LoginLinks
     channel_secrets: ChannelSecrets
     outbox: NotificationOutbox
+    audit_log: AuditLog
     openapi: bytes = b""
 
     @property

@@ -16,6 +16,7 @@ from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.jobs import (
     IMAGES_REFUSED,
+    TPU_VM_IMAGES_REFUSED,
     Job,
     JobId,
     JobSpec,
@@ -42,6 +43,8 @@ from tpufleet.service.notifications.channels import check_job_channels
 from tpufleet.stores.base import ChangeSet, JobQuery, Lease, Store
 
 MAX_JOBS_PER_CALL = 50_000  # in one call
+# Of metrics, different ones in one call: each is compiled, which takes up to milliseconds.
+MAX_PATTERNS_PER_CALL = 1_000
 # A path there means another folder for each process, so that it cannot be checked here.
 KERNEL_FOLDERS = ("/proc", "/sys", "/dev/fd")
 # Of the operating system. https://refspecs.linuxfoundation.org/FHS_3.0/fhs/
@@ -81,6 +84,7 @@ class JobStorage:
     # For jobs that name none. Empty: they are refused. None: not stated.
     default_provider: str | None = None
     local_containers: bool = False  # jobs on simulated slices may use images
+    tpu_vm_containers: bool = True  # the same for TPU VMs
     local_hosts: int | None = None  # simulated hosts at a time; None: unlimited
 
     def refuses_images(self, spec: JobSpec, store: Store) -> bool:
@@ -89,6 +93,13 @@ class JobStorage:
             spec.pool is None and not SIMULATED_PROVIDERS.isdisjoint(spec.providers)
         )
         return may_simulate and not self.local_containers
+
+    def refuses_images_on_tpu_vms(self, spec: JobSpec, store: Store) -> bool:
+        """Whether the job can only run on TPU VMs, whose hosts do not let it use Docker."""
+        pool = store.pool(spec.pool) if spec.pool is not None else None
+        default = (self.default_provider,) if self.default_provider else ()
+        providers = (pool.provider,) if pool is not None else spec.providers or default
+        return {*providers} == {"tpu-vm"} and not self.tpu_vm_containers
 
     def simulates(self, spec: JobSpec, store: Store) -> bool:
         """Whether the job runs on simulated slices."""
@@ -198,6 +209,7 @@ class _Checks:
         self._snapshots: set[str] = set()
         self._pools: dict[str, Pool] | None = None
         self._secrets: frozenset[str] | None = None
+        self._patterns: set[str] = set()
 
     def text(self, raw: bytes) -> JobSpec:
         spec = self._specs.get(raw)
@@ -208,6 +220,11 @@ class _Checks:
         return spec
 
     def spec(self, spec: JobSpec) -> None:
+        self._patterns.update(spec.metrics.values())
+        if len(self._patterns) > MAX_PATTERNS_PER_CALL:
+            raise BadInput(
+                f"metrics: more than {MAX_PATTERNS_PER_CALL} different patterns in one call"
+            )
         token_scopes.require_pool(self._context.caller, spec.pool)
         require_priority(self._context.caller, spec.priority)
         for index, name in enumerate(spec.providers):
@@ -228,6 +245,10 @@ class _Checks:
             )
         if spec.image is not None and self._storage.refuses_images(spec, self._context.store):
             raise BadInput(f"image: {IMAGES_REFUSED}")
+        if spec.image is not None and self._storage.refuses_images_on_tpu_vms(
+            spec, self._context.store
+        ):
+            raise BadInput(f"image: {TPU_VM_IMAGES_REFUSED}")
         for field in ("reuse", "require_reservation"):
             if getattr(spec, field) and spec.pool is None:
                 raise BadInput(f"{field}: only with a pool; add `pool: NAME`, or remove this field")

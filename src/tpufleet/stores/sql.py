@@ -301,9 +301,15 @@ class SqlStore:
                 rounds.append(rows := {})
             rows[report.host_id] = sql_rows.liveness_row(report)
         statement = _UPSERT_LIVENESS.format(rows=self._database.liveness_rows)
-        texts = [(sql_rows.to_text(list(rows.values())),) for rows in rounds]
-        if texts:
-            self._database.write(lambda session: session.run_many(statement, texts), durable=False)
+        size = self._database.background_batch
+        for rows in rounds:
+            values = list(rows.values())
+            for start in range(0, len(values), size):
+                text = sql_rows.to_text(values[start : start + size])
+                self._database.write(
+                    lambda session, text=text: session.run(statement, text),  # type: ignore[misc]
+                    durable=False,
+                )
 
     def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
         columns = ("host_id", "seen_at", "COALESCE(attempt_id, '')", "COALESCE(progress, '')")
@@ -346,9 +352,12 @@ class SqlStore:
     # Metrics.
 
     def record_metrics(self, points: Sequence[MetricPoint]) -> None:
-        if points:
+        size = self._database.background_batch
+        for start in range(0, len(points), size):
+            batch = points[start : start + size]
             self._database.write(
-                lambda session: sql_people.write_points(session, points), durable=False
+                lambda session, batch=batch: sql_people.write_points(session, batch),  # type: ignore[misc]
+                durable=False,
             )
 
     def metric_points(self, job_id: JobId) -> list[MetricPoint]:

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import cache, cached_property
@@ -25,6 +26,10 @@ _BUSY_TIMEOUT = 30.0
 # cut may lose the last commits but never part of one.
 _SYNC_AT_COMMIT = "PRAGMA synchronous = FULL"
 _SYNC_LATER = "PRAGMA synchronous = NORMAL"
+# Seconds between two checkpoints by writes that nobody waits for: a fleet has some every second.
+CHECKPOINT_INTERVAL = 1.0
+# Of 4 KiB. A server without them checkpoints when its log has this many.
+_MAX_LOG_PAGES = 4_000
 # Prefixes: extended names such as SQLITE_BUSY_SNAPSHOT count too.
 _TEMPORARY_ERRORS = (
     "SQLITE_BUSY",
@@ -60,6 +65,7 @@ def open_sqlite(path: Path) -> SqlStore:
 class SqliteDatabase:
     text_type = "TEXT"
     integer_type = "INTEGER"
+    background_batch = 200  # a few milliseconds
     clustered = "WITHOUT ROWID"
     for_update = ""  # there is only one writer
     columns = (
@@ -93,13 +99,15 @@ class SqliteDatabase:
     notify = ""  # other processes do not write, or poll
     time_in_micros = ""  # the clock of this machine
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, checkpoint_interval: float = CHECKPOINT_INTERVAL) -> None:
         self._path = path
+        self._checkpoint_interval = checkpoint_interval
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
         self._has_log = False
         # Threads queue here in order; SQLite's own lock makes waiters sleep and poll.
-        self._write_lock = threading.Lock()
+        self._write_lock = _FairLock()
+        self._checkpointed_at = time.monotonic()
         path.parent.mkdir(parents=True, exist_ok=True)
         # Contains environments and token hashes: readable only by the owner.
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -123,7 +131,20 @@ class SqliteDatabase:
                 connection.execute(_SYNC_AT_COMMIT)
 
         with self._write_lock:
-            return self._with_connection(use, written=True)
+            result = self._with_connection(use, written=True)
+        if not durable:
+            self._checkpoint()
+        return result
+
+    def _checkpoint(self) -> None:
+        """Move what was committed from the log to the database, while others write. Otherwise a
+        commit that somebody waits for does so, now and then."""
+        now = time.monotonic()
+        if now - self._checkpointed_at >= self._checkpoint_interval:
+            self._checkpointed_at = now
+            self._with_connection(
+                lambda connection: connection.execute("PRAGMA wal_checkpoint(PASSIVE)").close()
+            )
 
     @cached_property
     def word_matches(self) -> str:
@@ -207,8 +228,36 @@ class SqliteDatabase:
         )
         self._has_log = _use_wal(connection)
         connection.execute(_SYNC_AT_COMMIT)
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_MAX_LOG_PAGES}")
         connection.execute("PRAGMA foreign_keys = OFF")
         return connection
+
+
+class _FairLock:
+    """Passes from thread to thread in the order in which they came: one that writes in many small
+    steps does not get it again before those that wait."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._held = False
+        self._waiting: deque[threading.Lock] = deque()
+
+    def __enter__(self) -> None:
+        with self._guard:
+            if not self._held:
+                self._held = True
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        turn.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        with self._guard:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._held = False
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
@@ -250,6 +299,10 @@ class _SqliteSession:
     def rows(self, statement: str, *parameters: object) -> list[Row]:
         with closing(self._connection.execute(statement, parameters)) as cursor:
             return cursor.fetchall()
+
+    def later(self, statement: str, *parameters: object) -> Callable[[], list[Row]]:
+        rows = self.rows(statement, *parameters)
+        return lambda: rows
 
     def run(self, statement: str, *parameters: object) -> None:
         self._connection.execute(statement, parameters).close()

@@ -11,6 +11,7 @@ from tests.providers.gke.test_manifests import SETTINGS, order
 from tpufleet.model.cloud_slices import CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.jobs import Capacity
+from tpufleet.model.pools import RefusalKind
 from tpufleet.model.slices import LossReason
 from tpufleet.providers.gke import (
     capacity_events,
@@ -94,8 +95,9 @@ def test_a_starting_slice_reports_what_it_waits_for(pods, workload, state, messa
     assert message in found.message
 
 
-def event(reason, message, *, at=0, uid="uid-0", cause=None):
+def event(reason, message, *, at=0, uid="uid-0", cause=None, detail=""):
     annotations = {capacity_events.FAILURE_CAUSE: cause} if cause else {}
+    annotations |= {capacity_events.GKE_MESSAGE: detail} if detail else {}
     return {
         "metadata": {"name": f"{uid}.{at}", "annotations": annotations},
         "involvedObject": {"kind": "Pod", "uid": uid},
@@ -354,7 +356,14 @@ def test_a_slot_is_reused_only_for_the_same_capacity_type(first, then):
 
 
 @pytest.mark.parametrize(
-    "begins", ["", "us-central1-a (spot): ", "node pool train-1f2e3 in us-central1-a (on-demand): "]
+    "begins",
+    [
+        "",
+        "us-central1-a (spot): ",
+        "node pool train-1f2e3: GKE: ",
+        "node pool train-1f2e3 in us-central1-a (on-demand): ",
+        "us-central1-a (spot): GKE: ",
+    ],
 )
 def test_a_refusal_does_not_repeat_where_it_was(begins):
     event = {
@@ -363,3 +372,20 @@ def test_a_refusal_does_not_repeat_where_it_was(begins):
     }  # fmt: skip
     found = capacity_events.latest_by_pod([event])["u"]
     assert found.message == "GCE_STOCKOUT: The zone 'z' (a): no room" and found.refused
+
+
+KINDS = {
+    "stock": RefusalKind.CAPACITY,
+    "quota": RefusalKind.QUOTA,
+    "permission": RefusalKind.ACCESS,
+    "misfit": RefusalKind.CAPACITY,
+    "request": RefusalKind.CAPACITY,  # perhaps a setting of the provisioner: no job fails for it
+    None: RefusalKind.CAPACITY,  # the former provisioner
+}
+
+
+@pytest.mark.parametrize(("cause", "kind"), KINDS.items())
+def test_a_refusal_has_the_kind_that_the_provisioner_names(cause, kind):
+    refused = event("NodePoolCreationFailed", "no", cause=cause, detail="the whole text")
+    found = capacity_events.latest_by_pod([refused])["uid-0"]
+    assert (found.kind, found.detail) == (kind, "the whole text")

@@ -46,8 +46,11 @@ ERRORS = {
     "reservation": (NoCapacity, "reserved capacity"),
     "quota": (QuotaExceeded, "`tpu check cloud` prints the request"),
     "rate": (RateLimited, "per minute"),
-    "permission": (PermissionMissing, "grant roles/tpu.admin"),
-    "disabled": (PermissionMissing, "gcloud services enable tpu.googleapis.com"),
+    "permission": (PermissionMissing, "`tpu check cloud` prints the command"),
+    "disabled": (
+        PermissionMissing,
+        "`gcloud services enable tpu.googleapis.com --project my-project`",
+    ),
     "unauthenticated": (PermissionMissing, "gcloud auth application-default login"),
     "bad-request": (BadRequest, "not valid"),
     "conflict": (ProviderBusy, "present state"),
@@ -227,5 +230,24 @@ def test_a_hanging_call_fails_at_its_deadline(tpus):
 
 
 def test_a_type_that_the_zone_lacks_is_explained_with_the_zones_that_have_it(tpus):
-    with pytest.raises(BadRequest, match=r"documented in us-central2-b: `tpu types --zones`"):
+    with pytest.raises(BadRequest) as refused:
         tpus().provider.request(order("a", accelerator="v4-8"))
+    assert str(refused.value) == (
+        "create a in us-central1-a: the accelerator v4-8 was not found in zone us-central1-a; "
+        "documented in us-central2-b: `tpu types --zones`, then add one to tpu_vm.zones"
+    )
+
+
+def test_an_unknown_runtime_version_is_explained_with_its_setting(world):
+    world.reopen(runtimes={"v5e": "v9-beta"})
+    with pytest.raises(BadRequest, match=r'"v9-beta"; correct `runtimes` in tpu_vm: `gcloud .* '
+                       r"versions list --zone us-central1-a`"):  # fmt: skip
+        world.provider.request(order("a"))
+
+
+@pytest.mark.parametrize("field", ["network", "subnetwork"])
+def test_a_network_that_does_not_exist_is_named_with_its_setting(world, field):
+    world.emulator.project.state.missing.add("lab")
+    world.reopen(**{field: "lab"})
+    with pytest.raises(BadRequest, match=f'"lab" was not found.*`{field}` in tpu_vm.*check cloud'):
+        world.provider.request(order("a"))

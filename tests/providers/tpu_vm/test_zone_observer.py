@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -10,10 +12,12 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 
 from tests.providers.tpu_vm.emulated_tpus import OTHER_ZONE, ZONE, order
 from tpufleet.errors import ProviderBusy, ProviderUnavailable, RateLimited
-from tpufleet.model.cloud_slices import CloudState
+from tpufleet.model.cloud_slices import CloudState, ExpectedSlice
 from tpufleet.model.slices import SliceId
-from tpufleet.providers.tpu_vm import rate_limit
+from tpufleet.providers.tpu_vm import rate_limit, zone_observer
+from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
 from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
+from tpufleet.testbed.cloud_tpu.locations import IMMEDIATE
 
 
 def test_one_listing_is_two_paged_calls_for_each_zone(world):
@@ -127,3 +131,32 @@ def test_a_conflicting_release_can_be_retried(tpus):
     world.provider.release(SliceId("a"), ZONE)
     world.pass_time(2)
     assert world.listed() == {}
+
+
+def test_refused_creations_beyond_the_limit_of_one_observation_are_not_lost(tpus):
+    latencies = replace(IMMEDIATE, stockout=timedelta(seconds=15))
+    world = tpus(stock=CloudCapacity(nodes=(CapacityLimit(most=0),)), latencies=latencies)
+    names = [f"n{index}" for index in range(zone_observer.MAX_OPERATIONS + 10)]
+    for name in names:
+        world.provider.request(order(name, accelerator="v5e-4"))
+        world.pass_time(0.1)
+    world.pass_time(20)
+    listed = world.listed()
+    assert set(listed) == set(names)
+    assert {each.state for each in listed.values()} == {CloudState.REFUSED, CloudState.CREATING}
+    for name, each in listed.items():
+        if each.state is CloudState.REFUSED:
+            world.provider.release(SliceId(name), ZONE)
+    assert {each.state for each in world.listed().values()} == {CloudState.REFUSED}
+
+
+def test_nodes_that_a_listing_lacks_are_read_by_name_and_only_once_if_they_are_gone(tpus):
+    fault = CallFault(error="omitted", method="ListNodes", zone=ZONE, calls=tuple(range(2, 9)))
+    world = tpus(plan=CloudFaultPlan(calls=(fault,)))
+    world.provider.request(order("a"))
+    world.pass_time(10)
+    expected = [ExpectedSlice(id=SliceId(name), zone=ZONE) for name in ("a", "b")]
+    assert {each.id for each in world.provider.listing(expected)} == {"a"}
+    for _ in range(3):
+        assert {each.id for each in world.provider.listing(expected)} == {"a"}
+    assert len(world.calls("GetNode")) == 1 + 3, "b once, a whenever it is not listed"

@@ -73,10 +73,10 @@ class EmulatedCloud:
                 for entry in self.emulator.cloud.ledger.entries
             ]
 
-    def record(self, node_id: str) -> NodeRecord:
+    def record(self, node_id: str, parent: str = PARENT) -> NodeRecord:
         with self.emulator.cloud.lock:
             self.emulator.cloud.run_due()
-            return self.emulator.cloud.node(f"{PARENT}/nodes/{node_id}")
+            return self.emulator.cloud.node(f"{parent}/nodes/{node_id}")
 
     def preempt(self, node_id: str) -> None:
         record = self.record(node_id)
@@ -87,8 +87,22 @@ class EmulatedCloud:
         """No zone has any stock."""
         self.emulator.cloud.stock = CloudCapacity(nodes=(CapacityLimit(most=0),))
 
-    def plan_maintenance(self, node_id: str, days: float) -> None:
-        self.emulator.cloud.plan_maintenance(self.record(node_id), timedelta(days=days))
+    def limit_quota(self, most: int) -> None:
+        """Of every kind, in every zone."""
+        self.emulator.cloud.stock = CloudCapacity(quota=(CapacityLimit(most=most),))
+
+    def remove(self, last_part: str) -> None:
+        """Of a network or another resource of the project, by the last part of its name."""
+        self.emulator.project.state.missing.add(last_part)
+
+    def kill_host(self, node_id: str, host: int) -> None:
+        self.emulator.cloud.kill_host(self.record(node_id), host)
+
+    def plan_maintenance(
+        self, node_id: str, days: float, *, parent: str = PARENT, scheduled: bool = True
+    ) -> None:
+        record = self.record(node_id, parent)
+        self.emulator.cloud.plan_maintenance(record, timedelta(days=days), scheduled=scheduled)
 
     def write_guest_attribute(self, node_id: str, path: str, value: str) -> None:
         """As each host of the node would."""

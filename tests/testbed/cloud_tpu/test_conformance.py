@@ -9,13 +9,15 @@ import pytest
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
 from tests.testbed.cloud_tpu import conformance_rows as rows
-from tests.testbed.cloud_tpu.conformance_rows import ERROR_ROWS, ROWS, Row
+from tests.testbed.cloud_tpu.conformance_rows import ERROR_ROWS, Row
+from tests.testbed.cloud_tpu.guide_rows import GUIDE_ROWS
 from tests.testbed.cloud_tpu.node_sentences import NODE_SENTENCES
 from tests.testbed.cloud_tpu.queue_sentences import OTHER_SENTENCES, QUEUE_SENTENCES
 from tests.testbed.cloud_tpu.sentences import Sentence
 from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
 from tpufleet.testbed.cloud_tpu.locations import DurationRange, Latencies
 
+ROWS = (*rows.ROWS, *GUIDE_ROWS)
 SENTENCES = (*NODE_SENTENCES, *QUEUE_SENTENCES, *OTHER_SENTENCES)
 
 

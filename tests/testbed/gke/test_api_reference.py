@@ -71,8 +71,18 @@ def reserved(name: str) -> api.ReservationAffinity:
 def flex_start(name: str = "pool", **config: Any) -> api.NodePool:
     request = node_pool(name=name, flex_start=True, **config)
     request.initial_node_count = 0
-    request.autoscaling = api.NodePoolAutoscaling(enabled=True, total_max_node_count=4)
+    request.autoscaling = api.NodePoolAutoscaling(enabled=True, max_node_count=4)
     return request
+
+
+def flex_start_with(**fields: Any) -> Act:
+    def act(cluster: Cluster) -> None:
+        request = flex_start()
+        for name, value in fields.items():
+            setattr(request, name, value)
+        cluster.create(request)
+
+    return act
 
 
 def deletion(cluster: Cluster) -> api.Operation:
@@ -358,6 +368,20 @@ REFUSALS: dict[str, tuple[Act, type, str]] = {
         lambda c: c.create(node_pool(reservation_affinity=api.ReservationAffinity(
             consume_reservation_type="SPECIFIC_RESERVATION"))),
         INVALID, "requires the key",
+    ),
+    "flex-start without autoscaling": (
+        flex_start_with(autoscaling=api.NodePoolAutoscaling()), INVALID,
+        "Flex start node pools require autoscaling enabled.",
+    ),
+    "flex-start with nodes": (
+        flex_start_with(initial_node_count=4), INVALID,
+        "Flex start node pools require initial node count to be set to 0.",
+    ),
+    "a slice of several hosts whose size is limited in all zones together": (
+        flex_start_with(
+            autoscaling=api.NodePoolAutoscaling(enabled=True, total_max_node_count=4)
+        ),
+        INVALID, 'Maximum node count 0 is not a valid size of TPU pod slice with topology "4x4"',
     ),
     "flex-start without any quota": (
         flex_start_quota(0, 0), exceptions.PermissionDenied, "PREEMPTIBLE_TPU_LITE_PODSLICE_V5",

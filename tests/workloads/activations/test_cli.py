@@ -539,3 +539,25 @@ def test_the_example_runs_and_verifies_its_dataset():
     assert done.returncode == 0, done.stderr
     assert "30 samples, 120 tokens, 4 units" in done.stdout
     assert "whole: True - tokens stored: 120" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "status", "verify", "stats"])
+def test_commands_import_jax_only_where_a_model_runs(tmp_path, command):
+    """Importing it takes a second: a missing plan is reported before, and reading needs none."""
+    if command != "run":
+        synthetic.extract(LocalFolder(tmp_path), synthetic.plan(samples=4))
+    code = (
+        "import sys; from tpufleet.__main__ import run; "
+        f"status = run(['extract', {command!r}, {str(tmp_path)!r}]); "
+        "print('jax' in sys.modules); sys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == (1 if command == "run" else 0), done.stderr
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_a_run_ends_with_its_status_and_all_of_its_output(tmp_path):
+    """Although the interpreter is not torn down."""
+    command = [sys.executable, "-m", "tpufleet", "extract", "run", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "has no plan.json" in done.stderr

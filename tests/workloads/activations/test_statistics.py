@@ -64,6 +64,24 @@ def test_the_mean_has_the_same_bits_however_rows_arrive():
     np.testing.assert_allclose(mean, exact.mean(axis=0), atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "dtype, width",
+    [(BF16, 896), (BF16, 895), (BF16, 28_672), (np.float16, 896), (np.float32, 896)],
+    ids=["bf16", "bf16-odd", "bf16-wide", "f16", "f32"],
+)
+def test_statistics_of_several_tiles_are_those_of_all_rows(dtype, width):
+    chance = np.random.default_rng(0)
+    height = 3 * site_statistics.TILE // (width * np.dtype(dtype).itemsize) + 5
+    rows = (chance.normal(size=(height, width)) * 30).astype(dtype)
+    rows[height // 2, 3] = np.inf
+    found, mean = gather(rows, sorted(chance.integers(0, height, 20).tolist()))
+    exact = np.delete(rows, height // 2, axis=0).astype(np.float64)
+    assert (found.rows, found.finite_rows, found.nonfinite) == (height, height - 1, 1)
+    assert found.max == np.abs(exact).max()
+    assert found.norm == pytest.approx(np.linalg.norm(exact, axis=1).mean(), rel=1e-5)
+    np.testing.assert_allclose(mean, exact.mean(axis=0), atol=1e-4)
+
+
 def test_values_that_are_not_finite_are_counted_and_left_out():
     rows = np.ones((6, 4), np.float32)
     rows[1, 2], rows[4, 0], rows[4, 1] = np.inf, np.nan, -np.inf

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 import shutil
 
 import numpy as np
 import pytest
 
+from tests.chaos.small_disk import SmallDisk
 from tests.workloads.activations import synthetic
 from tests.workloads.activations.tiny_model import tpu
 from tpufleet.errors import BadInput, Conflict, NotFound
@@ -121,7 +125,8 @@ def test_a_missing_disk_is_named_and_the_status_still_shown(disks):
     for command in ("verify", "run"):
         code, text = tpu(command, disks[0])
         assert code == 1 and f"{disks[1]}, which holds shards" in text, text
-        assert f"tpu extract stripe {disks[0]}" in text
+        assert f"`tpu extract stripe {disks[0]} --without {disks[1]}`" in text
+        assert f"`tpu extract repair {disks[0]}`" in text
     with pytest.raises(NotFound, match="mount its disk"):
         datasets.open_dataset(str(disks[0])).read(1, "resid_post.0")
     assert json.loads(tpu("status", disks[0], "--json")[1])[str(disks[0])]["samples"] == 20
@@ -147,6 +152,119 @@ def test_a_lost_disk_is_replaced_and_its_units_rebuilt(disks, tmp_path):
     synthetic.extract(storage, wanted, worker="b")
     assert verification.verify(storage).intact
     assert sum(counts([disks[0], disks[2], spare])) == 12
+
+
+def plan_tiny(disks, tmp_path, model_folder) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(json.dumps({"tokens": list(range(1, 9))}) for _ in range(24)))
+    planned = ["plan", disks[0], "--model", model_folder, "--data", data, "--site", "resid_post.0"]
+    stripes = [option for folder in disks[1:] for option in ("--stripe", folder)]
+    code, text = tpu(*planned, "--shard-gb", 1e-6, *stripes)
+    assert code == 0, text
+
+
+def test_the_commands_that_the_message_of_a_lost_disk_names_rebuild_its_units(
+    disks, tmp_path, model_folder
+):
+    """Also when no other folder is left."""
+    plan_tiny(disks[:2], tmp_path, model_folder)
+    assert tpu("run", disks[0], "--quiet")[0] == 0
+    before = {
+        sample: values.tobytes()
+        for sample in range(24)
+        for values in [datasets.open_dataset(str(disks[0])).read(sample, "resid_post.0")]
+    }
+    lost = counts(disks)[1]
+    shutil.rmtree(disks[1])
+    code, text = tpu("repair", disks[0])
+    assert code == 1 and lost, text
+    for command in re.findall("`tpu extract ([^`]+)`", text):
+        code, printed = tpu(*command.split())
+        assert code == 0, printed
+    assert f"reopened {lost:,} of" in printed
+    assert tpu("verify", disks[0])[0] == 0
+    data = datasets.open_dataset(str(disks[0]))
+    assert {n: data.read(n, "resid_post.0").tobytes() for n in range(24)} == before
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    disk = SmallDisk(tmp_path / "small")
+    if not disk.mounted:
+        pytest.skip("only root can mount a disk")
+    yield disk
+    disk.cleanup()
+
+
+def test_a_run_on_a_full_disk_continues_on_another_one(small_disk, tmp_path, model_folder):
+    out, other = small_disk.folder / "acts", tmp_path / "other"
+    plan_tiny([out], tmp_path, model_folder)
+    small_disk.fill([])
+    # Nothing can be written, neither shards nor records.
+    for command in (["run", out, "--quiet"], ["stripe", out, other]):
+        code, text = tpu(*command)
+        assert code == 1 and f"no space left on device at {out}" in text, text
+        assert f"tpu extract stripe {out} FOLDER" in text and f"tpu extract run {out}" in text
+    assert not list(out.glob("*/.*"))  # drafts of records
+    filler = small_disk.folder / "filler"
+    os.truncate(filler, filler.stat().st_size - 2**20)
+    code, text = tpu("stripe", out, other)
+    assert code == 0, text
+    code, text = tpu("run", out, "--quiet")
+    assert code == 0, text
+    assert tpu("verify", out)[0] == 0
+    assert counts([out])[0] == 0 < counts([other])[0]
+    # Repairing a damaged unit needs space for a record.
+    next(other.glob("shards/*")).unlink()
+    small_disk.free([])
+    small_disk.fill([])
+    code, text = tpu("repair", out)
+    assert code == 1 and "no space left on device" in text, text
+    small_disk.free([])
+    assert tpu("repair", out)[0] == 0
+    assert tpu("verify", out)[0] == 0
+
+
+class BadSector(LocalFolder):
+    """A disk that cannot read the shards of unit 1."""
+
+    def read_range(self, name, start, size):
+        if name.startswith("shards/00000001-0000"):
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read_range(name, start, size)
+
+
+def test_a_shard_that_the_disk_cannot_read_is_a_damaged_unit(tmp_path):
+    disk, wanted = BadSector(tmp_path / "acts"), synthetic.plan(samples=20, unit_samples=5)
+    synthetic.extract(LocalFolder(disk.path), wanted)
+    report = verification.verify(disk)
+    assert report.bad_units == (1,) and "Input/output error" in report.problems[0]
+    verification.reopen(disk, report.bad_units)
+    synthetic.extract(disk, wanted, worker="b")
+    assert verification.verify(disk).intact
+
+
+def test_a_disk_that_cannot_be_read_is_named_like_a_missing_one(disks):
+    storage = stripe(disks)
+    synthetic.extract(storage, synthetic.plan(samples=20, unit_samples=5))
+    shutil.rmtree(disks[1])
+    disks[1].write_bytes(b"")  # reading a file below it fails with another error than NotFound
+    code, text = tpu("verify", disks[0])
+    assert code == 1 and "Not a directory" in text and "tpu extract repair" in text
+    code, text = tpu("stripe", disks[0], "--without", disks[1])
+    assert code == 0, text
+    assert len(verification.verify(open_storage(disks[0])).bad_units) == 1
+
+
+def test_only_folders_of_the_dataset_are_left_out(disks):
+    storage = stripe(disks)
+    synthetic.extract(storage, synthetic.plan(samples=60, unit_samples=5))
+    code, text = tpu("stripe", disks[0], "--without", disks[0].parent / "other")
+    assert code == 1 and f"not one of the folders of {disks[0]}" in text
+    code, text = tpu("stripe", disks[0], "--without", disks[1])
+    assert code == 1 and "disk1/acts holds 4 shards" in text
+    code, text = tpu("stripe", disks[0], disks[1], "--without", disks[2])
+    assert code == 2 and "--without" in text
 
 
 def test_disks_are_added_and_shards_moved_at_any_time(disks, tmp_path):
@@ -198,11 +316,7 @@ def test_a_disk_with_little_space_is_passed_over(free, chosen):
 
 
 def test_a_plan_on_several_disks_from_the_command_line(disks, tmp_path, model_folder):
-    data = tmp_path / "data.jsonl"
-    data.write_text("\n".join(json.dumps({"tokens": list(range(1, 9))}) for _ in range(24)))
-    planned = ["plan", disks[0], "--model", model_folder, "--data", data, "--site", "resid_post.0"]
-    code, text = tpu(*planned, "--shard-gb", 1e-6, "--stripe", disks[1], "--stripe", disks[2])
-    assert code == 0, text
+    plan_tiny(disks, tmp_path, model_folder)
     code, text = tpu("run", disks[0], "--json", "--quiet")
     assert code == 0, text
     assert json.loads(text.splitlines()[-1])["writes"] in ("direct", "buffered")
@@ -211,5 +325,6 @@ def test_a_plan_on_several_disks_from_the_command_line(disks, tmp_path, model_fo
     stripes = json.loads(tpu("stripe", disks[0], "--json")[1])
     assert [entry["folder"] for entry in stripes] == list(map(str, disks))
     assert [entry["shards"] for entry in stripes] == counts(disks)
-    code, text = tpu("plan", "gs://bucket/acts", *planned[2:], "--stripe", disks[1])
+    planned = ["--model", model_folder, "--data", tmp_path / "data.jsonl", "--site", "resid_post.0"]
+    code, text = tpu("plan", "gs://bucket/acts", *planned, "--stripe", disks[1])
     assert code == 1 and "expected a folder" in text

@@ -243,7 +243,10 @@ class Workload:
                 log.note(f"stopped before {name}: {self._stop_reason}")
                 return self._exit_without_process(self._stop_reason, stopped=True)
             if argv:
+                step_start = log.size
                 exit = self._run_step(name, argv, log, pipe)
+                if self._image is not None:
+                    exit = _without_container(exit, log, step_start)
                 if name == "setup" and (exit.status != 0 or exit.stopped_by_agent):
                     return exit
         return exit
@@ -488,3 +491,12 @@ class Workload:
 
 def _on_one_line(argv: tuple[str, ...]) -> str:
     return shlex.join(argv).replace("\n", "\\n")[:1000]
+
+
+def _without_container(exit: Exit, log: LogFile, step_start: int) -> Exit:
+    """A failure of Docker itself, such as an image that cannot be pulled, is not the program's."""
+    if exit.status != container_image.DOCKER_FAILED:
+        return exit
+    lines = log.tail(exit_diagnosis.TAIL_LINES, step_start)
+    error = container_image.docker_error(lines)
+    return replace(exit, during_setup=True, log_line=error) if error else exit

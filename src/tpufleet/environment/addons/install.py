@@ -104,6 +104,7 @@ class Kubectl:
 
 def install(environment: Environment, kubectl: Kubectl, report: Callable[[str], None]) -> None:
     """Add-ons, then what depends on them. Can be repeated."""
+    _require_cluster(environment, kubectl)
     for addon in addons(environment):
         kubectl.run("apply", "--server-side", "--force-conflicts", "-f", addon.url)
         kubectl.run(
@@ -111,10 +112,17 @@ def install(environment: Environment, kubectl: Kubectl, report: Callable[[str], 
             f"deployment/{addon.deployment}",
         )  # fmt: skip
         report(f"{addon.name} {addon.version} is available")
-    apply_queues(environment, kubectl, report)
+    _apply_queues(environment, kubectl, report)
 
 
 def apply_queues(environment: Environment, kubectl: Kubectl, report: Callable[[str], None]) -> None:
+    _require_cluster(environment, kubectl)
+    _apply_queues(environment, kubectl, report)
+
+
+def _apply_queues(
+    environment: Environment, kubectl: Kubectl, report: Callable[[str], None]
+) -> None:
     kubectl.apply(team_manifests.teams(environment))
     kubectl.apply(queues.manifests(environment))
     report(f"queues of {', '.join(environment.teams)} are applied")
@@ -122,16 +130,41 @@ def apply_queues(environment: Environment, kubectl: Kubectl, report: Callable[[s
 
 def checks(environment: Environment, kubectl: Kubectl) -> list[Check]:
     """What is there, against what cluster.yaml says."""
+    problem = _cluster_problem(environment, kubectl)
+    if problem:
+        return [Check(name="cluster", ok=False, detail=problem, next=_login(environment))]
+    found = [_addon_check(addon, kubectl) for addon in addons(environment)]
+    return found + [_queue_check(name, environment, kubectl) for name in environment.teams]
+
+
+def _require_cluster(environment: Environment, kubectl: Kubectl) -> None:
+    problem = _cluster_problem(environment, kubectl)
+    if problem:
+        raise AddOnFailed(f"{problem}\n  next: {_login(environment)}")
+
+
+def _cluster_problem(environment: Environment, kubectl: Kubectl) -> str:
+    """Why kubectl does not lead to the cluster of this environment; empty when it does. Only
+    contexts that gcloud wrote name their cluster."""
+    try:
+        context = kubectl.run("config", "current-context").strip()
+    except AddOnFailed:
+        context = ""  # none is set: the service account of a pod, say
+    expected = f"gke_{environment.project}_{environment.region}_{names.cluster(environment)}"
+    if context.startswith("gke_") and context != expected:
+        return f"kubectl's context is {context}, not {expected}"
     try:
         kubectl.run("get", "--raw", "/readyz")
     except AddOnFailed as error:
-        login = (
-            f"`gcloud container clusters get-credentials {names.cluster(environment)} "
-            f"--region {environment.region} --project {environment.project}`"
-        )
-        return [Check(name="cluster", ok=False, detail=_last_line(error), next=login)]
-    found = [_addon_check(addon, kubectl) for addon in addons(environment)]
-    return found + [_queue_check(name, environment, kubectl) for name in environment.teams]
+        return _last_line(error)
+    return ""
+
+
+def _login(environment: Environment) -> str:
+    return (
+        f"`gcloud container clusters get-credentials {names.cluster(environment)} "
+        f"--region {environment.region} --project {environment.project}`"
+    )
 
 
 def _addon_check(addon: AddOn, kubectl: Kubectl) -> Check:

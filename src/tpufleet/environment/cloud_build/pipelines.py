@@ -25,6 +25,12 @@ DOCKER = "gcr.io/cloud-builders/docker:24.0.9"
 PLAN = "stage.tfplan"
 # The first stage gives the automation account its roles, so a person applies it.
 STAGES = (StageName.INFRASTRUCTURE, StageName.CLUSTER_CONFIG)
+# Without variables, which Cloud Build would replace.
+CHECK_PROTECTION = (
+    f"tofu -chdir={StageName.INFRASTRUCTURE} show -json > state.json && "
+    "! grep -q '\"deletion_protection\":true' state.json || "
+    "{ echo 'write deletion_protection: false in cluster.yaml and apply it first'; exit 1; }"
+)
 RENDERED = "rendered"  # folder of `tpu cluster render`
 KUBECONFIG = "KUBECONFIG=/workspace/.kubeconfig"
 # What images are built of, by target of the Containerfile.
@@ -92,10 +98,19 @@ def provision(environment: Environment) -> Json:
 
 
 def destroy(environment: Environment) -> Json:
-    steps = []
+    """Nothing is deleted while the cluster is protected: Google would refuse to delete it when all
+    else is gone."""
+    steps = [_tofu(stage, "init", "-input=false") for stage in STAGES]
+    steps.append(
+        {
+            "name": OPENTOFU,
+            "id": "check-deletion-protection",
+            "entrypoint": "sh",
+            "args": ["-c", CHECK_PROTECTION],
+        }
+    )
     for stage in reversed(STAGES):
         steps += [
-            _tofu(stage, "init", "-input=false"),
             _tofu(stage, "plan", "-destroy", "-input=false", f"-out={PLAN}"),
             _tofu(stage, "apply", "-input=false", PLAN),
         ]

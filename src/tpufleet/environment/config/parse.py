@@ -29,7 +29,10 @@ def parse_text(text: str, source: str = "cluster.yaml") -> Environment:
     try:
         document = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise BadInput(f"{source}: not YAML: {str(error).splitlines()[0]}") from error
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = f"line {mark.line + 1}: " if mark is not None else ""
+        reason = problem or str(error).partition("\n")[0]
+        raise BadInput(f"{source}: {line}not YAML: {reason}") from error
     if not isinstance(document, dict):
         raise BadInput(f"{source}: must be a mapping; `tpu cluster init` writes one")
     return parse(document, source)

@@ -91,11 +91,10 @@ def _tpu_pool(environment: Environment, name: str, pool: TpuPool, nodes: int) ->
         "node_config": _node_config(pool, machine_type=kind.machine_type, **_capacity(pool)),
     }
     if scaled:
-        # A multi-host slice scales from zero to all of its hosts at once.
+        # A multi-host slice scales from zero to all of its hosts at once. GKE checks its size by
+        # the limit per zone (https://github.com/vllm-project/ci-infra/pull/545).
         body["initial_node_count"] = 0
-        body["autoscaling"] = Nested(
-            total_min_node_count=0, total_max_node_count=nodes, location_policy="ANY"
-        )
+        body["autoscaling"] = Nested(min_node_count=0, max_node_count=nodes, location_policy="ANY")
     else:
         body["node_count"] = nodes
     if flexible:

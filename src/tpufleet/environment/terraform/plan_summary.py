@@ -60,6 +60,7 @@ class Change:
     name: str
     details: tuple[str, ...] = ()
     usd: float | None = 0.0  # difference per hour; None: not known
+    protected: bool = False  # Google refuses to delete it as it is now
 
 
 def changes(stage: str, plan: Mapping[str, Any]) -> list[Change]:
@@ -113,6 +114,7 @@ def _change(stage: str, entry: Mapping[str, Any]) -> Change | None:
         name=_name(kind, after or before) or entry["name"],
         details=_differences(before, after) if action in (Action.UPDATE, Action.REPLACE) else (),
         usd=_difference_usd(kind, before, after),
+        protected=action is Action.DELETE and bool(before.get("deletion_protection")),
     )
 
 

@@ -10,15 +10,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tpufleet.model.pools import RefusalKind
+
 Json = dict[str, Any]
 
 # Of the provisioner (upstream's and ours) and of the cluster autoscaler. NotTriggerScaleUp is not
 # one: the autoscaler writes it for every pod whose pool someone else creates.
 FAILURE_REASONS = ("NodePoolCreationFailed", "FailedScaleUp")
 FAILURE_CAUSE = "tpu-provisioner.cloud.google.com/failure-cause"  # annotation of our provisioner
+GKE_MESSAGE = "tpu-provisioner.cloud.google.com/gke-message"  # annotation: Google's whole text
 TRANSIENT = "passing"  # its value where the provisioner itself retries within seconds
+# An invalid request may be due to a setting of the provisioner, so no job fails for it.
+_KINDS = {"quota": RefusalKind.QUOTA, "permission": RefusalKind.ACCESS}
 # How our provisioner begins; the job knows its zone and kind of capacity, and not its pool.
-_POOL = re.compile(r"^(node pool \S+ in )?[a-z0-9-]+ \([a-z-]+\): ")
+_POOL = re.compile(r"^(node pool \S+: |(node pool \S+ in )?[a-z0-9-]+ \([a-z-]+\): )?(GKE: )?")
 # How GKE's cluster autoscaler puts its reasons.
 _SCALE_UP = re.compile(
     r"Node scale up in zones .*?failed: (?P<reason>.*?)\. Pod is at risk of not being scheduled.*",
@@ -30,6 +35,8 @@ _SCALE_UP = re.compile(
 class CapacityEvent:
     message: str
     refused: bool  # there will be no nodes here soon: try elsewhere
+    kind: RefusalKind = RefusalKind.CAPACITY
+    detail: str = ""  # Google's whole text, where the message is a summary
 
 
 def latest_by_pod(events: Iterable[Json]) -> dict[str, CapacityEvent]:
@@ -44,8 +51,14 @@ def latest_by_pod(events: Iterable[Json]) -> dict[str, CapacityEvent]:
 
 
 def _capacity_event(event: Json) -> CapacityEvent:
-    cause = (event["metadata"].get("annotations") or {}).get(FAILURE_CAUSE)
+    annotations = event["metadata"].get("annotations") or {}
+    cause = annotations.get(FAILURE_CAUSE, "")
     message = _POOL.sub("", str(event.get("message") or ""), count=1)
     scale_up = _SCALE_UP.fullmatch(message)
     message = f"cluster autoscaler: {scale_up['reason']}" if scale_up else message
-    return CapacityEvent(message=message, refused=cause != TRANSIENT)
+    return CapacityEvent(
+        message=message,
+        refused=cause != TRANSIENT,
+        kind=_KINDS.get(cause, RefusalKind.CAPACITY),
+        detail=annotations.get(GKE_MESSAGE, ""),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadRequest, NoCapacity
 from tpufleet.kubernetes.connections import Connection, Json
-from tpufleet.model.cloud_slices import CloudSlice
+from tpufleet.model.cloud_slices import CloudSlice, ExpectedSlice
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.slices import SliceId
 from tpufleet.model.topology import short_name
@@ -94,7 +94,7 @@ class GkeProvider:
             else:
                 self._jobsets.delete(jobset)
 
-    def listing(self) -> Sequence[CloudSlice]:
+    def listing(self, expected: Collection[ExpectedSlice] = ()) -> Sequence[CloudSlice]:
         now = self._clock.now()
         recent = self._listed_recently(now)
         snapshot = self._jobsets.snapshot() if recent else self._jobsets.list_from_server()

@@ -13,6 +13,7 @@ from typing import Any
 
 from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.pools import RefusalKind
 from tpufleet.model.slices import LossReason, SliceId
 from tpufleet.providers.gke import keys
 from tpufleet.providers.gke.capacity_events import CapacityEvent
@@ -64,6 +65,8 @@ class _Observation:
     message: str = ""
     lost_hosts: tuple[int, ...] = ()
     loss: LossReason | None = None
+    refusal: RefusalKind = RefusalKind.CAPACITY
+    detail: str = ""
 
 
 def observed_slices(
@@ -95,6 +98,8 @@ def observed_slices(
                 lost_hosts=observation.lost_hosts,
                 notice=slot.notice or _notice(current_pods(slot_pods, slot), slot),
                 loss=observation.loss,
+                refusal=observation.refusal,
+                detail=observation.detail,
             )
         )
     return slices
@@ -218,7 +223,7 @@ def _observe_starting(
         event = capacity_events.get(pod["metadata"]["uid"])
         if event is not None:
             state = CloudState.REFUSED if event.refused else CloudState.CREATING
-            return _Observation(state, event.message)
+            return _Observation(state, event.message, refusal=event.kind, detail=event.detail)
     for pod in unschedulable:
         # Flex-start waits for capacity for hours. Otherwise nodes come soon or never: the boot
         # timeout applies.

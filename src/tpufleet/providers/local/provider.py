@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -20,7 +20,7 @@ from pathlib import Path
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadInput, BadRequest, NoCapacity, ProviderUnavailable
 from tpufleet.model import topology
-from tpufleet.model.cloud_slices import CloudSlice, CloudState
+from tpufleet.model.cloud_slices import CloudSlice, CloudState, ExpectedSlice
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.server_status import LocalJobs
 from tpufleet.model.slices import SliceId
@@ -110,7 +110,7 @@ class LocalProvider:
         if self._thread is None:
             self.advance()
 
-    def listing(self) -> Sequence[CloudSlice]:
+    def listing(self, expected: Collection[ExpectedSlice] = ()) -> Sequence[CloudSlice]:
         return [self._cloud_slice(record) for record in self._records.all()]
 
     def inject(self, slice_id: SliceId, fault: Fault, host_index: int | None = None) -> None:

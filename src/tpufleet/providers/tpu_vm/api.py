@@ -32,14 +32,20 @@ def connect(endpoint: str = "") -> tpu_v2.TpuClient:
 class TpuApi:
     """Connects on first use: credentials may become available after the server starts."""
 
-    def __init__(self, connect: Callable[[], tpu_v2.TpuClient], deadline: float = DEADLINE) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], tpu_v2.TpuClient],
+        deadline: float = DEADLINE,
+        project: str = "",
+    ) -> None:
         self._connect = connect
+        self._project = project  # in the commands of messages
         self._client: tpu_v2.TpuClient | None = None
         self._deadline = deadline
 
     def create_node(self, parent: str, node_id: str, node: tpu_v2.Node) -> Any:
         """The operation; None if the node already exists."""
-        with _translate_errors(f"create {node_id} in {_zone(parent)}", exists_ok=True):
+        with self._translate_errors(f"create {node_id} in {_zone(parent)}", exists_ok=True):
             return self._open.create_node(
                 parent=parent, node_id=node_id, node=node, **self._options
             ).operation
@@ -48,7 +54,7 @@ class TpuApi:
     def create_queued_resource(
         self, parent: str, queued_id: str, queued: tpu_v2.QueuedResource
     ) -> Any:
-        with _translate_errors(
+        with self._translate_errors(
             f"create queued resource {queued_id} in {_zone(parent)}", exists_ok=True
         ):
             return self._open.create_queued_resource(
@@ -59,31 +65,34 @@ class TpuApi:
 
     def delete_node(self, name: str) -> bool:
         """False if it did not exist."""
-        with _translate_errors(f"delete {_short(name)}", gone_ok=True):
+        with self._translate_errors(f"delete {_short(name)}", gone_ok=True):
             self._open.delete_node(name=name, **self._options)
             return True
         return False
 
     def delete_queued_resource(self, name: str) -> None:
-        with _translate_errors(f"delete {_short(name)}", gone_ok=True):
+        with self._translate_errors(f"delete {_short(name)}", gone_ok=True):
             self._open.delete_queued_resource(
                 request={"name": name, "force": True}, **self._options
             )
 
     def stop_node(self, name: str) -> None:
-        with _translate_errors(f"stop {_short(name)}"):
+        with self._translate_errors(f"stop {_short(name)}"):
             self._open.stop_node(request={"name": name}, **self._options)
 
     def start_node(self, name: str) -> None:
-        with _translate_errors(f"start {_short(name)}"):
+        with self._translate_errors(f"start {_short(name)}"):
             self._open.start_node(request={"name": name}, **self._options)
 
-    def update_node(self, node: tpu_v2.Node, *fields: str) -> None:
-        with _translate_errors(f"update {_short(node.name)}"):
-            self._open.update_node(node=node, update_mask={"paths": fields}, **self._options)
+    def update_node(self, node: tpu_v2.Node, *fields: str) -> Any:
+        """The operation."""
+        with self._translate_errors(f"update {_short(node.name)}"):
+            return self._open.update_node(
+                node=node, update_mask={"paths": fields}, **self._options
+            ).operation
 
     def get_node(self, name: str) -> tpu_v2.Node | None:
-        with _translate_errors(f"get {_short(name)}", gone_ok=True):
+        with self._translate_errors(f"get {_short(name)}", gone_ok=True):
             return self._open.get_node(name=name, **self._options)
         return None
 
@@ -91,7 +100,7 @@ class TpuApi:
         """The values below a path, of all workers. Empty where guest attributes are disabled."""
         action = f"get guest attributes of {_short(name)}"
         try:
-            with _translate_errors(action, gone_ok=True):
+            with self._translate_errors(action, gone_ok=True):
                 response = self._open.get_guest_attributes(
                     request={"name": name, "query_path": query_path},
                     timeout=min(self._deadline, GUEST_DEADLINE),
@@ -109,13 +118,13 @@ class TpuApi:
         return []
 
     def list_nodes(self, parent: str) -> list[tpu_v2.Node]:
-        with _translate_errors(f"list nodes in {_zone(parent)}"):
+        with self._translate_errors(f"list nodes in {_zone(parent)}"):
             request = {"parent": parent, "page_size": PAGE_SIZE}
             response = self._open.list_nodes(request=request, **self._options)
             return [node for page in _complete_pages(response.pages, parent) for node in page.nodes]
 
     def list_queued_resources(self, parent: str) -> list[tpu_v2.QueuedResource]:
-        with _translate_errors(f"list queued resources in {_zone(parent)}"):
+        with self._translate_errors(f"list queued resources in {_zone(parent)}"):
             request = {"parent": parent, "page_size": PAGE_SIZE}
             response = self._open.list_queued_resources(request=request, **self._options)
             pages = _complete_pages(response.pages, parent)
@@ -123,7 +132,7 @@ class TpuApi:
 
     def get_operation(self, name: str) -> operations_pb2.Operation | None:
         """None if the API no longer has it."""
-        with _translate_errors(f"get {_short(name)}", gone_ok=True):
+        with self._translate_errors(f"get {_short(name)}", gone_ok=True):
             return self._open.get_operation({"name": name}, **self._options)
         return None
 
@@ -137,21 +146,20 @@ class TpuApi:
     def _options(self) -> dict[str, Any]:
         return {"timeout": self._deadline, "retry": None}
 
-
-@contextmanager
-def _translate_errors(
-    action: str, *, gone_ok: bool = False, exists_ok: bool = False
-) -> Iterator[None]:
-    try:
-        yield
-    except google.NotFound as error:
-        if not gone_ok:
-            raise error_mapping.translate(error, action) from error
-    except google.AlreadyExists as error:
-        if not exists_ok:
-            raise error_mapping.translate(error, action) from error
-    except (google.GoogleAPIError, auth.GoogleAuthError) as error:
-        raise error_mapping.translate(error, action) from error
+    @contextmanager
+    def _translate_errors(
+        self, action: str, *, gone_ok: bool = False, exists_ok: bool = False
+    ) -> Iterator[None]:
+        try:
+            yield
+        except google.NotFound as error:
+            if not gone_ok:
+                raise error_mapping.translate(error, action, self._project) from error
+        except google.AlreadyExists as error:
+            if not exists_ok:
+                raise error_mapping.translate(error, action, self._project) from error
+        except (google.GoogleAPIError, auth.GoogleAuthError) as error:
+            raise error_mapping.translate(error, action, self._project) from error
 
 
 def _complete_pages(pages: Iterable[Any], parent: str) -> Iterator[Any]:

@@ -49,7 +49,7 @@ _CONSTRAINT_HINTS = {
 }
 
 
-def translate(error: Exception, action: str) -> ProviderError:
+def translate(error: Exception, action: str, project: str = "") -> ProviderError:
     """Our error for one of Google's, with the next step in its message."""
     message = error_message(error)
     if _ADVICE.search(message):  # Google's; ours follows
@@ -65,7 +65,7 @@ def translate(error: Exception, action: str) -> ProviderError:
         case google.PermissionDenied() | google.Forbidden() if reason in _RATE_REASONS:
             return RateLimited(text)
         case google.PermissionDenied() | google.Forbidden():
-            return PermissionMissing(f"{text}; {_permission_hint(message, reason)}")
+            return PermissionMissing(f"{text}; {_permission_hint(message, reason, project)}")
         case google.Unauthenticated() | google.Unauthorized():
             return PermissionMissing(f"{text}; {_LOG_IN}")
         case auth.RefreshError() | auth.DefaultCredentialsError():
@@ -81,7 +81,9 @@ def translate(error: Exception, action: str) -> ProviderError:
         case google.DeadlineExceeded() | google.GatewayTimeout() if _CAPACITY.search(message):
             return NoCapacity(text)  # a queued resource that was not granted in time
         case google.InvalidArgument() | google.OutOfRange() | google.BadRequest():
-            return BadRequest(f"{text}{_type_hint(message)}")
+            if type_message := _type_message(message):
+                return BadRequest(f"{action}: {type_message}")
+            return BadRequest(f"{text}{_runtime_hint(message, action) or _network_hint(message)}")
         case google.MethodNotImplemented():
             return BadRequest(f"{text}; upgrade the client library")
     return ProviderUnavailable(text)
@@ -116,7 +118,7 @@ _LOG_IN = (
 )
 
 
-def _permission_hint(message: str, reason: str) -> str:
+def _permission_hint(message: str, reason: str, project: str) -> str:
     if GCLOUD_PROJECT in message:
         return (
             "your credentials name no quota project: run `gcloud auth application-default "
@@ -125,19 +127,45 @@ def _permission_hint(message: str, reason: str) -> str:
     if reason == "USER_PROJECT_DENIED":
         return "grant roles/serviceusage.serviceUsageConsumer on the project"
     if reason == "SERVICE_DISABLED" or "has not been used in project" in message:
-        return "run `gcloud services enable tpu.googleapis.com`"
+        option = f" --project {project}" if project else ""
+        return f"run `gcloud services enable tpu.googleapis.com{option}`"
     if "serviceAccountUser" in message or "actAs" in message:
         return "grant roles/iam.serviceAccountUser on the service account of the nodes"
     named = re.search(r"Permission '([a-z.A-Z]+)'", message)
     permission = f" (includes {named[1]})" if named else ""
-    return f"grant {ROLE}{permission} on the project, and check that the zone exists"
+    return (
+        f"grant {ROLE}{permission} on the project, and check that the zone exists: "
+        "`tpu check cloud` prints the command"
+    )
 
 
-def _type_hint(message: str) -> str:
-    """Names the zones of a type that the zone does not offer."""
-    missing = re.search(r"the accelerator (\S+) was not found in zone", message)
-    zones = tpu_zones.zones_of(missing[1]) if missing else ()
-    return f"; documented in {', '.join(zones[:4])}: `tpu types --zones`" if zones else ""
+def _type_message(message: str) -> str:
+    """For a type that the zone does not offer, which the API says twice: shorter, with the zones
+    that have it."""
+    missing = re.search(r"the accelerator (\S+) was not found in zone (\S+)", message)
+    if missing is None:
+        return ""
+    zones = ", ".join(tpu_zones.zones_of(missing[1])[:4])
+    hint = f"; documented in {zones}: `tpu types --zones`, then add one to tpu_vm.zones"
+    return f"{missing[0]}{hint if zones else ''}"
+
+
+def _runtime_hint(message: str, action: str) -> str:
+    if '"RuntimeVersion"' not in message:
+        return ""
+    zone = re.search(r" in (\S+)$", action)
+    option = f" --zone {zone[1]}" if zone else ""
+    return (
+        "; correct `runtimes` in tpu_vm: `gcloud compute tpus tpu-vm versions list"
+        f"{option}` lists the versions"
+    )
+
+
+def _network_hint(message: str) -> str:
+    missing = re.search(r"\b((?:sub)?network)\b.* not found", message, re.IGNORECASE)
+    if missing is None:
+        return ""
+    return f"; correct `{missing[1].lower()}` in tpu_vm, then run `tpu check cloud`"
 
 
 def _grpc_code(code: int) -> object:

@@ -1,4 +1,4 @@
-"""Create operations in progress, saved so that they are checked again after a crash."""
+"""Operations that create or adopt nodes, saved so that they are checked again after a crash."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Creation:
     zone: str
     operation: str
     asked_at: datetime
+    node: str = ""  # that a person made, and that is being adopted
 
 
 class PendingCreations:

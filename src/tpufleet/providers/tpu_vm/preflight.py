@@ -3,6 +3,7 @@ command that fixes it; nothing is changed."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +62,7 @@ class Preflight:
     def run(self) -> list[Check]:
         checks: list[Check] = []
         groups: Sequence[Callable[[], Iterator[Check]]] = (
-            self._project_exists, self._api, self._roles, self._account, self._quota,
+            self._project_exists, self._api, self._roles, self._account, self._zones, self._quota,
             self._networks, self._bucket, self._bundle,
         )  # fmt: skip
         try:
@@ -159,6 +160,41 @@ class Preflight:
                 "--role=roles/iam.serviceAccountUser",
             )
 
+    def _zones(self) -> Iterator[Check]:
+        """Zones that do not exist, and types that no zone of the config file has."""
+        zones = self._settings.zones
+        for zone in self._unknown_zones():
+            close = difflib.get_close_matches(zone, tpu_zones.zones(), n=1)
+            meant = f": {close[0]}?" if close else "; `tpu types --zones` lists them"
+            yield Check(
+                name=f"zone {zone}",
+                status=FAILED,
+                message=f"no zone of Google Cloud{meant}",
+                fix="correct `zones` of `tpu_vm` in the config file",
+            )
+        for name in self._wanted.accelerators:
+            accelerator, short = topology.find(name).name, topology.short_name(name)
+            if not any(tpu_zones.is_offered(accelerator, zone) for zone in zones):
+                documented = ", ".join(tpu_zones.zones_of(accelerator)[:4])
+                yield Check(
+                    name=f"zones of {short}",
+                    status=FAILED,
+                    message=f"not documented in {', '.join(zones)}",
+                    fix=f"add one of its zones to `zones` of `tpu_vm`: {documented}",
+                )
+
+    def _unknown_zones(self) -> list[str]:
+        """The catalogue may be older than a zone, so Compute Engine is asked."""
+        return [
+            zone
+            for zone in self._settings.zones
+            if zone not in tpu_zones.zones()
+            and self._rest.get(
+                "compute", f"compute/v1/projects/{self._project}/zones/{zone}"
+            ).status
+            == 404
+        ]
+
     def _quota(self) -> Iterator[Check]:
         for accelerator, zone in self._pairs():
             kind = topology.find(accelerator)
@@ -205,8 +241,9 @@ class Preflight:
         types = [topology.find(name).name for name in self._wanted.accelerators] or [
             kind.name for kind in topology.all_types().values() if kind.runtime and kind.chips == 4
         ]
+        unknown = self._unknown_zones()
         for accelerator in types:
-            for zone in self._settings.zones:
+            for zone in (each for each in self._settings.zones if each not in unknown):
                 if tpu_zones.is_offered(accelerator, zone):
                     yield accelerator, zone
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from datetime import timedelta
@@ -15,7 +15,7 @@ from google.cloud import tpu_v2
 
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadRequest, NoCapacity, ProviderError, ProviderUnavailable, RateLimited
-from tpufleet.model.cloud_slices import CloudState, SliceListing
+from tpufleet.model.cloud_slices import CloudState, ExpectedSlice, SliceListing
 from tpufleet.model.slices import SliceId
 from tpufleet.model.topology import short_name
 from tpufleet.providers.base import Fault, Order
@@ -61,7 +61,9 @@ class TpuVmProvider:
         self._settings = settings
         self._fleet = fleet
         self._clock = clock or SystemClock()
-        self._api = TpuApi(connect or (lambda: api.connect(settings.endpoint)), deadline)
+        self._api = TpuApi(
+            connect or (lambda: api.connect(settings.endpoint)), deadline, settings.project
+        )
         self._pending = PendingCreations(folder)
         self._zones = {
             zone: ZoneObserver(
@@ -111,9 +113,9 @@ class TpuVmProvider:
                 self._leave_gang(slice_id, zone_slice)
         self._pending.remove(slice_id)
 
-    def listing(self) -> SliceListing:
+    def listing(self, expected: Collection[ExpectedSlice] = ()) -> SliceListing:
         now = self._clock.now()
-        answers = self._listings.all(lambda zone: self._zones[zone].observe(now))
+        answers = self._listings.all(lambda zone: self._zones[zone].observe(now, expected))
         views = {zone: view for zone, view in answers.items() if isinstance(view, ZoneView)}
         if not views:
             raise next(
@@ -158,7 +160,16 @@ class TpuVmProvider:
         node = adoption.check(self._api.get_node(location.node(order.node)), order)
         if adoption.adopted_as(node) is None:
             update = adoption.adopted(node, order, self._settings)
-            self._api.update_node(update, *adoption.UPDATED_FIELDS)
+            operation = self._api.update_node(update, *adoption.UPDATED_FIELDS)
+            self._pending.add(
+                Creation(
+                    slice_id=order.slices[0],
+                    zone=location.zone,
+                    operation=operation.name,
+                    asked_at=self._clock.now(),
+                    node=order.node,
+                )
+            )
 
     def _give_back(self, slice_id: SliceId, zone_slice: ZoneSlice) -> None:
         """The node stays. Its agent exits when the server answers that the slice is released."""
@@ -225,7 +236,7 @@ class TpuVmProvider:
         known = self._zones[zone]
         view, now = known.view, self._clock.now()
         if view is None or now - view.observed_at > MAX_VIEW_AGE or slice_id not in view.slices:
-            view = known.observe(now)
+            view = known.observe(now, [ExpectedSlice(id=slice_id, zone=zone)])
         return view.slices.get(slice_id)
 
     def _delete_node(self, slice_id: SliceId, zone: str, zone_slice: ZoneSlice | None) -> None:
@@ -233,7 +244,7 @@ class TpuVmProvider:
             return
         location = self._zones[zone].location
         if zone_slice is None and self._pending.get(slice_id) is None:
-            return  # neither a node nor a pending creation
+            return  # neither a node, listed or not, nor a pending creation
         self._api.delete_node(
             zone_slice.node if zone_slice and zone_slice.node else location.node(slice_id)
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,7 +13,7 @@ from google.cloud import tpu_v2
 
 from tpufleet.model import fleets
 from tpufleet.model.bootstrap import BootstrapReport
-from tpufleet.model.cloud_slices import CloudSlice, CloudState
+from tpufleet.model.cloud_slices import CloudSlice, CloudState, ExpectedSlice
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import RefusalKind, refusal_kind
 from tpufleet.model.slices import SliceId
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 MAX_OPERATIONS = 50
 # A node that was just requested may be missing from a listing.
 SETTLES_WITHIN = timedelta(seconds=30)
+# Nodes that a listing lacks are read at the same time, so that many do not delay the others.
+PARALLEL_READS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,8 +72,11 @@ class ZoneObserver:
         self._fleet = naming.label_value(fleet)
         self.view: ZoneView | None = None
         self._bootstrap = BootstrapReports(api)
+        self._gone: set[SliceId] = set()  # expected, and read as not found
 
-    def observe(self, now: datetime) -> ZoneView:
+    def observe(self, now: datetime, expected: Collection[ExpectedSlice] = ()) -> ZoneView:
+        """Listings are eventually consistent: an expected slice is only missing if its node is not
+        found by name either."""
         # Queued resources first: if one turns ACTIVE in between, its nodes are in the later list.
         queued = [
             item
@@ -80,6 +86,7 @@ class ZoneObserver:
         listed = self._api.list_nodes(self.location.path)
         self._delete_expired(listed, now)
         nodes = [node for node in listed if self._is_own(node)]
+        nodes += self._unlisted(nodes, queued, expected)
         self._bootstrap.start_observation({node.name for node in nodes}, now)
         if nodes and self._maintenance is not None:
             self._maintenance.refresh(now)
@@ -90,12 +97,54 @@ class ZoneObserver:
         for item in queued:
             for zone_slice in self._of_queued(item, observed, now):
                 observed[zone_slice.cloud_slice.id] = zone_slice
-        for creation in self._missing(observed):
-            created = self._of_creation(creation, now)
+        for index, creation in enumerate(self._missing(observed)):
+            created = self._of_creation(creation, now, read=index < MAX_OPERATIONS)
             if created is not None:
                 observed[created.cloud_slice.id] = created
         self.view = ZoneView(observed_at=now, slices=observed)
         return self.view
+
+    def _unlisted(
+        self,
+        listed: Sequence[tpu_v2.Node],
+        queued: Sequence[tpu_v2.QueuedResource],
+        expected: Collection[ExpectedSlice],
+    ) -> list[tpu_v2.Node]:
+        """Own nodes that exist although the listing lacks them."""
+        known = {self._slice_of(node) for node in listed}
+        names: dict[SliceId, str] = {}  # of the nodes to read, by slice
+        in_queue: set[SliceId] = set()
+        for item in queued:
+            nodes = _node_names(item)
+            in_queue.update(nodes)
+            if item.state.state is states.QueuedState.ACTIVE:
+                names.update(nodes)
+        here = [each for each in expected if each.zone == self.zone]
+        self._gone &= {each.id for each in here}
+        for each in here:
+            # The operation of a creation tells more.
+            if each.id not in in_queue | self._gone and self._pending.get(each.id) is None:
+                names[each.id] = each.node or each.id
+        names = {slice_id: name for slice_id, name in names.items() if slice_id not in known}
+        if not names:
+            return []
+        with ThreadPoolExecutor(min(len(names), PARALLEL_READS)) as pool:
+            paths = [self.location.node(name) for name in names.values()]
+            nodes_read = list(pool.map(self._api.get_node, paths))
+        found = []
+        for slice_id, node in zip(names, nodes_read, strict=True):
+            if node is not None and self._is_own(node) and self._slice_of(node) == slice_id:
+                found.append(node)
+            elif slice_id not in in_queue:
+                self._gone.add(slice_id)
+        if found:
+            log.warning("the listing of %s lacks %d nodes that exist", self.zone, len(found))
+        return found
+
+    def _slice_of(self, node: tpu_v2.Node) -> SliceId:
+        slices = naming.slices_of(node.metadata)
+        node_id = naming.short_name(node.name)
+        return adoption.adopted_as(node) or naming.slice_of_node(node_id, slices)
 
     def _delete_expired(self, nodes: Sequence[tpu_v2.Node], now: datetime) -> None:
         """Manual nodes whose `--autostop` time is over."""
@@ -115,7 +164,7 @@ class ZoneObserver:
     def _of_node(self, node: tpu_v2.Node, now: datetime) -> ZoneSlice:
         slices = naming.slices_of(node.metadata)
         adopted_as = adoption.adopted_as(node)
-        slice_id = adopted_as or naming.slice_of_node(naming.short_name(node.name), slices)
+        slice_id = self._slice_of(node)
         state, message, lost, notice = states.node_state(node)
         if state is not CloudState.CREATING:
             self._pending.remove(slice_id)
@@ -191,24 +240,28 @@ class ZoneObserver:
 
     def _missing(self, observed: Mapping[SliceId, ZoneSlice]) -> list[Creation]:
         pending = self._pending.in_zone(self.zone)
-        return [creation for creation in pending if creation.slice_id not in observed][
-            :MAX_OPERATIONS
-        ]
+        return [creation for creation in pending if creation.slice_id not in observed]
 
-    def _of_creation(self, creation: Creation, now: datetime) -> ZoneSlice | None:
-        """A requested node that is not listed: its operation tells why."""
+    def _of_creation(self, creation: Creation, now: datetime, read: bool) -> ZoneSlice | None:
+        """A requested node that is not listed as ours: its operation tells why, if it is read."""
         state, message, kind = CloudState.CREATING, "requested", None
-        operation = self._api.get_operation(creation.operation)
+        name = self.location.node(creation.node or creation.slice_id)
+        operation = self._api.get_operation(creation.operation) if read else None
         if operation is not None and operation.HasField("error"):
-            action = f"create {creation.slice_id} in {self.zone}"
+            verb = "adopt" if creation.node else "create"
+            action = f"{verb} {creation.node or creation.slice_id} in {self.zone}"
             error = error_mapping.translate_status(
                 operation.error.code, operation.error.message, action
             )
             kind = refusal_kind(error)
             state, message = CloudState.REFUSED if kind else CloudState.FAILED, str(error)
-        elif (operation is None or operation.done) and now - creation.asked_at > SETTLES_WITHIN:
-            self._pending.remove(creation.slice_id)
-            return None  # it existed and was deleted
+        elif read and (operation is None or operation.done):
+            node = self._api.get_node(name)
+            if node is not None and self._is_own(node):
+                return self._of_node(node, now)  # not listed yet
+            if now - creation.asked_at > SETTLES_WITHIN:
+                self._pending.remove(creation.slice_id)
+                return None  # it existed and was deleted
         cloud = CloudSlice(
             id=creation.slice_id,
             zone=self.zone,
@@ -216,4 +269,16 @@ class ZoneObserver:
             message=message,
             refusal=kind or RefusalKind.CAPACITY,
         )
+        if creation.node:
+            return ZoneSlice(cloud_slice=cloud, node=name, adopted=True)
         return ZoneSlice(cloud_slice=cloud)
+
+
+def _node_names(queued: tpu_v2.QueuedResource) -> dict[SliceId, str]:
+    """Names of the nodes that a queued resource makes, by slice."""
+    spec = queued.tpu.node_spec[0]
+    slices = naming.slices_of(spec.node.metadata)
+    if "multislice_params" not in spec:
+        return {slice_id: spec.node_id for slice_id in slices[:1]}
+    prefix = spec.multislice_params.node_id_prefix or naming.short_name(queued.name)
+    return {slice_id: f"{prefix}-{index}" for index, slice_id in enumerate(slices)}

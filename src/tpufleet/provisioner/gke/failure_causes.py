@@ -23,7 +23,8 @@ from tpufleet.provisioner.planning.cluster_state import FailureCause
 _STOCKOUT_TEXT = re.compile(
     r"GCE_STOCKOUT|RESOURCE_POOL_EXHAUSTED|resource pool exhausted|out of stock|no more capacity|"
     r"does not have enough resources|does not (currently )?have sufficient capacity|stockout|"
-    r"machine type with name .* does not exist in zone|"
+    r"machine type with name .* does not exist in zone|invalid machine type .* in zone|"
+    r"constraints/gcp\.resourceLocations|"
     r"could not find the given reservation|must use ReservationAffinity of|"
     r"the reservation must exist in the same project|aggregate ?reservation|"
     r"target a reservation with workload_type|requires reservation to be in READY state|"
@@ -39,16 +40,12 @@ _QUOTA_TEXT = re.compile(
 )
 _PERMISSION_TEXT = re.compile(
     r"service account.* does not exist|Required .* permission|"
-    r"service account is missing required permissions",
+    r"service account is missing required permissions|PERMISSIONS_ERROR|"
+    r"does not have access to service account|serviceaccounts\.actAs|"
+    r"constraints/[A-Za-z.]+|API has not been used in project",
     re.IGNORECASE,
 )
 _BUSY_TEXT = re.compile(r"incompatible operation|operation .* in progress|try again", re.IGNORECASE)
-# GKE quotes the error of the first instance in the middle of counts and names.
-_INSTANCE_ERROR = re.compile(
-    r"Current errors: \[(?P<code>[A-Z_]+)\]: Instance '[^']*' creation failed: "
-    r"(?P<text>.*?)\.?(\s*'\(resource type:\w+\)'\.?)?\s*(?=$|[;,] \[)",
-    re.DOTALL,
-)
 _BY_CONDITION = {
     "GCE_STOCKOUT": FailureCause.OUT_OF_STOCK,
     "GCE_QUOTA_EXCEEDED": FailureCause.QUOTA,
@@ -67,12 +64,6 @@ _BY_CODE = {
     16: FailureCause.PERMISSION,  # UNAUTHENTICATED
 }
 RESOURCE_EXHAUSTED = 8
-
-
-def summary(message: str) -> str:
-    """GKE's message for people: of a failed creation, the error of the first instance."""
-    found = _INSTANCE_ERROR.search(message)
-    return f"{found['code']}: {found['text']}" if found else message
 
 
 def classify_operation(code: int, message: str) -> FailureCause:

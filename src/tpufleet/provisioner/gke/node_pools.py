@@ -20,12 +20,16 @@ from tpufleet.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from tpufleet.provisioner.gke import failure_causes, pool_shapes
+from tpufleet.provisioner.gke import failure_causes, failure_summaries, pool_shapes
 from tpufleet.provisioner.gke.pool_specs import PoolCapacity
 from tpufleet.provisioner.planning.cluster_state import FailureCause, ObservedPool, PoolStatus
 from tpufleet.provisioner.settings import NodeNetwork
 
 CALL_TIMEOUT = 30.0  # seconds
+GRANT = (
+    "grant the provisioner container.clusters.get, container.clusters.update, "
+    "container.nodePools.* and container.operations.* on the project"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +39,7 @@ class OperationFailure:
     cause: FailureCause
     message: str
     operation: str
+    detail: str = ""  # Google's whole text
 
 
 class NodePools(Protocol):
@@ -178,8 +183,9 @@ def _operation_failure(operation: Any) -> OperationFailure | None:
         return None
     return OperationFailure(
         cause=failure_causes.classify_operation(code, message),
-        message=failure_causes.summary(message),
+        message=failure_summaries.summarize(message),
         operation=operation.name,
+        detail=message,
     )
 
 
@@ -192,7 +198,9 @@ def _observed_pool(pool: Any) -> ObservedPool:
         capacity = PoolCapacity.RESERVED
     nodes = pool.initial_node_count
     if config.flex_start:
-        capacity, nodes = PoolCapacity.FLEX_START, pool.autoscaling.total_max_node_count
+        limits = pool.autoscaling
+        capacity = PoolCapacity.FLEX_START
+        nodes = limits.max_node_count or limits.total_max_node_count
     message = pool.status_message or "; ".join(
         condition.message for condition in pool.conditions if condition.message
     )
@@ -203,7 +211,8 @@ def _observed_pool(pool: Any) -> ObservedPool:
         name=pool.name,
         status=PoolStatus(status) if known else PoolStatus.UNKNOWN,
         labels=dict(config.labels),
-        message=failure_causes.summary(message),
+        message=failure_summaries.summarize(message) if message else "",
+        detail=message,
         failure_cause=failure_causes.classify_pool(codes, message) if has_error else None,
         zone=pool.locations[0] if pool.locations else "",
         capacity=capacity,
@@ -235,24 +244,22 @@ def translate_errors() -> Iterator[None]:
     try:
         yield
     except api.NotFound as error:
-        raise NotFound(f"GKE: {error.message}") from error
+        raise NotFound(_summary(error)) from error
     except api.AlreadyExists as error:
         raise Conflict(f"GKE: {error.message}") from error
     except (api.Forbidden, api.Unauthenticated, api.Unauthorized) as error:
-        _raise_no_capacity(error)
-        raise PermissionMissing(
-            f"GKE: {error.message}; grant the provisioner container.nodePools.* and "
-            "container.clusters.get on this cluster"
-        ) from error
+        _raise_by_text(error)
+        raise PermissionMissing(_summary(error, GRANT)) from error
     except (api.TooManyRequests, api.ResourceExhausted) as error:
         raise _exhausted(error) from error
     except (api.FailedPrecondition, api.Aborted) as error:
-        raise ProviderUnavailable(f"GKE is busy: {error.message}") from error
+        _raise_by_text(error)
+        raise ProviderUnavailable(_summary(error)) from error
     except (api.BadRequest, api.MethodNotImplemented) as error:
-        _raise_no_capacity(error)
-        raise BadRequest(f"GKE: {error.message}") from error
+        _raise_by_text(error)
+        raise BadRequest(_summary(error)) from error
     except api.GoogleAPICallError as error:
-        raise ProviderUnavailable(f"GKE: {error.message or type(error).__name__}") from error
+        raise ProviderUnavailable(_summary(error)) from error
     except (api.RetryError, auth.TransportError) as error:
         raise ProviderUnavailable(f"GKE is unreachable: {error}") from error
     except auth.GoogleAuthError as error:
@@ -262,20 +269,37 @@ def translate_errors() -> Iterator[None]:
         ) from error
 
 
-def _raise_no_capacity(error: Any) -> None:
-    """GKE refuses for want of quota with PERMISSION_DENIED, and for want of machines or of a
-    reservation in this zone with INVALID_ARGUMENT."""
+def detail_of(error: BaseException) -> str:
+    """Google's whole text, of which the message of a translated error is a summary."""
+    return str(getattr(error.__cause__, "message", "") or "")
+
+
+def _summary(error: Any, remedy: str = "") -> str:
+    """With a remedy where the text itself is not known."""
+    text = error.message or type(error).__name__
+    known = failure_summaries.known(text)
+    if known is not None:
+        return f"GKE: {known}"
+    return "; ".join(filter(None, (f"GKE: {failure_summaries.summarize(text)}", remedy)))
+
+
+def _raise_by_text(error: Any) -> None:
+    """The text is more specific than the status: GKE refuses for want of quota with
+    PERMISSION_DENIED, for want of machines, of a reservation or of a service account with
+    INVALID_ARGUMENT, and for a policy of the organisation with FAILED_PRECONDITION."""
     match failure_causes.classify_operation(0, error.message):
         case FailureCause.OUT_OF_STOCK:
-            raise NoCapacity(f"GKE: {error.message}") from error
+            raise NoCapacity(_summary(error)) from error
         case FailureCause.QUOTA:
-            raise QuotaExceeded(f"GKE: {error.message}") from error
+            raise QuotaExceeded(_summary(error)) from error
+        case FailureCause.PERMISSION:
+            raise PermissionMissing(_summary(error, GRANT)) from error
 
 
 def _exhausted(error: Any) -> NoCapacity | QuotaExceeded | RateLimited:
     """One status code for three causes. Google's ErrorInfo reason tells them apart where it is set,
     else only the text does."""
-    message = f"GKE: {error.message}"
+    message = _summary(error)
     if getattr(error, "reason", None) == "RATE_LIMIT_EXCEEDED":
         return RateLimited(message)
     if re.search(r"per minute|rate limit|too many requests", error.message, re.IGNORECASE):

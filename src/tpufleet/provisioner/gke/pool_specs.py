@@ -370,13 +370,14 @@ def _pool_config(pod: Json, shape: PoolShape, settings: ProvisionerSettings) -> 
 
 
 def _flex_start_config(nodes: int) -> dict[str, Any]:
-    """Starts empty and scales to the whole slice at once. GKE replaces nodes instead of repairs."""
+    """Starts empty and scales to the whole slice at once. GKE replaces nodes instead of repairs.
+    The limit is that of the zone: with one for all zones GKE takes the slice to have no nodes."""
     return {
         "initialNodeCount": 0,
         "autoscaling": {
             "enabled": True,
-            "totalMinNodeCount": 0,
-            "totalMaxNodeCount": nodes,
+            "minNodeCount": 0,
+            "maxNodeCount": nodes,
             "locationPolicy": "ANY",
         },
         "management": {"autoRepair": False, "autoUpgrade": False},

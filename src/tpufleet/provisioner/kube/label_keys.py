@@ -24,6 +24,7 @@ DISABLE = f"{_DOMAIN}/disable-autoprovisioning"  # label or annotation
 COPY_LABELS = f"{_DOMAIN}/copy-labels"
 ADDITIONAL_NETWORKS = f"{_DOMAIN}/additional-node-networks"
 FAILURE_CAUSE = f"{_DOMAIN}/failure-cause"  # on events: see FailureCause
+GKE_MESSAGE = f"{_DOMAIN}/gke-message"  # on events: Google's whole text
 NODE_SERVICE_ACCOUNT = f"{_DOMAIN}/node-service-account"
 
 # Node selectors.

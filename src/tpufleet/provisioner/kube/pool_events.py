@@ -35,6 +35,7 @@ API_VERSIONS = {
     pod_owners.LEADER_WORKER_SET: LEADER_WORKER_SET.api_version,
     pod_owners.POD: POD.api_version,
 }
+MAX_DETAIL = 10_000  # characters in an annotation
 WARNINGS = {CREATE_FAILED, DELETE_FAILED, POOL_NOT_FOUND}
 
 
@@ -97,18 +98,26 @@ class EventReporter:
         self._last_reported: dict[str, tuple[str, str]] = {}  # by pod UID: reason and message
 
     def report_on_pod(
-        self, pod: PodRef, reason: str, message: str, cause: FailureCause | None = None
+        self,
+        pod: PodRef,
+        reason: str,
+        message: str,
+        cause: FailureCause | None = None,
+        detail: str = "",
     ) -> None:
-        """`cause` is for programs that watch the events, such as tpufleet's provider `gke`."""
+        """`cause` is for programs that watch the events, such as tpufleet's provider `gke`;
+        `detail` is Google's whole text."""
         if self._last_reported.get(pod.uid) == (reason, message):
             return
         self._last_reported[pod.uid] = (reason, message)
         reference = event_recorder.object_reference("Pod", pod.name, pod.namespace, pod.uid)
-        annotations = {label_keys.FAILURE_CAUSE: cause.value} if cause is not None else None
-        self._record(reference, reason, message, annotations)
+        annotations = {label_keys.FAILURE_CAUSE: cause.value} if cause is not None else {}
+        self._record(reference, reason, message, annotations, detail=detail)
         if pod.owner_uid and pod.owner_uid != pod.uid:
             owner = _owner_reference(pod.namespace, pod.owner_name, pod.owner_uid)
-            self._record(owner, reason, f"pod {pod.name}: {message}", log_level=logging.DEBUG)
+            self._record(
+                owner, reason, f"pod {pod.name}: {message}", detail=detail, log_level=logging.DEBUG
+            )
 
     def report_on_pool(
         self,
@@ -117,6 +126,7 @@ class EventReporter:
         state: ClusterState,
         reason: str,
         message: str,
+        detail: str = "",
     ) -> None:
         """A pool is not a Kubernetes object: report on one of its nodes and on its owner; if there
         is neither, on the provisioner's namespace."""
@@ -131,7 +141,8 @@ class EventReporter:
             references.append(event_recorder.object_reference("Namespace", namespace, namespace))
         for number, reference in enumerate(references):
             # The same message again: once in the log is enough.
-            self._record(reference, reason, message, log_level=logging.DEBUG if number else None)
+            level = logging.DEBUG if number else None
+            self._record(reference, reason, message, detail=detail, log_level=level)
 
     def forget_except(self, waiting: set[str]) -> None:
         """Keep only pods that still wait, by UID."""
@@ -145,12 +156,16 @@ class EventReporter:
         reason: str,
         message: str,
         annotations: Mapping[str, str] | None = None,
+        detail: str = "",
         log_level: int | None = None,
     ) -> None:
         warning = reason in WARNINGS
         level = log_level or (logging.WARNING if warning else logging.INFO)
         target = "/".join(filter(None, (reference.get("namespace"), reference["name"])))
         log.log(level, "%s on %s %s: %s", reason, reference["kind"], target, message)
+        if detail:
+            log.log(level, "GKE's whole message: %s", detail)
+            annotations = {**(annotations or {}), label_keys.GKE_MESSAGE: detail[:MAX_DETAIL]}
         self._sink.record(reference, reason, message, warning=warning, annotations=annotations)
 
 

@@ -121,7 +121,9 @@ def cordon_change(node: Json, at: datetime | None) -> Json:
     if not ours:
         foreign = bool((node.get("spec") or {}).get("unschedulable"))
     if at is None:
-        annotations = {label_keys.CORDONED_AT: None, label_keys.CORDONED_BEFORE: None}
+        annotations: dict[str, str | None] = dict.fromkeys(
+            (label_keys.CORDONED_AT, label_keys.CORDONED_BEFORE)
+        )
         unschedulable = True if foreign else None
     else:
         before = "true" if foreign else None

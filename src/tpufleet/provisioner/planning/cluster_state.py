@@ -43,7 +43,8 @@ class ObservedPool:
     name: str
     status: PoolStatus
     labels: Mapping[str, str] = field(default_factory=dict)
-    message: str = ""  # GKE's status message
+    message: str = ""  # GKE's status message, summarized
+    detail: str = ""  # the whole of it
     failure_cause: FailureCause | None = None  # from its conditions; None when it has no error
     zone: str = ""
     capacity: PoolCapacity = PoolCapacity.ON_DEMAND
@@ -143,6 +144,7 @@ class ClusterState:
     # Pools of which all nodes were cordoned by the provisioner, since the last one was.
     cordoned_since: Mapping[str, datetime] = field(default_factory=dict)
     cordoned: frozenset[str] = frozenset()  # with any node that the provisioner cordoned
+    cordon_reasons: Mapping[str, str] = field(default_factory=dict)  # why they are to be deleted
     can_cordon: bool = True  # False without the permission to
     kept_until: Mapping[str, datetime] = field(default_factory=dict)  # a pod was found on them
     deleting: frozenset[str] = frozenset()  # deletion requested, not yet listed as STOPPING

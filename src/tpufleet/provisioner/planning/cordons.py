@@ -30,12 +30,10 @@ def cordon_first(
     for delete in plan.deletes:
         name = delete.pool.name
         since = state.cordoned_since.get(name)
-        # While its nodes are cordoned, the scheduler gives that as the reason why a pod does not fit.
-        without = delete.misfit is not None or not state.can_cordon
-        if without or name not in state.youngest_node_at:
+        if not state.can_cordon or name not in state.youngest_node_at:
             deletes.append(delete)
         elif since is None:
-            cordons.append(CordonPool(pool=delete.pool))
+            cordons.append(CordonPool(pool=delete.pool, reason=delete.reason))
         elif since + settings.cordon_grace > now:
             rechecks.append(since + settings.cordon_grace)
         else:

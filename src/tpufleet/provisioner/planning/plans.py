@@ -124,8 +124,9 @@ class _Planner:
         failed = self.backoff.failure_of(spec)
         if failed is not None and failed.retry_at > self.now:
             self._wait(
-                demand, failed.message, report=True, until=failed.retry_at, cause=failed.cause
-            )
+                demand, failed.message, report=True, until=failed.retry_at, cause=failed.cause,
+                detail=failed.detail,
+            )  # fmt: skip
             return
         if existing and self._assign_spare(demand, spec):
             return
@@ -178,10 +179,14 @@ class _Planner:
         report: bool = False,
         until: datetime | None = None,
         cause: FailureCause | None = None,
+        detail: str = "",
     ) -> None:
         self.waiting.append(
-            WaitingPod(pod=demand.pod, reason=reason, report=report, until=until, cause=cause)
-        )
+            WaitingPod(
+                pod=demand.pod, reason=reason, report=report, until=until, cause=cause,
+                detail=detail,
+            )
+        )  # fmt: skip
         if until is not None:
             self.recheck_times.append(until)
 
@@ -333,6 +338,10 @@ class _Planner:
         return True
 
     def _misfit_reason(self, pool: ObservedPool, demand: PoolDemand) -> str:
+        """In the scheduler's words, which mean nothing once the nodes are cordoned."""
+        earlier = self.state.cordon_reasons.get(pool.name)
+        if earlier and pool.name in self.state.cordoned:
+            return earlier
         message = demand.scheduler_message or "the scheduler gave no reason"
         return f"the pod does not fit node pool {pool.name}: {message}"
 
@@ -359,5 +368,6 @@ class _Planner:
             failures.append(failed)
         soonest = min(failures, key=lambda failure: failure.retry_at)
         self._wait(
-            demand, "; ".join(reasons), report=True, until=soonest.retry_at, cause=soonest.cause
-        )
+            demand, "; ".join(reasons), report=True, until=soonest.retry_at, cause=soonest.cause,
+            detail="\n".join(filter(None, (failed.detail for failed in failures))),
+        )  # fmt: skip

@@ -46,6 +46,7 @@ class CordonPool:
     """Let no new pods on the nodes of a pool that is about to be deleted."""
 
     pool: ObservedPool
+    reason: str = ""  # of the deletion
     lift: bool = False  # let them in again: the pool is kept
 
 
@@ -55,6 +56,7 @@ class WaitingPod:
     reason: str
     report: bool = False  # worth an event: someone has to act, or there is no capacity
     cause: FailureCause | None = None  # None while a pool is on its way
+    detail: str = ""  # Google's whole text, where it refused a pool
     left_to_gke: bool = False  # GKE itself creates the nodes
     until: datetime | None = None
 

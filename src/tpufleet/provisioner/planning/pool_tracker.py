@@ -17,7 +17,11 @@ from tpufleet.provisioner.planning.cluster_state import (
     PoolUser,
 )
 from tpufleet.provisioner.planning.pool_plan import CreatePool, DeletePool
-from tpufleet.provisioner.planning.request_backoff import KEPT_BACKOFF, RequestBackoff
+from tpufleet.provisioner.planning.request_backoff import (
+    KEPT_BACKOFF,
+    PERMANENT_WAIT,
+    RequestBackoff,
+)
 from tpufleet.provisioner.planning.warm_pools import AdoptPool
 
 # An accepted request whose pool GKE does not list by then was lost; it is sent again.
@@ -55,7 +59,8 @@ class PoolTracker:
     # Pools on which a pod was found when they were to be deleted: until when they are kept, and how
     # often that happened in a row.
     kept: dict[str, tuple[datetime, int]] = field(default_factory=dict)
-    can_cordon: bool = True
+    cordon_reasons: dict[str, str] = field(default_factory=dict)
+    cordon_denied_until: datetime | None = None  # without the permission to
 
     def creating(
         self, listed: Iterable[str], in_flight: Mapping[str, PendingPool]
@@ -90,6 +95,20 @@ class PoolTracker:
             if name in listed and until + FORGET_KEPT_AFTER > now
         }
         return {name: until for name, (until, _) in self.kept.items()}
+
+    def can_cordon(self, now: datetime) -> bool:
+        return self.cordon_denied_until is None or self.cordon_denied_until <= now
+
+    def deny_cordons(self, now: datetime) -> None:
+        """For a while: someone may grant the permission."""
+        self.cordon_denied_until = now + PERMANENT_WAIT
+
+    def observe_cordons(self, pools: Iterable[ObservedPool]) -> dict[str, str]:
+        listed = {pool.name for pool in pools}
+        self.cordon_reasons = {
+            name: reason for name, reason in self.cordon_reasons.items() if name in listed
+        }
+        return self.cordon_reasons
 
     def observe_owners(
         self,
@@ -200,6 +219,7 @@ class PoolTracker:
                 cause=cause,
                 message=message or "creation failed",
                 now=now,
+                detail=failure.detail if failure else pool.detail,
             )
         self.counted_failures &= set(failed)
         self.backoff.expire_before(now - FORGET_AFTER)

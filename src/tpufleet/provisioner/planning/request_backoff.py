@@ -28,6 +28,7 @@ class FailedRequest:
     retry_at: datetime
     failures: int  # consecutive
     cause: FailureCause
+    detail: str = ""  # Google's whole text
 
 
 class RequestBackoff:
@@ -72,20 +73,25 @@ class RequestBackoff:
         cause: FailureCause,
         message: str,
         now: datetime,
+        detail: str = "",
     ) -> None:
         key = _location_key(location, machine_type, nodes)
-        self._locations[key] = _next_failure(
-            self._locations.get(key), cause, message, now, key=str(key)
-        )
+        failed = _next_failure(self._locations.get(key), cause, message, now, key=str(key))
+        self._locations[key] = replace(failed, detail=detail)
 
     def record_pool_failure(
-        self, spec: PoolSpec, cause: FailureCause, message: str, now: datetime
+        self,
+        spec: PoolSpec,
+        cause: FailureCause,
+        message: str,
+        now: datetime,
+        detail: str = "",
     ) -> None:
         key = _pool_key(spec)
         failed = _next_failure(self._pools.get(key), cause, message, now, key=key)
         if cause is FailureCause.TRANSIENT:
             failed = replace(failed, retry_at=now + BUSY_BACKOFF.delay(failed.failures, key=key))
-        self._pools[key] = failed
+        self._pools[key] = replace(failed, detail=detail)
 
     def clear_location(self, location: PoolLocation, machine_type: str, nodes: int) -> None:
         self._locations.pop(_location_key(location, machine_type, nodes), None)

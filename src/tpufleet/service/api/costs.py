@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from tpufleet.model import encoding, prices
 from tpufleet.model.budgets import BUDGET_REPORT, BudgetReport
@@ -13,10 +14,13 @@ from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.users import Role
 from tpufleet.policy import costs
 from tpufleet.service import queries
+from tpufleet.service.rate_limiter import TooManyRequests
 from tpufleet.service.routing import ApiCall, Router
 from tpufleet.stores.base import JobQuery, Store
 
 PAGE_SIZE = 1000
+_reporting = threading.Lock()  # one at a time: it reads all jobs
+_BUSY_RETRY = timedelta(seconds=5)
 
 router = Router()
 
@@ -29,6 +33,15 @@ router = Router()
     response=CostReport,
 )
 def get_costs(call: ApiCall) -> CostReport:
+    if not _reporting.acquire(blocking=False):
+        raise TooManyRequests("another report of costs is being computed", _BUSY_RETRY)
+    try:
+        return _report(call)
+    finally:
+        _reporting.release()
+
+
+def _report(call: ApiCall) -> CostReport:
     jobs = all_jobs(call.store)
     found = call.store.attempts_of(list(jobs)).values()
     attempts = [attempt for of_job in found for attempt in of_job]

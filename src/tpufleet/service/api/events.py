@@ -70,7 +70,7 @@ async def stream_events(call: ApiCall) -> Response:
     chunks = event_streams.stream_changes(
         hub, call.store, after, job.id if job is not None else None
     )
-    return event_streams.EventStream(hub, chunks, call.check_caller)
+    return event_streams.EventStream(hub, chunks, call.check_caller, call.user.limits_key)
 
 
 def event_query(call: ApiCall, job_id: JobId | None) -> EventQuery:

@@ -81,9 +81,8 @@ async def stream_logs(call: ApiCall) -> Response:
         ),
     )
     hub = call.components.hub
-    return event_streams.EventStream(
-        hub, log_streams.stream_lines(hub, follower), call.check_caller
-    )
+    lines = log_streams.stream_lines(hub, follower)
+    return event_streams.EventStream(hub, lines, call.check_caller, call.user.limits_key)
 
 
 @router.route(

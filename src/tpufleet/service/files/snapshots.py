@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 DEFAULT_LIMIT = 512 * 1024 * 1024  # of the upload
 _MAX_INFLATION = 8  # unpacked size as a multiple of the limit; more is a decompression bomb
 _MAX_ENTRIES = 200_000
+_MAX_NAMES = 24 * 1024 * 1024  # characters of all paths and link targets, which are kept in memory
 _DAMAGED = (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile, ValueError)
 # A path or link target is at most 4 KiB; `tarfile` reads 10 KiB ahead.
 _MAX_HEADER_BYTES = 64 * 1024
@@ -182,7 +183,7 @@ class _Packed:
 
 def _pack_again(file: IO[bytes], out: IO[bytes], limit: int) -> _Packed:
     """Raises BadInput, or one of `_DAMAGED`. The order of the entries stays."""
-    total = count = folders = 0
+    total = count = folders = names = 0
     entries = []
     stream = _TarStream(file, limit + _MAX_ENTRIES * tarfile.BLOCKSIZE * 4)
     zipped = gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=6, mtime=0)
@@ -197,7 +198,8 @@ def _pack_again(file: IO[bytes], out: IO[bytes], limit: int) -> _Packed:
             tar.members.clear()  # type: ignore[attr-defined]
             copy.members.clear()  # type: ignore[attr-defined]
             count, total = count + 1, total + member.size
-            if total > limit or count > _MAX_ENTRIES:
+            names += len(member.name) + len(member.linkname)
+            if total > limit or count > _MAX_ENTRIES or names > _MAX_NAMES:
                 raise BadInput("the snapshot is too large when unpacked")
             stream.allow_content(member.size)
             require_path(member.name)

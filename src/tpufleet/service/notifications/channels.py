@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, NotFound
@@ -23,11 +23,15 @@ from tpufleet.model.notifications import (
     check_name,
 )
 from tpufleet.model.records import replace
+from tpufleet.policy.notifications import MAX_TESTS_PER_HOUR
 from tpufleet.service import identifiers, redaction
 from tpufleet.service.files.secrets import SealedValues
 from tpufleet.service.notifications import destinations
 from tpufleet.service.notifications.senders import ChannelSecret
+from tpufleet.service.rate_limiter import TooManyRequests
 from tpufleet.stores.base import Store
+
+_TEST_PREFIX = "test-"  # of the id of a delivery; others start with the number of an event
 
 
 class ChannelSecrets:
@@ -136,9 +140,19 @@ def history(store: Store, owner: str) -> tuple[Delivery, ...]:
 
 def queue_test(store: Store, owner: str, name: str, now: datetime) -> Delivery:
     find(store, owner, name)
+    hour = timedelta(hours=1)
+    recent = [
+        each.created_at
+        for each in history(store, owner)
+        if each.id.startswith(_TEST_PREFIX) and now - each.created_at < hour
+    ]
+    if len(recent) >= MAX_TESTS_PER_HOUR:
+        raise TooManyRequests(
+            f"{MAX_TESTS_PER_HOUR} test messages in an hour", min(recent) + hour - now
+        )
     text = f"tpufleet: this is a test of channel {name}, asked for by {owner}"
     test = Delivery(
-        id=f"test-{secrets.token_hex(6)}-{owner}-{name}",
+        id=f"{_TEST_PREFIX}{secrets.token_hex(6)}-{owner}-{name}",
         owner=owner,
         channel=name,
         subject=text,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+from collections import Counter, deque
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
@@ -16,6 +17,7 @@ from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, FleetError, Temporary
 from tpufleet.model.events import Event
 from tpufleet.model.notifications import (
+    ChannelKind,
     Delivery,
     DeliveryState,
     NotificationRules,
@@ -44,12 +46,16 @@ class NotificationOutbox:
         secrets_of_channels: ChannelSecrets,
         rules: NotificationRules,
         newest_event: Callable[[], int],
+        *,
+        send_seconds: float = senders.SEND_SECONDS,
     ) -> None:
         self._store = store
         self._clock = clock
         self._secrets = secrets_of_channels
         self._rules = rules
         self._newest_event = newest_event
+        self._send_seconds = send_seconds
+        self._emails: dict[str, deque[datetime]] = {}  # of the last hour, by user
         self._holder = secrets.token_hex(8)
         self._looked_at = -1
         self._wake_at: datetime | None = None
@@ -94,18 +100,31 @@ class NotificationOutbox:
         return position
 
     def _queue_new(self) -> None:
-        position = self.begin()
+        position, waiting = self.begin(), None
         while events := self._store.events(EventQuery(after=position, limit=BATCH_SIZE)):
             settings = {each.owner: each for each in self._store.documents(NotificationSettings)}
             for event in filter(policy.may_matter, events) if settings else ():
                 for delivery in self._deliveries(event, settings):
-                    self._queue(delivery)
+                    waiting = self._count_pending() if waiting is None else waiting
+                    self._queue(delivery, waiting)
             position = events[-1].seq
             self._store.put_metadata(POSITION, str(position))
         self._looked_at = position
 
-    def _queue(self, delivery: Delivery) -> None:
-        """Unless an earlier run did so, and stopped before it moved on."""
+    def _count_pending(self) -> Counter[str]:
+        known = self._store.documents(Delivery)
+        return Counter(each.owner for each in known if each.state is DeliveryState.PENDING)
+
+    def _queue(self, delivery: Delivery, waiting: Counter[str]) -> None:
+        """Unless an earlier run did so, and stopped before it moved on. Of those that are too many,
+        the first is kept, as a sign."""
+        waiting[delivery.owner] += 1
+        excess = waiting[delivery.owner] - policy.MAX_PENDING
+        if excess > 1:
+            return
+        if excess == 1:
+            now = self._clock.now()
+            delivery = policy.after_failure(delivery, "too many are waiting", now, retry=False)
         self._store.update_document(Delivery, delivery.id, lambda known: known or delivery)
 
     def _deliveries(
@@ -117,23 +136,33 @@ class NotificationOutbox:
         return policy.deliveries(event, job, attempts, users, settings, self._clock.now())
 
     def _send_due(self, lease: Lease) -> int:
+        """A receiver that does not respond is waited for once: its other messages fail with the
+        first one, and those to other receivers of the same user are left for the next round."""
         sent = 0
         known = self._store.documents(Delivery)
-        self._delete_old(known)
+        for old in policy.to_delete(known, self._clock.now(), KEPT_FOR):
+            self._store.update_document(Delivery, old.id, lambda _: None)
         pending = [each for each in known if each.state is DeliveryState.PENDING]
-        by_owner: dict[str, int] = {}
-        for delivery in pending:
-            by_owner[delivery.owner] = by_owner.get(delivery.owner, 0) + 1
+        failing: dict[str, tuple[str, str]] = {}  # channel and error, by user
+        for delivery in policy.in_turns(pending):
             now = self._clock.now()
-            if by_owner[delivery.owner] > policy.MAX_PENDING:
-                self._save(policy.after_failure(delivery, "too many are waiting", now, retry=False))
-            elif delivery.due_at <= now:
-                if now >= lease.expires_at - LEASE_TIME / 2:
-                    renewed = self._store.acquire_lease(LEASE, self._holder, LEASE_TIME, now)
-                    if renewed is None:
-                        return sent
-                    lease = renewed
-                sent += self._send(delivery)
+            if delivery.due_at > now:
+                continue
+            channel, error = failing.get(delivery.owner, ("", ""))
+            if error:
+                if channel == delivery.channel:
+                    self._save(policy.after_failure(delivery, error, now, retry=True))
+                continue
+            if now >= lease.expires_at - LEASE_TIME / 2:
+                renewed = self._store.acquire_lease(LEASE, self._holder, LEASE_TIME, now)
+                if renewed is None:
+                    return sent
+                lease = renewed
+            tried = self._send(delivery)
+            self._save(tried)
+            sent += tried.state is DeliveryState.SENT
+            if tried.state is DeliveryState.PENDING:
+                failing[delivery.owner] = (delivery.channel, tried.error)
         left = [
             each.due_at
             for each in self._store.documents(Delivery)
@@ -142,30 +171,33 @@ class NotificationOutbox:
         self._wake_at = min(left, default=None)
         return sent
 
-    def _send(self, delivery: Delivery) -> bool:
+    def _send(self, delivery: Delivery) -> Delivery:
+        """As it is after this try."""
         now = self._clock.now()
         settings = self._store.document(NotificationSettings, delivery.owner)
         channel = settings.channels.get(delivery.channel) if settings is not None else None
         try:
             if channel is None:
                 raise BadInput("the channel was deleted")
+            emails = self._recent_emails(delivery.owner, now)
+            if channel.kind is ChannelKind.EMAIL and len(emails) >= policy.MAX_EMAILS_PER_HOUR:
+                raise BadInput(f"more than {policy.MAX_EMAILS_PER_HOUR} e-mails in an hour")
             secret = self._secrets.open(delivery.owner, channel)
-            senders.send(channel, secret, delivery, self._rules, now)
+            senders.send(channel, secret, delivery, self._rules, now, self._send_seconds)
         except FleetError as error:
             retry = isinstance(error, Temporary)
             logger.info("notification %s: %s", delivery.id, error)
             message = str(error)[: policy.MAX_TEXT]
-            self._save(policy.after_failure(delivery, message, self._clock.now(), retry=retry))
-            return False
-        self._save(policy.after_success(delivery, self._clock.now()))
-        return True
+            return policy.after_failure(delivery, message, self._clock.now(), retry=retry)
+        if channel.kind is ChannelKind.EMAIL:
+            emails.append(now)
+        return policy.after_success(delivery, self._clock.now())
+
+    def _recent_emails(self, owner: str, now: datetime) -> deque[datetime]:
+        recent = self._emails.setdefault(owner, deque())
+        while recent and now - recent[0] > timedelta(hours=1):
+            recent.popleft()
+        return recent
 
     def _save(self, delivery: Delivery) -> None:
         self._store.update_document(Delivery, delivery.id, lambda _: delivery)
-
-    def _delete_old(self, known: list[Delivery]) -> None:
-        now = self._clock.now()
-        for delivery in known:
-            ended = delivery.state is not DeliveryState.PENDING
-            if ended and now - delivery.created_at > KEPT_FOR:
-                self._store.update_document(Delivery, delivery.id, lambda _: None)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import http.client
+import os
 import smtplib
 import socket
 import ssl
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from email.message import EmailMessage
@@ -25,7 +29,8 @@ from tpufleet.model.notifications import (
 from tpufleet.service.notifications import destinations
 from tpufleet.service.notifications.destinations import Destination
 
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0  # without a byte
+SEND_SECONDS = 15.0  # in all: a receiver that answers byte by byte must not delay the others
 SIGNATURE_HEADER = "Tpufleet-Signature"
 DELIVERY_HEADER = "Tpufleet-Delivery"
 # The receiver may be asked again after these; any other status from 300 on is final.
@@ -44,15 +49,17 @@ def send(
     message: Delivery,
     rules: NotificationRules,
     now: datetime,
+    seconds: float = SEND_SECONDS,
 ) -> None:
-    """Unreachable when a retry may help, BadInput when it cannot."""
+    """Unreachable when a retry may help, BadInput when it cannot. A POST takes at most `seconds`
+    once the name is resolved."""
     match channel.kind:
         case ChannelKind.EMAIL:
             if rules.smtp is None:
                 raise BadInput("this server has no mail server; an admin sets notifications.smtp")
             send_mail(rules.smtp, channel.target, message, now)
         case ChannelKind.SLACK:
-            _post(secret.url, to_json({"text": message.text}), {}, rules)
+            _post(secret.url, to_json({"text": message.text}), {}, rules, seconds)
         case ChannelKind.WEBHOOK:
             body = to_json({"id": message.id, **message.payload})
             moment = str(int(now.timestamp()))
@@ -60,7 +67,7 @@ def send(
                 DELIVERY_HEADER: message.id,
                 SIGNATURE_HEADER: f"t={moment},v1={signature(secret.key, moment, body)}",
             }
-            _post(secret.url, body, headers, rules)
+            _post(secret.url, body, headers, rules, seconds)
 
 
 def signature(key: str, moment: str, body: bytes) -> str:
@@ -68,45 +75,72 @@ def signature(key: str, moment: str, body: bytes) -> str:
     return hmac.new(key.encode(), moment.encode() + b"." + body, "sha256").hexdigest()
 
 
-def _post(url: str, body: bytes, headers: dict[str, str], rules: NotificationRules) -> None:
+def _post(
+    url: str, body: bytes, headers: dict[str, str], rules: NotificationRules, seconds: float
+) -> None:
     """To an address that was checked, so that the name cannot lead elsewhere meanwhile. Redirects
     are not followed."""
     destination = destinations.parse(url, rules)
     addresses = destinations.resolve(destination, rules)
-    connection = _connection(destination, str(addresses[0]))
+    expired = threading.Event()
+    timeout = min(seconds, TIMEOUT_SECONDS)
     try:
-        connection.request(
-            "POST",
-            destination.path,
-            body,
-            {"Content-Type": "application/json", "User-Agent": "tpufleet", **headers},
-        )
-        response = connection.getresponse()
-        response.read(1024)
+        raw = socket.create_connection((str(addresses[0]), destination.port), timeout)
+        with contextlib.closing(raw), _disconnected_after(raw, seconds, expired):
+            connection = _connection(destination, raw, timeout)
+            with contextlib.closing(connection):
+                connection.request(
+                    "POST",
+                    destination.path,
+                    body,
+                    {"Content-Type": "application/json", "User-Agent": "tpufleet", **headers},
+                )
+                response = connection.getresponse()
+                response.read(1024)
     except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(f"{destination.host}: {error or type(error).__name__}") from error
-    finally:
-        connection.close()
+        problem = f"no answer within {seconds:g} s" if expired.is_set() else error
+        raise Unreachable(f"{destination.host}: {problem or type(error).__name__}") from error
+    if expired.is_set():
+        raise Unreachable(f"{destination.host}: no answer within {seconds:g} s")
     if response.status >= 500 or response.status in _RETRIED:
         raise Unreachable(f"{destination.host} answered {response.status}")
     if response.status >= 300:
         raise BadInput(f"{destination.host} answered {response.status}")
 
 
-def _connection(destination: Destination, address: str) -> http.client.HTTPConnection:
-    """Connects to this address; the certificate and the Host header are those of the name."""
-    connection = http.client.HTTPConnection(
-        destination.host, destination.port, timeout=TIMEOUT_SECONDS
-    )
-    try:
-        raw = socket.create_connection((address, destination.port), TIMEOUT_SECONDS)
-        if destination.secure:
-            context = ssl.create_default_context()
-            raw = context.wrap_socket(raw, server_hostname=destination.host)
-    except OSError as error:
-        raise Unreachable(f"{destination.host}: {error}") from error
+def _connection(
+    destination: Destination, raw: socket.socket, timeout: float
+) -> http.client.HTTPConnection:
+    """On this socket; the certificate and the Host header are those of the name."""
+    connection = http.client.HTTPConnection(destination.host, destination.port, timeout=timeout)
+    if destination.secure:
+        context = ssl.create_default_context()
+        raw = context.wrap_socket(raw, server_hostname=destination.host)
     connection.sock = raw
     return connection
+
+
+@contextlib.contextmanager
+def _disconnected_after(
+    raw: socket.socket, seconds: float, expired: threading.Event
+) -> Iterator[None]:
+    """The timeout of a socket starts again with each byte."""
+    # Of its own: TLS takes the socket over, and a closed descriptor may be another file by then.
+    with socket.socket(fileno=os.dup(raw.fileno())) as duplicate:
+
+        def disconnect() -> None:
+            expired.set()
+            with contextlib.suppress(OSError):  # already disconnected
+                duplicate.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(seconds, disconnect)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
 
 
 def send_mail(settings: SmtpSettings, to: str, message: Delivery, now: datetime) -> None:

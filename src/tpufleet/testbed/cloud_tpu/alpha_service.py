@@ -1,4 +1,4 @@
-"""The part of google.cloud.tpu.v2alpha1 that v2 lacks: announced maintenance of nodes."""
+"""The part of google.cloud.tpu.v2alpha1 that v2 lacks: maintenance of nodes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class AlphaService:
         methods: dict[str, tuple[Any, Handler]] = {
             "GetNode": (alpha.GetNodeRequest, self._get_node),
             "ListNodes": (alpha.ListNodesRequest, self._list_nodes),
+            "PerformMaintenance": (alpha.PerformMaintenanceRequest, self._perform_maintenance),
         }
         return grpc.method_handlers_generic_handler(
             TPU_ALPHA,
@@ -45,24 +46,30 @@ class AlphaService:
             nodes=[_node(record) for record in page], next_page_token=next_page
         )
 
+    def _perform_maintenance(self, request: Any, now: datetime) -> Any:
+        return self._service.perform_maintenance(
+            request.name, now, lambda record: alpha.Node.pb(_node(record))
+        )
+
 
 def _node(record: NodeRecord) -> alpha.Node:
     """The messages of both versions share their field numbers, except where alpha has more."""
     node = alpha.Node.deserialize(cloud_tpu.Node.serialize(record.to_api()))
     if record.maintenance is not None:
-        node.upcoming_maintenance = _maintenance(record.maintenance)
+        node.upcoming_maintenance = _maintenance(record.maintenance, record.can_start_maintenance)
     return node
 
 
-def _maintenance(window: MaintenanceWindow) -> alpha.UpcomingMaintenance:
+def _maintenance(window: MaintenanceWindow, by_hand: bool) -> alpha.UpcomingMaintenance:
     kinds = alpha.UpcomingMaintenance.MaintenanceType
+    statuses = alpha.UpcomingMaintenance.MaintenanceStatus
     return alpha.UpcomingMaintenance(
         type_=kinds.SCHEDULED if window.scheduled else kinds.UNSCHEDULED,
-        can_reschedule=True,
+        can_reschedule=by_hand and not window.ongoing,
         window_start_time=_rfc3339(window.start),
         window_end_time=_rfc3339(window.end),
         latest_window_start_time=_rfc3339(window.latest_start),
-        maintenance_status=alpha.UpcomingMaintenance.MaintenanceStatus.PENDING,
+        maintenance_status=statuses.ONGOING if window.ongoing else statuses.PENDING,
     )
 
 

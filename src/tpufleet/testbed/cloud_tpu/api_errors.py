@@ -115,6 +115,10 @@ ERROR_KINDS: dict[str, ApiErrorKind] = {
     ),
     # A listing returns it as an unreachable zone; other calls fail as above.
     "unreachable": ApiErrorKind(code=Code.UNAVAILABLE, message="The zone cannot be reached."),
+    # Of listings only, which are eventually consistent: they succeed, and lack nodes that exist, or
+    # answer as they did before.
+    "omitted": ApiErrorKind(code=Code.OK, message=""),
+    "stale": ApiErrorKind(code=Code.OK, message=""),
     "internal": ApiErrorKind(code=Code.INTERNAL, message="an internal error has occurred"),
     "deadline": ApiErrorKind(
         code=Code.DEADLINE_EXCEEDED, message="Deadline expired before completion."

@@ -24,7 +24,8 @@ class CapacityHolder(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityLimit:
-    """At most `most` matching nodes (stock) or chips (quota). Patterns may contain * and ?."""
+    """At most `most` matching nodes (stock), or chips or cores (quota), as Google counts the quota
+    of the type. Patterns may contain * and ?."""
 
     most: int
     zone: str = "*"
@@ -42,7 +43,7 @@ class CapacityLimit:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CloudCapacity:
     nodes: tuple[CapacityLimit, ...] = ()
-    quota: tuple[CapacityLimit, ...] = ()  # in chips
+    quota: tuple[CapacityLimit, ...] = ()
 
     def shortage(
         self, wanted: Iterable[CapacityHolder], held: Iterable[CapacityHolder]
@@ -63,14 +64,18 @@ class CloudCapacity:
         wanted, held = list(wanted), list(held)
         for limit in self.quota:
             matching = [node for node in wanted if limit.covers(node)]
-            used = sum(node.accelerator.chips for node in held if limit.covers(node))
-            more = sum(node.accelerator.chips for node in matching)
+            used = sum(_units(node) for node in held if limit.covers(node))
+            more = sum(map(_units, matching))
             if matching and used + more > limit.most:
                 return ApiError(Code.RESOURCE_EXHAUSTED, _quota_message(matching[0], limit.most))
         return None
 
 
 UNLIMITED = CloudCapacity()
+
+
+def _units(node: CapacityHolder) -> int:
+    return tpu_zones.quota_units(node.accelerator)
 
 
 def _quota_message(node: CapacityHolder, most: int) -> str:

@@ -11,8 +11,8 @@ import itertools
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from google.cloud.tpu_v2.types import cloud_tpu
@@ -67,6 +67,7 @@ class Cloud:
         self.ledger = BillingLedger()
         self.call_faults = CallFaults(plan)
         self.lock = threading.RLock()
+        self.missing: Container[str] = ()  # last parts of names of networks that do not exist
         self.started_at = clock.now()
         self.nodes: dict[str, NodeRecord] = {}
         self.node_left: list[Callable[[NodeRecord, datetime], None]] = []  # callbacks
@@ -101,6 +102,7 @@ class Cloud:
             self._record_response(record, now, over)
             raise over
         operation = self.operations.begin(parent, record.name, "create", now)
+        record.creation = operation
         short = self.shortage([record], now)
         self._record_response(record, now, short)
         self.nodes[record.name] = record
@@ -135,6 +137,7 @@ class Cloud:
         if name in self.nodes:
             raise api_errors.api_error("exists", target=name)
         self.check_writable_disks(name, template)
+        self._check_networks(template)
         blocks = {node.template.cidr_block for node in self.nodes.values()}
         if template.cidr_block and template.cidr_block in blocks:
             raise api_errors.invalid_argument(f"The CIDR block {template.cidr_block} is in use.")
@@ -147,6 +150,12 @@ class Cloud:
             number=next(self._numbers),
             created_at=now,
         )
+
+    def _check_networks(self, template: cloud_tpu.Node) -> None:
+        for config in (template.network_config, *template.network_configs):
+            for kind, name in (("network", config.network), ("subnetwork", config.subnetwork)):
+                if name.rpartition("/")[2] in self.missing:
+                    raise api_errors.bad_request(f'The {kind} "{name}" was not found.')
 
     def check_writable_disks(self, name: str, template: cloud_tpu.Node) -> None:
         """Only one node at a time can attach a disk in read-write mode."""
@@ -185,6 +194,9 @@ class Cloud:
         record = self.node(name)
         parent = name.partition("/nodes/")[0]
         operation = self.operations.begin(parent, name, "delete", now)
+        if record.creation:
+            cancelled = ApiError(Code.CANCELLED, f"{name} was deleted while it was created.")
+            self.operations.fail(record.creation, cancelled)
         if record.state is not State.DELETING:
             self._release_hosts(record, State.DELETING, now, end_reason)
         self.schedule(
@@ -283,22 +295,44 @@ class Cloud:
 
         self.schedule(now + self.latency("notice_period", record.id), preempt)
 
-    def plan_maintenance(self, record: NodeRecord, ahead: timedelta) -> None:
+    def plan_maintenance(
+        self, record: NodeRecord, ahead: timedelta, *, scheduled: bool = True
+    ) -> None:
         """Announce maintenance. The hosts get a notice when its window opens."""
         start = self.clock.now() + ahead
         window = MaintenanceWindow(
-            start=start, end=start + MAINTENANCE_WINDOW, latest_start=start + MAINTENANCE_WINDOW
+            start=start,
+            end=start + MAINTENANCE_WINDOW,
+            latest_start=start + MAINTENANCE_WINDOW,
+            scheduled=scheduled,
         )
         record.maintenance = window
 
         def begin(at: datetime) -> None:
             if record.maintenance is window and self.nodes.get(record.name) is record:
+                record.maintenance = replace(window, ongoing=True)
                 self.send_notice(record, "maintenance", at)
 
         self.schedule(start, begin)
 
+    def perform_maintenance(self, name: str, now: datetime) -> str:
+        """Start announced maintenance before its window. The caller ends the operation."""
+        record = self.node(name)
+        window = record.maintenance
+        if window is None or window.ongoing or not record.can_start_maintenance:
+            raise ApiError(
+                Code.FAILED_PRECONDITION,
+                f"Cloud TPU received a bad request. No maintenance of {name} can be started.",
+            )
+        operation = self.operations.begin(
+            name.partition("/nodes/")[0], name, "performMaintenance", now
+        )
+        record.maintenance = replace(window, ongoing=True)
+        self.send_notice(record, "maintenance", now)
+        return operation
+
     def kill_host(self, record: NodeRecord, host: int) -> None:
-        record.dead_hosts.add(host)
+        record.dead_hosts.setdefault(host, self.clock.now())
         record.health, record.health_description = Health.TIMEOUT, f"worker {host} does not respond"
         self.hosts.kill_host(record, host)
 

@@ -58,6 +58,7 @@ class Emulator:
         schedule_faults(self.cloud, plan)
         self.queue = QueuedResources(self.cloud, suspend_whole_gang=suspend_whole_gang)
         state = self.project.state
+        self.cloud.missing = state.missing
         self.service = grpc_service.TpuService(
             self.cloud, self.queue, lambda: api_errors.SERVICE not in state.disabled_apis
         )

@@ -75,7 +75,7 @@ class CloudFaultPlan:
     storms: tuple[PreemptionStorm, ...] = ()
     closings: tuple[ZoneOutage, ...] = ()
     stock: tuple[CapacityLimit, ...] = ()  # nodes
-    quota: tuple[CapacityLimit, ...] = ()  # chips
+    quota: tuple[CapacityLimit, ...] = ()  # chips or cores
     latencies: Latencies = field(default_factory=Latencies)
 
     def __post_init__(self) -> None:

@@ -33,6 +33,8 @@ _PARTIAL = {
     "ListNodes": cloud_tpu.ListNodesResponse,
     "ListQueuedResources": cloud_tpu.ListQueuedResourcesResponse,
 }
+# Faults of listings that succeed.
+_INCONSISTENT = ("omitted", "stale")
 
 Handler = Callable[[Any, datetime], Any]
 
@@ -51,6 +53,8 @@ class TpuService:
         self._queue = queue
         self._closing = threading.Event()
         self.calls: list[tuple[str, str]] = []  # method and zone of every call, in order
+        # The last consistent answer by method, parent and page.
+        self._listings: dict[tuple[str, str, str], Any] = {}
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         methods: dict[str, tuple[Any, Handler]] = {
@@ -133,6 +137,9 @@ class TpuService:
                     self.calls.append((method, zone))
                     age = now - self._cloud.started_at
                     fault = self._cloud.call_faults.match(method, zone, age)
+                inconsistent = fault.error if fault and fault.error in _INCONSISTENT else ""
+                if inconsistent:
+                    fault = None
                 if not self._is_enabled():
                     raise api_errors.api_error("disabled")
                 if fault is not None and fault.error == "unreachable" and method in _PARTIAL:
@@ -145,11 +152,24 @@ class TpuService:
                 with self._cloud.lock:
                     if fault is not None:
                         return self._fail_operation(fault.error, target, zone, now)
+                    if method in _PARTIAL:
+                        return self._list(method, handler, request, now, inconsistent)
                     return handler(request, now)
             except ApiError as error:
                 _abort(context, error)
 
         return handle
+
+    def _list(
+        self, method: str, handler: Handler, request: Any, now: datetime, inconsistent: str
+    ) -> Any:
+        key = (method, request.parent, request.page_token)
+        if inconsistent == "omitted":
+            return _PARTIAL[method]()
+        if inconsistent == "stale" and key in self._listings:
+            return self._listings[key]
+        self._listings[key] = answer = handler(request, now)
+        return answer
 
     def _fail_operation(self, error: str, target: str, zone: str, now: datetime) -> Any:
         name = self._cloud.operations.begin(target, target, "create", now)
@@ -177,6 +197,13 @@ class TpuService:
         self._cloud.zone_of(request.parent)
         nodes = [node for node in self._cloud.nodes.values() if _inside(node.name, request.parent)]
         return catalog.paginate(nodes, request)
+
+    def perform_maintenance(
+        self, name: str, now: datetime, response: Callable[[NodeRecord], Any]
+    ) -> Any:
+        operation = self._cloud.perform_maintenance(name, now)
+        self._cloud.operations.succeed(operation, response(self.find_node(name)))
+        return self._cloud.operations.get(operation)
 
     def find_node(self, name: str) -> NodeRecord:
         return self._cloud.node(name)

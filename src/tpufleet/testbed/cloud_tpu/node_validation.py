@@ -34,6 +34,8 @@ METADATA_VALUE_BYTES = 256 * 1024
 METADATA_BYTES = 512 * 1024
 MAX_DESCRIPTION = 512
 DISK = re.compile(r"projects/[^/]+/(?:zones|regions)/(?P<location>[^/]+)/disks/[^/]+")
+# With the boot disk: cloud.google.com/tpu/docs/attach-durable-block-storage
+MAX_DISKS, MAX_DISKS_V6E = 128, 32
 READ_WRITE: Any = cloud_tpu.AttachedDisk.DiskMode.READ_WRITE
 
 
@@ -77,6 +79,12 @@ def check_editable(node: cloud_tpu.Node) -> None:
 def check_disks(
     disks: Iterable[cloud_tpu.AttachedDisk], accelerator: Accelerator, zone: str
 ) -> None:
+    disks = list(disks)
+    most = MAX_DISKS_V6E if accelerator.generation == "v6e" else MAX_DISKS
+    if len(disks) + 1 > most:
+        raise api_errors.invalid_argument(
+            f"A host of {accelerator.name} has {most} disks at most, with its boot disk."
+        )
     for disk in disks:
         match = DISK.fullmatch(disk.source_disk)
         if match is None:

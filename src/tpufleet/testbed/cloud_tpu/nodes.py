@@ -40,6 +40,7 @@ class MaintenanceWindow:
     end: datetime
     latest_start: datetime
     scheduled: bool = True  # False: an urgent one
+    ongoing: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -54,12 +55,13 @@ class NodeRecord:
     state: NodeState = State.CREATING
     health: NodeHealth = Health.HEALTH_UNSPECIFIED
     health_description: str = ""
-    dead_hosts: set[int] = field(default_factory=set)
+    dead_hosts: dict[int, datetime] = field(default_factory=dict)  # since when
     notice: str = ""  # preempted or maintenance, once sent to the hosts
     queued_resource: str = ""  # full name
     slice_index: int = 0  # in a multislice request
     num_slices: int = 1
     maintenance: MaintenanceWindow | None = None
+    creation: str = ""  # the operation that creates it
     generation: int = 0  # incremented to cancel scheduled events
 
     @property
@@ -69,6 +71,11 @@ class NodeRecord:
     @property
     def holds_stock(self) -> bool:
         return self.state not in STATES_WITHOUT_HOSTS
+
+    @property
+    def can_start_maintenance(self) -> bool:
+        """By hand: cloud.google.com/tpu/docs/manually-start-maintenance"""
+        return self.accelerator.generation == "v6e" and self.accelerator.chips >= 8
 
     def to_api(self) -> cloud_tpu.Node:
         node = cloud_tpu.Node()
@@ -85,10 +92,11 @@ class NodeRecord:
         node.symptoms = [
             cloud_tpu.Symptom(
                 symptom_type=cloud_tpu.Symptom.SymptomType.EXECUTE_TIMED_OUT,
+                create_time=since,
                 worker_id=str(index),
                 details=f"worker {index} does not respond",
             )
-            for index in sorted(self.dead_hosts)
+            for index, since in sorted(self.dead_hosts.items())
         ]
         if self.state is State.READY:
             node.network_endpoints = [

@@ -107,6 +107,8 @@ class ProjectApi:
                 return 200, {"state": "DISABLED" if last in state.disabled_apis else "ENABLED"}
             case "quotas":
                 return 200, {"dimensionsInfos": self._quotas(last)}
+            case "compute" if path.endswith(f"/zones/{last}") and last not in tpu_zones.zones():
+                return _not_found(path)
             case "compute" if last == "routers":
                 return 200, {"items": [{"name": "nat", "nats": [{}]}] if state.nat else []}
             case "compute":

@@ -17,6 +17,8 @@ Sources, because the API reference gives only codes:
 - machine types and reservations:
   https://cloud.google.com/kubernetes-engine/docs/troubleshooting/node-pools and the cluster
   autoscaler for Compute Engine, https://github.com/kubernetes/autoscaler
+- flex-start and the size of slices: https://github.com/vllm-project/ci-infra/pull/545 and notes on
+  training MaxText on tpu7x
 - busy pools: https://github.com/prometheus/test-infra/pull/84,
   https://github.com/hashicorp/terraform-provider-google/issues/10366,
   https://github.com/kubernetes-sigs/cluster-api-provider-gcp/issues/1363
@@ -55,6 +57,18 @@ SINGLE_HOST_TOPOLOGY = (
     "tpu_topology from the node pool creation request if the node pool is intented to run with "
     "single-host TPU slice nodes."
 )  # "intented": as GKE writes it
+
+
+FLEX_START_WITHOUT_AUTOSCALING = "Flex start node pools require autoscaling enabled."
+FLEX_START_WITH_NODES = "Flex start node pools require initial node count to be set to 0."
+
+
+def invalid_slice_size(nodes: int, topology: str) -> str:
+    """The limit per zone, whatever the limit for all zones."""
+    return (
+        f"Maximum node count {nodes} is not a valid size of TPU pod slice with topology "
+        f'"{topology}"'
+    )
 
 
 def workload_policy_required(machine_type: str) -> str:

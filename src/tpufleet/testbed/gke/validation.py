@@ -46,8 +46,10 @@ def topology_of(pool: Any) -> str:
 
 def node_count(pool: Any) -> int:
     """Number of nodes; for flex-start, after scale-up."""
-    flexible = pool.config.flex_start
-    return pool.autoscaling.total_max_node_count if flexible else pool.initial_node_count
+    limits = pool.autoscaling
+    if pool.config.flex_start:
+        return limits.max_node_count or limits.total_max_node_count
+    return pool.initial_node_count
 
 
 def validate(pool: Any, not_offered: Collection[tuple[str, str]] = ()) -> None:
@@ -94,8 +96,10 @@ def unsupported_placement(pool: Any) -> str:
 
 
 def _check_flex_start(pool: Any) -> None:
-    if pool.initial_node_count or not pool.autoscaling.enabled:
-        raise BadInput("a flex-start node pool requires autoscaling and an initial node count of 0")
+    if not pool.autoscaling.enabled:
+        raise BadInput(error_texts.FLEX_START_WITHOUT_AUTOSCALING)
+    if pool.initial_node_count:
+        raise BadInput(error_texts.FLEX_START_WITH_NODES)
     if pool.config.spot or pool.config.reservation_affinity.values or pool.management.auto_repair:
         raise BadInput("flex-start cannot be combined with spot, reservations or auto-repair")
 
@@ -107,6 +111,9 @@ def _check_topology(pool: Any, chips: int) -> None:
     if not placement.tpu_topology and not placement.policy_name and nodes != 1:
         raise BadInput("a multi-host TPU slice requires a placement policy with tpuTopology")
     product = math.prod(int(size) for size in topology_of(pool).split("x"))
+    limits = pool.autoscaling
+    if limits.enabled and nodes > 1 and limits.max_node_count * chips != product:
+        raise BadInput(error_texts.invalid_slice_size(limits.max_node_count, topology_of(pool)))
     if product != nodes * chips:
         raise BadInput(
             f"topology {topology_of(pool)} has {product} chips, but {nodes} nodes have {chips} each"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tpufleet.testbed.gke.fault_plan import GkeFaultPlan
 
 COMPONENT = "gke"
-PROJECT, LOCATION, CLUSTER, ZONE = "local", "us-central1", "local", "us-central1-a"
+PROJECT, CLUSTER, ZONE = "local", "local", "us-central1-a"
 PLAN = "gke-plan.yaml"  # in the folder of the cluster: a link to the user's file
 
 
@@ -58,7 +58,13 @@ def check_packages() -> None:
 
 def check_plan(plan: Path) -> None:
     """BadInput when the fault plan is not valid."""
-    _load(plan)
+    zones = _load(plan).zones
+    for zone in zones:
+        if _region(zone) != _region(zones[0]):
+            raise BadInput(
+                f"{plan}: zones: {zones[0]} and {zone} are not in one region, as nodes of a GKE "
+                "cluster are"
+            )
 
 
 def _load(plan: Path) -> GkeFaultPlan:
@@ -79,16 +85,24 @@ def endpoint(layout: ControlPlaneLayout) -> str:
 
 def provisioner_settings(plane: KubernetesControlPlane) -> dict[str, str]:
     """Environment variables with which `tpu provisioner` serves this cluster."""
-    plan = plane.layout.folder / PLAN
-    zones = _load(plan).zones if plan.is_symlink() else (ZONE,)
+    zones = _zones(plane.layout)
     return {
         "KUBECONFIG": str(plane.kubeconfig),
         "GKE_ENDPOINT": endpoint(plane.layout),
         "GCP_PROJECT_ID": PROJECT,
-        "GCP_CLUSTER_LOCATION": LOCATION,
+        "GCP_CLUSTER_LOCATION": _region(zones[0]),
         "GCP_CLUSTER": CLUSTER,
         **({"GCP_ZONE": zones[0]} if len(zones) == 1 else {"GCP_ZONES": ",".join(zones)}),
     }
+
+
+def _zones(layout: ControlPlaneLayout) -> tuple[str, ...]:
+    plan = layout.folder / PLAN
+    return _load(plan).zones if plan.is_symlink() else (ZONE,)
+
+
+def _region(zone: str) -> str:
+    return zone.rpartition("-")[0]
 
 
 def _component(layout: ControlPlaneLayout) -> Component:
@@ -98,6 +112,7 @@ def _component(layout: ControlPlaneLayout) -> Component:
             "`tpu cluster local up --gke`"
         )
     probes, plan = f"127.0.0.1:{layout.ports['gke_health']}", layout.folder / PLAN
+    location = _region(_zones(layout)[0])
     return Component(
         name=COMPONENT,
         argv=(
@@ -105,7 +120,7 @@ def _component(layout: ControlPlaneLayout) -> Component:
             f"--kubeconfig={layout.kubeconfig}",
             f"--listen={endpoint(layout)}",
             f"--probes={probes}",
-            f"--cluster=projects/{PROJECT}/locations/{LOCATION}/clusters/{CLUSTER}",
+            f"--cluster=projects/{PROJECT}/locations/{location}/clusters/{CLUSTER}",
             *([f"--plan={plan}"] if plan.is_symlink() else []),
         ),
         ready_url=f"http://{probes}/readyz",

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tpufleet.environment.config import capacity, names, parse, starter_file
+from tpufleet.environment.config import capacity, names, parse, starter_file, zone_warnings
+from tpufleet.environment.config.field_kinds import ZONE
 from tpufleet.environment.config.sections import Environment
 from tpufleet.environment.terraform import costs, plan_summary, stages
 from tpufleet.environment.terraform.plan_summary import Change
 from tpufleet.environment.terraform.stages import Backend, StageName
 from tpufleet.errors import BadInput
+from tpufleet.model.field_types import ParseErrors
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option, yes_option
 
@@ -53,6 +55,11 @@ def init(project: str, zones: tuple[str, ...], tpu_type: str, file: Path, as_jso
     """Write a commented cluster.yaml, and its JSON schema for editors."""
     if file.exists():
         raise BadInput(f"{file} exists\n  next: edit it, or pass --file with another name")
+    errors = ParseErrors()
+    for zone in zones:
+        ZONE.parse(errors, "--zone", zone)
+    if errors.lines:
+        raise BadInput("\n".join(errors.lines))
     text = starter_file.starter_file(project, zones[0].rpartition("-")[0], zones, tpu_type)
     parse.parse_text(text, str(file))
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -78,6 +85,7 @@ def plan(file: Path, rehearse: bool, as_json: bool) -> None:
     cluster.yaml, to read and to commit; state never is.
     """
     environment = read_environment(file)
+    _warn(file, environment)
     with _planner(file, environment, rehearse) as runner:
         planned = [runner.plan(stage) for stage in StageName]
     _show(environment, planned, as_json)
@@ -97,6 +105,7 @@ def apply(file: Path, rehearse: bool, yes: bool, as_json: bool) -> None:
     After an interruption or an error, give the same command again: it continues.
     """
     environment = read_environment(file)
+    _warn(file, environment)
     with _runner(file, environment, rehearse) as runner:
         changed = _carry_out(runner, list(StageName), yes, destroy=False)
         _save_outputs(runner)
@@ -126,20 +135,38 @@ def destroy(file: Path, rehearse: bool, bootstrap: bool, yes: bool, as_json: boo
     Refused while cluster.yaml has deletion_protection; set it to false and apply first.
     """
     environment = read_environment(file)
+    apply_command = f"`tpu cluster apply{' --rehearse' if rehearse else ''}`"
     if environment.deletion_protection:
         raise BadInput(
             f"{file}: deletion_protection: true protects this environment\n"
-            "  next: write deletion_protection: false, then `tpu cluster apply`, then this again"
+            f"  next: write deletion_protection: false, then {apply_command}, then this again"
         )
     chosen = [stage for stage in reversed(StageName) if bootstrap or stage != StageName.BOOTSTRAP]
     with _runner(file, environment, rehearse) as runner:
         rest = [stage for stage in chosen if stage != StageName.BOOTSTRAP]
+        _check_unprotected(runner, apply_command)
         deleted = _carry_out(runner, rest, yes, destroy=True)
         if bootstrap:
             if not rehearse:
                 _leave_state_bucket(runner, environment)
             deleted += _carry_out(runner, [StageName.BOOTSTRAP], yes, destroy=True)
     output.print_result({"changes": deleted}, f"deleted {len(deleted)} resources", as_json)
+
+
+def _check_unprotected(runner: StageRunner, apply_command: str) -> None:
+    """Before anything is deleted: the file may have been changed and not applied."""
+    planned = runner.plan(StageName.INFRASTRUCTURE, destroy=True)
+    for change in planned.changes:
+        if change.protected:
+            raise BadInput(
+                f"{change.noun} {change.name} is still protected; nothing was deleted\n"
+                f"  next: {apply_command}, then this again"
+            )
+
+
+def _warn(file: Path, environment: Environment) -> None:
+    for line in zone_warnings.zone_warnings(environment):
+        output.print_status(f"warning: {file}: {line}")
 
 
 def _carry_out(

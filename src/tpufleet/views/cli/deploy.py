@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from tpufleet.errors import BadInput
+from tpufleet.model import field_types
 from tpufleet.model.users import TOKEN_PREFIX
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.deploy_server import server
@@ -18,6 +19,7 @@ from tpufleet.views.cli.output import json_option
 TEMPLATE = Path("overlays/gke")
 DEFAULT_MANIFESTS = Path("deploy/k8s")
 PLACEHOLDER = "PROJECT"
+PROJECT_NAME = "GOOGLE_CLOUD_PROJECT"  # the setting
 SECRET_GENERATOR = """secretGenerator:
   - name: tpufleet-store
     namespace: tpufleet-system
@@ -72,7 +74,8 @@ def init(
 ) -> None:
     """Write a kustomize overlay with your values, and generate its secrets.
 
-    Existing secrets in FOLDER are kept, so the command can be repeated with other values.
+    Secrets, settings and an edited kustomization.yaml in FOLDER are kept, so the command can be
+    repeated with other values.
     """
     store = store or connection.settings().store
     if not (store or "").startswith(("postgresql://", "postgres://")):
@@ -87,15 +90,24 @@ def init(
         )
     if not re.fullmatch(r"[a-z0-9.:-]*[a-z][a-z0-9-]{4,28}[a-z0-9]", project):
         raise BadInput(f"--project: {project!r} is not a project id, such as my-project-123456")
+    for zone in zones:
+        if error := field_types.zone_error(zone):
+            raise BadInput(f"--zone: {error}")
     values = {"TPUFLEET_GKE_ZONES": ",".join(zones)}
     if bucket is not None:
         values["TPUFLEET_BUCKET"] = bucket
     if image is not None:
         values["TPUFLEET_GKE_IMAGE"] = image
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "kustomization.yaml").write_text(_kustomization(folder, manifests))
+    overlay, settings = folder / "kustomization.yaml", folder / "settings.env"
+    generated = _kustomization(folder, manifests)
+    if overlay.exists() and overlay.read_text() != generated:
+        output.print_status(f"kept {overlay}, which was edited")
+    else:
+        overlay.write_text(generated)
     template = (manifests / TEMPLATE / "settings.env").read_text()
-    (folder / "settings.env").write_text(_settings(template, project, values))
+    present = settings.read_text() if settings.exists() else ""
+    settings.write_text(_settings(template, project, values, present))
     _write_secrets(folder / "secrets", str(store))
     token = folder / "secrets" / "admin-token"
     output.print_result(
@@ -121,14 +133,24 @@ def _kustomization(folder: Path, manifests: Path) -> str:
     return re.sub(r"\.\./\.\./[\w/]+", moved, text) + SECRET_GENERATOR
 
 
-def _settings(template: str, project: str, values: dict[str, str]) -> str:
-    lines = []
-    for line in template.splitlines():
-        if line.startswith("#"):
-            continue
-        name, _, value = line.partition("=")
-        lines.append(f"{name}={values.get(name) or value.replace(PLACEHOLDER, project)}")
-    return "\n".join(lines) + "\n"
+def _settings(template: str, project: str, values: dict[str, str], present: str) -> str:
+    """The template with these values. What someone changed or added in `present` stays."""
+    defaults = {
+        name: value
+        for line in template.splitlines()
+        if not line.startswith("#")
+        for name, _, value in [line.partition("=")]
+    }
+    lines = present.splitlines()
+    before = dict(line.partition("=")[::2] for line in lines if not line.startswith("#"))
+    last_project = before.get(PROJECT_NAME, project)
+    result = []
+    for name, default in defaults.items():
+        if before.get(name) not in (None, default.replace(PLACEHOLDER, last_project)):
+            default = before[name]
+        result.append(f"{name}={values.get(name) or default.replace(PLACEHOLDER, project)}")
+    result += [line for line in lines if line.partition("=")[0] not in defaults]
+    return "\n".join(result) + "\n"
 
 
 def _write_secrets(folder: Path, store: str) -> None:

@@ -40,6 +40,10 @@ class LazyCommand(NamedTuple):
     def load(self) -> click.Command:
         module, _, attribute = self.target.partition(":")
         command: click.Command = getattr(importlib.import_module(f"{PACKAGE}.{module}"), attribute)
+        if COMPLETION_VARIABLE in os.environ:
+            from tpufleet.views.cli import completion_values
+
+            completion_values.add_to(command)
         return command
 
 

@@ -318,10 +318,13 @@ def _show_end(row: JobRow) -> None:
     summary = f"{row.name} {row.state} after {text.counted(row.attempts, 'attempt')}: "
     output.print_line(summary + text.one_line(row.reason), text.colour(row.state))
     if row.state is not JobState.SUCCEEDED:
-        output.print_status(
-            f"  next: `tpu why {row.id}` explains it, `tpu resume {row.id}` continues from the "
-            "last checkpoint (--new-code: with the code in this folder)"
+        again = (
+            f"`tpu resume {row.id}` continues from the last checkpoint (--new-code: with the code "
+            "in this folder)"
+            if row.attempts
+            else f"`tpu rerun {row.id}` submits it again"
         )
+        output.print_status(f"  next: `tpu why {row.id}` explains it, {again}")
 
 
 def _detach_message(ids: list[JobId]) -> str:

@@ -21,7 +21,7 @@ from tpufleet.workloads.activations.inputs import sources
 from tpufleet.workloads.activations.inputs.arc import tasks
 from tpufleet.workloads.activations.io import remote_files
 from tpufleet.workloads.activations.io.storage import Storage, open_storage
-from tpufleet.workloads.activations.pipeline import dataset_status, planning
+from tpufleet.workloads.activations.pipeline import dataset_status
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 DATASET = "barc0/200k_HEAVY_gpt4o-description-gpt4omini-code_generated_problems"
@@ -84,6 +84,8 @@ def prepare_dataset(
     **settings: Any,
 ) -> dict[str, Any]:
     """Split a dataset of ARC pairs into stream files below `out`, and write the plan there."""
+    from tpufleet.workloads.activations.pipeline import planning  # imports JAX, which takes long
+
     storage = open_storage(out)
     if _has_plan(storage):
         raise Conflict(f"{out} is already planned; pass --skip-dataset to use that plan")

@@ -30,7 +30,7 @@ LEGACY_OPTIONS = {
 }
 
 
-class _ExtractGroup(click.Group):
+class ExtractGroup(click.Group):
     """Shows FleetError as a message instead of a traceback."""
 
     def invoke(self, context: click.Context) -> Any:
@@ -52,7 +52,7 @@ def _normalize_option(name: str) -> str:
     return LEGACY_OPTIONS.get(name, name)
 
 
-@click.group(cls=_ExtractGroup, context_settings={"token_normalize_func": _normalize_option})
+@click.group(cls=ExtractGroup, context_settings={"token_normalize_func": _normalize_option})
 def extract() -> None:
     """Extract activations of a language model, each sample exactly once."""
 
@@ -129,14 +129,23 @@ def extract() -> None:
 def run(context: click.Context, out: str, **options: Any) -> None:
     """Run the plan in OUT until it is complete. Any number of workers can run concurrently."""
     from tpufleet import runtime
+    from tpufleet.workloads.activations import plans
+    from tpufleet.workloads.activations.cli import output
+    from tpufleet.workloads.activations.io.storage import open_storage, translate_disk_errors
+
+    storage = open_storage(out, disk=options["disk"])
+    with translate_disk_errors(storage):
+        storage.write_mode()  # finds missing disks before the model is loaded
+    planned, screen = plans.load(storage), None
+    if not options["quiet"]:
+        output.show_start(planned)
+        screen = output.ProgressLine()
+    # JAX, which takes a second to import; then the devices, which start during other imports.
     from tpufleet.workloads.activations.model import devices, meshes
 
     runtime.initialize()
     mesh = meshes.parse_mesh(options["mesh"])
-    devices.start(mesh)  # before the imports below, which take a second
-    from tpufleet.workloads.activations import plans
-    from tpufleet.workloads.activations.cli import output
-    from tpufleet.workloads.activations.io.storage import open_storage, translate_disk_errors
+    devices.start(mesh)
     from tpufleet.workloads.activations.pipeline import extraction, workers
 
     steal = options["steal_after"]
@@ -154,13 +163,6 @@ def run(context: click.Context, out: str, **options: Any) -> None:
             os.cpu_count() or 1, preparers=options["preparers"], writers=options["writers"]
         ),
     )
-    storage = open_storage(out, disk=options["disk"])
-    with translate_disk_errors(storage):
-        storage.write_mode()  # finds missing disks before the model is loaded
-    screen = None
-    if not options["quiet"]:
-        output.show_start(plans.load(storage))
-        screen = output.ProgressLine()
     try:
         meter = extraction.run(
             storage,
@@ -263,7 +265,7 @@ def repair(
     from tpufleet import runtime
     from tpufleet.workloads.activations.cli import output
     from tpufleet.workloads.activations.io import verification
-    from tpufleet.workloads.activations.io.storage import open_storage
+    from tpufleet.workloads.activations.io.storage import open_storage, translate_disk_errors
     from tpufleet.workloads.activations.pipeline import extraction
 
     storage = open_storage(out)
@@ -277,7 +279,8 @@ def repair(
         )
         click.echo(f"no damaged units{hint}")
         return
-    reopened = verification.reopen(storage, report.bad_units)
+    with translate_disk_errors(storage):
+        reopened = verification.reopen(storage, report.bad_units)
     click.echo(f"reopened {len(reopened):,} of {report.units:,} units")
     if reopen_only:
         click.echo(f"rebuild them with `tpu extract run {out}`, on any number of machines")
@@ -298,20 +301,33 @@ def repair(
 @extract.command(epilog=example_epilog("tpu extract stripe /mnt/a/acts /mnt/b/acts /mnt/c/acts"))
 @click.argument("out")
 @click.argument("folders", nargs=-1)
+@click.option(
+    "--without",
+    "unwanted",
+    multiple=True,
+    metavar="FOLDER",
+    help="Leave out this folder, whose disk is lost or whose shards were moved; repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-def stripe(out: str, folders: tuple[str, ...], as_json: bool) -> None:
+def stripe(out: str, folders: tuple[str, ...], unwanted: tuple[str, ...], as_json: bool) -> None:
     """Divide the shards of OUT among OUT and FOLDERS, on several disks; or show its folders.
 
     FOLDERS are all folders besides OUT. Shards that are stored stay where they are; new ones go to
-    all folders in turn. After a disk was lost, name the folders that are left or replace it, then
-    run `tpu extract repair OUT`.
+    all folders in turn. After a disk was lost, leave out its folder or name all that are in use,
+    then run `tpu extract repair OUT`.
     """
     from tpufleet.workloads.activations.cli import output
     from tpufleet.workloads.activations.io import striped_folder
+    from tpufleet.workloads.activations.io.storage import translate_disk_errors
 
+    if folders and unwanted:
+        raise click.UsageError("name the folders in use, or those to leave out with --without")
     storage = striped_folder.local_folder(out)
-    if folders:
-        storage = striped_folder.set_folders(storage, folders)
+    with translate_disk_errors(storage):
+        if unwanted:
+            storage = striped_folder.leave_out(storage, unwanted)
+        elif folders:
+            storage = striped_folder.set_folders(storage, folders)
     output.show_stripes(striped_folder.stripes(storage), as_json=as_json)
 
 

@@ -184,7 +184,7 @@ def _part(views: Sequence[memoryview], start: int, size: int) -> np.ndarray:
 
 
 def _write_all(file: int, content: np.ndarray, offset: int) -> None:
-    left = memoryview(content)
+    left = content.data
     while left:
         done = os.pwrite(file, left, offset)
         left, offset = left[done:], offset + done

@@ -71,7 +71,7 @@ class S3Bucket:
         return self._get(name)
 
     def names(self, prefix: str, start: str = "", end: str = "") -> list[str]:
-        names = []
+        names: list[str] = []
         with self._translate_errors(prefix):
             # StartAfter leaves out the name itself, which is no object for the ranges in use.
             pages = self._client.get_paginator("list_objects_v2").paginate(

@@ -248,12 +248,13 @@ class _Reading:
         """The batches, last first, and what is left over; `before` is what was left over before."""
         for task in self._tasks:
             task.result()
-        labels = [self._tokens, self._positions, self._samples]
+        labels: list[np.ndarray] = [self._tokens, self._positions, self._samples]
         turn, batch = self._round, self._reader.batch
         if before is not None:
             for site, values in before.values.items():
                 self._place(site, values, self._places[: turn.before])
-            labels = [np.concatenate(both) for both in zip(before[1:], labels, strict=True)]
+            earlier = [before.tokens, before.positions, before.samples]
+            labels = [np.concatenate(both) for both in zip(earlier, labels, strict=True)]
         order = turn.order if self._reader.labelled else turn.order[:0]
         labels = [values[order] for values in labels]
         cuts = [

@@ -7,7 +7,7 @@ rows arrive or on the number of threads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +16,14 @@ import numpy as np
 
 from tpufleet.workloads.activations.io.shards import PIECE
 
-# Bytes whose sums are taken together. Larger ones take the interpreter's lock less often.
+# Bytes whose sums are one task.
 BLOCK = 4 * PIECE
-_scratch = threading.local()  # memory of each thread for values as float32
+# Bytes whose sums are taken together: with their values as float32 they stay in a core's cache for
+# all passes. After each call of NumPy a thread waits for the interpreter's lock, so not fewer.
+TILE = 1 << 20
+# BLAS divides longer dot products among threads of its own, which would wait for each other.
+LONGEST_DOT = 10_000
+_scratch = threading.local()  # memory of each thread: rows of a tile, and values as float32
 # Of each stored type: unsigned bits of the same size, all but the sign, and those of infinity.
 _BITS: Mapping[str, tuple[Any, int, int]] = {
     "bfloat16": (np.uint16, 0x7FFF, 0x7F80),
@@ -76,36 +81,95 @@ class _BlockSums:
 
 
 def _sum_block(parts: Sequence[np.ndarray], scales: Sequence[np.ndarray]) -> _BlockSums:
-    """Sums over the rows of all parts, as one array: they do not depend on how rows arrived. Few
-    calls of NumPy on large arrays: after each one, a thread waits for the interpreter's lock."""
-    rows = np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts))
-    if scales:
-        rows = as_float32(rows) * np.concatenate(scales)[:, None]
-    magnitude, nonfinite = _largest_magnitude(rows), 0
-    if magnitude >= _BITS[rows.dtype.name][2]:
-        rows, nonfinite = _without_nonfinite(rows)
-        magnitude = _largest_magnitude(rows)
-    total = np.zeros(rows.shape[1], np.float32)
-    squares = np.zeros(len(rows), np.float32)
+    """Sums over the rows of all parts, in tiles at fixed places: they do not depend on how rows
+    arrived."""
+    total = np.zeros(parts[0].shape[1], np.float64)
+    norms, largest, finite_rows, nonfinite = 0.0, 0.0, 0, 0
     with np.errstate(over="ignore"):  # squares and sums of values near the largest float
-        for columns, values in _float32_columns(rows):
-            squares += np.einsum("ij,ij->i", values, values)
-            total[columns] = np.add.reduce(values, axis=0)
+        for tile in _tiles(parts, scales):
+            magnitude, count = _largest_magnitude(tile), 0
+            if magnitude >= _BITS[tile.dtype.name][2]:
+                tile, count = _without_nonfinite(tile)
+                magnitude = _largest_magnitude(tile)
+            squares = np.zeros(len(tile), np.float32)
+            for columns, values in _float32_columns(tile):
+                squares += _row_squares(values)
+                total[columns] += np.add.reduce(values, axis=0)
+            norms += float(np.sqrt(squares).sum(dtype=np.float64))
+            largest = max(largest, _magnitude_as_float(magnitude, tile.dtype))
+            finite_rows += len(tile)
+            nonfinite += count
     return _BlockSums(
-        total=total,
-        norms=float(np.sqrt(squares).sum(dtype=np.float64)),
-        finite_rows=len(rows),
-        max=_magnitude_as_float(magnitude, rows.dtype),
-        nonfinite=nonfinite,
+        total=total, norms=norms, finite_rows=finite_rows, max=largest, nonfinite=nonfinite
     )
+
+
+def _tiles(parts: Sequence[np.ndarray], scales: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """The rows of all parts, so many at a time: in place, or copied together where a part ends.
+    Each tile is valid until the next one. int8 rows are multiplied by their scales."""
+    height = max(TILE // max(parts[0][:1].nbytes, 1), 1)
+    factors = np.concatenate(scales) if scales else None
+    at = 0
+    for rows in _divide(parts, height):
+        tile = _contiguous(rows)
+        if factors is not None:
+            memory = _memory("scaled", 4 * tile.size).view(np.float32).reshape(tile.shape)
+            tile = np.multiply(tile, factors[at : at + len(tile), None], out=memory)
+        at += len(tile)
+        yield tile
+
+
+def _divide(parts: Sequence[np.ndarray], height: int) -> Iterator[list[np.ndarray]]:
+    """Consecutive rows of the parts, `height` at a time."""
+    rows: list[np.ndarray] = []
+    room = height
+    for part in parts:
+        while len(part):
+            rows.append(part[:room])
+            part = part[room:]
+            room -= len(rows[-1])
+            if not room:
+                yield rows
+                rows, room = [], height
+    if rows:
+        yield rows
+
+
+def _contiguous(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """One array. NumPy copies bytes faster than bfloat16, and lets other threads run."""
+    if len(rows) == 1:
+        return np.ascontiguousarray(rows[0])
+    dtype, width = rows[0].dtype, rows[0].shape[1]
+    height = sum(map(len, rows))
+    memory = _memory("rows", height * width * dtype.itemsize).view(dtype).reshape(height, width)
+    bits = np.dtype(f"u{dtype.itemsize}")
+    np.concatenate([part.view(bits) for part in rows], out=memory.view(bits))
+    return memory
+
+
+def _memory(name: str, size: int) -> np.ndarray:
+    """So many bytes, which this thread has once under this name."""
+    known: np.ndarray | None = getattr(_scratch, name, None)
+    if known is None or known.size < size:
+        known = np.empty(size, np.uint8)
+        setattr(_scratch, name, known)
+    return known[:size]
+
+
+def _row_squares(values: np.ndarray) -> np.ndarray:
+    """The sum of squares of each row."""
+    if values.shape[1] > LONGEST_DOT:
+        return np.einsum("ij,ij->i", values, values)
+    squares: np.ndarray = np.matmul(values[:, None, :], values[:, :, None])[:, 0, 0]
+    return squares
 
 
 def _largest_magnitude(rows: np.ndarray) -> int:
     """The largest bits without the sign. Those of a sign alone are of the most negative value."""
     kind, mask, _ = _BITS[rows.dtype.name]
     bits = rows.view(kind)
-    positive = bits.view(np.dtype(kind).str.replace("u", "i")).max(initial=0)
-    negative = bits.max(initial=0)
+    positive = np.maximum.reduce(bits.view(np.dtype(kind).str.replace("u", "i")), None, initial=0)
+    negative = np.maximum.reduce(bits, None, initial=0)
     return max(int(positive), int(negative) & mask if int(negative) > mask else 0)
 
 
@@ -127,9 +191,7 @@ def _float32_columns(rows: np.ndarray) -> Iterable[tuple[slice, np.ndarray]]:
         yield slice(None), as_float32(rows)
         return
     pairs = rows.view(np.dtype("<u4"))
-    if getattr(_scratch, "values", None) is None or _scratch.values.size < pairs.size:
-        _scratch.values = np.empty(pairs.size, np.uint32)
-    values = _scratch.values[: pairs.size].reshape(pairs.shape)
+    values = _memory("values", pairs.nbytes).view(np.uint32).reshape(pairs.shape)
     np.left_shift(pairs, np.uint32(16), out=values)
     yield slice(0, None, 2), values.view(np.float32)
     np.bitwise_and(pairs, np.uint32(0xFFFF0000), out=values)

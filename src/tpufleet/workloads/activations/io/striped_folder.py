@@ -54,17 +54,23 @@ class StripedFolder(LocalFolder):
     def _folders(self) -> list[LocalFolder]:
         """Of all disks, which have to be there."""
         for folder in self.others:
-            owner = _owner(folder)
+            try:
+                owner = _owner(folder)
+            except OSError as error:
+                raise NotFound(self._lost(folder, str(error))) from error
             if owner is None:
-                command = f"tpu extract stripe {self.url} FOLDER…"
-                raise NotFound(
-                    f"{folder}, which holds shards of {self.url}, is missing (no {MARKER} there); "
-                    f"mount its disk, or name the folders in use with `{command}`"
-                )
+                raise NotFound(self._lost(folder, f"no {MARKER} there"))
             if owner != self._id:
                 raise Conflict(f"{folder} holds shards of another dataset than {self.url}")
         first = LocalFolder(self.path, self._disk)
         return [first, *(LocalFolder(folder, self._disk) for folder in self.others)]
+
+    def _lost(self, folder: Path, reason: str) -> str:
+        return (
+            f"{folder}, which holds shards of {self.url}, is missing ({reason}); mount its disk. "
+            f"If it is lost, run `tpu extract stripe {self.url} --without {folder}`, then "
+            f"`tpu extract repair {self.url}`"
+        )
 
     def new_shard(self, name: str, draft: str) -> DraftFile | MemoryFile:
         free = [shutil.disk_usage(folder.path).free for folder in self._folders]
@@ -159,12 +165,25 @@ def set_folders(out: LocalFolder, folders: Sequence[str | Path]) -> StripedFolde
     where they are, so a folder that holds some can only be left out once its disk is lost."""
     wanted, dataset = check_folders(out, folders)
     for folder in wanted:
-        if _owner(folder) is None:
+        if _owner(folder) != dataset:
             marker = {"dataset": dataset, "of": out.url}
             LocalFolder(folder).replace(MARKER, json.dumps(marker).encode())
     body = {"dataset": dataset, "folders": [str(folder) for folder in wanted]}
     out.replace(STRIPES_FILE, json.dumps(body, indent=2).encode())
     return StripedFolder(out.path)
+
+
+def leave_out(out: LocalFolder, folders: Sequence[str | Path]) -> StripedFolder:
+    """Use the folders of a dataset but these, whose disks are lost or whose shards were moved."""
+    others = _read_list(out)[1] if is_striped(out) else []
+    unwanted = [Path(folder).absolute() for folder in folders]
+    for folder in unwanted:
+        if folder not in others:
+            raise BadInput(
+                f"{folder} is not one of the folders of {out.url}; "
+                f"`tpu extract stripe {out.url}` shows them"
+            )
+    return set_folders(out, [folder for folder in others if folder not in unwanted])
 
 
 def check_folders(out: LocalFolder, folders: Sequence[str | Path]) -> tuple[list[Path], str]:
@@ -185,7 +204,7 @@ def check_folders(out: LocalFolder, folders: Sequence[str | Path]) -> tuple[list
                 f"with `mv {folder}/shards/* {out.path}/shards/`"
             )
     for folder in wanted:
-        if _owner(folder) not in (None, dataset):
+        if _owner(folder) not in (None, dataset) and not _is_unused(folder, out):
             raise Conflict(f"{folder} holds shards of another dataset; choose another folder")
     return wanted, dataset
 
@@ -196,6 +215,12 @@ def _read_list(out: LocalFolder) -> tuple[str, list[Path]]:
         return body["dataset"], [Path(folder) for folder in body["folders"]]
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{out.path / STRIPES_FILE} cannot be read: {error}") from error
+
+
+def _is_unused(folder: Path, out: LocalFolder) -> bool:
+    """Whether a marked folder is that of an earlier call which could not write the list."""
+    marker = json.loads((folder / MARKER).read_bytes())
+    return marker.get("of") == out.url and not any(folder.glob(f"{SHARDS}*"))
 
 
 def _owner(folder: Path) -> str | None:
@@ -210,7 +235,11 @@ def _owner(folder: Path) -> str | None:
 
 def _status(folder: Path, dataset: str | None = None) -> StripeStatus:
     """`dataset` None: of the folder with the records."""
-    if dataset is not None and _owner(folder) != dataset:
+    try:
+        missing = dataset is not None and _owner(folder) != dataset
+    except OSError:  # its disk cannot be read
+        missing = True
+    if missing:
         return StripeStatus(folder=folder, missing=True)
     sizes = []
     if (folder / SHARDS).is_dir():

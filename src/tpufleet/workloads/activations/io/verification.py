@@ -124,12 +124,17 @@ def _gaps(dataset: datasets.Dataset) -> Iterator[str]:
         yield f"{many} (samples {bounds}) {verb} not committed"
 
 
-def _file_problems(storage: Storage, file: shards.ShardFile, deep: bool) -> Iterator[str]:
+def _file_problems(storage: Storage, file: shards.ShardFile, deep: bool) -> list[str]:
     try:
-        size = storage.size(file.name)
+        return list(_content_problems(storage, file, deep))
     except NotFound:
-        yield f"{file.name} is missing"
-        return
+        return [f"{file.name} is missing"]
+    except OSError as error:  # of its disk; other shards may be intact
+        return [f"{file.name} cannot be read: {error}"]
+
+
+def _content_problems(storage: Storage, file: shards.ShardFile, deep: bool) -> Iterator[str]:
+    size = storage.size(file.name)
     if size != file.size:
         yield f"{file.name} has {size:,} bytes, expected {file.size:,}"
     elif deep:
@@ -151,7 +156,7 @@ def _unit_problems(dataset: datasets.Dataset, unit: int) -> Iterator[str]:
     for number, file in enumerate(dataset.files(unit)):
         try:
             entries = dataset.file_metadata(unit, number)
-        except (ValueError, FleetError) as error:
+        except (ValueError, OSError, FleetError) as error:
             yield f"{file.name}: sample metadata cannot be read: {error}"
             continue
         counts.update((entry["sample"], entry.get("context", 0)) for entry in entries)

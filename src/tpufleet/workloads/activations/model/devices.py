@@ -37,7 +37,8 @@ def cpu_devices(cores: int, mesh: Mapping[str, int]) -> int:
 
 def _divide_cpu(count: int) -> None:
     """Has no effect on accelerators, if the number is set already, or after JAX has started."""
-    if FORCED in os.environ.get("XLA_FLAGS", "") or jax.config.jax_num_cpu_devices != -1:
+    configured = getattr(jax.config, "jax_num_cpu_devices", -1)
+    if FORCED in os.environ.get("XLA_FLAGS", "") or configured != -1:
         return
     try:
         jax.config.update("jax_num_cpu_devices", count)

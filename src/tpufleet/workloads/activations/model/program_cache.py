@@ -48,9 +48,13 @@ class ProgramCache:
         if not path.exists() or not _is_own(path):
             return None
         try:
-            stored = pickle.loads(path.read_bytes())
+            program, inputs, outputs = pickle.loads(path.read_bytes())
             return serialize_executable.deserialize_and_load(
-                *stored, backend=self._devices[0].client, execution_devices=self._devices
+                program,
+                inputs,
+                outputs,
+                backend=self._devices[0].client,
+                execution_devices=self._devices,
             )
         except Exception as error:
             # Whatever is wrong with the file: the program is compiled instead.
