@@ -178,7 +178,6 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("web: resume, rerun, kill, run", "actions", f"{WEB}::test_a_job_is_cancelled_and_run_again_from_the_page"),
     ("web: login", "link, once", f"{WEB}::test_a_login_link_works_once"),
     ("web: permissions", "by role", f"{WEB}::test_two_users_have_different_rights"),
-    ("web: /user/<u>", "jobs of a user", f"{WEB}::test_jobs_are_searched_with_the_query_language"),
     ("web: /tpus, tpu-status, tpu-gcloud-counts", "inventory page", f"{LAB}::test_notes_in_the_inventory_are_edited"),
     ("web: tpu-fang", "alias of a slice", f"{LAB}::test_notes_in_the_inventory_are_edited"),
     ("web: tpu-keng", "answers by zone", f"{LAB}::test_a_waiting_job_shows_zones_answers_and_prices"),

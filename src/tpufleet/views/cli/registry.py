@@ -37,13 +37,14 @@ class LazyCommand(NamedTuple):
     help: str  # its line in `tpu --help`
     target: str  # `module:attribute` below PACKAGE
 
-    def load(self) -> click.Command:
+    def load(self, path: str = "") -> click.Command:
+        """`path`: its words after `tpu`, by which completion knows what its arguments mean."""
         module, _, attribute = self.target.partition(":")
         command: click.Command = getattr(importlib.import_module(f"{PACKAGE}.{module}"), attribute)
         if COMPLETION_VARIABLE in os.environ:
             from tpufleet.views.cli import completion_values
 
-            completion_values.add_to(command)
+            completion_values.add_to(command, path)
         return command
 
 
@@ -160,14 +161,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         lazy = self.lazy_commands.get(name)
-        if lazy is None:
-            return None
-        command = lazy.load()
-        if COMPLETION_VARIABLE in os.environ:
-            from tpufleet.views.cli import completion_values
-
-            completion_values.add_to(command, name)
-        return command
+        return None if lazy is None else lazy.load(name)
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
