@@ -219,12 +219,10 @@ def distinct() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("name", distinct())
-def test_a_small_model_with_the_same_keys_computes_what_transformers_computes(name, tmp_path):
+def small_model(name: str, folder: Path) -> Any:
+    """A model of transformers with random weights and the published keys, written to a folder."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    from tests.workloads.activations import make_fixtures
-
     config = shrink(PUBLISHED[name])
     body = copy.deepcopy(config)
     parsed = transformers.AutoConfig.for_model(body.pop("model_type"), **body)
@@ -237,13 +235,61 @@ def test_a_small_model_with_the_same_keys_computes_what_transformers_computes(na
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(torch.randn(weight.shape, generator=generator) * 0.2)
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", distinct())
+def test_a_small_model_with_the_same_keys_computes_what_transformers_computes(name, tmp_path):
+    model = small_model(name, tmp_path)
+    from tests.workloads.activations import make_fixtures
+
     tokens = make_fixtures.tokens(seed=3)
-    expected = make_fixtures.sites(model.eval(), tokens)
-    model.save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    expected = make_fixtures.sites(model, tokens)
     outputs = run(tmp_path, ["resid_post.*", "attn_out.6", "mlp_out.6", "final_norm"], tokens)
     for site, values in outputs.items():
         np.testing.assert_allclose(values, expected[site], **CLOSE, err_msg=site)
+
+
+# One token, fewer and more than a window of 5, and more than a block of attention.
+LENGTHS = (1, 4, 17, 130, 300)
+EVERY_SIZE = [
+    pytest.param(
+        name, marks=pytest.mark.slow if name in ONE_OF_EACH.values() else pytest.mark.scale
+    )
+    for name in PUBLISHED
+]
+
+
+@pytest.mark.parametrize("name", EVERY_SIZE)
+def test_samples_of_all_lengths_are_as_close_to_transformers_as_float32_allows(name, tmp_path):
+    """Padded, as rows of one batch; and packed, one after the other in one row."""
+    model = small_model(name, tmp_path)
+    from tests.workloads.activations import make_fixtures
+
+    chance, wanted = np.random.default_rng(5), ["resid_post.[0,6]", "final_norm"]
+    samples = [chance.integers(0, 61, length) for length in LENGTHS]
+    padded = np.stack([np.pad(sample, (0, max(LENGTHS) - len(sample))) for sample in samples])
+    rows = run(tmp_path, wanted, padded)
+    packed = run(
+        tmp_path,
+        wanted,
+        np.concatenate(samples)[None],
+        segments=np.repeat(np.arange(len(LENGTHS), dtype=np.int32), LENGTHS)[None],
+        positions=np.concatenate([np.arange(length) for length in LENGTHS])[None],
+    )
+    starts = np.cumsum([0, *LENGTHS])
+    for number, sample in enumerate(samples):
+        expected = make_fixtures.sites(model, sample[None])
+        for site in rows:
+            exact = expected[site][0]
+            for found in (
+                rows[site][number, : len(sample)],
+                packed[site][0, starts[number] : starts[number + 1]],
+            ):
+                error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
+                assert error <= 1e-5, (site, len(sample))
 
 
 def test_fixture_models_of_all_families_exist():

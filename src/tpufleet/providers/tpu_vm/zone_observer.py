@@ -121,9 +121,10 @@ class ZoneObserver:
                 names.update(nodes)
         here = [each for each in expected if each.zone == self.zone]
         self._gone &= {each.id for each in here}
+        explained = known | in_queue | self._gone
         for each in here:
             # The operation of a creation tells more.
-            if each.id not in in_queue | self._gone and self._pending.get(each.id) is None:
+            if each.id not in explained and self._pending.get(each.id) is None:
                 names[each.id] = each.node or each.id
         names = {slice_id: name for slice_id, name in names.items() if slice_id not in known}
         if not names:

@@ -27,7 +27,7 @@ class FleetGroup(ExtractGroup):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         lazy = FLEET_COMMANDS.get(name)
-        return super().get_command(context, name) if lazy is None else lazy.load()
+        return super().get_command(context, name) if lazy is None else lazy.load(f"extract {name}")
 
 
 def price_of(chips: str, capacity: str) -> float | None:
