@@ -77,6 +77,41 @@ def test_every_spelling_of_kill_cancels_the_job(world, tpu: Tpu, jobs, spelling)
     assert cancelled(world, "job-1") and not cancelled(world, "job-2")
 
 
+@pytest.mark.parametrize("spelling", ["kill", "-k", "cancel"])
+@pytest.mark.parametrize("name", ["s1", "big", "mels"])
+def test_kill_of_a_tpu_cancels_the_job_on_it(world, tpu: Tpu, jobs, lab, spelling, name):
+    world.add_slice("s1", "job-1", pool="lab", node="mels")
+    world.add_slice("s2", None, pool="lab")
+    tpu.ok("inventory", "set", "s1", "--alias", "big")
+    tpu.ok(spelling, name)
+    assert cancelled(world, "job-1") and not cancelled(world, "job-2")
+    assert "no job runs on s2" in tpu(spelling, "s2").stderr
+    assert "no job with id or name 'nothing'" in tpu(spelling, "nothing").stderr
+
+
+def test_words_of_find_and_of_the_log_are_dropped_with_a_reason(world, tpu: Tpu, jobs, lab):
+    world.add_slice("s1", None, pool="lab")
+    for word in ("style=full", "style=category", "style=category_note", "-del"):
+        shown = tpu("find", "v5e", word)
+        assert shown.exit_code == 0 and "s1" in shown.stdout
+        assert f"hint: {word} is not needed" in shown.stderr
+    assert tpu.ok("-Ml", "cn") == tpu.ok("-Ml")
+
+
+@pytest.mark.parametrize("word", ["-a", "--all"])
+def test_run_on_any_free_slice(world, tpu: Tpu, lab, word):
+    world.add_slice("s1", None, pool="lab")
+    printed = tpu("run", word, "--dry-run", "--json", "--", "true")
+    assert json.loads(printed.stdout)["jobs"][0]["spec"]["pool"] == "lab"
+
+
+def test_run_on_a_node_that_the_server_does_not_know_says_how_to_adopt_it(world, tpu: Tpu, lab):
+    refused = tpu("run", "kmh-tpuvm-v4-32-preemptible-1", "--dry-run", "--", "true")
+    assert refused.exit_code == 2
+    assert "`tpu adopt kmh-tpuvm-v4-32-preemptible-1 --pool POOL`" in refused.stderr
+    assert "`tpu run v4-32 -- …`" in refused.stderr
+
+
 def test_add_tag_and_notes(tpu: Tpu, jobs):
     tpu.ok("add-tag", "train", "paper")
     tpu.ok("ssn", "train", "diverges")

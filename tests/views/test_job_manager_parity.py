@@ -30,6 +30,7 @@ RECOVERY = "journeys/test_recovery.py"
 RETRIES = "policy/test_retries.py"
 SIGNATURES = "model/test_failure_signatures.py"
 WEB = "web/test_pages.py"
+LAB = "web/test_lab.py"
 AUTH = "service/test_auth.py"
 JOBS = "service/test_jobs.py"
 FAILOVER = "journeys/test_controller_failover.py"
@@ -54,7 +55,8 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("resume: child", "parent and child", f"{SERVER}::test_resume_and_rerun_create_a_child_with_overrides"),
     ("rerun", "from scratch, stage 0", f"{JOBS}::test_resume_keeps_the_checkpoints_and_rerun_gets_new_ones"),
     ("kill", "kill a job", f"{SERVER}::test_cancel_continues_after_a_job_that_cannot_be_cancelled"),
-    ("kill TPU", "kill everything on it", "agent/test_stopping.py::test_leftover_processes_are_ended_before_the_exit_is_reported"),
+    ("kill TPU", "kill the job on it", f"{FORMER}::test_kill_of_a_tpu_cancels_the_job_on_it"),
+    ("kill TPU: leftovers", "end with the job", "agent/test_stopping.py::test_leftover_processes_are_ended_before_the_exit_is_reported"),
     ("kill-remote", "processes end with their job", "agent/test_containment.py::test_a_child_that_leaves_everything_ends_with_a_cancelled_attempt"),
     ("kill-window", "cancel", f"{FORMER}::test_every_spelling_of_kill_cancels_the_job"),
     ("ignore-error", "the state follows from processes", "agent/test_running.py::test_a_signature_in_the_log_of_a_success_is_ignored"),
@@ -72,6 +74,8 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("run monitor= -q", "return at once", f"{FLAGS}::test_without_a_monitor_run_returns_at_once"),
     ("run -no-tag -apply -f -auto --log-stage --register user= id=", "not needed", f"{FLAGS}::test_a_flag_that_is_not_needed_is_explained"),
     ("run: v4, v4+, v*", "a free slice of a generation", f"{FORMER}::test_run_takes_a_free_slice_of_a_generation_or_a_slice_by_name"),
+    ("run -a, --all", "any free slice", f"{FORMER}::test_run_on_any_free_slice"),
+    ("run: full name of a node", "was registered; says how to adopt it", f"{FORMER}::test_run_on_a_node_that_the_server_does_not_know_says_how_to_adopt_it"),
     ("run: value with a second =", "was lost", f"{FLAGS}::test_a_flag_is_todays_option"),
     ("run: unknown name", "says what is known", f"{ALONE}::test_invalid_input_is_reported_with_status_two"),
     # Run sequence
@@ -86,6 +90,8 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("settings: keys and defaults", "monitor_after_run … time_zone", f"{PREFERENCES}::test_keys_and_defaults_are_those_of_the_former_job_manager"),
     ("setting monitor_after_run", "false: detach", f"{PREFERENCES}::test_run_detaches_when_the_user_has_set_that"),
     ("setting time_zone cn", "was rejected", f"{PREFERENCES}::test_values_are_converted_and_checked"),
+    ("settings monitor_tpu, monitor_dir, show_length", "layout of the list", f"{PREFERENCES}::test_settings_of_the_list_of_jobs"),
+    ("tpu_aliases of data.json", "a node that is unknown here is named", f"{PREFERENCES}::test_the_data_of_the_former_job_manager_is_imported"),
     ("reset-window-num, reset-window", "no windows to number: names are unique", f"{SERVER}::test_default_names_are_unique_and_found_by_their_beginning"),
     ("config aliases lr bs ep wd b1 b2 ckpt", "defaults", f"{PREFERENCES}::test_a_default_alias_can_be_changed_deleted_and_restored"),
     # Nodes
@@ -110,10 +116,12 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("zhan", "reserve, 30 minutes by default", f"{RESERVE}::test_reserve_extend_and_release"),
     ("rm-lock", "release", f"{RESERVE}::test_reserve_extend_and_release"),
     ("find", "by type, free, spot or not", f"{RESERVE}::test_types_of_find"),
+    ("find -del style=", "layout", f"{FORMER}::test_words_of_find_and_of_the_log_are_dropped_with_a_reason"),
     ("rel", "release", f"{FORMER}::test_zhan_reserves_for_30_minutes_and_is_released"),
     ("ssn, asn", "notes", f"{META}::test_tags_notes_name_and_priority_change"),
     ("uss, gtis, twsi", "the table is observed", f"{RESERVE}::test_the_inventory_has_slices_room_and_notes"),
     ("sheet: running, free", "state and owner", f"{RESERVE}::test_the_inventory_has_slices_room_and_notes"),
+    ("sheet: chips by type and zone", "K and L", f"{RESERVE}::test_the_inventory_has_slices_room_and_notes"),
     ("sheet: reserved(error)", "after a failure", f"{SHARING}::test_the_slice_of_a_failed_job_is_held_for_its_owner"),
     ("sheet: in Google Sheets", "one-way", "views/test_google_sheets.py::test_the_tab_is_replaced_as_text"),
     # Queue
@@ -121,6 +129,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("vq", "list the queue", f"{QUEUE}::test_a_job_is_behind_a_running_one_until_its_time_limit"),
     ("queue types, zones, tpus", "filter", f"{QUEUE}::test_queues_are_filtered"),
     ("dequeue", "remove", f"{QUEUE}::test_remove_cancels"),
+    ("dequeue --all, *", "only what waits", f"{QUEUE}::test_only_waiting_jobs_of_the_caller_are_removed"),
     ("dqr", "run now", f"{FORMER}::test_the_queue"),
     ("queue pm=XY", "own or others', failed or finished", f"{SHARING}::test_a_job_says_whose_used_slices_it_takes"),
     ("queue pm: free TPU", "free for all", f"{SHARING}::test_a_slice_that_no_job_used_is_free_for_all"),
@@ -136,6 +145,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("lock, unlock, rl, lock-data, unlock-data", "no locks: one transaction", f"{LEASES}::test_a_former_holder_cannot_write"),
     ("-smc, -gmc, -agc, -mgc, -Mc, debug-stats, debug-kill", "no MONITOR: events act at once", f"{RECOVERY}::test_a_preempted_attempt_is_retried_without_spending_the_failure_budget"),
     ("-Ml", "what the monitor did", f"{FORMER}::test_the_log_of_the_monitor_is_the_list_of_events"),
+    ("-Ml us, cn", "time zone of the settings", f"{FORMER}::test_words_of_find_and_of_the_log_are_dropped_with_a_reason"),
     ("help", "by command", "views/test_former_names.py::test_help_of_a_command_can_be_asked_for_by_name"),
     ("tldr", "worked examples", "views/test_help_and_completion.py::test_tldr_prints_examples_of_everyday_and_of_one_command"),
     ("trun, tm, tcks, tfind, tvq", "short names: completion", "views/test_help_and_completion.py::test_bash_completes"),
@@ -168,6 +178,10 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("web: resume, rerun, kill, run", "actions", f"{WEB}::test_a_job_is_cancelled_and_run_again_from_the_page"),
     ("web: login", "link, once", f"{WEB}::test_a_login_link_works_once"),
     ("web: permissions", "by role", f"{WEB}::test_two_users_have_different_rights"),
+    ("web: /tpus, tpu-status, tpu-gcloud-counts", "inventory page", f"{LAB}::test_notes_in_the_inventory_are_edited"),
+    ("web: tpu-fang", "alias of a slice", f"{LAB}::test_notes_in_the_inventory_are_edited"),
+    ("web: tpu-keng", "answers by zone", f"{LAB}::test_a_waiting_job_shows_zones_answers_and_prices"),
+    ("web: del-registered", "give an adopted node back", f"{LAB}::test_an_adopted_node_is_given_back_by_an_admin"),
     # Faults that must not come back
     ("fault 1: lock without owner", "lease with a token", f"{LEASES}::test_a_former_holder_cannot_write"),
     ("fault 2: lock leaks", "a lease expires", f"{LEASES}::test_a_lease_has_one_holder_at_a_time"),
@@ -193,6 +207,8 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("fault 16: passwords", "hashes of tokens", f"{AUTH}::test_the_hash_of_a_token_is_all_that_is_kept"),
     ("fault 16: pages without a login", "every route is closed", f"{AUTH}::test_every_route_is_closed_to_whoever_has_no_right_to_it"),
     ("fault 16: CSRF", "token of the page", "service/test_browser_sessions.py::test_a_change_needs_the_token_of_the_page"),
+    ("fault 16: forgeable session", "signed cookie", "service/test_browser_sessions.py::test_a_cookie_lasts_a_week_and_cannot_be_changed"),
+    ("fault 16: binds 0.0.0.0 without TLS", "must be allowed", "test_config.py::test_plain_http_beyond_loopback_must_be_allowed"),
     ("fault 16: any user acts as any other", "owner or admin", "service/test_ownership.py::test_only_the_owner_or_an_admin_changes_an_object"),
     ("fault 16: keys on command lines and in files", "sealed", "service/test_secrets.py::test_a_secret_is_a_file_that_only_the_servers_user_reads"),
     ("fault 16: delete without a question", "asks", f"{SERVER}::test_cancel_all_asks_and_cancels_only_your_live_jobs"),

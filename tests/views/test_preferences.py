@@ -9,6 +9,7 @@ import pytest
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
 from tpufleet.errors import BadInput
+from tpufleet.model.jobs import JobState
 from tpufleet.model.preferences import (
     SETTINGS,
     PreferenceChanges,
@@ -106,6 +107,20 @@ def test_directories(tpu: Tpu, work, tmp_path):
 def test_run_detaches_when_the_user_has_set_that(tpu: Tpu):
     tpu.ok("config", "set", "monitor_after_run", "false")
     assert "submitted x" in tpu.ok("run", "v5e-16", "--name", "x", "--", "true")
+
+
+def test_settings_of_the_list_of_jobs(tpu: Tpu, world: ServiceHarness):
+    world.submit("job-1", name="train", workdir="/home/mel/vit")
+    world.change_job("job-1", state=JobState.RECOVERING, reason="preempted; " + "asking again " * 9)
+    shown = tpu.ok("jobs")
+    assert "TYPE" in shown and shown.count("asking again") == 9
+    assert "/home/mel/vit" in tpu.ok("jobs", "--verbose")
+    tpu.ok("config", "set", "monitor_tpu", "false")
+    tpu.ok("config", "set", "show_length", "30")
+    tpu.ok("config", "set", "monitor_dir", "false")
+    shown = tpu.ok("jobs", "--verbose")
+    assert "TYPE" not in shown and "/home/mel/vit" not in shown
+    assert shown.count("asking again") <= 2 and "preempted" in shown
 
 
 def test_views(tpu: Tpu, world: ServiceHarness):

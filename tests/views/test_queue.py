@@ -8,6 +8,7 @@ import pytest
 
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
+from tests.views.test_former_commands import cancelled
 from tpufleet.model.encoding import to_json
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.jobs import JobState
@@ -110,8 +111,21 @@ def test_users_with_less_usage_go_first(world, tpu: Tpu, pool):
 
 def test_remove_cancels(world, tpu: Tpu, pool):
     submit(world, "a", pool=pool)
-    assert "cancelling a" in tpu.ok("queue", "remove", "a")
+    assert "removed a" in tpu.ok("queue", "remove", "a")
     assert tpu("dq", "b").exit_code != 0
+
+
+@pytest.mark.parametrize("line", ["queue remove --all --yes", "dq --all --yes", "dequeue * --yes"])
+def test_only_waiting_jobs_of_the_caller_are_removed(world, tpu: Tpu, pool, line):
+    submit(world, "waits", pool=pool)
+    submit(world, "hers", by="mo", pool=pool)
+    submit(world, "runs", pool=pool)
+    world.change_job("runs", state=JobState.RUNNING)
+    assert tpu.ok(*line.split()).startswith("removed waits")
+    assert [name for name in ("waits", "hers", "runs") if cancelled(world, name)] == ["waits"]
+    refused = tpu("queue", "remove", "runs")
+    assert refused.exit_code != 0 and "`tpu cancel runs` ends it" in refused.stderr
+    assert tpu("queue", "remove", "hers").exit_code != 0
 
 
 def test_queues_are_filtered(world, tpu: Tpu, pool):

@@ -48,6 +48,9 @@ _PAIR = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 def run_arguments(args: list[str], with_value: Collection[str]) -> list[str]:
     """Former words before `--` as options of today; words after it belong to the command, and words
     after an option `with_value` to that."""
+    if args[:1] in (["-a"], ["--all"]):
+        args = ["v*", *args[1:]]
+        _hint("run", ["'v*'", "…"])
     if "--" not in args:
         words = args[1:]
         if args and not args[0].startswith("-") and all(is_former(word) for word in words):

@@ -228,6 +228,18 @@ def _is_user(word: str) -> bool:
 DROPPED_FLAGS = {
     "-re": "a chain of resumed jobs is hidden or kept by the state of its last job",
 }
+# Words that only these verbs had: dropped with a reason, or replaced.
+DROPPED_WORDS = {
+    "find": {
+        **dict.fromkeys(
+            ("style=full", "style=category", "style=category_note"),
+            "the table follows from the terminal",
+        ),
+        "-del": "slices that are gone are not listed",
+    },
+    "-Ml": dict.fromkeys(("us", "cn"), "times are shown in the time zone of `tpu config`"),
+}
+REPLACED_WORDS = {"dequeue": {"*": "--all"}, "dq": {"*": "--all"}}
 # `tpu queue v4-32 …` submitted a job.
 QUEUED_TYPE = re.compile(r"(.*\b)?v(\d\w*|\*)[\w+*-]*")
 

@@ -6,14 +6,13 @@ from datetime import UTC, datetime
 
 import click
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model.api_types import QueueEntry
-from tpufleet.model.jobs import JobState
+from tpufleet.model.jobs import ENDED_STATES, JobState
 from tpufleet.model.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.cancel import cancel
-from tpufleet.views.cli.output import Cell, json_option
+from tpufleet.views.cli.output import Cell, json_option, yes_option
 from tpufleet.views.cli.preferences import use_time_zone
 
 WAITING_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RECOVERING})
@@ -167,4 +166,45 @@ def release(jobs: tuple[str, ...], as_json: bool) -> None:
     output.print_result({"jobs": rows}, lines, as_json)
 
 
-queue.add_command(cancel, "remove")
+@queue.command(epilog="\b\nExamples:\n  tpu queue remove train\n  tpu queue remove --all --yes\n")
+@click.argument("jobs", metavar="JOB…", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All of your jobs that wait.")
+@yes_option
+@json_option
+def remove(jobs: tuple[str, ...], everything: bool, yes: bool, as_json: bool) -> None:
+    """Cancel each JOB that waits. A job that runs is not touched: `tpu cancel` cancels it."""
+    if bool(jobs) == everything:
+        raise BadInput("pass either job names or --all")
+    with connection.connect() as client:
+        waiting = {entry.job.id: entry.job for entry in client.queue()}
+        errors = []
+        if everything:
+            me = client.me().name
+            chosen = [row.id for row in waiting.values() if row.owner == me]
+            if chosen:
+                count = text.counted(len(chosen), "waiting job")
+                output.confirm(f"Cancel {count}?", yes or as_json)
+        else:
+            chosen = []
+            for job in jobs:
+                row = client.job(job).row
+                if row.id in waiting:
+                    chosen.append(row.id)
+                else:
+                    errors.append(
+                        f"{row.name} ({row.id}) is {row.state}, and not in the queue"
+                        + ("" if row.state in ENDED_STATES else f"; `tpu cancel {row.id}` ends it")
+                    )
+        rows = []
+        for job_id in chosen:  # one that cannot be cancelled must not protect the others
+            try:
+                rows.append(client.cancel(job_id))
+            except (NotFound, Conflict, Forbidden) as error:
+                errors.append(str(error))
+    lines = "\n".join(f"removed {row.name} ({row.id})" for row in rows)
+    if rows or as_json:
+        output.print_result({"jobs": rows}, lines, as_json)
+    if errors:
+        raise Conflict("\n".join(errors))
+    if not rows:
+        output.print_status("no jobs of yours wait")

@@ -17,9 +17,11 @@ import click
 from tpufleet.views.cli.former_names import (
     DESTRUCTIVE,
     DROPPED_FLAGS,
+    DROPPED_WORDS,
     FORMER_NAMES,
     LISTINGS,
     QUEUED_TYPE,
+    REPLACED_WORDS,
     Unsupported,
     listing_arguments,
 )
@@ -254,6 +256,12 @@ def _translated(args: list[str]) -> list[str]:
 
 def _understood(verb: str, args: list[str]) -> list[str]:
     """Without a user among the words; an error when a job is named instead of a node."""
+    for word, reason in DROPPED_WORDS.get(verb, {}).items():
+        if word in args:
+            click.echo(f"hint: {word} is not needed: {reason}", err=True)
+            args = [each for each in args if each != word]
+    replaced = REPLACED_WORDS.get(verb, {})
+    args = [replaced.get(word, word) for word in args]
     if verb in FORMER_NAMES:
         for word in [word for word in args if word in DROPPED_FLAGS]:
             click.echo(f"hint: {word} is not needed: {DROPPED_FLAGS[word]}", err=True)

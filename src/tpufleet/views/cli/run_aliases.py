@@ -18,7 +18,7 @@ from tpufleet.views.cli.output import print_status
 from tpufleet.views.cli.preferences import find_folder
 
 _PATH_PREFIX = "config"
-_TYPE_IN_NAME = re.compile(r"v[2-9](e|p|litepod)?-\d+")
+_TYPE_IN_NAME = re.compile(r"\bv[2-9](e|p|litepod)?-\d+\b")
 
 
 class RunTarget(NamedTuple):
@@ -47,7 +47,7 @@ def resolve(
                 accelerator = preferences.tpu_aliases.get(accelerator, accelerator)
             if not _is_type(accelerator):
                 accelerator, pool = _in_inventory(client.inventory().rows, accelerator)
-            if typed != accelerator and not _is_type(accelerator):
+            if not _is_type(accelerator) and (typed != accelerator or _names_type(typed)):
                 raise _unknown_node(typed, accelerator)
     except Unreachable:
         if needs_preferences:
@@ -83,12 +83,22 @@ def _in_inventory(rows: Sequence[InventoryRow], name: str) -> tuple[str, str | N
 
 def _unknown_node(alias: str, node: str) -> BadInput:
     """Aliases of the former job manager mean nodes, which have to be adopted first."""
-    found = [match[0] for match in _TYPE_IN_NAME.finditer(node) if _is_type(match[0])]
+    found = _types_in(node)
     new = f"; or `tpu run {found[-1]} -- …` on a new slice" if found else ""
+    what = f"{alias} is an alias of {node}, which" if alias != node else node
     return BadInput(
-        f"{alias} is an alias of {node}, which is neither a TPU type nor a slice of this server\n"
+        f"{what} is neither a TPU type nor a slice of this server\n"
         f"  next: an admin makes the node usable with `tpu adopt {node} --pool POOL`{new}"
     )
+
+
+def _types_in(name: str) -> list[str]:
+    return [match[0] for match in _TYPE_IN_NAME.finditer(name) if _is_type(match[0])]
+
+
+def _names_type(name: str) -> bool:
+    """As names of nodes do, such as lab-v4-32-spot-1."""
+    return bool(_types_in(name)) and not name.startswith(_types_in(name)[0])
 
 
 def config_argument(preferences: Preferences, pair: str) -> str:
