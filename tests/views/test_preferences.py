@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -121,6 +122,54 @@ def test_settings_of_the_list_of_jobs(tpu: Tpu, world: ServiceHarness):
     shown = tpu.ok("jobs", "--verbose")
     assert "TYPE" not in shown and "/home/mel/vit" not in shown
     assert shown.count("asking again") <= 2 and "preempted" in shown
+
+
+def add_output(world: ServiceHarness, output: bytes) -> None:
+    world.submit("job-1", name="train")
+    world.add_slice("slice-1", "job-1")
+    world.add_attempt("job-1", 0, "slice-1")
+    world.change_job("job-1", state=JobState.RUNNING)
+    world.send_log("job-1.0", "slice-1/0", 0, output)
+
+
+@pytest.mark.parametrize("length", [0, 30, 3000])
+def test_monitor_length_is_the_number_of_characters_of_the_output(tpu: Tpu, world, length):
+    add_output(world, b"".join(b"step %03d: loss 0.123\n" % number for number in range(200)))
+    tpu.ok("config", "set", "monitor_length", str(length))
+    _, _, newest = tpu.ok("jobs", "--verbose").partition("(job-1")
+    lines = newest.splitlines()[1:]
+    assert sum(len(line.removeprefix("  ")) + 1 for line in lines) == length
+    assert not length or lines[-1] == "  step 199: loss 0.123"
+
+
+class Interrupted:
+    """Ctrl-C during the first pause of this many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._sleep = seconds, time.sleep
+
+    def __call__(self, seconds: float) -> None:
+        if seconds == self._seconds:
+            raise KeyboardInterrupt
+        self._sleep(seconds)
+
+
+@pytest.mark.parametrize("spelling", [("jobs", "--watch"), ("monitor",)])
+def test_a_watch_pauses_for_monitor_upd_time(tpu: Tpu, world, monkeypatch, spelling):
+    world.submit("job-1", name="train")
+    tpu.ok("config", "set", "monitor_upd_time", "1234")
+    monkeypatch.setattr(time, "sleep", Interrupted(1234))
+    watched = tpu(*spelling)
+    assert watched.exit_code == 130 and watched.stdout.count("train") == 1
+
+
+def test_a_watch_shows_output_if_monitor_verbose_is_set(tpu: Tpu, world, monkeypatch):
+    add_output(world, b"loading weights\n")
+    monkeypatch.setattr(time, "sleep", Interrupted(5))
+    assert "loading weights" not in tpu("monitor").stdout
+    tpu.ok("config", "set", "monitor_verbose", "true")
+    assert "loading weights" in tpu("monitor").stdout
+    assert "loading weights" not in tpu.ok("jobs"), "only a watch"
 
 
 def test_views(tpu: Tpu, world: ServiceHarness):

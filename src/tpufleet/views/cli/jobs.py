@@ -25,7 +25,7 @@ from tpufleet.views.cli.preferences import saved_query, use_time_zone
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
 
-OUTPUT_LINES = 50  # of which the last characters are shown
+SHORT_LINE = 16  # characters: enough lines are requested for a program that writes such lines
 # On a narrow terminal these columns are left out, the first one first.
 DROPPED_FIRST = ("OWNER", "ATTEMPTS", "SUBMITTED", "PROGRESS", "TYPE")
 DROPPED_FIRST_OF_ALL_USERS = ("ATTEMPTS", "SUBMITTED", "PROGRESS", "TYPE", "OWNER")
@@ -130,7 +130,8 @@ def _show_output(client: FleetClient, rows: Iterable[JobRow], preferences: Prefe
         if preferences.setting("monitor_dir"):
             folder = f", {client.job(row.id).job.spec.workdir}"
         click.echo(f"\n{row.name} ({row.id}{folder}):")
-        newest = "".join(client.logs(row.id, host=0, tail=OUTPUT_LINES))[-length:] if length else ""
+        lines = client.logs(row.id, host=0, tail=-(-length // SHORT_LINE)) if length else ()
+        newest = "".join(lines)[-length:]
         for line in newest.splitlines():
             click.echo(f"  {text.without_control_characters(line)}")
 
