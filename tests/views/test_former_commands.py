@@ -52,7 +52,19 @@ def test_check_of_another_user_lists_theirs(tpu: Tpu, jobs, spelling, who):
 def test_the_layout_of_caj_follows_from_the_terminal(tpu: Tpu, jobs):
     answer = tpu("caj", "-wdtsv", "-nf")
     assert answer.exit_code == 0 and "theirs" in answer.stdout and "train" in answer.stdout
-    assert "hint: -wdtsv is not needed: columns follow" in answer.stderr
+    assert "hint: -wdts is not needed: columns follow" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("check", "-v"), ("check", "mel", "-wdtsv"), ("check-simp", "-sv")]
+)
+def test_check_v_shows_the_activity_and_the_newest_output(world, tpu: Tpu, jobs, words):
+    world.add_slice("s1", "job-1")
+    world.add_attempt("job-1", 0, "s1")
+    world.send_log("job-1.0", "s1/0", 0, b"Compiling train_step\nplease wait\n")
+    _, _, shown = tpu.ok(*words).partition("\ntrain (job-1")
+    heading, *lines = shown.splitlines()
+    assert heading.endswith("): compiling") and lines[1] == "  please wait"
 
 
 def test_caj_lists_the_jobs_of_everybody(tpu: Tpu, jobs):

@@ -47,6 +47,25 @@ def test_progress_shows_what_is_known(reported, expected):
     assert text.progress(reported) == expected
 
 
+@pytest.mark.parametrize(
+    ("output", "activity"),
+    [
+        ("Compiling train_step\n", "compiling"),
+        ("jit compilation of f\n", "compiling"),
+        ("Compile sampler\nSampling 50k images\n", "sampling"),
+        ("compiling\nEpoch 12: loss 0.3\nsaved\n", "running, epoch 12"),
+        ("I1116 ep = 3.25, loss 0.1\n", "running, epoch 3.25"),
+        ("Initializing TPU system\n", "initializing"),
+        ("staging files\n", "staging"),
+        ("Epoch 1\nstep = 4\nCompiling eval_step\n", "compiling"),
+        ("compiled in 3 s\nresampling rate 0.1\n", ""),
+        ("", ""),
+    ],
+)
+def test_an_activity_is_read_from_the_newest_line_that_names_one(output, activity):
+    assert text.activity(output) == activity
+
+
 def test_every_state_of_jobs_and_slices_has_a_colour():
     assert all(text.colour(state) for state in [*JobState, *SliceState])
     assert text.colour("preempted") == text.colour(EndReason.PREEMPTED) == text.AMBER

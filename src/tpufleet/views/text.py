@@ -140,6 +140,26 @@ def progress(reported: Progress | None) -> str:
     return f"{reported.step}/{reported.total} ({min(reported.step / reported.total, 1):.0%})"
 
 
+# By what programs print. `compiled` is over.
+_ACTIVITIES = {
+    "compiling": re.compile(r"\b[Cc]ompil(?:ing|ation|e)\b"),
+    "sampling": re.compile(r"\b[Ss]ampling\b"),
+    "running": re.compile(r"\b(?:[Ee]poch\s|ep\s*=\s*)(\d{1,6}(?:\.\d+)?)"),
+    "initializing": re.compile(r"\b[Ii]nitializing\b"),
+    "staging": re.compile(r"\b[Ss]taging\b"),
+}
+
+
+def activity(output: str) -> str:
+    """What the newest line that names an activity says, for people: `compiling`, `running, epoch
+    3`; empty when no line does."""
+    for line in reversed(output.splitlines()):
+        for name, pattern in _ACTIVITIES.items():
+            if match := pattern.search(line):
+                return f"{name}, epoch {match[1]}" if match.groups() else name
+    return ""
+
+
 def metrics(reported: Progress | None) -> str:
     """`loss 0.1234, lr 0.01`."""
     values = (reported.metrics or {}) if reported is not None else {}

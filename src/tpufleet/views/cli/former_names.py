@@ -202,15 +202,21 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
 
 # Verbs that listed jobs: `tpu monitor ada -wdt col=3`.
 LISTINGS = frozenset({"check", "check-simp", "monitor", "caj", "maj"})
-_LAYOUT = re.compile(r"-[wdtsv]+|-nt|-nf|-c|col=\d+")
+_LAYOUT = re.compile(r"-[wdts]+|-nt|-nf|-c|col=\d+")
+_VERBOSE = re.compile(r"-[wdts]*v[wdts]*")
 
 
 def listing_arguments(args: Sequence[str]) -> tuple[list[str], list[str]]:
     """What `tpu jobs` gets, and hints: a user is a query today, and the layout follows from the
-    width of the terminal."""
+    width of the terminal. Of the letters only `v` has a meaning."""
     kept: list[str] = []
     hints: list[str] = []
     for word in args:
+        if _VERBOSE.fullmatch(word):
+            kept.append("--verbose")
+            word = word.replace("v", "")
+        if word == "-":
+            continue
         if _LAYOUT.fullmatch(word):
             hints.append(f"{word} is not needed: columns follow from the width of the terminal")
         elif word.startswith("-"):

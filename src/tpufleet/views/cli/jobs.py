@@ -121,7 +121,7 @@ def jobs(
 
 
 def _show_output(client: FleetClient, rows: Iterable[JobRow], preferences: Preferences) -> None:
-    """The end of the output of each live job, and the folder that its code came from."""
+    """What each live job does, the end of its output, and the folder that its code came from."""
     length = int(preferences.setting("monitor_length"))
     for row in rows:
         if row.state in ENDED_STATES:
@@ -129,9 +129,10 @@ def _show_output(client: FleetClient, rows: Iterable[JobRow], preferences: Prefe
         folder = ""
         if preferences.setting("monitor_dir"):
             folder = f", {client.job(row.id).job.spec.workdir}"
-        click.echo(f"\n{row.name} ({row.id}{folder}):")
         lines = client.logs(row.id, host=0, tail=-(-length // SHORT_LINE)) if length else ()
         newest = "".join(lines)[-length:]
+        activity = text.activity(newest)
+        click.echo(f"\n{row.name} ({row.id}{folder}):{activity and f' {activity}'}")
         for line in newest.splitlines():
             click.echo(f"  {text.without_control_characters(line)}")
 
