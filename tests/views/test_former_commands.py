@@ -124,6 +124,27 @@ def test_run_on_a_node_that_the_server_does_not_know_says_how_to_adopt_it(world,
     assert "`tpu run v4-32 -- …`" in refused.stderr
 
 
+def test_the_prefix_of_a_node_may_be_left_out(world, tpu: Tpu, jobs, lab):
+    """`kmh-tpuvm-` was written into the former program; here it is any prefix."""
+    world.add_slice("s1", "job-1", pool="lab", node="kmh-tpuvm-v5e-16-spot-1")
+    world.add_slice("s2", None, pool="lab", node="kmh-tpuvm-v5e-16-spot-11")
+    tpu.ok("kill", "v5e-16-spot-1")
+    assert cancelled(world, "job-1") and not cancelled(world, "job-2")
+    printed = tpu("run", "v5e-16-spot-11", "--dry-run", "--json", "--", "true")
+    assert json.loads(printed.stdout)["jobs"][0]["spec"]["pool"] == "lab"
+    for part in ("spot-1", "1", "16-spot-1"):
+        assert tpu("kill", part).exit_code != 0, "without its type it may be anything"
+    world.add_slice("s3", None, pool="lab", node="new-v5e-16-spot-1")
+    refused = tpu("kill", "v5e-16-spot-1")
+    assert refused.exit_code == 2
+    assert "several names: kmh-tpuvm-v5e-16-spot-1, new-v5e-16-spot-1; write one" in refused.stderr
+
+
+def test_a_node_without_its_prefix_that_is_not_here_says_how_to_adopt_it(tpu: Tpu, lab):
+    refused = tpu("run", "v4-32-preemptible-1", "--dry-run", "--", "true")
+    assert refused.exit_code == 2 and "`tpu run v4-32 -- …` on a new slice" in refused.stderr
+
+
 def test_add_tag_and_notes(tpu: Tpu, jobs):
     tpu.ok("add-tag", "train", "paper")
     tpu.ok("ssn", "train", "diverges")

@@ -76,6 +76,8 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("run: v4, v4+, v*", "a free slice of a generation", f"{FORMER}::test_run_takes_a_free_slice_of_a_generation_or_a_slice_by_name"),
     ("run -a, --all", "any free slice", f"{FORMER}::test_run_on_any_free_slice"),
     ("run: full name of a node", "was registered; says how to adopt it", f"{FORMER}::test_run_on_a_node_that_the_server_does_not_know_says_how_to_adopt_it"),
+    ("run: name without kmh-tpuvm-", "any prefix may be left out", f"{FORMER}::test_the_prefix_of_a_node_may_be_left_out"),
+    ("run: name without kmh-tpuvm- that is not registered", "says how to adopt it", f"{FORMER}::test_a_node_without_its_prefix_that_is_not_here_says_how_to_adopt_it"),
     ("run: value with a second =", "was lost", f"{FLAGS}::test_a_flag_is_todays_option"),
     ("run: unknown name", "says what is known", f"{ALONE}::test_invalid_input_is_reported_with_status_two"),
     # Run sequence

@@ -8,10 +8,10 @@ import click
 
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model.api_types import JobRow
-from tpufleet.model.inventory import InventoryState
 from tpufleet.model.jobs import ENDED_STATES
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.inventory import named_slices
 from tpufleet.views.cli.output import json_option, yes_option
 
 if TYPE_CHECKING:
@@ -61,9 +61,8 @@ def _cancel(client: FleetClient, name: str) -> JobRow:
     try:
         return client.cancel(name)
     except NotFound:
-        for row in client.inventory().rows:
-            if name in (row.id, row.alias, row.node) and row.state is not InventoryState.AVAILABLE:
-                if row.job_id is None:
-                    raise NotFound(f"no job runs on {name}") from None
-                return client.cancel(row.job_id)
+        for row in named_slices(client.inventory().rows, name):
+            if row.job_id is None:
+                raise NotFound(f"no job runs on {name}") from None
+            return client.cancel(row.job_id)
         raise

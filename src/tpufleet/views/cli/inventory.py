@@ -27,6 +27,7 @@ TITLES = (
 DROPPED_FIRST = ("CHECKED", "BELONGS TO", "SINCE", "ALIAS", "NOTE", "JOB")
 # A generation, that one and later ones, or all.
 GENERATION = re.compile(r"v[2-9](e|p|litepod)?\+?|v\*|all|-a")
+TYPE_NAME = r"v[2-9](?:e|p|litepod)?-\d+"
 FREE_STATES = frozenset({InventoryState.FREE, InventoryState.AVAILABLE})
 
 
@@ -174,6 +175,20 @@ def find(
         show(
             found, "none found; `tpu inventory` lists all, `tpu run TYPE -- CMD` requests a new one"
         )
+
+
+def named_slices(rows: Sequence[InventoryRow], name: str) -> list[InventoryRow]:
+    """Slices of this id, alias or node. The prefix of a node may be left out before its type:
+    `v4-32-spot-1` is lab-v4-32-spot-1."""
+    slices = [row for row in rows if row.state is not InventoryState.AVAILABLE]
+    found = [row for row in slices if name in (row.id, row.alias, row.node)]
+    if found or not re.match(rf"{TYPE_NAME}-", name):
+        return found
+    found = [row for row in slices if row.node.endswith(f"-{name}")]
+    nodes = sorted({row.node for row in found})
+    if len(nodes) > 1:
+        raise BadInput(f"{name} is the end of several names: {', '.join(nodes)}; write one of them")
+    return found
 
 
 def generation_pattern(written: str) -> re.Pattern[str]:

@@ -13,12 +13,18 @@ from tpufleet.model.inventory import InventoryRow, InventoryState
 from tpufleet.model.preferences import Preferences
 from tpufleet.model.topology import short_name
 from tpufleet.views.cli import connection
-from tpufleet.views.cli.inventory import FREE_STATES, GENERATION, generation_pattern
+from tpufleet.views.cli.inventory import (
+    FREE_STATES,
+    GENERATION,
+    TYPE_NAME,
+    generation_pattern,
+    named_slices,
+)
 from tpufleet.views.cli.output import print_status
 from tpufleet.views.cli.preferences import find_folder
 
 _PATH_PREFIX = "config"
-_TYPE_IN_NAME = re.compile(r"\bv[2-9](e|p|litepod)?-\d+\b")
+_TYPE_IN_NAME = re.compile(rf"\b{TYPE_NAME}\b")
 
 
 class RunTarget(NamedTuple):
@@ -61,8 +67,7 @@ def resolve(
 def _in_inventory(rows: Sequence[InventoryRow], name: str) -> tuple[str, str | None]:
     """Type and pool of a slice by its name or alias, or of a free one of a generation (`v4`, `v4+`,
     `v*`): slices that exist first, then room in pools. Unknown names are returned as they are."""
-    slices = [row for row in rows if row.state is not InventoryState.AVAILABLE]
-    found = [row for row in slices if name in (row.id, row.alias, row.node)]
+    found = named_slices(rows, name)
     if not found and GENERATION.fullmatch(name):
         wanted = generation_pattern(name)
         free = [row for row in rows if row.state in FREE_STATES and row.pool]
@@ -97,8 +102,8 @@ def _types_in(name: str) -> list[str]:
 
 
 def _names_type(name: str) -> bool:
-    """As names of nodes do, such as lab-v4-32-spot-1."""
-    return bool(_types_in(name)) and not name.startswith(_types_in(name)[0])
+    """As names of nodes do, such as lab-v4-32-spot-1, or v4-32-spot-1 without its prefix."""
+    return bool(_types_in(name)) and name != _types_in(name)[0]
 
 
 def config_argument(preferences: Preferences, pair: str) -> str:
