@@ -51,6 +51,38 @@ def test_a_directory_by_number(tpu, tmp_path):
     assert json.loads(printed)["jobs"][0]["files"] == 1
 
 
+@pytest.mark.parametrize(
+    ("run_config", "finetune_config", "notes"),
+    [
+        ("wandb_notes: ' with dropout '", "", "with dropout"),
+        ("logging: {wandb_notes: deeper}", "", "deeper"),
+        ("{wandb_notes: first, finetune: true}", "logging: {wandb_notes: second}", "second"),
+        ("{wandb_notes: first, finetune: false}", "wandb_notes: second", "first"),
+        ("wandb_notes: 3", "", ""),
+        ("logging: [wandb_notes]", "", ""),
+        ("wandb_notes: [", "", ""),
+        ("!!python/object:os.system {}", "", ""),
+        ("", "wandb_notes: second", ""),
+    ],
+)
+def test_notes_are_those_of_the_config_of_the_program(
+    tpu, work, run_config, finetune_config, notes
+):
+    (work / "configs").mkdir()
+    (work / "configs/remote_run_config.yml").write_text(run_config)
+    (work / "configs/finetune_config.yml").write_text(finetune_config)
+    assert spec_of(tpu).get("notes", "") == notes
+    assert spec_of(tpu, "ssn=mine")["notes"] == "mine"
+
+
+def test_it_is_said_where_notes_come_from(tpu, work):
+    assert "notes:" not in tpu("run", "v5e-16", "--dry-run", "--", "true").stderr
+    (work / "sub/configs").mkdir(parents=True)
+    (work / "sub/configs/remote_run_config.yml").write_text("wandb_notes: deeper")
+    printed = tpu("run", "v5e-16", "--workdir", "sub", "--dry-run", "--", "true")
+    assert "notes: from configs/remote_run_config.yml; --note replaces them" in printed.stderr
+
+
 @pytest.mark.parametrize("word", ["-q", "monitor=False"])
 def test_without_a_monitor_run_returns_at_once(tpu, word):
     assert "submitted" in tpu.ok("run", "v5e-16", word, "--", "true")

@@ -71,6 +71,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     # Flags of run
     ("run dir=N", "working directory by number", f"{FLAGS}::test_a_directory_by_number"),
     ("run tag= rule= ssn= -p -pre -n -norm key=value", "options", f"{FLAGS}::test_a_flag_is_todays_option"),
+    ("run: wandb_notes, logging.wandb_notes, finetune_config.yml", "notes of the config file", f"{FLAGS}::test_notes_are_those_of_the_config_of_the_program"),
     ("run monitor= -q", "return at once", f"{FLAGS}::test_without_a_monitor_run_returns_at_once"),
     ("run -no-tag -apply -f -auto --log-stage --register user= id=", "not needed", f"{FLAGS}::test_a_flag_that_is_not_needed_is_explained"),
     ("run: v4, v4+, v*", "a free slice of a generation", f"{FORMER}::test_run_takes_a_free_slice_of_a_generation_or_a_slice_by_name"),

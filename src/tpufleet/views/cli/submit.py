@@ -98,7 +98,7 @@ def run(
     you detached. If no server is configured, one is started on this machine. `tpu types` lists the
     types.
     """
-    from tpufleet.views.cli import run_aliases
+    from tpufleet.views.cli import former_notes, run_aliases
 
     target = run_aliases.resolve(accelerator, command, config_values, folder)
     if target.pool and not options.get("pool"):
@@ -106,7 +106,13 @@ def run(
     document = job_options.plain_from(
         target.accelerator, target.command, job_options.capacity_of(context), options
     )
-    planned = [_plan(document, target.workdir or Path.cwd(), "")]
+    base = target.workdir or Path.cwd()
+    if options.get("notes") is None:
+        code = base / Path(str(document.get("workdir", "."))).expanduser()
+        if (found := former_notes.find_notes(code)) is not None:
+            document["notes"], file = found
+            output.print_status(f"notes: from {file}; --note replaces them")
+    planned = [_plan(document, base, "")]
     _submit(
         context,
         planned,
