@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import gzip
 import mimetypes
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 STATIC_FOLDER = Path(__file__).parent / "static"
 NOT_BUILT = (
     "The web page was not built. In a clone, run scripts/build-web; installed packages have it.\n"
 )
 ASSET_PREFIX = "/assets/"
+# Bookmarks of the former job manager's page, and where they lead. Nothing but the name of a user is
+# taken from an address, so no link leads to another site.
+_USER = r"(?P<user>[A-Za-z0-9][A-Za-z0-9._-]{0,63})"
+_FORMER_ADDRESSES = (
+    (re.compile(rf"/user/{_USER}/?"), "/#/jobs?q=owner:{user}"),
+    (re.compile(rf"/log/{_USER}/[0-9]+/?"), "/#/jobs?q=owner:{user}"),
+    (re.compile(r"/tpus/?"), "/#/inventory"),
+    (re.compile(r"/log(in|out)/?"), "/#/jobs"),
+)
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -42,13 +52,17 @@ class WebPages:
         self._files = _read(folder)
 
     def is_public(self, path: str, method: str) -> bool:
-        """Whether this is a file of the page."""
+        """Whether this is a file of the page, or leads to it."""
         return method in ("GET", "HEAD") and (
-            path in ("/", "/favicon.svg") or path.startswith(ASSET_PREFIX)
+            path in ("/", "/favicon.svg")
+            or path.startswith(ASSET_PREFIX)
+            or _former_address(path) is not None
         )
 
     def respond(self, request: Request) -> Response:
         path = "/index.html" if request.url.path == "/" else request.url.path
+        if (address := _former_address(path)) is not None:
+            return RedirectResponse(address, status_code=302, headers=HEADERS)
         file = self._files.get(path)
         if file is None:
             if not self._files:
@@ -59,6 +73,13 @@ class WebPages:
             headers["Content-Encoding"] = "gzip"
             return Response(file.zipped, media_type=file.media_type, headers=headers)
         return Response(file.content, media_type=file.media_type, headers=headers)
+
+
+def _former_address(path: str) -> str | None:
+    for pattern, address in _FORMER_ADDRESSES:
+        if match := pattern.fullmatch(path):
+            return address.format(**match.groupdict())
+    return None
 
 
 def _read(folder: Path) -> dict[str, StaticFile]:
