@@ -185,6 +185,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     # Web
     ("web: jobs and logs", "live", f"{WEB}::test_a_job_is_submitted_and_watched_through_a_preemption_to_its_end"),
     ("web: resume, rerun, kill, run", "actions", f"{WEB}::test_a_job_is_cancelled_and_run_again_from_the_page"),
+    ("web: clean", "archive; nothing is deleted", f"{LAB}::test_ended_jobs_are_archived_and_listed_again"),
     ("web: login", "link, once", f"{WEB}::test_a_login_link_works_once"),
     ("web: permissions", "by role", f"{WEB}::test_two_users_have_different_rights"),
     ("web: /user/<u>, /log/<u>/<w>, /tpus, /login, /logout", "bookmarks lead to today's page", "service/test_page_addresses.py::test_a_bookmark_of_the_former_page_leads_to_todays"),

@@ -442,6 +442,33 @@ def test_several_jobs_are_tagged_after_a_question(page: Page, server: lab.LabSer
     expect(page.locator("table.jobs .tag", has_text="kept")).to_have_count(2)
 
 
+def test_ended_jobs_are_archived_and_listed_again(page: Page, server: lab.LabServer):
+    """What "clean" did on the page of the former job manager; nothing is deleted."""
+    names = ("data-pipeline-typo", "diffusion-128-cancelled", "diffusion-256-ema")
+    ended = {IDS[name] for name in names[:2]}  # the last one runs
+    search = f"id:{','.join(IDS[name] for name in names)}"
+    listed = page.locator("table.jobs tbody tr")
+    go(page, server, f"jobs?q={search}")
+    expect(listed).to_have_count(3)
+    page.get_by_label("choose all jobs on this page").check()
+    toolbar = page.get_by_role("toolbar", name="Chosen jobs")
+    toolbar.get_by_role("button", name="Archive").click()
+    expect(dialog(page)).to_contain_text("Archive 2 ended jobs?")
+    expect(dialog(page)).not_to_contain_text("diffusion-256-ema")
+    dialog(page).get_by_role("button", name="Archive jobs", exact=True).click()
+    expect(page.get_by_role("status").last).to_contain_text("archived 2 jobs")
+    expect(listed).to_have_count(1)
+    go(page, server, f"jobs?q=is:archived {search}")
+    expect(listed).to_have_count(2)
+    page.get_by_label("choose all jobs on this page").check()
+    toolbar.get_by_role("button", name="Unarchive").click()
+    expect(dialog(page)).to_contain_text("tpu unarchive ")
+    dialog(page).get_by_role("button", name="Unarchive jobs", exact=True).click()
+    expect(page.get_by_role("status").last).to_contain_text("listed 2 jobs again")
+    with server.client("ada") as client:
+        assert ended <= {row.id for row in client.jobs(query=search).jobs}
+
+
 def test_a_viewer_sees_everything_and_changes_nothing(browser: Browser, server: lab.LabServer):
     with server.client("tomas") as client:
         link = client.login_link().path

@@ -143,6 +143,7 @@ export function Jobs() {
         <Bulk
           chosen={chosen}
           mine={mine}
+          archived={/(^|\s)is:archived(\s|$)/.test(text)}
           ask={ask}
           onDone={() => {
             setChosen(new Set());
@@ -289,23 +290,25 @@ function submit(pools: Pool[], mine: JobRow[]): Question {
   };
 }
 
-function Bulk(props: { chosen: Set<string>; mine: JobRow[]; ask: (question: Question) => void; onDone: () => void }) {
-  const { chosen, mine, ask, onDone } = props;
+/** `archived`: the list is one of archived jobs. */
+function Bulk(props: { chosen: Set<string>; mine: JobRow[]; archived: boolean; ask: (question: Question) => void; onDone: () => void }) {
+  const { chosen, mine, archived, ask, onDone } = props;
   const ids = mine.map((row) => row.id);
-  const names = (
+  const ended = mine.filter((row) => row.ended_at !== null);
+  const names = (rows: JobRow[]) => (
     <ul class="names">
-      {mine.slice(0, 20).map((row) => (
+      {rows.slice(0, 20).map((row) => (
         <li key={row.id}>
           {row.name} <span class="quiet">{row.id}</span>
         </li>
       ))}
-      {mine.length > 20 ? <li>and {mine.length - 20} more</li> : null}
+      {rows.length > 20 ? <li>and {rows.length - 20} more</li> : null}
     </ul>
   );
   const act = (question: Omit<Question, "run" | "body">, action: (row: JobRow, values: Record<string, string>) => Promise<unknown>, done: (count: number) => string) =>
     ask({
       ...question,
-      body: names,
+      body: names(mine),
       run: async (values) => {
         try {
           return await each(mine, (row) => action(row, values), done);
@@ -367,7 +370,27 @@ function Bulk(props: { chosen: Set<string>; mine: JobRow[]; ask: (question: Ques
       >
         Tag
       </button>
+      <button type="button" disabled={!ended.length} onClick={() => ask(archive(ended, archived, names(ended), onDone))}>
+        {archived ? "Unarchive" : "Archive"}
+      </button>
       {mine.length < chosen.size ? <span class="quiet">{plural(chosen.size - mine.length, "job")} of others</span> : null}
     </div>
   );
+}
+
+/** Lists leave archived jobs out; nothing is deleted. Or the reverse. */
+function archive(rows: JobRow[], archived: boolean, body: Question["body"], onDone: () => void): Question {
+  const ids = rows.map((row) => row.id);
+  const verb = archived ? "unarchive" : "archive";
+  return {
+    title: archived ? `List ${plural(rows.length, "job")} again?` : `Archive ${plural(rows.length, "ended job")}?`,
+    action: archived ? "Unarchive jobs" : "Archive jobs",
+    line: () => `tpu ${verb} ${ids.join(" ")}`,
+    body,
+    run: async () => {
+      const { jobs } = await post<{ jobs: JobRow[] }>(`/${verb}`, { jobs: ids });
+      onDone();
+      return archived ? `listed ${plural(jobs.length, "job")} again` : `archived ${plural(jobs.length, "job")}; search for is:archived to see them`;
+    },
+  };
 }
