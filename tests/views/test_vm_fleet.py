@@ -357,6 +357,39 @@ def test_a_create_operation_that_fails_later_raises_its_error():
             nodes.create("us-central1-a", "a", NodeRequest(accelerator="v5p-8"), tries=4, delay=30)
 
 
+@pytest.mark.parametrize("zone", ["us-west4-a", "asia-future9-z"])
+def test_a_node_is_applied_for_in_any_zone_of_the_cloud(clouds, zone):
+    """No table of regions has to know it: the account of the settings serves all of them."""
+    cloud = clouds(zones=("us-central1-a", zone))
+    cloud.tpu.ok("apply", "a", "--zone", zone, "--type", "v5e-8")
+    assert cloud.states() == {"a": "READY"}
+
+
+def test_a_zone_that_the_cloud_does_not_have_is_named(cloud):
+    answer = cloud.tpu("apply", "a", "--zone", "us-east7-a", "--type", "v5e-8")
+    assert answer.exit_code == 1 and cloud.states() == {}
+    error = answer.stderr.splitlines()[-1]
+    assert error.startswith("error: create a in us-east7-a: ") and "the zone exists" in error
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("permission", "grant roles/tpu.admin"),
+        ("quota", "`tpu check cloud` prints the request for it"),
+        ("internal", "an internal error has occurred"),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True], ids=["refused", "failed later"])
+def test_an_apply_that_fails_says_why_and_leaves_no_node(clouds, fault, message, late):
+    failing = CallFault(error=fault, method="CreateNode", late=late)
+    cloud = clouds(plan=CloudFaultPlan(calls=(failing,)))
+    answer = cloud.tpu("apply", "a", "--zone", "us-central1-a", "--type", "v5p-8", "t=0", "m=2")
+    assert answer.exit_code == 1 and cloud.states() == {}
+    error = answer.stderr.splitlines()[-1]
+    assert error.startswith("error: create a") and message in error
+
+
 def test_former_names_and_spellings_of_apply_and_reapply(clouds):
     cloud = clouds(stock=CloudCapacity(nodes=(CapacityLimit(most=0),)))
     name = "tpu-us-central1-a-0"
