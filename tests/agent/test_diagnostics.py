@@ -133,8 +133,12 @@ def test_a_missing_chip_is_reported_with_impact_and_remedy(root):
     assert result.impact and "replace the node" in result.remedy
 
 
-def test_a_foreign_process_on_the_chips_is_named_and_never_killed(root):
-    with (root / "dev/vfio/0").open():
+@pytest.mark.parametrize("device", ["accel", "vfio/"], ids=["v2 to v4", "v5 and newer"])
+def test_a_foreign_process_on_the_chips_is_named_and_never_killed(root, device):
+    for chip in range(4):
+        (root / f"dev/vfio/{chip}").rename(root / f"dev/{device}{chip}")
+    assert diagnose(root)["holders"].message == "no process uses the chips"
+    with (root / f"dev/{device}3").open():
         result = diagnose(root, repair=True)["holders"]
         assert result.health is Health.FAILED and "python" in result.message and not result.repaired
 

@@ -217,6 +217,8 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("fault 14: tmux", "jobs survive the controller", f"{FAILOVER}::test_a_controller_that_dies_after_every_tick_at_this_step_loses_nothing"),
     ("fault 14: prefix collisions", "references", f"{JOBS}::test_a_name_of_several_other_users_is_ambiguous"),
     ("fault 15: v5e runtime", "by generation", "providers/tpu_vm/test_requests.py::test_the_runtime_follows_the_generation"),
+    ("fault 15: busy check on v5 and v6", "devices of every generation", "agent/test_diagnostics.py::test_a_foreign_process_on_the_chips_is_named_and_never_killed"),
+    ("fault 15: busy check of a node made by hand", "devices of every generation", "providers/tpu_vm/test_startup_script.py::test_chips_that_somebody_uses_are_named_and_the_node_is_not_adopted"),
     ("fault 16: injection", "values are never executed", "providers/tpu_vm/test_startup_script.py::test_metadata_is_never_executed"),
     ("fault 16: passwords", "hashes of tokens", f"{AUTH}::test_the_hash_of_a_token_is_all_that_is_kept"),
     ("fault 16: pages without a login", "every route is closed", f"{AUTH}::test_every_route_is_closed_to_whoever_has_no_right_to_it"),

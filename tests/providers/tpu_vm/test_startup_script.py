@@ -196,12 +196,15 @@ def test_an_adopted_node_keeps_its_disks_logs_and_boot(machine):
     assert any(call.startswith("systemctl restart tpufleet-agent") for call in machine.calls)
 
 
-def test_chips_that_somebody_uses_are_named_and_the_node_is_not_adopted(machine):
+@pytest.mark.parametrize("device", ["accel", "vfio/"], ids=["v2 to v4", "v5 and newer"])
+def test_chips_that_somebody_uses_are_named_and_the_node_is_not_adopted(machine, device):
+    for chip in range(4):
+        (machine.root / f"dev/vfio/{chip}").rename(machine.root / f"dev/{device}{chip}")
     machine.describe(**{"tpufleet-adopted": "mels-node-a1b2c3"})
     Path(f"{machine.calls_file}.users").write_text(" 4711")
     result = machine.boot()
     assert result.returncode == 1
-    assert "process 4711 uses /dev/vfio/" in result.stderr
+    assert f"process 4711 uses /dev/{device}" in result.stderr
     assert not [call for call in machine.calls if "--kill" in call or "restart" in call]
     assert '"slice_id": "mels-node-a1b2c3"' in machine.report()
 
