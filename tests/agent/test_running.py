@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
+import stat
 import sys
 import tarfile
 from datetime import timedelta
@@ -11,6 +13,8 @@ from datetime import timedelta
 import pytest
 
 from tests.polling import wait_until
+from tpufleet.agent.workload.attempt_folder import AttemptFolder
+from tpufleet.model.attempts import AttemptId
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import MAX_HEARTBEAT_POINTS, Phase
 
@@ -245,6 +249,18 @@ def test_each_attempt_starts_from_a_clean_code_folder(harness):
     harness.assign("sh", "-c", "ls", snapshot="d1", attempt_id="j1.1", number=1)
     harness.wait_for_exit("j1.1")
     assert "left-behind" not in harness.log("j1.1").split("command: ")[1].split("\n", 1)[1]
+
+
+def test_only_its_user_enters_the_folder_of_an_attempt(tmp_path):
+    before = os.umask(0)
+    try:
+        attempt = AttemptFolder(tmp_path, AttemptId("j1.0"))
+        assert attempt.create()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(attempt.path.stat().st_mode) == 0o700
+    inside = (attempt.code, attempt.logs, attempt.output, attempt.token)
+    assert all(path.is_relative_to(attempt.path) for path in inside)
 
 
 def test_secrets_are_only_in_the_environment_of_the_program(harness):

@@ -31,6 +31,7 @@ def terminal(tpu: Tpu, *args: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        umask=0,
     )
 
 
@@ -53,6 +54,7 @@ def test_two_terminals_that_start_a_server_concurrently_start_one(alone_with_cle
     assert os.getsid(server.pid) == server.pid  # no terminal's end is its end
     for name in ("token", "server.json", "server.log", "secret"):
         assert (home / name).stat().st_mode & 0o077 == 0, name
+    assert not [path for path in home.rglob("*") if path.lstat().st_mode & 0o022]
     packed = [entry.path for entry in snapshots.scan(tmp_path).entries]
     assert not [path for path in packed if path.startswith("state/")], "no secret goes along"
     assert tpu.json("serve", "--stop") == {"stopped": True}

@@ -59,6 +59,7 @@ def serve(settings: Config, *, embedded: bool) -> int:
     recent_errors = server_log.set_up(settings.log_format)
     if settings.ca_file is not None:
         os.environ["TPUFLEET_CA_FILE"] = str(settings.ca_file)  # for the agents that we start
+    server_files.forbid_writes_of_others()
     home = settings.home
     for folder in (home, settings.data):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

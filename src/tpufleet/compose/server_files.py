@@ -79,6 +79,12 @@ def require_private(path: Path) -> None:
         )
 
 
+def forbid_writes_of_others() -> None:
+    """Whatever the umask of the shell is: who can write to a folder of the server can replace the
+    code of jobs in it."""
+    os.umask(os.umask(0o077) | 0o022)
+
+
 @contextlib.contextmanager
 def exclusive_lock(home: Path) -> Iterator[None]:
     """Only one server may run in a state folder."""
