@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 
 import pytest
@@ -142,30 +143,38 @@ def test_monitor_length_is_the_number_of_characters_of_the_output(tpu: Tpu, worl
     assert not length or lines[-1] == "  step 199: loss 0.123"
 
 
-class Interrupted:
-    """Ctrl-C during the first pause of this many seconds."""
+class CtrlC:
+    """During the first pause of the command, instead of it. Threads of the server go on."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._sleep = seconds, time.sleep
+    def __init__(self) -> None:
+        self.pause: float | None = None
+        self._sleep = time.sleep
 
     def __call__(self, seconds: float) -> None:
-        if seconds == self._seconds:
-            raise KeyboardInterrupt
-        self._sleep(seconds)
+        if threading.current_thread() is not threading.main_thread():
+            return self._sleep(seconds)
+        self.pause = seconds
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> CtrlC:
+    interrupt = CtrlC()
+    monkeypatch.setattr(time, "sleep", interrupt)
+    return interrupt
 
 
 @pytest.mark.parametrize("spelling", [("jobs", "--watch"), ("monitor",)])
-def test_a_watch_pauses_for_monitor_upd_time(tpu: Tpu, world, monkeypatch, spelling):
+def test_a_watch_pauses_for_monitor_upd_time(tpu: Tpu, world, ctrl_c, spelling):
     world.submit("job-1", name="train")
     tpu.ok("config", "set", "monitor_upd_time", "1234")
-    monkeypatch.setattr(time, "sleep", Interrupted(1234))
     watched = tpu(*spelling)
     assert watched.exit_code == 130 and watched.stdout.count("train") == 1
+    assert ctrl_c.pause == 1234
 
 
-def test_a_watch_shows_output_if_monitor_verbose_is_set(tpu: Tpu, world, monkeypatch):
+def test_a_watch_shows_output_if_monitor_verbose_is_set(tpu: Tpu, world, ctrl_c):
     add_output(world, b"loading weights\n")
-    monkeypatch.setattr(time, "sleep", Interrupted(5))
     assert "loading weights" not in tpu("monitor").stdout
     tpu.ok("config", "set", "monitor_verbose", "true")
     assert "loading weights" in tpu("monitor").stdout
