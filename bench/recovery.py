@@ -12,7 +12,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +24,7 @@ from tpufleet.clocks import SystemClock
 from tpufleet.controller.loop import Controller
 from tpufleet.controller.provider_calls import thread_executor
 from tpufleet.model.agent_protocol import Heartbeat
-from tpufleet.model.cloud_slices import CloudState
+from tpufleet.model.cloud_slices import CloudState, ExpectedSlice
 from tpufleet.model.hosts import Host, NoticeKind
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.providers.base import Order
@@ -58,8 +58,8 @@ class SlowCloud(FakeProvider):
         time.sleep(self.latency)
         super().release(slice_id, zone)
 
-    def listing(self) -> Sequence:
-        found = super().listing()
+    def listing(self, expected: Collection[ExpectedSlice] = ()) -> Sequence:
+        found = super().listing(expected)
         time.sleep(self.latency)
         return found
 

@@ -1,5 +1,4 @@
-"""A proxy in front of a real Postgres that can freeze: connections stay open, nothing answers. It
-counts how often a client waits for an answer."""
+"""A proxy in front of a real Postgres that can freeze: connections stay open, nothing answers."""
 
 from __future__ import annotations
 
@@ -21,8 +20,6 @@ class FreezingProxy:
         self._flowing = threading.Event()
         self._flowing.set()
         self._sockets: list[socket.socket] = []
-        self.round_trips = 0
-        self._answered = True
         self._listener = socket.create_server(("127.0.0.1", 0))
         port = self._listener.getsockname()[1]
         self.url = (
@@ -54,16 +51,11 @@ class FreezingProxy:
             server.connect(self._path)
             self._sockets += [client, server]
             for source, sink in ((client, server), (server, client)):
-                threading.Thread(
-                    target=self._forward, args=(source, sink, source is client), daemon=True
-                ).start()
+                threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
 
-    def _forward(self, source: socket.socket, sink: socket.socket, asks: bool) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 self._flowing.wait()
-                if asks and self._answered:
-                    self.round_trips += 1
-                self._answered = not asks
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import os
-import shutil
 import subprocess
 import venv
 from pathlib import Path
 
 import pytest
+import uv
 
 import tpufleet
 
@@ -78,10 +78,9 @@ def test_an_installed_tool_is_installed_again_with_the_extra(python, programs, m
     assert printed_by(python, programs) == line
 
 
-@pytest.mark.skipif(shutil.which("uv") is None, reason="needs uv")
 def test_uv_accepts_the_line(python: Path, programs: Path):
     """As far as it goes without a network."""
-    (programs / "uv").symlink_to(shutil.which("uv") or "")
+    (programs / "uv").symlink_to(uv.find_uv_bin())
     line = printed_by(python, programs)
     done = subprocess.run(
         f"{line} --offline --no-index --dry-run", shell=True, capture_output=True, text=True,

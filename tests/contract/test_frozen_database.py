@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from collections.abc import Iterator
@@ -134,18 +133,3 @@ def test_sigterm_ends_a_server_whose_database_is_frozen(proxy, tmp_path):
     started = time.monotonic()
     assert server.stop() in (0, -signal.SIGTERM)
     assert time.monotonic() - started < 30
-
-
-def test_a_submission_waits_for_the_database_three_times(proxy):
-    """Once for what it reads, once for what it writes, and once for the commit."""
-    with contextlib.closing(open_postgres(proxy.url)) as store:
-        for number in range(8):  # statements are prepared after some uses
-            store.commit(submission(number))
-        before = proxy.round_trips
-        store.commit(submission(8))
-        assert proxy.round_trips - before == 3
-
-
-def submission(number: int) -> ChangeSet:
-    job = a.job(f"job-{number}", tags=("one", "two"))
-    return ChangeSet(new_jobs=[job], messages=[a.message()], events=[a.event()])

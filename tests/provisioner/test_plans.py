@@ -272,8 +272,8 @@ def test_a_pool_lives_as_long_as_its_jobset(status, owners, observed, overrides,
 NAME = pool_spec().name
 CORDONS = [
     pytest.param(ended(0), {}, ["cordon"], None, id="not yet"),
-    pytest.param(ended(0), {NAME: NOW}, [], NOW + SECOND, id="a moment ago"),
-    pytest.param(ended(1), {NAME: NOW - SECOND}, ["delete"], None, id="for a second"),
+    pytest.param(ended(1), {NAME: NOW - SECOND}, [], NOW + SECOND, id="for a second"),
+    pytest.param(ended(2), {NAME: NOW - 2 * SECOND}, ["delete"], None, id="for two seconds"),
     pytest.param(ALIVE, {NAME: NOW - SECOND}, ["lift"], None, id="and is needed again"),
 ]
 

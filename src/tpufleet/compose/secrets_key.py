@@ -108,7 +108,8 @@ def _pyrage() -> Any:
         import pyrage
     except ImportError as error:
         raise BadInput(
-            "secrets_age_identity requires the package pyrage; run `pip install 'tpufleet[age]'`"
+            "secrets_age_identity requires the package pyrage; run "
+            f"`{install_command('tpufleet[age]')}`"
         ) from error
     return pyrage
 

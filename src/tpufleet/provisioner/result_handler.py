@@ -222,7 +222,7 @@ class ResultHandler:
 def _with_policy_hint(shape: PoolShape, cause: FailureCause, message: str) -> str:
     """A rejected pool of this accelerator most often lacks its workload policy."""
     policy = (shape.placement or {}).get("policyName")
-    if policy is None or cause is not FailureCause.INVALID_REQUEST or policy in message:
+    if policy is None or cause is not FailureCause.INVALID_REQUEST or "--make-policies" in message:
         return message
     return (
         f"{message}; if the workload policy {policy} is missing, run "

@@ -24,10 +24,6 @@ class DatabaseSession(Protocol):
     """A connection in use. The placeholder for parameters is `?`."""
 
     def rows(self, statement: str, *parameters: object) -> list[Row]: ...
-    def later(self, statement: str, *parameters: object) -> Callable[[], list[Row]]:
-        """The rows, read when it is called: several statements are sent together."""
-        ...
-
     def run(self, statement: str, *parameters: object) -> None: ...
     def run_many(self, statement: str, rows: Sequence[Row]) -> None: ...
 
@@ -37,9 +33,7 @@ class Database(Protocol):
 
     text_type: str  # column type for text, sorted by code point
     integer_type: str  # column type for 64-bit integers
-    background_batch: (
-        int  # rows of liveness or metrics at a time, so that other writers wait briefly
-    )
+    background_batch: int  # rows of liveness or metrics at a time: other writers wait briefly
     clustered: str  # suffix of a table that is stored in the order of its key; empty: as inserted
     for_update: str  # suffix of a SELECT that locks its rows until the commit
     time_in_micros: str  # statement that reads the database's clock; empty: it has none of its own

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -127,12 +126,12 @@ class PostgresDatabase:
     def snapshot(self, work: Callable[[DatabaseSession], T]) -> T:
         return self._with_retry(
             lambda connection: self._transact(
-                connection, ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",), work
+                connection, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", work
             )
         )
 
     def write(self, work: Callable[[DatabaseSession], T], *, durable: bool = True) -> T:
-        begin = ("BEGIN",) if durable else ("BEGIN", "SET LOCAL synchronous_commit = off")
+        begin = "BEGIN" if durable else "BEGIN; SET LOCAL synchronous_commit = off"
         return self._with_retry(lambda connection: self._transact(connection, begin, work))
 
     def word_query(self, grams: Sequence[str]) -> str:
@@ -201,17 +200,12 @@ class PostgresDatabase:
             self._release(connection)
 
     def _transact(
-        self,
-        connection: psycopg.Connection,
-        begin: Sequence[str],
-        work: Callable[[DatabaseSession], T],
+        self, connection: psycopg.Connection, begin: str, work: Callable[[DatabaseSession], T]
     ) -> T:
         session = self._session(connection)
+        session.run(begin)
         try:
-            with session.pipeline():
-                for statement in begin:
-                    session.run(statement)
-                result = work(session)
+            result = work(session)
         except BaseException:
             # A lost connection cannot roll back, and need not.
             with contextlib.suppress(*self._lost):
@@ -275,52 +269,20 @@ class _PostgresSession:
         self._connection = connection
         self._watchdog = watchdog
         self._migrating = False
-        self._pipelined = False
-
-    @contextlib.contextmanager
-    def pipeline(self) -> Iterator[None]:
-        """Inside, only reading rows waits for the database: each wait is a round trip, and on a
-        busy machine a turn of the processor. Errors of other statements are raised at the next
-        one, or at the end."""
-        if not _driver().Pipeline.is_supported():
-            yield
-            return
-        pipeline = self._connection.pipeline()
-        pipeline.__enter__()
-        self._pipelined = True
-        try:
-            yield
-        finally:
-            self._pipelined = False
-            with self._watched():
-                pipeline.__exit__(*sys.exc_info())
 
     def rows(self, statement: str, *parameters: object) -> list[Row]:
-        return self.later(statement, *parameters)()
-
-    def later(self, statement: str, *parameters: object) -> Callable[[], list[Row]]:
         with self._watched():
-            cursor = self._connection.execute(_with_placeholders(statement), parameters)
-
-        def rows() -> list[Row]:
-            with self._watched():
-                return cursor.fetchall()
-
-        return rows
+            return self._connection.execute(_with_placeholders(statement), parameters).fetchall()
 
     def run(self, statement: str, *parameters: object) -> None:
         self._migrating = self._migrating or statement == PostgresDatabase.migration_lock
         with self._watched():
-            # Without parameters, outside a pipeline, several statements are one round trip.
+            # Without parameters, several statements are one round trip.
             self._connection.execute(_with_placeholders(statement), parameters or None)
 
     def run_many(self, statement: str, rows: Sequence[Row]) -> None:
         with self._watched(), self._connection.cursor() as cursor:
-            if not self._pipelined:
-                cursor.executemany(_with_placeholders(statement), rows)
-                return
-            for row in rows:  # `executemany` would wait for the statements before it
-                cursor.execute(_with_placeholders(statement), row)
+            cursor.executemany(_with_placeholders(statement), rows)
 
     def _watched(self) -> contextlib.AbstractContextManager[None]:
         if self._migrating:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -48,25 +48,17 @@ _POOL = upsert("pools", "name, data")
 def apply_change_set(
     session: DatabaseSession, change: ChangeSet, fence: Lease | None, database: Database
 ) -> None:
-    """All that is read is asked for first, in one round trip; the writes take another."""
-    holder = _fence_holder(session, fence, database.for_update)
+    if fence is not None:
+        _check_fence(session, fence, database.for_update)
     # This row is locked until the commit, so no other change can invalidate the checks below.
-    numbers = session.later(
-        "UPDATE numbers SET events = events + ?, inbox = inbox + ? WHERE id = 1 "
-        "RETURNING events, inbox",
+    session.run(
+        "UPDATE numbers SET events = events + ?, inbox = inbox + ? WHERE id = 1",
         len(change.events),
         len(change.messages),
     )
-    job_ids = [job.id for job in (*change.new_jobs, *change.jobs)]
-    jobs = _select(session, "id, state, edits FROM jobs", job_ids)
-    attempts = _select(session, "data FROM attempts", [each.id for each in change.attempts])
-    slices = _select(session, "data FROM slices", [each.id for each in change.slices])
-    if fence is not None:
-        invariants.check_fence(fence, *holder())
-    last_event, last_message = numbers()[0]
-    _write_jobs(session, change, jobs())
-    _write_attempts(session, change.attempts, attempts())
-    _write_slices(session, change.slices, slices())
+    _write_jobs(session, change)
+    _write_attempts(session, change.attempts)
+    _write_slices(session, change.slices)
     _write_each(session, _HOST, [sql_rows.host_row(each) for each in change.hosts])
     _write_each(session, _REFUSAL, [(each.key, sql_rows.to_text(each)) for each in change.refusals])
     _write_each(session, _POOL, [(each.name, sql_rows.to_text(each)) for each in change.pools])
@@ -74,7 +66,8 @@ def apply_change_set(
         session, "DELETE FROM pools WHERE name = ?", [(name,) for name in change.deleted_pools]
     )
     _write_each(session, "DELETE FROM inbox WHERE seq = ?", [(seq,) for seq in change.consumed])
-    _write_numbered(session, change, last_event, last_message)
+    if change.events or change.messages:
+        _write_numbered(session, change)
     if database.notify:
         for kind, added in (
             (StoreChange.MESSAGES, change.messages),
@@ -91,17 +84,16 @@ def _write_each(
         session.run_many(statement, values)
 
 
-def _fence_holder(
-    session: DatabaseSession, fence: Lease | None, for_update: str
-) -> Callable[[], tuple[str | None, int]]:
-    if fence is None:
-        return lambda: (None, 0)
-    rows = session.later(f"SELECT holder, token FROM leases WHERE name = ?{for_update}", fence.name)
-    return lambda: next(iter(rows()), (None, 0))
+def _check_fence(session: DatabaseSession, fence: Lease, for_update: str) -> None:
+    rows = session.rows(f"SELECT holder, token FROM leases WHERE name = ?{for_update}", fence.name)
+    holder, token = rows[0] if rows else (None, 0)
+    invariants.check_fence(fence, holder, token)
 
 
-def _write_jobs(session: DatabaseSession, change: ChangeSet, rows: Sequence[Row]) -> None:
+def _write_jobs(session: DatabaseSession, change: ChangeSet) -> None:
     new = change.new_jobs
+    ids = [job.id for job in (*new, *change.jobs)]
+    rows = _select(session, "id, state, edits FROM jobs", ids)
     stored = {job_id: JobState(state) for job_id, state, _ in rows}
     edits = {job_id: text for job_id, _, text in rows}
     invariants.check_new_job_ids(new, stored.keys())
@@ -151,9 +143,8 @@ def unarchive(session: DatabaseSession, jobs: Sequence[JobId]) -> None:
     session.run_many("UPDATE jobs SET archived = 0 WHERE id = ?", keys)
 
 
-def _write_attempts(
-    session: DatabaseSession, attempts: Sequence[Attempt], rows: Sequence[Row]
-) -> None:
+def _write_attempts(session: DatabaseSession, attempts: Sequence[Attempt]) -> None:
+    rows = _select(session, "data FROM attempts", [attempt.id for attempt in attempts])
     stored = {attempt.id: attempt for attempt in sql_rows.decode_all(rows, Attempt)}
     changed = invariants.attempts_to_write(attempts, stored)
     _write_each(session, _ATTEMPT, [sql_rows.attempt_row(attempt) for attempt in changed])
@@ -162,9 +153,8 @@ def _write_attempts(
     _write_each(session, sql_people.LATEST_METRIC, metrics)
 
 
-def _write_slices(
-    session: DatabaseSession, slices: Sequence[TpuSlice], rows: Sequence[Row]
-) -> None:
+def _write_slices(session: DatabaseSession, slices: Sequence[TpuSlice]) -> None:
+    rows = _select(session, "data FROM slices", [tpu_slice.id for tpu_slice in slices])
     stored = ((each.id, each.state) for each in sql_rows.decode_all(rows, _StoredSlice))
     invariants.check_transitions("slice", ((each.id, each.state) for each in slices), stored)
     _write_each(session, _SLICE, [sql_rows.slice_row(tpu_slice) for tpu_slice in slices])
@@ -178,21 +168,18 @@ class _StoredSlice:
     state: SliceState
 
 
-def _select(
-    session: DatabaseSession, columns_and_table: str, ids: Sequence[str]
-) -> Callable[[], list[Row]]:
-    batches = [
-        session.later(
+def _select(session: DatabaseSession, columns_and_table: str, ids: Sequence[str]) -> list[Row]:
+    return [
+        row
+        for batch in sql_rows.batches(ids)
+        for row in session.rows(
             f"SELECT {columns_and_table} WHERE id IN ({sql_rows.placeholders(batch)})", *batch
         )
-        for batch in sql_rows.batches(ids)
     ]
-    return lambda: [row for batch in batches for row in batch()]
 
 
-def _write_numbered(
-    session: DatabaseSession, change: ChangeSet, last_event: int, last_message: int
-) -> None:
+def _write_numbered(session: DatabaseSession, change: ChangeSet) -> None:
+    last_event, last_message = session.rows("SELECT events, inbox FROM numbers WHERE id = 1")[0]
     first_event = last_event - len(change.events) + 1
     first_message = last_message - len(change.messages) + 1
     events = [replace(event, seq=seq) for seq, event in enumerate(change.events, first_event)]

@@ -300,10 +300,6 @@ class _SqliteSession:
         with closing(self._connection.execute(statement, parameters)) as cursor:
             return cursor.fetchall()
 
-    def later(self, statement: str, *parameters: object) -> Callable[[], list[Row]]:
-        rows = self.rows(statement, *parameters)
-        return lambda: rows
-
     def run(self, statement: str, *parameters: object) -> None:
         self._connection.execute(statement, parameters).close()
 

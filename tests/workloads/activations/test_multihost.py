@@ -30,6 +30,7 @@ class Devices:
 
     compute_type = "f32"
     programs, compile_seconds = 0, 0.0
+    calibration = None
 
     def __init__(self, host: int, hosts: int, each: int):
         self.row_multiple = hosts * each

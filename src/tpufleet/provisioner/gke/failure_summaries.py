@@ -183,7 +183,7 @@ _RULES = (
         "set GCP_NODE_DISK_TYPE (v6e and tpu7x: hyperdisk-balanced)",
     ),
     _rule(
-        r"/resourcePolicies/(?P<policy>[^'\s]+)' was not found",
+        r"(/resourcePolicies/|resource policy ')(?P<policy>[^'\s]+)' was not found",
         "workload policy {policy} does not exist",
         "create it with `tpu provisioner --make-policies REGION`",
     ),
