@@ -133,17 +133,24 @@ def test_the_readme_lists_the_commands_without_json():
     assert listed == {name.removesuffix(" firestore") for name in WITHOUT_JSON}
 
 
-def test_help_takes_less_than_a_tenth_of_a_second_of_cpu():
-    """The best of several runs: other processes on the machine make some of them slower."""
-    code = "from tpufleet.__main__ import run; run(['--help'])"
+def test_help_costs_little_more_than_importing_click():
+    """The best of several runs, in turns: other processes on the machine make some of them slower."""
 
-    def cpu_seconds() -> float:
+    def cpu_seconds(code: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(cpu_seconds() for _ in range(5)) < 0.1
+    runs = [
+        (
+            cpu_seconds("from tpufleet.__main__ import run; run(['--help'])"),
+            cpu_seconds("import click"),
+        )
+        for _ in range(5)
+    ]
+    ours, click = (min(times) for times in zip(*runs, strict=True))
+    assert ours < 2 * click
 
 
 def test_help_imports_nothing_but_click_and_the_standard_library():
