@@ -134,7 +134,7 @@ def test_the_readme_lists_the_commands_without_json():
 
 
 def test_help_costs_little_more_than_importing_click():
-    """The best of several runs, in turns: other processes on the machine make some of them slower."""
+    """The best of several runs, in turns: other processes make some of them slower."""
 
     def cpu_seconds(code: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
