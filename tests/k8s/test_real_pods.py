@@ -160,7 +160,8 @@ def check_pod_environment(report: dict) -> None:
     assert report["seccomp"] == 2 and report["no_new_privileges"] == 1
     assert report["root_writable"] == [] and report["scratch_writable"] == ["/work", "/tmp"]
     assert report["service_account"] is False
-    assert report["kubernetes_environment"] == report["secret_environment"] == []
+    assert report["kubernetes_environment"] == []
+    assert report["secret_environment"] == ["TPUFLEET_TOKEN_FILE"]  # that of the attempt
     names = report["addresses"].split(",")
     assert len(names) == HOSTS
     assert report["coordinator"].rpartition(":")[0] == names[0]
