@@ -133,9 +133,9 @@ def test_a_job_that_was_placed_meanwhile_keeps_the_node_and_an_event_says_so(fle
     fleet.store.commit(ChangeSet(messages=[message]))
     fleet.settle(job)
     assert fleet.attempts(job) == ["finished"]
-    told = [each for each in events(fleet) if "not given back" in each.message]
-    assert [(each.by, each.slice_id) for each in told] == [("root", adopted.id)]
-    assert f"job {job}" in told[0].message
+    reported = [each for each in events(fleet) if "not given back" in each.message]
+    assert [(each.by, each.slice_id) for each in reported] == [("root", adopted.id)]
+    assert f"job {job}" in reported[0].message
 
 
 def test_a_job_recovers_elsewhere_when_the_adopted_node_is_preempted(fleet):

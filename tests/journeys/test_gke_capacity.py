@@ -109,12 +109,12 @@ def test_a_missing_permission_is_named_as_such_and_retried_without_haste(gke_fle
     job = fleet.submit(accelerator=TYPE, providers=["gke"], zones=[A, B], capacity=["on-demand"])
     fleet.run(600)
     assert cloud.gke.calls.count("create") < 40
-    told = explain.explain(fleet.store, fleet.job(job), fleet.clock.now())
-    refusals = [line for line in told.details if line.startswith("no access for v6e-8")]
+    explanation = explain.explain(fleet.store, fleet.job(job), fleet.clock.now())
+    refusals = [line for line in explanation.details if line.startswith("no access for v6e-8")]
     assert len(refusals) == 2
     assert "the provisioner lacks container.nodePools.create; grant it roles/" in refusals[0]
-    assert "More." not in str(told.details)
-    assert [source.detail for source in told.sources] == [text, text]
+    assert "More." not in str(explanation.details)
+    assert [source.detail for source in explanation.sources] == [text, text]
     cloud.gke.stop_failing()
     fleet.settle(job)
     assert fleet.job(job).state is JobState.SUCCEEDED
@@ -125,8 +125,8 @@ def test_a_quota_is_named_as_such(gke_fleet):
     cloud.gke.quotas |= {("us-central1", LABEL): 4}
     job = fleet.submit(accelerator=TYPE, providers=["gke"], zones=[A, B], capacity=["on-demand"])
     fleet.run(120)
-    told = explain.explain(fleet.store, fleet.job(job), fleet.clock.now())
-    (first, *_) = [line for line in told.details if line.startswith("no quota for v6e-8")]
+    explanation = explain.explain(fleet.store, fleet.job(job), fleet.clock.now())
+    (first, *_) = [line for line in explanation.details if line.startswith("no quota for v6e-8")]
     assert ": quota TPUS_PER_TPU_FAMILY: 8 needed, 4 of 4 left; raise it at https://" in first
 
 

@@ -174,12 +174,13 @@ def test_a_jobset_that_was_created_again_keeps_the_pool_before_the_watch_shows_i
     assert "delete" not in harness.gke.calls and list(harness.gke.pools) == [pool]
 
 
-def test_without_the_permission_to_cordon_pools_are_deleted_and_the_log_says_so(harness, caplog):
-    def refuse(node, at):
-        raise PermissionMissing("nodes is forbidden: cannot patch resource nodes")
+def refuse_cordon(node, at):
+    raise PermissionMissing("nodes is forbidden: cannot patch resource nodes")
 
+
+def test_without_the_permission_to_cordon_pools_are_deleted_and_the_log_says_so(harness, caplog):
     running(harness)
-    harness.set_cordon = refuse
+    harness.set_cordon = refuse_cordon
     harness.end("first")
     harness.advance(10 * SECOND)
     assert harness.gke.calls.count("delete") == 1
@@ -187,11 +188,8 @@ def test_without_the_permission_to_cordon_pools_are_deleted_and_the_log_says_so(
 
 
 def test_a_permission_that_was_granted_since_is_used_within_an_hour(harness):
-    def refuse(node, at):
-        raise PermissionMissing("nodes is forbidden: cannot patch resource nodes")
-
     running(harness)
-    harness.set_cordon = refuse
+    harness.set_cordon = refuse_cordon
     harness.end("first")
     harness.advance(2 * MINUTE)
     del harness.set_cordon
