@@ -174,5 +174,5 @@ def announce_reopened(objects: ObjectStore, numbers: Mapping[int, int]) -> None:
 
 
 def obsolete(objects: ObjectStore) -> list[str]:
-    """What nobody needs once the index has all commits and no worker runs."""
+    """Files that are obsolete once the index has all commits and no worker runs."""
     return [name for name in objects.names(FOLDER) if name.startswith((PART, REOPENED))]

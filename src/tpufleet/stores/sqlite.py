@@ -26,7 +26,7 @@ _BUSY_TIMEOUT = 30.0
 # cut may lose the last commits but never part of one.
 _SYNC_AT_COMMIT = "PRAGMA synchronous = FULL"
 _SYNC_LATER = "PRAGMA synchronous = NORMAL"
-# Seconds between two checkpoints by writes that nobody waits for: a fleet has some every second.
+# Seconds between two checkpoints by background writes: a fleet has some every second.
 CHECKPOINT_INTERVAL = 1.0
 # Of 4 KiB. A server without them checkpoints when its log has this many.
 _MAX_LOG_PAGES = 4_000
@@ -138,7 +138,7 @@ class SqliteDatabase:
 
     def _checkpoint(self) -> None:
         """Move what was committed from the log to the database, while others write. Otherwise a
-        commit that somebody waits for does so, now and then."""
+        durable commit does so from time to time, and its caller waits."""
         now = time.monotonic()
         if now - self._checkpointed_at >= self._checkpoint_interval:
             self._checkpointed_at = now

@@ -167,7 +167,7 @@ def _instructions() -> str:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether nobody but this user can have written a file."""
+    """Whether only this user can have written a file."""
     for each in (path, path.parent):
         found = each.stat()
         if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
