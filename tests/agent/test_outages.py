@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.agent.test_running import archive
@@ -20,7 +21,7 @@ from tests.agent.test_stopping import PATIENT
 from tests.polling import wait_until
 from tpufleet.agent.workload.logs import MAX_UNWRITTEN_BYTES, LogFile
 from tpufleet.agent.workload.runner import LOG_UPLOAD_TIMEOUT_SECONDS
-from tpufleet.client.agents import LOG_TIMEOUT
+from tpufleet.client import agents
 from tpufleet.model.hosts import NoticeKind, Phase
 
 COUNTS = "for n in $(seq 400); do echo line $n; sleep 0.002; done"
@@ -81,24 +82,26 @@ def test_log_lost_by_the_server_is_uploaded_again(harness):
     assert numbers(harness.log()) == list(range(1, 401))
 
 
+@pytest.fixture
+def patient_uploads(monkeypatch):
+    """They wait longer than the test does, so that what waits for them fails it."""
+    monkeypatch.setattr(agents, "LOG_TIMEOUT", httpx.Timeout(300.0))
+
+
 def test_a_rejected_log_upload_does_not_delay_the_exit_report(harness):
     harness.control_plane.refused_routes["logs"] = 404
     harness.assign("sh", "-c", "echo unheard; exit 2")
-    began = time.monotonic()
     harness.start()
     assert harness.wait_for_exit().status == 2
-    assert time.monotonic() - began < LOG_TIMEOUT.read  # the upload did not wait for an answer
     del harness.control_plane.refused_routes["logs"]
     harness.wait_for_log("unheard\n")
 
 
-def test_a_hanging_log_upload_does_not_delay_the_exit_report(harness):
+def test_a_hanging_log_upload_does_not_delay_the_exit_report(harness, patient_uploads):
     harness.control_plane.delayed_routes["logs"] = threading.Event()
     harness.assign("sh", "-c", "echo late; exit 2")
-    began = time.monotonic()
     harness.start()
     assert harness.wait_for_exit().status == 2
-    assert time.monotonic() - began < LOG_TIMEOUT.read  # the upload did not wait for an answer
 
 
 def test_the_exit_is_reported_after_the_log_is_uploaded(harness):

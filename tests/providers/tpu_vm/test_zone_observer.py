@@ -72,7 +72,7 @@ def test_a_hanging_zone_does_not_delay_the_listing(tpus):
     for _ in range(3):
         begun = time.monotonic()
         listing = world.provider.listing()
-        assert time.monotonic() - begun < 15, "the calls themselves hang for a minute"
+        assert time.monotonic() - begun < 45, "the calls themselves hang for a minute"
         assert listing.unreachable_zones == {OTHER_ZONE}
         assert [cloud.id for cloud in listing] == ["a"]
 
