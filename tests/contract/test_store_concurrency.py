@@ -22,6 +22,7 @@ from tests.contract import store_builders as a
 from tests.polling import wait_until
 from tpufleet.errors import Conflict, Fenced, FleetError, Unreachable
 from tpufleet.model.hosts import HostId, HostLiveness
+from tpufleet.model.preferences import Preferences
 from tpufleet.stores import schema_migrations, sqlite
 from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery
 from tpufleet.stores.open_store import open_store
@@ -85,6 +86,17 @@ def test_a_released_lease_is_free_at_once_and_its_token_is_spent(pair):
     assert one.acquire_lease("controller", "one", TTL, a.later(2)) is None
     two.commit(ChangeSet(new_jobs=[a.job()]), fence=second)
     assert one.job("j1") == a.job()
+
+
+def test_a_former_holder_cannot_change_a_document(pair):
+    one, two = pair
+    old = one.acquire_lease("reservations", "one", TTL, a.NOW)
+    mine = Preferences(owner="ada")
+    assert one.update_document(Preferences, "ada", lambda _: mine, fence=old) == mine
+    assert two.acquire_lease("reservations", "two", TTL, a.later(20)).holder == "two"
+    with pytest.raises(Fenced, match="'one'"):
+        one.update_document(Preferences, "ada", lambda _: None, fence=old)
+    assert two.document(Preferences, "ada") == mine
 
 
 def test_a_former_holder_cannot_write(pair):

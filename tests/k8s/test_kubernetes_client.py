@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -15,6 +15,8 @@ from tpufleet.kubernetes.connections import EVENT, LEASE, NODE, SECRET
 from tpufleet.kubernetes.event_recorder import KubernetesEventRecorder
 from tpufleet.kubernetes.leader_election import LEASE_DURATION, LeaderElector
 from tpufleet.kubernetes.watch_cache import WatchCache
+from tpufleet.provisioner.kube import label_keys
+from tpufleet.provisioner.kube.watched_cluster import WatchedCluster
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -104,6 +106,29 @@ def test_a_repeated_event_is_counted(rig):
     assert sorted((one["message"], one["count"]) for one in found) == [
         ("another message", 1), ("the same message", 3),
     ]  # fmt: skip
+
+
+def test_a_cordon_that_was_not_seen_yet_stays(rig):
+    """An administrator cordons a node after it was last seen, and before we do."""
+    name = f"{rig.namespace}-node"
+    labels = {label_keys.MANAGER: label_keys.MANAGER_NAME}
+    rig.connection.create(NODE, {"metadata": {"name": name, "labels": labels}})
+    cluster = WatchedCluster(rig.connection, lambda: None)
+    cluster.start()
+    try:
+        eventually(lambda: name in {node["metadata"]["name"] for node in cluster.nodes()})
+    finally:
+        cluster.close()
+    try:
+        rig.connection.patch(NODE, name, {"spec": {"unschedulable": True}})
+        cluster.set_cordon(name, datetime.now(UTC))
+        marks = rig.connection.get(NODE, name)["metadata"]["annotations"]
+        assert marks[label_keys.CORDONED_BEFORE] == "true" and label_keys.CORDONED_AT in marks
+        cluster.set_cordon(name, None)
+        assert rig.connection.get(NODE, name)["spec"]["unschedulable"]
+    finally:
+        rig.connection.delete(NODE, name)
+    cluster.set_cordon(name, datetime.now(UTC))  # of a node that is gone: nothing happens
 
 
 def test_kwok_nodes_become_ready_with_chips(rig):

@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import uv
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 FILES = ("tpufleet-1.0-py3-none-any.whl", "tpufleet-1.0.tar.gz", "tpufleet-1.0.cdx.json")
@@ -105,7 +106,7 @@ def test_nothing_is_released_without_a_signature(release):
 @pytest.mark.timeout(900)
 def test_a_release_is_built_described_and_signed(tmp_path, signers):
     """All of `scripts/release`, with a key of its own."""
-    needed = ("git", "uv", "bash", "npm")
+    needed = ("git", "bash", "npm")
     if missing := [name for name in needed if shutil.which(name) is None]:
         pytest.skip(f"needs {', '.join(missing)}")
     for host in ("pypi.org", "registry.npmjs.org"):
@@ -119,7 +120,11 @@ def test_a_release_is_built_described_and_signed(tmp_path, signers):
     )
     if done.returncode != 0:
         pytest.skip(f"needs the repository: {done.stderr.decode()[:200]}")
-    environ = {**os.environ, "TPUFLEET_RELEASE_KEY": str(tmp_path / "key")}
+    environ = {
+        **os.environ,
+        "PATH": f"{Path(uv.find_uv_bin()).parent}:{os.environ['PATH']}",
+        "TPUFLEET_RELEASE_KEY": str(tmp_path / "key"),
+    }
     done = subprocess.run(
         [clone / "scripts" / "release"], env=environ, capture_output=True, text=True
     )

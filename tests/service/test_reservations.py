@@ -13,6 +13,7 @@ from tpufleet.model.api_types import NewReservation
 from tpufleet.model.pools import Pool
 from tpufleet.model.reservations import Reservation
 from tpufleet.policy import reservation_limits
+from tpufleet.service import reservations
 from tpufleet.stores.base import ChangeSet
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -45,6 +46,22 @@ def test_concurrent_reservations_with_one_token_take_no_slice_twice(service, lab
     with ThreadPoolExecutor(8) as threads:
         assert sum(threads.map(attempt, range(8))) == 2
     assert len(service.store.documents(Reservation)) == 2
+
+
+def test_a_server_that_was_frozen_beyond_its_lease_reserves_nothing(service, lab, monkeypatch):
+    check, others = reservation_limits.refusal, ["r2"]
+
+    def freeze(*arguments):
+        while others:
+            service.clock.advance(timedelta(minutes=1))
+            reserve(service, others.pop(), slices=2)
+        return check(*arguments)
+
+    monkeypatch.setattr(reservation_limits, "refusal", freeze)
+    monkeypatch.setattr(reservations, "_require_room", lambda *_: None)  # it saw room before
+    with pytest.raises(Conflict, match="another reservation was made meanwhile"):
+        reserve(service, "r1", slices=2)
+    assert [each.id for each in service.store.documents(Reservation)] == ["r2"]
 
 
 def test_a_member_cannot_reserve_a_pool_back_to_back(service, lab):

@@ -49,7 +49,7 @@ def test_notes_are_printed_without_control_characters(tpu: Tpu, ended):
 def test_only_the_owner_and_admins_change_a_job(world: ServiceHarness, tpu: Tpu, admin: Tpu):
     world.submit("job-1", by="ada", name="hers")
     refused = tpu("tag", "ada/hers", "mine")
-    assert refused.exit_code != 0 and "belongs to ada" in refused.stderr
+    assert refused.exit_code != 0 and "job job-1 (hers) belongs to ada" in refused.stderr
     world.submit("job-2", name="his")
     admin.ok("tag", "mel/his", "seen")
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from tpufleet.errors import Forbidden, Unauthorized
 from tpufleet.model.attempts import AttemptId
-from tpufleet.model.jobs import JobId
+from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.slices import SliceId
 from tpufleet.model.users import JOB_TOKEN_PREFIX, TOKEN_PREFIX, Role, Token, TokenScope
 from tpufleet.stores.base import Store
@@ -60,9 +60,14 @@ class Caller:
                 "An admin can change it with `tpu user`"
             )
 
-    def require_owner(self, owner: str, what: str) -> None:
+    def require_job_owner(self, job: Job) -> None:
+        self.require_owner(job.owner, f"job {job.id}", f" ({job.spec.name})")
+
+    def require_owner(self, owner: str, what: str, known_as: str = "") -> None:
         if self.name != owner and not self.is_admin:
-            raise Forbidden(f"{what} belongs to {owner}; only {owner} or an admin may change it")
+            raise Forbidden(
+                f"{what}{known_as} belongs to {owner}; only {owner} or an admin may change it"
+            )
         self.record_foreign_access(owner, what)
 
     def record_foreign_access(self, owner: str, what: str) -> None:

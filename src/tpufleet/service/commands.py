@@ -41,7 +41,7 @@ class CommandContext:
 
 def cancel(context: CommandContext, job: Job) -> None:
     """Request cancellation. Idempotent."""
-    context.caller.require_owner(job.owner, f"job {job.id}")
+    context.caller.require_job_owner(job)
     if job.state is JobState.CANCELLED or job.cancel_requested_by is not None:
         return
     if job.ended:
@@ -62,7 +62,7 @@ def cancel(context: CommandContext, job: Job) -> None:
 
 def change_job(context: CommandContext, job: Job, changes: JobChanges) -> Job:
     """Change what users may change of a live or ended job."""
-    context.caller.require_owner(job.owner, f"job {job.id}")
+    context.caller.require_job_owner(job)
     fresh = {
         name: value
         for name in ("name", "notes", "priority")
@@ -127,7 +127,7 @@ def _shown(value: object) -> str:
 
 
 def require_files_deletable(context: CommandContext, job: Job) -> None:
-    context.caller.require_owner(job.owner, f"job {job.id}")
+    context.caller.require_job_owner(job)
     if not job.ended:
         raise Conflict(
             f"job {job.id} is {job.state} and needs its files; run `tpu cancel {job.id}` first"

@@ -163,7 +163,7 @@ def _occupant(other: Job, attempts: Sequence[Attempt], count: int) -> Occupant:
 def retry(context: CommandContext, job: Job) -> Job:
     """Request capacity now, without waiting for the backoff. Does nothing for a job that has its
     slices."""
-    context.caller.require_owner(job.owner, f"job {job.id}")
+    context.caller.require_job_owner(job)
     if job.ended:
         again = "rerun" if job.state is JobState.SUCCEEDED else "resume"
         raise Conflict(
@@ -187,7 +187,7 @@ def retry(context: CommandContext, job: Job) -> Job:
 
 def hold(context: CommandContext, job: Job) -> Job:
     """Keep a job that waits from being placed."""
-    context.caller.require_owner(job.owner, f"job {job.id}")
+    context.caller.require_job_owner(job)
     _require_live(job)
     if job.id not in {each.id for each in waiting_jobs(context.store)}:
         raise _not_waiting(job)
@@ -198,7 +198,7 @@ def hold(context: CommandContext, job: Job) -> Job:
 
 
 def release(context: CommandContext, job: Job) -> Job:
-    context.caller.require_owner(job.owner, f"job {job.id}")
+    context.caller.require_job_owner(job)
     if job.held_by is None:
         return job
     by_admin = job.held_by not in (context.caller.name, job.owner)
@@ -210,7 +210,7 @@ def release(context: CommandContext, job: Job) -> Job:
 
 def move(context: CommandContext, job: Job, request: QueueMove) -> Job:
     """Move a job within its queue. Only an admin may move it ahead of jobs of other users."""
-    context.caller.require_owner(job.owner, f"job {job.id}")
+    context.caller.require_job_owner(job)
     _require_live(job)
     queue = [each for each in waiting_jobs(context.store) if queue_name(each) == queue_name(job)]
     if job.id not in {each.id for each in queue}:

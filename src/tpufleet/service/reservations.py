@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
+from tpufleet.errors import BadInput, Conflict, Fenced, Forbidden, NotFound
 from tpufleet.model.api_types import NewReservation
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
@@ -24,7 +24,7 @@ from tpufleet.model.reservations import (
 from tpufleet.policy import reservation_limits
 from tpufleet.service import identifiers
 from tpufleet.service.commands import CommandContext
-from tpufleet.stores.base import ChangeSet, Store
+from tpufleet.stores.base import ChangeSet, Lease, Store
 
 _LEASE = "reservations"
 _LEASE_TTL = timedelta(seconds=30)
@@ -63,13 +63,13 @@ def reserve(context: CommandContext, new: NewReservation) -> Reservation:
         created_at=now,
         note=new.note,
     )
-    with _lock(context):
+    with _lock(context) as lock:
         known = store.document(Reservation, new.id)
         if known is not None:
             return known
         _require_allowed(context, pool, reservation)
         _require_room(store, pool, reservation)
-        store.update_document(Reservation, reservation.id, lambda _: reservation)
+        store.update_document(Reservation, reservation.id, lambda _: reservation, fence=lock)
         _forget_old(store, now)
     _announce(
         context, reservation, "reserved", f"{reservation.owner} reserved {_what(reservation)}"
@@ -79,7 +79,7 @@ def reserve(context: CommandContext, new: NewReservation) -> Reservation:
 
 def extend(context: CommandContext, reservation_id: str, by: timedelta) -> Reservation:
     _check_duration(by)
-    with _lock(context):
+    with _lock(context) as lock:
         reservation = find(context.store, reservation_id)
         context.caller.require_owner(reservation.owner, f"reservation {reservation.id}")
         if reservation.ends_at <= context.now:
@@ -90,18 +90,18 @@ def extend(context: CommandContext, reservation_id: str, by: timedelta) -> Reser
             raise BadInput(f"a reservation lasts at most {MAX_DURATION.days} days")
         _require_allowed(context, pool, extended)
         _require_room(context.store, pool, extended)
-        context.store.update_document(Reservation, extended.id, lambda _: extended)
+        context.store.update_document(Reservation, extended.id, lambda _: extended, fence=lock)
     _announce(context, extended, "reserved", f"{context.caller.name} extended {_what(extended)}")
     return extended
 
 
 def end(context: CommandContext, reservation_id: str, reason: str) -> Reservation:
     """Released by its owner, or broken by an admin, who must say why."""
-    with _lock(context):
-        return _end(context, reservation_id, reason)
+    with _lock(context) as lock:
+        return _end(context, reservation_id, reason, lock)
 
 
-def _end(context: CommandContext, reservation_id: str, reason: str) -> Reservation:
+def _end(context: CommandContext, reservation_id: str, reason: str, lock: Lease) -> Reservation:
     reservation = find(context.store, reservation_id)
     mine = reservation.owner == context.caller.name
     if not mine and not context.caller.is_admin:
@@ -122,7 +122,7 @@ def _end(context: CommandContext, reservation_id: str, reason: str) -> Reservati
         ended_by=context.caller.name,
         end_reason=reason[:500],
     )
-    context.store.update_document(Reservation, ended.id, lambda _: ended)
+    context.store.update_document(Reservation, ended.id, lambda _: ended, fence=lock)
     why = f": {reason[:500]}" if reason else ""
     message = f"{context.caller.name} {verb} the reservation of {reservation.owner}{why}"
     _announce(context, ended, "released", message)
@@ -200,9 +200,10 @@ def _require_room(store: Store, pool: Pool, wanted: Reservation) -> None:
 
 
 @contextlib.contextmanager
-def _lock(context: CommandContext) -> Iterator[None]:
+def _lock(context: CommandContext) -> Iterator[Lease]:
     """One change at a time, so that two cannot take the last slice. Each request is a holder of its
-    own: a lease is granted again to whoever holds it."""
+    own: a lease is granted again to whoever holds it. One that outlives its lease, since the server
+    was frozen, changes nothing."""
     store, holder = context.store, secrets.token_hex(8)
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
@@ -214,7 +215,9 @@ def _lock(context: CommandContext) -> Iterator[None]:
             raise Conflict("another reservation is being made; try again")
         time.sleep(_RETRY_SECONDS)
     try:
-        yield
+        yield lease
+    except Fenced as error:
+        raise Conflict("another reservation was made meanwhile; try again") from error
     finally:
         store.release_lease(lease)
 

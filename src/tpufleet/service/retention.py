@@ -55,7 +55,7 @@ def archive(context: CommandContext, request: ArchiveRequest) -> JobPage:
 def unarchive(context: CommandContext, request: UnarchiveRequest) -> JobPage:
     jobs = [queries.find_job(context.store, ref, context.caller.name) for ref in request.jobs]
     for job in jobs:
-        context.caller.require_owner(job.owner, f"job {job.id}")
+        context.caller.require_job_owner(job)
     context.store.unarchive([job.id for job in jobs])
     return JobPage(jobs=tuple(queries.job_rows(context.store, jobs)))
 
@@ -204,7 +204,7 @@ def _named(context: CommandContext, request: EndedJobSelection) -> list[Job]:
         caller = replace(caller, on_foreign_access=None)
     for ref in request.jobs:
         job = queries.find_job(context.store, ref, context.caller.name)
-        caller.require_owner(job.owner, f"job {job.id}")
+        caller.require_job_owner(job)
         if not job.ended:
             raise Conflict(
                 f"job {job.id} ({job.spec.name}) is {job.state}; it can be archived or purged "

@@ -146,7 +146,7 @@ def resubmit(
     relation: ParentRelation,
 ) -> Job:
     """A new job with the code of its parent, or with the snapshot in the request."""
-    context.caller.require_owner(parent.owner, f"job {parent.id}")
+    context.caller.require_job_owner(parent)
     verb = "resumed" if relation is ParentRelation.RESUME else "rerun"
     if not parent.ended:
         why = (

@@ -320,9 +320,15 @@ class Store(Protocol):
         ...
 
     def update_document(
-        self, kind: type[T], key: str, change: Callable[[T | None], T | None]
+        self,
+        kind: type[T],
+        key: str,
+        change: Callable[[T | None], T | None],
+        *,
+        fence: Lease | None = None,
     ) -> T | None:
-        """Atomic: nothing else changes it between `change` and the write. None deletes it."""
+        """Atomic: nothing else changes it between `change` and the write. None deletes it. Fenced
+        when the lease is no longer held with that token."""
         ...
 
     # Leases.

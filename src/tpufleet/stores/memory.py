@@ -310,9 +310,7 @@ class MemoryStore:
 
     def commit(self, change: ChangeSet, *, fence: Lease | None = None) -> None:
         with self._lock:
-            if fence is not None:
-                holder, token, _ = self._leases.get(fence.name, (None, 0, fence.expires_at))
-                invariants.check_fence(fence, holder, token)
+            self._check_fence(fence)
             invariants.check_new_job_ids(change.new_jobs, self._jobs.keys())
             invariants.check_transitions(
                 "job",
@@ -449,9 +447,15 @@ class MemoryStore:
             )]  # fmt: skip
 
     def update_document(
-        self, kind: type[T], key: str, change: Callable[[T | None], T | None]
+        self,
+        kind: type[T],
+        key: str,
+        change: Callable[[T | None], T | None],
+        *,
+        fence: Lease | None = None,
     ) -> T | None:
         with self._lock:
+            self._check_fence(fence)
             changed = change(self._documents.get((kind, key)))
             self._documents.pop((kind, key), None)
             if changed is not None:
@@ -462,6 +466,11 @@ class MemoryStore:
 
     def time(self) -> datetime | None:
         return None
+
+    def _check_fence(self, fence: Lease | None) -> None:
+        if fence is not None:
+            holder, token, _ = self._leases.get(fence.name, (None, 0, fence.expires_at))
+            invariants.check_fence(fence, holder, token)
 
     def acquire_lease(self, name: str, holder: str, ttl: timedelta, now: datetime) -> Lease | None:
         with self._lock:

@@ -381,9 +381,16 @@ class SqlStore:
         return self._all(kind, statement, DOCUMENT_KINDS[kind])
 
     def update_document(
-        self, kind: type[T], key: str, change: Callable[[T | None], T | None]
+        self,
+        kind: type[T],
+        key: str,
+        change: Callable[[T | None], T | None],
+        *,
+        fence: Lease | None = None,
     ) -> T | None:
         def work(session: DatabaseSession) -> T | None:
+            if fence is not None:
+                sql_commit.check_fence(session, fence, self._database.for_update)
             # Locks, also where there is no row yet.
             session.rows(f"SELECT id FROM numbers WHERE id = 1{self._database.for_update}")
             where = (DOCUMENT_KINDS[kind], key)

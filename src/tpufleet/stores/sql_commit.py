@@ -49,7 +49,7 @@ def apply_change_set(
     session: DatabaseSession, change: ChangeSet, fence: Lease | None, database: Database
 ) -> None:
     if fence is not None:
-        _check_fence(session, fence, database.for_update)
+        check_fence(session, fence, database.for_update)
     # This row is locked until the commit, so no other change can invalidate the checks below.
     session.run(
         "UPDATE numbers SET events = events + ?, inbox = inbox + ? WHERE id = 1",
@@ -84,7 +84,7 @@ def _write_each(
         session.run_many(statement, values)
 
 
-def _check_fence(session: DatabaseSession, fence: Lease, for_update: str) -> None:
+def check_fence(session: DatabaseSession, fence: Lease, for_update: str) -> None:
     rows = session.rows(f"SELECT holder, token FROM leases WHERE name = ?{for_update}", fence.name)
     holder, token = rows[0] if rows else (None, 0)
     invariants.check_fence(fence, holder, token)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 
-from tpufleet.errors import NotFound
+from tpufleet.errors import Conflict, NotFound
 from tpufleet.kubernetes import probes
 from tpufleet.kubernetes.connections import (
     JOB,
@@ -100,9 +100,19 @@ class WatchedCluster:
 
     def set_cordon(self, node: str, at: datetime | None) -> None:
         """Cordon a node, or lift the cordon (None). Nothing happens if the node is gone."""
+        found = self._nodes.get(node)
         with contextlib.suppress(NotFound):
-            found = self._connection.get(NODE, node)
-            self._connection.patch(NODE, node, cordon_change(found, at))
+            if found is not None:
+                # As it was watched: half the calls, where pools have hundreds of nodes.
+                with contextlib.suppress(Conflict):
+                    return self._change_cordon(found, at)
+            self._change_cordon(self._connection.get(NODE, node), at)
+
+    def _change_cordon(self, node: Json, at: datetime | None) -> None:
+        """Conflict if the node has changed: someone else may have cordoned it."""
+        change = cordon_change(node, at)
+        change["metadata"]["resourceVersion"] = node["metadata"]["resourceVersion"]
+        self._connection.patch(NODE, str(node["metadata"]["name"]), change)
 
     def fetch_owner(self, namespace: str, name: str) -> OwnerStatus | None:
         """From the API server, because a watch cache may be stale."""

@@ -113,7 +113,7 @@ def get_job_result(call: ApiCall) -> Response:
 )
 def create_link(call: ApiCall) -> SignedLink:
     job, new = find_job(call), call.parse_body(NewLink)
-    call.user.require_owner(job.owner, f"job {job.id}")
+    call.user.require_job_owner(job)
     if new.resource not in _LINKED_RESOURCES:
         raise BadInput(f"resource: must be logs or result, not {new.resource[:40]!r}")
     signed_links.check_lifetime(new.expires_in)
