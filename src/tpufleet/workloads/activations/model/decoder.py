@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 
 from tpufleet.workloads.activations.model import attention, gated_mlp, meshes, sites
 from tpufleet.workloads.activations.model.architectures import Architecture
+from tpufleet.workloads.activations.model.biased_product import biased_product
 from tpufleet.workloads.activations.model.sites import Site
 
 
@@ -221,17 +222,13 @@ def _layer(
         key = _head_norm(key, weight["key_norm"], arch)
     heads = attend(_rotate(query, rotation), _rotate(key, rotation), value)
     heads = heads.reshape(batch, length, arch.heads * arch.head_dim)
-    attended = heads @ weight["out"]
-    if arch.out_bias:
-        attended = attended + weight["out_bias"]
+    attended = biased_product("bsd,df->bsf", heads, weight["out"], weight.get("out_bias"))
     if arch.post_norms:
         attended = _norm(attended, weight["attention_post_norm"], arch)
     stream = stream + attended
     normed = _norm(stream, weight["mlp_norm"], arch) if arch.pre_norms else stream
     hidden = gate(normed, weight["gate_up"], weight.get("gate_up_bias"))
-    mlp_out = hidden @ weight["down"]
-    if arch.mlp_bias:
-        mlp_out = mlp_out + weight["down_bias"]
+    mlp_out = biased_product("bsd,df->bsf", hidden, weight["down"], weight.get("down_bias"))
     if arch.post_norms:
         mlp_out = _norm(mlp_out, weight["mlp_post_norm"], arch)
     # In this order XLA fuses the addition into the matrix product; otherwise it adds a kernel.
@@ -251,9 +248,8 @@ def _heads(arch: Architecture, weight: Mapping[str, Any], normed: Any) -> tuple[
     tensor axis they are grouped by key-value head, so that they can be sharded by head."""
     batch, length, _ = normed.shape
     grouped = weight["qkv"].ndim == 4
-    mixed = jnp.einsum("bsd,dkgh->bskgh" if grouped else "bsd,dnh->bsnh", normed, weight["qkv"])
-    if arch.qkv_bias:
-        mixed = mixed + weight["qkv_bias"]
+    subscripts = "bsd,dkgh->bskgh" if grouped else "bsd,dnh->bsnh"
+    mixed = biased_product(subscripts, normed, weight["qkv"], weight.get("qkv_bias"))
     if not grouped:
         query, key, value = jnp.split(mixed, [arch.heads, arch.heads + arch.kv_heads], axis=2)
         return query, key, value

@@ -19,6 +19,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from tpufleet.workloads.activations.model import meshes
+from tpufleet.workloads.activations.model.biased_product import biased_product
 
 KERNELS = ("plain", "hopper")
 # The tanh approximation of GELU is x / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))).
@@ -70,9 +71,7 @@ def gated(
             out_specs=spread,
             check_vma=False,
         )(values, weight)
-    pair = jnp.einsum("bsd,dcf->bscf", values, weight)
-    if bias is not None:
-        pair = pair + bias
+    pair = biased_product("bsd,dcf->bscf", values, weight, bias)
     return activate(pair[:, :, 0], activation) * pair[:, :, 1]
 
 
