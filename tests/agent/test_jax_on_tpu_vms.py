@@ -100,6 +100,7 @@ def detected(environs: list[dict[str, str]]) -> list[list[object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_jax_finds_the_gang_that_the_fleet_has_formed(server):
     """Also a slice of a multislice request that runs a job of its own: libtpu and JAX would wait
     for the other slices, which the metadata still names."""

@@ -166,6 +166,7 @@ for path in pathlib.Path(os.environ["UV_CACHE_DIR"]).rglob("greeting.py"):
 """
 
 
+@pytest.mark.slow
 def test_a_job_cannot_change_what_a_job_of_another_user_installs(harness, index):
     """From the cache, on a slice of a pool that runs jobs of several users."""
     job = {"dependencies": ("greeting",), "env": offline(index)}

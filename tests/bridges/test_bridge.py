@@ -58,6 +58,7 @@ def test_an_exception_fails_the_document_with_its_traceback_and_is_not_retried(
     assert "ValueError: no luck" in harness.server.client.why(job).message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["UNAVAILABLE: failed to connect", "No space left on device"])
 def test_code_that_prints_infrastructure_errors_is_not_retried(harness: BridgeHarness, line):
     harness.start_bridge()
@@ -70,6 +71,7 @@ def test_code_that_prints_infrastructure_errors_is_not_retried(harness: BridgeHa
     assert len(harness.server.client.job(job).attempts) == 1
 
 
+@pytest.mark.slow
 def test_a_timeout_is_enforced(harness: BridgeHarness):
     harness.start_bridge()
     code = "import time\nprint('started', time.time())\ntime.sleep(600)"
@@ -100,6 +102,7 @@ def test_an_invalid_document_fails_with_the_reason(harness: BridgeHarness):
         assert "bridge" not in found
 
 
+@pytest.mark.slow
 def test_a_result_too_large_for_a_document_is_stored_elsewhere(harness: BridgeHarness, tmp_path):
     harness.start_bridge("--results", str(tmp_path / "results"))
     found = harness.wait_ended(harness.add("result = 'é' * 2_000_000"))
@@ -110,6 +113,7 @@ def test_a_result_too_large_for_a_document_is_stored_elsewhere(harness: BridgeHa
     assert path.read_text() == "é" * 2_000_000
 
 
+@pytest.mark.slow
 def test_pending_documents_run_and_cancelled_or_deleted_ones_end(harness: BridgeHarness):
     pending, cancelled = harness.add("result = 1"), harness.add(SLOW)
     harness.start_bridge()
@@ -126,6 +130,7 @@ def test_pending_documents_run_and_cancelled_or_deleted_ones_end(harness: Bridge
     )
 
 
+@pytest.mark.slow
 def test_a_client_can_cancel_and_rerun_a_document(harness: BridgeHarness):
     harness.start_bridge()
     name = harness.add(SLOW)
@@ -168,6 +173,7 @@ def test_a_bridge_takes_over_at_once_from_one_that_was_stopped(harness: BridgeHa
     assert harness.wait_ended(name)["error"].startswith("timeout: ")
 
 
+@pytest.mark.slow
 def test_a_preempted_job_runs_again_and_completes(harness: BridgeHarness, ledger):
     harness.start_bridge()
     name = harness.add(
@@ -214,6 +220,7 @@ raise ValueError(f'{{got}}; emulator known: {{emulator in values}}')
 """
 
 
+@pytest.mark.slow
 def test_code_cannot_forge_the_status_of_any_document(harness: BridgeHarness):
     harness.start_bridge()
     victim = harness.add(SLOW, timeout=20)

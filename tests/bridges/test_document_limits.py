@@ -81,6 +81,7 @@ def test_documents_of_every_size_end(harness: BridgeHarness, free_bytes: tuple[i
     assert found["error"].startswith("ValueError: ééé") and found["log_url"]
 
 
+@pytest.mark.slow
 def test_documents_that_the_former_worker_left_behind_run(harness: BridgeHarness):
     left = {
         status: harness.add("result = 'in the end'", status=status, timeout=1)
@@ -97,6 +98,7 @@ def test_documents_that_the_former_worker_left_behind_run(harness: BridgeHarness
     assert harness.get(recent)["status"] == "running" and "bridge" not in harness.get(recent)
 
 
+@pytest.mark.slow
 def test_a_document_that_grows_while_its_code_runs_ends(harness: BridgeHarness):
     harness.start_bridge()
     name = harness.add("import time\ntime.sleep(4)\nresult = 'x' * 5_000", notes="")

@@ -47,6 +47,7 @@ def test_a_bucket_stores_the_first_result_of_a_job_until_it_is_deleted(bucket):
     assert not blob.exists()
 
 
+@pytest.mark.slow
 def test_a_large_result_and_its_code_are_deleted_after_the_retention(
     harness: BridgeHarness, bucket
 ):

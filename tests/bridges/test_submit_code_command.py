@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.bridges.harness import ORDER, PROJECT, BridgeHarness
 
 
@@ -47,6 +49,7 @@ def test_code_is_submitted_followed_listed_and_shown(harness: BridgeHarness):
     assert shown.returncode == 0 and "result: 10" in shown.stdout
 
 
+@pytest.mark.slow
 def test_failed_code_prints_its_traceback_and_exits_with_1(harness: BridgeHarness):
     harness.start_bridge()
     done = tpu(harness, "-", "--follow", stdin="raise ValueError('\\x1b[31mred')")

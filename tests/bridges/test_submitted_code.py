@@ -124,6 +124,7 @@ ENDINGS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "status", "result", "error"), ENDINGS.values(), ids=ENDINGS)
 def test_every_ending_gives_an_outcome(host, code, status, result, error):
     outcome = host.outcome(code)
@@ -340,6 +341,7 @@ def test_on_several_hosts_the_result_is_that_of_process_0(host):
     assert not (host.folder / "run1" / "result").exists()
 
 
+@pytest.mark.slow
 def test_on_several_hosts_the_first_failure_is_the_outcome(host):
     code = (
         "import time\n"

@@ -116,6 +116,7 @@ def test_leases_are_compared_by_the_clock_of_the_database():
     store.close()
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_server_whose_database_is_frozen(proxy, tmp_path):
     """At the default settings, with requests and heartbeats waiting."""
     server = Server(tmp_path, TPUFLEET_STORE=proxy.url)

@@ -68,6 +68,7 @@ def executable(path: Path, text: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
+@pytest.mark.slow
 def test_a_newcomer_follows_the_page_to_a_finished_job(tmp_path, monkeypatch):
     programs, home, work = tmp_path / "bin", tmp_path / "home", tmp_path / "work"
     for folder in (programs, home, work):

@@ -50,6 +50,7 @@ def messages() -> list[Any]:
     return load().collect()
 
 
+@pytest.mark.slow
 def test_the_script_prints_a_table_and_json():
     table = subprocess.run(
         [sys.executable, SCRIPT, "--kind", "error"], capture_output=True, text=True, check=True

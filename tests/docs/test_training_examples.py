@@ -65,7 +65,7 @@ def program(folder: Path, *command: str, **variables: str) -> str:
 @pytest.mark.parametrize(
     ("path", "settings"),
     [
-        pytest.param("flax/train.py", SMALL, id="flax"),
+        pytest.param("flax/train.py", SMALL, id="flax", marks=pytest.mark.slow),
         pytest.param(
             "llama/pretrain.py", ("batch=4", "length=8"), id="llama", marks=pytest.mark.slow
         ),
@@ -232,6 +232,7 @@ def test_a_sweep_finds_the_best_rate_and_compare_shows_it(server):
     assert min(metrics["loss"]) == metrics["loss"][1]
 
 
+@pytest.mark.slow
 def test_batch_inference_counts_every_unit_once_though_a_slice_is_preempted(server, tmp_path):
     out = tmp_path / "predictions"
     command = json.dumps(["python", "infer.py", f"out={out}", "units=12", "unit_seconds=0.3"])

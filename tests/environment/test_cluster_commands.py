@@ -75,6 +75,7 @@ def test_the_whole_life_of_an_environment(folder):
     assert json.loads(cloud.read_text()) == {}
 
 
+@pytest.mark.slow
 def test_destroy_deletes_nothing_while_the_applied_cluster_is_protected(folder):
     """deletion_protection was changed in the file, and not applied."""
     file = folder / "cluster.yaml"

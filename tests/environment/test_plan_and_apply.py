@@ -107,6 +107,7 @@ def test_one_more_slice_creates_one_node_pool(rehearsal):
     assert [line for line in changed if "outputs file" not in line] == ["create node pool a-2"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_apply_continues_where_it_stopped(rehearsal):
     built = example()
     with pytest.raises(TerraformFailed) as failure:

@@ -102,6 +102,7 @@ def test_while_everything_is_out_of_stock_the_reason_names_it(gke_fleet):
     assert fleet.job(job).state is JobState.SUCCEEDED
 
 
+@pytest.mark.slow
 def test_a_missing_permission_is_named_as_such_and_retried_without_haste(gke_fleet):
     fleet, cloud = gke_fleet
     text = 'Required "container.nodePools.create" permission(s) for "projects/p". ' + "More. " * 99
@@ -130,6 +131,7 @@ def test_a_quota_is_named_as_such(gke_fleet):
     assert ": quota TPUS_PER_TPU_FAMILY: 8 needed, 4 of 4 left; raise it at https://" in first
 
 
+@pytest.mark.slow
 def test_nodes_that_never_come_end_at_the_boot_limit(gke_fleet):
     """The pods stay unschedulable, and nobody says why: no provisioner runs."""
     fleet, cloud = gke_fleet
@@ -147,6 +149,7 @@ def test_a_late_device_plugin_delays_a_job_and_buys_nothing(gke_fleet):
     assert len(cloud.gke.created) == 1
 
 
+@pytest.mark.slow
 def test_a_gang_moves_together(gke_fleet):
     fleet, cloud = gke_fleet
     cloud.gke.stock[(A, MACHINE)] = 0
@@ -200,6 +203,7 @@ def test_one_job_file_moves_back_to_gke_when_tpu_vms_are_out_of_stock(two_clouds
     assert fleet.job(job).state is JobState.SUCCEEDED
 
 
+@pytest.mark.slow
 def test_one_job_file_uses_on_demand_on_gke_when_no_provider_has_spot(two_clouds):
     fleet, gke, vms = two_clouds
     vms.sell_out()

@@ -100,6 +100,7 @@ def test_all_jobs_finish_once_despite_random_faults(fleet, seed):
     storm(fleet, seed, jobs=6, seconds=300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_all_jobs_finish_once_despite_random_faults_on_a_database(make_fleet, tmp_path, kind):
     url = f"sqlite:///{tmp_path}/fleet.db" if kind == "sqlite" else postgres.fresh_url()

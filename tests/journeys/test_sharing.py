@@ -60,6 +60,7 @@ def test_a_held_job_waits_and_does_not_block_the_queue(fleet):
     assert fleet.job(one).state is JobState.SUCCEEDED
 
 
+@pytest.mark.slow
 def test_a_user_who_used_much_goes_after_one_who_used_little(fleet):
     fleet.put_pool(name="lab", largest=1)
     heavy = fleet.submit(Program(steps=900), pool="lab", owner="ann")

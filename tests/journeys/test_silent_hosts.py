@@ -184,6 +184,7 @@ def retry(fleet, job):
     job_queue.retry(context, fleet.job(job))
 
 
+@pytest.mark.slow
 def test_after_a_repair_a_retry_lets_one_slice_try_at_once_and_all_jobs_go_on(unreachable):
     fleet = unreachable
     jobs = [fleet.submit() for _ in range(3)]

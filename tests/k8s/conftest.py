@@ -20,6 +20,7 @@ PREFIX = "tpufleet-test-cluster-"
 _numbers = itertools.count(1)
 # Of the provider contract, by default what Kubernetes has a part in; the rest as slow tests.
 SLOW_PARTS_OF_THE_CONTRACT = {
+    "test_an_order_of_several_slices_is_granted_as_a_whole",
     "test_releasing_an_unknown_slice_succeeds",
     "test_a_slice_can_be_released_before_it_is_up",
     "test_listing_changes_nothing",

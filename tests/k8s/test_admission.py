@@ -42,6 +42,7 @@ def admitting(rig):
     webhook.close()
 
 
+@pytest.mark.slow
 def test_each_job_is_tied_to_a_pool_of_its_own_and_runs_on_demand(rig, admitting):
     rig.provision_here(GCP_FORCE_ON_DEMAND="true")
     rig.submit("tied", slices=3, select={label_keys.SPOT: "true"})

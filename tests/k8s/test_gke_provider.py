@@ -143,6 +143,7 @@ def slots(rig):
     }
 
 
+@pytest.mark.slow
 def test_a_replacement_slice_reuses_the_slot_and_node_pool_of_a_lost_one(world, rig):
     from dataclasses import replace
 
@@ -173,6 +174,7 @@ class InterruptedList:
         return getattr(self._connection, name)
 
 
+@pytest.mark.slow
 def test_a_server_with_an_outdated_snapshot_does_not_overwrite_newer_slots(world, rig):
     from dataclasses import replace
 
@@ -275,6 +277,7 @@ def urgent(name, priority):
     return replace(order(name), priority=priority)
 
 
+@pytest.mark.slow
 def test_kueue_admits_queues_and_preempts_by_priority(queued, rig):
     queued.provider.request(urgent("low-1", -1))
     queued.provider.request(urgent("low-2", -1))

@@ -129,6 +129,7 @@ def test_pod_changes_arrive_without_lists(rig, started):
     assert [found for found in provider.listing() if found.state is not CloudState.STOPPING] == []
 
 
+@pytest.mark.slow
 def test_a_server_lists_while_its_watches_are_down(rig, world, started):
     provider, recording = started()
     provider.request(order("a"))
@@ -146,6 +147,7 @@ def test_a_server_lists_while_its_watches_are_down(rig, world, started):
     settled(provider, recording)
 
 
+@pytest.mark.slow
 def test_two_watching_servers_agree_on_lost_and_replaced_slices(rig, started):
     servers = [started()[0], started()[0]]
     servers[0].request(replace(order("a0", "b"), job_id="j1"))

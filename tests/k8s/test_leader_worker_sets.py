@@ -73,6 +73,7 @@ def resize(rig, name: str, groups: int) -> None:
     rig.connection.patch(LEADER_WORKER_SET, name, {"spec": {"replicas": groups}}, rig.namespace)
 
 
+@pytest.mark.slow
 def test_each_group_has_a_pool_until_the_set_is_scaled_down_or_deleted(served):
     serve(served, "serve", groups=1)
     eventually(lambda: len(running(served)) == 1, 120, served.describe)

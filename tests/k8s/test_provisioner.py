@@ -67,6 +67,7 @@ def test_a_preempted_slice_gets_its_nodes_back_and_the_jobset_recovers(rig):
     assert rig.gke.created == [name]
 
 
+@pytest.mark.slow
 def test_late_chips_and_a_repair_cost_nothing(rig):
     """On real nodes of the API server: chips registered after the node is ready, then a repair, in
     which GKE replaces all nodes of the slice."""
@@ -137,6 +138,7 @@ def test_a_provisioner_killed_at_one_step_is_replaced_without_loss(rig, step):
     assert len(rig.gke.created) == 2
 
 
+@pytest.mark.slow
 def test_of_two_replicas_one_acts_and_the_other_takes_over_when_it_dies(rig):
     first = rig.provision("--leader-elect", LEASE_DURATION="3s")
     eventually(lambda: "acquired the lease" in rig.log(), 60, rig.log)
@@ -174,6 +176,7 @@ def test_over_budget_no_pool_is_created_and_an_event_is_written(rig):
     assert len(rig.gke.created) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [6, pytest.param(50, marks=pytest.mark.scale)])
 def test_many_pools_are_created_and_deleted_at_once(rig, count):
     rig.provision_here()
@@ -185,6 +188,7 @@ def test_many_pools_are_created_and_deleted_at_once(rig, count):
     assert len(rig.gke.created) == count
 
 
+@pytest.mark.slow
 def test_a_job_and_a_single_pod_are_served_where_that_is_allowed(rig):
     rig.provision_here(SERVE_KINDS="jobset,job,pod")
     tpu = {"resources": {"limits": {label_keys.TPU: 4}}, "name": "main", "image": "busybox"}
@@ -212,6 +216,7 @@ def test_a_job_and_a_single_pod_are_served_where_that_is_allowed(rig):
     eventually(lambda: not rig.gke.pools, 60, rig.describe)
 
 
+@pytest.mark.slow
 def test_a_pool_used_by_another_jobset_outlives_its_own(rig):
     """Nothing ties either to its pool: the scheduler sends pods where there is room."""
     rig.provision_here()
@@ -230,6 +235,7 @@ def test_a_pool_used_by_another_jobset_outlives_its_own(rig):
     assert len(rig.gke.created) == 2
 
 
+@pytest.mark.slow
 def test_a_pool_with_flex_start_is_kept_empty_until_gke_has_its_nodes(rig):
     rig.gke.flex_start_delay = timedelta(hours=1)
     rig.provision_here()
@@ -251,6 +257,7 @@ def test_a_pool_with_flex_start_is_kept_empty_until_gke_has_its_nodes(rig):
 TPU7X = {label_keys.ACCELERATOR: "tpu7x", label_keys.TOPOLOGY: "2x2x2"}
 
 
+@pytest.mark.slow
 def test_a_tpu7x_slice_uses_its_policy_and_a_missing_one_gives_a_hint(rig):
     rig.gke.policies = {"tpu-provisioner-2x2x2"}
     rig.provision_here()

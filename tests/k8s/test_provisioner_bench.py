@@ -31,6 +31,7 @@ OPTIONS = (
 )
 
 
+@pytest.mark.slow
 def test_the_benchmark_ends_and_no_pool_is_deleted_under_a_jobset(plane):
     pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
     output = run("provisioner", *OPTIONS, "--cluster", str(plane.layout.folder))
@@ -56,6 +57,7 @@ STARTED_BY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", STARTED_BY.values(), ids=STARTED_BY)
 def test_a_control_plane_does_not_outlive_who_was_terminated_while_starting_it(argv, tmp_path):
     for package in ("lightkube", "google.cloud.container_v1"):

@@ -57,6 +57,7 @@ def check(output: str) -> None:
         assert reason in output
 
 
+@pytest.mark.slow
 def test_the_commands_between_up_and_down_work(plane, tmp_path):
     (tmp_path / "cluster").symlink_to(plane.layout.folder)
     try:

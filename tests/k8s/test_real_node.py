@@ -113,14 +113,9 @@ def all_programs(node) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "killed",
-    [
-        pytest.param(nothing, marks=pytest.mark.slow),
-        pytest.param(the_supervisor, marks=pytest.mark.slow),
-        all_programs,
-    ],
-    ids=lambda f: f.__name__,
+    "killed", [nothing, the_supervisor, all_programs], ids=lambda f: f.__name__
 )
 def test_a_node_is_removed_without_leftovers_after_killing(own_plane, killed):
     before, folders = cgroups(), mount_points()
@@ -146,6 +141,7 @@ def test_a_node_that_cannot_start_reports_the_cause_and_leaves_nothing(own_plane
     assert not bridge_network.allocate(own_plane.layout.folder).exists
 
 
+@pytest.mark.slow
 def test_down_removes_the_node(own_plane):
     folder = own_plane.layout.folder
     node = real_node.add(own_plane)

@@ -94,6 +94,7 @@ def as_server(rig, tmp_path):
     connection.close()
 
 
+@pytest.mark.slow
 def test_the_server_runs_slices_with_the_shipped_role_and_nothing_more(rig, as_server):
     rig.add_pool(f"{rig.namespace}-a")
     rig.add_pool(f"{rig.namespace}-b")

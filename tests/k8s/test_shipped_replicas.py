@@ -194,6 +194,7 @@ def storage(monkeypatch):
         yield url
 
 
+@pytest.mark.slow
 def test_a_job_finishes_although_the_replica_that_leads_is_killed(overlay, storage, tmp_path):
     from tpufleet.testbed.cloud_tpu.cloud import Latencies
     from tpufleet.testbed.cloud_tpu.emulator import Emulator
@@ -293,6 +294,7 @@ def test_a_job_finishes_although_the_replica_that_leads_is_killed(overlay, stora
         emulator.close()
 
 
+@pytest.mark.slow
 def test_two_pods_are_admitted_and_one_that_is_deleted_comes_back(overlay, rig):
     """The manifests on a real API server, whose nodes only pretend to run pods. What the containers
     do is above."""

@@ -91,6 +91,7 @@ def teams(rig):
     teams.close()
 
 
+@pytest.mark.slow
 def test_two_teams_borrow_reclaim_and_preempt(teams):
     def queue_checks():
         found = install.checks(teams.built, teams.kubectl)
@@ -194,6 +195,7 @@ def aware(rig):
     kubectl.run("delete", "topology", "tpu-slices", "--wait=false")
 
 
+@pytest.mark.slow
 def test_kueue_places_each_slice_in_one_node_pool_and_waits_for_whole_ones(aware):
     rig, built, team, kubectl = aware
 

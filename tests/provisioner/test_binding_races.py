@@ -108,7 +108,7 @@ def run_many(harness: ProvisionerHarness, jobsets: int, lag: timedelta, seed: in
 
 
 SIZES = [
-    pytest.param(30, id="30"),
+    pytest.param(12, id="12"),
     pytest.param(200, id="200", marks=pytest.mark.slow),
 ]
 

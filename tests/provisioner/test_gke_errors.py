@@ -152,6 +152,7 @@ def test_a_pool_of_a_deleted_jobset_is_deleted_soon_after_its_creation(harness):
     assert harness.gke.calls.count("delete") < 20  # no hot loop meanwhile
 
 
+@pytest.mark.slow
 def test_the_limit_of_concurrent_operations_delays_pools_and_fails_none(harness):
     harness.gke.max_operations = 5
     harness.submit(slices=40)  # on at least 10 pools of 4 nodes

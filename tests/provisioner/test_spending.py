@@ -82,6 +82,7 @@ def test_a_late_device_plugin_is_awaited(harness):
     assert "NodePoolDeletionStarted" not in harness.events.reasons()
 
 
+@pytest.mark.slow
 def test_a_pool_that_another_job_used_for_long_is_not_a_misfit(harness):
     """The scheduler takes up to ten seconds to see that it is free: it backs off."""
     single = {"node_selector": {label_keys.TOPOLOGY: "2x2"}}

@@ -298,6 +298,7 @@ def test_a_new_process_resumes_from_the_records(worker):
     assert last.unit not in fresh.committed()
 
 
+@pytest.mark.slow
 def test_sixty_four_workers_share_a_thousand_units_without_duplicates(tmp_path):
     count, claimers = 1_000, 64
     done: list[int] = []

@@ -138,6 +138,7 @@ def test_a_token_that_is_made_in_a_browser_outlives_its_session(service):
         assert browser.post("/tokens", json={"note": "x"}).json().get("expires_at") is None
 
 
+@pytest.mark.slow
 def test_the_oldest_session_ends_when_there_are_too_many(service):
     with log_in(service) as first:
         for _ in range(user_commands.MAX_SESSIONS):

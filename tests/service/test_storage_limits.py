@@ -71,6 +71,7 @@ def test_at_the_limit_a_log_keeps_its_beginning_and_the_newest_lines_with_a_noti
     assert all(line.startswith("[0] ") for line in labelled)
 
 
+@pytest.mark.slow
 def test_a_tail_of_a_log_at_the_limit_is_its_newest_lines(tmp_path):
     logs, lines = LogFiles(tmp_path, LIMIT), numbered(20_000)
     ship(logs, "job.0", HOST_0, lines)
@@ -92,6 +93,7 @@ def test_the_oldest_output_of_a_job_goes_first_whichever_host_or_attempt_wrote_i
     assert text_of(logs, "other.0", HOST_0) == [line.decode().strip() for line in lines[:100]]
 
 
+@pytest.mark.slow
 def test_a_log_at_the_limit_goes_on_after_a_restart_and_on_another_server(tmp_path):
     servers, lines, offset = [LogFiles(tmp_path, LIMIT) for _ in range(2)], numbered(5_000), 0
     for number, line in enumerate(lines):

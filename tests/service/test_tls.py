@@ -186,6 +186,7 @@ def test_a_job_runs_on_a_server_with_tls(certificate, tmp_path):
         server.cleanup()
 
 
+@pytest.mark.slow
 def test_hosts_of_a_cloud_get_the_private_ca_with_their_metadata(certificate, tmp_path):
     pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
     from tests.providers.tpu_vm.emulated_fleet import Fleet

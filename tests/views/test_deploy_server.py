@@ -63,6 +63,7 @@ def test_the_plan_names_every_resource_and_the_price_and_changes_nothing(cloud):
     assert not resources(cloud)
 
 
+@pytest.mark.slow
 def test_a_server_is_deployed_used_repeated_and_deleted(cloud, machine, tmp_path):
     port, checksum = free_port(), hashlib.sha256(machine.bundle.read_bytes()).hexdigest()
     options = (

@@ -54,6 +54,7 @@ def tpu(server: Server, folder: Path, *arguments: str) -> subprocess.CompletedPr
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_know_tpufleet_is_profiled_on_every_host(server, tmp_path):
     (tmp_path / "loop.py").write_text(LOOP)
     command = ("--detach", "--name", "loop", "--slices", "2", "v5e-1", "--",

@@ -176,6 +176,7 @@ def test_the_job_of_a_member_runs_as_another_user_if_the_server_runs_as_root(ser
     assert (server.home / "checkpoints" / job / "own").read_text() == "own"
 
 
+@pytest.mark.slow
 def test_on_a_shared_server_of_root_the_job_of_an_admin_runs_as_another_user(tmp_path):
     """An admin of the fleet is not the owner of the machine."""
     if os.geteuid() != 0:

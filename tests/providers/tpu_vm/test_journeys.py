@@ -98,6 +98,7 @@ def test_a_gang_of_two_slices_is_one_queued_resource_and_runs(fleets):
     nothing_is_left(fleet)
 
 
+@pytest.mark.slow
 def test_a_node_made_by_hand_is_adopted_runs_a_job_and_is_given_back(fleets):
     fleet = fleets()
     zone, tpu = ZONES[0], fleet.tpu
@@ -150,6 +151,7 @@ def test_a_zone_without_capacity_is_skipped(fleets):
     nothing_is_left(fleet)
 
 
+@pytest.mark.slow
 def test_commands_and_diagnostics_reach_every_host_during_a_job(fleets):
     fleet = fleets()
     [job] = fleet.submit({"accelerator": "v5e-16", "command": ["python", "-c", SLEEP]})

@@ -134,6 +134,7 @@ def test_a_failing_zone_does_not_delay_the_others(
     assert story(controlled(trouble)) == undisturbed
 
 
+@pytest.mark.slow
 def test_a_recovered_zone_is_used_again(controlled):
     closing = ZoneOutage(zone=CLOSED, until=timedelta(minutes=5))
     one = controlled(CloudFaultPlan(closings=(closing,)))

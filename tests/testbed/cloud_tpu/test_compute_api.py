@@ -53,6 +53,7 @@ def deployed(project):
     ServerVm(GoogleRest(project.url), SETTINGS, sleep=lambda seconds: None).create()
 
 
+@pytest.mark.slow
 def test_what_is_deployed_reads_back_through_googles_client(deployed, connect):
     vm = connect("Instances").get(project=PROJECT, zone=ZONE, instance=SETTINGS.name)
     assert vm.machine_type.endswith("machineTypes/e2-small") and vm.status == "RUNNING"

@@ -183,6 +183,7 @@ def test_tokenizing_processes_keep_up_with_the_devices(rate, one, most, expected
     assert chosen.preparers(one, fewest=2, most=most) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batching", ["bucket", "pack"])
 @pytest.mark.parametrize("size", [1024])
 def test_what_is_stored_does_not_depend_on_the_size_of_batches(make, size, batching):  # noqa: F811

@@ -81,6 +81,7 @@ def test_an_answer_is_continued_as_in_transformers(content, answer):
     assert chat_templates.ChatTemplate(template, {}, TODAY).render(CHAT, answer=answer) == theirs[0]
 
 
+@pytest.mark.slow
 def test_the_whole_tokenizer_renders_as_in_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
     write_tokenizer(tmp_path)

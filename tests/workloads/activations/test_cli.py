@@ -271,6 +271,7 @@ def test_adjacent_missing_units_are_one_problem_and_nothing_is_deleted(tmp_path)
     assert "1,999 (samples" in text and "nothing deleted" in text
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_a_run_and_prints_how_to_resume(tmp_path, model_folder):
     out, data = tmp_path / "out", tmp_path / "data.jsonl"
     data.write_text("".join(f'{{"text": "{n}"}}\n' for n in range(2_000)))
@@ -458,6 +459,7 @@ def test_bytes_are_formatted(count, text):
     assert formatting.format_bytes(count) == text
 
 
+@pytest.mark.slow
 def test_progress_is_reported_to_the_platform(tmp_path, arc, model_folder, monkeypatch):
     run_dir = tmp_path / "run"
     run_dir.mkdir()

@@ -101,6 +101,7 @@ def test_each_kept_token_is_stored_once_and_sees_as_much_as_possible(size, longe
         assert [part.metadata["context"] for part in parts] == list(range(parts[0].count))
 
 
+@pytest.mark.slow
 def test_a_long_document_is_stored_once_from_overlapping_contexts(tmp_path, model_folder):
     lengths = [20, 70, 33, 5]
     lines = [

@@ -56,7 +56,13 @@ EVERYTHING = [*(site for site in sites.Site)]
 
 
 # The GPU's kernel runs in JAX's interpreter: only for what it has to distinguish.
-INTERPRETED = [(family, "varlen") for family in ("qwen2", "mistral", "gemma2", "gemma3")]
+INTERPRETED = [
+    ("qwen2", "varlen"),
+    *(
+        pytest.param(family, "varlen", marks=pytest.mark.slow)
+        for family in ("mistral", "gemma2", "gemma3")
+    ),
+]
 
 
 # Two that differ most by default, the others as slow tests.
@@ -64,12 +70,16 @@ TYPICAL = [
     pytest.param(family, marks=() if family in ("qwen2", "gemma3") else pytest.mark.slow)
     for family in FAMILIES
 ]
+VARIANTS = ("qwen2-untied", "qwen2-windowed", "qwen2-yarn")
 
 
 @pytest.mark.parametrize(
     "family, kernel",
     [
-        *((family, "plain") for family in FAMILIES),
+        *(
+            pytest.param(family, "plain", marks=pytest.mark.slow if family in VARIANTS else ())
+            for family in FAMILIES
+        ),
         *(pytest.param(*each.values, "stepped", marks=each.marks) for each in TYPICAL),
         *INTERPRETED,
     ],
@@ -163,7 +173,7 @@ def test_long_sequences_agree_with_transformers_also_in_bf16(family, length, tmp
     assert np.exp(np.mean(np.log(ratios))) <= 1.0
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen2", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_fewer_sites_give_the_same_values_and_run_fewer_layers(family):
     folder = FIXTURES / family
     tokens = load_file(folder / "expected.st")["tokens"]
@@ -182,7 +192,13 @@ def test_fewer_sites_give_the_same_values_and_run_fewer_layers(family):
     assert sites.layers_needed(["final_norm"], arch) == 3
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen3",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("mistral", "gemma2", "gemma3")),
+    ],
+)
 def test_packed_sequences_do_not_attend_to_each_other(family):
     folder = FIXTURES / family
     tokens = load_file(folder / "expected.st")["tokens"]
@@ -197,6 +213,7 @@ def test_packed_sequences_do_not_attend_to_each_other(family):
     np.testing.assert_allclose(beside[:, 7:], alone, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_blockwise_attention_of_long_sequences_gives_the_same_result(monkeypatch):
     folder = FIXTURES / "gemma2"
     tokens = np.random.default_rng(0).integers(0, 61, (1, 16))
@@ -206,7 +223,7 @@ def test_blockwise_attention_of_long_sequences_gives_the_same_result(monkeypatch
     np.testing.assert_allclose(blocks, whole, **CLOSE)
 
 
-@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("size", [pytest.param(64, marks=pytest.mark.slow), 128])
 @pytest.mark.parametrize("window", [None, 50], ids=["causal", "windowed"])
 def test_the_tpu_kernel_agrees_with_the_plain_one(window, size):
     chance = np.random.default_rng(3)
@@ -227,7 +244,7 @@ def test_the_tpu_kernel_agrees_with_the_plain_one(window, size):
         np.testing.assert_allclose(plain, splash, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("length", [20, 300])
+@pytest.mark.parametrize("length", [20, pytest.param(300, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("window", [None, 50], ids=["causal", "windowed"])
 @pytest.mark.parametrize("softcap", [None, 3.0], ids=["uncapped", "capped"])
 def test_the_cpu_kernel_agrees_with_the_plain_one(length, window, softcap):

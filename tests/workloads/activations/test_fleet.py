@@ -65,6 +65,7 @@ def arguments(out: str, model: Path, data: Path, *more: str) -> list[str]:
     return ["extract", "deploy", out, *wanted, "--dataset", str(data), *SITES, *more]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_fleet_extracts_and_verifies_a_dataset(server, tmp_path, model_folder):
     out, folder = f"file://{tmp_path / 'out'}", LocalFolder(tmp_path / "out")

@@ -67,6 +67,7 @@ def test_the_next_run_neither_traces_nor_compiles(model_folder, tmp_path, lowere
     assert lowered == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"sites": ("resid_post.0",)}, {"rows": 4}, {"length": 32}])
 def test_another_program_is_compiled(model_folder, tmp_path, lowered, change):
     outputs(engine(model_folder, tmp_path), batch())
@@ -145,6 +146,7 @@ class NotedPreparers(preparation.PreparerPool):
         return future
 
 
+@pytest.mark.slow
 def test_units_are_tokenized_while_the_engine_opens(make, model_folder):  # noqa: F811
     folder = make("a")
     plan = plans.load(folder)

@@ -163,6 +163,7 @@ def plan_tiny(disks, tmp_path, model_folder) -> None:
     assert code == 0, text
 
 
+@pytest.mark.slow
 def test_the_commands_that_the_message_of_a_lost_disk_names_rebuild_its_units(
     disks, tmp_path, model_folder
 ):

@@ -154,6 +154,7 @@ def test_every_mesh_gives_the_same_activations(make, model_folder, mesh):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [None, "varlen"])
 def test_packed_and_bucketed_runs_agree(make, kernel):
     """The GPU's kernel for packed rows runs in JAX's interpreter."""
@@ -171,6 +172,7 @@ def test_packed_and_bucketed_runs_agree(make, kernel):
             )
 
 
+@pytest.mark.slow
 def test_stored_formats_are_within_their_error_bounds(make):
     exact = make("f32")
     extraction.run(exact, settings())
@@ -535,6 +537,7 @@ def test_tokenizing_in_subprocesses_does_not_change_the_result(make):
     assert contents(apart) == contents(calm)
 
 
+@pytest.mark.slow
 def test_devices_wait_for_a_slow_disk_only_when_the_queues_are_full(make):
     """Writing is held back until all batches that fit the queues have been computed."""
     folder = make("slow", unit_samples=23, batch_tokens=64)
@@ -664,6 +667,7 @@ print("done", process, len(jax.devices()), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_two_processes_with_four_devices_each_equal_one_process(make, tmp_path):
     alone, together = make("alone"), make("together")
     extraction.run(alone, settings(mesh={"data": 4, "fsdp": 2}))
@@ -692,6 +696,7 @@ def test_two_processes_with_four_devices_each_equal_one_process(make, tmp_path):
     assert contents(together) == contents(alone)
 
 
+@pytest.mark.slow
 def test_a_process_killed_with_sigkill_is_replaced_with_the_same_result(make, tmp_path):
     calm, killed = make("calm", unit_samples=2), make("killed", unit_samples=2)
     extraction.run(calm, settings(mesh={"data": 1, "fsdp": 8}))
@@ -832,6 +837,7 @@ def test_a_cpu_has_as_many_devices_as_the_mesh_needs(cores, mesh, expected):
     assert devices.cpu_devices(cores, mesh) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags, expected",
     [
