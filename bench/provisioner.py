@@ -4,7 +4,8 @@ the process needs. GKE is emulated, and answers at once; its operations take `--
 
 The pods of a JobSet end together, `--run-for` seconds after the last of them runs, as those of a
 training job do. JobSets may run on pools that were created for others; a pool counts as unused from
-the end of its JobSet and of the last pod on it, which is seen up to 0.2 s late.
+the end of its JobSet, of the last pod on it, which is seen up to 0.2 s late, and of the shortest
+life of its nodes (NODE_MIN_LIFESPAN, by default 10 s), which begins when its creation ends.
 
 Beside it, worked out from the same arrivals and operation times: the provisioner that this one
 replaces, whose workers (3 for pods, 3 for nodes) each wait for an operation, polling every 5 s.
@@ -36,6 +37,7 @@ from reporting import Measure, report, run_benchmark
 from tpufleet.clocks import SystemClock
 from tpufleet.kubernetes.connections import JOBSET, NAMESPACE, NODE, POD, Connection
 from tpufleet.kubernetes.watch_cache import WatchCache
+from tpufleet.provisioner.settings import ProvisionerSettings
 from tpufleet.testbed.gke.grpc_server import GkeServer
 from tpufleet.testbed.gke.kwok_backend import KwokNodes
 from tpufleet.testbed.gke.node_pools import GkeEmulator
@@ -48,51 +50,64 @@ LEADER = {"jobset.sigs.k8s.io/jobset-name": None, "batch.kubernetes.io/job-compl
 
 
 class QueuedNodes:
-    """Creates nodes outside the emulator's lock, which calls of the API need too."""
+    """Changes nodes outside the emulator's lock, which calls of the API need too. What concerns one
+    pool stays in order."""
 
     def __init__(self, nodes: KwokNodes) -> None:
         self._nodes = nodes
-        self._executor = ThreadPoolExecutor(2)
+        self._executors = [ThreadPoolExecutor(1) for _ in range(2)]
 
     def create_nodes(self, pool: Any, *, chips: bool = True) -> None:
-        self._executor.submit(self._nodes.create_nodes, pool, chips=chips)
+        self._line(pool.name).submit(self._nodes.create_nodes, pool, chips=chips)
 
     def register_chips(self, pool: Any) -> None:
-        self._executor.submit(self._nodes.register_chips, pool)
+        self._line(pool.name).submit(self._nodes.register_chips, pool)
 
     def delete_nodes(self, pool: str) -> None:
-        self._executor.submit(self._nodes.delete_nodes, pool)
+        self._line(pool).submit(self._nodes.delete_nodes, pool)
 
     def drain_nodes(self, pool: str) -> None:
-        self._executor.submit(self._nodes.drain_nodes, pool)
+        self._line(pool).submit(self._nodes.drain_nodes, pool)
 
     def relabel_nodes(self, pool: Any) -> None:
-        self._executor.submit(self._nodes.relabel_nodes, pool)
+        self._line(pool.name).submit(self._nodes.relabel_nodes, pool)
+
+    def _line(self, pool: str) -> ThreadPoolExecutor:
+        return self._executors[hash(pool) % len(self._executors)]
 
 
 class Moments:
-    """When a condition was first seen, by JobSet."""
+    """When a condition was first seen, by JobSet: at most 50 ms late."""
 
     def __init__(
         self, connection: Connection, kind: Any, reached: Callable[[Any], str | None], **scope: Any
     ) -> None:
         self.at: dict[str, datetime] = {}
         self._reached = reached
-        self._cache = WatchCache(connection, kind, self._look, **scope)
+        self._changed, self._closing = threading.Event(), threading.Event()
+        self._cache = WatchCache(connection, kind, self._changed.set, **scope)
+        self._thread = threading.Thread(target=self._follow, daemon=True)
 
     def start(self) -> Moments:
         self._cache.start()
+        self._thread.start()
         return self
 
     def close(self) -> None:
+        self._closing.set()
+        self._changed.set()
+        self._thread.join()
         self._cache.close()
 
-    def _look(self) -> None:
-        now = datetime.now(UTC)
-        for item in self._cache.all():
-            name = self._reached(item)
-            if name is not None:
-                self.at.setdefault(name, now)
+    def _follow(self) -> None:
+        while not self._closing.wait(0.05):
+            self._changed.wait()
+            self._changed.clear()
+            now = datetime.now(UTC)
+            for item in self._cache.all():
+                name = self._reached(item)
+                if name is not None:
+                    self.at.setdefault(name, now)
 
 
 def unschedulable(pod: Any) -> str | None:
@@ -309,7 +324,11 @@ def run(options: argparse.Namespace, kubeconfig: Path) -> list[Measure]:
             clean_up(connection, namespace, set(gke.created))
         connection.close()
     unused = {
-        pool: max(over.at[jobset_of(pool)], runs.used_until.get(pool, over.at[jobset_of(pool)]))
+        pool: max(
+            over.at[jobset_of(pool)],
+            runs.used_until.get(pool, over.at[jobset_of(pool)]),
+            gke.created_at[pool] + operation + ProvisionerSettings().node_min_lifespan,
+        )
         for pool in gke.created
     }
     cost = [
@@ -400,7 +419,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobsets", type=int, default=200)
     parser.add_argument("--nodes", type=int, default=8, choices=SHAPES, help="of each JobSet")
-    parser.add_argument("--rate", type=float, default=4.0, help="JobSets submitted per second")
+    parser.add_argument("--rate", type=float, default=0.5, help="JobSets submitted per second")
     parser.add_argument("--operation", type=float, default=30.0, help="seconds of an operation")
     parser.add_argument("--run-for", type=float, default=10.0, help="seconds that pods run")
     parser.add_argument("--within", type=float, default=600.0, help="give up after these seconds")

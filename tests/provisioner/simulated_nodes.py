@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from tpufleet.clocks import Clock
@@ -19,9 +19,10 @@ IMPLIED_TOLERATIONS = (kwok_nodes.TPU,)
 
 @dataclass(slots=True)
 class SimulatedNodes:
-    """The node backend of an emulated GKE. Nodes are ready at once."""
+    """The node backend of an emulated GKE. Nodes are ready when they are there."""
 
     clock: Clock
+    late: timedelta = timedelta(0)  # until the API server shows new nodes
     without_chips: set[str] = field(default_factory=set)  # pools
     drained: set[str] = field(default_factory=set)  # pools
     cordoned: dict[str, str] = field(default_factory=dict)  # nodes, with the annotation
@@ -51,7 +52,13 @@ class SimulatedNodes:
         self.created[pool.name] = list(zip(manifests, created, strict=True))
 
     def all(self) -> list[Any]:
-        return [self._node(*one) for of_pool in list(self.created.values()) for one in of_pool]
+        shown = self.clock.now() - self.late
+        return [
+            self._node(manifest, created_at)
+            for of_pool in list(self.created.values())
+            for manifest, created_at in of_pool
+            if created_at <= shown
+        ]
 
     def schedule(self, pods: list[Any]) -> None:
         """Bind each pod to a node that fits it, or say in its condition why none does."""

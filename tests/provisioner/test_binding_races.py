@@ -114,9 +114,19 @@ SIZES = [
 
 
 @pytest.mark.parametrize("jobsets", SIZES)
-@pytest.mark.parametrize("lag", [0.0, 1.5], ids=["at once", "late"])
-def test_no_jobset_loses_its_pool_and_no_pool_is_left(jobsets, lag):
+@pytest.mark.parametrize(
+    ("lag", "nodes_late"),
+    [
+        pytest.param(0.0, 0.0, id="at once"),
+        pytest.param(1.5, 0.0, id="late"),
+        pytest.param(0.0, 2.0, id="late nodes"),
+    ],
+)
+def test_no_jobset_loses_its_pool_and_no_pool_is_left(jobsets, lag, nodes_late):
+    """JobSets also end on the pools of others while their own are being created."""
     harness = ProvisionerHarness(simulate_nodes=True, concurrency=8)
+    assert harness.simulated is not None
+    harness.simulated.late = timedelta(seconds=nodes_late)
     try:
         assert run_many(harness, jobsets, timedelta(seconds=lag), seed=jobsets) == []
         assert len(harness.gke.created) <= jobsets

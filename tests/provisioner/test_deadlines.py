@@ -21,6 +21,7 @@ from tpufleet.errors import ProviderUnavailable
 from tpufleet.provisioner.gke.node_pools import GkeNodePools
 from tpufleet.provisioner.kube.pool_events import BackgroundRecorder
 from tpufleet.provisioner.loop import MIN_INTERVAL
+from tpufleet.provisioner.planning.cordons import NODES_LATE
 from tpufleet.testbed.gke.grpc_server import client
 
 MINUTE = timedelta(minutes=1)
@@ -95,6 +96,8 @@ def test_hanging_creates_delay_no_deletion(harness):
     harness.advance(MINUTE)
     pools = HangingNodePools(client(harness.server.address), harness.settings.parent)
     harness.restart(pools)
+    harness.provisioner.reconcile()
+    harness.clock.advance(NODES_LATE)
     ended_at = harness.clock.now()
     harness.complete("train")
     harness.jobsets.append(builders.jobset("next"))

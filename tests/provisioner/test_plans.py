@@ -261,7 +261,10 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("owners", "observed", "overrides", "deleted"), ENDS)
-@pytest.mark.parametrize("status", [s for s in PoolStatus if s is not PoolStatus.STOPPING])
+@pytest.mark.parametrize(
+    "status",
+    [each for each in PoolStatus if each not in (PoolStatus.PROVISIONING, PoolStatus.STOPPING)],
+)
 def test_a_pool_lives_as_long_as_its_jobset(status, owners, observed, overrides, deleted):
     result = plan(
         [pool(status=status)], owners=owners, with_settings=settings(**overrides), **observed
@@ -270,6 +273,23 @@ def test_a_pool_lives_as_long_as_its_jobset(status, owners, observed, overrides,
 
 
 NAME = pool_spec().name
+NODES_EXPECTED = [
+    pytest.param(PoolStatus.PROVISIONING, {}, False, id="being created"),
+    pytest.param(PoolStatus.RUNNING, {NAME: NOW - 9 * SECOND}, False, id="running for a moment"),
+    pytest.param(PoolStatus.RUNNING, {NAME: NOW - 10 * SECOND}, True, id="running for long"),
+    pytest.param(PoolStatus.ERROR, {}, True, id="failed"),
+]
+
+
+@pytest.mark.parametrize(("status", "unused_since", "deleted"), NODES_EXPECTED)
+def test_a_pool_whose_nodes_are_still_to_come_is_not_deleted_uncordoned(
+    status, unused_since, deleted
+):
+    result = plan([pool(status=status)], owners=ended(0), unused_since=unused_since)
+    assert bool(result.deletes) is deleted
+    assert deleted or NOW < result.recheck_at <= NOW + 10 * SECOND
+
+
 CORDONS = [
     pytest.param(ended(0), {}, ["cordon"], None, id="not yet"),
     pytest.param(ended(1), {NAME: NOW - SECOND}, [], NOW + SECOND, id="for a second"),
