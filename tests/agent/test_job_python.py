@@ -179,6 +179,7 @@ def test_a_job_cannot_change_what_a_job_of_another_user_installs(harness, index)
     assert "\nPOISONED" not in harness.log("j1.1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", ["folder", "folder above", "file", "hard link", "directory"])
 def test_the_wheel_is_not_written_through_links_of_an_earlier_job(tmp_path, planted):
     work, outside = tmp_path / "work", tmp_path / "outside"

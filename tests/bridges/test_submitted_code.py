@@ -182,6 +182,7 @@ def test_the_next_attempt_does_not_rerun_ended_code(host, ledger):
     assert ledger.read_text() == "ran\n"
 
 
+@pytest.mark.slow
 def test_an_outcome_without_a_signature_is_ignored(host):
     forged = host.folder / "checkpoints" / "outcome.json"
     forged.parent.mkdir()
@@ -329,6 +330,7 @@ def gang(host: Host, code: str) -> list[subprocess.Popen[bytes]]:
     return started
 
 
+@pytest.mark.slow
 def test_on_several_hosts_the_result_is_that_of_process_0(host):
     # Process 0 ends last.
     code = (

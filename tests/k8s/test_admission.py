@@ -61,6 +61,7 @@ def test_each_job_is_tied_to_a_pool_of_its_own_and_runs_on_demand(rig, admitting
     assert len(rig.gke.created) == 3
 
 
+@pytest.mark.slow
 def test_jobs_that_disable_provisioning_are_not_changed(rig, admitting):
     job = {
         "metadata": {

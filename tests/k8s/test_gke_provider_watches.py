@@ -103,6 +103,7 @@ def settled(provider, recording):
     eventually(quiet, 60, lambda: recording.listed)
 
 
+@pytest.mark.slow
 def test_pod_changes_arrive_without_lists(rig, started):
     provider, recording = started()
     pod_changed = threading.Event()

@@ -149,6 +149,7 @@ def test_each_subgroup_gets_a_pool_of_its_own(served, divided):
     eventually(lambda: not served.gke.pools, 60, served.describe)
 
 
+@pytest.mark.slow
 def test_subgroups_without_the_annotation_get_a_hint(served):
     policy = {"subGroupSize": HOSTS}
     serve(served, "mixed", groups=1, size=2 * HOSTS, placed={}, subGroupPolicy=policy)

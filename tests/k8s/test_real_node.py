@@ -132,6 +132,7 @@ def test_a_node_is_removed_without_leftovers_after_killing(own_plane, killed):
     own_plane.kubectl("delete", "node", node.name)
 
 
+@pytest.mark.slow
 def test_a_node_that_cannot_start_reports_the_cause_and_leaves_nothing(own_plane, monkeypatch):
     monkeypatch.setattr(real_node, "READY_TIMEOUT", 3.0)
     monkeypatch.setattr(node_config, "kubelet_config", lambda node: {"kind": "Nonsense"})

@@ -45,6 +45,7 @@ def apply(plane: KubernetesControlPlane, manifests: list[dict]) -> None:
     plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(manifests))
 
 
+@pytest.mark.slow
 def test_the_provisioner_creates_and_deletes_pools_with_the_shipped_role(rig, tmp_path):
     home = "tpu-provisioner-system"
     manifests = [

@@ -161,6 +161,7 @@ def test_kueue_accepts_the_queues_of_every_kind_of_capacity(rig):
     assert len(printed.splitlines()) == len(documents)
 
 
+@pytest.mark.slow
 def test_the_example_jobsets_are_accepted_and_queued(teams):
     image = "us-docker.pkg.dev/my-project/ml-images/maxtext:1"
     for suffix, jobset in {

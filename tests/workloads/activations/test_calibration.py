@@ -204,6 +204,7 @@ def test_what_is_stored_does_not_depend_on_the_size_of_batches(make, size, batch
             assert gap <= 1e-5 * np.linalg.norm(mine)
 
 
+@pytest.mark.slow
 def test_a_run_says_what_was_chosen(make):  # noqa: F811
     folder = make("a")
     status, output = tpu("run", folder.path, "--mesh", "data=8", "--calibrate", "--json", "--quiet")

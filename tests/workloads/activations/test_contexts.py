@@ -131,6 +131,7 @@ def test_a_long_document_is_stored_once_from_overlapping_contexts(tmp_path, mode
         np.testing.assert_allclose(stored, alone[first - start :], rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_only_kept_tokens_are_stored_at_their_positions(tmp_path, model_folder):
     conversation = {"messages": [USER, ANSWER]}
     lines = [json.dumps(conversation), json.dumps({"text": "no answer"})]

@@ -131,6 +131,7 @@ def test_float32_is_computed_in_full_precision_on_every_platform(family, kernel,
     assert len(found) >= 6 and set(found) == {precision}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TYPICAL)
 def test_live_transformers_agree_on_fresh_weights_and_tokens(family, tmp_path):
     pytest.importorskip("transformers")
@@ -303,6 +304,7 @@ def test_attention_chooses_the_fastest_supported_kernel(change, kernel):
     assert attention.choose_kernel(**{**fit, **change}) == kernel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "platform, head_dim, failed",
     [("gpu", 64, {"cudnn"}), ("gpu", 100, set()), ("tpu", 128, set()), ("cpu", 64, set())],
