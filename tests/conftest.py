@@ -43,6 +43,9 @@ LINES = {
     },
 }
 
+# Files of minutes, which no worker should begin when the others are done.
+LONG = ("tests/agent/", "tests/web/", "tests/workloads/activations/")
+
 
 def line(nodeid: str) -> str:
     """What is tested one after the other: a whole file, so that what it sets up is set up once; or
@@ -55,7 +58,9 @@ def line(nodeid: str) -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest goes first."""
-    items.sort(key=lambda item: line(item.nodeid) not in LINES.values())
+    items.sort(
+        key=lambda item: (line(item.nodeid) not in LINES.values(), not item.nodeid.startswith(LONG))
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
