@@ -184,7 +184,9 @@ def test_apply_recreates_a_preempted_node_and_rejects_one_of_another_type(cloud)
 def test_a_node_of_several_hosts_is_restarted_by_creating_it_again(cloud):
     name = "tpu-us-central1-a-0"
     cloud.tpu.ok("apply", name, "--type", "v5e-16")
-    result = cloud.tpu("restart", name, "--json")
+    refused = cloud.tpu("restart", name)
+    assert refused.exit_code == 2 and "pass --yes to confirm" in refused.stderr
+    result = cloud.tpu("restart", name, "--yes", "--json")
     assert result.exit_code == 0, result.stderr
     assert "several hosts" in result.stderr and "creating it again" in result.stderr
     assert cloud.states() == {name: "READY"}

@@ -107,6 +107,10 @@ class ManualNodes:
         self._api.start_node(self._path(zone, name))
         return self._await_ready(zone, name)
 
+    def is_recreated_to_restart(self, zone: str, name: str) -> bool:
+        node = self.get(zone, name)
+        return node.state not in GONE_STATES and topology.find(node.accelerator).hosts > 1
+
     def _recreate(self, node: NodeInfo) -> NodeInfo:
         self._report_node(
             node.name,

@@ -87,11 +87,17 @@ def delete(name: str, zone: str | None, project: str | None, yes: bool, as_json:
 
 
 @click.command(epilog=example("tpu vm restart tpu-us-central1-a-0"))
-@options(NODE_ARGUMENTS, json_option)
-def restart(name: str, zone: str | None, project: str | None, as_json: bool) -> None:
+@options(NODE_ARGUMENTS, YES_OPTION, json_option)
+def restart(name: str, zone: str | None, project: str | None, yes: bool, as_json: bool) -> None:
     """Stop a node and start it again; its disk is kept. A node of several hosts cannot be stopped:
-    it is deleted and created again, with an empty boot disk."""
+    after a question it is deleted and created again, with an empty boot disk."""
     nodes, where = open_nodes(project), zone_of(name, zone)
+    if nodes.is_recreated_to_restart(where, name):
+        output.confirm(
+            f"{name} has several hosts, which cannot be stopped. Delete it, with the data on its "
+            "boot disks, and create it again?",
+            yes,
+        )
     with interruptible(f"the node may be stopped; start it with `tpu vm restart {name}`"):
         restarted = nodes.restart(where, name)
     show_nodes([restarted], as_json)
