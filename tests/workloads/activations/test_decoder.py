@@ -170,7 +170,7 @@ def test_long_sequences_agree_with_transformers_also_in_bf16(family, length, tmp
         distance = lambda other, name=name: np.linalg.norm(other[name] - exact[name])
         assert distance(ours) <= 1e-5 * np.linalg.norm(values), name
         ratios.append(distance(rounded) / distance(theirs))
-        assert ratios[-1] <= (1.01 if name.startswith("resid") else 1.5), name
+        assert ratios[-1] <= (1.05 if name.startswith("resid") else 1.5), name
     assert np.exp(np.mean(np.log(ratios))) <= 1.0
 
 
