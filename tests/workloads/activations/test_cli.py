@@ -23,7 +23,7 @@ from tests.workloads.activations.tiny_model import SMALL_DEVICES, task, tpu
 from tpufleet.errors import BadInput, install_command
 from tpufleet.model import prices, topology
 from tpufleet.runtime.units import Units
-from tpufleet.workloads.activations import fleet, formatting, plans
+from tpufleet.workloads.activations import fleet, formatting, inputs, plans
 from tpufleet.workloads.activations.io import datasets, unit_writer
 from tpufleet.workloads.activations.io.storage import LocalFolder
 from tpufleet.workloads.activations.pipeline import dataset_status, extraction, planning
@@ -415,7 +415,9 @@ def test_a_missing_package_is_reported_with_the_install_command(
     tmp_path, model_folder, monkeypatch
 ):
     (tmp_path / "a.parquet").write_bytes(b"")
+    # Import it again: an earlier test may have, with the package.
     monkeypatch.delitem(sys.modules, "tpufleet.workloads.activations.inputs.tables", raising=False)
+    monkeypatch.delattr(inputs, "tables", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     asked = ["--model", model_folder, "--data", tmp_path / "a.parquet"]
     code, text = tpu("plan", tmp_path / "out", *asked)
