@@ -93,7 +93,7 @@ class ManualNodes:
                 f"{name} is {fleets.display_state(node_info.state)}; "
                 "run `tpu vm reapply` to create it"
             )
-        if topology.find(node_info.accelerator).hosts > 1:
+        if _has_several_hosts(node_info):
             return self._recreate(node_info)
         if node_info.state != "STOPPED":
             self._api.stop_node(self._path(zone, name))
@@ -109,7 +109,7 @@ class ManualNodes:
 
     def is_recreated_to_restart(self, zone: str, name: str) -> bool:
         node = self.get(zone, name)
-        return node.state not in GONE_STATES and topology.find(node.accelerator).hosts > 1
+        return node.state not in GONE_STATES and _has_several_hosts(node)
 
     def _recreate(self, node: NodeInfo) -> NodeInfo:
         self._report_node(
@@ -313,3 +313,7 @@ def _node_info(node: tpu_v2.Node, zone: str) -> NodeInfo:
         labels=dict(node.labels),
         message=node.health_description,
     )
+
+
+def _has_several_hosts(node: NodeInfo) -> bool:
+    return topology.find(node.accelerator).hosts > 1

@@ -13,7 +13,7 @@ def biased_product(subscripts: str, values: Any, weight: Any, bias: Any | None) 
     put bfloat16 further from float32 than transformers is."""
     if bias is None:
         return jnp.einsum(subscripts, values, weight)
-    # Where XLA makes the bias a part of cuBLAS's product, which is wide inside.
+    # On CUDA, XLA makes the bias a part of cuBLAS's product, which rounds once by itself.
     return jax.lax.platform_dependent(
         values,
         weight,
