@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
+import msgspec
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
 from tests.providers.local.test_isolation import stop_all
 from tests.server_process import Server
+from tpufleet.model.api_types import JobRow
 from tpufleet.model.job_file import FIELDS
+from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
 from tpufleet.views.python.job_fields import JobFields
+from tpufleet.views.python.job_handle import Job
+from tpufleet.views.python.notebook import keep_current
+
+ROW = JobRow(
+    id=JobId("j1"), name="train", owner="ada", state=JobState.RUNNING, reason="", pool=None,
+    accelerator="v5litepod-1", slices=1, priority=0, tags=(), submitted_at=datetime.now(UTC),
+    ended_at=None, attempts=1, progress=None, parent=None,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -33,9 +46,12 @@ def test_a_notebook_runs_a_job_and_a_function(
     folder.mkdir()
     cells = [
         "import tpufleet\njob = tpufleet.run('v5e-1', 'echo \"<b>hello</b>\"', name='hello')\njob",
-        "import time\n"
+        "import threading\n"
+        "from tpufleet.views.python import notebook\n"
         "job.wait(120)\n"
-        "time.sleep(3)\n"  # the table is refreshed every second
+        "for thread in threading.enumerate():\n"
+        "    if thread.name == notebook.REFRESHER:\n"
+        "        thread.join(60)\n"
         "print(job.logs())",
         "def square(x):\n    return x * x\n\nlist(tpufleet.map(square, [1, 2, 3]))",
     ]
@@ -51,9 +67,30 @@ def test_a_notebook_runs_a_job_and_a_function(
     assert squares[-1]["data"]["text/plain"] == "[1, 4, 9]"
 
 
+def test_the_last_state_is_shown_whatever_ends_between_two_questions():
+    """Another thread waits for the job, and hears of its end before this one."""
+
+    class Ending:
+        def __init__(self) -> None:
+            self.questions = 0
+
+        @property
+        def row(self) -> JobRow:
+            self.questions += 1
+            state = JobState.RUNNING if self.questions == 1 else JobState.FAILED
+            return msgspec.structs.replace(ROW, state=state)
+
+        @property
+        def done(self) -> bool:
+            return self.row.state in ENDED_STATES
+
+    shown: list[str] = []
+    keep_current(cast(Job, Ending()), shown.append).join(60)
+    assert "running" in shown[0] and "failed" in shown[-1]
+
+
 def test_text_of_users_is_escaped_in_the_table(server: Server):
     import tpufleet
-    from tpufleet.views.python.job_handle import Job
 
     tpufleet.connect(server.url, (server.home / "token").read_text().strip())
     job = tpufleet.run("v5e-1", "echo '<script>alert(1)</script>' >&2; exit 3", workdir=None)

@@ -167,8 +167,9 @@ class Job:
 
         from tpufleet.views.python import notebook
 
-        handle: DisplayHandle = display(HTML(self._repr_html_()), display_id=True)
-        if handle is not None and not self.done:
+        row = self.row
+        handle: DisplayHandle = display(HTML(notebook.job_html(row)), display_id=True)
+        if handle is not None and row.state not in ENDED_STATES:
             notebook.keep_current(self, lambda html: handle.update(HTML(html)))
 
     def _has_ended(self) -> bool:

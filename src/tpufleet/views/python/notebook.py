@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tpufleet.errors import FleetError
 from tpufleet.model.api_types import JobRow
+from tpufleet.model.jobs import ENDED_STATES
 from tpufleet.model.topology import short_name
 from tpufleet.views import text
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tpufleet.views.python.job_handle import Job
 
 REFRESH_SECONDS = 1.0
+REFRESHER = "tpufleet-notebook-table"  # the name of the thread
 
 _COLOURS = {
     text.GOOD: "#1a7f37",
@@ -50,7 +52,7 @@ def job_html(row: JobRow) -> str:
 
 def keep_current(job: Job, update: Callable[[str], object]) -> threading.Thread:
     """Call `update` with new HTML whenever the job changes, until it has ended."""
-    thread = threading.Thread(target=_refresh, args=(job, update), daemon=True)
+    thread = threading.Thread(target=_refresh, args=(job, update), name=REFRESHER, daemon=True)
     thread.start()
     return thread
 
@@ -59,11 +61,12 @@ def _refresh(job: Job, update: Callable[[str], object]) -> None:
     shown, pause = "", threading.Event()
     while True:
         with contextlib.suppress(FleetError):  # the server is away: keep what is shown
-            current = job_html(job.row)
+            row = job.row
+            current = job_html(row)
             if current != shown:
                 update(current)
                 shown = current
-            if job.done:
+            if row.state in ENDED_STATES:
                 return
         pause.wait(REFRESH_SECONDS)
 
