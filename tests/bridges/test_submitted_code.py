@@ -216,7 +216,7 @@ def test_the_scratch_folder_of_a_killed_supervisor_is_deleted_by_the_next(host, 
     environ = {name: value for name, value in host.environ.items() if "RUN_DIR" not in name}
     bare = Host(folder=host.folder, environ={**environ, "TMPDIR": str(scratch)})
     process = bare.start("print('running', flush=True)\nimport time; time.sleep(600)")
-    wait_until(lambda: "running" in bare.output(), 60)
+    wait_until(lambda: "running" in bare.output().splitlines(), 60)
     process.kill()
     process.wait()
     (stale,) = scratch.iterdir()
@@ -226,7 +226,7 @@ def test_the_scratch_folder_of_a_killed_supervisor_is_deleted_by_the_next(host, 
 
 def test_a_stopped_supervisor_stops_the_code_without_an_outcome(host):
     process = host.start("print('running', flush=True)\nimport time; time.sleep(600)")
-    wait_until(lambda: "running" in host.output(), 60)
+    wait_until(lambda: "running" in host.output().splitlines(), 60)
     (host.run_dir / "stop").touch()
     process.terminate()
     assert process.wait(60) == 128 + signal.SIGTERM

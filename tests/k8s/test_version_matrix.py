@@ -17,6 +17,7 @@ from tpufleet.testbed.kubernetes import binaries, cluster, earlier_releases
 from tpufleet.testbed.kubernetes.binaries import ControlPlaneBuildError
 
 ROOT = Path(__file__).parents[2]
+MARKS = "not chaos and not scale and not versions"  # the slow ones too
 FILES = ("test_gke_provider.py", "test_provisioner.py", "test_team_queues.py")
 
 
@@ -37,7 +38,7 @@ def test_an_earlier_release_passes_the_same_tests(release):
         cluster.up(folder, build=build)
         tests = [f"tests/k8s/{name}" for name in FILES]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", MARKS, *tests],
             cwd=ROOT, env={**os.environ, "TPUFLEET_TEST_CLUSTER": str(folder)},
             capture_output=True, text=True, check=False,
         )  # fmt: skip

@@ -106,13 +106,16 @@ class DraftFile:
 
     def __init__(self, path: Path):
         self.path, self._file = path, -1
+        # The kernel lets one thread at a time write to a file, and others use a core to wait.
+        self._one_writer = threading.Lock()
 
     def open(self, size: int) -> None:
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         os.ftruncate(self._file, size)
 
     def write(self, views: Sequence[memoryview], offset: int) -> None:
-        write_at(self._file, views, offset)
+        with self._one_writer:
+            write_at(self._file, views, offset)
         start_writeback(self._file, offset, sum(map(len, views)))
 
     def finish(self) -> None:

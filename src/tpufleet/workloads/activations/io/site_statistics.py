@@ -20,7 +20,7 @@ from tpufleet.workloads.activations.io.shards import PIECE
 BLOCK = 4 * PIECE
 # Bytes whose sums are taken together: with their values as float32 they stay in a core's cache for
 # all passes. After each call of NumPy a thread waits for the interpreter's lock, so not fewer.
-TILE = 1 << 20
+TILE = 2 << 20
 # BLAS divides longer dot products among threads of its own, which would wait for each other.
 LONGEST_DOT = 10_000
 _scratch = threading.local()  # memory of each thread: rows of a tile, and values as float32
