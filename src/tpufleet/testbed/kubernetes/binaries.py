@@ -149,16 +149,23 @@ def _write_patched(go: str, work: Path) -> None:
         (work / package / "main.go").write_text(text.replace(line, replacement))
 
 
-def module_folder(go: str, work: Path, module: str) -> Path:
-    """Where the module cache holds this module; downloads it if needed."""
+def module_folder(go: str, work: Path, module: str, checksum: str = "") -> Path:
+    """Where the module cache holds this module; downloads it if needed. A `checksum` as in go.sum
+    is checked instead of asking the checksum database, which not every proxy passes on."""
+    trusted = {"GONOSUMDB": module.partition("@")[0]} if checksum else {}
     result = subprocess.run(
         [go, "mod", "download", "-json", module],
-        cwd=work, capture_output=True, text=True, check=False,
+        cwd=work, env={**os.environ, **trusted}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if result.returncode != 0:
         output = result.stderr.strip() or result.stdout
         raise ControlPlaneBuildError(f"cannot download {module}: {output}")
-    return Path(json.loads(result.stdout)["Dir"])
+    downloaded = json.loads(result.stdout)
+    if checksum and downloaded["Sum"] != checksum:
+        raise ControlPlaneBuildError(
+            f"{module} has the checksum {downloaded['Sum']} instead of {checksum}"
+        )
+    return Path(downloaded["Dir"])
 
 
 def compile_packages(

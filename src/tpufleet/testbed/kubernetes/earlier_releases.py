@@ -25,6 +25,7 @@ class EarlierRelease:
     version: str
     package: str  # of its main, in its own tree
     binary: str  # see go_sources.BUILD_STEPS, and Build.kubernetes
+    checksum: str = ""  # of its source, as in go.sum
 
     @property
     def title(self) -> str:
@@ -35,9 +36,20 @@ class EarlierRelease:
 EARLIER_RELEASES = (
     # golang_earlier/go.mod pins the same version.
     EarlierRelease(module=KUBERNETES, version="v1.35.4", package=".", binary="kubernetes"),
-    EarlierRelease(module=JOBSET, version="v0.11.1", package=".", binary="jobset"),
-    EarlierRelease(module=KUEUE, version="v0.17.1", package="./cmd/kueue", binary="kueue"),
-    EarlierRelease(module=KUEUE, version="v0.16.2", package="./cmd/kueue", binary="kueue"),
+    EarlierRelease(
+        module=JOBSET,
+        version="v0.11.1",
+        package=".",
+        binary="jobset",
+        checksum="h1:WgLEBnXTeX+4MxfVkIbfm4jIVgjvIY6Jfaei2okxKNk=",
+    ),
+    EarlierRelease(
+        module=KUEUE,
+        version="v0.17.1",
+        package="./cmd/kueue",
+        binary="kueue",
+        checksum="h1:r4cwg3ZFF75l7RjVbdCJgM+0RpU0MJGp7t3rLH8Zyh4=",
+    ),
 )
 
 
@@ -88,7 +100,8 @@ def _source_tree(go: str, release: EarlierRelease, draft: Path) -> Path:
         shutil.copytree(KUBERNETES_SOURCES, tree)
         return tree
     module = f"{release.module}@{release.version}"
-    shutil.copytree(binaries.module_folder(go, draft, module), tree, copy_function=shutil.copyfile)
+    source = binaries.module_folder(go, draft, module, release.checksum)
+    shutil.copytree(source, tree, copy_function=shutil.copyfile)
     for folder, _, _ in os.walk(tree):
         os.chmod(folder, 0o755)
     for patched, file, _, line, replacement in go_sources.PATCHED_FILES:
