@@ -38,7 +38,7 @@ def test_an_earlier_release_passes_the_same_tests(release):
         cluster.up(folder, build=build)
         tests = [f"tests/k8s/{name}" for name in FILES]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", MARKS, *tests],
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", MARKS, *tests],
             cwd=ROOT, env={**os.environ, "TPUFLEET_TEST_CLUSTER": str(folder)},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
