@@ -49,6 +49,7 @@ KEYS = (
     "secrets_age_identity",
     "local_user",
     "local_containers",
+    "local_env",
     "local_hosts",
     "slices_per_user",
     "tokens_per_user",
@@ -89,6 +90,7 @@ class Config:
     secrets_age_identity: Path | None = None  # file of an age identity that wraps it instead
     local_user: str | None = None  # of all jobs on `local`, if the server runs as root; None: auto
     local_containers: bool = False  # jobs on `local` may use images, with this machine's Docker
+    local_env: tuple[str, ...] = ()  # variables of the server that jobs on `local` inherit
     local_hosts: int = DEFAULT_LOCAL_HOSTS  # simulated hosts at a time, of all jobs on `local`
     tokens_per_user: int = DEFAULT_TOKENS_PER_USER  # that are valid; without browser sessions
     slices_per_user: int | None = None  # quota per user; None: unlimited
@@ -236,6 +238,7 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         else None,
         local_user=local_user[0] if (local_user := setting("local_user")) else None,
         local_containers=_flag(*images) if (images := setting("local_containers")) else False,
+        local_env=_names("local_env", environ, values, file)[0],
         retention=_mapping("retention", environ, values, file),
         prices=_mapping("prices", environ, values, file),
         budgets=_mapping("budgets", environ, values, file),
@@ -372,17 +375,26 @@ def _line_of(key: str, written: str) -> str:
 def _providers(
     environ: Mapping[str, str], values: Mapping[str, Any], file: Path
 ) -> tuple[str, ...] | None:
-    """A list; in the environment separated by commas."""
-    if text := environ.get("TPUFLEET_PROVIDERS"):
-        source: str = "TPUFLEET_PROVIDERS"
-        names: list[str] = [name.strip() for name in text.split(",") if name.strip()]
-    elif "providers" in values:
-        source, value = f"{file}: providers", values["providers"]
-        names = [str(name) for name in value] if isinstance(value, list) else [str(value)]
-    else:
+    names, source = _names("providers", environ, values, file)
+    if not source:
         return None
-    check_providers(names, source)
-    return tuple(dict.fromkeys(names))
+    check_providers(list(names), source)
+    return names
+
+
+def _names(
+    key: str, environ: Mapping[str, str], values: Mapping[str, Any], file: Path
+) -> tuple[tuple[str, ...], str]:
+    """A list, in the environment separated by commas; and where it is from, "" if nowhere."""
+    variable = f"TPUFLEET_{key.upper()}"
+    if text := environ.get(variable):
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        return tuple(dict.fromkeys(names)), variable
+    if key not in values:
+        return (), ""
+    value = values[key]
+    names = [str(name) for name in value] if isinstance(value, list) else [str(value)]
+    return tuple(dict.fromkeys(names)), f"{file}: {key}"
 
 
 def _bucket(text: str, source: str) -> str:

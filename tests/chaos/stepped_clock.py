@@ -33,7 +33,8 @@ class SteppedClock:
         """Of a server; its agents and their jobs inherit it."""
         if not self.works:
             return {}
-        return {"LD_PRELOAD": str(self._library), "CHAOS_CLOCK": str(self._prefix)}
+        variables = {"LD_PRELOAD": str(self._library), "CHAOS_CLOCK": str(self._prefix)}
+        return {**variables, "TPUFLEET_LOCAL_ENV": ",".join(variables)}
 
     def set(self, who: Literal["servers", "hosts"], seconds: int) -> int:
         """Set the clock to the real time plus this offset. By how much it stepped."""

@@ -95,13 +95,14 @@ AMBIGUOUS = {
 }
 
 
+@pytest.mark.parametrize("path", ["/api/v1/me", "/healthz", "/metrics", "/"])
 @pytest.mark.parametrize("rest", AMBIGUOUS.values(), ids=AMBIGUOUS)
-def test_a_request_that_a_proxy_may_read_differently_is_refused(shared_service, rest):
+def test_a_request_that_a_proxy_may_read_differently_is_refused(shared_service, rest, path):
     token, service = shared_service.tokens["mel"], shared_service
     head = f"Host: fleet\r\nAuthorization: Bearer {token}\r\n"
     hidden = f"GET /api/v1/me HTTP/1.1\r\n{head}\r\n"
     with socket.create_connection(("127.0.0.1", service.port), timeout=60) as connection:
-        connection.sendall(f"GET /api/v1/me HTTP/1.1\r\n{head}{rest}{hidden}".encode())
+        connection.sendall(f"GET {path} HTTP/1.1\r\n{head}{rest}{hidden}".encode())
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 400")
     assert answer.count(b"HTTP/1.1") == 1, "what follows is not read"

@@ -255,6 +255,20 @@ def test_a_name_of_several_other_users_is_ambiguous(service):
         service.client("ada").job("@last")
 
 
+def test_a_job_is_found_by_its_id_whatever_others_name_theirs(service):
+    service.submit("x1", by="mel", name="train")
+    service.submit("x2", by="mel", name="train")
+    service.submit("other", by="mo", name="eval")
+    service.client("mo").change_job("other", JobChanges(name="x1"))
+    with pytest.raises(Conflict, match="use one of mo/x1, @x1"):
+        service.client("ada").job("x1")
+    assert service.client("ada").job("@x1").job.id == "x1"
+    assert service.client("ada").job("mo/x1").job.id == "other"
+    assert service.client("mel").job("x1").job.id == "x1"
+    with pytest.raises(NotFound):
+        service.client("ada").job("@x")
+
+
 def test_a_default_name_is_found_without_its_suffix(service):
     service.submit("k3f9aaaa", name="train-k3f9")
     service.clock.advance(timedelta(seconds=1))

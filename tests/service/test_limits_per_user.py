@@ -9,7 +9,7 @@ import pytest
 from tests.service.harness import SPEC, ServiceHarness
 from tpufleet import config
 from tpufleet.errors import BadInput, Conflict
-from tpufleet.model.api_types import NewJob
+from tpufleet.model.api_types import JobChanges, NewJob
 from tpufleet.service.api import costs
 
 DAY = timedelta(days=1)
@@ -30,6 +30,28 @@ def test_a_user_has_a_limited_number_of_valid_tokens(service: ServiceHarness):
     mel.create_token()
     service.clock.advance(2 * DAY)
     mel.create_token()  # those that expired do not count
+
+
+def test_replacing_a_token_makes_no_more_tokens_than_the_limit_twice(service: ServiceHarness):
+    mel = service.client("mel")
+    newest = mel.create_token().id
+    known = len(service.store.tokens("mel"))
+    for _ in range(200 - known):
+        newest = mel.rotate_token(newest, overlap=7 * DAY).id
+    with pytest.raises(Conflict, match="mel has 200 tokens"):
+        mel.rotate_token(newest, overlap=7 * DAY)
+    service.clock.advance(8 * DAY)
+    mel.rotate_token(newest, overlap=7 * DAY)
+
+
+def test_an_event_about_long_notes_is_short(service: ServiceHarness):
+    service.submit("job-1")
+    mel = service.client("mel")
+    for number in range(3):
+        mel.change_job("job-1", JobChanges(notes=f"{number}" * 99_000))
+    edits = [event for event in mel.events("job-1").events if event.state == "edited"]
+    assert len(edits) == 3 and all(len(event.message) < 300 for event in edits)
+    assert mel.job("job-1").row.notes == "2" * 99_000
 
 
 def test_an_environment_has_a_limited_number_of_variables(service):

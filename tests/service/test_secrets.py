@@ -11,6 +11,7 @@ from tests.service.harness import ServiceHarness
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model.api_types import SecretNames
 from tpufleet.model.users import Role
+from tpufleet.service.files import secrets as secret_files
 from tpufleet.service.files.secrets import SecretFiles
 
 CANARY = "canary-7f3a9"
@@ -96,6 +97,17 @@ def test_a_secret_cannot_pose_as_a_file_of_the_host(service):
     with pytest.raises(BadInput, match="file:"):
         service.client("ada").put_secret("hf", "file:/etc/shadow")
     assert service.client("ada").secrets() == NOBODYS
+
+
+def test_a_user_cannot_fill_the_disk_with_secrets(service, monkeypatch):
+    monkeypatch.setattr(secret_files, "MAX_SECRETS", 3)
+    client = service.client("mel")
+    for number in range(3):
+        client.put_secret(f"hf-{number}", CANARY)
+    with pytest.raises(Conflict, match=r"3 secrets.*\n.*tpu secret delete"):
+        client.put_secret("hf-3", CANARY)
+    client.put_secret("hf-1", "another value")
+    service.client("mo").put_secret("hf-3", CANARY)
 
 
 def test_a_secret_that_a_live_job_needs_cannot_be_dropped(service):

@@ -71,6 +71,7 @@ def _provider(name: str, settings: Config, store: Store) -> Provider:
             member_job_user=members,
             jobs=local_jobs.report(contained),
             containers=settings.local_containers,
+            inherit=settings.local_env,
         )
     raise BadInput(
         f"providers: {name} is enabled but not configured\n"

@@ -194,6 +194,9 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if _is_ambiguous(scope):
+            await _ambiguous_request()(scope, receive, send)
+            return
         if scope["path"] == "/metrics":  # where scrapers look by default
             scope = {**scope, "path": f"{API_PREFIX}/metrics"}
         if scope["path"] in probes.PATHS:
@@ -201,9 +204,6 @@ class AuthMiddleware:
             return
         if self._pages.is_public(scope["path"], scope["method"]):
             await self._pages.respond(Request(scope))(scope, receive, send)
-            return
-        if _is_ambiguous(scope):
-            await _ambiguous_request()(scope, receive, send)
             return
         address, token, token_hash, session, caller = _address(scope), "", "", "", None
         try:

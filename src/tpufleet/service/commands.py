@@ -25,6 +25,7 @@ from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.stores.base import ChangeSet, JobQuery, Store
 
 MAX_WILDCARD = 200  # characters of a pattern; a tag has fewer
+MAX_SHOWN = 200  # characters of a new value that its event shows
 LIVE_STATES = frozenset(JobState) - ENDED_STATES
 # Admins have the whole range, so they can always place a job ahead of those of members.
 MAX_MEMBER_PRIORITY = 100
@@ -123,7 +124,8 @@ def _changed_tags(job: Job, changes: JobChanges) -> tuple[str, ...]:
 
 
 def _shown(value: object) -> str:
-    return ", ".join(value) or "none" if isinstance(value, tuple) else repr(value)
+    text = ", ".join(value) or "none" if isinstance(value, tuple) else repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 def require_files_deletable(context: CommandContext, job: Job) -> None:

@@ -27,19 +27,22 @@ from tpufleet.service.auth import Caller
 from tpufleet.stores.base import EventQuery, JobQuery, Store
 
 LAST = "@last"
+BY_ID = "@"  # before an id: that job, whatever others are named
 _RECENT_JOBS = 1000  # of one user, searched for default names
 
 
 def find_job(
     store: Store, ref: str, caller: str, *, owner: str | None = None, pool: str | None = None
 ) -> Job:
-    """By id; `@last`; `OWNER/NAME` (in a path `OWNER:NAME`); name; or the beginning of an id. A
-    name means the caller's newest job of that name, else the newest of the one user who has any.
+    """By id; `@last`; `@ID`; `OWNER/NAME` (in a path `OWNER:NAME`); name; or the beginning of an
+    id. A name means the caller's newest job of that name, else the newest of the one user who has
+    any.
     Users choose ids too: the id of another user's job does not hide a job of that name.
     With `owner` or `pool`, errors name no other jobs."""
     visible = JobQuery(owner=owner, pool=pool)
-    job = store.job(JobId(ref))
-    if job is not None and job.owner != caller:
+    exact = ref.startswith(BY_ID) and ref != LAST
+    job = store.job(JobId(ref.removeprefix(BY_ID) if exact else ref))
+    if job is not None and job.owner != caller and not exact:
         job = _unless_a_name(store, job, caller, visible)
     if job is None and ref == LAST:
         job = _newest(store, JobQuery(owner=caller, limit=1))
@@ -72,7 +75,7 @@ def _unless_a_name(store: Store, job: Job, caller: str, visible: JobQuery) -> Jo
         refs = sorted(f"{owner}/{job.id}" for owner in owners)
         raise Conflict(
             f"{job.id!r} is the id of a job of {job.owner}, and a name of other jobs; use one of "
-            f"{', '.join((*refs, f'{job.owner}/{job.spec.name}'))}"
+            f"{', '.join((*refs, f'{BY_ID}{job.id}'))}"
         )
     return job
 

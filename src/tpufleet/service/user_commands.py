@@ -127,9 +127,12 @@ def _require_within_own_lifetime(context: CommandContext, expires_at: datetime |
         )
 
 
-def rotate_token(context: CommandContext, token_id: str, rotation: TokenRotation) -> CreatedToken:
+def rotate_token(
+    context: CommandContext, token_id: str, rotation: TokenRotation, limit: int
+) -> CreatedToken:
     """Replace a token by a new one with the same rights and lifetime. The old one stays valid for
-    a while, so that the programs that use it can change over."""
+    a while, so that the programs that use it can change over. `limit`: of tokens per user; as many
+    may be replaced and still valid."""
     if not timedelta(0) <= rotation.overlap <= MAX_OVERLAP:
         raise BadInput(f"overlap: must be from zero to {MAX_OVERLAP.days} days")
     token = find_token(context, token_id)
@@ -142,6 +145,7 @@ def rotate_token(context: CommandContext, token_id: str, rotation: TokenRotation
     if not itself and context.caller.limited:
         raise Forbidden(f"token {context.caller.token_id} can only replace itself")
     _require_not_replaced(token)
+    _require_few_tokens(context, token.user, 2 * limit)
     lifetime = None if token.expires_at is None else token.expires_at - token.created_at
     if not itself:
         _require_within_own_lifetime(context, None if lifetime is None else context.now + lifetime)

@@ -57,18 +57,26 @@ class LocalProvider:
         job_user: str | None = None,
         member_job_user: str | None = None,
         containers: bool = False,
+        inherit: Collection[str] = (),
         jobs: LocalJobs | None = None,
     ) -> None:
         """`hidden` are folders and files of the server that jobs must not see. `job_user`: the
         user that they run as, if the server runs as root; `member_job_user`: that of jobs whose
-        owner is no admin. `containers`: jobs may use images. `jobs`: what holds for them, for
-        people."""
+        owner is no admin. `containers`: jobs may use images. `inherit`: variables of the server's
+        environment that they get. `jobs`: what holds for them, for people."""
         self.jobs = jobs
         self.zones: Sequence[str] = tuple(zones)
         self._records = SliceRecords(Path(root))
         self._clock = clock or SystemClock()
         self._hosts = SimulatedHosts(
-            self._records, agent, notice_period, hidden, job_user, member_job_user, containers
+            self._records,
+            agent,
+            notice_period,
+            hidden,
+            job_user,
+            member_job_user,
+            containers=containers,
+            inherit=inherit,
         )
         self._stock = stock
         self._plan = plan

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -28,6 +29,19 @@ NOTICE_KINDS = {
 }
 
 
+# What agents, and so jobs, get of the server's environment. Not the rest: a password of the
+# database or a key of a cloud may be in it.
+INHERITED = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TZ", "TMPDIR",
+    "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "TPUFLEET_CA_FILE",
+    "STORAGE_EMULATOR_HOST", "GOOGLE_CLOUD_PROJECT", "XDG_CACHE_HOME",
+    "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy",
+    "no_proxy", "UV_CACHE_DIR", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL",
+)  # fmt: skip
+INHERITED_PREFIXES = ("LC_", "PYTHON", "PIP_", "JAX_", "XLA_")
+URL_WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+
+
 class SimulatedHosts:
     def __init__(
         self,
@@ -37,12 +51,15 @@ class SimulatedHosts:
         hidden: Sequence[Path] = (),
         job_user: str | None = None,
         member_job_user: str | None = None,
+        *,
         containers: bool = False,
+        inherit: Collection[str] = (),
     ) -> None:
         users = {"TPUFLEET_JOB_USER": job_user, "TPUFLEET_MEMBER_JOB_USER": member_job_user}
         # Docker gives root on the server's own machine to whoever may talk to it.
         self._images = {} if containers else {"TPUFLEET_IMAGES": "refused"}
         self._users = {variable: name for variable, name in users.items() if name}
+        self._chosen = frozenset(inherit)
         self._records = records
         self._agent = tuple(agent)
         self._notice_period = notice_period
@@ -141,13 +158,22 @@ class SimulatedHosts:
 
     def _start(self, record: SliceRecord, index: int) -> ProcessId:
         folder = self._records.folder(record.id, index)
-        environment = dict(_environment(record, index, folder, self._marker(record, index)))
+        environment = {
+            **{name: value for name, value in os.environ.items() if self._inherits(name, value)},
+            **_environment(record, index, folder, self._marker(record, index)),
+        }
         if self._hidden:
             environment["TPUFLEET_HIDDEN"] = os.pathsep.join(map(str, self._hidden))
         environment |= self._users | self._images
         path = record.cgroups.get(index)
         cgroup = Cgroup(Path(path)).create() if path else None
         return self._processes.start(self._agent, environment, folder, folder / "agent.log", cgroup)
+
+    def _inherits(self, name: str, value: str) -> bool:
+        if name in self._chosen:
+            return True
+        usual = name in INHERITED or name.startswith(INHERITED_PREFIXES)
+        return usual and not URL_WITH_PASSWORD.search(value)
 
     def _inject_next(self, record: SliceRecord, now: datetime) -> SliceRecord:
         """The next planned fault. Removed from the plan first, so that it happens at most once."""
@@ -190,14 +216,7 @@ def _next_fault_at(record: SliceRecord) -> datetime:
 
 
 def _environment(record: SliceRecord, index: int, folder: Path, marker: str) -> Mapping[str, str]:
-    """Our environment without the control plane's settings (except the CA certificates), plus the
-    host's own."""
-    kept = {
-        name: value for name, value in os.environ.items()
-        if not name.startswith("TPUFLEET_") or name == "TPUFLEET_CA_FILE"
-    }  # fmt: skip
     return {
-        **kept,
         processes.MARKER_VARIABLE: marker,
         "TPUFLEET_SERVER": record.server_url,
         "TPUFLEET_SLICE": record.id,

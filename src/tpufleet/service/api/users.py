@@ -129,7 +129,10 @@ def create_token(call: ApiCall) -> CreatedToken:
 )
 def rotate_token(call: ApiCall) -> CreatedToken:
     return user_commands.rotate_token(
-        call.context, call.path_param("id"), call.parse_body(TokenRotation)
+        call.context,
+        call.path_param("id"),
+        call.parse_body(TokenRotation),
+        call.components.deps.tokens_per_user,
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.service import identifiers, redaction
 from tpufleet.stores.base import Store
 
@@ -28,6 +28,7 @@ _OWN = ".own"  # one folder per user; not a valid secret name
 _NONCE_BYTES = 12
 _SEALED_PREFIX = "tpufleet-sealed-1:"
 MAX_SECRET_BYTES = 64 * 1024  # it becomes an environment variable
+MAX_SECRETS = 200  # of one user, or shared
 
 
 logger = logging.getLogger(__name__)
@@ -116,6 +117,12 @@ class SecretFiles:
             # Agents would read it as the path of a file on their host.
             raise BadInput(
                 "value: must not start with `file:`; put the file reference in the job file instead"
+            )
+        known = self.names(owner)
+        if len(known) >= MAX_SECRETS and name not in known:
+            raise Conflict(
+                f"there are {len(known)} secrets, the limit\n"
+                "  next: `tpu secret list`, then `tpu secret delete NAME`"
             )
         self._write(name, value, owner)
 
