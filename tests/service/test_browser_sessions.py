@@ -71,7 +71,8 @@ def test_a_session_over_http(service):
         assert "HttpOnly" in cookie and "SameSite=strict" in cookie
         assert browser.get("/me").json()["name"] == "ada"
         assert browser.post("/tokens", json={"note": "x"}).status_code == 403
-        csrf = {"X-Tpufleet-Csrf": browser.get("/session").json()["csrf"]}
+        assert browser.get("/session").json()["csrf"] == "", "the cookie alone changes nothing"
+        csrf = {"X-Tpufleet-Csrf": answer.json()["csrf"]}
         assert browser.post("/tokens", json={"note": "x"}, headers=csrf).status_code == 200
         # A revoked token ends its sessions, and no session is a token of an agent.
         assert browser.post("/agent/beat", content=b"{}", headers=csrf).status_code == 401

@@ -293,16 +293,21 @@ export const put = <T>(path: string, body: unknown) => request<T>("PUT", path, b
 export const patch = <T>(path: string, body: unknown) => request<T>("PATCH", path, body);
 export const remove = <T>(path: string) => request<T>("DELETE", path);
 
+// Of this origin alone, unlike the cookie, which browsers send to every port of the server's machine.
+const KEPT = "tpufleet-session";
+
 export async function login(token: string): Promise<Session> {
-  return remember(await request<Session>("POST", "/session", undefined, token));
+  const session = await request<Session>("POST", "/session", undefined, token);
+  csrf = session.csrf;
+  localStorage.setItem(KEPT, JSON.stringify({ id: session.id, csrf }));
+  return session;
 }
 
 export async function currentSession(): Promise<Session> {
-  return remember(await get<Session>("/session"));
-}
-
-function remember(session: Session): Session {
-  csrf = session.csrf;
+  const session = await get<Session>("/session");
+  const kept = JSON.parse(localStorage.getItem(KEPT) ?? "{}");
+  if (kept.id !== session.id) throw new ApiError("log in again", 401);
+  csrf = kept.csrf;
   return session;
 }
 

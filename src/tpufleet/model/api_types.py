@@ -361,7 +361,7 @@ class CurrentUser:
 class BrowserSession:
     user: str
     role: Role
-    csrf: str  # to send in the header X-Tpufleet-Csrf with every change
+    csrf: str  # to send in the header X-Tpufleet-Csrf with every change; only at the login
     id: str = ""  # among the tokens of the user
 
 

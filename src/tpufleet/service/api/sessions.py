@@ -29,7 +29,8 @@ def create_session(call: ApiCall) -> Response:
     session_id = user_commands.create_session(call.context, sessions.LIFETIME)
     secret = call.components.deps.secret
     cookie = sessions.sign_cookie(secret, call.token_hash, session_id, call.now)
-    response = _session_response(call, cookie, session_id)
+    csrf = sessions.csrf_token(secret, cookie)
+    response = _session_response(call, session_id, csrf)
     response.set_cookie(
         sessions.COOKIE,
         cookie,
@@ -45,14 +46,13 @@ def create_session(call: ApiCall) -> Response:
     "GET",
     "/session",
     role=Role.VIEWER,
-    summary="The session of this browser, with the token that its changes must carry",
+    summary="The session of this browser",
     response=BrowserSession,
 )
 def get_session(call: ApiCall) -> Response:
-    cookie = sessions.cookie_from(call.request.headers.get("cookie"))
-    if cookie is None:
+    if sessions.cookie_from(call.request.headers.get("cookie")) is None:
         raise NotFound("no session; log in with a token")
-    return _session_response(call, cookie, call.user.session_id)
+    return _session_response(call, call.user.session_id)
 
 
 @router.route(
@@ -83,13 +83,9 @@ def create_login_link(call: ApiCall) -> LoginLink:
     return LoginLink(path=f"/#/login/{code}")
 
 
-def _session_response(call: ApiCall, cookie: str, session_id: str) -> Response:
-    session = BrowserSession(
-        user=call.user.name,
-        role=call.user.role,
-        csrf=sessions.csrf_token(call.components.deps.secret, cookie),
-        id=session_id,
-    )
+def _session_response(call: ApiCall, session_id: str, csrf: str = "") -> Response:
+    user = call.user
+    session = BrowserSession(user=user.name, role=user.role, csrf=csrf, id=session_id)
     response = Response(to_json(session), media_type=MediaType.JSON.value)
     response.headers["Cache-Control"] = "no-store"
     return response

@@ -37,7 +37,8 @@ def read_cookie(secret: bytes, cookie: str, now: datetime) -> tuple[str, str]:
 
 
 def csrf_token(secret: bytes, cookie: str) -> str:
-    """Only scripts of our own page can read it, so a request that has it comes from there."""
+    """Told once, to the page that logs in, so a request that has it comes from there. Never to
+    whoever has the cookie: browsers send it to every port of the machine, also to those of jobs."""
     return _signature(secret, f"csrf:{cookie}")
 
 
