@@ -44,6 +44,12 @@ def test_replacing_a_token_makes_no_more_tokens_than_the_limit_twice(service: Se
     mel.rotate_token(newest, overlap=7 * DAY)
 
 
+def test_a_wrong_tag_is_named_without_a_position_among_the_others(service: ServiceHarness):
+    service.submit("job-1", tags=["base"])
+    with pytest.raises(BadInput, match=r"^tags: 'with space' is not a valid tag"):
+        service.client("mel").change_job("job-1", JobChanges(add_tags=("with space",)))
+
+
 def test_an_event_about_long_notes_is_short(service: ServiceHarness):
     service.submit("job-1")
     mel = service.client("mel")

@@ -57,6 +57,17 @@ def test_archiving_hides_jobs_and_deletes_nothing(service):
     assert listed(service) == sorted([child, "one", "two"])
 
 
+def test_a_name_means_an_archived_job_when_it_is_listed_again(service):
+    leave(service, "older")
+    service.clock.advance(timedelta(seconds=1))
+    leave(service, "newer")
+    client = service.client("mel")
+    client.archive(ArchiveRequest(jobs=("older", "newer")))
+    assert [row.id for row in client.unarchive(["train"])] == ["newer"]
+    assert [row.id for row in client.unarchive(["train"])] == ["older"]
+    assert listed(service) == ["newer", "older"]
+
+
 def test_archived_and_purged_jobs_keep_their_owner_and_name_in_the_costs(service):
     leave(service, "one")
     leave(service, "two")

@@ -126,9 +126,8 @@ def parse_search(query: str, *, caller: str, now: datetime, zone: tzinfo = UTC) 
         elif keyed and "/" not in keyed[2]:  # a URL is text
             near = difflib.get_close_matches(keyed[1], KEYS, n=1)
             meant = f"did you mean {near[0]}? " if near else ""
-            raise BadInput(
-                f"{written!r}: unknown key {keyed[1]!r}; {meant}known: {', '.join(KEYS)}"
-            )
+            known = ", ".join((*KEYS, *_SYNONYMS))
+            raise BadInput(f"{written!r}: unknown key {keyed[1]!r}; {meant}known: {known}")
         elif text := _folded(term):
             terms.append(TextTerm(text, negated))
     return JobSearch(tuple(terms), archived)

@@ -3,6 +3,7 @@ to it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -73,7 +74,10 @@ def change_job(context: CommandContext, job: Job, changes: JobChanges) -> Job:
     if tags != job.spec.tags:
         fresh["tags"] = list(tags)
     # The same rules as for a job file.
-    spec = job_file.parse_job({**job_file.to_document(job.spec), **fresh})
+    try:
+        spec = job_file.parse_job({**job_file.to_document(job.spec), **fresh})
+    except BadInput as error:  # the caller did not send all tags, so a position says nothing
+        raise BadInput(re.sub(r"\btags\[\d+\]", "tags", str(error))) from error
     changed = {name: getattr(spec, name) for name in fresh if spec != job.spec}
     changed = {name: value for name, value in changed.items() if value != getattr(job.spec, name)}
     if not changed:

@@ -199,8 +199,9 @@ def hold(context: CommandContext, job: Job) -> Job:
 
 def release(context: CommandContext, job: Job) -> Job:
     context.caller.require_job_owner(job)
+    _require_live(job)
     if job.held_by is None:
-        return job
+        raise Conflict(f"job {job.id} is not held")
     by_admin = job.held_by not in (context.caller.name, job.owner)
     if by_admin and not context.caller.is_admin:
         raise Forbidden(f"job {job.id} is held by {job.held_by}; requires the admin role")

@@ -53,11 +53,19 @@ def archive(context: CommandContext, request: ArchiveRequest) -> JobPage:
 
 
 def unarchive(context: CommandContext, request: UnarchiveRequest) -> JobPage:
-    jobs = [queries.find_job(context.store, ref, context.caller.name) for ref in request.jobs]
+    jobs = [_archived_job(context, ref) for ref in request.jobs]
     for job in jobs:
         context.caller.require_job_owner(job)
     context.store.unarchive([job.id for job in jobs])
     return JobPage(jobs=tuple(queries.job_rows(context.store, jobs)))
+
+
+def _archived_job(context: CommandContext, ref: str) -> Job:
+    """A name means the newest archived job of that name, which one that is listed may hide."""
+    named = JobQuery(owner=context.caller.name, name=ref, archived=True, limit=1)
+    if found := context.store.jobs(named):
+        return found[0]
+    return queries.find_job(context.store, ref, context.caller.name)
 
 
 def require_selection(request: PurgeRequest) -> None:

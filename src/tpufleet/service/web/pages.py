@@ -49,6 +49,8 @@ class StaticFile:
 
 class WebPages:
     def __init__(self, folder: Path = STATIC_FOLDER) -> None:
+        self._folder = folder
+        self._built_at = _built_at(folder)
         self._files = _read(folder)
 
     def is_public(self, path: str, method: str) -> bool:
@@ -61,6 +63,8 @@ class WebPages:
 
     def respond(self, request: Request) -> Response:
         path = "/index.html" if request.url.path == "/" else request.url.path
+        if path == "/index.html":
+            self._read_again()
         if (address := _former_address(path)) is not None:
             return RedirectResponse(address, status_code=302, headers=HEADERS)
         file = self._files.get(path)
@@ -73,6 +77,19 @@ class WebPages:
             headers["Content-Encoding"] = "gzip"
             return Response(file.zipped, media_type=file.media_type, headers=headers)
         return Response(file.content, media_type=file.media_type, headers=headers)
+
+    def _read_again(self) -> None:
+        """In a clone, `tpu dash` builds the page while the server runs."""
+        built_at = _built_at(self._folder)
+        if built_at not in (None, self._built_at):
+            self._files, self._built_at = _read(self._folder), built_at
+
+
+def _built_at(folder: Path) -> int | None:
+    try:
+        return (folder / "index.html").stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 def _former_address(path: str) -> str | None:

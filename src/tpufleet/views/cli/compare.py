@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import click
@@ -98,21 +99,22 @@ def _cell(value: str | None) -> str:
 
 def code_lines(comparison: Comparison, diff: bool) -> Iterator[str]:
     """How the code of each job differs from that of the first one."""
-    first, *others = comparison.jobs
-    for row, code in zip(others, comparison.code, strict=True):
+    names = Counter(row.name for row in comparison.jobs)
+    first, *others = (row.id if names[row.name] > 1 else row.name for row in comparison.jobs)
+    for name, code in zip(others, comparison.code, strict=True):
         yield ""
         if code.message and not code.files:
-            yield f"code of {row.name}: cannot be compared: {text.one_line(code.message)}"
+            yield f"code of {name}: cannot be compared: {text.one_line(code.message)}"
         elif code.same:
-            yield f"code of {row.name}: same as {first.name}"
+            yield f"code of {name}: same as {first}"
         else:
             count = text.counted(len(code.files), "file")
             differ = "differs" if len(code.files) == 1 else "differ"
-            yield f"code of {row.name}: {count} {differ} from {first.name}"
+            yield f"code of {name}: {count} {differ} from {first}"
             for file in code.files:
                 yield f"  {file.change:<8} {text.one_line(file.path)}"
                 if diff:
-                    shown = file.diff or "binary, or too large to show"
+                    shown = file.diff or "empty, binary, or too large to show"
                     for line in shown.splitlines():
                         yield f"    {text.without_control_characters(line)}"
             if code.message:

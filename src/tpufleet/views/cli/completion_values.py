@@ -69,7 +69,7 @@ def tpu_types() -> Candidates:
 
     known = topology.all_types()
     return [
-        (spelling, f"{known[name].chips} chips, hosts: {known[name].hosts}")
+        (spelling, f"chips: {known[name].chips}, hosts: {known[name].hosts}")
         for spelling, name in topology.spellings().items()
     ]
 
