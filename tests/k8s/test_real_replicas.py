@@ -123,10 +123,13 @@ def shipped_manifests(folder: Path, bucket: str, database: str) -> list[dict]:
 
 
 def chart(folder: Path, bucket: str, database: str) -> list[dict]:
-    """The Helm chart, and the two Secrets that docs/kubernetes.md creates by hand."""
+    """The Helm chart, the two Secrets that docs/kubernetes.md creates by hand, and queues, which
+    belong to the cluster: `tpu cluster apply` creates them."""
     shipped = shipped_manifests(folder, bucket, database)
     secrets = [one for one in shipped if one["kind"] == "Secret"]
-    return [*helm_rendered("--set", f"project=my-project,bucket={bucket}"), *plain_names(secrets)]
+    queues = [one for one in shipped if one["apiVersion"].startswith("kueue.x-k8s.io/")]
+    rendered = helm_rendered("--set", f"project=my-project,bucket={bucket}")
+    return [*rendered, *queues, *plain_names(secrets)]
 
 
 def plain_names(secrets: list[dict]) -> list[dict]:
