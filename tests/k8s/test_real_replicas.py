@@ -124,7 +124,7 @@ def shipped_manifests(folder: Path, bucket: str, database: str) -> list[dict]:
 
 def chart(folder: Path, bucket: str, database: str) -> list[dict]:
     """The Helm chart, the two Secrets that docs/kubernetes.md creates by hand, and queues, which
-    belong to the cluster: `tpu cluster apply` creates them."""
+    belong to the cluster: `tpu cluster install` creates them."""
     shipped = shipped_manifests(folder, bucket, database)
     secrets = [one for one in shipped if one["kind"] == "Secret"]
     queues = [one for one in shipped if one["apiVersion"].startswith("kueue.x-k8s.io/")]
