@@ -25,6 +25,7 @@ from tpufleet.runtime import checkpoints, gcs
 from tpufleet.runtime.bucket_checkpoints import BucketCheckpoints
 from tpufleet.runtime.context import Context
 from tpufleet.service.files.archived import ArchivedLogs, ArchivedSnapshots
+from tpufleet.service.files.snapshots import Upload
 
 
 def gang(bucket, tmp_path, count=1, attempt=0):
@@ -168,7 +169,7 @@ def test_snapshots_survive_the_loss_of_the_servers_disk(bucket, tmp_path):
 
     first = ArchivedSnapshots(tmp_path / "one", 2**20, bucket)
     assert not first.has(scanned.digest)
-    asyncio.run(first.put(scanned.digest, chunks()))
+    asyncio.run(first.put(scanned.digest, Upload(chunks=chunks(), user="mel")))
     second = ArchivedSnapshots(tmp_path / "two", 2**20, bucket)
     assert second.has(scanned.digest)
     assert second.require(scanned.digest).read_bytes() == packed.getvalue()

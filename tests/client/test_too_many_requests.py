@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import io
 import threading
 from collections.abc import Iterator
 
@@ -73,3 +74,9 @@ def test_content_that_can_be_read_once_is_sent_once(server, transport):
     server.refusals = ["0"]
     with pytest.raises(Unreachable):
         transport.send("POST", "/jobs", content=iter([b"a"]))
+
+
+def test_a_file_is_sent_again_from_its_beginning(server, transport):
+    server.refusals = ["0"]
+    assert transport.send("POST", "/jobs", content=io.BytesIO(b"code")).status_code == 200
+    assert server.bodies == [b"code"] * 2

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import re
+
 import pytest
 
 from tests.service.harness import ServiceHarness
-from tests.service.test_files import packed
+from tests.service.test_files import MALFORMED, packed
 from tpufleet.model.api_types import FileDifference, NewJob
 from tpufleet.model.jobs import JobId
 from tpufleet.service import comparison
@@ -92,3 +95,18 @@ def test_a_viewer_compares_jobs_of_others(service, tmp_path):
     compare(service, tmp_path, {"a": lines(1)}, {"a": lines(2)})
     (code,) = service.client("vic").compare(["job-0", "job-1"]).code
     assert "+2" in code.files[0].diff
+
+
+HOSTILE = ("negative PAX size of a folder", "sparse 0.1", "end in a file", "end in a header")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_an_archive_that_an_earlier_release_stored_as_it_came_is_not_expanded(
+    service, tmp_path, name
+):
+    compare(service, tmp_path, {"a": "1"}, {"a": "2"})
+    content, message = MALFORMED[name]
+    for stored in (service.folder / "snapshots").iterdir():
+        stored.write_bytes(gzip.compress(content))
+    (code,) = service.client("mel").compare(["job-0", "job-1"]).code
+    assert re.search(message, code.message)

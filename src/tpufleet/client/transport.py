@@ -92,7 +92,8 @@ class Transport:
         if body is not None:
             content, headers = to_json(body), {"Content-Type": "application/json"}
         options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-        waited, repeatable = 0.0, content is None or isinstance(content, bytes)
+        is_file = hasattr(content, "seek")
+        waited, repeatable = 0.0, content is None or isinstance(content, bytes) or is_file
         while True:
             try:
                 response = self._http.request(
@@ -110,6 +111,8 @@ class Transport:
                 break
             time.sleep(wait)
             waited += wait
+            if is_file:
+                content.seek(0)
         if response.is_error:
             body = response.content or unquote_to_bytes(response.headers.get(ERROR_HEADER, ""))
             raise error_from_response(response.status_code, body)

@@ -22,6 +22,7 @@ from tpufleet.model.jobs import Job
 from tpufleet.model.metric_points import searchable_values
 from tpufleet.service import metric_series, queries
 from tpufleet.service.files.snapshots import SnapshotFiles
+from tpufleet.service.files.tar_reader import DAMAGED, TarReader
 from tpufleet.service.rate_limiter import TooManyRequests
 from tpufleet.stores.base import Store
 
@@ -37,6 +38,8 @@ MAX_DIFFED_FILES = 500
 MAX_DIFFED_BYTES = 8 * 1024 * 1024
 MAX_DIFF_SECONDS = 10.0
 MAX_UNPACKED_BYTES = 1024 * 1024 * 1024
+_MAX_HEADERS_BYTES = 256 * 1024 * 1024  # of one snapshot, in addition
+_CHUNK = 64 * 1024
 MAX_LISTED_FILES = 2_000
 MAX_TEXT_BYTES = 32 * 1024 * 1024  # of one snapshot in memory; of other files, only the digest is
 _BUSY_RETRY = timedelta(seconds=5)
@@ -170,7 +173,7 @@ def _code_difference(
         return CodeDifference(job_id=other.id, same=True)
     try:
         before, after = base.files(room), _Snapshot(snapshots, other).files(room)
-    except NotFound as error:
+    except (*DAMAGED, NotFound, BadInput) as error:  # earlier releases stored any archive
         return CodeDifference(job_id=other.id, same=False, message=str(error))
     except _TooLarge:
         message = f"the snapshots have more than {MAX_UNPACKED_BYTES // 2**20} MiB when unpacked"
@@ -239,27 +242,23 @@ def _read(archive: Path, room: _Room) -> dict[str, _File]:
     """By path."""
     files: dict[str, _File] = {}
     text_left = MAX_TEXT_BYTES
-    with tarfile.open(archive, "r|*") as tar:
-        while (member := tar.next()) is not None:
-            # It keeps all of them, with their headers. Not in typeshed.
-            tar.members.clear()  # type: ignore[attr-defined]
-            room.unpacked -= member.size + tarfile.BLOCKSIZE
+    with archive.open("rb") as packed:
+        tar = TarReader(packed, room.unpacked + _MAX_HEADERS_BYTES)
+        while (entry := tar.next_entry()) is not None:
+            room.unpacked -= entry.size + tarfile.BLOCKSIZE
             if room.unpacked < 0:
                 raise _TooLarge
-            if member.issym():
-                data = f"→ {member.linkname}".encode()
-                files[member.name] = _File(hashlib.sha256(data).hexdigest(), len(data), data)
-                continue
-            content = tar.extractfile(member) if member.isfile() else None
-            if content is None:
-                continue
-            if member.size > min(MAX_FILE_BYTES, text_left):
-                # `extractfile` returns a BufferedReader; typeshed only promises IO[bytes].
-                digest = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
-                files[member.name] = _File(digest, member.size, None)
-                continue
-            data = content.read()
-            text = None if b"\0" in data else data
-            text_left -= 0 if text is None else len(data)
-            files[member.name] = _File(hashlib.sha256(data).hexdigest(), len(data), text)
+            if entry.issym():
+                data = f"→ {entry.linkname}".encode("utf-8", "surrogateescape")
+                files[entry.name] = _File(hashlib.sha256(data).hexdigest(), len(data), data)
+            elif entry.isreg() and entry.size > min(MAX_FILE_BYTES, text_left):
+                sha256 = hashlib.sha256()
+                while data := tar.read(_CHUNK):
+                    sha256.update(data)
+                files[entry.name] = _File(sha256.hexdigest(), entry.size, None)
+            elif entry.isreg():
+                data = tar.read(entry.size)
+                text = None if b"\0" in data else data
+                text_left -= 0 if text is None else len(data)
+                files[entry.name] = _File(hashlib.sha256(data).hexdigest(), len(data), text)
     return files

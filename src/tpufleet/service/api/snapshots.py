@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from tpufleet.model.api_types import Acknowledgement, StoredSnapshot
 from tpufleet.model.users import Role
-from tpufleet.service.files.snapshots import SnapshotFiles
+from tpufleet.service.files.snapshots import SnapshotFiles, Upload
 from tpufleet.service.routing import ApiCall, MediaType, Router, TooLarge, declared_length
 
 UNLIMITED = 2**50  # the handler has its own limit, with a more helpful message
@@ -21,8 +21,9 @@ router = Router()
     summary="200 when the server has this snapshot, else 404",
     media_type=MediaType.ARCHIVE,
 )
-def head_snapshot(call: ApiCall) -> Response:
-    exists = call.components.storage.snapshots.touch(call.path_param("digest"))
+async def head_snapshot(call: ApiCall) -> Response:
+    snapshots = call.components.storage.snapshots
+    exists = await snapshots.touch(call.path_param("digest"), call.user.name)
     return Response(status_code=200 if exists else 404)
 
 
@@ -37,7 +38,7 @@ def head_snapshot(call: ApiCall) -> Response:
     stream_body=True,
 )
 async def put_snapshot(call: ApiCall) -> Acknowledgement:
-    await _files(call).put(call.path_param("digest"), call.chunks())
+    await _files(call).put(call.path_param("digest"), _upload(call))
     return Acknowledgement()
 
 
@@ -52,7 +53,7 @@ async def put_snapshot(call: ApiCall) -> Acknowledgement:
     stream_body=True,
 )
 async def post_snapshot(call: ApiCall) -> StoredSnapshot:
-    return StoredSnapshot(digest=await _files(call).add(call.chunks()))
+    return StoredSnapshot(digest=await _files(call).add(_upload(call)))
 
 
 def _files(call: ApiCall) -> SnapshotFiles:
@@ -60,3 +61,11 @@ def _files(call: ApiCall) -> SnapshotFiles:
     if declared_length(call.request) > snapshots.limit:
         raise TooLarge(snapshots.too_large_message())
     return snapshots
+
+
+def _upload(call: ApiCall) -> Upload:
+    return Upload(
+        chunks=call.chunks(),
+        user=call.user.name,
+        is_disconnected=call.request.is_disconnected,
+    )

@@ -6,11 +6,9 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
-
-from starlette.concurrency import run_in_threadpool
+from typing import IO, Protocol
 
 from tpufleet.errors import FleetError, NotFound
 from tpufleet.model.attempts import AttemptId
@@ -65,10 +63,10 @@ class ArchivedSnapshots(SnapshotFiles):
         super().delete(digest)
         self._archive.delete([_object_name(digest)])
 
-    async def _store(self, chunks: AsyncIterator[bytes], expected: str | None) -> str:
-        digest = await super()._store(chunks, expected)
+    def _accept(self, draft: IO[bytes], expected: str | None) -> str:
+        digest = super()._accept(draft, expected)
         # Replaces what an earlier release stored as it came.
-        await run_in_threadpool(self._archive.upload, _object_name(digest), self.path(digest))
+        self._archive.upload(_object_name(digest), self.path(digest))
         return digest
 
 

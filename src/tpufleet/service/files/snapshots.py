@@ -13,8 +13,7 @@ import logging
 import os
 import tarfile
 import tempfile
-import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -32,6 +31,8 @@ from tpufleet.model.snapshots import (
     require_unpackable,
     snapshot_digest,
 )
+from tpufleet.service.files.repack_queue import RepackQueue
+from tpufleet.service.files.tar_reader import DAMAGED, TarReader
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +40,17 @@ DEFAULT_LIMIT = 512 * 1024 * 1024  # of the upload
 _MAX_INFLATION = 8  # unpacked size as a multiple of the limit; more is a decompression bomb
 _MAX_ENTRIES = 200_000
 _MAX_NAMES = 24 * 1024 * 1024  # characters of all paths and link targets, which are kept in memory
-_DAMAGED = (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile, ValueError)
-# A path or link target is at most 4 KiB; `tarfile` reads 10 KiB ahead.
-_MAX_HEADER_BYTES = 64 * 1024
+
+
+async def _stays_connected() -> bool:
+    return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Upload:
+    chunks: AsyncIterator[bytes]
+    user: str
+    is_disconnected: Callable[[], Awaitable[bool]] = _stays_connected
 
 
 class SnapshotFiles:
@@ -49,6 +58,7 @@ class SnapshotFiles:
         self._folder = folder
         self.limit = limit
         self._intact: set[str] = set()  # digests; earlier releases stored uploads as they came
+        self._repacks = RepackQueue()
 
     def path(self, digest: str) -> Path:
         if not is_digest(digest):
@@ -58,19 +68,27 @@ class SnapshotFiles:
     def has(self, digest: str) -> bool:
         return self.path(digest).is_file()
 
-    def touch(self, digest: str) -> bool:
+    async def touch(self, digest: str, user: str) -> bool:
         """Whether it exists and needs no other upload. If so, it is kept as if it was uploaded
         now."""
+        if not await run_in_threadpool(self._touch, digest):
+            return False
+        if digest in self._intact:
+            return True
+        async with self._repacks.turn_of(user):
+            return await self._repacks.run(self._is_intact, digest)
+
+    def _touch(self, digest: str) -> bool:
         with contextlib.suppress(FileNotFoundError):  # in the archive only, or not at all
             os.utime(self.path(digest))
-        return self.has(digest) and self._is_intact(digest)
+        return self.has(digest)
 
     def _is_intact(self, digest: str) -> bool:
         if digest not in self._intact:
             try:
                 with self.require(digest).open("rb") as stored, open(os.devnull, "wb") as out:
                     packed = _pack_again(stored, out, self.limit * _MAX_INFLATION)
-            except (*_DAMAGED, BadInput) as error:
+            except (*DAMAGED, BadInput) as error:
                 log.warning(
                     "snapshot %s is damaged; the next upload replaces it: %s", digest, error
                 )
@@ -98,25 +116,32 @@ class SnapshotFiles:
         """Idempotent."""
         self.path(digest).unlink(missing_ok=True)
 
-    async def put(self, digest: str, chunks: AsyncIterator[bytes]) -> None:
+    async def put(self, digest: str, upload: Upload) -> None:
         """Store an upload. It exists only once it is complete and matches its digest."""
         self.path(digest)  # rejects an invalid digest
-        await self._store(chunks, digest)
+        await self._store(upload, digest)
 
-    async def add(self, chunks: AsyncIterator[bytes]) -> str:
+    async def add(self, upload: Upload) -> str:
         """Store an upload whose sender does not compute digests. Returns the digest."""
-        return await self._store(chunks, None)
+        return await self._store(upload, None)
 
-    async def _store(self, chunks: AsyncIterator[bytes], expected: str | None) -> str:
+    async def _store(self, upload: Upload, expected: str | None) -> str:
         self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".upload-") as draft:
+        # The draft has no name, so nothing is left of it when the server is killed.
+        with (
+            self._repacks.upload_of(upload.user),
+            tempfile.TemporaryFile(dir=self._folder) as draft,
+        ):
             size = 0
-            async for chunk in chunks:
+            async for chunk in upload.chunks:
                 size += len(chunk)
                 if size > self.limit:
                     raise BadInput(self.too_large_message())
                 await run_in_threadpool(draft.write, chunk)
-            return await run_in_threadpool(self._accept, draft.file, expected)
+            async with self._repacks.turn_of(upload.user):
+                if await upload.is_disconnected():
+                    raise BadInput("the connection was closed before the upload was stored")
+                return await self._repacks.run(self._accept, draft, expected)
 
     def too_large_message(self) -> str:
         return (
@@ -132,7 +157,7 @@ class SnapshotFiles:
             with open(descriptor, "wb") as out:
                 try:
                     packed = _pack_again(draft, out, self.limit * _MAX_INFLATION)
-                except _DAMAGED as error:
+                except DAMAGED as error:
                     raise BadInput(f"the snapshot is not a valid tar.gz: {error}") from error
                 if expected not in (None, packed.digest):
                     raise BadInput(
@@ -148,33 +173,6 @@ class SnapshotFiles:
         return packed.digest
 
 
-class _TarStream:
-    """Decompresses an upload, at most as much as its headers and files may take. `tarfile` itself
-    reads a header of any size into memory, and follows headers that describe headers."""
-
-    def __init__(self, file: IO[bytes], limit: int) -> None:
-        self._unzipped = gzip.GzipFile(fileobj=file, mode="rb")
-        self._left = _MAX_HEADER_BYTES  # until the next entry
-        self._total_left = limit
-
-    def read(self, size: int = -1) -> bytes:
-        most = min(self._left, self._total_left) + 1
-        data = self._unzipped.read(most if size < 0 else min(size, most))
-        self._left -= len(data)
-        self._total_left -= len(data)
-        if self._total_left < 0:
-            raise BadInput("the snapshot is too large when unpacked")
-        if self._left < 0:
-            raise BadInput(
-                f"the snapshot has an entry with more than {_MAX_HEADER_BYTES} bytes of headers"
-            )
-        return data
-
-    def allow_content(self, size: int) -> None:
-        """The content of an entry, and the headers of the next one."""
-        self._left = size + _MAX_HEADER_BYTES
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Packed:
     digest: str
@@ -182,62 +180,52 @@ class _Packed:
 
 
 def _pack_again(file: IO[bytes], out: IO[bytes], limit: int) -> _Packed:
-    """Raises BadInput, or one of `_DAMAGED`. The order of the entries stays."""
+    """Raises BadInput, or one of `DAMAGED`. The order of the entries stays."""
     total = count = folders = names = 0
     entries = []
-    stream = _TarStream(file, limit + _MAX_ENTRIES * tarfile.BLOCKSIZE * 4)
+    tar = TarReader(file, limit + _MAX_ENTRIES * tarfile.BLOCKSIZE * 4)
     zipped = gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=6, mtime=0)
-    with (
-        zipped,
-        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as copy,
-        # `tarfile` only calls `read`.
-        tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|") as tar,
-    ):
-        while (member := tar.next()) is not None:
-            # They keep all of them, with their headers. Not in typeshed.
-            tar.members.clear()  # type: ignore[attr-defined]
+    with zipped, tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as copy:
+        while (entry := tar.next_entry()) is not None:
+            # It keeps all of them, with their headers. Not in typeshed.
             copy.members.clear()  # type: ignore[attr-defined]
-            count, total = count + 1, total + member.size
-            names += len(member.name) + len(member.linkname)
+            count, total = count + 1, total + entry.size
+            names += len(entry.name) + len(entry.linkname)
             if total > limit or count > _MAX_ENTRIES or names > _MAX_NAMES:
                 raise BadInput("the snapshot is too large when unpacked")
-            stream.allow_content(member.size)
-            require_path(member.name)
-            if member.isdir():
+            require_path(entry.name)
+            if entry.isdir():
                 folders += 1
             else:
-                entries.append(_copy_entry(tar, member, copy))
+                entries.append(_copy_entry(tar, entry, copy))
     require_unpackable(entries)
     return _Packed(digest=snapshot_digest(entries), folders=folders)
 
 
-def _copy_entry(
-    tar: tarfile.TarFile, member: tarfile.TarInfo, copy: tarfile.TarFile
-) -> SnapshotEntry:
-    bare = tarfile.TarInfo(member.name)
-    if member.issym():
-        bare.type, bare.linkname, bare.mode = tarfile.SYMTYPE, member.linkname, LINK
+def _copy_entry(tar: TarReader, entry: tarfile.TarInfo, copy: tarfile.TarFile) -> SnapshotEntry:
+    bare = tarfile.TarInfo(entry.name)
+    if entry.issym():
+        bare.type, bare.linkname, bare.mode = tarfile.SYMTYPE, entry.linkname, LINK
         copy.addfile(bare)
-        return SnapshotEntry(path=member.name, mode=LINK, target=member.linkname)
-    content = tar.extractfile(member) if member.isreg() else None
-    if content is None:
+        return SnapshotEntry(path=entry.name, mode=LINK, target=entry.linkname)
+    if not entry.isreg():
         raise BadInput(
-            f"the snapshot contains {member.name!r}, which is not a file, folder or symlink"
+            f"the snapshot contains {entry.name!r}, which is not a file, folder or symlink"
         )
-    bare.size, bare.mode = member.size, EXECUTABLE if member.mode & 0o100 else REGULAR
-    reader = _HashingReader(content)
+    bare.size, bare.mode = entry.size, EXECUTABLE if entry.mode & 0o100 else REGULAR
+    reader = _HashingReader(tar)
     copy.addfile(bare, cast(IO[bytes], reader))
     return SnapshotEntry(
-        path=member.name, mode=bare.mode, size=bare.size, sha256=reader.sha256.hexdigest()
+        path=entry.name, mode=bare.mode, size=bare.size, sha256=reader.sha256.hexdigest()
     )
 
 
 class _HashingReader:
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+    def __init__(self, tar: TarReader) -> None:
+        self._tar = tar
         self.sha256 = hashlib.sha256()
 
     def read(self, size: int) -> bytes:
-        data = self._file.read(size)
+        data = self._tar.read(size)
         self.sha256.update(data)
         return data
