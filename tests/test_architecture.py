@@ -16,6 +16,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "clocks": set(),
     "backoff": {"clocks"},
+    "deep_folders": set(),
     "linux": set(),
     "model": {"errors"},
     "policy": {"model", "backoff"},
@@ -24,17 +25,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "demo": {"runtime"},
     "bridges": {"client", "model", "config", "clocks", "backoff", "errors", "kubernetes.probes"},
     "stores": {"model", "errors", "backoff"},
-    "providers": {"model", "errors", "clocks", "backoff", "kubernetes", "linux"},
+    "providers": {
+        "model", "errors", "clocks", "backoff", "kubernetes", "linux", "deep_folders",
+    },
     "kubernetes": {"errors", "clocks", "backoff"},
     "provisioner": {"policy", "model", "clocks", "backoff", "errors", "kubernetes"},
     "testbed": {"model", "clocks", "backoff", "errors", "providers", "kubernetes"},
     "environment": {"model", "errors", "providers.gke"},
     "client": {"model", "errors", "backoff"},
-    "agent": {"client", "runtime", "model", "clocks", "backoff", "errors", "linux"},
+    "agent": {
+        "client", "runtime", "model", "clocks", "backoff", "errors", "linux", "deep_folders",
+    },
     "controller": {
         "policy", "model", "clocks", "backoff", "errors", "stores.base", "providers.base",
     },
-    "service": {"policy", "model", "errors", "clocks", "stores.base"},
+    "service": {"policy", "model", "errors", "clocks", "stores.base", "deep_folders"},
     "config": {"errors", "model"},
     "views": {
         "client", "model", "config", "errors", "backoff", "policy.retry_rules",

@@ -16,7 +16,9 @@ from datetime import timedelta
 import psutil
 import pytest
 
+from tests.nested_folders import make_nested
 from tests.polling import wait_until
+from tpufleet import deep_folders
 from tpufleet.agent.workload import containment
 from tpufleet.agent.workload.containment import Mechanism
 from tpufleet.model.end_reasons import EndReason
@@ -288,6 +290,12 @@ def test_a_hidden_folder_is_not_mounted_as_a_checkpoint_folder(tmp_path):
     for path in (tmp_path, tmp_path / "state", tmp_path / "state" / "secrets", "/proc/self/root"):
         with pytest.raises(PermissionError, match="hidden from jobs"):
             found.require_visible(str(path))
+
+
+def test_ownership_is_given_at_any_depth(tmp_path):
+    make_nested(tmp_path / "deep", 3000)
+    containment._give_to((os.getuid(), os.getgid()), [tmp_path / "deep"])
+    deep_folders.delete(tmp_path / "deep")
 
 
 def test_ownership_is_not_given_through_a_link(tmp_path):

@@ -26,10 +26,28 @@ from tpufleet.clocks import ManualClock, SystemClock
         ("step_900.orbax-checkpoint-tmp-17", None), ("step_9.tmp", None),
         (".saving-x-step_9", None), ("from-attempt-3", None), ("run-a.step-4", 4), ("v2", None),
         ("latest", None), ("config_v2", None), ("events.out", None), ("tmp_12", None),
+        (f"step_{2**53}", 2**53), (f"step_{2**53 + 1}", None), ("step_" + "9" * 200, None),
+        ("9" * 5000, None), ("step_" + "0" * 200 + "7", 7),
     ],
 )  # fmt: skip
 def test_steps_are_parsed_from_checkpoint_names(name, step):
     assert step_from_name(name) == step
+
+
+def test_steps_that_no_json_reader_holds_are_ignored(tmp_path, clock):
+    for name in ("step_" + "9" * 200, "step_4"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    reading = reader(tmp_path, clock)
+    reading.poll()
+    assert reading.latest.checkpoint_step == 4
+    huge = 10**200
+    point = {"at": "2026-01-01T00:00:00", "step": huge, "metrics": {"loss": 1.0}}
+    file = {"step": huge, "total": huge, "checkpoint_step": huge, "recent": [point]}
+    (tmp_path / "run" / "progress.json").write_text(json.dumps(file))
+    reading.poll()
+    latest = reading.latest
+    assert (latest.step, latest.total, latest.checkpoint_step) == (None, None, 4)
+    assert [each.step for each in reading.points_after(None)] == [None]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 import tarfile
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 
 from tests import postgres
 from tests.contract.test_schema_migrations import OLD_DATABASE, write_old_database
+from tests.nested_folders import make_nested
 from tests.polling import wait_until
 from tests.server_process import Server
 from tests.views.cli_runner import Tpu
-from tpufleet import config
+from tpufleet import config, deep_folders
 from tpufleet.compose import backup, control_plane, server_files
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.model.api_types import NewJob
@@ -98,6 +100,35 @@ def test_logs_and_checkpoints_are_included_on_request(tmp_path):
     new = settings(tmp_path / "new")
     backup.restore(new, url_of("sqlite", new.home), tmp_path / "b.tar.gz")
     assert (new.home / "logs" / "a.log").read_text() == "line\n"
+
+
+@pytest.mark.parametrize("levels", [1200, 1600, 3000])
+def test_a_backup_skips_what_no_path_can_name_and_says_so(tmp_path, levels):
+    old = settings(tmp_path / "old")
+    open_store(url_of("sqlite", old.home)).close()
+    checkpoints = old.home / "checkpoints"
+    make_nested(checkpoints / "deep", levels, file=b"1")
+    (checkpoints / "other").mkdir()
+    (checkpoints / "other" / "state").write_bytes(b"12")
+    (checkpoints / "other" / "link").symlink_to(old.home / "fleet.db")
+    os.mkfifo(checkpoints / "other" / "pipe")
+    file = tmp_path / "b.tar.gz"
+    try:
+        ran = Tpu(TPUFLEET_HOME=str(old.home))("backup", "--with", "checkpoints", str(file))
+    finally:
+        deep_folders.delete(checkpoints)
+    assert ran.exit_code == 0, ran.output
+    if levels > 1200:
+        assert "warning: skipped 1 files or folders:\n  data/checkpoints/deep/d/d/" in ran.stderr
+        assert "…: the path is too long\n" in ran.stderr
+    new = settings(tmp_path / "new")
+    report = backup.restore(new, url_of("sqlite", new.home), file)
+    assert report == backup.verify(file)
+    assert (new.home / "checkpoints" / "other" / "state").read_bytes() == b"12"
+    assert [path.name for path in (new.home / "checkpoints" / "other").iterdir()] == ["state"]
+    restored = deep_folders.size(new.home / "checkpoints" / "deep")
+    assert (report.skipped, restored) == ((0, 1) if levels == 1200 else (1, 0))
+    deep_folders.delete(new.home / "checkpoints")
 
 
 def test_a_database_before_its_migration_is_saved_and_can_be_restored_as_it_was(tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tpufleet.errors import BadInput
-from tpufleet.runtime import checkpoints
+from tpufleet.runtime import bucket_checkpoints, checkpoints, folder_checkpoints
 from tpufleet.runtime.checkpoints import CheckpointIncomplete
 from tpufleet.runtime.context import Context
 from tpufleet.runtime.folder_checkpoints import FolderCheckpoints
@@ -73,6 +73,13 @@ def test_a_crash_during_replacement_keeps_the_old_checkpoint(store, tmp_path):
     store.save(5, writes("five"))
     (tmp_path / "step_00000005").rename(tmp_path / ".replaced-step_00000005")
     assert store.latest().step == 5
+
+
+@pytest.mark.parametrize("digits", ["9" * 16, "9" * 200, "9" * 5000])
+def test_a_number_that_no_step_reaches_is_not_a_step(digits):
+    assert not folder_checkpoints._is_step(f"step_{digits}")
+    committed = {f"step_{digits}/COMPLETE": None, "step_00000007/COMPLETE": None}
+    assert bucket_checkpoints._committed_steps(committed) == {7}
 
 
 def test_a_failed_writer_leaves_no_checkpoint(store, tmp_path):

@@ -46,3 +46,16 @@ def test_only_the_server_writes_to_the_code_logs_and_secrets_of_jobs(umask: int,
     assert not [path for path, mode in modes.items() if mode & 0o022]
     unreadable = 0o077 if umask == 0o077 else 0
     assert not [path for path, mode in modes.items() if mode & unreadable], "it may be stricter"
+
+
+@pytest.mark.parametrize(
+    ("mode", "made"),
+    [(0o755, 0o700), (0o2770, 0o700), (0o700, 0o700), (0o1777, 0o1777)],
+    ids=["others read", "group", "private", "as /tmp"],
+)
+def test_a_state_folder_that_exists_is_made_private(tmp_path, mode, made):
+    state = tmp_path / "state"
+    state.mkdir()
+    state.chmod(mode)
+    server_files.make_private(state)
+    assert state.stat().st_mode & 0o1777 == made

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
+from tests.nested_folders import make_nested
 from tests.service.harness import SPEC, ServiceHarness
 from tests.service.test_files import packed
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
@@ -284,3 +286,25 @@ def test_a_request_that_needs_deleted_files_is_rejected(service):
             needs()
     with pytest.raises(NotFound):
         client.purge(PurgeRequest(jobs=("nosuch",)))
+
+
+@pytest.mark.parametrize("levels", [1500, 3000])
+def test_deeply_nested_checkpoints_are_measured_and_deleted(service, levels):
+    leave(service, "one")
+    make_nested(service.folder / "checkpoints" / "one", levels, file=b"1234")
+    client = service.client("mel")
+    request = PurgeRequest(jobs=("one",), checkpoints=True)
+    [row] = client.purge(replace(request, dry_run=True)).jobs
+    assert row.checkpoint_size == 3 + 4
+    assert client.purge(request).jobs == (row,)
+    assert left(service, "one") == set()
+
+
+def test_a_link_in_place_of_checkpoints_is_deleted_and_not_followed(service, tmp_path):
+    leave(service, "one")
+    outside = tmp_path / "outside"
+    (service.folder / "checkpoints" / "one").rename(outside)
+    (service.folder / "checkpoints" / "one").symlink_to(outside)
+    service.client("mel").purge(PurgeRequest(jobs=("one",), checkpoints=True))
+    assert left(service, "one") == set()
+    assert (outside / "7" / "state").read_bytes() == b"123"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from datetime import timedelta
+import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from tests.nested_folders import make_nested
 from tests.service.harness import ServiceHarness
 from tests.service.test_files import packed
+from tpufleet.clocks import ManualClock
 from tpufleet.compose import retention_settings
 from tpufleet.errors import BadInput
 from tpufleet.model.api_types import NewJob
@@ -18,7 +22,9 @@ from tpufleet.policy.retention import RetentionRule, RetentionRules
 from tpufleet.service import housekeeping, retention_rules
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
+from tpufleet.service.recent_errors import RecentErrors
 from tpufleet.stores.base import EventQuery
+from tpufleet.stores.memory import MemoryStore
 
 DAY = timedelta(days=1)
 NONE = RetentionRule()
@@ -71,6 +77,43 @@ def test_the_oldest_logs_are_deleted_when_all_take_too_much(service):
         service.clock.advance(DAY)
     assert apply(service, logs=RetentionRule(size=2500))["logs"] == 3
     assert left(service, "logs") == {"job-3", "job-4"}
+
+
+@pytest.mark.parametrize("levels", [1500, 3000])
+def test_deeply_nested_checkpoints_are_measured_and_deleted(service, levels):
+    job_with_files(service, "deep", size=1000)
+    make_nested(service.folder / "checkpoints" / "deep", levels, file=b"x" * 5000)
+    service.clock.advance(DAY)
+    job_with_files(service, "new", size=1000)
+    assert apply(service, checkpoints=RetentionRule(size=6500))["checkpoints"] == 1
+    assert left(service, "checkpoints") == {"new"}
+
+
+class BrokenStore(MemoryStore):
+    """Fails as no task expects."""
+
+    def referred(self, references):
+        raise RecursionError("too deep")
+
+    def acquire_lease(self, *arguments, **options):
+        raise ValueError("invalid")
+
+
+def test_an_unexpected_error_of_one_task_is_listed_and_the_others_go_on(tmp_path):
+    recent = RecentErrors()
+    logger = logging.getLogger("tpufleet.service.housekeeping")
+    logger.addHandler(recent)
+    files = JobFiles(state=tmp_path, snapshots=SnapshotFiles(tmp_path / "snapshots"))
+    stopping = threading.Event()
+    stopping.set()  # after the first pass
+    try:
+        housekeeping.run_until(stopping, BrokenStore(), files, KEEP_ALL, ManualClock())
+    finally:
+        logger.removeHandler(recent)
+    assert [each.message for each in recent.list(datetime.now(UTC))] == [
+        "cannot apply the retention rules; retrying in an hour: ValueError('invalid')",
+        "cannot delete unused files; retrying in an hour: RecursionError('too deep')",
+    ]
 
 
 def test_checkpoints_of_a_lineage_are_kept_while_one_of_its_jobs_is_live_or_recent(service):

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import shutil
+import stat
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import tpufleet
+from tpufleet import deep_folders
 from tpufleet.compose import server_files
 from tpufleet.config import Config
 from tpufleet.errors import BadInput, Conflict
@@ -37,7 +39,10 @@ _DATA_FILES = (
     "secret", "secrets.key", "secrets/**/*", "snapshots/*.tar.gz", "results/*", "faults.yaml",
     "local/.root.json", "local/*/slice.json", "tpu-vm/**/*",
 )  # fmt: skip
-OPTIONAL_FILES = {"logs": "logs/**/*", "checkpoints": "checkpoints/**/*"}
+OPTIONAL_FOLDERS = ("logs", "checkpoints")  # jobs write to them
+# A path has at most 4,096 bytes; the rest is left for the folder to restore into.
+MAX_NAME_BYTES = 3072
+MAX_NAMED_SKIPPED = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +56,8 @@ class BackupReport:
     files: int
     rows: int
     home: str = ""  # state folder that it was made of; empty: not recorded
+    skipped: int = 0  # files and folders that could not be read or restored
+    first_skipped: tuple[str, ...] = ()  # "NAME: REASON"
 
 
 def before_migration(settings: Config, store_url: str) -> Path | None:
@@ -164,6 +171,7 @@ def _write(
     settings: Config, store_url: str, file: IO[bytes], optional: tuple[str, ...] | None
 ) -> dict[str, Any]:
     checksums: dict[str, str] = {}
+    skipped: list[str] = []
     with (
         tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar,
         tempfile.TemporaryFile("w+", encoding="utf-8") as rows,
@@ -177,6 +185,10 @@ def _write(
         for name, path in _files(settings, optional):
             with contextlib.suppress(FileNotFoundError), path.open("rb") as content:
                 _add(tar, name, content, os.fstat(content.fileno()), checksums)
+        for folder in optional or ():
+            for name, opened in _open_files(settings.data, folder, skipped):
+                with opened:
+                    _add(tar, name, opened, os.fstat(opened.fileno()), checksums)
         manifest = {
             "format": FORMAT,
             "created_at": datetime.now(UTC).isoformat(),
@@ -184,6 +196,8 @@ def _write(
             "schema": schema,
             "rows": count,
             "home": str(settings.home.resolve()),
+            "skipped": len(skipped),
+            "first_skipped": skipped[:MAX_NAMED_SKIPPED],
             "sha256": checksums,
         }
         text = json.dumps(manifest, indent=1).encode()
@@ -196,14 +210,56 @@ def _write(
 def _files(settings: Config, optional: tuple[str, ...] | None) -> Iterator[tuple[str, Path]]:
     if optional is None:
         return
-    patterns = (*_DATA_FILES, *(OPTIONAL_FILES[name] for name in optional))
     for prefix, folder, chosen in (
-        ("home", settings.home, _HOME_FILES), ("data", settings.data, patterns),
+        ("home", settings.home, _HOME_FILES), ("data", settings.data, _DATA_FILES),
     ):  # fmt: skip
         for pattern in chosen:
             for path in sorted(folder.glob(pattern)):
                 if path.is_file() and not path.is_symlink() and ".draft-" not in path.name:
                     yield f"{prefix}/{path.relative_to(folder)}", path
+
+
+def _open_files(data: Path, kind: str, skipped: list[str]) -> Iterator[tuple[str, IO[bytes]]]:
+    """Regular files below a folder that jobs write to. What cannot be read or restored is added to
+    `skipped`."""
+
+    def skip(name: str, reason: str | None) -> None:
+        # Names of jobs are shown on the terminal of an admin.
+        shown = "".join(each if each.isprintable() else "?" for each in name[:100])
+        skipped.append(f"{shown}{'…' if len(name) > 100 else ''}: {reason}")
+
+    def fits(name: str) -> bool:
+        if len(os.fsencode(f"{prefix}/{name}")) <= MAX_NAME_BYTES:
+            return True
+        skip(f"{prefix}/{name}", "the path is too long")
+        return False
+
+    def on_error(error: OSError) -> None:
+        skip(f"data/{kind}/…/{error.filename}", error.strerror)
+
+    # The folder itself may be a link to another disk.
+    for folder in deep_folders.walk((data / kind).resolve(), on_error=on_error):
+        prefix = "/".join(("data", kind, *folder.names))
+        folder.folders[:] = sorted(filter(fits, folder.folders))
+        for name in sorted(filter(fits, folder.files)):
+            try:
+                file = _open_regular(name, folder.descriptor)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                skip(f"{prefix}/{name}", error.strerror)
+                continue
+            if file is not None:
+                yield f"{prefix}/{name}", file
+
+
+def _open_regular(name: str, folder: int) -> IO[bytes] | None:
+    """None for links, pipes and the like."""
+    if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        return None
+    # Without O_NONBLOCK, opening a pipe that took its place would wait for its other end.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return open(os.open(name, flags, dir_fd=folder), "rb")
 
 
 def _add(
@@ -213,7 +269,8 @@ def _add(
     status: os.stat_result,
     checksums: dict[str, str],
 ) -> None:
-    """A file that grows meanwhile, as logs do, is cut at its size at the beginning."""
+    """A file that grows meanwhile, as logs do, is cut at its size at the beginning; one that
+    shrinks is filled with zeros."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode, entry.mtime = status.st_size, 0o600, int(status.st_mtime)
     content.seek(0)
@@ -229,6 +286,7 @@ class _HashingReader:
 
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(size)
+        data += bytes(max(0, size - len(data)))
         self.hash.update(data)
         return data
 
@@ -269,7 +327,12 @@ def _target(settings: Config, name: str) -> Path:
 
 
 def _extract(content: IO[bytes], path: Path) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    missing, folder = [], path.parent
+    while not folder.exists():  # `parents=True` is recursive
+        missing.append(folder)
+        folder = folder.parent
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     with open(os.open(path, flags, 0o600), "wb") as file:
         shutil.copyfileobj(content, file)
@@ -288,4 +351,6 @@ def _report(path: Path, manifest: dict[str, Any]) -> BackupReport:
         files=len(manifest["sha256"]) - 1,
         rows=manifest["rows"],
         home=manifest.get("home", ""),
+        skipped=manifest.get("skipped", 0),
+        first_skipped=tuple(manifest.get("first_skipped", ())),
     )

@@ -65,6 +65,7 @@ def serve(settings: Config, *, embedded: bool) -> int:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Keeps tokens and secrets out of code snapshots and commits.
         (folder / ".gitignore").write_text("*\n")
+    server_files.make_private(home)
     for name in ("fleet.db", "token"):
         server_files.require_private(home / name)
     for path in (settings.data / "secrets").rglob("*"):

@@ -6,10 +6,12 @@ import contextlib
 import fcntl
 import getpass
 import hashlib
+import logging
 import os
 import re
 import secrets
 import socket
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,8 @@ from pathlib import Path
 from tpufleet.config import Config
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.stores.base import Store
+
+log = logging.getLogger(__name__)
 
 # Only certificates: a file may hold a private key too, which no host may get.
 CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----")
@@ -77,6 +81,19 @@ def require_private(path: Path) -> None:
             f"{path} can be read by other users; run `chmod 600 {path}`, and if others have access "
             "to this machine, replace what it contains"
         )
+
+
+def make_private(folder: Path) -> None:
+    """Keep other users out of a state folder that existed before. Not out of a folder of another
+    user, nor out of one that everyone may write to, such as /tmp."""
+    status = folder.stat()
+    shared = status.st_uid != os.geteuid() or status.st_mode & stat.S_ISVTX
+    if status.st_mode & 0o077 and not shared:
+        folder.chmod(0o700)
+        log.info("%s could be entered by other users; its mode is 0700 now", folder)
+    elif status.st_mode & 0o077:
+        # Not a warning: volumes of pods are like this, and have no other users.
+        log.info("%s can be entered by other users", folder)
 
 
 def forbid_writes_of_others() -> None:

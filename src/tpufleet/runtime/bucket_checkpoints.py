@@ -24,6 +24,7 @@ from tpufleet.errors import BadInput, FleetError, NotFound
 from tpufleet.runtime import filesystem, progress_file
 from tpufleet.runtime.checkpoint_types import (
     MARKER,
+    MAX_STEP,
     PARTS_TIMEOUT_SECONDS,
     Checkpoint,
     CheckpointIncomplete,
@@ -203,8 +204,9 @@ def _committed_steps(objects: Mapping[str, ObjectInfo]) -> set[int]:
     steps = set()
     for name in objects:
         step, _, rest = name.partition("/")
-        if rest == MARKER and step.removeprefix("step_").isdecimal():
-            steps.add(int(step.removeprefix("step_")))
+        digits = step.removeprefix("step_")
+        if rest == MARKER and digits.isdecimal() and len(digits) <= 16 and int(digits) <= MAX_STEP:
+            steps.add(int(digits))
     return steps
 
 

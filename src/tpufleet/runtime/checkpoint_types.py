@@ -10,6 +10,7 @@ from typing import Protocol
 from tpufleet.errors import FleetError, Temporary
 
 MARKER = "COMPLETE"
+MAX_STEP = 2**53  # as of reported progress; larger numbers in names are no steps
 PARTS_TIMEOUT_SECONDS = 600.0  # how long one process waits for the parts of the others
 
 

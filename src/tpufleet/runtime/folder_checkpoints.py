@@ -20,6 +20,7 @@ from tpufleet.errors import BadInput
 from tpufleet.runtime import filesystem, progress_file
 from tpufleet.runtime.checkpoint_types import (
     MARKER,
+    MAX_STEP,
     PARTS_TIMEOUT_SECONDS,
     Checkpoint,
     CheckpointIncomplete,
@@ -27,7 +28,7 @@ from tpufleet.runtime.checkpoint_types import (
 
 _POLL_SECONDS = 0.02
 # A checkpoint that is being replaced stays readable until the new one is in place.
-_STEP = re.compile(r"(?:\.replaced-)?step_(\d{8,})")
+_STEP = re.compile(r"(?:\.replaced-)?step_(\d{8,16})")
 
 
 class FolderCheckpoints:
@@ -81,7 +82,7 @@ class FolderCheckpoints:
 
     def _names(self) -> list[str]:
         """Newest first; of two of one step, the one in place before the one being replaced."""
-        names = [name for name in filesystem.list_names(self._folder) if _STEP.fullmatch(name)]
+        names = [name for name in filesystem.list_names(self._folder) if _is_step(name)]
         return sorted(names, key=lambda name: (_step(name), name[0] != "."), reverse=True)
 
     def _write_part(self, unfinished: Path, writer: Callable[[Path], None]) -> None:
@@ -170,6 +171,10 @@ class FolderCheckpoints:
                 for name, (_, sha256) in marker["files"].items()
             )
         )
+
+
+def _is_step(name: str) -> bool:
+    return _STEP.fullmatch(name) is not None and _step(name) <= MAX_STEP
 
 
 def _step(name: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -31,13 +31,22 @@ def run_until(
 ) -> None:
     """Every hour until `stopping` is set. Runs in its own thread."""
     while True:
-        try:
-            delete_orphans(store, files.state, clock.now())
-            retention_rules.apply(store, files, rules, clock.now())
-        except (FleetError, OSError) as error:
-            logger.warning("cannot delete unused files; retrying in an hour: %s", error)
+        _run("delete unused files", lambda: delete_orphans(store, files.state, clock.now()))
+        _run(
+            "apply the retention rules",
+            lambda: retention_rules.apply(store, files, rules, clock.now()),
+        )
         if stopping.wait(INTERVAL_SECONDS):
             return
+
+
+def _run(purpose: str, task: Callable[[], object]) -> None:
+    try:
+        task()
+    except (FleetError, OSError) as error:
+        logger.warning(f"cannot {purpose}; retrying in an hour: %s", error)
+    except Exception:
+        logger.exception(f"cannot {purpose}; retrying in an hour")
 
 
 def delete_orphans(store: Store, state: Path, now: datetime) -> list[Path]:

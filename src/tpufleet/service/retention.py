@@ -3,6 +3,7 @@ are kept either way."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ from tpufleet.stores.base import (
     checkpoint_reference,
     code_reference,
 )
+
+logger = logging.getLogger(__name__)
 
 MAX_SELECTED = 10_000  # jobs of one request; another one selects the next
 MAX_PURGED = 1_000  # under the lease on checkpoint locations
@@ -101,12 +104,26 @@ def purge(
         context.store.mark_deleted(gone, FileKind.CHECKPOINTS)
     with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
         deletions = threads.map(
-            lambda job_id: files.delete(job_id, plan.with_checkpoints[job_id]), plan.selected
+            lambda job_id: _delete(files, job_id, plan.with_checkpoints[job_id]), plan.selected
         )
-        list(deletions)  # raises the first error
+        errors = [error for error in deletions if error is not None]
     for digest in plan.unused_code:
         files.snapshots.delete(digest)
+    if errors:
+        raise errors[0]  # the rest is deleted
     return report
+
+
+def _delete(files: JobFiles, job_id: JobId, checkpoints: bool) -> Conflict | None:
+    try:
+        files.delete(job_id, checkpoints)
+    except OSError as error:
+        logger.warning("cannot delete the files of job %s: %s", job_id, error)
+        return Conflict(
+            f"some files of job {job_id} cannot be deleted: {error.strerror}\n"
+            "  next: an admin finds the path in the server's log"
+        )
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

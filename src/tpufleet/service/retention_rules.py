@@ -52,12 +52,15 @@ def apply(store: Store, files: JobFiles, rules: RetentionRules, now: datetime) -
 def _apply_to_logs(store: Store, files: JobFiles, rule: RetentionRule, now: datetime) -> int:
     count = 0
     for deletions in _deletions(store, files, FileKind.LOGS, rule, now):
+        done = []
         for deletion, _ in deletions:
             if deletion.files.size:
-                files.delete_kind(deletion.files.job_id, "logs")
+                if not _delete_kind(files, deletion, "logs"):
+                    continue
                 store.commit(ChangeSet(events=[_event(deletion, "logs", now)]))
                 count += 1
-        store.mark_deleted([each.files.job_id for each, _ in deletions], FileKind.LOGS)
+            done.append(deletion.files.job_id)
+        store.mark_deleted(done, FileKind.LOGS)
     return count
 
 
@@ -78,11 +81,25 @@ def _apply_to_checkpoints(store: Store, files: JobFiles, rule: RetentionRule, no
                         continue
                     event = _event(deletion, "checkpoints", now)
                     store.commit(ChangeSet(events=[event]), fence=lease)
-                    files.delete_kind(job_id, "checkpoints")
+                    if not _delete_kind(files, deletion, "checkpoints"):
+                        continue
                 count += 1
             done.append(job_id)
         store.mark_deleted(done, FileKind.CHECKPOINTS)
     return count
+
+
+def _delete_kind(files: JobFiles, deletion: Deletion, kind: str) -> bool:
+    """Whether all were deleted. One job must not keep the files of the others."""
+    job_id = deletion.files.job_id
+    try:
+        files.delete_kind(job_id, kind)
+    except OSError as error:
+        logger.warning(
+            "cannot delete the %s of job %s; retrying in an hour: %s", kind, job_id, error
+        )
+        return False
+    return True
 
 
 def _reference(deletion: Deletion) -> str:

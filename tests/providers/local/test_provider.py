@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.nested_folders import make_nested
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadRequest, NoCapacity
 from tpufleet.model import topology
@@ -309,6 +311,41 @@ def test_a_partly_written_order_is_discarded(root):
     provider.request(order("a", "b"))
     provider.advance()
     assert [found.id for found in provider.listing()] == [A, B]
+
+
+@pytest.mark.parametrize("levels", [1400, 3000])
+def test_deeply_nested_folders_of_a_job_are_deleted_with_its_slice(root, levels):
+    provider = LocalProvider(root, agent=SLEEP)
+    provider.request(order("a"))
+    provider.request(order("b"))
+    make_nested(root / "a/0/work", levels)
+    provider.release(A, "local-a")
+    eventually(lambda: [each.id for each in provider.listing()] == [B] or provider.advance())
+    assert list((root / ".trash").iterdir()) == []
+    provider.release_all()
+
+
+def test_a_folder_that_cannot_be_deleted_does_not_stop_other_slices(root, caplog, monkeypatch):
+    busy = root / ".trash" / "gone" / "busy"
+    busy.mkdir(parents=True)
+    rmdir = os.rmdir
+
+    def refuse(path, *, dir_fd=None):  # as of a mount point, which not even root can delete
+        if path == "busy":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+        rmdir(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", refuse)
+    provider = LocalProvider(root, agent=SLEEP)
+    provider.request(order("a"))
+    provider.advance()
+    provider.release_all()
+    assert provider.listing() == []
+    [message] = [each.getMessage() for each in caplog.records if "cannot delete" in each.msg]
+    assert str(busy.parent) in message and os.strerror(errno.EBUSY) in message
+    monkeypatch.undo()
+    SliceRecords(root).recover()
+    assert list((root / ".trash").iterdir()) == []
 
 
 def test_release_kills_daemons_and_processes_that_ignore_sigterm_or_cleared_their_environment(root):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from tpufleet import deep_folders
 from tpufleet.agent import threads
 from tpufleet.agent.workload import untrusted_files
 from tpufleet.client import snapshots
@@ -78,25 +78,21 @@ def other_attempt_folders(work_dir: Path, keep: Path) -> list[Path]:
 
 def delete_folders(folders: Iterable[Path]) -> None:
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)  # the rest is deleted after the next attempt
+        try:
+            deep_folders.delete(folder)
+        except OSError as error:  # deleted after the next attempt
+            threads.log(f"cannot delete {folder}: {error.strerror}")
 
 
 def over_limit(folder: Path, limit_bytes: int) -> str | None:
     """A message when the folder uses more disk than the limit, else None."""
-    used = sum(_disk_usage(path) for path in folder.rglob("*"))
+    used = deep_folders.disk_usage(folder.resolve())
     if used <= limit_bytes:
         return None
     return (
         f"{folder} uses {used / MEBIBYTE:.0f} MiB, more than its limit of "
         f"{limit_bytes / MEBIBYTE:.0f} MiB"
     )
-
-
-def _disk_usage(path: Path) -> int:
-    try:
-        return path.lstat().st_blocks * 512
-    except OSError:  # deleted meanwhile, or not readable
-        return 0
 
 
 def _folder_name(attempt_id: AttemptId) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import psutil
 
+from tpufleet import deep_folders
 from tpufleet.agent import threads
 from tpufleet.agent.workload import processes, untrusted_files
 from tpufleet.agent.workload.job_user import JobUser, find_user
@@ -331,11 +332,11 @@ def _give_to(user: tuple[int, int], folders: Sequence[Path]) -> None:
     for folder in folders:
         root = untrusted_files.open_folder(folder)
         try:
-            for path, folders_in_it, files, descriptor in os.fwalk(".", dir_fd=root):
-                os.chown(descriptor, *user)
-                for name in (*folders_in_it, *files):
-                    if path != "." or not name.endswith(".log"):
-                        _give_entry_to(user, name, descriptor)
+            for each in deep_folders.walk(".", dir_fd=root):
+                os.chown(each.descriptor, *user)
+                for name in (*each.folders, *each.files):
+                    if each.names or not name.endswith(".log"):
+                        _give_entry_to(user, name, each.descriptor)
         finally:
             os.close(root)
 

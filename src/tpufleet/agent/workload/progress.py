@@ -48,11 +48,14 @@ _TEMPORARY = re.compile(r"^\.|tmp")
 
 
 def step_from_name(name: str) -> int | None:
-    """The step in the name of a finished checkpoint; None when it does not look like one."""
+    """The step in the name of a finished checkpoint; None when it does not look like one, or when
+    the number is larger than any that is reported."""
     if _TEMPORARY.search(name):
         return None
     match = _STEP.fullmatch(name)
-    return int(match[1]) if match else None
+    if match is None or len(match[1].lstrip("0")) > len(str(MAX_NUMBER)):
+        return None  # Python refuses to convert thousands of digits
+    return _bounded(int(match[1]))
 
 
 ListFolder = Callable[[Path], list[str]]
@@ -238,9 +241,15 @@ class ProgressReader:
             return
         self._file_error = ""
         at = _utc(file.at or datetime.fromtimestamp(status.st_mtime, UTC))
-        self._reported = replace(file.latest, at=at)
+        self._reported = replace(
+            file.latest,
+            step=_bounded(file.step),
+            total=_bounded(file.total),
+            checkpoint_step=_bounded(file.checkpoint_step),
+            at=at,
+        )
         for point in file.recent[-MAX_RECENT_POINTS:]:
-            self._add_point(replace(point, at=_utc(point.at)))
+            self._add_point(replace(point, at=_utc(point.at), step=_bounded(point.step)))
 
     def _ignore_file(self, error: str) -> None:
         if error != self._file_error:  # it is read twice a second
@@ -302,6 +311,10 @@ class ProgressReader:
 
 def _utc(moment: datetime) -> datetime:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _bounded(number: int | None) -> int | None:
+    return number if number is not None and abs(number) <= MAX_NUMBER else None
 
 
 def _whole(number: float | None) -> int | None:

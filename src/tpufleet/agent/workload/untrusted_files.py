@@ -7,10 +7,11 @@ import contextlib
 import errno
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+
+from tpufleet import deep_folders
 
 # Without O_NONBLOCK, opening a pipe would wait for its other end.
 READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -148,7 +149,7 @@ def _delete(name: str, folder: int) -> None:
     except FileNotFoundError:
         return
     except OSError:  # a folder
-        shutil.rmtree(name, dir_fd=folder)
+        deep_folders.delete(name, dir_fd=folder)
 
 
 def make_folder_below(root: Path, name: Path) -> Path:

@@ -8,20 +8,28 @@ other threads and processes.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
-import shutil
+import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from tpufleet import deep_folders
 from tpufleet.model import encoding
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.local.fault_plan import PlannedFault
 from tpufleet.providers.local.processes import ProcessId
+
+log = logging.getLogger(__name__)
+
+# What could not be deleted: an attempt may take long, and every request waits for it.
+RETRY_DELETION_SECONDS = 600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +98,7 @@ class SliceRecords:
         self._staging = root / ".staging"  # orders being written
         self._orders = root / ".orders"  # complete orders not moved into place yet
         self._trash = root / ".trash"
+        self._retry_deletion_at: dict[Path, float] = {}
         self._cache: dict[SliceId, tuple[tuple[int, int, int], SliceRecord]] = {}
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -137,7 +146,7 @@ class SliceRecords:
     def add(self, records: Sequence[SliceRecord], tokens: Mapping[SliceId, str]) -> None:
         """All slices of an order or none: it exists from a single rename on."""
         staged = self._staging / records[0].order
-        shutil.rmtree(staged, ignore_errors=True)  # left by a server that died while writing
+        deep_folders.delete(staged)  # left by a server that died while writing
         for record in records:
             for index in range(record.hosts):
                 host = staged / record.id / str(index)
@@ -155,18 +164,29 @@ class SliceRecords:
                 folder.rename(self.root / folder.name)
             order.rmdir()
         for leftover in (*_inside(self._staging), *_inside(self._trash)):
-            shutil.rmtree(leftover, ignore_errors=True)
+            self._delete(leftover)
 
     def remove(self, slice_id: SliceId) -> None:
         """Disappears for readers at once; deleting the files may take longer."""
         self._trash.mkdir(exist_ok=True)
-        trash = self._trash / slice_id
-        shutil.rmtree(trash, ignore_errors=True)
+        # A name of its own: an earlier slice of this id may not be deleted yet.
+        trash = self._trash / f"{slice_id}.{secrets.token_hex(4)}"
         try:
             self.folder(slice_id).rename(trash)
         except FileNotFoundError:
             return
-        shutil.rmtree(trash, ignore_errors=True)
+        self._delete(trash)
+
+    def _delete(self, folder: Path) -> None:
+        """Jobs wrote to it. One that cannot be deleted must not keep the other slices waiting."""
+        if time.monotonic() < self._retry_deletion_at.get(folder, 0.0):
+            return
+        try:
+            deep_folders.delete(folder)
+            self._retry_deletion_at.pop(folder, None)
+        except OSError as error:
+            self._retry_deletion_at[folder] = time.monotonic() + RETRY_DELETION_SECONDS
+            log.warning("cannot delete %s; retrying in ten minutes: %s", folder, error)
 
     def _load(self, folder: Path) -> SliceRecord | None:
         path = folder / "slice.json"

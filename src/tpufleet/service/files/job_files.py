@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpufleet import deep_folders
 from tpufleet.model.jobs import JobId
 from tpufleet.service import identifiers
 from tpufleet.service.files.archived import Archive
@@ -42,7 +41,7 @@ class JobFiles:
         return listed.get(job_id, 0) + in_store
 
     def _size(self, job_id: JobId, kinds: tuple[str, ...]) -> int:
-        on_disk = sum(_size(path) for path in self._paths(job_id, kinds))
+        on_disk = sum(deep_folders.size(path) for path in self._paths(job_id, kinds))
         in_store = sum(each.size for each in self._chunks(job_id)) if "logs" in kinds else 0
         return on_disk + in_store + sum(size for _, size in self._objects(job_id, kinds))
 
@@ -50,10 +49,7 @@ class JobFiles:
         """Idempotent."""
         kinds = _FILES + _CHECKPOINTS if checkpoints else _FILES
         for path in self._paths(job_id, kinds):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            deep_folders.delete(path)
         objects = [name for name, _ in self._objects(job_id, kinds)]
         if self.archive is not None and objects:
             self.archive.delete(objects)
@@ -65,7 +61,7 @@ class JobFiles:
         sizes: dict[JobId, int] = {}
         folder = self.state / kind
         for path in folder.iterdir() if folder.is_dir() else ():
-            sizes[JobId(path.name)] = _size(path)
+            sizes[JobId(path.name)] = deep_folders.size(path)
         for name, listed in self.archive.names(f"{kind}/").items() if self.archive else ():
             job_id = JobId(name.split("/")[1])
             sizes[job_id] = sizes.get(job_id, 0) + listed.size
@@ -74,8 +70,7 @@ class JobFiles:
     def delete_kind(self, job_id: JobId, kind: str) -> None:
         """Idempotent."""
         for path in self._paths(job_id, (kind,)):
-            if path.is_dir():
-                shutil.rmtree(path)
+            deep_folders.delete(path)
         objects = [name for name, _ in self._objects(job_id, (kind,))]
         if self.archive is not None and objects:
             self.archive.delete(objects)
@@ -100,21 +95,3 @@ class JobFiles:
                 f"{kind}/{identifiers.parse_job_id(job_id)}/"
             ).items():
                 yield name, listed.size
-
-
-def _size(path: Path) -> int:
-    if not path.is_dir():
-        return path.stat().st_size if path.is_file() else 0
-    total, folders = 0, [str(path)]
-    while folders:
-        # Faster than `rglob`: a size limit reads the folders of all jobs every hour.
-        try:
-            with os.scandir(folders.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-                    else:
-                        total += entry.stat(follow_symlinks=False).st_size
-        except FileNotFoundError:
-            continue  # deleted meanwhile
-    return total

@@ -57,6 +57,9 @@ def backup(
         output.print_result(report, f"complete: {_describe(report)}", as_json)
         return
     report = backups.create(settings, store_url(settings), file, optional)
+    if report.skipped:
+        names = "\n  ".join(report.first_skipped)
+        output.print_status(f"warning: skipped {report.skipped} files or folders:\n  {names}")
     message = f"wrote {_describe(report)}\n  next: restore it with `tpu restore {file}`"
     output.print_result(report, message, as_json)
 

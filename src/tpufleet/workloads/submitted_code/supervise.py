@@ -140,7 +140,7 @@ class CodeRun:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            delete_folder(self._scratch)
 
     def _make_scratch(self) -> Path:
         # Other users have no access to the run folder.
@@ -280,7 +280,12 @@ def delete_stale_scratch(folder: Path) -> None:
     for scratch in folder.glob(f"{SCRATCH_PREFIX}*"):
         pid = scratch.name.removeprefix(SCRATCH_PREFIX).partition("-")[0]
         if pid.isdecimal() and not _is_running(int(pid)):
-            shutil.rmtree(scratch, ignore_errors=True)
+            delete_folder(scratch)
+
+
+def delete_folder(folder: Path) -> None:
+    """By `rm`: the code may have nested folders deeper than Python can recurse."""
+    subprocess.run(["rm", "-rf", "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
 
 
 def _is_running(pid: int) -> bool:

@@ -1,0 +1,22 @@
+"""Folders that are nested deeper than a path can name, as a hostile job makes them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def make_nested(root: Path, levels: int, *, file: bytes | None = None) -> None:
+    """`root/d/d/d…`, with a file `bottom` in the deepest."""
+    root.mkdir(parents=True, exist_ok=True)
+    current = os.open(root, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("d", dir_fd=current)
+        child = os.open("d", os.O_RDONLY, dir_fd=current)
+        os.close(current)
+        current = child
+    if file is not None:
+        flags = os.O_WRONLY | os.O_CREAT
+        with open(os.open("bottom", flags, 0o600, dir_fd=current), "wb") as bottom:
+            bottom.write(file)
+    os.close(current)
