@@ -1,9 +1,12 @@
-"""Folders that are nested deeper than a path can name, as a hostile job makes them."""
+"""Folders as a hostile job makes them: nested deeper than a path can name, or not deletable."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+
+import pytest
 
 
 def make_nested(root: Path, levels: int, *, file: bytes | None = None) -> None:
@@ -20,3 +23,15 @@ def make_nested(root: Path, levels: int, *, file: bytes | None = None) -> None:
         with open(os.open("bottom", flags, 0o600, dir_fd=current), "wb") as bottom:
             bottom.write(file)
     os.close(current)
+
+
+def refuse_to_delete(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of this name, as if each were a mount point, which not even root can delete."""
+    rmdir = os.rmdir
+
+    def refuse(path: str, *, dir_fd: int | None = None) -> None:
+        if path == name:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+        rmdir(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", refuse)

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.nested_folders import make_nested
+from tests.nested_folders import make_nested, refuse_to_delete
 from tests.service.harness import SPEC, ServiceHarness
 from tests.service.test_files import packed
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
@@ -308,3 +308,14 @@ def test_a_link_in_place_of_checkpoints_is_deleted_and_not_followed(service, tmp
     service.client("mel").purge(PurgeRequest(jobs=("one",), checkpoints=True))
     assert left(service, "one") == set()
     assert (outside / "7" / "state").read_bytes() == b"123"
+
+
+def test_files_of_the_other_jobs_are_deleted_when_those_of_one_cannot_be(service, monkeypatch):
+    for name in ("one", "two", "three"):
+        leave(service, name)
+    (service.folder / "checkpoints" / "one" / "busy").mkdir()
+    refuse_to_delete("busy", monkeypatch)
+    with pytest.raises(Conflict, match="some files of job one cannot be deleted"):
+        service.client("mel").purge(PurgeRequest(jobs=("one", "two", "three"), checkpoints=True))
+    assert left(service, "two") == left(service, "three") == set()
+    assert left(service, "one") == {"checkpoints"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nested_folders import make_nested
+from tests.nested_folders import make_nested, refuse_to_delete
 from tests.service.harness import ServiceHarness
 from tests.service.test_files import packed
 from tpufleet.clocks import ManualClock
@@ -87,6 +87,20 @@ def test_deeply_nested_checkpoints_are_measured_and_deleted(service, levels):
     job_with_files(service, "new", size=1000)
     assert apply(service, checkpoints=RetentionRule(size=6500))["checkpoints"] == 1
     assert left(service, "checkpoints") == {"new"}
+
+
+@pytest.mark.parametrize("kind", ["logs", "checkpoints"])
+def test_files_that_cannot_be_deleted_do_not_keep_those_of_other_jobs(service, kind, monkeypatch):
+    for name in ("stuck", "other"):
+        job_with_files(service, name)
+        service.clock.advance(DAY)
+    (service.folder / kind / "stuck" / "busy").mkdir()
+    (service.folder / kind / "stuck" / "busy" / "file").write_bytes(b"1")
+    refuse_to_delete("busy", monkeypatch)
+    service.clock.advance(31 * DAY)
+    rule = {kind: RetentionRule(age=30 * DAY)}
+    assert apply(service, **rule)[kind] == 1
+    assert left(service, kind) == {"stuck"}
 
 
 class BrokenStore(MemoryStore):

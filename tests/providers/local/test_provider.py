@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.nested_folders import make_nested
+from tests.nested_folders import make_nested, refuse_to_delete
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadRequest, NoCapacity
 from tpufleet.model import topology
@@ -328,14 +328,7 @@ def test_deeply_nested_folders_of_a_job_are_deleted_with_its_slice(root, levels)
 def test_a_folder_that_cannot_be_deleted_does_not_stop_other_slices(root, caplog, monkeypatch):
     busy = root / ".trash" / "gone" / "busy"
     busy.mkdir(parents=True)
-    rmdir = os.rmdir
-
-    def refuse(path, *, dir_fd=None):  # as of a mount point, which not even root can delete
-        if path == "busy":
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
-        rmdir(path, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "rmdir", refuse)
+    refuse_to_delete("busy", monkeypatch)
     provider = LocalProvider(root, agent=SLEEP)
     provider.request(order("a"))
     provider.advance()
