@@ -83,7 +83,8 @@ def test_run_uses_aliases_and_directories(tpu: Tpu, world: ServiceHarness, tmp_p
     other.mkdir()
     (other / "main.py").write_text("print(1)\n")
     tpu.ok("dir", "set", str(other), "7")
-    tpu.ok("alias", "set", "big", "v5e-16", "--tpu")
+    assert "no TPU type" in tpu("alias", "set", "big", "v5e-17", "--tpu").stderr
+    assert tpu("alias", "set", "big", "v5e-16", "--tpu").stderr == ""
     tpu.ok("run", "big", "-d", "--dir", "7", "--name", "x", "--config", "lr=0.1=a", "--config",
            "config.seed=3", "--", "python", "main.py")  # fmt: skip
     job = tpu.json("show", "x")["job"]

@@ -78,6 +78,10 @@ def find(spelling: str) -> Accelerator:
     return all_types()[canonical]
 
 
+def is_known(spelling: str) -> bool:
+    return spelling.strip().lower() in spellings()
+
+
 def suggestion(spelling: str) -> str:
     """ "; did you mean v5e-16?", from the sizes of the same generation where that is known."""
     wanted = spelling.strip().lower()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tpufleet.errors import BadInput, FleetError, NotFound
+from tpufleet.model import topology
 from tpufleet.model.preferences import (
     DEFAULT_CONFIG_ALIASES,
     SETTINGS,
@@ -242,6 +243,10 @@ _tpu = click.option("--tpu", "is_tpu", is_flag=True, help="An alias of a TPU typ
 @json_option
 def alias_set(name: str, meaning: str, is_tpu: bool, as_json: bool) -> None:
     """Let NAME mean a config PATH, or with --tpu a TPU TYPE."""
+    if is_tpu and not topology.is_known(meaning):
+        output.print_status(
+            f"{meaning} is no TPU type{topology.suggestion(meaning)}; it can be the name of a node"
+        )
     changes = (
         PreferenceChanges(tpu_aliases={name: meaning})
         if is_tpu

@@ -39,7 +39,7 @@ def resolve(
 ) -> RunTarget:
     """The TPU type, the command and the folder that are meant. The server is asked only where an
     alias may be involved."""
-    known_type = _is_type(accelerator)
+    known_type = topology.is_known(accelerator)
     if known_type and not config_values and folder is None:
         return RunTarget(accelerator, command)
     # A mistyped type must not start a server; aliases of a server that is stopped are not known.
@@ -51,9 +51,9 @@ def resolve(
             typed = accelerator
             if not known_type:
                 accelerator = preferences.tpu_aliases.get(accelerator, accelerator)
-            if not _is_type(accelerator):
+            if not topology.is_known(accelerator):
                 accelerator, pool = _in_inventory(client.inventory().rows, accelerator)
-            if not _is_type(accelerator) and (typed != accelerator or _names_type(typed)):
+            if not topology.is_known(accelerator) and (typed != accelerator or _names_type(typed)):
                 raise _unknown_node(typed, accelerator)
     except Unreachable:
         if needs_preferences:
@@ -98,7 +98,7 @@ def _unknown_node(alias: str, node: str) -> BadInput:
 
 
 def _types_in(name: str) -> list[str]:
-    return [match[0] for match in _TYPE_IN_NAME.finditer(name) if _is_type(match[0])]
+    return [match[0] for match in _TYPE_IN_NAME.finditer(name) if topology.is_known(match[0])]
 
 
 def _names_type(name: str) -> bool:
@@ -117,11 +117,3 @@ def config_argument(preferences: Preferences, pair: str) -> str:
             f"one of {known}; `tpu alias set {key or 'NAME'} PATH` adds one"
         )
     return f"--{path}={value}"
-
-
-def _is_type(text: str) -> bool:
-    try:
-        topology.find(text)
-    except BadInput:
-        return False
-    return True
