@@ -19,6 +19,7 @@ import pytest
 from tests.agent.test_running import archive
 from tests.agent.test_stopping import PATIENT
 from tests.polling import wait_until
+from tpufleet.agent.workload import runner
 from tpufleet.agent.workload.logs import MAX_UNWRITTEN_BYTES, LogFile
 from tpufleet.agent.workload.runner import LOG_UPLOAD_TIMEOUT_SECONDS
 from tpufleet.client import agents
@@ -97,7 +98,10 @@ def test_a_rejected_log_upload_does_not_delay_the_exit_report(harness):
     harness.wait_for_log("unheard\n")
 
 
-def test_a_hanging_log_upload_does_not_delay_the_exit_report(harness, patient_uploads):
+def test_a_hanging_log_upload_does_not_delay_the_exit_report_for_long(
+    harness, patient_uploads, monkeypatch
+):
+    monkeypatch.setattr(runner, "LOG_UNANSWERED_TIMEOUT_SECONDS", 1.0)
     harness.control_plane.delayed_routes["logs"] = threading.Event()
     harness.assign("sh", "-c", "echo late; exit 2")
     harness.start()
@@ -264,6 +268,22 @@ def test_the_exit_waits_while_the_server_has_no_room_for_the_log(harness, status
     wait_until(lambda: time.monotonic() > over)
     assert not any(heartbeat.exit for heartbeat in harness.control_plane.heartbeats)
     del harness.control_plane.refused_routes["logs"]
+    assert harness.wait_for_exit().status == 5
+    assert numbers(harness.log()) == list(range(1, 401))
+
+
+def test_the_exit_waits_while_an_upload_is_not_answered(harness):
+    """Heartbeats are answered; uploads hang, as when the database is frozen, for longer than an
+    upload may take."""
+    held = harness.control_plane.delayed_routes["logs"] = threading.Event()
+    harness.assign("sh", "-c", f"{COUNTS}; exit 5")
+    harness.start()
+    output = harness.work / "j1.0" / "output.log"
+    wait_until(lambda: output.exists() and "exited with status 5" in output.read_text())
+    over = time.monotonic() + LOG_UPLOAD_TIMEOUT_SECONDS + 1
+    wait_until(lambda: time.monotonic() > over)
+    assert not any(heartbeat.exit for heartbeat in harness.control_plane.heartbeats)
+    held.set()
     assert harness.wait_for_exit().status == 5
     assert numbers(harness.log()) == list(range(1, 401))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 
 import pytest
 
@@ -129,6 +130,29 @@ def test_a_cordon_that_was_not_seen_yet_stays(rig):
     finally:
         rig.connection.delete(NODE, name)
     cluster.set_cordon(name, datetime.now(UTC))  # of a node that is gone: nothing happens
+
+
+def test_a_cordon_is_tried_again_while_others_change_the_node():
+    class Busy:
+        """A node that changes between each of the first reads and what follows."""
+
+        def __init__(self, changes: int) -> None:
+            self.changes, self.patches = changes, 0
+
+        def get(self, kind, name):
+            return {"metadata": {"name": name, "resourceVersion": "7"}}
+
+        def patch(self, kind, name, change):
+            self.patches += 1
+            if self.patches <= self.changes:
+                raise Conflict("the object has been modified")
+
+    for changes in (0, 3):
+        busy = Busy(changes)
+        WatchedCluster(cast(Any, busy), lambda: None).set_cordon("node", datetime.now(UTC))
+        assert busy.patches == changes + 1
+    with pytest.raises(Conflict):
+        WatchedCluster(cast(Any, Busy(99)), lambda: None).set_cordon("node", datetime.now(UTC))
 
 
 def test_kwok_nodes_become_ready_with_chips(rig):

@@ -227,6 +227,7 @@ class LogShipper:
         self._send = send
         self._offset = offset
         self.refused = False  # for now: the last upload was answered with a temporary error
+        self.unanswered = False  # an upload was sent, and no response has come yet
         self._advanced_at = time.monotonic()
         self._closing = threading.Event()
         self._complete = threading.Event()
@@ -282,7 +283,11 @@ class LogShipper:
         if not data:
             self._wait_for_data()
             return True
-        before, received = self._offset, self._send(self._offset, data)
+        before, self.unanswered = self._offset, True
+        try:
+            received = self._send(self._offset, data)
+        finally:
+            self.unanswered = False
         self._offset = max(0, min(received, self._log.size))
         if self._offset <= before:
             return False

@@ -52,6 +52,8 @@ LINGER_SECONDS = 2.0
 LOG_UPLOAD_TIMEOUT_SECONDS = 3.0
 # The same if uploads alone are refused for now, as by a server with a full disk.
 LOG_REFUSED_TIMEOUT_SECONDS = 120.0
+# The same if they are not answered, as by a server whose database does not respond.
+LOG_UNANSWERED_TIMEOUT_SECONDS = 30.0
 RESULT_UPLOAD_TIMEOUT_SECONDS = 120.0  # the same for the result
 LAST_POLL_SECONDS = 2.0  # of the checkpoint folder, which may hang
 INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
@@ -184,14 +186,16 @@ class Workload:
 
     def _upload_log(self, shipper: LogShipper) -> None:
         """The rest of it. Once the exit is reported, the host with the log may go away."""
-        refused_until = time.monotonic() + LOG_REFUSED_TIMEOUT_SECONDS
-        shipper.drain(
-            LOG_UPLOAD_TIMEOUT_SECONDS,
-            lambda: (
-                self._waiting_for_server()
-                or (self._wait_for_server and shipper.refused and time.monotonic() < refused_until)
-            ),
-        )
+        began = time.monotonic()
+
+        def paused() -> bool:
+            waited = time.monotonic() - began
+            held_up = (shipper.refused and waited < LOG_REFUSED_TIMEOUT_SECONDS) or (
+                shipper.unanswered and waited < LOG_UNANSWERED_TIMEOUT_SECONDS
+            )
+            return self._waiting_for_server() or (self._wait_for_server and held_up)
+
+        shipper.drain(LOG_UPLOAD_TIMEOUT_SECONDS, paused)
 
     def _run_steps(self, log: LogFile, pipe: PipeReader) -> Exit:
         try:

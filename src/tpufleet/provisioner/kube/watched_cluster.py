@@ -21,6 +21,7 @@ from tpufleet.kubernetes.watch_cache import WatchCache
 from tpufleet.provisioner.kube import label_keys, pod_owners
 from tpufleet.provisioner.kube.pod_owners import OwnerStatus
 
+CORDON_ATTEMPTS = 5
 KUBERNETES_KINDS = {
     pod_owners.JOBSET: JOBSET,
     pod_owners.JOB: JOB,
@@ -100,12 +101,14 @@ class WatchedCluster:
 
     def set_cordon(self, node: str, at: datetime | None) -> None:
         """Cordon a node, or lift the cordon (None). Nothing happens if the node is gone."""
+        # First as it was watched: half the calls, where pools have hundreds of nodes. Then as it is,
+        # which controllers of Kubernetes may change before we do.
         found = self._nodes.get(node)
         with contextlib.suppress(NotFound):
-            if found is not None:
-                # As it was watched: half the calls, where pools have hundreds of nodes.
+            for _ in range(CORDON_ATTEMPTS - 1):
                 with contextlib.suppress(Conflict):
-                    return self._change_cordon(found, at)
+                    return self._change_cordon(found or self._connection.get(NODE, node), at)
+                found = None
             self._change_cordon(self._connection.get(NODE, node), at)
 
     def _change_cordon(self, node: Json, at: datetime | None) -> None:
