@@ -101,8 +101,8 @@ class WatchedCluster:
 
     def set_cordon(self, node: str, at: datetime | None) -> None:
         """Cordon a node, or lift the cordon (None). Nothing happens if the node is gone."""
-        # First as it was watched: half the calls, where pools have hundreds of nodes. Then as it is,
-        # which controllers of Kubernetes may change before we do.
+        # First as it was watched: half the calls, where pools have hundreds of nodes. Then as it
+        # is, which controllers of Kubernetes may change before we do.
         found = self._nodes.get(node)
         with contextlib.suppress(NotFound):
             for _ in range(CORDON_ATTEMPTS - 1):
