@@ -64,10 +64,9 @@ def first_paint(server: servers.Server, rounds: int) -> tuple[float, float] | No
             page = context.new_page()
             page.goto(server.url + client.login_link().path)
             page.locator("table.jobs").wait_for()
-            cookies = context.cookies()
+            logged_in = context.storage_state()
         for _ in range(rounds + 1):
-            with browser.new_context() as context:
-                context.add_cookies(cookies)  # type: ignore[arg-type]
+            with browser.new_context(storage_state=logged_in) as context:
                 page = context.new_page()
                 page.goto(server.url, wait_until="commit")
                 complete.append(float(page.evaluate(ROWS_SHOWN)))
