@@ -118,10 +118,14 @@ def run(config: SupervisorConfig) -> int:
     """Until SIGTERM, or until PID 1 of the namespace ends."""
     _call("unshare", CLONE_NEWNS | CLONE_NEWPID)
     _call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
+    # A SIGTERM that comes before the handler is set waits for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     first = os.fork()
     if first == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os._exit(_run_as_pid_1(config))
     signal.signal(signal.SIGTERM, lambda *_: os.kill(first, signal.SIGKILL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     # waitpid returns only after all other processes of the namespace are gone.
     _, status = os.waitpid(first, 0)
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 0
