@@ -83,6 +83,14 @@ def test_log_lost_by_the_server_is_uploaded_again(harness):
     assert numbers(harness.log()) == list(range(1, 401))
 
 
+def wait_past_the_upload_timeout(harness) -> None:
+    """After the command exited with status 5."""
+    output = harness.work / "j1.0" / "output.log"
+    wait_until(lambda: output.exists() and "exited with status 5" in output.read_text())
+    over = time.monotonic() + LOG_UPLOAD_TIMEOUT_SECONDS + 1
+    wait_until(lambda: time.monotonic() > over)
+
+
 @pytest.fixture
 def patient_uploads(monkeypatch):
     """They wait longer than the test does, so that what waits for them fails it."""
@@ -128,10 +136,7 @@ def test_after_an_outage_longer_than_the_upload_timeout_the_log_precedes_the_exi
     harness.wait_for_phase(Phase.RUNNING)
     harness.control_plane.stop()
     (harness.run_dir() / "go").touch()
-    output = harness.work / "j1.0" / "output.log"
-    wait_until(lambda: "exited with status 5" in output.read_text())
-    over = time.monotonic() + LOG_UPLOAD_TIMEOUT_SECONDS + 1
-    wait_until(lambda: time.monotonic() > over)
+    wait_past_the_upload_timeout(harness)
     held = harness.control_plane.delayed_routes["logs"] = threading.Event()
     count = len(harness.control_plane.heartbeats)
     harness.control_plane.restart()
@@ -262,10 +267,7 @@ def test_the_exit_waits_while_the_server_has_no_room_for_the_log(harness, status
     harness.control_plane.refused_routes["logs"] = status
     harness.assign("sh", "-c", f"{COUNTS}; exit 5")
     harness.start()
-    output = harness.work / "j1.0" / "output.log"
-    wait_until(lambda: output.exists() and "exited with status 5" in output.read_text())
-    over = time.monotonic() + LOG_UPLOAD_TIMEOUT_SECONDS + 1
-    wait_until(lambda: time.monotonic() > over)
+    wait_past_the_upload_timeout(harness)
     assert not any(heartbeat.exit for heartbeat in harness.control_plane.heartbeats)
     del harness.control_plane.refused_routes["logs"]
     assert harness.wait_for_exit().status == 5
@@ -278,10 +280,7 @@ def test_the_exit_waits_while_an_upload_is_not_answered(harness):
     held = harness.control_plane.delayed_routes["logs"] = threading.Event()
     harness.assign("sh", "-c", f"{COUNTS}; exit 5")
     harness.start()
-    output = harness.work / "j1.0" / "output.log"
-    wait_until(lambda: output.exists() and "exited with status 5" in output.read_text())
-    over = time.monotonic() + LOG_UPLOAD_TIMEOUT_SECONDS + 1
-    wait_until(lambda: time.monotonic() > over)
+    wait_past_the_upload_timeout(harness)
     assert not any(heartbeat.exit for heartbeat in harness.control_plane.heartbeats)
     held.set()
     assert harness.wait_for_exit().status == 5
@@ -295,10 +294,7 @@ def test_after_a_database_outage_the_log_precedes_the_exit(harness):
     harness.wait_for_phase(Phase.RUNNING)
     harness.control_plane.refused_routes |= {"beat": 503, "logs": 503}
     (harness.run_dir() / "go").touch()
-    output = harness.work / "j1.0" / "output.log"
-    wait_until(lambda: "exited with status 5" in output.read_text())
-    over = time.monotonic() + LOG_UPLOAD_TIMEOUT_SECONDS + 1
-    wait_until(lambda: time.monotonic() > over)
+    wait_past_the_upload_timeout(harness)
     held = harness.control_plane.delayed_routes["logs"] = threading.Event()
     harness.control_plane.refused_routes.clear()
     count = len(harness.control_plane.heartbeats)

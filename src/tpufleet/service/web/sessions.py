@@ -37,8 +37,9 @@ def read_cookie(secret: bytes, cookie: str, now: datetime) -> tuple[str, str]:
 
 
 def csrf_token(secret: bytes, cookie: str) -> str:
-    """Told once, to the page that logs in, so a request that has it comes from there. Never to
-    whoever has the cookie: browsers send it to every port of the machine, also to those of jobs."""
+    """Sent once, in the response to a login, so a request that has it comes from the page that
+    logged in. The cookie alone does not get it: browsers send cookies to every port of a machine,
+    also to those that jobs listen on."""
     return _signature(secret, f"csrf:{cookie}")
 
 
