@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.web import lab
 from tests.web.conftest import open_page, screenshot
@@ -394,6 +394,37 @@ def test_an_admin_creates_users_tokens_and_ends_sessions(
     expect(page.get_by_role("status").last).to_contain_text("revoked token")
     page.get_by_role("link", name="audit", exact=True).click()
     expect(page.locator("table.audit")).to_contain_text("token.revoke")
+
+
+@pytest.mark.parametrize(
+    ("path", "button", "field", "choice", "slow"),
+    [
+        ("tokens", "Create a token", "User", "mei", "/api/v1/users"),
+        ("tokens", "Create a token", "Pool", "lab", "/api/v1/pools"),
+        ("jobs", "New job", "Pool", "lab", "/api/v1/pools"),
+    ],
+)
+def test_a_question_waits_for_the_choices_that_it_offers(
+    page: Page,
+    server: lab.LabServer,
+    path: str,
+    button: str,
+    field: str,
+    choice: str,
+    slow: str,
+):
+    held: list[Route] = []
+    page.route(f"**{slow}", lambda route: held.append(route))
+    with page.expect_request(f"**{slow}"):
+        page.goto(f"{server.url}/?late#/{PAGES[path]}")
+    expect(page.get_by_role("button", name=button)).to_be_disabled()
+    for each in held:
+        each.continue_()
+    page.unroute(f"**{slow}")
+    page.get_by_role("button", name=button).click()
+    expect(
+        dialog(page).get_by_label(field, exact=True).locator(f"option[value={choice}]")
+    ).to_have_count(1)
 
 
 def test_a_token_has_its_events_for_its_user_and_for_admins(

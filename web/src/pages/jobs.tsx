@@ -23,7 +23,7 @@ export function Jobs() {
   const [cursor, setCursor] = useState(-1);
   const { ask, dialog } = useAsk();
   const { data: preferences, reload } = useData<{ views: Record<string, string> }>("/preferences");
-  const { data: pools } = useData<{ pools: Pool[] }>(isMember() ? "/pools" : null);
+  const { data: pools, error: noPools } = useData<{ pools: Pool[] }>(isMember() ? "/pools" : null);
   const box = useRef<HTMLInputElement>(null);
 
   const load = async (before: string | null) => {
@@ -133,12 +133,16 @@ export function Jobs() {
           ) : null}
         </nav>
         {isMember() ? (
-          <button type="button" onClick={() => ask(submit(pools?.pools ?? [], shown.filter((row) => isMe(row.owner)).slice(0, 20)))}>
+          <button
+            type="button"
+            disabled={!pools}
+            onClick={() => pools && ask(submit(pools.pools, shown.filter((row) => isMe(row.owner)).slice(0, 20)))}
+          >
             New job
           </button>
         ) : null}
       </form>
-      <Failure message={error} />
+      <Failure message={error || noPools} />
       {chosen.size ? (
         <Bulk
           chosen={chosen}

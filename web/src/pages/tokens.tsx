@@ -29,8 +29,9 @@ const SCOPES: [string, string][] = [
 
 export function Tokens() {
   const { data, error, reload } = useData<{ tokens: TokenRow[] }>("/tokens");
-  const { data: users } = useData<{ users: User[] }>(isAdmin() ? "/users" : null);
-  const { data: pools } = useData<{ pools: Pool[] }>("/pools");
+  const { data: users, error: noUsers } = useData<{ users: User[] }>(isAdmin() ? "/users" : null);
+  const { data: pools, error: noPools } = useData<{ pools: Pool[] }>("/pools");
+  const ready = pools !== null && (users !== null || !isAdmin());
   const [shown, setShown] = useState<NewToken | null>(null);
   const { ask, dialog } = useAsk();
   const me = session.value?.user ?? "";
@@ -72,12 +73,12 @@ export function Tokens() {
   return (
     <>
       <div class="controls">
-        <button type="button" class="primary" onClick={() => ask(create())}>
+        <button type="button" class="primary" disabled={!ready} onClick={() => ask(create())}>
           Create a token
         </button>
         <Cli line="tpu token list" />
       </div>
-      <Failure message={error} />
+      <Failure message={error || noUsers || noPools} />
       <Secret made={shown} />
       <Table
         name="tokens"
