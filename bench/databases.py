@@ -34,13 +34,14 @@ _SIZE = 1000
 _COPIES_PER_COMMIT = 5
 _TABLES = {
     "jobs": "id, submitted_at, owner, state, ended, pool, name, parent, data",
-    "attempts": "id, job_id, number, ended, data",
+    "attempts": "id, job_id, number, ended, data, created_at, ended_at",
     "job_tags": "tag, job_id",
     "job_search": (
         "submitted_at, job_id, owner, state, pool, parent, name, accelerator, tags, words"
     ),
     "job_metrics": "name, job_id, value",
 }
+_TIMES = {"submitted_at", "created_at", "ended_at"}
 _TEXTS = {"id", "job_id", "name", "data", "words"}
 
 
@@ -109,8 +110,8 @@ def _copy_all(session: DatabaseSession, numbers: range) -> None:
 
 
 def _copied(column: str, number: int, minute: str) -> str:
-    if column == "submitted_at":
-        return f"submitted_at + {number * 60_000_000}"
+    if column in _TIMES:
+        return f"{column} + {number * 60_000_000}"
     if column not in _TEXTS:
         return column
     copied = f"replace({column}, '{TEMPLATE}', 'c{number:04}')"

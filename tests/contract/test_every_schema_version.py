@@ -29,6 +29,7 @@ from tpufleet.model.job_search import parse_search
 from tpufleet.model.jobs import JobState
 from tpufleet.model.metric_points import MetricPoint
 from tpufleet.model.preferences import Preferences
+from tpufleet.model.slices import SliceState
 from tpufleet.stores import dump, schema_migrations
 from tpufleet.stores.base import ChangeSet, EventQuery, FileKind, JobQuery, Store
 from tpufleet.stores.database import Database, DatabaseSession
@@ -59,7 +60,10 @@ def fill(store: Store) -> None:
                 a.job("j3", at=2, snapshot="d1", parent="j1", checkpoint="/c/j1"),
             ],
             attempts=[a.attempt("j1"), a.ended_attempt("j2", last_step=7)],
-            slices=[a.tpu_slice("s1", job_id="j1")],
+            slices=[
+                a.tpu_slice("s1", job_id="j1"),
+                a.tpu_slice("s2", state=SliceState.GONE, gone_at=a.later(7)),
+            ],
             hosts=[a.host("s1", 0, boot="b"), a.host("s1", 1)],
             pools=[a.pool()],
             refusals=[a.refusal()],
@@ -118,6 +122,7 @@ def contents(store: Store) -> dict[str, Any]:
         "5": (
             store.referring_jobs(["code/d1", "checkpoint/j1", "checkpoint/c"]),
             store.jobs(JobQuery(archived=None, having=FileKind.FILES)),
+            [store.usage(a.later(since), a.later(100)) for since in (6, 8, 10)],
         ),
         "7": (
             store.audit(),

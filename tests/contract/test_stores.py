@@ -15,6 +15,7 @@ from tpufleet.errors import BadInput, Conflict
 from tpufleet.model.agent_protocol import Heartbeat
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.audit import AuditAction, AuditEntry
+from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.host_commands import (
     HostCommand,
     HostCommandKind,
@@ -27,7 +28,7 @@ from tpufleet.model.jobs import Job, JobState, ParentRelation
 from tpufleet.model.slices import SliceState
 from tpufleet.model.users import Role
 from tpufleet.stores import sql_rows
-from tpufleet.stores.base import ChangeSet, EventQuery, FileKind, JobQuery, LiveState
+from tpufleet.stores.base import ChangeSet, EventQuery, FileKind, JobQuery, LiveState, Usage
 from tpufleet.stores.open_store import open_store
 
 NASTY = "naïve 量子 🦉 'single' \"double\" ; -- DROP TABLE jobs\n%s ? {x} \\ $text \t end"
@@ -739,6 +740,42 @@ def test_liveness_of_a_host_that_reports_any_text_is_readable(store):
     found = store.host_liveness([report.host_id for report in reports])
     assert found.keys() == {report.host_id for report in reports}
     assert found["s1/5"].attempt_id == "j1.0" and found["s1/4"].attempt_id is None
+
+
+def test_usage_is_what_was_there_at_some_time_of_a_span(store):
+    gone = {"state": SliceState.GONE}
+    ended = {"state": AttemptState.ENDED, "end_reason": EndReason.FINISHED}
+    store.commit(
+        ChangeSet(
+            new_jobs=[a.job("j1"), a.job("j2"), a.job("j3")],
+            slices=[
+                a.tpu_slice("before", at=1, gone_at=a.later(5), **gone),
+                a.tpu_slice("lost", at=2, lost_at=a.later(15), **gone),
+                a.tpu_slice("at-the-end", at=20, job_id="j3"),
+                a.tpu_slice("across", at=3, gone_at=a.later(90), **gone),
+                a.tpu_slice("there", at=4, job_id="j2"),
+                a.tpu_slice("never", at=5, **gone),
+            ],
+            attempts=[
+                a.attempt("j1", 0, ended_at=a.later(9), **ended),
+                a.attempt("j1", 1, ended_at=a.later(10), **ended),
+                a.attempt("j1", 2),
+            ],
+        )
+    )
+    found = store.usage(a.later(10), a.later(20))
+    assert [each.id for each in found.slices] == ["lost", "across", "there"]
+    assert [each.id for each in found.attempts] == ["j1.1", "j1.2"]
+    assert found.job_ids == ["j1", "j2"]
+    assert [each.id for each in store.usage(None, a.later(3)).slices] == ["before", "lost"]
+    assert len(store.usage(None, a.later(100)).slices) == 6
+    assert store.usage(None, a.NOW).attempts == []
+    assert store.first_slice_at() == a.later(1)
+
+
+def test_without_slices_nothing_was_used(store):
+    assert store.first_slice_at() is None
+    assert store.usage(None, a.NOW) == Usage(slices=[], attempts=[])
 
 
 def test_liveness_outside_a_period_is_that_of_slices_still_there(store):

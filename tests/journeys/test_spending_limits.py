@@ -12,6 +12,7 @@ from tpufleet.model.encoding import from_json
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import EventKind
 from tpufleet.model.jobs import JobState
+from tpufleet.service import settled_costs
 from tpufleet.stores.base import EventQuery
 
 USD_PER_SECOND = 7.68 / 3600
@@ -126,3 +127,31 @@ def test_budgets_that_were_removed_are_no_longer_reported(make_fleet):
     fleet.run(60)
     report = from_json(fleet.store.metadata(BUDGET_REPORT).encode(), BudgetReport)
     assert report.budgets == ()
+
+
+def test_a_budget_for_all_time_counts_months_that_are_over(make_fleet):
+    total = Budget(scope=BudgetScope.USER, name="ann", usd=1.0, period=BudgetPeriod.TOTAL)
+    fleet = make_fleet(budgets=[total])
+    first = fleet.submit(Program(steps=300))
+    fleet.settle(first)
+    fleet.run(60)  # its slice is released
+    spent = _spent(fleet)
+    assert spent == pytest.approx(300 * USD_PER_SECOND, rel=0.2)
+    for _ in range(3):
+        fleet.clock.advance(timedelta(days=40))
+        fleet.run(60)
+    assert _spent(fleet) == pytest.approx(spent)
+    settled = settled_costs.settle(fleet.store, fleet.clock.now())
+    assert settled is not None and sum(row.chip_hours for row in settled.rows) > 0
+    fleet.restart_controller(budgets=[total])
+    fleet.run(60)
+    assert _spent(fleet) == pytest.approx(spent)
+    second = fleet.submit(Program(steps=3600))
+    fleet.until(lambda: fleet.job(second).ended, 1200)
+    assert fleet.job(second).end_reason is EndReason.OVER_BUDGET
+    assert _spent(fleet) == pytest.approx(1.0, abs=2 * LATE * USD_PER_SECOND)
+
+
+def _spent(fleet) -> float:
+    report = from_json(fleet.store.metadata(BUDGET_REPORT).encode(), BudgetReport)
+    return sum(use.spent for use in report.budgets)

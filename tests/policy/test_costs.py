@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tpufleet.errors import BadInput
 from tpufleet.model import prices
 from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
+from tpufleet.model.costs import SettledCosts
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.jobs import Capacity, Job, JobId, JobSpec
 from tpufleet.model.pools import CapacityRefusal
@@ -181,3 +185,49 @@ def test_prices_from_the_config_take_precedence_and_are_marked():
 def test_invalid_prices_are_rejected(own):
     with pytest.raises(BadInput, match="prices"):
         prices.price_table(own)
+
+
+@given(
+    cut=st.floats(0, 30),
+    spans=st.lists(st.tuples(st.floats(0, 20), st.floats(0, 10)), min_size=1, max_size=4),
+    live=st.booleans(),
+)
+def test_what_was_billed_before_and_after_a_moment_is_all_that_was_billed(cut, spans, live):
+    end = {} if live else {"lost_at": at(25), "gone_at": at(25), "loss": LossReason.RELEASED}
+    held = [
+        tpu_slice("own", up_at=at(0), job_id=JobId("j0"), assigned_at=at(0), **end),
+        tpu_slice("pooled", up_at=at(0), pool="lab", **end),
+    ]
+    begin, attempts = 0.0, []
+    for number, (wait, length) in enumerate(spans):
+        begin += wait
+        name = f"j{number % 2}"
+        attempts.append(
+            attempt(name, number, ["pooled"], begin, begin + length, last_step=4, checkpoint_step=1)
+        )
+        begin += length
+    jobs = {each.id: each for each in (job("j0"), job("j1", owner="mo"))}
+    billed = lambda **bounds: costs.account(held, jobs, attempts, at(30), **bounds)
+    whole = costs.by_owner(billed())
+    settled = costs.settle(SettledCosts(until=START), billed(until=at(cut)), at(cut))
+    both = costs.settle(settled, billed(since=at(cut)), at(30)).rows
+    assert settled.until == at(cut)
+    assert [(row.owner, row.pool) for row in both] == [(row.owner, row.pool) for row in whole]
+    for one, other in zip(both, whole, strict=True):
+        for figure in ("chip_hours", "running", "lost", "unknown"):
+            assert getattr(one, figure) == pytest.approx(getattr(other, figure), abs=1e-6)
+        assert one.job_id is None
+
+
+def test_costs_of_simulated_and_real_slices_are_not_summed_together():
+    rows = [
+        replace(row, simulated=simulated)
+        for simulated in (True, False)
+        for row in costs.account(
+            [tpu_slice("a", up_at=at(0), job_id=JobId("j"))], {JobId("j"): job("j")}, [], at(2)
+        )
+    ]
+    assert [(row.simulated, row.chip_hours) for row in costs.by_owner(rows)] == [
+        (False, 8.0),
+        (True, 8.0),
+    ]

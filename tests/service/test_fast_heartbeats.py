@@ -174,12 +174,12 @@ def test_a_heartbeat_in_many_parts_is_answered(there):
 
 
 def test_agents_are_asked_to_connect_again_when_too_many_connections_rest(service):
-    limited(service, connections=8)  # 4 may rest
+    limited(service, connections=8)  # 6 may rest
     service.add_slice("s1", None)
     body = to_json(service.make_heartbeat("s1/0"))
     with contextlib.ExitStack() as stack:
         kept = []
-        for _ in range(6):
+        for _ in range(8):
             connection, file = stack.enter_context(connected(service))
             connection.sendall(head(service, body) + body)
             status, headers, _ = read_response(file)
@@ -187,7 +187,7 @@ def test_agents_are_asked_to_connect_again_when_too_many_connections_rest(servic
             kept.append(headers.get("connection") != "close")
             if not kept[-1]:
                 wait_until(partial(is_closed, connection))
-        assert kept == [True] * 4 + [False] * 2
+        assert kept == [True] * 6 + [False] * 2
 
 
 def test_a_connection_that_rests_too_long_is_closed(service):

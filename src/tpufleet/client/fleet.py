@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -530,8 +530,9 @@ class FleetClient:
         params = {"host": host}
         return self._transport.send("GET", path, params=params, timeout=_BULK_SECONDS).content
 
-    def costs(self) -> CostReport:
-        return self._get("/costs", CostReport)
+    def costs(self, since: datetime | None = None) -> CostReport:
+        """Of all jobs since then; without it of everything, earlier months summed by owner."""
+        return self._get("/costs", CostReport, since=since.isoformat() if since else None)
 
     def budgets(self) -> BudgetReport:
         return self._get("/budgets", BudgetReport)

@@ -10,19 +10,19 @@ from functools import cache
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model import encoding
-from tpufleet.model.attempts import Attempt
 from tpufleet.model.budgets import BUDGET_REPORT, BudgetReport, BudgetUse
-from tpufleet.model.costs import CostRow
+from tpufleet.model.costs import SETTLED_COSTS, CostRow, SettledCosts
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.records import replace
 from tpufleet.policy import budgets, costs
-from tpufleet.stores.base import JobQuery, Store
+from tpufleet.stores.base import Store
 
 # At a dollar per chip hour, a v5e-256 spends about 2 dollars between two checks.
 CHECK_INTERVAL = timedelta(seconds=30)
 # Name in the store's metadata of the alerts that were recorded as events.
 BUDGET_ALERTS = "budget_alerts"
-PAGE_SIZE = 1000
+# Longer than it takes to record the end of an attempt or of a slice.
+SETTLED_AFTER = timedelta(hours=1)
 
 
 class SpendingMonitor:
@@ -37,9 +37,7 @@ class SpendingMonitor:
         self._known = set(json.loads(store.metadata(BUDGET_ALERTS) or "[]"))
         self._report: BudgetReport | None = None  # not saved yet
         self._left_from_before = store.metadata(BUDGET_REPORT) is not None
-        # Every job that may have used a slice; those that ended are read once.
-        self._jobs: dict[JobId, Job] = {}
-        self._attempts: dict[JobId, Sequence[Attempt]] = {}
+        self._spent: dict[datetime | None, SettledCosts] = {}  # since the start of each period
 
     def check(self, now: datetime) -> None:
         if self._checked_at is not None and now - self._checked_at < CHECK_INTERVAL:
@@ -87,30 +85,38 @@ class SpendingMonitor:
                 self._stop(job, budgets.budget_limit(job, exhausted))
 
     def _uses(self, now: datetime) -> list[BudgetUse]:
-        self._load_jobs()
-        slices = self._store.slices(live_only=False)
-        attempts = [attempt for found in self._attempts.values() for attempt in found]
-
         @cache
         def rows_since(since: datetime | None) -> Sequence[CostRow]:
-            return costs.account(slices, self._jobs, attempts, now, since=since)
+            return self._spent_since(since, now)
 
         users = [user.name for user in self._store.users()]
-        return budgets.usage(self._budgets, rows_since, self._prices, now, users)
+        uses = budgets.usage(self._budgets, rows_since, self._prices, now, users)
+        current = {use.since for use in uses}
+        self._spent = {since: spent for since, spent in self._spent.items() if since in current}
+        return uses
 
-    def _load_jobs(self) -> None:
-        """Newest first, until a page holds nothing new."""
-        live = [job_id for job_id, job in self._jobs.items() if not job.ended]
-        self._jobs |= self._store.find_jobs(live)
-        self._attempts |= self._store.attempts_of(live)
-        before: JobId | None = None
-        while page := self._store.jobs(JobQuery(archived=None, limit=PAGE_SIZE, before=before)):
-            new = [job for job in page if job.id not in self._jobs]
-            self._jobs |= {job.id: job for job in new}
-            self._attempts |= self._store.attempts_of([job.id for job in new])
-            before = page[-1].id
-            if not new or len(page) < PAGE_SIZE:
-                break
+    def _spent_since(self, since: datetime | None, now: datetime) -> list[CostRow]:
+        """Days that are over are read once, one by one, and only their sums are kept."""
+        spent = self._spent.get(since) or self._first(since, now)
+        today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        while spent.until < today - SETTLED_AFTER:
+            until = min(spent.until + timedelta(days=1), today - SETTLED_AFTER)
+            spent = costs.settle(spent, self._billed(spent.until, until, now), until)
+        self._spent[since] = spent
+        return [*spent.rows, *self._billed(spent.until, now, now)]
+
+    def _first(self, since: datetime | None, now: datetime) -> SettledCosts:
+        if since is not None:
+            return SettledCosts(until=since)
+        settled = self._store.metadata(SETTLED_COSTS)
+        if settled is not None:
+            return encoding.from_json(settled.encode(), SettledCosts)
+        return SettledCosts(until=self._store.first_slice_at() or now)
+
+    def _billed(self, since: datetime, until: datetime, now: datetime) -> list[CostRow]:
+        found = self._store.usage(since, until)
+        jobs = self._store.find_jobs(found.job_ids)
+        return costs.account(found.slices, jobs, found.attempts, now, since=since, until=until)
 
     def _holds_slices(self, job_id: JobId) -> bool:
         slices = self._working_set.slices

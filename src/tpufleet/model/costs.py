@@ -7,10 +7,14 @@ from datetime import datetime
 
 from tpufleet.model.jobs import Capacity, JobId
 
+# Name in the store's metadata of the costs that are settled.
+SETTLED_COSTS = "settled_costs"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostRow:
-    """One job on one type of slice; without a job: slices that no job used."""
+    """One job on one type of slice. Without a job: all earlier jobs of the owner; without an owner
+    too: slices that no job used."""
 
     job_id: JobId | None
     job_name: str
@@ -35,6 +39,16 @@ class CostRow:
 class CostReport:
     rows: tuple[CostRow, ...]
     now: datetime
+    # What was billed before is summed by owner; None: there are rows of all jobs.
+    jobs_since: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SettledCosts:
+    """What was billed before a moment, by owner, pool and type: it does not change any more."""
+
+    until: datetime
+    rows: tuple[CostRow, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -87,6 +87,12 @@ class TpuSlice:
         return self.state is SliceState.GONE or self.fenced_at is not None
 
     @property
+    def gone_since(self) -> datetime | None:
+        if self.state is not SliceState.GONE:
+            return None
+        return self.gone_at or self.lost_at or self.requested_at
+
+    @property
     def live(self) -> bool:
         """Usable, or may become so."""
         return self.state in LIVE_STATES

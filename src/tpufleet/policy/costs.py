@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from tpufleet.model import topology
 from tpufleet.model.attempts import Attempt, AttemptId
-from tpufleet.model.costs import CostRow, StockRow
+from tpufleet.model.costs import CostRow, SettledCosts, StockRow
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.jobs import Capacity, Job, JobId
 from tpufleet.model.pools import CapacityRefusal, RefusalKind
@@ -50,9 +50,10 @@ def account(
     now: datetime,
     reporting: Collection[AttemptId] = (),
     since: datetime | None = None,
+    until: datetime | None = None,
 ) -> list[CostRow]:
     """Every billed chip hour exactly once, largest row first. `reporting`: live attempts that have
-    reported a step. `since`: only what was billed later."""
+    reported a step. `since` and `until`: only what was billed between them."""
     on_slice: dict[SliceId, list[Attempt]] = {}
     for attempt in attempts:
         for slice_id in attempt.slices:
@@ -60,8 +61,9 @@ def account(
     sums: dict[_Key, _Totals] = {}
     for tpu_slice in slices:
         span = paid_span(tpu_slice, now)
-        if span is not None and since is not None:
-            span = (max(span[0], since), span[1]) if span[1] > since else None
+        if span is not None and (since is not None or until is not None):
+            start, end = max(span[0], since or span[0]), min(span[1], until or span[1])
+            span = (start, end) if start < end else None
         if span is not None:
             _add_slice(tpu_slice, span, on_slice.get(tpu_slice.id, ()), sums, now, reporting)
     rows = [_row(key, totals, jobs) for key, totals in sums.items()]
@@ -140,6 +142,30 @@ def lost_share(attempt: Attempt) -> float:
     kept = max(attempt.checkpoint_step or start, start)
     done = attempt.last_step - start
     return min(1.0, max(0.0, (attempt.last_step - kept) / done)) if done > 0 else 0.0
+
+
+def by_owner(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
+    """Sums, without the jobs."""
+    sums: dict[tuple[str, str, str, Capacity, bool], CostRow] = {}
+    for row in rows:
+        key = (row.owner, row.pool or "", row.accelerator, row.capacity, row.simulated)
+        other = sums.get(key)
+        sums[key] = replace(
+            row,
+            job_id=None,
+            job_name="",
+            slices=row.slices + (other.slices if other else 0),
+            chip_hours=row.chip_hours + (other.chip_hours if other else 0.0),
+            running=row.running + (other.running if other else 0.0),
+            lost=row.lost + (other.lost if other else 0.0),
+            unknown=row.unknown + (other.unknown if other else 0.0),
+        )
+    return tuple(sums[key] for key in sorted(sums))
+
+
+def settle(settled: SettledCosts, rows: Iterable[CostRow], until: datetime) -> SettledCosts:
+    """With what was billed from its end until then."""
+    return SettledCosts(until=until, rows=by_owner((*settled.rows, *rows)))
 
 
 def stock(slices: Iterable[TpuSlice], refusals: Iterable[CapacityRefusal]) -> list[StockRow]:

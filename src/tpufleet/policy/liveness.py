@@ -19,7 +19,7 @@ HOST_LOST_AFTER = timedelta(seconds=50)
 # controller's own clock.
 _WATCHED_SHARE = 0.4
 # What one server can handle beside its other work. Hosts report less often the more there are.
-HEARTBEATS_PER_SECOND = 700
+HEARTBEATS_PER_SECOND = 450
 # Heartbeats in a row that may be lost.
 _MISSED_HEARTBEATS = 3
 # Without a tick for this long, or with the clock set by this much, the control plane was absent.

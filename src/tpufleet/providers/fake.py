@@ -81,7 +81,9 @@ class FakeProvider:
             except Exception as error:
                 raise BadRequest(str(error)) from error
             available = self.stock.get((order.zone, order.accelerator))
-            if available is not None and available - self._in_use(order) < len(wanted):
+            if available is not None and (
+                available < len(wanted) or available - self._in_use(order) < len(wanted)
+            ):
                 raise NoCapacity(f"no {order.accelerator} in {order.zone}")
             now = self._now()
             for slice_id in wanted:

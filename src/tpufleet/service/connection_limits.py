@@ -54,7 +54,7 @@ class ConnectionLimits:
     def kept(self) -> int:
         """Connections that may rest between two requests. Beyond that, the server asks agents to
         connect for each heartbeat, so that it never runs out of descriptors or memory."""
-        return min(self.connections // 2, MAX_KEPT)
+        return min(self.connections * 3 // 4, MAX_KEPT)
 
     @property
     def backlog(self) -> int:

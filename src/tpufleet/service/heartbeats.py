@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from tpufleet.errors import BadInput
@@ -17,9 +17,16 @@ from tpufleet.model import topology
 from tpufleet.model.agent_protocol import PROTOCOL, Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import MAX_HEARTBEAT_POINTS, Host, HostId, HostLiveness
+from tpufleet.model.hosts import (
+    MAX_HEARTBEAT_POINTS,
+    Host,
+    HostId,
+    HostLiveness,
+    ProgressPoint,
+)
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.jobs import JobId
+from tpufleet.model.records import replace
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.policy import liveness
 from tpufleet.service import identifiers
@@ -113,8 +120,7 @@ class Heartbeats:
     ) -> HeartbeatReply:
         """The caller has been authenticated as an agent of this slice."""
         times_sent = [point.at for point in heartbeat.points]
-        heartbeat = on_server_clock(heartbeat, now)
-        points, heartbeat = heartbeat.points, replace(heartbeat, points=())
+        heartbeat, points = on_server_clock(heartbeat, now)
         await self._update_interval(now)
         state = await self._look_up(heartbeat.host_id, slice_id)
         tpu_slice, host, assignment = state.tpu_slice, state.host, state.assignment
@@ -319,9 +325,11 @@ def reported_facts(source: Heartbeat | Host) -> tuple[object, ...]:
     )
 
 
-def on_server_clock(heartbeat: Heartbeat, now: datetime) -> Heartbeat:
-    """Progress with the time by this server's clock. The clocks of hosts are off and can step; only
-    the difference of two of their times is used."""
+def on_server_clock(
+    heartbeat: Heartbeat, now: datetime
+) -> tuple[Heartbeat, tuple[ProgressPoint, ...]]:
+    """Progress with the time by this server's clock, and the points apart. The clocks of hosts are
+    off and can step; only the difference of two of their times is used."""
     sent_at = _utc(heartbeat.at)
 
     def on_server(moment: datetime) -> datetime:
@@ -333,7 +341,9 @@ def on_server_clock(heartbeat: Heartbeat, now: datetime) -> Heartbeat:
     points = tuple(
         replace(point, at=on_server(point.at)) for point in heartbeat.points[-MAX_HEARTBEAT_POINTS:]
     )
-    return replace(heartbeat, progress=progress, points=points)
+    if progress is heartbeat.progress and not heartbeat.points:
+        return heartbeat, ()
+    return replace(heartbeat, progress=progress, points=()), points
 
 
 def _utc(moment: datetime) -> datetime:

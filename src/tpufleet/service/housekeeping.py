@@ -1,5 +1,5 @@
 """Every hour: deletes files that nothing refers to (uploads that were never finished, code of no
-job), and what the retention rules say."""
+job), and what the retention rules say. Sums up the costs of months that are over."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tpufleet.errors import FleetError
 from tpufleet.policy.retention import RetentionRules
 from tpufleet.service import retention_rules
 from tpufleet.service.files.job_files import JobFiles
+from tpufleet.service.settled_costs import settle
 from tpufleet.stores.base import Store, code_reference
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ def run_until(
             "apply the retention rules",
             lambda: retention_rules.apply(store, files, rules, clock.now()),
         )
+        _run("sum up the costs of earlier months", lambda: settle(store, clock.now()))
         if stopping.wait(INTERVAL_SECONDS):
             return
 

@@ -50,11 +50,19 @@ class ServerMetrics:
             buckets=_LATENCY_BUCKETS,
             registry=registry,
         )
+        self._by_operation: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         registry.register(_FleetCollector(store, clock))
 
     def count(self, operation: str, status: int, seconds: float) -> None:
-        self._requests.labels(operation, str(status)).inc()
-        self._seconds.labels(operation).observe(seconds)
+        counted = self._by_operation.get((operation, status))
+        if counted is None:  # finding it takes longer than counting
+            counted = (
+                self._requests.labels(operation, str(status)),
+                self._seconds.labels(operation),
+            )
+            self._by_operation[operation, status] = counted
+        counted[0].inc()
+        counted[1].observe(seconds)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -268,6 +268,17 @@ class ApiCall:
         if not digits or not least <= int(text) <= most:
             raise BadInput(f"{name}: must be an integer from {least} to {most}, not {text[:40]!r}")
         return int(text)
+
+    def query_time(self, name: str) -> datetime | None:
+        text = self.query_text(name)
+        if text is None:
+            return None
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            example = "2026-05-01T00:00:00Z"
+            raise BadInput(f"{name}: must be a time such as {example}, not {text[:40]!r}") from None
+        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
     def parse_body(self, kind: type[T]) -> T:
         return check_bounds(from_json(self.body, kind))

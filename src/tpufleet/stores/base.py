@@ -142,6 +142,19 @@ class LiveState:
     refusals: Sequence[CapacityRefusal] = ()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """What was there in a span of time."""
+
+    slices: Sequence[TpuSlice]  # oldest first
+    attempts: Sequence[Attempt]  # oldest first
+
+    @property
+    def job_ids(self) -> list[JobId]:
+        held = {each.job_id for each in self.slices if each.job_id is not None}
+        return sorted(held | {attempt.job_id for attempt in self.attempts})
+
+
 class StoreChange(Enum):
     """What a commit added, for those who wait for it."""
 
@@ -229,6 +242,15 @@ class Store(Protocol):
         self, *, live_only: bool = True, pool: str | None = None, job_id: JobId | None = None
     ) -> list[TpuSlice]:
         """Oldest first. `live_only` excludes those that are GONE."""
+        ...
+
+    def first_slice_at(self) -> datetime | None:
+        """When the first slice was requested."""
+        ...
+
+    def usage(self, since: datetime | None, until: datetime) -> Usage:
+        """Slices and attempts that were requested or created before `until`, and not gone or ended
+        before `since`."""
         ...
 
     def find_slices(self, slices: Sequence[SliceId]) -> dict[SliceId, TpuSlice]:

@@ -34,6 +34,7 @@ from tpufleet.stores.base import (
     StoreChange,
     StoredObject,
     Subscription,
+    Usage,
 )
 from tpufleet.stores.database import NoNotifications
 
@@ -223,6 +224,28 @@ class MemoryStore:
                 and (job_id is None or tpu_slice.job_id == job_id)
             ]
         return sorted(matching, key=lambda tpu_slice: (tpu_slice.requested_at, tpu_slice.id))
+
+    def first_slice_at(self) -> datetime | None:
+        with self._lock:
+            return min((each.requested_at for each in self._slices.values()), default=None)
+
+    def usage(self, since: datetime | None, until: datetime) -> Usage:
+        def lasted(ended_at: datetime | None) -> bool:
+            return since is None or ended_at is None or ended_at >= since
+
+        with self._lock:
+            slices = [
+                each
+                for each in self.slices(live_only=False)
+                if each.requested_at < until and lasted(each.gone_since)
+            ]
+            attempts = [
+                each
+                for each in self._attempts.values()
+                if each.created_at < until and lasted(each.ended_at)
+            ]
+        attempts.sort(key=lambda each: (each.created_at, each.id))
+        return Usage(slices=slices, attempts=attempts)
 
     def find_slices(self, slices: Sequence[SliceId]) -> dict[SliceId, TpuSlice]:
         with self._lock:

@@ -16,6 +16,7 @@ from tpufleet.stores.job_references import fill_job_references
 from tpufleet.stores.json_key_renames import rename_json_keys
 from tpufleet.stores.resource_history import fill_resource_history
 from tpufleet.stores.search_backfill import fill_job_search
+from tpufleet.stores.usage_times import fill_usage_times
 
 Migration = str | Callable[[DatabaseSession], None]  # SQL, or a function
 
@@ -28,6 +29,7 @@ _FUNCTIONS: dict[int, Migration] = {
 _FILLS: dict[int, Callable[[DatabaseSession], None]] = {
     22: fill_job_references,
     25: fill_resource_history,
+    27: fill_usage_times,
 }
 
 

@@ -42,6 +42,7 @@ from tpufleet.stores.base import (
     StoreChange,
     StoredObject,
     Subscription,
+    Usage,
 )
 from tpufleet.stores.database import Database, DatabaseSession, Row
 
@@ -193,6 +194,17 @@ class SqlStore:
     ) -> list[TpuSlice]:
         statement, values = sql_queries.select_slices(live_only, pool, job_id)
         return self._all(TpuSlice, statement, *values)
+
+    def first_slice_at(self) -> datetime | None:
+        first = self._rows("SELECT MIN(requested_at) FROM slices")[0][0]
+        return None if first is None else sql_rows.from_micros(first)
+
+    def usage(self, since: datetime | None, until: datetime) -> Usage:
+        span = (0 if since is None else sql_rows.to_micros(since), sql_rows.to_micros(until))
+        return Usage(
+            slices=self._all(TpuSlice, sql_queries.SLICES_BETWEEN, *span),
+            attempts=self._all(Attempt, sql_queries.ATTEMPTS_BETWEEN, *span),
+        )
 
     def find_slices(self, slices: Sequence[SliceId]) -> dict[SliceId, TpuSlice]:
         rows = self._joined_in_batches("SELECT data FROM slices WHERE id IN ({keys})", slices)

@@ -38,8 +38,8 @@ _COUNT = (
     "ON CONFLICT (state) DO UPDATE SET count = job_counts.count + excluded.count"
 )
 _TAG = "INSERT INTO job_tags (tag, job_id) VALUES (?, ?) ON CONFLICT DO NOTHING"
-_ATTEMPT = upsert("attempts", "id, job_id, number, ended, data")
-_SLICE = upsert("slices", "id, requested_at, gone, pool, job_id, data")
+_ATTEMPT = upsert("attempts", "id, job_id, number, ended, data, created_at, ended_at")
+_SLICE = upsert("slices", "id, requested_at, gone, pool, job_id, data, gone_at")
 _HOST = upsert("hosts", "id, slice_id, number, data")
 _REFUSAL = upsert("refusals", "id, data")
 _POOL = upsert("pools", "name, data")

@@ -15,6 +15,13 @@ Select = tuple[str, list[Any]]
 
 LIVE_STATES = frozenset(JobState) - ENDED_STATES
 
+SLICES_BETWEEN = (
+    "SELECT data FROM slices WHERE gone_at >= ? AND requested_at < ? ORDER BY requested_at, id"
+)
+ATTEMPTS_BETWEEN = (
+    "SELECT data FROM attempts WHERE ended_at >= ? AND created_at < ? ORDER BY created_at, id"
+)
+
 _NEWEST_FIRST = "ORDER BY submitted_at DESC, id DESC LIMIT ?"
 _OLDEST_FIRST = "ORDER BY submitted_at, id LIMIT ?"
 # In this order: SQLite reads the left table of a CROSS JOIN first.

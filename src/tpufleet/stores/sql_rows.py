@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_NEVER = 2**63 - 1
 _RECORD_SEPARATOR, _UNIT_SEPARATOR = "\x1e", "\x1f"  # JSON escapes both, and ids have neither
 _SEPARATORS = dict.fromkeys(map(ord, (_RECORD_SEPARATOR, _UNIT_SEPARATOR)))
 # Older SQLite accepts 999 parameters in one statement.
@@ -27,6 +28,11 @@ _BATCH_SIZE = 900
 
 def to_micros(moment: datetime) -> int:
     return (moment - _EPOCH) // _MICROSECOND
+
+
+def end_micros(moment: datetime | None) -> int:
+    """Of what may go on: the largest number then."""
+    return _NEVER if moment is None else to_micros(moment)
 
 
 def from_micros(micros: int) -> datetime:
@@ -57,7 +63,15 @@ def tag_rows(jobs: Iterable[Job]) -> list[Row]:
 
 
 def attempt_row(attempt: Attempt) -> Row:
-    return (attempt.id, attempt.job_id, attempt.number, int(not attempt.live), to_text(attempt))
+    return (
+        attempt.id,
+        attempt.job_id,
+        attempt.number,
+        int(not attempt.live),
+        to_text(attempt),
+        to_micros(attempt.created_at),
+        end_micros(attempt.ended_at),
+    )
 
 
 def slice_row(tpu_slice: TpuSlice) -> Row:
@@ -68,6 +82,7 @@ def slice_row(tpu_slice: TpuSlice) -> Row:
         tpu_slice.pool,
         tpu_slice.job_id,
         to_text(tpu_slice),
+        end_micros(tpu_slice.gone_since),
     )
 
 

@@ -100,9 +100,9 @@ export function Usage() {
             <Table
               name="costs"
               rows={rows.slice(0, 200)}
-              rowKey={(row) => `${row.job_id} ${row.accelerator} ${row.capacity} ${row.pool}`}
+              rowKey={(row) => `${row.job_id} ${row.owner} ${row.accelerator} ${row.capacity} ${row.pool}`}
               columns={[
-                { name: "Job", cell: (row) => (row.job_id ? <JobLink id={row.job_id} name={row.job_name} /> : "(idle)") },
+                { name: "Job", cell: (row) => (row.job_id ? <JobLink id={row.job_id} name={row.job_name} /> : row.owner ? "(earlier jobs)" : "(idle)") },
                 { name: "Owner", cell: (row) => row.owner || "–" },
                 { name: "Type", cell: (row) => typeName(row.accelerator) },
                 { name: "Capacity", cell: (row) => row.capacity },

@@ -10,16 +10,13 @@ from datetime import datetime, timedelta
 from tpufleet.model import encoding, prices
 from tpufleet.model.budgets import BUDGET_REPORT, BudgetReport
 from tpufleet.model.costs import CostReport, CostRow, StockReport
-from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.users import Role
 from tpufleet.policy import costs
-from tpufleet.service import queries
+from tpufleet.service import queries, settled_costs
 from tpufleet.service.rate_limiter import TooManyRequests
-from tpufleet.service.routing import ApiCall, Router
-from tpufleet.stores.base import JobQuery, Store
+from tpufleet.service.routing import ApiCall, Param, Router
 
-PAGE_SIZE = 1000
-_reporting = threading.Lock()  # one at a time: it reads all jobs
+_reporting = threading.Lock()  # one at a time: it may read very many jobs
 _BUSY_RETRY = timedelta(seconds=5)
 
 router = Router()
@@ -30,25 +27,31 @@ router = Router()
     "/costs",
     role=Role.VIEWER,
     summary="Report chip hours and costs, paid and lost",
+    params=(
+        Param(
+            "since",
+            "Only what was billed since then, such as 2026-05-01T00:00:00Z. Without it, "
+            "everything: by job for this month and the last one, by owner for earlier months.",
+        ),
+    ),
     response=CostReport,
 )
 def get_costs(call: ApiCall) -> CostReport:
+    since = call.query_time("since")
     if not _reporting.acquire(blocking=False):
         raise TooManyRequests("another report of costs is being computed", _BUSY_RETRY)
     try:
-        return _report(call)
+        return _report(call, since)
     finally:
         _reporting.release()
 
 
-def _report(call: ApiCall) -> CostReport:
-    jobs = all_jobs(call.store)
-    found = call.store.attempts_of(list(jobs)).values()
-    attempts = [attempt for of_job in found for attempt in of_job]
-    reporting = queries.attempts_with_steps(call.store, attempts)
-    slices = call.store.slices(live_only=False)
-    rows = costs.account(slices, jobs, attempts, call.now, reporting)
-    return CostReport(rows=_priced(call, rows), now=call.now)
+def _report(call: ApiCall, since: datetime | None) -> CostReport:
+    settled = settled_costs.settled_costs(call.store) if since is None else None
+    jobs_since = since if settled is None else settled.until
+    rows = settled_costs.billed(call.store, jobs_since, call.now, call.now)
+    earlier = () if settled is None else settled.rows
+    return CostReport(rows=_priced(call, (*rows, *earlier)), now=call.now, jobs_since=jobs_since)
 
 
 @router.route(
@@ -104,14 +107,3 @@ def get_budgets(call: ApiCall) -> BudgetReport:
 def get_stock(call: ApiCall) -> StockReport:
     rows = costs.stock(call.store.slices(live_only=False), call.store.refusals())
     return StockReport(rows=tuple(rows), now=call.now)
-
-
-def all_jobs(store: Store, since: datetime | None = None) -> dict[JobId, Job]:
-    jobs: dict[JobId, Job] = {}
-    before: JobId | None = None
-    while page := store.jobs(JobQuery(archived=None, limit=PAGE_SIZE, before=before)):
-        jobs |= {job.id: job for job in page if since is None or job.submitted_at >= since}
-        before = page[-1].id
-        if len(page) < PAGE_SIZE:
-            break
-    return jobs

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import click
 
-from tpufleet.model import prices
+from tpufleet.model import durations, prices
 from tpufleet.model.costs import CostRow
 from tpufleet.model.topology import short_name
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 
 GROUPINGS: dict[str, Callable[[CostRow], str]] = {
-    "job": lambda row: f"{row.job_id} ({row.job_name})" if row.job_id else "(no job)",
+    "job": lambda row: (
+        f"{row.job_id} ({row.job_name})"
+        if row.job_id
+        else f"(earlier jobs of {row.owner})"
+        if row.owner
+        else "(no job)"
+    ),
     "user": lambda row: row.owner or "(no user)",
     "pool": lambda row: row.pool or "(no pool)",
     "type": lambda row: f"{short_name(row.accelerator)} {row.capacity}",
@@ -36,15 +43,23 @@ class CostTotal:
 
 
 @click.command(
-    epilog="\b\nExamples:\n  tpu cost\n  tpu cost --by user --json\n  tpu cost --prices\n"
+    epilog="\b\nExamples:\n  tpu cost\n  tpu cost --by user --since 30d\n"
+    "  tpu cost --since 2026-05-01 --json\n  tpu cost --prices\n"
 )
 @click.option("--by", type=click.Choice(list(GROUPINGS)), default="job", show_default=True)
+@click.option(
+    "--since",
+    metavar="WHEN",
+    help="Only what was billed since then: a date such as 2026-05-01 (UTC), or 30d ago.",
+)
 @click.option("--prices", "show_prices", is_flag=True, help="Show the price table instead.")
 @json_option
-def cost(by: str, show_prices: bool, as_json: bool) -> None:
+def cost(by: str, since: str | None, show_prices: bool, as_json: bool) -> None:
     """Show chip hours and dollars by job, user, pool or type: how much of it was useful, and how
     much was lost, because work was repeated after the loss of a slice. Unknown: attempts that did
     not finish and reported no steps.
+
+    Without --since, jobs of earlier months than the last one are summed by user.
 
     Prices are estimates; `prices` in the config file overrides them. Simulated slices are
     priced like real ones and marked as simulated; nothing is billed for them.
@@ -54,7 +69,7 @@ def cost(by: str, show_prices: bool, as_json: bool) -> None:
         _show_prices(table, as_json)
         return
     with connection.connect() as client:
-        rows = client.costs().rows
+        rows = client.costs(None if since is None else _moment(since)).rows
     totals: dict[str, CostTotal] = {}
     for row in rows:
         label = GROUPINGS[by](row)
@@ -72,6 +87,15 @@ def cost(by: str, show_prices: bool, as_json: bool) -> None:
         "no cost yet",
         droppable=("LOST COST", "UNKNOWN", "LOST"),
     )
+
+
+def _moment(written: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(written)
+    except ValueError:
+        hint = "pass a date such as 2026-05-01, or a duration such as 30d"
+        return datetime.now(UTC) - durations.parse_finite(written, "--since", hint)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def _add(item: CostTotal, row: CostRow, table: dict[tuple[str, str], prices.Price]) -> None:
