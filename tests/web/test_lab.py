@@ -427,6 +427,30 @@ def test_a_question_waits_for_the_choices_that_it_offers(
     ).to_have_count(1)
 
 
+@pytest.mark.parametrize("answer", ["no answer", "503"])
+@pytest.mark.parametrize("path", ["/session", "/jobs?**", "/users", "/stream**"])
+def test_what_a_server_that_starts_does_not_answer_is_asked_again(
+    page: Page, server: lab.LabServer, path: str, answer: str
+):
+    failed: list[str] = []
+
+    def fail_twice(route: Route) -> None:
+        failed.append(route.request.url)
+        if len(failed) > 2:
+            route.fallback()
+        elif answer == "503":
+            route.fulfill(status=503, json={"error": {"message": "the database is starting"}})
+        else:
+            route.abort()
+
+    page.route(f"**/api/v1{path}", fail_twice)
+    page.goto(f"{server.url}/?again#/{'people/users' if path == '/users' else 'jobs'}")
+    expect(page.locator("tbody tr").first).to_be_visible()
+    expect(page.get_by_text("live", exact=True)).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    assert len(failed) > 2
+
+
 def test_a_token_has_its_events_for_its_user_and_for_admins(
     page: Page, member: Page, server: lab.LabServer
 ):

@@ -264,6 +264,18 @@ export class ApiError extends Error {
 const PREFIX = "/api/v1";
 let csrf = "";
 
+const RETRY_MS = 3000;
+
+/** Whether the same request may succeed later: the server starts, is overloaded, or is not reached. */
+export const isTemporary = (failure: unknown) =>
+  failure instanceof ApiError && (failure.status === 0 || failure.status === 429 || failure.status >= 500);
+
+/** Later, and not at the same moment in all browsers. Returns how to cancel it. */
+export function retry(action: () => void): () => void {
+  const timer = setTimeout(action, RETRY_MS * (0.5 + Math.random()));
+  return () => clearTimeout(timer);
+}
+
 async function request<T>(method: string, path: string, body?: unknown, token?: string): Promise<T> {
   const headers: Record<string, string> = {};
   if (token) headers["Authorization"] = `Bearer ${token}`;
@@ -326,13 +338,29 @@ export function newJobId(): string {
   return Array.from(bytes, (byte) => LETTERS[byte % 32]).join("");
 }
 
-/** Server-sent events; the browser reconnects after the last event that it received. */
+/** Server-sent events, after the last one that was received when the connection was lost. */
 export function listen(path: string, handlers: Record<string, (data: string) => void>): () => void {
-  const source = new EventSource(PREFIX + path);
-  for (const [name, handle] of Object.entries(handlers)) {
-    source.addEventListener(name, (message) => handle((message as MessageEvent<string>).data));
-  }
-  source.onopen = () => handlers["open"]?.("");
-  source.onerror = () => handlers["closed"]?.("");
-  return () => source.close();
+  let source: EventSource;
+  let last = "";
+  let cancel = () => {};
+  const open = () => {
+    source = new EventSource(PREFIX + path + (last && `${path.includes("?") ? "&" : "?"}after=${encodeURIComponent(last)}`));
+    for (const [name, handle] of Object.entries(handlers)) {
+      source.addEventListener(name, (message) => {
+        last = (message as MessageEvent<string>).lastEventId || last;
+        handle((message as MessageEvent<string>).data);
+      });
+    }
+    source.onopen = () => handlers["open"]?.("");
+    source.onerror = () => {
+      handlers["closed"]?.("");
+      // The browser connects again by itself, unless it was answered with an error.
+      if (source.readyState === EventSource.CLOSED) cancel = retry(open);
+    };
+  };
+  open();
+  return () => {
+    cancel();
+    source.close();
+  };
 }

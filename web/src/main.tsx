@@ -1,6 +1,6 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { currentSession, login, remove } from "./api";
+import { currentSession, isTemporary, login, remove, retry } from "./api";
 import { Compare } from "./pages/compare";
 import { EventsPage } from "./pages/events";
 import { Fleet } from "./pages/fleet";
@@ -14,6 +14,7 @@ import { ReservationPage } from "./pages/reservation";
 import { Reservations } from "./pages/reservations";
 import { SlicePage } from "./pages/slice";
 import { Usage } from "./pages/usage";
+import { Failure } from "./parts";
 import "./style.css";
 import { connect, connected, disconnect, go, route, session, start, toast } from "./state";
 
@@ -102,11 +103,21 @@ function Page() {
 
 function App() {
   const [checked, setChecked] = useState(false);
+  const [problem, setProblem] = useState("");
   useEffect(() => {
-    currentSession()
-      .then((found) => (session.value = found))
-      .catch(() => null)
-      .finally(() => setChecked(true));
+    const check = async () => {
+      try {
+        session.value = await currentSession();
+      } catch (failure) {
+        if (isTemporary(failure)) {
+          setProblem((failure as Error).message);
+          retry(() => void check());
+          return;
+        }
+      }
+      setChecked(true);
+    };
+    void check();
   }, []);
   const user = session.value?.user;
   useEffect(() => {
@@ -115,7 +126,12 @@ function App() {
   }, [user]);
   const path = route.value.join("/");
   useEffect(() => document.querySelector("header nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" }), [path, user]);
-  if (!checked) return null;
+  if (!checked)
+    return problem ? (
+      <main class="login">
+        <Failure message={problem} />
+      </main>
+    ) : null;
   if (!session.value) return <Login />;
   const page = route.value[0] || "jobs";
   const section = page === "slices" ? "fleet" : page === "compare" ? "jobs" : page;

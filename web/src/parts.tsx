@@ -1,7 +1,7 @@
 // Parts that several pages share.
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { ApiError, type FleetEvent, type JobRow, get } from "./api";
+import { ApiError, type FleetEvent, type JobRow, get, isTemporary, retry } from "./api";
 import { age, clock, number, tone } from "./format";
 import { now, recent, say, session } from "./state";
 
@@ -175,6 +175,7 @@ export function useData<T>(
     shown.current = path;
     if (path === null) return;
     let current = true;
+    let cancel = () => {};
     const load = async () => {
       if (document.hidden) return;
       try {
@@ -182,7 +183,10 @@ export function useData<T>(
         if (current) (setData(() => answer), setError(""));
       } catch (failure) {
         if (failure instanceof ApiError && failure.status === 401) session.value = null;
-        if (current) setError(failure instanceof Error ? failure.message : String(failure));
+        if (!current) return;
+        setError(failure instanceof Error ? failure.message : String(failure));
+        cancel();
+        if (isTemporary(failure)) cancel = retry(() => void load());
       }
     };
     void load();
@@ -190,6 +194,7 @@ export function useData<T>(
     document.addEventListener("visibilitychange", load);
     return () => {
       current = false;
+      cancel();
       clearInterval(timer);
       document.removeEventListener("visibilitychange", load);
     };

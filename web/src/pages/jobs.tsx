@@ -1,5 +1,5 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { type JobRow, type Pool, get, jobPath, newJobId, patch, post } from "../api";
+import { type JobRow, type Pool, get, isTemporary, jobPath, newJobId, patch, post, retry } from "../api";
 import { type Question, type Values, each, useAsk } from "../dialogs";
 import { needs, plural, typeName, word } from "../format";
 import { Age, Cli, Empty, Failure, JobLink, Progress, State, Tags, useData } from "../parts";
@@ -19,6 +19,7 @@ export function Jobs() {
   const [rows, setRows] = useState<JobRow[] | null>(null);
   const [next, setNext] = useState<string | null>(null);
   const [error, setError] = useState("");
+  const [failed, setFailed] = useState(false);
   const [chosen, setChosen] = useState<Set<string>>(new Set());
   const [cursor, setCursor] = useState(-1);
   const { ask, dialog } = useAsk();
@@ -37,6 +38,7 @@ export function Jobs() {
       setError("");
     } catch (failure) {
       setError(failure instanceof Error ? failure.message : String(failure));
+      setFailed(before === null && isTemporary(failure));
     }
   };
   useEffect(() => {
@@ -44,6 +46,10 @@ export function Jobs() {
     setCursor(-1);
     void load(null);
   }, [text]);
+  useEffect(() => {
+    if (!failed) return;
+    return retry(() => (setFailed(false), void load(null)));
+  }, [failed, text]);
   // Jobs that are not on the page yet: load it again, not more than once in two seconds.
   const unknown = useMemo(() => {
     const known = new Set(rows?.map((row) => row.id));
