@@ -159,6 +159,9 @@ def test_other_shells_accept_their_script(shell: Shell, name, tmp_path):
     if name == "fish":
         proposed = shell.run(name, "-c", f"source {script}; complete -C 'tpu why resnet'")
         assert "resnet-large" in proposed
+        commands = shell.run(name, "-c", f"source {script}; complete -C 'tpu '")
+        texts = dict(line.split("\t", 1) for line in commands.splitlines() if "\t" in line)
+        assert any("," in text for text in texts.values()), "descriptions end at a comma"
 
 
 def test_names_are_remembered_while_the_server_does_not_answer(world, tpu, tmp_path, monkeypatch):

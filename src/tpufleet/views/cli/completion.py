@@ -28,5 +28,8 @@ def completion(context: click.Context, shell: str, as_json: bool) -> None:
     kind = get_completion_class(shell)
     assert kind is not None, "click knows these shells"
     writer = kind(context.find_root().command, {}, "tpu", COMPLETION_VARIABLE)
-    script = writer.source_template % writer.source_vars()
+    template = writer.source_template
+    if shell == "fish":  # click's script cuts descriptions at their first comma
+        template = template.replace('string split ","', 'string split --max 1 ","')
+    script = template % writer.source_vars()
     print_result({"shell": shell, "script": script}, script, as_json)
