@@ -111,6 +111,8 @@ def test_the_inventory_has_slices_room_and_notes(world: ServiceHarness, tpu: Tpu
     ids = lambda *args: [row["id"] for row in tpu.json("find", *args)["rows"]]
     assert ids("v4", "--free") == ["s-2"] and ids("v5e", "--free") == ["lab"]
     assert ids("-n") == ["s-2"] and ids("v5+") == ["s-1", "lab"]
+    assert ids("small") == ids("s-1") == ["s-1"] and ids("small", "v4") == ["s-1", "s-2"]
+    assert "unknown" in tpu("find", "smal").stderr
 
 
 def test_an_alias_does_not_hide_a_slice_or_a_pool(world: ServiceHarness, tpu: Tpu, lab):

@@ -140,9 +140,9 @@ def set_(
 
 @click.command(
     epilog="\b\nExamples:\n  tpu find v4 --free\n  tpu find v5e-16 -n\n"
-    "  tpu find v4+ --zone us-east5-a\n"
+    "  tpu find v4+ --zone us-east5-a\n  tpu find big\n"
 )
-@click.argument("types", metavar="[TYPE]…", nargs=-1)
+@click.argument("types", metavar="[TYPE|SLICE]…", nargs=-1)
 @click.option("--free", is_flag=True, help="Only free slices, and room in pools.")
 @click.option("--spot", "-p", "spot", is_flag=True, help="Only spot capacity.")
 @click.option("--on-demand", "-n", "on_demand", is_flag=True, help="Only on-demand capacity.")
@@ -156,14 +156,17 @@ def find(
     zone: str | None,
     as_json: bool,
 ) -> None:
-    """Find slices by TYPE: a size (v4-32), a generation (v4), or that one and later ones (v4+)."""
-    wanted = [generation_pattern(each) for each in types]
+    """Find slices by TYPE: a size (v4-32), a generation (v4), or that one and later ones (v4+); or by
+    the name or alias of a slice."""
     with connection.connect() as client:
         rows = client.inventory().rows
+    named = {each: named_slices(rows, each) for each in types}
+    wanted = [generation_pattern(each) for each in types if not named[each]]
+    by_name = [row for found in named.values() for row in found]
     found = [
         row
         for row in rows
-        if (not wanted or any(each.fullmatch(row.accelerator) for each in wanted))
+        if (not types or row in by_name or any(each.fullmatch(row.accelerator) for each in wanted))
         and (not free or row.state in FREE_STATES)
         and (not spot or row.capacity is Capacity.SPOT)
         and (not on_demand or row.capacity is Capacity.ON_DEMAND)
