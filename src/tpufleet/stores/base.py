@@ -249,7 +249,7 @@ class Store(Protocol):
         ...
 
     def usage(self, since: datetime | None, until: datetime) -> Usage:
-        """Slices and attempts that were requested or created before `until`, and not gone or ended
+        """Slices and attempts that were requested or created by `until`, and not gone or ended
         before `since`."""
         ...
 

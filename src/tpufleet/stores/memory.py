@@ -237,12 +237,12 @@ class MemoryStore:
             slices = [
                 each
                 for each in self.slices(live_only=False)
-                if each.requested_at < until and lasted(each.gone_since)
+                if each.requested_at <= until and lasted(each.gone_since)
             ]
             attempts = [
                 each
                 for each in self._attempts.values()
-                if each.created_at < until and lasted(each.ended_at)
+                if each.created_at <= until and lasted(each.ended_at)
             ]
         attempts.sort(key=lambda each: (each.created_at, each.id))
         return Usage(slices=slices, attempts=attempts)

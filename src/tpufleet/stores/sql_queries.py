@@ -16,10 +16,10 @@ Select = tuple[str, list[Any]]
 LIVE_STATES = frozenset(JobState) - ENDED_STATES
 
 SLICES_BETWEEN = (
-    "SELECT data FROM slices WHERE gone_at >= ? AND requested_at < ? ORDER BY requested_at, id"
+    "SELECT data FROM slices WHERE gone_at >= ? AND requested_at <= ? ORDER BY requested_at, id"
 )
 ATTEMPTS_BETWEEN = (
-    "SELECT data FROM attempts WHERE ended_at >= ? AND created_at < ? ORDER BY created_at, id"
+    "SELECT data FROM attempts WHERE ended_at >= ? AND created_at <= ? ORDER BY created_at, id"
 )
 
 _NEWEST_FIRST = "ORDER BY submitted_at DESC, id DESC LIMIT ?"
