@@ -1,35 +1,64 @@
-"""How costs are displayed."""
+"""`tpu cost`, as users type it."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from tpufleet.views.cli.cost import CostTotal, cells, total
-from tpufleet.views.cli.stock import retry_time
+import pytest
 
-TRAIN = CostTotal("train", chip_hours=8.0, useful=6.0, lost=1.0, unknown=0.5, usd=9.6, lost_usd=1.2)
-ODD = CostTotal("odd", chip_hours=2.0, priced=False)
-
-
-def test_a_row_shows_useful_lost_and_unknown_chip_hours():
-    assert cells(TRAIN) == ("train", "8.00", "6.00 (75%)", "1.00", "0.50", "$9.60", "$1.20")
-
-
-def test_retry_time_of_a_zone():
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    assert retry_time(now + timedelta(seconds=15), now) == "in 15 s"
-    assert retry_time(now - timedelta(minutes=13), now) == "now"
-    assert retry_time(None, now) == "-"
+from tests.polling import wait_until
+from tests.service.harness import ServiceHarness
+from tests.views.cli_runner import Tpu
+from tpufleet.model.costs import SETTLED_COSTS, CostRow, SettledCosts
+from tpufleet.model.encoding import to_json
+from tpufleet.model.jobs import Capacity
 
 
-def test_a_total_with_an_unknown_price_is_marked():
-    assert cells(total([TRAIN, ODD])) == (
-        "total", "10.00", "6.00 (60%)", "1.00", "0.50", "$9.60 + unpriced", "$1.20",
-    )  # fmt: skip
-    assert cells(total([TRAIN, TRAIN]))[5] == "$19.20"
+@pytest.fixture
+def used(world: ServiceHarness) -> ServiceHarness:
+    """A slice of 16 chips, for four hours."""
+    wait_until(lambda: world.store.metadata(SETTLED_COSTS))  # by the housekeeping at the start
+    start = world.clock.now()
+    world.submit("job-1", name="train")
+    world.add_slice("s-1", "job-1", up_at=start, ready_at=start, assigned_at=start)
+    world.clock.advance(timedelta(hours=4))
+    return world
 
 
-def test_simulated_slices_are_never_shown_as_real_cost():
-    simulated = CostTotal("try", chip_hours=2.0, simulated_usd=2.4)
-    assert cells(simulated)[5:] == ("$2.40 simulated", "$0.00")
-    assert cells(total([TRAIN, simulated]))[5] == "$9.60 + $2.40 simulated"
+def test_costs_are_limited_to_a_date_or_a_time_ago(used: ServiceHarness, tpu: Tpu):
+    hours = lambda *args: [row["chip_hours"] for row in tpu.json("cost", *args)["rows"]]
+    three = used.clock.now() - timedelta(hours=3)
+    assert hours() == [64]
+    for written in (three.isoformat(), f"{three:%Y-%m-%dT%H:%M}"):
+        assert hours("--since", written) == [48]
+    ago = datetime.now(UTC) - used.clock.now() + timedelta(hours=1)
+    assert hours("--since", f"{int(ago.total_seconds())}s") == [pytest.approx(16, abs=1)]
+    assert "nothing was billed since then" in tpu("cost", "--since", "2999-01-01").stderr
+
+
+def test_months_that_are_settled_are_shown_by_user(used: ServiceHarness, tpu: Tpu):
+    earlier = CostRow(
+        job_id=None,
+        job_name="",
+        owner="mo",
+        pool=None,
+        accelerator="v4-8",
+        capacity=Capacity.SPOT,
+        slices=3,
+        chip_hours=12.0,
+        running=8.0,
+        lost=0.0,
+    )
+    settled = SettledCosts(until=used.clock.now() - timedelta(hours=4), rows=(earlier,))
+    used.store.put_metadata(SETTLED_COSTS, to_json(settled).decode())
+    shown = tpu.ok("cost")
+    assert "job-1 (train)" in shown and "(earlier jobs of mo)" in shown
+    rows = tpu.json("cost", "--by", "user")["rows"]
+    assert {row["label"]: row["chip_hours"] for row in rows} == {"mel": 64, "mo": 12}
+
+
+@pytest.mark.parametrize("written", ["tomorrow", "none", "2026-13-01", "-3d", "99999d"])
+def test_a_moment_that_is_none_is_explained_before_the_server_is_asked(alone: Tpu, written: str):
+    refused = alone("cost", "--since", written)
+    assert refused.exit_code != 0
+    assert f"{written!r} is neither a date such as 2026-05-01 nor a duration" in refused.stderr

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import click
 
+from tpufleet.errors import BadInput
 from tpufleet.model import durations, prices
 from tpufleet.model.costs import CostRow
 from tpufleet.model.topology import short_name
@@ -68,8 +69,9 @@ def cost(by: str, since: str | None, show_prices: bool, as_json: bool) -> None:
     if show_prices:
         _show_prices(table, as_json)
         return
+    moment = None if since is None else _moment(since)
     with connection.connect() as client:
-        rows = client.costs(None if since is None else _moment(since)).rows
+        rows = client.costs(moment).rows
     totals: dict[str, CostTotal] = {}
     for row in rows:
         label = GROUPINGS[by](row)
@@ -84,7 +86,7 @@ def cost(by: str, since: str | None, show_prices: bool, as_json: bool) -> None:
     output.print_table(
         (by.upper(), "CHIP HOURS", "USEFUL", "LOST", "UNKNOWN", "COST", "LOST COST"),
         (cells(item) for item in shown),
-        "no cost yet",
+        "no cost yet" if since is None else "nothing was billed since then",
         droppable=("LOST COST", "UNKNOWN", "LOST"),
     )
 
@@ -93,9 +95,16 @@ def _moment(written: str) -> datetime:
     try:
         moment = datetime.fromisoformat(written)
     except ValueError:
-        hint = "pass a date such as 2026-05-01, or a duration such as 30d"
-        return datetime.now(UTC) - durations.parse_finite(written, "--since", hint)
+        return datetime.now(UTC) - _span(written)
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _span(written: str) -> timedelta:
+    hint = f"{written!r} is neither a date such as 2026-05-01 nor a duration such as 30d"
+    try:
+        return durations.parse_finite(written, "--since", hint)
+    except BadInput as error:
+        raise BadInput(f"--since: {hint}") from error
 
 
 def _add(item: CostTotal, row: CostRow, table: dict[tuple[str, str], prices.Price]) -> None:

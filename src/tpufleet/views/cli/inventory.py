@@ -156,8 +156,8 @@ def find(
     zone: str | None,
     as_json: bool,
 ) -> None:
-    """Find slices by TYPE: a size (v4-32), a generation (v4), or that one and later ones (v4+); or by
-    the name or alias of a slice."""
+    """Find slices by TYPE: a size (v4-32), a generation (v4), or that one and later ones (v4+);
+    or by name or alias."""
     with connection.connect() as client:
         rows = client.inventory().rows
     named = {each: named_slices(rows, each) for each in types}
