@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.polling import Patience
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpufleet/servers"
 VERSION = "v1.56.1"
 INSTALL_HINT = (
@@ -52,13 +54,13 @@ def server(host: str = "127.0.0.1") -> Iterator[str]:
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 60
+        patience = Patience(60)
         while True:
             try:
                 urllib.request.urlopen(f"{url}/_internal/healthcheck", timeout=1)
                 break
             except OSError:
-                assert time.monotonic() < deadline and process.poll() is None, (
+                assert not patience.is_over and process.poll() is None, (
                     "fake-gcs-server did not start"
                 )
                 time.sleep(0.05)

@@ -272,6 +272,15 @@ def test_a_server_does_not_start_on_files_that_others_can_read(tmp_path, name):
         control_plane.serve(settings, embedded=False)
 
 
+def test_the_time_that_a_command_waits_for_an_answer(tmp_path):
+    load = lambda text: config.load({"TPUFLEET_REQUEST_TIMEOUT": text}, tmp_path)
+    assert config.load({}, tmp_path).request_timeout is None
+    assert load("2m").request_timeout == timedelta(minutes=2)
+    for wrong in ("soon", "none", "0s"):
+        with pytest.raises(BadInput, match="TPUFLEET_REQUEST_TIMEOUT"):
+            load(wrong)
+
+
 def test_the_half_life_of_usage(tmp_path):
     load = lambda text: config.load({"TPUFLEET_FAIR_SHARE_HALF_LIFE": text}, tmp_path)
     assert config.load({}, tmp_path).fair_share_half_life == timedelta(days=7)

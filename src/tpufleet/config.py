@@ -40,6 +40,7 @@ KEYS = (
     "tls_cert",
     "tls_key",
     "ca_file",
+    "request_timeout",
     "insecure_http",
     "snapshot_limit",
     "log_limit",
@@ -81,6 +82,7 @@ class Config:
     tls_cert: Path | None = None  # certificate chain of the server, PEM; None: plain HTTP
     tls_key: Path | None = None  # its private key, PEM
     ca_file: Path | None = None  # CAs that clients and agents trust besides the system's
+    request_timeout: timedelta | None = None  # of a client's requests; None: 30 s
     insecure_http: bool = False  # plain HTTP may be reached from other machines
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
     log_limit: int = DEFAULT_LOG_LIMIT  # bytes of all logs of a job
@@ -209,6 +211,7 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         tls_cert=_path(cert[0], user_home) if (cert := setting("tls_cert")) else None,
         tls_key=_path(key[0], user_home) if (key := setting("tls_key")) else None,
         ca_file=_path(ca[0], user_home) if (ca := setting("ca_file")) else None,
+        request_timeout=_timeout(*wait) if (wait := setting("request_timeout")) else None,
         insecure_http=_flag(*insecure) if (insecure := setting("insecure_http")) else False,
         snapshot_limit=_size(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
         log_limit=_size(*log_limit) if (log_limit := setting("log_limit")) else DEFAULT_LOG_LIMIT,
@@ -498,6 +501,16 @@ def _count(text: str, source: str) -> int:
             f"{source}: {text!r} is not a number of slices; use a whole number of at least 1"
         )
     return int(text)
+
+
+def _timeout(text: str, source: str) -> timedelta:
+    try:
+        span = durations.parse(text)
+    except BadInput as error:
+        raise BadInput(f"{source}: {error}") from error
+    if span is None or span < timedelta(seconds=1):
+        raise BadInput(f"{source}: must be at least 1s, such as 2m")
+    return span
 
 
 def _half_life(text: str, source: str) -> timedelta | None:

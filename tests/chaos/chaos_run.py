@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from tests import server_process
 from tests.chaos import ledger
+from tests.polling import Patience
 from tests.server_process import Server
 from tpufleet.client import snapshots
 from tpufleet.client.fleet import FleetClient
@@ -144,17 +145,17 @@ class ChaosRun:
 
     def call(self, request: Callable[[FleetClient], object], within: float) -> None:
         """Send a request to any of the servers, again and again until it was answered."""
-        deadline = time.monotonic() + within
+        patience = Patience(within)
         for number in itertools.count():
             try:
                 request(self.servers[number % len(self.servers)].client)
                 return
             except (Unreachable, RuntimeError) as error:  # RuntimeError: this client was closed
-                assert time.monotonic() < deadline, self.failure_report(f"no answer: {error}")
+                assert not patience.is_over, self.failure_report(f"no answer: {error}")
                 time.sleep(0.1)
             except FleetError as error:
                 self._note(f"refused: {error}")
-                assert time.monotonic() < deadline, self.failure_report(f"refused: {error}")
+                assert not patience.is_over, self.failure_report(f"refused: {error}")
                 time.sleep(0.5)
 
     # What is done to them.
@@ -212,16 +213,16 @@ class ChaosRun:
         """Wait until every job has ended and nothing is left, then check all that was promised."""
         for sender in self._senders:
             sender.join(within)
-        deadline = time.monotonic() + within
+        patience = Patience(within)
         while not self._all_ended():
             self.watch(0.1)
-            assert time.monotonic() < deadline, self.failure_report(
+            assert not patience.is_over, self.failure_report(
                 f"not all ended within {within:g} s: {self._running()}"
             )
         self._note("every job has ended")
-        deadline = time.monotonic() + CLEARED_WITHIN
+        patience = Patience(CLEARED_WITHIN)
         while left := self._left():
-            assert time.monotonic() < deadline, self.failure_report(f"still there: {left}")
+            assert not patience.is_over, self.failure_report(f"still there: {left}")
             time.sleep(0.5)
         for server in self.servers:
             status = server.stop()

@@ -42,14 +42,12 @@ def test_jobs_survive_a_blow_of_each_kind(chaos_run, seed):
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(1000, 1200))
 def test_jobs_survive_whatever_dies_again_and_again(chaos_run, seed):
     run_chaos(chaos_run(seed), count=8)
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(2000, 2010))
 def test_jobs_survive_hosts_that_only_seem_to_live(chaos_run, seed):
     """A host that stalls is known by its silence alone, which takes a while."""

@@ -120,7 +120,7 @@ def test_a_server_that_freezes_in_a_transaction_does_not_keep_the_lease(url, sto
     def renew(session: DatabaseSession) -> None:
         session.rows("SELECT holder FROM leases FOR UPDATE")
         locked.set()
-        thawed.wait(60)
+        thawed.wait(300)
 
     def freeze() -> None:
         try:
@@ -130,18 +130,17 @@ def test_a_server_that_freezes_in_a_transaction_does_not_keep_the_lease(url, sto
 
     frozen = threading.Thread(target=freeze)
     frozen.start()
-    assert locked.wait(60)
+    assert locked.wait(300)
     began = time.monotonic()
     later = now + 2 * LEASE_TTL
     assert store.acquire_lease("controller", "other", LEASE_TTL, later).holder == "other"
     assert time.monotonic() - began < 2 * LEASE_TTL.total_seconds()
     thawed.set()
-    frozen.join(60)
+    frozen.join(300)
     assert [type(error) for error in failures] == [Unreachable]
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(3000, 3020))
 def test_jobs_survive_the_loss_of_the_acting_server(pair, store, tmp_path, seed):
     pair.start()
@@ -157,7 +156,6 @@ def test_jobs_survive_the_loss_of_the_acting_server(pair, store, tmp_path, seed)
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(5000, 5010))
 def test_a_server_that_slept_through_its_lease_does_no_harm(pair, balancer, store, tmp_path, seed):
     pair.start()
@@ -182,7 +180,6 @@ def test_a_server_that_slept_through_its_lease_does_no_harm(pair, balancer, stor
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(4000, 4003))
 def test_jobs_survive_agents_that_cannot_reach_the_other_server(lonely_pair, store, tmp_path, seed):
     """Their hosts are silent, so they are lost, and new ones are had."""

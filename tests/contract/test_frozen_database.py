@@ -126,7 +126,11 @@ def test_sigterm_ends_a_server_whose_database_is_frozen(proxy, tmp_path):
     with ThreadPoolExecutor(4) as threads:
         asked = [
             threads.submit(
-                httpx.get, f"{server.url}/api/v1/jobs", headers=headers, timeout=60, trust_env=False
+                httpx.get,
+                f"{server.url}/api/v1/jobs",
+                headers=headers,
+                timeout=300,
+                trust_env=False,
             )
             for _ in range(4)
         ]

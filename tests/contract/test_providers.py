@@ -3,7 +3,6 @@ moved forward in time."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.polling import Patience
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadRequest, NoCapacity
 from tpufleet.model.cloud_slices import CloudSlice, CloudState
@@ -133,9 +133,9 @@ def listed(world: World) -> dict[str, CloudSlice]:
 
 def becomes(world: World, condition: Callable[[dict[str, CloudSlice]], bool]) -> None:
     """Let time pass until the listing fulfils the condition."""
-    deadline = time.monotonic() + 60
+    patience = Patience(60)
     while not condition(listed(world)):
-        assert time.monotonic() < deadline, listed(world)
+        assert not patience.is_over, listed(world)
         world.pass_time(timedelta(seconds=1))
 
 

@@ -7,12 +7,12 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.polling import wait_until
 
 pytest.importorskip("jax")
 
@@ -41,10 +41,7 @@ class Gang:
         return [process.returncode for process in self.processes]
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 120
-        while not condition():
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.01)
+        wait_until(condition, timeout=120, describe=self.logs, interval=0.01)
 
 
 class GangRunner:

@@ -61,7 +61,7 @@ def running(command, **environment):
         yield process
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(300)
 
 
 def upload(uploader, vertex):

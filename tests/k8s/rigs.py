@@ -84,7 +84,7 @@ class Rig:
         for _, stop in self._threads:
             stop.set()
         for thread, _ in self._threads:
-            thread.join(60)
+            thread.join(300)
         for jobset in self.connection.list(JOBSET, self.namespace)[0]:
             self.connection.delete(JOBSET, jobset["metadata"]["name"], self.namespace)
         self.server.close()
@@ -168,7 +168,7 @@ class Rig:
             raise FleetError("the provisioner does not listen yet")
         metrics, probes = addresses[-1]
         address = metrics if path == "metrics" else probes
-        with urllib.request.urlopen(f"http://{address}/{path}", timeout=60) as response:
+        with urllib.request.urlopen(f"http://{address}/{path}", timeout=300) as response:
             return response.read().decode()
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:

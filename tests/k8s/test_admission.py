@@ -14,7 +14,6 @@ from tpufleet.provisioner.kube import label_keys
 from tpufleet.provisioner.kube.admission import AdmissionSettings, job_key
 from tpufleet.provisioner.kube.webhook_server import WebhookServer
 
-pytestmark = pytest.mark.timeout(600)
 CONFIGURATION = ResourceKind(
     "admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration",
     "mutatingwebhookconfigurations", namespaced=False,

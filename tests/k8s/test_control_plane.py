@@ -13,7 +13,6 @@ from tpufleet.errors import Conflict, NotFound
 from tpufleet.kubernetes.connections import JOBSET
 from tpufleet.testbed.kubernetes import binaries, cluster
 
-pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
 
 

@@ -32,8 +32,6 @@ from tpufleet.providers.gke.manifests import GkeSettings
 from tpufleet.providers.gke.provider import GkeProvider
 from tpufleet.providers.gke.slice_slots import ANNOTATION
 
-pytestmark = pytest.mark.timeout(600)
-
 
 class ManualNow(ManualClock):
     """System time plus whatever the test adds."""

@@ -17,8 +17,6 @@ from tpufleet.providers.base import Order
 from tpufleet.providers.gke import manifests
 from tpufleet.providers.gke.settings import GkeSettings
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def test_pods_with_settings_of_the_job_are_admitted_in_a_restricted_namespace(rig):
     labels = {"pod-security.kubernetes.io/enforce": "restricted", "tpufleet.dev/jobs": "true"}

@@ -9,7 +9,6 @@ from tpufleet.kubernetes.connections import EVENT, LEADER_WORKER_SET, NODE, POD
 from tpufleet.provisioner.kube import label_keys
 from tpufleet.testbed.kubernetes import leader_worker_sets
 
-pytestmark = pytest.mark.timeout(600)
 HOSTS = 4
 TOLERATIONS = [{"key": label_keys.TPU, "operator": "Exists"}]
 

@@ -21,7 +21,6 @@ from tpufleet.testbed.kubernetes import binaries
 ROOT = Path(__file__).parents[2] / "deploy" / "k8s"
 OVERLAYS = ["overlays/gke", "overlays/local"]
 EVERYTHING = [*OVERLAYS, "base/bridge"]
-pytestmark = pytest.mark.timeout(600)
 
 # Third-party kinds without a schema here: only their presence is checked.
 THIRD_PARTY = {

@@ -17,8 +17,6 @@ from tests.k8s.test_serving import Fleet
 from tpufleet.kubernetes.connections import POD
 from tpufleet.providers.gke import states
 
-pytestmark = pytest.mark.timeout(600)
-
 A, B, VM_ZONE = "us-central1-a", "us-central1-b", "us-west4-a"
 MACHINE = "ct5lp-hightpu-4t"
 JOB = {

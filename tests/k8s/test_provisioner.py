@@ -10,8 +10,6 @@ from tests.k8s.rigs import V5E, eventually
 from tpufleet.kubernetes.connections import EVENT, JOB, JOBSET, NODE, POD
 from tpufleet.provisioner.kube import label_keys
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def nodes(rig):
     return rig.connection.list(NODE, labels={label_keys.OWNER_NAMESPACE: rig.namespace})[0]

@@ -14,8 +14,6 @@ from tests.docs import markdown
 from tpufleet.testbed.kubernetes import emulated_gke
 from tpufleet.testbed.kubernetes.processes import ProcessRegistry
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def commands() -> list[str]:
     page = (markdown.DOCS / "provisioner.md").read_text()

@@ -19,8 +19,6 @@ from tpufleet.testbed.kubernetes import cluster
 from tpufleet.testbed.kubernetes.node import bridge_network, node_config, real_node, supervisor
 from tpufleet.testbed.kubernetes.processes import ProcessRegistry
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(scope="module")
 def own_plane(control_plane_build):

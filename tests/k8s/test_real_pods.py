@@ -13,7 +13,7 @@ from tests.k8s.rigs import eventually
 from tpufleet.testbed.kubernetes.node import job_namespace
 
 # By default a pod of the pause image runs on such a node, in test_real_node.py.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 _numbers = itertools.count(1)
 
 STEPS = 40

@@ -30,7 +30,7 @@ from tests.views.cli_runner import Tpu
 from tpufleet.runtime import gcs
 from tpufleet.views.cli.deploy import deploy
 
-pytestmark = [pytest.mark.scale, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.scale
 ZONE, SYSTEM, JOBS = "us-central1-a", "tpufleet-system", "tpu-training"
 FLAVOR = "v5litepod-16"  # that of the ClusterQueue; the other hundreds are not needed here
 PORT = 8470

@@ -22,7 +22,6 @@ from tpufleet.providers.gke.settings import GkeSettings
 from tpufleet.testbed.kubernetes import components
 from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
 
-pytestmark = pytest.mark.timeout(600)
 SHIPPED = Path(__file__).parents[2] / "deploy" / "k8s" / "overlays" / "gke"
 ROLES = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
 

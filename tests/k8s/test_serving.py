@@ -15,8 +15,6 @@ from tests.k8s.rigs import ZONE, eventually
 from tpufleet.kubernetes.connections import JOBSET, POD, SECRET
 from tpufleet.providers.gke import states
 
-pytestmark = pytest.mark.timeout(600)
-
 
 class Fleet:
     """A server, and the `tpu` command connected to it."""
@@ -69,7 +67,7 @@ class Fleet:
             "TPUFLEET_PLATFORM": "cpu", "HOME": str(folder),
         }  # fmt: skip
         (first,), (container,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
-        assert self._start(pod, first, overrides).wait(60) == 0
+        assert self._start(pod, first, overrides).wait(300) == 0
         del overrides["TPUFLEET_SEATS"]
         self.processes.append(self._start(pod, container, overrides))
 
@@ -88,7 +86,7 @@ class Fleet:
         for process in self.processes:
             process.terminate()
         for process in self.processes:
-            process.wait(60)
+            process.wait(300)
         self._log.close()
 
 

@@ -27,7 +27,6 @@ from tpufleet.runtime import gcs
 from tpufleet.views.cli.deploy import deploy
 
 pytest.importorskip("google.cloud.tpu_v2", reason="needs the extra `tpu-vm`")
-pytestmark = pytest.mark.timeout(300)
 ZONE = "us-central1-a"
 
 

@@ -16,7 +16,6 @@ from tpufleet.environment.addons import example_jobsets, install, queues
 from tpufleet.kubernetes.connections import JOBSET
 from tpufleet.testbed.kubernetes import binaries
 
-pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parents[2]
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
@@ -131,7 +130,7 @@ def kueue_metrics(teams: Teams) -> set[str]:
     port = teams.rig.plane.layout.ports["kueue_metrics"]
     url, header = f"https://127.0.0.1:{port}/metrics", {"Authorization": f"Bearer {token}"}
     try:
-        page = httpx.get(url, headers=header, verify=False, timeout=30)
+        page = httpx.get(url, headers=header, verify=False, timeout=300)
         page.raise_for_status()
     finally:
         run("delete", "clusterrolebinding", namespace)

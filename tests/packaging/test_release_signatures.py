@@ -103,7 +103,6 @@ def test_nothing_is_released_without_a_signature(release):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_release_is_built_described_and_signed(tmp_path, signers):
     """All of `scripts/release`, with a key of its own."""
     needed = ("git", "bash", "npm")

@@ -80,7 +80,6 @@ def test_wheel_holds_every_data_file_of_the_package(wheel: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_demo_runs_from_the_wheel_in_an_empty_environment(wheel: Path, tmp_path: Path):
     environment = tmp_path / "venv"
     venv.create(environment, with_pip=False)

@@ -19,7 +19,11 @@ def run(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run in a new process: signal handlers and exit hooks are per process."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TPUFLEET_")}
     return subprocess.run(
-        [sys.executable, "-c", code], env=kept | environ, capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", code],
+        env=kept | environ,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 

@@ -68,7 +68,9 @@ def test_heartbeats_are_answered_while_many_connections_are_slow(server, sent):
     log = server.home / "server.log"
     size = log.stat().st_size
     with ExitStack() as stack:
-        kept = stack.enter_context(httpx.Client(base_url=server.url, verify=False, trust_env=False))
+        kept = stack.enter_context(
+            httpx.Client(base_url=server.url, verify=False, trust_env=False, timeout=300)
+        )
         waits = [beat(kept, server.home)]
         slow: list[socket.socket] = []
         while len(slow) < SLOW_CONNECTIONS:
@@ -79,7 +81,9 @@ def test_heartbeats_are_answered_while_many_connections_are_slow(server, sent):
                 except (BrokenPipeError, ConnectionResetError):
                     continue  # closed by the server, as it should be
             waits.append(beat(kept, server.home))
-            with httpx.Client(base_url=server.url, verify=False, trust_env=False) as fresh:
+            with httpx.Client(
+                base_url=server.url, verify=False, trust_env=False, timeout=300
+            ) as fresh:
                 waits.append(beat(fresh, server.home))
     assert max(waits) < ConnectionLimits.from_system().header_seconds / 2, waits
     assert log.stat().st_size - size < 1_000_000
@@ -122,7 +126,7 @@ def test_a_slow_upload_that_makes_progress_is_not_disconnected(service):
             yield b'{"jobs": '
 
     with service.http(service.tokens["mel"]) as http:
-        assert http.post("/jobs", content=chunks(), timeout=30).status_code == 400
+        assert http.post("/jobs", content=chunks(), timeout=300).status_code == 400
 
 
 def test_a_stream_outlives_a_flood_of_new_connections(service):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -299,12 +300,25 @@ def test_reading_without_a_server_prints_the_next_step_and_starts_nothing(alone,
     assert not (tmp_path / "state").exists()
 
 
-def test_an_unreachable_server_is_named(tmp_path, alone):
+@pytest.fixture
+def elsewhere(tmp_path, alone) -> Tpu:
+    """A user with a token of some server."""
     token = tmp_path / "token"
     token.write_text("x")
     token.chmod(0o600)
-    tpu = Tpu(**alone.environ, TPUFLEET_TOKEN_FILE=str(token))
-    answer = tpu("--server", "http://127.0.0.1:1", "jobs")
+    return Tpu(**alone.environ, TPUFLEET_TOKEN_FILE=str(token))
+
+
+def test_a_frozen_server_is_given_up_after_the_time_of_the_settings(elsewhere):
+    elsewhere.environ["TPUFLEET_REQUEST_TIMEOUT"] = "1s"
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # connects, and never answers
+        answer = elsewhere("--server", f"http://127.0.0.1:{listener.getsockname()[1]}", "jobs")
+    assert answer.exit_code == 1
+    assert "does not answer (timed out)" in answer.stderr
+
+
+def test_an_unreachable_server_is_named(elsewhere):
+    answer = elsewhere("--server", "http://127.0.0.1:1", "jobs")
     assert answer.exit_code == 1
     assert answer.stderr.startswith("error: ")
     assert "http://127.0.0.1:1" in answer.stderr

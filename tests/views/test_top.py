@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.polling import Patience
+
 pytest.importorskip("textual", reason="the extra `top` is not installed")
 
 from textual.pilot import Pilot
@@ -71,9 +73,9 @@ def text_of_svg(svg: str) -> str:
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], object], timeout: float = 60) -> None:
-    deadline = asyncio.get_running_loop().time() + timeout
+    patience = Patience(timeout)
     while not condition():
-        assert asyncio.get_running_loop().time() < deadline, screen_text(pilot)
+        assert not patience.is_over, screen_text(pilot)
         await pilot.pause(0.02)
 
 

@@ -27,6 +27,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from tests.polling import Patience
 from tpufleet.client import snapshots
 from tpufleet.client.fleet import FleetClient
 from tpufleet.clocks import SystemClock
@@ -489,15 +490,15 @@ def lab_server(home: Path, ended: int = 0) -> Iterator[LabServer]:
     finally:
         child.terminate()
         try:
-            child.wait(timeout=60)
+            child.wait(timeout=300)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
 
 
 def _until_serving(child: subprocess.Popen[bytes], home: Path) -> str:
-    deadline = time.monotonic() + STARTS_WITHIN
-    while time.monotonic() < deadline and child.poll() is None:
+    patience = Patience(STARTS_WITHIN)
+    while not patience.is_over and child.poll() is None:
         with contextlib.suppress(OSError, ValueError):
             return str(json.loads((home / "server.json").read_text())["url"])
         time.sleep(0.05)

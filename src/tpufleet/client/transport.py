@@ -56,6 +56,7 @@ class Transport:
         import httpx
 
         self.url = url.rstrip("/")
+        self._timeout = timeout
         self._http = httpx.Client(
             base_url=self.url + PREFIX,
             headers={"Authorization": f"Bearer {token}"},
@@ -91,7 +92,9 @@ class Transport:
         headers = {}
         if body is not None:
             content, headers = to_json(body), {"Content-Type": "application/json"}
-        options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+        options: dict[str, Any] = (
+            {} if timeout is None else {"timeout": max(timeout, self._timeout)}
+        )
         is_file = hasattr(content, "seek")
         waited, repeatable = 0.0, content is None or isinstance(content, bytes) or is_file
         while True:

@@ -68,7 +68,7 @@ def stop_all(server: Server) -> None:
         [sys.executable, "-m", "tpufleet", "serve", "--stop", "--all"],
         env={"TPUFLEET_HOME": str(server.home), "PATH": "/usr/bin:/bin"},
         check=False,
-        timeout=120,
+        timeout=300,
     )
 
 

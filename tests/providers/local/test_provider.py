@@ -10,8 +10,7 @@ import stat
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +19,7 @@ import psutil
 import pytest
 
 from tests.nested_folders import make_nested, refuse_to_delete
+from tests.polling import wait_until
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadRequest, NoCapacity
 from tpufleet.model import topology
@@ -84,7 +84,7 @@ UNREADABLE = textwrap.dedent(
     from tpufleet.providers.base import Fault
     from tpufleet.providers.local import processes
     from tpufleet.providers.local.provider import LocalProvider
-    from tests.providers.local.test_provider import order, pids, lives, eventually
+    from tests.providers.local.test_provider import order, pids, lives, wait_until
     root = pathlib.Path(sys.argv[1])
     if len(sys.argv) == 2:
         for right in range(64):
@@ -101,7 +101,7 @@ UNREADABLE = textwrap.dedent(
     provider = LocalProvider(root, agent=(sys.executable, "-c", become, close))
     provider.request(order())
     provider.advance()
-    eventually((root / "a/0/closed").exists)
+    wait_until((root / "a/0/closed").exists)
     [agent] = pids(root).values()
     try:
         open(f"/proc/{agent}/environ").read()
@@ -110,7 +110,7 @@ UNREADABLE = textwrap.dedent(
         pass
     assert [found.pid for found in processes.leftovers(root)] == [agent]
     provider.inject(SliceId("a"), Fault.PREEMPT)
-    eventually(lambda: not lives(agent))
+    wait_until(lambda: not lives(agent))
     """
 )
 
@@ -141,13 +141,6 @@ def order(*slices: str, accelerator: str = "v5litepod-8", zone: str = "local-a")
         fleet="test",
         job_id="job-1",
     )
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.01)
 
 
 def pids(root: Path, name: str = "a") -> dict[int, int]:
@@ -182,7 +175,7 @@ def test_every_host_runs_an_agent_with_its_environment(root, monkeypatch):
     provider = LocalProvider(root, agent=agent, inherit=["WANDB_API_KEY"])
     provider.request(order(accelerator="v5e-16"))
     provider.advance()
-    eventually(lambda: len(list(root.glob("a/*/env"))) == 4)
+    wait_until(lambda: len(list(root.glob("a/*/env"))) == 4)
     lines = (root / "a/3/env").read_text().splitlines()
     seen = dict(line.split("=", 1) for line in lines if "=" in line)
     ours = {name: value for name, value in seen.items() if name.startswith("TPUFLEET_")}
@@ -320,7 +313,7 @@ def test_deeply_nested_folders_of_a_job_are_deleted_with_its_slice(root, levels)
     provider.request(order("b"))
     make_nested(root / "a/0/work", levels)
     provider.release(A, "local-a")
-    eventually(lambda: [each.id for each in provider.listing()] == [B] or provider.advance())
+    wait_until(lambda: [each.id for each in provider.listing()] == [B] or provider.advance())
     assert list((root / ".trash").iterdir()) == []
     provider.release_all()
 
@@ -346,7 +339,7 @@ def test_release_kills_daemons_and_processes_that_ignore_sigterm_or_cleared_thei
     provider.request(order("a", "b"))
     provider.advance()
     both = lambda: [*root.glob("?/0/child"), *root.glob("?/0/orphan")]
-    eventually(lambda: len(both()) == 4)
+    wait_until(lambda: len(both()) == 4)
 
     def family(name: str) -> list[int]:
         started = [int((root / name / "0" / kind).read_text()) for kind in ("orphan", "child")]
@@ -378,7 +371,7 @@ def test_a_preemption_kills_all_processes_of_the_slice_and_no_others(root):
     provider = LocalProvider(root, agent=(sys.executable, "-c", STUBBORN))
     provider.request(order("a", "b"))
     provider.advance()
-    eventually(lambda: len(list(root.glob("?/0/child"))) == 2)
+    wait_until(lambda: len(list(root.glob("?/0/child"))) == 2)
     provider.inject(A, Fault.PREEMPT)
     assert {found.marker.split("/")[1] for found in processes.leftovers(root)} == {"b"}
     with pytest.raises(BadRequest, match="already ended"):
@@ -389,7 +382,7 @@ def test_all_processes_of_a_host_die_at_once(root):
     provider = LocalProvider(root, agent=(sys.executable, "-c", WITNESSES))
     provider.request(order())
     provider.advance()
-    eventually((root / "a/0/all").exists)
+    wait_until((root / "a/0/all").exists)
     provider.inject(A, Fault.PREEMPT)
     assert not (root / "a/0/witness").exists()
 
@@ -402,7 +395,7 @@ def test_an_agent_with_unreadable_memory_is_found_and_killed(root, tmp_path):
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr
 
@@ -427,7 +420,7 @@ def test_a_stall_suspends_one_host_and_release_still_works(root):
     provider = LocalProvider(root, agent=("sh", "-c", "sleep 1000 & wait"))
     provider.request(order(accelerator="v5litepod-16"))
     provider.advance()
-    eventually(lambda: len(processes.leftovers(root)) == 8)
+    wait_until(lambda: len(processes.leftovers(root)) == 8)
     provider.inject(A, Fault.STALL_HOST, 1)
 
     def stopped() -> list[str]:
@@ -437,7 +430,7 @@ def test_a_stall_suspends_one_host_and_release_still_works(root):
             if psutil.Process(found.pid).status() == psutil.STATUS_STOPPED
         )
 
-    eventually(lambda: stopped() == ["1", "1"])
+    wait_until(lambda: stopped() == ["1", "1"])
     provider.release(A, "local-a")
     assert provider.listing() == []
 
@@ -458,7 +451,7 @@ def test_a_slice_whose_agents_all_died_has_failed(root):
     provider = LocalProvider(root, agent=("true",))
     provider.request(order())
     provider.advance()
-    eventually(lambda: state(provider) is CloudState.FAILED)
+    wait_until(lambda: state(provider) is CloudState.FAILED)
 
 
 def test_a_slice_whose_agent_cannot_start_has_failed_with_the_reason(root):
@@ -550,10 +543,10 @@ def test_the_background_thread_boots_injects_faults_and_notifies(root):
     provider.on_change(lambda: woken.extend(found.state for found in provider.listing()))
     provider.start()
     provider.request(order("a"))
-    eventually(lambda: CloudState.PREEMPTED in woken)
+    wait_until(lambda: CloudState.PREEMPTED in woken)
     assert CloudState.UP in woken
     provider.release(A, "local-a")
-    eventually(lambda: provider.listing() == [])
+    wait_until(lambda: provider.listing() == [])
     provider.close()
 
 
@@ -561,11 +554,11 @@ def test_the_background_thread_detects_a_dead_agent(root):
     provider = LocalProvider(root, agent=SLEEP)
     provider.start()
     provider.request(order(accelerator="v5litepod-16"))
-    eventually(lambda: state(provider) is CloudState.UP)
+    wait_until(lambda: state(provider) is CloudState.UP)
     woken: list[tuple[int, ...]] = []
     provider.on_change(lambda: woken.append(provider.listing()[0].lost_hosts))
     os.kill(pids(root)[3], signal.SIGKILL)
     # It may also be called for the boot.
-    eventually(lambda: woken[-1:] == [(3,)])
+    wait_until(lambda: woken[-1:] == [(3,)])
     provider.close()
     assert state(provider) is CloudState.UP

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from tests.polling import Patience
 from tests.views.cli_runner import Tpu
 from tpufleet.providers.local import processes
 from tpufleet.testbed.cloud_tpu.emulator import Emulator
@@ -76,9 +77,9 @@ class Fleet:
         return (progress or {}).get("step") or 0
 
     def until(self, condition: Callable[[], bool], what: str, within: float = 120.0) -> None:
-        deadline = time.monotonic() + within
+        patience = Patience(within)
         while not condition():
-            if self._server.poll() is not None or time.monotonic() > deadline:
+            if self._server.poll() is not None or patience.is_over:
                 tail = (self.folder / "server.log").read_text()[-4000:]
                 raise AssertionError(f"{what}: not within {within} s\n{tail}")
             time.sleep(0.25)
@@ -91,7 +92,7 @@ class Fleet:
     def close(self) -> None:
         self._server.terminate()
         try:
-            self._server.wait(60)
+            self._server.wait(300)
         except subprocess.TimeoutExpired:
             for child in psutil.Process(self._server.pid).children(recursive=True):
                 child.kill()

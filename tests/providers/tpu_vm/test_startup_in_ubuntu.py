@@ -148,7 +148,7 @@ def test_chips_of_a_driver_that_loads_late_are_waited_for(host, control_plane):
     wait_until(lambda: host.report and host.report.stage is BootstrapStage.WAITING_FOR_CHIPS, 60)
     assert host.report.message == "3 of 4"
     host.add_chips(4)
-    done.join(240)
+    done.join(300)
     connected(host, control_plane)
 
 

@@ -106,7 +106,7 @@ class Machine:
             },
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
 
     def report(self) -> str:

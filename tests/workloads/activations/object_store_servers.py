@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests import fake_gcs
+from tests.polling import Patience
 from tpufleet.runtime import gcs
 
 
@@ -32,8 +33,8 @@ def free_port() -> int:
 
 
 def wait_for_server(url: str, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    patience = Patience(60)
+    while not patience.is_over:
         assert process.poll() is None, "the server exited"
         try:
             urllib.request.urlopen(url, timeout=2)
@@ -107,7 +108,7 @@ def failing_proxy(target: str, every: int, *, after: bool) -> Iterator[str]:
             fails = self.command in ("PUT", "POST") and next(writes) % every == 0
             if fails and not after:
                 return self._answer(503, b"slow down", {})
-            there = http.client.HTTPConnection(host, timeout=60)
+            there = http.client.HTTPConnection(host, timeout=300)
             there.request(self.command, self.path, body, dict(self.headers))
             answer = there.getresponse()
             content = answer.read()

@@ -39,7 +39,6 @@ def test_a_newer_version_is_accepted(version):
 
 
 @pytest.mark.versions
-@pytest.mark.timeout(900)
 def test_models_and_kernels_agree_with_the_oldest_version(tmp_path):
     uv = shutil.which("uv")
     if uv is None:

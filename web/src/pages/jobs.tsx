@@ -19,7 +19,7 @@ export function Jobs() {
   const [rows, setRows] = useState<JobRow[] | null>(null);
   const [next, setNext] = useState<string | null>(null);
   const [error, setError] = useState("");
-  const [failed, setFailed] = useState(false);
+  const [failures, setFailures] = useState(0);
   const [chosen, setChosen] = useState<Set<string>>(new Set());
   const [cursor, setCursor] = useState(-1);
   const { ask, dialog } = useAsk();
@@ -36,9 +36,10 @@ export function Jobs() {
       setRows((old) => (before && old ? [...old, ...page.jobs] : page.jobs));
       setNext(page.next ?? null);
       setError("");
+      setFailures(0);
     } catch (failure) {
       setError(failure instanceof Error ? failure.message : String(failure));
-      setFailed(before === null && isTemporary(failure));
+      if (before === null && isTemporary(failure)) setFailures((count) => count + 1);
     }
   };
   useEffect(() => {
@@ -47,9 +48,8 @@ export function Jobs() {
     void load(null);
   }, [text]);
   useEffect(() => {
-    if (!failed) return;
-    return retry(() => (setFailed(false), void load(null)));
-  }, [failed, text]);
+    if (failures) return retry(() => void load(null));
+  }, [failures, text]);
   // Jobs that are not on the page yet: load it again, not more than once in two seconds.
   const unknown = useMemo(() => {
     const known = new Set(rows?.map((row) => row.id));

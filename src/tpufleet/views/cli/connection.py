@@ -51,10 +51,13 @@ def is_remote() -> bool:
 
 def client_for(read: config.Config, url: str) -> FleetClient:
     from tpufleet.client.fleet import FleetClient  # imports the HTTP client
+    from tpufleet.client.transport import CALL_SECONDS
 
+    timeout = read.request_timeout
     return FleetClient(
         url,
         config.read_token(read, url),
+        timeout=timeout.total_seconds() if timeout else CALL_SECONDS,
         ca_file=read.ca_file,
         certificate=config.embedded_certificate(read.home, url),
     )

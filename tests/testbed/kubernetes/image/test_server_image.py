@@ -63,7 +63,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         yield Engine(folder=tmp_path)
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(300)
 
 
 def free_port() -> int:
