@@ -88,13 +88,17 @@ def add_ended_jobs(url: str, count: int) -> None:
         for first in range(1, copies, _COPIES_PER_COMMIT):
             numbers = range(first, min(first + _COPIES_PER_COMMIT, copies))
             database.write(lambda session, numbers=numbers: _copy_all(session, numbers))
-        database.write(
-            lambda session: session.run(
-                "UPDATE job_counts SET count = "
-                "(SELECT COUNT(*) FROM jobs WHERE jobs.state = job_counts.state)"
-            )
-        )
-        database.write(lambda session: session.run("ANALYZE"))
+        database.write(lambda session: _count_all(session, database.migration_lock))
+
+
+def _count_all(session: DatabaseSession, without_time_limit: str) -> None:
+    if without_time_limit:
+        session.run(without_time_limit)
+    session.run(
+        "UPDATE job_counts SET count = "
+        "(SELECT COUNT(*) FROM jobs WHERE jobs.state = job_counts.state)"
+    )
+    session.run("ANALYZE")
 
 
 def _copy_all(session: DatabaseSession, numbers: range) -> None:

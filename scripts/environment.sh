@@ -62,10 +62,12 @@ watch() {
     fi
 }
 
-# environment PURPOSE: everything in requirements/PURPOSE.txt, and tpufleet itself.
+# environment PURPOSE [OPTION OF PIP...]: all of requirements/PURPOSE.txt, and tpufleet itself.
 environment() {
-    wanted=$(cat "$root/pyproject.toml" "$root/requirements/$1.txt" | cksum)
+    requirements="$root/requirements/$1.txt"
     stamp="$venv/.ready-$1"
+    shift
+    wanted=$(cat "$root/pyproject.toml" "$requirements" | cksum)
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
         return
     fi
@@ -74,7 +76,7 @@ environment() {
     say "Setting up tpufleet in $venv (once)"
     [ -x "$venv/bin/python" ] || make_venv
     watch "$venv/bin/python" -m pip install --progress-bar off --disable-pip-version-check --no-input \
-        --require-hashes -r "$root/requirements/$1.txt"
+        "$@" --require-hashes -r "$requirements"
     watch "$venv/bin/python" -m pip install --progress-bar off --disable-pip-version-check --no-input \
         --no-deps -e "$root"
     rm -f "$log"
