@@ -42,6 +42,7 @@ def test_a_project_that_is_set_up_passes(tmp_path, emulator):
     names = {each["name"] for each in answer["checks"]}
     assert {"credentials", "project", "Cloud TPU API", "roles/tpu.admin", "network", "bucket",
             "quota v5e-16 us-central1-a", "quota v5e-16 europe-west4-b",
+            "runtime v5e us-central1-a", "runtime v5e europe-west4-b",
             "subnetwork us-central1", "bundle", "public_url"} <= names  # fmt: skip
 
 
@@ -66,6 +67,8 @@ ACCOUNT = {"service_account": "tpu@my-project.iam.gserviceaccount.com"}
         (lambda s: None, TYPO, "zone us-centrall1-a", "correct `zones` of `tpu_vm`"),
         (lambda s: None, {"zones": ["us-central2-b"]}, "zones of v5e-16",
          "add one of its zones to `zones` of `tpu_vm`: us-central1-a, us-south1-a,"),
+        (lambda s: None, {"runtimes": {"v5e": "v2-alpha-tpuv5-light"}}, "runtime v5e us-central1-a",
+         "gcloud compute tpus tpu-vm versions list --zone us-central1-a --project my-project"),
         (lambda s: s.disabled_apis.add("tpu.googleapis.com"), {}, "Cloud TPU API",
          "gcloud services enable tpu.googleapis.com --project my-project"),
         (lambda s: s.disabled_apis.add("compute.googleapis.com"), {}, "Compute Engine API",
@@ -105,8 +108,8 @@ ACCOUNT = {"service_account": "tpu@my-project.iam.gserviceaccount.com"}
         (lambda s: s.denied_permissions.add("storage.objects.create"), {}, "bucket",
          "--role=roles/storage.objectUser"),
     ],
-    ids=["project", "no such zone", "zones of a type", "API", "compute API", "hosts", "role",
-         "act as", "account", "quota", "quota of a region", "act as the default account",
+    ids=["project", "no such zone", "zones of a type", "runtime", "API", "compute API", "hosts",
+         "role", "act as", "account", "quota", "quota of a region", "act as the default account",
          "network", "NAT of a network", "subnetwork", "private access", "NAT", "bucket",
          "bucket role"],
 )  # fmt: skip

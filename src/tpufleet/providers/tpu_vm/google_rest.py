@@ -23,6 +23,7 @@ HOSTS = {
     "quotas": "https://cloudquotas.googleapis.com",
     "compute": "https://compute.googleapis.com",
     "storage": "https://storage.googleapis.com",
+    "tpu": "https://tpu.googleapis.com",
 }
 
 

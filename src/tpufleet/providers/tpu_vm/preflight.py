@@ -6,7 +6,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
+from urllib.parse import quote
 
 from tpufleet.errors import PermissionMissing, ProviderError
 from tpufleet.model import topology, tpu_zones
@@ -62,8 +64,8 @@ class Preflight:
     def run(self) -> list[Check]:
         checks: list[Check] = []
         groups: Sequence[Callable[[], Iterator[Check]]] = (
-            self._project_exists, self._api, self._roles, self._account, self._zones, self._quota,
-            self._networks, self._bucket, self._bundle,
+            self._project_exists, self._api, self._roles, self._account, self._zones,
+            self._runtimes, self._quota, self._networks, self._bucket, self._bundle,
         )  # fmt: skip
         try:
             self._rest.connect()
@@ -183,6 +185,10 @@ class Preflight:
                     fix=f"add one of its zones to `zones` of `tpu_vm`: {documented}",
                 )
 
+    def _known_zones(self) -> list[str]:
+        unknown = self._unknown_zones()
+        return [zone for zone in self._settings.zones if zone not in unknown]
+
     def _unknown_zones(self) -> list[str]:
         """The catalogue may be older than a zone, so Compute Engine is asked."""
         return [
@@ -194,6 +200,34 @@ class Preflight:
             ).status
             == 404
         ]
+
+    def _runtimes(self) -> Iterator[Check]:
+        """Of the types that the user wants, and all of the config file."""
+        versions = dict(self._settings.runtimes)
+        for kind in map(topology.find, self._wanted.accelerators):
+            if kind.runtime:
+                versions.setdefault(kind.generation, kind.runtime)
+        types = topology.all_types().values()
+        for (generation, version), zone in product(versions.items(), self._known_zones()):
+            of_generation = [each.name for each in types if each.generation == generation]
+            if any(tpu_zones.is_offered(name, zone) for name in of_generation):
+                yield self._runtime(generation, version, zone)
+
+    def _runtime(self, generation: str, version: str, zone: str) -> Check:
+        """cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.runtimeVersions"""
+        name = f"runtime {generation} {zone}"
+        path = f"v2/projects/{self._project}/locations/{zone}/runtimeVersions/{quote(version)}"
+        answer = self._rest.get("tpu", path)
+        if answer.status == 200:
+            return Check(name=name, status=OK, message=version)
+        if not answer.missing:
+            return self._unknown(name, answer)
+        return Check(
+            name=name,
+            status=FAILED,
+            message=f"{version} does not exist; correct `runtimes` of `tpu_vm`",
+            fix=f"gcloud compute tpus tpu-vm versions list --zone {zone} --project {self._project}",
+        )
 
     def _quota(self) -> Iterator[Check]:
         for accelerator, zone in self._pairs():
@@ -241,9 +275,9 @@ class Preflight:
         types = [topology.find(name).name for name in self._wanted.accelerators] or [
             kind.name for kind in topology.all_types().values() if kind.runtime and kind.chips == 4
         ]
-        unknown = self._unknown_zones()
+        zones = self._known_zones()
         for accelerator in types:
-            for zone in (each for each in self._settings.zones if each not in unknown):
+            for zone in zones:
                 if tpu_zones.is_offered(accelerator, zone):
                     yield accelerator, zone
 

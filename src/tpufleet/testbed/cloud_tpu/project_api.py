@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from tpufleet.model import topology, tpu_zones
 from tpufleet.model.jobs import Capacity
+from tpufleet.testbed.cloud_tpu import catalog
 from tpufleet.testbed.cloud_tpu.api_errors import PROJECT_NUMBER
 from tpufleet.testbed.cloud_tpu.compute_api import ComputeApi
 from tpufleet.testbed.cloud_tpu.metadata_server import SHUTDOWN_POLL_SECONDS
@@ -22,6 +23,7 @@ SERVICES = {
     "iam": "iam.googleapis.com",
     "projects": "cloudresourcemanager.googleapis.com",
     "quotas": "cloudquotas.googleapis.com",
+    "tpu": "tpu.googleapis.com",
 }
 TITLES = {"compute.googleapis.com": "Compute Engine API"}
 DEFAULT_QUOTA = 1024
@@ -113,6 +115,8 @@ class ProjectApi:
                 return 200, {"items": [{"name": "nat", "nats": [{}]}] if state.nat else []}
             case "compute":
                 return 200, {"name": last, "privateIpGoogleAccess": state.private_access}
+            case "tpu" if last in catalog.RUNTIME_VERSIONS:
+                return 200, {"name": path.removeprefix("v2/"), "version": last}
             case "storage" if last == "iam":
                 return 200, {"kind": "storage#policy", "bindings": []}
             case "storage" if "/o/" in path:
