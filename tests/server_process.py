@@ -30,8 +30,16 @@ TAIL_LINES = 60
 class Server:
     """`tpu serve` in a state folder. It can be killed and started again."""
 
-    def __init__(self, home: Path, *, descriptors: int | None = None, **environment: str) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        descriptors: int | None = None,
+        timeout: float = 300.0,
+        **environment: str,
+    ) -> None:
         self.home = home
+        self._timeout = timeout  # of the client
         self._descriptors = descriptors
         self.data = Path(environment.get("TPUFLEET_DATA", home))
         self.url = ""
@@ -117,7 +125,9 @@ class Server:
             self.url = record["url"]
             token = (self.home / "token").read_text().strip()
             ca_file = self._environment.get("TPUFLEET_CA_FILE")
-            self._client = FleetClient(self.url, token, reconnect_timeout=5.0, ca_file=ca_file)
+            self._client = FleetClient(
+                self.url, token, reconnect_timeout=5.0, ca_file=ca_file, timeout=self._timeout
+            )
             self._client.me()
         except (FileNotFoundError, FleetError):
             return False

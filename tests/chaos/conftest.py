@@ -13,7 +13,7 @@ from tpufleet.stores.open_store import open_store
 @pytest.fixture
 def chaos_run(tmp_path: Path) -> Iterator[Callable[[int], ChaosRun]]:
     """Makes a chaos_run from a seed: one server on its own SQLite store, started."""
-    server = Server(tmp_path / "home")
+    server = Server(tmp_path / "home", timeout=30)
     stores = []
 
     def make(seed: int) -> ChaosRun:

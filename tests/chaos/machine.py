@@ -43,7 +43,7 @@ class Machine:
             self.url = postgres.fresh_url()
             settings["TPUFLEET_STORE"] = self.url
             names.append("second")
-        self.servers = [Server(self.disk.folder / name, **settings) for name in names]
+        self.servers = [Server(self.disk.folder / name, timeout=30, **settings) for name in names]
         self.balancer.servers = self.servers
         # Jobs run as another user, so they need a way to what they write.
         for path in (folder, *folder.parents):

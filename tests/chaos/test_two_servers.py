@@ -30,8 +30,8 @@ class Pair:
         settings = {"TPUFLEET_STORE": url, "TPUFLEET_DATA": str(folder / "shared")}
         if balancer is not None:
             settings["TPUFLEET_PUBLIC_URL"] = balancer.url
-        self.first = Server(folder / "first", **settings)
-        self.second = Server(folder / "second", **settings)
+        self.first = Server(folder / "first", timeout=30, **settings)
+        self.second = Server(folder / "second", timeout=30, **settings)
         self.both = [self.first, self.second]
         self._balancer = balancer
 

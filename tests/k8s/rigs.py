@@ -62,7 +62,7 @@ def eventually(condition: Callable[[], Any], within: float = 60.0, what: object 
 class Rig:
     def __init__(self, plane: KubernetesControlPlane, namespace: str, folder: Path) -> None:
         self.plane, self.namespace, self.folder = plane, namespace, folder
-        self.connection = Connection(plane.kubeconfig, manager="tests")
+        self.connection = Connection(plane.kubeconfig, manager="tests", timeout=300)
         self.gke = GkeEmulator(
             clock=SystemClock(),
             nodes=KwokNodes(self.connection),

@@ -64,7 +64,7 @@ def started(rig, world):
     opened = []
 
     def server():
-        connection = Connection(rig.plane.kubeconfig)
+        connection = Connection(rig.plane.kubeconfig, timeout=300)
         recording = RecordingConnection(connection)
         provider = GkeProvider(
             recording, world.settings, fleet="test", zones=(ZONE,), clock=world.clock

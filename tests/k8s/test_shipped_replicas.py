@@ -228,7 +228,9 @@ def test_a_job_finishes_although_the_replica_that_leads_is_killed(overlay, stora
             replicas.append(replica)
             balancer.ports.append(replica.port)
         token = (overlay / "secrets" / "admin-token").read_text()
-        clients = [FleetClient(f"http://127.0.0.1:{each.port}", token) for each in replicas]
+        clients = [
+            FleetClient(f"http://127.0.0.1:{each.port}", token, timeout=300) for each in replicas
+        ]
 
         def up() -> bool:
             assert all(each.process.poll() is None for each in replicas), [

@@ -474,7 +474,7 @@ class LabServer:
     pid: int
 
     def client(self, name: str = "ada") -> FleetClient:
-        return FleetClient(self.url, token_of(name))
+        return FleetClient(self.url, token_of(name), timeout=300)
 
 
 @contextlib.contextmanager

@@ -148,7 +148,7 @@ print("done")
 
 def member(server: Server, name: str) -> FleetClient:
     server.client.put_user(name, Role.MEMBER)
-    return FleetClient(server.url, server.client.create_token(user=name).token)
+    return FleetClient(server.url, server.client.create_token(user=name).token, timeout=300)
 
 
 def test_the_job_of_a_member_runs_as_another_user_if_the_server_runs_as_root(server, tmp_path):

@@ -195,7 +195,7 @@ def test_a_machine_becomes_a_server_with_its_state_on_a_disk(bundle, tmp_path):
             ca = tmp_path / "ca.pem"
             [certificate] = machine.metadata.guest_attributes("node", 0, "tpufleet/ca").values()
             ca.write_text(certificate)
-            with FleetClient(f"https://127.0.0.1:{port}", token, ca_file=ca) as client:
+            with FleetClient(f"https://127.0.0.1:{port}", token, ca_file=ca, timeout=300) as client:
                 assert client.me().name == "admin"
             assert "/var/lib/tpufleet-server" in machine.run("cat", "/proc/mounts").stdout
             machine.reboot()
