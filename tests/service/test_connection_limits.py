@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Iterator
@@ -22,8 +23,8 @@ from tpufleet.model.hosts import HostId
 from tpufleet.model.slices import SliceId
 from tpufleet.policy import rate_limits
 from tpufleet.policy.rate_limits import RateLimit
-from tpufleet.service import auth
-from tpufleet.service.connection_limits import ConnectionLimits
+from tpufleet.service import auth, connection_limits
+from tpufleet.service.connection_limits import ConnectionLimits, ConnectionTable
 from tpufleet.service.http_server import make_server
 from tpufleet.service.rate_limiter import RateLimiter, TooManyRequests
 
@@ -230,3 +231,31 @@ def test_a_caller_beyond_its_limit_waits_and_others_do_not():
     with pytest.raises(TooManyRequests, match="retry in 1 s"):
         limiter.check_caller("a", limit)
     limiter.check_caller("b", limit)
+
+
+class SlowConnection:
+    authenticated = False
+    closed = False
+
+    def is_too_slow(self, seconds: float, limits: ConnectionLimits) -> bool:
+        return seconds > limits.header_seconds
+
+    def abort(self) -> None:
+        self.closed = True
+
+
+def test_while_the_server_stands_still_no_client_is_slow(monkeypatch):
+    monkeypatch.setattr(connection_limits, "SWEEP_SECONDS", 0.1)
+    limits = ConnectionLimits(connections=10, strangers=10, header_seconds=1.0)
+
+    async def run() -> None:
+        table, connection = ConnectionTable(limits), SlowConnection()
+        table.add(connection)
+        await asyncio.sleep(0.15)
+        time.sleep(3)  # blocks the whole server
+        await asyncio.sleep(0.15)
+        assert not connection.closed
+        while not connection.closed:
+            await asyncio.sleep(0.05)
+
+    asyncio.run(run())

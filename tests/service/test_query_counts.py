@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
+from starlette.concurrency import run_in_threadpool
 
 from tests import postgres
 from tests.contract import store_builders as a
@@ -14,6 +16,7 @@ from tests.service.harness import ServiceHarness
 from tpufleet.model.jobs import JobState
 from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.model.users import Role
+from tpufleet.service import app
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.database import Database, DatabaseSession
@@ -36,6 +39,15 @@ PAGES = sorted(
     and route.path not in LEFT_OUT
 )
 JOB_PAGES = ["/jobs/j0001", "/jobs/j0001/why", "/jobs/j0000/cost", "/jobs/j0000/events"]
+
+
+# Servers also read by themselves, from time to time.
+_of_a_request = ContextVar("of a request", default=False)
+
+
+async def mark_and_run(function: Callable[..., T], *args: Any) -> T:
+    _of_a_request.set(True)
+    return await run_in_threadpool(function, *args)
 
 
 class CountingDatabase:
@@ -63,7 +75,8 @@ class CountingSession:
         return getattr(self._session, name)
 
     def rows(self, statement: str, *parameters: object) -> list[Any]:
-        self._statements.append(statement)
+        if _of_a_request.get():
+            self._statements.append(statement)
         return self._session.rows(statement, *parameters)
 
 
@@ -75,9 +88,11 @@ def service(request, tmp_path_factory) -> Iterator[tuple[ServiceHarness, Countin
     store = SqlStore(database)
     fill(store)
     service = ServiceHarness(store, folder)
-    service.start()
-    yield service, database
-    service.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "run_in_threadpool", mark_and_run)
+        service.start()
+        yield service, database
+        service.close()
     store.close()
 
 
@@ -104,4 +119,4 @@ def test_a_page_takes_few_queries_with_a_thousand_jobs(service, path):
         database.statements.clear()
         answer = http.get(path, timeout=300)
     assert answer.status_code == 200, answer.text
-    assert len(database.statements) <= MOST_QUERIES, database.statements[:30]
+    assert 0 < len(database.statements) <= MOST_QUERIES, database.statements[:30]

@@ -95,6 +95,7 @@ class ConnectionTable:
         # Those that rest after a request with a valid token, and since when; oldest first.
         self._idle: dict[TrackedConnection, float] = {}
         self._sweep: asyncio.TimerHandle | None = None
+        self._stood_still = 0.0  # seconds in which this process did not run
 
     def add(self, connection: TrackedConnection) -> None:
         self._connections.add(connection)
@@ -111,7 +112,7 @@ class ConnectionTable:
         self._connections.discard(connection)
 
     def rest(self, connection: TrackedConnection) -> None:
-        self._idle[connection] = time.monotonic()
+        self._idle[connection] = self._now()
         self._schedule_sweep()
 
     @property
@@ -126,7 +127,7 @@ class ConnectionTable:
         if connection in self._receiving:
             return
         self._idle.pop(connection, None)
-        self._receiving[connection] = time.monotonic()
+        self._receiving[connection] = self._now()
         if not connection.authenticated:
             self._strangers[connection] = None
         self._schedule_sweep()
@@ -151,7 +152,11 @@ class ConnectionTable:
             self._drop(next(iter(self._idle)))
 
     def _close_slow(self) -> None:
-        self._sweep, now = None, time.monotonic()
+        assert self._sweep is not None
+        late = asyncio.get_running_loop().time() - self._sweep.when()
+        if late > SWEEP_SECONDS:
+            self._stood_still += late
+        self._sweep, now = None, self._now()
         for connection, since in list(self._receiving.items()):
             if connection.is_too_slow(now - since, self.limits):
                 self._drop(connection)
@@ -160,6 +165,10 @@ class ConnectionTable:
                 break
             self._drop(idle)
         self._schedule_sweep()
+
+    def _now(self) -> float:
+        """A clock on which a client that we did not read from is not slow."""
+        return time.monotonic() - self._stood_still
 
     def _schedule_sweep(self) -> None:
         if self._sweep is None and (self._receiving or self._idle):
