@@ -56,6 +56,7 @@ class LoadBalancer:
             if server is None:
                 caller.close()
                 continue
+            server.settimeout(None)
             for source, target in ((caller, server), (server, caller)):
                 threading.Thread(target=self._forward, args=(source, target), daemon=True).start()
 
@@ -69,7 +70,6 @@ class LoadBalancer:
         return None
 
     def _forward(self, source: socket.socket, target: socket.socket) -> None:
-        source.settimeout(None)
         try:
             while data := source.recv(65536):
                 if self._cut.is_set():
