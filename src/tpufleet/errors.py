@@ -47,6 +47,10 @@ class Unreachable(FleetError, Temporary):
     """The control plane or its database does not respond."""
 
 
+class NoAnswer(Unreachable):
+    """The control plane accepts connections but does not answer in time."""
+
+
 class StorageFull(Unreachable):
     """The disk of the control plane or its database is full. Nothing was accepted."""
 

@@ -12,7 +12,7 @@ from tpufleet.model import prices
 from tpufleet.model.budgets import Budget, BudgetPeriod, BudgetScope, BudgetUse
 from tpufleet.model.costs import CostRow
 from tpufleet.model.job_file import parse_job
-from tpufleet.model.jobs import Capacity, JobId
+from tpufleet.model.jobs import Capacity, Job, JobId
 from tpufleet.policy import budgets
 
 NOW = datetime(2026, 11, 18, 15, 30, tzinfo=UTC)  # a Wednesday
@@ -126,3 +126,22 @@ def test_budgets_are_read_from_the_config():
 def test_limits_of_a_job_are_positive_numbers(value):
     with pytest.raises(BadInput, match="max_cost"):
         parse_job({"command": "x", "accelerator": "v5e-16", "max_cost": value})
+
+
+@pytest.mark.parametrize(
+    ("period", "until"),
+    [
+        (BudgetPeriod.DAY, "until 2026-11-19 00:00 UTC, unless an admin"),
+        (BudgetPeriod.WEEK, "until 2026-11-23 00:00 UTC, unless an admin"),
+        (BudgetPeriod.MONTH, "until 2026-12-01 00:00 UTC, unless an admin"),
+        (BudgetPeriod.TOTAL, "it waits until an admin raises `budgets`"),
+    ],
+)
+def test_a_job_that_waits_for_a_budget_says_until_when(period: BudgetPeriod, until: str):
+    spec = parse_job({"command": "x", "accelerator": "v5e-4"})
+    job = Job(id=JobId("j"), spec=spec, owner="ann", submitted_at=NOW)
+    use = BudgetUse(
+        scope=BudgetScope.USER, name="ann", usd=1.0, period=period, spent=2.0,
+        since=budgets.period_start(period, NOW),
+    )  # fmt: skip
+    assert until in budgets.hold_reason(job, [use])

@@ -19,6 +19,7 @@ from tests.views.job_scenarios import end_job, record_event, start_job
 from tpufleet.client import snapshots
 from tpufleet.model import encoding
 from tpufleet.model.attempts import AttemptState
+from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.host_commands import HostCommandResult
 from tpufleet.model.hosts import Phase, Progress
 from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
@@ -447,11 +448,23 @@ def test_purge_lists_files_and_checkpoints_apart_and_asks(world, tpu):
     assert (row["id"], row["state"]) == (two, "succeeded")
 
 
+def test_a_purged_job_gets_no_advice_that_needs_its_files(world, tpu):
+    tpu.ok("run", "v5e-4", "--detach", "--name", "one", "--", "python", "train.py")
+    [job] = world.store.jobs(JobQuery(name="one"))
+    end_job(world, job.id, JobState.FAILED, end_reason=EndReason.USER_ERROR, reason="exit 1")
+    assert "tpu logs" in tpu.ok("why", "one")
+    tpu.ok("purge", "one", "--yes")
+    explained = tpu.ok("why", "one")
+    assert "tpu logs" not in explained and "logs and code were deleted on" in explained
+    assert "deleted on" in tpu.ok("show", "one")
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (("one", "--state", "failed"), "job names"),
         (("--older-than", "a while"), "not a duration"),
+        (("--older-than", "5"), "5 what? Write 5d for days"),
         (("--older-than", "none"), "14d"),
         (("--state", "running"), "running"),
         (("--all-users", "--yes"), "admin"),

@@ -61,4 +61,9 @@ def test_months_that_are_settled_are_shown_by_user(used: ServiceHarness, tpu: Tp
 def test_a_moment_that_is_none_is_explained_before_the_server_is_asked(alone: Tpu, written: str):
     refused = alone("cost", "--since", written)
     assert refused.exit_code != 0
-    assert f"{written!r} is neither a date such as 2026-05-01 nor a duration" in refused.stderr
+    assert refused.stderr.startswith("error: --since: ")
+    assert "or a date such as 2026-05-01" in refused.stderr
+
+
+def test_a_month_is_not_a_minute(alone: Tpu):
+    assert "write 1m for a minute, 30d for a month" in alone("cost", "--since", "1M").stderr

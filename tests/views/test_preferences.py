@@ -218,6 +218,11 @@ def test_the_data_of_the_former_job_manager_is_imported(tpu: Tpu, tmp_path):
     assert "not imported: 1 job, which ran in a tmux window" in result.stderr
     assert tpu.ok("config", "get", "time_zone") == "cn\n"
     assert tpu.ok("dir", "get", "2") == "/home/mel/b\n"
+    missing = file.with_name("missing.json")
+    assert f"{missing}: No such file" in tpu("config", "import", str(missing)).stderr
+    for wrong in ("{}", "[]", "no JSON"):
+        missing.write_text(wrong)
+        assert "no data.json of the former job" in tpu("config", "import", str(missing)).stderr
     assert "pass --as with one of mel" in tpu("config", "import", str(file), "--as", "x").stderr
     refused = tpu("run", "v4-32-p2", "--", "true")
     assert refused.exit_code == 2

@@ -28,27 +28,33 @@ def follow(
     *,
     reconnect_timeout: float,
     sleep: Callable[[float], None],
+    interrupted: Callable[[Unreachable], None],
 ) -> Iterator[ServerSentEvent]:
-    """Yield events until one of type `last`. Reconnects with the id of the last event received;
-    raises Unreachable when no event could be received for `reconnect_timeout` seconds."""
+    """Yield events until one of type `last`. Reconnects with the id of the last event received, and
+    calls `interrupted` once per outage; raises Unreachable when no event could be received for
+    `reconnect_timeout` seconds."""
     last_id: str | None = None
+    told = False
     waited, backoff = 0.0, Backoff(first=_INITIAL_RETRY_SECONDS, longest=_MAX_RETRY_SECONDS)
     while True:
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
         try:
             with transport.stream(path, params=params, headers=headers) as response:
                 for event in parse_events(response.iter_bytes()):
-                    waited = 0.0
+                    waited, told = 0.0, False
                     backoff.succeeded()
                     last_id = event.id if event.id is not None else last_id
                     if event.event == last:
                         return
                     yield event
-        except Unreachable:
+        except Unreachable as error:
             if transport.closed:
                 return
             if waited >= reconnect_timeout:
                 raise
+            if not told:
+                interrupted(error)
+            told = True
         delay = backoff.failed()
         sleep(delay)
         waited += delay

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from tpufleet.client import event_stream
 from tpufleet.client.event_stream import ServerSentEvent
 from tpufleet.client.transport import CALL_SECONDS, Transport
-from tpufleet.errors import NotFound
+from tpufleet.errors import NotFound, Unreachable
 from tpufleet.model import job_file
 from tpufleet.model.api_types import (
     AdoptedNode,
@@ -120,12 +120,15 @@ class FleetClient:
         ca_file: str | PathLike[str] | None = None,  # CAs to trust besides the system's
         certificate: Path | None = None,  # of a server on this machine; the only one to trust
         timeout: float = CALL_SECONDS,
+        # Called when a stream is interrupted, which then tries to reconnect.
+        interrupted: Callable[[Unreachable], None] = lambda _: None,
     ) -> None:
         self._transport = Transport(
             url, token, timeout=timeout, ca_file=ca_file, certificate=certificate
         )
         self._reconnect_timeout = reconnect_timeout
         self._sleep = sleep
+        self._interrupted = interrupted
 
     @property
     def url(self) -> str:
@@ -602,6 +605,7 @@ class FleetClient:
             last,
             reconnect_timeout=self._reconnect_timeout,
             sleep=self._sleep,
+            interrupted=self._interrupted,
         )
 
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 
 from tpufleet import errors
 from tpufleet.client import tls
-from tpufleet.errors import FleetError, Unreachable
+from tpufleet.errors import FleetError, NoAnswer, Unreachable
 from tpufleet.model.api_types import ERROR_HEADER, ErrorResponse
 from tpufleet.model.encoding import from_json, to_json
 
@@ -147,7 +147,7 @@ class Transport:
 
     def unreachable(self, error: Exception) -> Unreachable:
         if isinstance(error, self._no_answer):
-            return Unreachable(
+            return NoAnswer(
                 f"the control plane at {self.url} does not answer ({error or 'timed out'}): it is "
                 "frozen or overloaded, or so is its database\n"
                 "  next: retry, or look at its log; `tpu serve --stop` and `tpu serve` restart it "

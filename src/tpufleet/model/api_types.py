@@ -104,6 +104,7 @@ class JobDetail:
     hosts: tuple[HostRow, ...]  # of the live attempt
     children: tuple[JobRow, ...]  # resumed from it, or run again
     processes: int = 1  # hosts of all its slices: one log each
+    files_deleted_at: datetime | None = None  # its code, logs and results
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

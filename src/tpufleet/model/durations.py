@@ -38,6 +38,10 @@ def parse(value: Any) -> timedelta | None:
         raise BadInput(f"not a duration; {FORMAT_HINT}")
     elif isinstance(value, str):
         text = value.replace(" ", "").lower()
+        if re.search(r"[0-9] *M$", value):
+            raise BadInput(
+                f"{value[:40]!r} is not a duration; write 1m for a minute, 30d for a month"
+            )
         if text == "none":
             return None
         seconds = _seconds_in(text, value)

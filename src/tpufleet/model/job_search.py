@@ -204,11 +204,11 @@ def _moment(text: str, written: str, now: datetime, zone: tzinfo) -> datetime:
     try:
         span = durations.parse(text)
         moment = now - span if span is not None else None
-    except (BadInput, OverflowError):
+    except BadInput as error:
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
-            moment = None
+            raise BadInput(f"{written!r}: {error}; or a date such as 2026-01-31") from error
     if moment is None:
         raise BadInput(f"{written!r}: write a duration such as 7d, or a date such as 2026-01-31")
     moment = moment if moment.tzinfo else moment.replace(tzinfo=zone)

@@ -40,6 +40,13 @@ def period_start(period: BudgetPeriod, now: datetime) -> datetime | None:
             return None
 
 
+def period_end(period: BudgetPeriod, start: datetime | None) -> datetime | None:
+    if start is None:
+        return None
+    days = {BudgetPeriod.DAY: 1, BudgetPeriod.WEEK: 7, BudgetPeriod.MONTH: 32}[period]
+    return period_start(period, start + timedelta(days=days))
+
+
 def usage(
     budgets: Sequence[Budget],
     rows_since: Callable[[datetime | None], Sequence[CostRow]],
@@ -122,7 +129,12 @@ def hold_reason(job: Job, uses: Iterable[BudgetUse]) -> str:
     """Why a job gets no slices; empty when no budget forbids it."""
     for use in uses:
         if use.exhausted and _covers(use, job):
-            return f"{describe(use)}; an admin can raise it in `budgets` of the config file"
+            end = period_end(use.period, use.since)
+            until = f"it waits until {end:%Y-%m-%d %H:%M} UTC, unless" if end else "it waits until"
+            return (
+                f"{describe(use)}; {until} an admin raises `budgets` in the config file of the "
+                "server and restarts it"
+            )
     return ""
 
 

@@ -33,7 +33,7 @@ def explain(store: Store, job: Job, now: datetime) -> JobExplanation:
     attempts = store.attempts(job.id)
     summaries = tuple(_summarize(attempt, now) for attempt in attempts)
     if job.ended:
-        return _explain_ended(job, attempts, summaries)
+        return _explain_ended(job, attempts, summaries, store.files_deleted_at(job.id))
     if attempts and attempts[-1].live:
         return _explain_running(store, job, attempts, summaries, now)
     return _explain_waiting(store, job, attempts, summaries, now)
@@ -155,7 +155,10 @@ def _setup_details(store: Store, attempt: Attempt) -> list[str]:
 
 
 def _explain_ended(
-    job: Job, attempts: list[Attempt], summaries: tuple[AttemptSummary, ...]
+    job: Job,
+    attempts: list[Attempt],
+    summaries: tuple[AttemptSummary, ...],
+    files_deleted_at: datetime | None,
 ) -> JobExplanation:
     details = []
     if attempts:
@@ -168,6 +171,11 @@ def _explain_ended(
     if info is not None and placed and not plain:
         details.append(f"{info.description} (detected by: {info.detected_by})")
     advice = job.advice or (info.advice if info is not None else "")
+    if files_deleted_at is not None and job.state is not JobState.SUCCEEDED:
+        advice = (
+            f"its logs and code were deleted on {files_deleted_at:%Y-%m-%d}: submit it from the "
+            "folder of its code, with `tpu run`"
+        )
     return JobExplanation(
         job_id=job.id,
         state=job.state,

@@ -248,6 +248,7 @@ def job_detail(store: Store, job: Job, now: datetime) -> JobDetail:
         hosts=tuple(host_rows(store, live)) if live is not None else (),
         children=tuple(job_rows(store, children)[::-1]),
         processes=topology.find(job.spec.accelerator).hosts * job.spec.slices,
+        files_deleted_at=store.files_deleted_at(job.id),
     )
 
 

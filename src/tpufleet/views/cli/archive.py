@@ -204,10 +204,11 @@ def _selection(
 
 
 def _age_limit(option: str | None) -> timedelta:
-    limit = durations.parse(option) if option is not None else timedelta(0)
-    if limit is None:
-        raise BadInput("--older-than: a duration such as 14d is required")
-    return limit
+    if option is None:
+        return timedelta(0)
+    if option.strip().isdecimal():
+        raise BadInput(f"--older-than: {option} what? Write {option.strip()}d for days")
+    return durations.parse_finite(option, "--older-than", "a duration such as 14d is required")
 
 
 def _summary(report: PurgeReport) -> str:

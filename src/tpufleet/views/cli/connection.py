@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from tpufleet import config
-from tpufleet.errors import BadInput, FleetError, Unauthorized, Unreachable
+from tpufleet.errors import BadInput, FleetError, NoAnswer, Unauthorized, Unreachable
+from tpufleet.views.cli import output
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -33,15 +35,16 @@ def settings(*, new_file: bool = False) -> config.Config:
     return config.load(os.environ, Path.home())
 
 
-def connect(*, start: bool = False, announce: bool = True) -> FleetClient:
-    """A client of the configured server, or of the embedded one, which `start` may start."""
+def connect(*, start: bool = False, announce: bool = True, follow: bool = False) -> FleetClient:
+    """A client of the configured server, or of the embedded one, which `start` may start. `follow`:
+    interruptions of streams are shown."""
     read = settings()
     url = _server_option() or read.server
     if url is None:
         url = _started(read, announce) if start else config.embedded_server_url(read.home)
     if url is None:
         raise Unreachable(NO_SERVER)
-    return client_for(read, url)
+    return client_for(read, url, interrupted=output.print_retrying if follow else None)
 
 
 def is_remote() -> bool:
@@ -49,7 +52,9 @@ def is_remote() -> bool:
     return (_server_option() or settings().server) is not None
 
 
-def client_for(read: config.Config, url: str) -> FleetClient:
+def client_for(
+    read: config.Config, url: str, interrupted: Callable[[Unreachable], None] | None = None
+) -> FleetClient:
     from tpufleet.client.fleet import FleetClient  # imports the HTTP client
     from tpufleet.client.transport import CALL_SECONDS
 
@@ -60,6 +65,7 @@ def client_for(read: config.Config, url: str) -> FleetClient:
         timeout=timeout.total_seconds() if timeout else CALL_SECONDS,
         ca_file=read.ca_file,
         certificate=config.embedded_certificate(read.home, url),
+        interrupted=interrupted or (lambda _: None),
     )
 
 
@@ -82,6 +88,8 @@ def _started(read: config.Config, announce: bool) -> str:
             return False
         try:
             client.me()
+        except NoAnswer:  # it runs: a second one could not start
+            raise
         except FleetError:
             return False
         finally:

@@ -100,11 +100,10 @@ def _moment(written: str) -> datetime:
 
 
 def _span(written: str) -> timedelta:
-    hint = f"{written!r} is neither a date such as 2026-05-01 nor a duration such as 30d"
     try:
-        return durations.parse_finite(written, "--since", hint)
+        return durations.parse_finite(written, "--since", "must be a duration such as 30d")
     except BadInput as error:
-        raise BadInput(f"--since: {hint}") from error
+        raise BadInput(f"{error}; or a date such as 2026-05-01") from error
 
 
 def _add(item: CostTotal, row: CostRow, table: dict[tuple[str, str], prices.Price]) -> None:

@@ -33,6 +33,8 @@ def tag(
     """Add tags to a live or ended JOB, or remove some."""
     if query is not None and job is not None:
         tags = (job, *tags)
+    if query is not None and not query.strip():
+        raise BadInput("--query is empty; `--query owner:me` matches all jobs of yours")
     if not tags and not remove:
         raise BadInput("no tags; pass some, or --remove TAG")
     changes = JobChanges(add_tags=tags, remove_tags=remove)

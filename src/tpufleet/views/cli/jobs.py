@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tpufleet.errors import Unreachable
 from tpufleet.model import durations, job_file
 from tpufleet.model.api_types import JobDetail, JobExplanation, JobRow
 from tpufleet.model.attempts import Attempt
@@ -29,6 +30,7 @@ SHORT_LINE = 16  # characters: enough lines are requested for a program that wri
 # On a narrow terminal these columns are left out, the first one first.
 DROPPED_FIRST = ("OWNER", "ATTEMPTS", "SUBMITTED", "PROGRESS", "TYPE")
 DROPPED_FIRST_OF_ALL_USERS = ("ATTEMPTS", "SUBMITTED", "PROGRESS", "TYPE", "OWNER")
+MOST_ROWS = 10_000
 TITLES = ("ID", "NAME", "STATE", "TYPE", "PROGRESS", "ATTEMPTS", "SUBMITTED", "OWNER", "REASON")
 
 
@@ -60,7 +62,7 @@ class _QueryCommand(click.Command):
 @click.option("--pool", help="Only jobs of this pool.")
 @click.option("--archived", "--cleaned", "archived", is_flag=True, help="List archived jobs.")
 @click.option("--view", metavar="NAME", help="Jobs of a query saved with `tpu view save`.")
-@click.option("--limit", default=30, show_default=True, type=click.IntRange(1, 10_000))
+@click.option("--limit", default=30, show_default=True, type=click.IntRange(1, MOST_ROWS))
 @click.option("--watch", "-w", is_flag=True, help="Refresh until interrupted.")
 @click.option("--verbose", "-v", is_flag=True, help="The newest output of each live job too.")
 @json_option
@@ -99,25 +101,35 @@ def jobs(
             "query": search or None,
             **filters,
         }
-        while True:
-            rows = client.jobs(limit=limit, **selection).jobs
+
+        def refresh() -> None:
+            found = client.jobs(limit=min(limit + 1, MOST_ROWS), **selection).jobs
+            rows = found[:limit]
             if as_json:
                 output.print_json({"jobs": rows})
-            else:
-                if watch and output.is_terminal():
-                    click.clear()
-                show_rows(
-                    rows,
-                    "" if rows else _empty_list(client, selection, filtered),
-                    all_users=all_users,
-                    show_type=bool(preferences.setting("monitor_tpu")),
-                    reason_length=int(preferences.setting("show_length")),
-                )
-                if verbose or (watch and preferences.setting("monitor_verbose")):
-                    _show_output(client, rows, preferences)
-            if not watch:
                 return
+            empty = "" if rows else _empty_list(client, selection, filtered)
+            if watch and output.is_terminal():
+                click.clear()
+            show_rows(
+                rows,
+                empty,
+                all_users=all_users,
+                show_type=bool(preferences.setting("monitor_tpu")),
+                reason_length=int(preferences.setting("show_length")),
+            )
+            if len(found) > limit:
+                output.print_status(f"the newest {limit}; --limit shows more")
+            if verbose or (watch and preferences.setting("monitor_verbose")):
+                _show_output(client, rows, preferences)
+
+        refresh()
+        while watch:
             time.sleep(float(preferences.setting("monitor_upd_time")))
+            try:
+                refresh()
+            except Unreachable as error:
+                output.print_retrying(error)
 
 
 def _show_output(client: FleetClient, rows: Iterable[JobRow], preferences: Preferences) -> None:
@@ -250,6 +262,7 @@ def _show_job(detail: JobDetail) -> None:
             ("owner", job.owner),
             ("submitted", text.age(job.submitted_at, now)),
             ("ended", text.age(job.ended_at, now)),
+            ("files", _deleted(detail.files_deleted_at)),
             ("command", shlex.join(spec.command)),
             (
                 "slices",
@@ -266,6 +279,10 @@ def _show_job(detail: JobDetail) -> None:
             ("children", ", ".join(f"{child.id} ({child.state})" for child in detail.children)),
         ]
     )
+
+
+def _deleted(at: datetime | None) -> str:
+    return "" if at is None else f"deleted on {at:%Y-%m-%d}"
 
 
 def _environment(detail: JobDetail) -> str:

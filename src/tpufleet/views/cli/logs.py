@@ -24,7 +24,7 @@ from tpufleet.views.cli.preferences import use_time_zone
     "--attempt", type=click.IntRange(min=0), help="Only this attempt (default: the latest)."
 )
 @click.option("--tail", metavar="N", type=click.IntRange(min=0), help="Only the last N lines.")
-@click.option("--raw", is_flag=True, help="Print exactly what the job wrote.")
+@click.option("--raw", is_flag=True, help="Keep all control sequences of the output.")
 @json_option
 def logs(
     job: str,
@@ -43,7 +43,7 @@ def logs(
     the title, the clipboard or the screen, are removed. Files and pipes get no colours.
     """
     filtered = output.is_terminal() and not raw
-    with connection.connect() as client:
+    with connection.connect(follow=follow) as client:
         if follow:
             current: int | None = None
             for line in client.follow_logs(job, host=host, attempt=attempt, tail=tail):
@@ -109,7 +109,7 @@ def events(
     fleet, oldest first."""
     if sum(each is not None for each in (job, slice_id, pool, user, reservation)) > 1:
         raise BadInput("pass one of JOB, --slice, --pool, --user and --reservation")
-    with connection.connect() as client:
+    with connection.connect(follow=follow) as client:
         page = client.events(
             job, slice_id=slice_id, pool=pool, user=user, reservation=reservation, limit=limit,
             newest=True,

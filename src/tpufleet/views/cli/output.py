@@ -39,6 +39,11 @@ def print_status(message: str) -> None:
     click.echo(text.without_control_characters(message), err=True)
 
 
+def print_retrying(error: Exception) -> None:
+    """What went wrong for now, without the advice: the command goes on by itself."""
+    print_status(f"{str(error).partition(chr(10))[0]}; retrying")
+
+
 def print_json(value: Any) -> None:
     """One JSON document on one line."""
     click.echo(encoding.to_json(value).decode())

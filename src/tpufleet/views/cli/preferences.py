@@ -140,8 +140,12 @@ def config_import(file: Path, name: str | None, as_json: bool) -> None:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
         users = document["users"]
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise BadInput(f"{file}: not a data.json with users: {error!r}") from error
+    except OSError as error:
+        raise BadInput(f"{file}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"{file} is no data.json of the former job manager: it has no JSON object with `users`"
+        ) from error
     with connection.connect() as client:
         name = name or client.me().name
         if name not in users:
