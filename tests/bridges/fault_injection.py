@@ -63,7 +63,9 @@ class FaultInjector:
                 ledger=str(self._ledger),
                 seconds=round(self._random.uniform(0.1, 1.0), 2),
             )
-            reference.set({"challenge_number": 1, "code": code, "timeout": 60, "status": "pending"})
+            reference.set(
+                {"challenge_number": 1, "code": code, "timeout": 600, "status": "pending"}
+            )
             self.names.append(reference.id)
 
     # Faults

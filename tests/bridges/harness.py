@@ -58,7 +58,7 @@ class BridgeHarness:
         document = {
             "challenge_number": 3,
             "code": source,
-            "timeout": 60,
+            "timeout": 600,
             "status": "pending",
             "created_at": firestore.SERVER_TIMESTAMP,
             "metadata": {"submitted_by": "ada"},

@@ -26,7 +26,7 @@ def test_a_document_runs_and_receives_its_result(harness: BridgeHarness):
     assert found["updated_at"] >= times[3]
     # What the client wrote is unchanged.
     assert found["metadata"] == {"submitted_by": "ada"}
-    assert (found["challenge_number"], found["timeout"]) == (3, 60)
+    assert (found["challenge_number"], found["timeout"]) == (3, 600)
     job = harness.server.client.job(found["bridge"]["job"])
     assert {"challenge=3", f"job-id={name}"} <= set(job.job.spec.tags)
     # The author of the document has no token.

@@ -21,7 +21,7 @@ from tpufleet.service.routing import SLICE_TOKEN
 
 # Routes that write only what belongs to the caller, or what any member may write.
 OWN_OR_SHARED = {
-    "PATCH /inventory/{name}", "POST /snapshots", "PUT /snapshots/{digest}",
+    "PATCH /inventory/{name}", "POST /jobs/check", "POST /snapshots", "PUT /snapshots/{digest}",
     "POST /notifications/{name}/test",
 }  # fmt: skip
 CANARY = "a-secret-value"

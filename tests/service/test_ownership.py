@@ -32,6 +32,7 @@ SHARED = "shared"  # any member
 # What each route that writes protects. A new route must be added here.
 RULES = {
     "POST /jobs": OWN,
+    "POST /jobs/check": OWN,
     "PATCH /jobs/{ref}": OWNER,
     "POST /queue/{ref}/move": OWNER,
     "POST /queue/{ref}/hold": OWNER,

@@ -26,7 +26,8 @@ from tpufleet.stores.base import ChangeSet
 DAY = timedelta(days=1)
 USER_ROUTES = [route for route in ROUTES if route.role != SLICE_TOKEN]
 OWN_JOBS = {
-    "POST /jobs", "GET /jobs", "GET /jobs/{ref}", "GET /jobs/{ref}/why", "POST /jobs/{ref}/cancel",
+    "POST /jobs", "POST /jobs/check", "GET /jobs", "GET /jobs/{ref}", "GET /jobs/{ref}/why",
+    "POST /jobs/{ref}/cancel",
     "GET /jobs/{ref}/events", "GET /jobs/{ref}/logs", "GET /jobs/{ref}/logs/stream",
     "GET /jobs/{ref}/result", "GET /stream", "HEAD /snapshots/{digest}", "PUT /snapshots/{digest}",
     "POST /snapshots",

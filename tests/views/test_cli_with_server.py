@@ -301,9 +301,30 @@ def test_an_argument_with_dashes_is_explained(world, tpu):
     assert answer.exit_code == 2 and "write `lr=0.1` without dashes" in answer.stderr
 
 
-def test_a_dry_run_with_an_unknown_pool_is_rejected(world, admin, tpu):
-    answer = tpu("run", "v5e-4", "--pool", "nope", "--dry-run", "--", "true")
-    assert answer.exit_code == 2 and "pool: no pool 'nope'" in answer.stderr
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--pool", "nope"), "pool: no pool named 'nope'"),
+        (("--secret", "A=nope"), "secrets.A: no secret named 'nope'"),
+        (("--notify", "nope"), "no channel"),
+        (("--provider", "gke"), "'gke' is not enabled on this server"),
+    ],
+)
+def test_a_dry_run_is_refused_for_what_submit_refuses(world, tpu, options, message):
+    for dry_run in (("--dry-run",), ()):
+        answer = tpu("run", "v5e-4", *options, *dry_run, "--", "true")
+        assert answer.exit_code == 2 and message in answer.stderr
+    assert world.store.jobs(JobQuery()) == []
+
+
+def test_a_dry_run_goes_on_without_its_server(world, tpu):
+    world.stop()
+    answer = tpu("run", "v5e-4", "--dry-run", "--", "true")
+    assert answer.exit_code == 0 and "not checked by the server" in answer.stderr
+    world.start()
+
+
+def test_a_dry_run_knows_the_provider_of_a_pool(world, admin, tpu):
     admin.ok("pool", "create", "lab", "v5e-4")
     printed = tpu.ok("run", "v5e-4", "--pool", "lab", "--dry-run", "--", "true")
     assert "nothing is billed" in printed

@@ -101,7 +101,7 @@ def new_job_id() -> JobId:
             return JobId(text)
 
 
-def new_job(spec: JobSpec, job_id: JobId, snapshot: str, *, named: bool) -> NewJob:
+def new_job(spec: JobSpec, job_id: JobId, snapshot: str | None, *, named: bool) -> NewJob:
     """A job to submit. Without a name that the user chose, it gets one that is unique."""
     document = job_file.to_document(spec)
     if not named:
@@ -157,6 +157,13 @@ class FleetClient:
         """Submit all jobs or none. Idempotent: the ids are in the request."""
         return self._transport.call(
             "POST", "/jobs", JobPage, body=SubmitRequest(jobs=tuple(jobs)), timeout=_BULK_SECONDS
+        ).jobs
+
+    def check_jobs(self, jobs: Sequence[NewJob]) -> tuple[JobRow, ...]:
+        """What `submit` would submit. Nothing is changed."""
+        body = SubmitRequest(jobs=tuple(jobs))
+        return self._transport.call(
+            "POST", "/jobs/check", JobPage, body=body, timeout=_BULK_SECONDS
         ).jobs
 
     def jobs(

@@ -14,6 +14,8 @@ SliceId = NewType("SliceId", str)  # also the name in the cloud, chosen before t
 
 # Providers whose slices are processes without TPUs.
 SIMULATED_PROVIDERS = frozenset({"local"})
+# Reason of a new job that will run on them.
+SIMULATED = "simulated on the server's machine, without TPUs"
 # Providers that can take over a node that a person made.
 ADOPTING_PROVIDERS = frozenset({"tpu-vm"})
 

@@ -25,7 +25,7 @@ from tpufleet.model.jobs import (
     is_generated_id,
 )
 from tpufleet.model.pools import Pool
-from tpufleet.model.slices import SIMULATED_PROVIDERS
+from tpufleet.model.slices import SIMULATED, SIMULATED_PROVIDERS
 from tpufleet.model.topology import short_name
 from tpufleet.service import (
     checkpoint_leases,
@@ -55,7 +55,6 @@ SYSTEM_FOLDERS = (
 SHARED_FOLDERS = (
     "/", "/dev/shm", "/home", "/root", "/run", "/tmp", "/var", "/var/lib", "/var/tmp",
 )  # fmt: skip
-SIMULATED = "simulated on the server's machine, without TPUs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,8 +108,31 @@ class JobStorage:
         return {*(spec.providers or (self.default_provider,))} <= SIMULATED_PROVIDERS
 
 
+def check(context: CommandContext, storage: JobStorage, body: bytes) -> list[Job]:
+    """What `submit` would submit."""
+    jobs = _read(context, storage, body)
+    named = [job for job in jobs.values() if job.spec.checkpoint is not None]
+    _require_own_locations(context, storage, named)
+    checkpoint_owners.require_owned(context.store, context.caller, named)
+    checkpoint_leases.require_free(context.store, named)
+    return list(jobs.values())
+
+
 def submit(context: CommandContext, storage: JobStorage, body: bytes) -> list[Job]:
     """All or none. Idempotent: a job that exists with the same id and spec is left as it is."""
+    jobs = _read(context, storage, body)
+    named = [job for job in jobs.values() if job.spec.checkpoint is not None]
+    if not named:  # each has a location of its own
+        return _insert(context, jobs)
+    _require_own_locations(context, storage, named)
+    with checkpoint_leases.exclusive(context.store, context.now) as lease:
+        fresh = [job for job in named if context.store.job(job.id) is None]
+        checkpoint_owners.require_owned(context.store, context.caller, fresh)
+        checkpoint_leases.require_free(context.store, fresh)
+        return _insert(context, jobs, lease)
+
+
+def _read(context: CommandContext, storage: JobStorage, body: bytes) -> dict[JobId, Job]:
     submission = from_json(body, RawSubmission)
     if not 0 < len(submission.jobs) <= MAX_JOBS_PER_CALL:
         raise BadInput(f"jobs: must be 1 to {MAX_JOBS_PER_CALL} jobs, not {len(submission.jobs)}")
@@ -127,15 +149,7 @@ def submit(context: CommandContext, storage: JobStorage, body: bytes) -> list[Jo
             raise BadInput(f"jobs[{index}].id: duplicate id {job.id}")
         jobs[job.id] = job
     _require_unused_as_names(context, jobs.values())
-    named = [job for job in jobs.values() if job.spec.checkpoint is not None]
-    if not named:  # each has a location of its own
-        return _insert(context, jobs)
-    _require_own_locations(context, storage, named)
-    with checkpoint_leases.exclusive(context.store, context.now) as lease:
-        fresh = [job for job in named if context.store.job(job.id) is None]
-        checkpoint_owners.require_owned(context.store, context.caller, fresh)
-        checkpoint_leases.require_free(context.store, fresh)
-        return _insert(context, jobs, lease)
+    return jobs
 
 
 def resubmit(

@@ -17,7 +17,8 @@ _ALWAYS = frozenset(
 )  # fmt: skip
 _SUBMIT = frozenset(
     {
-        "submit_jobs", "head_snapshot", "put_snapshot", "post_snapshot", "list_jobs", "get_job",
+        "submit_jobs", "check_jobs", "head_snapshot", "put_snapshot", "post_snapshot", "list_jobs",
+        "get_job",
         "explain_job", "cancel_job", "list_job_events", "get_job_logs", "stream_logs",
         "get_job_result", "stream_events",
     }

@@ -20,6 +20,7 @@ from tests.workloads.activations.test_inputs import make_dataset
 from tpufleet.errors import NotFound
 from tpufleet.workloads.activations.inputs import sources
 from tpufleet.workloads.activations.io import remote_files, verification
+from tpufleet.workloads.activations.io.shard_writer import BufferStream
 from tpufleet.workloads.activations.io.storage import LocalFolder, open_storage
 from tpufleet.workloads.activations.pipeline import planning
 
@@ -97,6 +98,36 @@ def test_a_part_of_a_file_is_a_stream_of_its_own(tmp_path):
         assert part.read(1) == b""
         assert part.seek(5) == 5 and part.read(2) == bytes([45, 46])
         assert part.seek(0, 2) == 30 and part.seek(-1, 1) == 29
+
+
+@pytest.mark.parametrize("lost", [404, 410])
+def test_an_upload_whose_session_is_lost_is_begun_anew(google, monkeypatch, tmp_path, lost):
+    from google.api_core import exceptions
+    from google.cloud.storage import Blob
+
+    from tpufleet.workloads.activations.io import gcs
+
+    upload, sessions = Blob.upload_from_file, []
+
+    def lose_first(blob, content, **options):
+        sessions.append(blob.name)
+        if sessions.count(blob.name) == 1:
+            content.read(5)
+            raise exceptions.from_http_status(lost, "no such session")
+        upload(blob, content, **options)
+
+    monkeypatch.setattr(Blob, "upload_from_file", lose_first)
+    bucket = gcs.GcsBucket("activations", uuid.uuid4().hex, google)
+    data = bytes(range(256)) * 40
+    bucket.put(BufferStream([memoryview(data)]), "small")
+    assert bucket.read("small") == data
+    monkeypatch.setattr(gcs, "PARALLEL_FROM", 1000)
+    monkeypatch.setattr(gcs, "PART", 4000)
+    draft = tmp_path / "draft"
+    draft.write_bytes(data)
+    bucket.upload(draft, "large")
+    assert bucket.read("large") == data
+    assert len(sessions) == 2 * (1 + 3)
 
 
 # One byte below, at and above the size from which parts are uploaded, several parts with a short

@@ -62,6 +62,20 @@ def submit_jobs(call: ApiCall) -> JobPage:
 
 
 @router.route(
+    "POST",
+    "/jobs/check",
+    role=Role.MEMBER,
+    summary="Check jobs as if they were submitted, and submit none",
+    body=SubmitRequest,
+    response=JobPage,
+    limit=MAX_SUBMIT_BYTES,
+)
+def check_jobs(call: ApiCall) -> JobPage:
+    jobs = submission.check(call.context, call.components.storage, call.body)
+    return JobPage(jobs=tuple(queries.job_row(job, None, None) for job in jobs))
+
+
+@router.route(
     "GET",
     "/jobs",
     role=Role.VIEWER,

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tpufleet.errors import BadInput, FleetError, NotFound
+from tpufleet import config
+from tpufleet.errors import BadInput, Unreachable
 from tpufleet.model import job_file, prices
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.jobs import JobId, JobSpec, JobState
 from tpufleet.model.prices import Estimate
-from tpufleet.model.slices import SIMULATED_PROVIDERS
+from tpufleet.model.slices import SIMULATED, SIMULATED_PROVIDERS
 from tpufleet.model.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, job_options, output
@@ -341,20 +342,27 @@ def _detach_message(ids: list[JobId]) -> str:
     )
 
 
-def _is_simulated(spec: JobSpec, where: str) -> bool:
-    """As far as is known without submitting it; no server is started for it. Rejects a pool that
-    the server does not have."""
+def _check_by_server(planned: list[PlannedJob]) -> list[bool] | None:
+    """Which jobs would be simulated; None if there is no server, since none is started for it."""
+    from tpufleet.client.fleet import new_job, new_job_id
+
     settings = connection.settings()
-    if spec.pool is not None:
-        try:
-            with connection.connect() as client:
-                return client.pool(spec.pool).provider in SIMULATED_PROVIDERS
-        except NotFound as error:
-            raise BadInput(
-                f"{where}pool: no pool {spec.pool!r}\n  next: `tpu pool list`"
-            ) from error
-        except FleetError as error:
-            output.print_status(f"pool {spec.pool} was not checked: {text.one_line(str(error))}")
+    if not connection.is_remote() and config.embedded_server_url(settings.home) is None:
+        return None
+    jobs = [new_job(job.spec, new_job_id(), None, named=job.named) for job in planned]
+    try:
+        with connection.connect() as client:
+            return [row.reason == SIMULATED for row in client.check_jobs(jobs)]
+    except BadInput as error:
+        raise BadInput(_located(str(error), planned)) from error
+    except Unreachable as error:
+        output.print_status(f"not checked by the server: {text.one_line(str(error))}")
+        return None
+
+
+def _is_simulated(spec: JobSpec) -> bool:
+    """As far as is known without a server."""
+    settings = connection.settings()
     if spec.providers:
         return set(spec.providers) <= SIMULATED_PROVIDERS
     try:
@@ -365,7 +373,7 @@ def _is_simulated(spec: JobSpec, where: str) -> bool:
 
 def _show_plan(planned: list[PlannedJob], scans: dict[Path, Scan], as_json: bool) -> None:
     table = prices.price_table(connection.settings().prices)
-    simulations = [_is_simulated(job.spec, job.where) for job in planned]
+    simulations = _check_by_server(planned) or [_is_simulated(job.spec) for job in planned]
     jobs = [
         {
             "spec": job_file.to_document(job.spec),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ PARALLEL_FROM = 64 << 20
 PART = 32 << 20
 WORKERS = 8
 MAX_PARTS = 32  # limit of one compose request
+UPLOAD_SESSIONS = 3
 # Only one worker writes a given shard name, so retrying a write is safe.
 RETRY: dict[str, Any] = {"retry": DEFAULT_RETRY}
 
@@ -51,6 +53,20 @@ class FilePart(UploadStream):
         if not self.closed:
             os.close(self._file)
         super().close()
+
+
+def _upload(blob: Any, content: UploadStream) -> None:
+    """Google ends a session that it has lost with 404 or 410, and asks for a new one
+    (cloud.google.com/storage/docs/performing-resumable-uploads#handling_errors)."""
+    for attempt in range(UPLOAD_SESSIONS):
+        content.seek(0)
+        try:
+            blob.upload_from_file(content, size=content.size, checksum="crc32c", **RETRY)
+            return
+        except exceptions.GoogleAPICallError as error:
+            lost = error.code in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
+            if not lost or attempt == UPLOAD_SESSIONS - 1:
+                raise
 
 
 class GcsBucket:
@@ -107,9 +123,7 @@ class GcsBucket:
 
     def put(self, content: BufferStream, name: str) -> None:
         with self._translate_errors(name):
-            self._blob(name).upload_from_file(
-                content, size=content.size, checksum="crc32c", **RETRY
-            )
+            _upload(self._blob(name), content)
 
     def upload(self, draft: Path, name: str) -> None:
         size = draft.stat().st_size
@@ -129,7 +143,7 @@ class GcsBucket:
         def send(number: int) -> None:
             start = number * step
             with FilePart(draft, start, min(step, size - start)) as part:
-                parts[number].upload_from_file(part, size=part.size, checksum="crc32c", **RETRY)
+                _upload(parts[number], part)
 
         with ThreadPoolExecutor(WORKERS) as pool:
             list(pool.map(send, range(len(parts))))
