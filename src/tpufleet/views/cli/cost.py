@@ -58,7 +58,8 @@ class CostTotal:
 def cost(by: str, since: str | None, show_prices: bool, as_json: bool) -> None:
     """Show chip hours and dollars by job, user, pool or type: how much of it was useful, and how
     much was lost, because work was repeated after the loss of a slice. Unknown: attempts that did
-    not finish and reported no steps.
+    not finish and reported no steps. The rest is booting, setting up and waiting in a pool; slices
+    of a pool that no job held are `(no job)` and `(no user)`.
 
     Without --since, jobs of earlier months than the last one are summed by user.
 
