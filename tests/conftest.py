@@ -18,7 +18,7 @@ os.environ.setdefault(
     "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
 # A virtual machine may stand still for minutes, and then nothing has answered for so long.
-os.environ.setdefault("TPUFLEET_REQUEST_TIMEOUT", "5m")
+os.environ.setdefault("TPUFLEET_REQUEST_TIMEOUT", "15m")
 # What runs in the background of a shell ignores Ctrl-C, and so would every process it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -35,7 +35,7 @@ class Server:
         home: Path,
         *,
         descriptors: int | None = None,
-        timeout: float = 300.0,
+        timeout: float = 900.0,
         **environment: str,
     ) -> None:
         self.home = home

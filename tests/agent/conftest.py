@@ -133,14 +133,14 @@ class AgentHarness:
     def wait_for_agent_exit(self) -> int:
         """The exit status of the agent."""
         assert self._thread
-        self._thread.join(300)
+        self._thread.join(900)
         assert self.status is not None, "the agent did not exit"
         return self.status
 
     def close(self) -> None:
         if self._thread:
             self.request_shutdown()
-            self._thread.join(300)
+            self._thread.join(900)
         if self._process and self._process.poll() is None:
             self._process.kill()
             self._process.wait()

@@ -182,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _hold(self, route: str, release_event: threading.Event) -> None:
         self.control_plane.held_requests[route] += 1
-        release_event.wait(300)
+        release_event.wait(900)
         self.control_plane.held_requests[route] -= 1
 
     def _fail(self, status: int, kind: str, message: str) -> None:

@@ -46,7 +46,7 @@ def test_an_agent_that_cannot_reach_the_server_reports_the_error(unreachable, tm
 def test_an_agent_with_bad_metadata_reports_a_final_failure(unreachable, tmp_path):
     describe(unreachable, "a", ["a"], tpufleet_tokens="{}", enable_guest_attributes="TRUE")
     env = environ(unreachable, "a", 0, tmp_path)
-    subprocess.run([sys.executable, "-m", "tpufleet", "agent"], env=env, timeout=300)
+    subprocess.run([sys.executable, "-m", "tpufleet", "agent"], env=env, timeout=900)
     report = written(unreachable, "a", 0)
     assert report.failed and "no bootstrap token for slice a" in report.message
 

@@ -134,7 +134,7 @@ def test_a_child_that_leaves_everything_ends_with_a_killed_agent(harness, tmp_pa
     family = psutil.Process(agent.pid).children(recursive=True)
     agent.send_signal(signal.SIGKILL)
     agent.wait()
-    psutil.wait_procs(family, timeout=300)
+    psutil.wait_procs(family, timeout=900)
     assert_nothing_writes(beat)
 
 

@@ -53,7 +53,7 @@ def test_the_assignment_is_copied_to_a_private_file(environ):
 def test_the_init_container_waits_for_the_assignment(environ):
     timer = threading.Timer(0.2, entry(environ).write_text, [ENTRY])
     timer.start()
-    assert pod_entrypoint.wait_for_assignment(environ, timeout=300) == 0
+    assert pod_entrypoint.wait_for_assignment(environ, timeout=900) == 0
     assert Path(environ["TPUFLEET_SEAT_FILE"]).read_text() == ENTRY
 
 
@@ -68,7 +68,7 @@ def test_a_waiting_init_container_exits_on_sigterm(environ):
     with subprocess.Popen(argv, env={**os.environ, **environ}) as waiting:
         wait_until(lambda: "SIGTERM" in handled(waiting.pid), describe="the handler of the pod")
         waiting.send_signal(signal.SIGTERM)
-        assert waiting.wait(300) == 128 + signal.SIGTERM
+        assert waiting.wait(900) == 128 + signal.SIGTERM
 
 
 def handled(pid: int) -> set[str]:
@@ -151,7 +151,7 @@ def leaked(environ, agent: str, before: list[str]) -> str:
     done = subprocess.run(
         [*before, sys.executable, "-c", agent, WORKLOAD],
         env={"PATH": os.environ["PATH"], **environ, "HERE": str(here)},
-        capture_output=True, text=True, check=False, timeout=300,
+        capture_output=True, text=True, check=False, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -20,7 +20,7 @@ def test_sigterm_stops_the_program_and_reports_its_exit(harness):
     agent = harness.start_process()
     harness.wait_for_log("up\n")
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(300) == 0
+    assert agent.wait(900) == 0
     exit = harness.wait_for_exit()
     assert (exit.status, exit.stopped_by_agent) == (0, True)
     assert "saving\n" in harness.log()
@@ -32,7 +32,7 @@ def test_in_a_pod_sigterm_is_a_preemption_notice_and_the_exit_status_is_143(harn
     agent = harness.start_process(TPUFLEET_SIGTERM_MEANS="preempted")
     harness.wait_for_log("up\n")
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(300) == 128 + signal.SIGTERM
+    assert agent.wait(900) == 128 + signal.SIGTERM
     assert "saving\n" in harness.log()
     notices = [
         heartbeat
@@ -54,7 +54,7 @@ def test_a_pod_over_its_disk_limit_fails_with_disk_full(harness, tmp_path):
     )
     harness.wait_for_log("up\n")
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(300) == 128 + signal.SIGTERM
+    assert agent.wait(900) == 128 + signal.SIGTERM
     exit = harness.wait_for_exit()
     assert (exit.evidence, exit.stopped_by_agent) == (EndReason.DISK_FULL, False)
     assert "uses 3 MiB, more than its limit of 1 MiB" in exit.log_line
@@ -73,7 +73,7 @@ def test_a_killed_agent_takes_its_program_down_and_it_does_not_run_twice(harness
     family = psutil.Process(agent.pid).children(recursive=True)
     agent.kill()
     agent.wait()
-    wait_until(lambda: not any(_is_running(process) for process in family), timeout=300)
+    wait_until(lambda: not any(_is_running(process) for process in family), timeout=900)
     assert harness.processes() == []
 
     boot = harness.control_plane.heartbeats[-1].boot
@@ -92,7 +92,7 @@ def test_a_new_agent_kills_processes_of_an_earlier_one(harness):
     bystander = subprocess.Popen(["sleep", "60"], env={"TPUFLEET_RUN_DIR": "/elsewhere/run"})
     try:
         harness.start_process()
-        assert orphan.wait(300) == -signal.SIGKILL
+        assert orphan.wait(900) == -signal.SIGKILL
         wait_until(lambda: harness.control_plane.heartbeats)
         assert bystander.poll() is None
     finally:
@@ -124,7 +124,7 @@ def test_the_agent_imports_no_heavy_modules(harness):
     heavy = {"rich", "starlette", "uvicorn", "click", "yaml", "jax", "numpy"}
     harness.control_plane.release = True
     agent = harness.start_process(then=f"print(sorted({heavy} & sys.modules.keys()))")
-    output, _ = agent.communicate(timeout=300)
+    output, _ = agent.communicate(timeout=900)
     assert (agent.returncode, output) == (0, b"[]\n")
 
 

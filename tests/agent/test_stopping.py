@@ -180,7 +180,7 @@ def test_a_notice_is_forwarded_to_the_program_and_the_control_plane_immediately(
         lambda: next(
             (heartbeat for heartbeat in harness.control_plane.heartbeats if heartbeat.notice), None
         ),
-        timeout=300,
+        timeout=900,
     )
     assert heartbeat.notice is NoticeKind.PREEMPTED
     exit = harness.wait_for_exit(within=60)

@@ -70,7 +70,7 @@ def run(name: str, *options: str, **environment: str) -> str:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
@@ -116,7 +116,7 @@ def test_a_terminated_benchmark_leaves_no_processes_and_no_files(tmp_path):
         started = wait_until(lambda: psutil.Process(benchmark.pid).children(recursive=True))
         wait_until(lambda: list(tmp_path.glob("*/server.json")))
         benchmark.terminate()
-        assert benchmark.wait(300) == 128 + signal.SIGTERM
+        assert benchmark.wait(900) == 128 + signal.SIGTERM
     finally:
         benchmark.kill()
     assert not any(process.is_running() for process in started)
@@ -141,7 +141,7 @@ def test_the_storage_of_extractions_runs_and_ends_with_json():
 def test_the_options_and_modules_of_the_gpu_benchmark_load():
     assert "--seconds" in run("extract_gpu", "--help")
     script = "import " + ", ".join(GPU_MODULES)
-    subprocess.run([sys.executable, "-c", script], cwd=BENCH, check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", script], cwd=BENCH, check=True, timeout=900)
 
 
 def test_the_writers_of_the_gpu_benchmark_run_without_a_gpu():

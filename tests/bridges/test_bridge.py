@@ -31,7 +31,7 @@ def test_a_document_runs_and_receives_its_result(harness: BridgeHarness):
     assert {"challenge=3", f"job-id={name}"} <= set(job.job.spec.tags)
     # The author of the document has no token.
     assert found["log_url"].startswith(f"{harness.server.url}/api/v1/jobs/{job.job.id}/logs?")
-    response = httpx.get(found["log_url"], timeout=300)
+    response = httpx.get(found["log_url"], timeout=900)
     assert (response.status_code, "hello" in response.text) == (200, True)
     assert "hello" in "".join(harness.server.client.logs(job.job.id))
     statuses = harness.observed_statuses(name)
@@ -167,7 +167,7 @@ def test_a_bridge_takes_over_at_once_from_one_that_was_stopped(harness: BridgeHa
     name = harness.add(SLOW, timeout=8)
     harness.wait_status(name, "running")
     first.terminate()
-    assert first.wait(300) == 0
+    assert first.wait(900) == 0
     assert list(harness.user.collection(f"{harness.documents.id}_bridges").stream()) == []
     harness.start_bridge()
     assert harness.wait_ended(name)["error"].startswith("timeout: ")

@@ -101,7 +101,7 @@ class FakeFleet:
         self.connects.put("stream")
         if self.connects.qsize() == 1:
             raise RuntimeError("unexpected")
-        self._closed.wait(300)
+        self._closed.wait(900)
         yield from ()
 
     def close(self) -> None:
@@ -121,24 +121,24 @@ def bridged(fleet: FakeFleet) -> Iterator[tuple[FakeCollection, FakeDriver]]:
     thread.start()
     yield collection, driver
     bridge.stop()
-    thread.join(300)
+    thread.join(900)
     assert not thread.is_alive()
 
 
 def test_a_failed_claim_is_retried(bridged):
     collection, driver = bridged
-    _, notify = collection.listeners.get(timeout=300)
+    _, notify = collection.listeners.get(timeout=900)
     notify([DocumentChange(id="d1", document=pending("d1"))])
-    assert driver.claimed.get(timeout=300) == "d1"
+    assert driver.claimed.get(timeout=900) == "d1"
 
 
 def test_a_dead_listener_is_replaced(bridged):
     collection, driver = bridged
-    listener, _ = collection.listeners.get(timeout=300)
+    listener, _ = collection.listeners.get(timeout=900)
     listener.alive = False
-    _, notify = collection.listeners.get(timeout=300)
+    _, notify = collection.listeners.get(timeout=900)
     notify([DocumentChange(id="d2", document=pending("d2"))])
-    assert driver.claimed.get(timeout=300) == "d2"
+    assert driver.claimed.get(timeout=900) == "d2"
 
 
 def test_the_stream_of_job_changes_is_reopened_after_an_error(bridged, fleet):
@@ -151,7 +151,7 @@ def test_metrics_count_documents_claims_outcomes_and_errors(fleet):
     thread = threading.Thread(target=bridge.run)
     thread.start()
     try:
-        _, notify = collection.listeners.get(timeout=300)
+        _, notify = collection.listeners.get(timeout=900)
         notify([DocumentChange(id=name, document=pending(name)) for name in ("d1", "d2")])
 
         def values() -> dict[str, str]:
@@ -166,7 +166,7 @@ def test_metrics_count_documents_claims_outcomes_and_errors(fleet):
         assert shown["tpufleet_bridge_ready"] == "1"
     finally:
         bridge.stop()
-        thread.join(300)
+        thread.join(900)
 
 
 class FailingCollection:

@@ -76,7 +76,7 @@ def test_documents_of_every_size_end(harness: BridgeHarness, free_bytes: tuple[i
             assert found["result"].startswith("ééé") and found["log_url"], free
             assert ("result_url" in found) == (free < 90_000), free
             if "result_url" in found:
-                assert httpx.get(found["result_url"], timeout=300).json()["result"] == "é" * 40_000
+                assert httpx.get(found["result_url"], timeout=900).json()["result"] == "é" * 40_000
     found = harness.wait_ended(failing)
     assert found["error"].startswith("ValueError: ééé") and found["log_url"]
 

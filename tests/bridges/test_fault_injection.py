@@ -22,7 +22,7 @@ def test_a_few_faults(harness: BridgeHarness, ledger, documents, faults):
     injector = start(harness, ledger, 7, slices=2, bridges=2)
     injector.add(documents)
     injector.inject(faults=faults, max_gap=3.0)
-    injector.finish(timeout=300)
+    injector.finish(timeout=900)
 
 
 @pytest.mark.chaos

@@ -63,7 +63,7 @@ def test_a_large_result_and_its_code_are_deleted_after_the_retention(
     digest = client.job(job).job.snapshot
     assert client.has_snapshot(digest) and client.result(job)
     first.terminate()
-    assert first.wait(300) == 0
+    assert first.wait(900) == 0
     harness.bridges.remove(first)
 
     ended = found["completed_at"].timestamp()
@@ -79,7 +79,7 @@ def test_a_large_result_and_its_code_are_deleted_after_the_retention(
 
 def fetch(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=300) as response:
+        with urllib.request.urlopen(url, timeout=900) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -96,5 +96,5 @@ def test_probes_report_when_the_bridge_is_ready(harness: BridgeHarness):
     assert status == 200 and "tpufleet_bridge_ready 1\n" in metrics
     assert fetch(f"http://{address}/other")[0] == 404
     bridge.send_signal(signal.SIGTERM)
-    assert bridge.wait(300) == 0
+    assert bridge.wait(900) == 0
     harness.bridges.remove(bridge)

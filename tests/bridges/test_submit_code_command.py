@@ -23,7 +23,7 @@ def tpu(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
         env={**os.environ, **variables},
     )

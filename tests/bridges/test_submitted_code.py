@@ -55,7 +55,7 @@ class Host:
 
     def outcome(self, code: str, **options: Any) -> dict[str, Any]:
         process = self.start(code, **options)
-        status, outcome = process.wait(300), self.result()
+        status, outcome = process.wait(900), self.result()
         assert status == (0 if outcome["status"] == "completed" else os.EX_DATAERR), self.output()
         if outcome["error"]:
             assert self.output().splitlines()[-1] == outcome["error"].partition("\n")[0]
@@ -148,7 +148,7 @@ def test_after_the_timeout_the_code_and_its_children_are_stopped(host):
         timeout=1,
     )
     wait_until(lambda: "child " in host.output(), 60)
-    assert process.wait(300) == os.EX_DATAERR
+    assert process.wait(900) == os.EX_DATAERR
     assert host.result()["error"] == "timeout: the code ran longer than 1 s and was stopped"
     child = int(host.output().partition("child ")[2].split()[0])
     wait_until(lambda: not psutil.pid_exists(child) or _zombie(child), 60)
@@ -195,7 +195,7 @@ def test_an_outcome_without_a_signature_is_ignored(host):
 
 def test_a_killed_process_is_a_machine_failure_without_an_outcome(host):
     process = host.start("import os\nos.kill(os.getpid(), 9)")
-    assert process.wait(300) == 1
+    assert process.wait(900) == 1
     assert not (host.run_dir / "result").exists()
     assert "was killed (SIGKILL)" in host.output().splitlines()[-1]
 
@@ -220,7 +220,7 @@ def test_the_scratch_folder_of_a_killed_supervisor_is_deleted_by_the_next(host, 
     process.kill()
     process.wait()
     (stale,) = scratch.iterdir()
-    assert bare.start("result = 1").wait(300) == 0
+    assert bare.start("result = 1").wait(900) == 0
     assert not stale.exists() and list(scratch.iterdir()) == []
 
 
@@ -229,7 +229,7 @@ def test_a_stopped_supervisor_stops_the_code_without_an_outcome(host):
     wait_until(lambda: "running" in host.output().splitlines(), 60)
     (host.run_dir / "stop").touch()
     process.terminate()
-    assert process.wait(300) == 128 + signal.SIGTERM
+    assert process.wait(900) == 128 + signal.SIGTERM
     assert not (host.run_dir / "result").exists()
 
 
@@ -338,7 +338,7 @@ def test_on_several_hosts_the_result_is_that_of_process_0(host):
         "result = (jax.process_index(), jax.device_count())\n"
         "time.sleep(0 if jax.process_index() else 1.5)"
     )
-    assert [process.wait(300) for process in gang(host, code)] == [0, 0], host.output()
+    assert [process.wait(900) for process in gang(host, code)] == [0, 0], host.output()
     assert json.loads((host.folder / "run0" / "result").read_text())["result"] == "(0, 4)"
     assert not (host.folder / "run1" / "result").exists()
 
@@ -351,9 +351,9 @@ def test_on_several_hosts_the_first_failure_is_the_outcome(host):
         "time.sleep(600)"
     )
     first, second = gang(host, code)
-    assert second.wait(300) == os.EX_DATAERR  # so that the agents stop the others
+    assert second.wait(900) == os.EX_DATAERR  # so that the agents stop the others
     assert "the second host" in json.loads((host.folder / "run1" / "result").read_text())["error"]
     first.terminate()
-    first.wait(300)
+    first.wait(900)
     host.next_attempt()
     assert "the second host" in host.outcome(code)["error"]

@@ -42,7 +42,7 @@ class OwnPostgres:
         family = self._processes()
         for process in family:
             _signal(process, signal.SIGKILL)
-        psutil.wait_procs(family, timeout=300)
+        psutil.wait_procs(family, timeout=900)
 
     def suspend(self) -> None:
         for process in self._processes():

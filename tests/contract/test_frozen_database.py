@@ -129,7 +129,7 @@ def test_sigterm_ends_a_server_whose_database_is_frozen(proxy, tmp_path):
                 httpx.get,
                 f"{server.url}/api/v1/jobs",
                 headers=headers,
-                timeout=300,
+                timeout=900,
                 trust_env=False,
             )
             for _ in range(4)

@@ -48,7 +48,7 @@ def programs(version: str) -> Path:
     with tempfile.TemporaryDirectory(dir=cache) as draft:
         archive = Path(draft, "archive.tgz")
         try:
-            with urllib.request.urlopen(URL.format(version), timeout=300) as response:
+            with urllib.request.urlopen(URL.format(version), timeout=900) as response:
                 archive.write_bytes(response.read())
         except OSError as error:
             pytest.skip(f"cannot fetch Postgres {version}: {error}")

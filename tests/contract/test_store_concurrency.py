@@ -142,7 +142,7 @@ class Pausing(list):
 
     def __iter__(self):
         self.half_way.set()
-        assert self.go.wait(300)
+        assert self.go.wait(900)
         return super().__iter__()
 
 
@@ -154,7 +154,7 @@ def test_a_lease_is_not_taken_over_during_a_fenced_commit(pair):
         committing = threads.submit(
             one.commit, ChangeSet(new_jobs=[a.job()], events=events), fence=lease
         )
-        assert events.half_way.wait(300)
+        assert events.half_way.wait(900)
         taking = threads.submit(two.acquire_lease, "controller", "two", TTL, a.later(20))
         # It has to wait; a store that let it through would need far less than this.
         _, waiting = wait([taking], timeout=0.5)

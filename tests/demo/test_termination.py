@@ -24,7 +24,7 @@ def test_an_interrupted_demo_leaves_no_process_and_no_folder(tmp_path, number):
             if "running" in line:
                 break
         demo.send_signal(number)
-        demo.communicate(timeout=300)
+        demo.communicate(timeout=900)
     assert demo.returncode != 0
     wait_until(lambda: not started_below(str(tmp_path)), describe=lambda: started_below(tmp_path))
     assert list(tmp_path.glob("tpufleet-demo-*")) == []

@@ -135,7 +135,7 @@ def follow(
     printed = {}
     for command in commands:
         ran = subprocess.run(
-            ["bash", "-c", command], env=environ, cwd=work, timeout=300, text=True,
+            ["bash", "-c", command], env=environ, cwd=work, timeout=900, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         printed[command] = ran.stdout

@@ -193,7 +193,7 @@ def test_after_ctrl_c_the_same_command_continues(folder):
         for line in process.stderr:
             if line.startswith("1-infrastructure: 3/"):
                 os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        process.wait(300)
+        process.wait(900)
     assert process.returncode in (0, 130)
     tpu("cluster", "apply", "--rehearse", "--yes")
     assert tpu("cluster", "plan", "--rehearse").output.startswith("no changes\n")

@@ -61,7 +61,7 @@ def running(command, **environment):
         yield process
     finally:
         process.terminate()
-        process.wait(300)
+        process.wait(900)
 
 
 def upload(uploader, vertex):

@@ -158,7 +158,7 @@ def test_a_tick_that_takes_longer_than_the_lease_keeps_it_and_one_that_hangs_doe
     def slow(name: str, number: int) -> None:
         if name == "live":
             loading.set()
-            go_on.wait(300)
+            go_on.wait(900)
 
     store.fails = slow
     fleet.store = store
@@ -166,7 +166,7 @@ def test_a_tick_that_takes_longer_than_the_lease_keeps_it_and_one_that_hangs_doe
     fleet.store = real
     controller.start()
     try:
-        assert loading.wait(300)
+        assert loading.wait(900)
         for _ in range(2):  # more than the lease in all
             fleet.clock.advance(LEASE_TTL - SECOND)
             renewed = store.calls.count("acquire_lease") + 1

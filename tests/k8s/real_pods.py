@@ -149,7 +149,7 @@ class Fleet:
 
     def close(self) -> None:
         self._server.terminate()
-        self._server.wait(300)
+        self._server.wait(900)
         self.plane.kubectl(
             "delete", "jobsets", "--all", f"--namespace={self.namespace}", "--timeout=100s"
         )

@@ -62,7 +62,7 @@ def eventually(condition: Callable[[], Any], within: float = 60.0, what: object 
 class Rig:
     def __init__(self, plane: KubernetesControlPlane, namespace: str, folder: Path) -> None:
         self.plane, self.namespace, self.folder = plane, namespace, folder
-        self.connection = Connection(plane.kubeconfig, manager="tests", timeout=300)
+        self.connection = Connection(plane.kubeconfig, manager="tests", timeout=900)
         self.gke = GkeEmulator(
             clock=SystemClock(),
             nodes=KwokNodes(self.connection),
@@ -84,7 +84,7 @@ class Rig:
         for _, stop in self._threads:
             stop.set()
         for thread, _ in self._threads:
-            thread.join(300)
+            thread.join(900)
         for jobset in self.connection.list(JOBSET, self.namespace)[0]:
             self.connection.delete(JOBSET, jobset["metadata"]["name"], self.namespace)
         self.server.close()
@@ -168,7 +168,7 @@ class Rig:
             raise FleetError("the provisioner does not listen yet")
         metrics, probes = addresses[-1]
         address = metrics if path == "metrics" else probes
-        with urllib.request.urlopen(f"http://{address}/{path}", timeout=300) as response:
+        with urllib.request.urlopen(f"http://{address}/{path}", timeout=900) as response:
             return response.read().decode()
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:

@@ -64,7 +64,7 @@ def started(rig, world):
     opened = []
 
     def server():
-        connection = Connection(rig.plane.kubeconfig, timeout=300)
+        connection = Connection(rig.plane.kubeconfig, timeout=900)
         recording = RecordingConnection(connection)
         provider = GkeProvider(
             recording, world.settings, fleet="test", zones=(ZONE,), clock=world.clock
@@ -117,7 +117,7 @@ def test_pod_changes_arrive_without_lists(rig, started):
             pod_changed.clear()
             change = {"metadata": {"annotations": {"tests/number": str(number)}}}
             rig.connection.patch(POD, pod["metadata"]["name"], change, rig.namespace)
-            assert pod_changed.wait(300)
+            assert pod_changed.wait(900)
         provider.listing()
     assert recording.listed == []
     rig.connection.delete(POD, pods[2]["metadata"]["name"], rig.namespace)

@@ -55,7 +55,7 @@ def test_a_watch_cache_follows_creations_changes_and_deletions(rig):
 
 def test_closing_a_watch_cache_ends_its_thread_at_once(rig):
     cache = WatchCache(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
-    assert cache.synced.wait(300)
+    assert cache.synced.wait(900)
     cache.close()  # long before the server would end the watch
     assert not [one for one in threading.enumerate() if one.name == "watch-secrets"]
 

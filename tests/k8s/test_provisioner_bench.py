@@ -71,7 +71,7 @@ def test_a_control_plane_does_not_outlive_who_was_terminated_while_starting_it(a
         registry = ProcessRegistry(found[0].parent)
         started = wait_until(lambda: len(registry.all()) > 1 and registry.all())
         process.terminate()
-        assert process.wait(300) == 128 + signal.SIGTERM
+        assert process.wait(900) == 128 + signal.SIGTERM
     finally:
         process.kill()
     assert [record.name for record in started if record.process] == []

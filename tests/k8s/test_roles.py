@@ -89,7 +89,7 @@ def as_server(rig, tmp_path):
             manifests.append({**manifest, "metadata": metadata})
     assert {manifest["kind"] for manifest in manifests} == {"ServiceAccount", "Role", "RoleBinding"}
     apply(rig.plane, manifests)
-    connection = Connection(account(rig.plane, "tpufleet", home, tmp_path), timeout=300)
+    connection = Connection(account(rig.plane, "tpufleet", home, tmp_path), timeout=900)
     yield connection
     connection.close()
 

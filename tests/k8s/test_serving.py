@@ -67,7 +67,7 @@ class Fleet:
             "TPUFLEET_PLATFORM": "cpu", "HOME": str(folder),
         }  # fmt: skip
         (first,), (container,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
-        assert self._start(pod, first, overrides).wait(300) == 0
+        assert self._start(pod, first, overrides).wait(900) == 0
         del overrides["TPUFLEET_SEATS"]
         self.processes.append(self._start(pod, container, overrides))
 
@@ -86,7 +86,7 @@ class Fleet:
         for process in self.processes:
             process.terminate()
         for process in self.processes:
-            process.wait(300)
+            process.wait(900)
         self._log.close()
 
 

@@ -229,7 +229,7 @@ def test_a_job_finishes_although_the_replica_that_leads_is_killed(overlay, stora
             balancer.ports.append(replica.port)
         token = (overlay / "secrets" / "admin-token").read_text()
         clients = [
-            FleetClient(f"http://127.0.0.1:{each.port}", token, timeout=300) for each in replicas
+            FleetClient(f"http://127.0.0.1:{each.port}", token, timeout=900) for each in replicas
         ]
 
         def up() -> bool:

@@ -130,7 +130,7 @@ def kueue_metrics(teams: Teams) -> set[str]:
     port = teams.rig.plane.layout.ports["kueue_metrics"]
     url, header = f"https://127.0.0.1:{port}/metrics", {"Authorization": f"Bearer {token}"}
     try:
-        page = httpx.get(url, headers=header, verify=False, timeout=300)
+        page = httpx.get(url, headers=header, verify=False, timeout=900)
         page.raise_for_status()
     finally:
         run("delete", "clusterrolebinding", namespace)

@@ -47,6 +47,6 @@ def test_concurrent_first_use_of_decoders_does_not_crash(time):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=900,
     )
     assert (done.returncode, done.stderr) == (0, "")

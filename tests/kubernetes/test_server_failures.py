@@ -44,7 +44,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_response(200)
             self.end_headers()
             self.wfile.flush()
-            self.server.closing.wait(300)
+            self.server.closing.wait(900)
         elif self.path.startswith("/api/v1/pods"):
             self.server.lists += 1
             self._respond(
@@ -82,7 +82,7 @@ def server() -> Iterator[BadServer]:
     server.closing.set()
     server.shutdown()
     server.server_close()
-    thread.join(300)
+    thread.join(900)
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def test_a_reading_thread_is_interrupted(connected):
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
-    assert reads.wait(300)
+    assert reads.wait(900)
     streams.interrupt(thread)
     wait_until(lambda: not thread.is_alive(), 30, lambda: "still reading")
     streams.interrupt(thread)  # no longer reading: no error

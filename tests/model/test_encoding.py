@@ -172,6 +172,6 @@ for number in range(60):
 
 def test_threads_that_first_use_a_type_at_once_do_not_crash():
     done = subprocess.run(
-        [sys.executable, "-c", TOGETHER], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "-c", TOGETHER], capture_output=True, text=True, check=False, timeout=900
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -162,7 +162,7 @@ class ProvisionerHarness:
                 self.gke.advance()
                 self.simulated.schedule(self.pod_list)
             self.provisioner.reconcile()
-            self.provisioner.collect_results(timeout=300)
+            self.provisioner.collect_results(timeout=900)
             self.clock.advance(every)
 
     def advance(self, by: timedelta) -> None:

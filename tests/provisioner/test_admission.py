@@ -101,7 +101,7 @@ def post(port, trust, body):
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust)
     )
-    with opener.open(request, timeout=300) as answer:
+    with opener.open(request, timeout=900) as answer:
         return json.loads(answer.read())
 
 

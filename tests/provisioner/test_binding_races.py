@@ -99,7 +99,7 @@ def run_many(harness: ProvisionerHarness, jobsets: int, lag: timedelta, seed: in
         scheduler.step()
         end_finished(harness)
         harness.provisioner.reconcile()
-        harness.provisioner.collect_results(timeout=300)
+        harness.provisioner.collect_results(timeout=900)
         harness.clock.advance(TICK)
         if submitted == jobsets and not harness.pod_list and not harness.gke.pools:
             return scheduler.lost

@@ -103,11 +103,11 @@ def test_nodes_of_a_large_slice_are_cordoned_and_checked_in_parallel(harness):
     cordons, lists = threading.Barrier(8), threading.Barrier(8)
 
     def cordon_together(node, at):
-        cordons.wait(300)
+        cordons.wait(900)
         cordon(node, at)
 
     def list_together(node):
-        lists.wait(300)
+        lists.wait(900)
         return list_pods(node)
 
     harness.set_cordon, harness.pods_on = cordon_together, list_together

@@ -59,7 +59,7 @@ def run_for(harness: ProvisionerHarness, duration: timedelta) -> None:
     end = harness.clock.now() + duration
     while harness.clock.now() < end:
         wait = harness.provisioner.reconcile()
-        harness.provisioner.collect_results(timeout=300)
+        harness.provisioner.collect_results(timeout=900)
         harness.clock.advance(max(wait, MIN_INTERVAL))
 
 
@@ -87,7 +87,7 @@ class HangingNodePools(GkeNodePools):
 
     def create(self, request: Any) -> None:
         self.create_calls += 1
-        self.release.wait(300)
+        self.release.wait(900)
         super().create(request)
 
 
@@ -117,7 +117,7 @@ def test_hanging_creates_delay_no_deletion(harness):
         assert max(harness.gke.deleted_at.values()) - ended_at <= SOON
     finally:
         pools.release.set()
-    harness.provisioner.collect_results(timeout=300)
+    harness.provisioner.collect_results(timeout=900)
     harness.advance(MINUTE)
     assert sorted(harness.states().values()) == ["RUNNING"] * slices
     assert pools.create_calls == slices
@@ -134,7 +134,7 @@ class HangingListings(GkeNodePools):
     def list_pools(self) -> Any:
         if self.hanging > 0:
             self.hanging -= 1
-            self.release.wait(300)
+            self.release.wait(900)
         return super().list_pools()
 
 
@@ -167,7 +167,7 @@ def test_a_listing_that_is_always_slow_is_used_by_the_next_round():
         pools.release.clear()
         # The slow one is done by now; the next one hangs.
         wait_until(lambda: _reconciles(harness), 60, lambda: f"{harness.gke.calls}")
-        harness.provisioner.collect_results(timeout=300)
+        harness.provisioner.collect_results(timeout=900)
         assert len(harness.gke.created) == 1
     finally:
         pools.release.set()
@@ -198,7 +198,7 @@ class SlowSink:
         warning: bool = False,
         annotations: Any = None,
     ) -> None:
-        self.accept.wait(300)
+        self.accept.wait(900)
         if reason == "Broken":
             raise RuntimeError("unexpected")
         self.recorded.append(reason)
@@ -211,6 +211,6 @@ def test_events_are_written_in_the_background(caplog):
         recorder.record({"kind": "Pod", "name": "p"}, reason, "message")
     assert slow.recorded == []
     slow.accept.set()
-    recorder.close(timeout=300)
+    recorder.close(timeout=900)
     assert slow.recorded == ["One", "Two"]
     assert any("Broken" in record.getMessage() for record in caplog.records)

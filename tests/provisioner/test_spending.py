@@ -97,7 +97,7 @@ def test_a_pool_that_another_job_used_for_long_is_not_a_misfit(harness):
     for _ in range(5):  # before the scheduler looks again
         harness.clock.advance(2 * SECOND)
         harness.provisioner.reconcile()
-        harness.provisioner.collect_results(timeout=300)
+        harness.provisioner.collect_results(timeout=900)
     harness.advance(MINUTE)
     assert [pod["status"]["phase"] for pod in harness.pod_list] == ["Running"]
     assert not any("does not fit" in text for _, _, text in harness.events.recorded)
@@ -117,7 +117,7 @@ def test_a_spare_pool_whose_chips_come_late_is_not_a_misfit(harness):
         if _ % 5 == 0:
             harness.simulated.schedule(harness.pod_list)
         harness.provisioner.reconcile()
-        harness.provisioner.collect_results(timeout=300)
+        harness.provisioner.collect_results(timeout=900)
     assert [pod["status"]["phase"] for pod in harness.pod_list] == ["Running"] * 2
     assert len(harness.gke.created) == 2
     assert not any("does not fit" in text for _, _, text in harness.events.recorded)

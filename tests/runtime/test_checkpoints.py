@@ -125,7 +125,7 @@ def test_a_checkpoint_is_complete_only_with_the_parts_of_all_processes(tmp_path)
     other = threading.Thread(target=lambda: second.save(1, writes("b"), wait=10))
     other.start()
     first.save(1, writes("a"), wait=10)
-    other.join(300)
+    other.join(900)
     latest = second.latest()
     assert [(latest.part(i) / "weights").read_text() for i in range(2)] == ["a", "b"]
 
@@ -187,7 +187,7 @@ def test_sigkill_during_a_save_never_loses_a_committed_checkpoint(tmp_path, seed
         threading.Event().wait(rng.uniform(0.05, 0.3))
         for process in rng.sample(gang, 2):
             process.send_signal(signal.SIGKILL)
-        outputs = [process.communicate(timeout=300)[0].split() for process in gang]
+        outputs = [process.communicate(timeout=900)[0].split() for process in gang]
         committed = max([committed] + [int(output[-1]) for output in outputs if len(output) >= 2])
         latest = FolderCheckpoints(tmp_path).latest()
         assert (latest.step if latest else 0) >= committed

@@ -70,7 +70,7 @@ def gang(folder: Path, attempt: int) -> list[subprocess.Popen[str]]:
 def finished(processes: list[subprocess.Popen[str]]) -> list[list[str]]:
     outputs = []
     for process in processes:
-        output, errors = process.communicate(timeout=300)
+        output, errors = process.communicate(timeout=900)
         assert process.returncode == 0, errors
         outputs.append([line for line in output.splitlines() if is_own_line(line)])
     return outputs

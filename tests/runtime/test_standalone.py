@@ -23,7 +23,7 @@ def run(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
         env=kept | environ,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
 
 

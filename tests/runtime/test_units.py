@@ -162,7 +162,7 @@ def test_many_records_are_read_in_parallel(tmp_path):
 
         def read(self, name):
             with contextlib.suppress(threading.BrokenBarrierError):
-                waiting.wait(300)  # until eight reads run at the same time
+                waiting.wait(900)  # until eight reads run at the same time
             return super().read(name)
 
     units = Units(Bucket(tmp_path), count=40, worker="b")

@@ -115,7 +115,7 @@ class ServiceHarness:
         """Returns how many seconds it took."""
         started = time.monotonic()
         self.server.should_exit = True
-        self._thread.join(timeout=300)
+        self._thread.join(timeout=900)
         assert not self._thread.is_alive(), "the server did not stop"
         return time.monotonic() - started
 
@@ -132,7 +132,7 @@ class ServiceHarness:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, name: str = "mel", **more: Any) -> FleetClient:
-        client = FleetClient(self.url, self.tokens[name], **{"timeout": 300.0, **more})
+        client = FleetClient(self.url, self.tokens[name], **{"timeout": 900.0, **more})
         self._clients.append(client)
         return client
 
@@ -144,13 +144,13 @@ class ServiceHarness:
             headers=headers,
             verify=False,
             trust_env=False,
-            timeout=300,
+            timeout=900,
         )
 
     # What a controller would do.
 
     def submit(self, job_id: str = "job-1", by: str = "mel", **spec: Any) -> JobId:
-        with FleetClient(self.url, self.tokens[by], timeout=300) as client:
+        with FleetClient(self.url, self.tokens[by], timeout=900) as client:
             new = NewJob(id=JobId(job_id), spec={**SPEC, **spec})
             return client.submit([new])[0].id
 

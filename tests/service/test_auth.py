@@ -101,7 +101,7 @@ def test_a_request_that_a_proxy_may_read_differently_is_refused(shared_service, 
     token, service = shared_service.tokens["mel"], shared_service
     head = f"Host: fleet\r\nAuthorization: Bearer {token}\r\n"
     hidden = f"GET /api/v1/me HTTP/1.1\r\n{head}\r\n"
-    with socket.create_connection(("127.0.0.1", service.port), timeout=300) as connection:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=900) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\n{head}{rest}{hidden}".encode())
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 400")

@@ -70,7 +70,7 @@ def test_heartbeats_are_answered_while_many_connections_are_slow(server, sent):
     size = log.stat().st_size
     with ExitStack() as stack:
         kept = stack.enter_context(
-            httpx.Client(base_url=server.url, verify=False, trust_env=False, timeout=300)
+            httpx.Client(base_url=server.url, verify=False, trust_env=False, timeout=900)
         )
         waits = [beat(kept, server.home)]
         slow: list[socket.socket] = []
@@ -83,7 +83,7 @@ def test_heartbeats_are_answered_while_many_connections_are_slow(server, sent):
                     continue  # closed by the server, as it should be
             waits.append(beat(kept, server.home))
             with httpx.Client(
-                base_url=server.url, verify=False, trust_env=False, timeout=300
+                base_url=server.url, verify=False, trust_env=False, timeout=900
             ) as fresh:
                 waits.append(beat(fresh, server.home))
     assert max(waits) < ConnectionLimits.from_system().header_seconds / 2, waits
@@ -127,7 +127,7 @@ def test_a_slow_upload_that_makes_progress_is_not_disconnected(service):
             yield b'{"jobs": '
 
     with service.http(service.tokens["mel"]) as http:
-        assert http.post("/jobs", content=chunks(), timeout=300).status_code == 400
+        assert http.post("/jobs", content=chunks(), timeout=900).status_code == 400
 
 
 def test_a_stream_outlives_a_flood_of_new_connections(service):

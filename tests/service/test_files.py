@@ -397,7 +397,7 @@ def test_a_malformed_archive_is_refused_with_the_reason(shared_service, name):
     data, message = MALFORMED[name]
     data = gzip.compress(data + END if name in COMPLETE else data)
     with shared_service.http(shared_service.tokens["mel"]) as http:
-        response = http.post("/snapshots", content=data, timeout=300)
+        response = http.post("/snapshots", content=data, timeout=900)
     assert response.status_code == 400, response.text
     assert re.search(message, response.text), response.text
     assert not list((shared_service.folder / "snapshots").iterdir()), "no draft is left"
@@ -479,7 +479,7 @@ class PausedRepacking:
                 self.now += 1
                 self.most = max(self.most, self.now)
             self.started.release()
-            assert self.go.wait(300)
+            assert self.go.wait(900)
             with self._lock:
                 self.now -= 1
             return parse(*args)
@@ -504,17 +504,17 @@ def test_other_requests_are_answered_while_uploads_are_checked(service, repackin
             sent.release()
 
         with service.http(service.tokens[("ada", "mel", "mo")[number % 3]]) as http:
-            return http.post("/snapshots", content=body(), timeout=300).status_code
+            return http.post("/snapshots", content=body(), timeout=900).status_code
 
     with ThreadPoolExecutor(45) as pool, service.http(service.tokens["mel"]) as http:
         try:
             uploads = [pool.submit(upload, number) for number in range(45)]
             for _ in uploads:
-                assert sent.acquire(timeout=300)
+                assert sent.acquire(timeout=900)
             for _ in range(2):
-                assert repacking.started.acquire(timeout=300)
+                assert repacking.started.acquire(timeout=900)
             for _ in range(50):
-                assert http.get("/me", timeout=300).status_code == 200
+                assert http.get("/me", timeout=900).status_code == 200
             assert repacking.most == 2
         finally:
             repacking.go.set()
@@ -526,14 +526,14 @@ def test_uploads_of_one_user_leave_room_for_those_of_others(service, repacking):
     def upload(user: str, name: str) -> int:
         with service.http(service.tokens[user]) as http:
             content = archive(tar_member(name))
-            return http.post("/snapshots", content=content, timeout=300).status_code
+            return http.post("/snapshots", content=content, timeout=900).status_code
 
     with ThreadPoolExecutor(4) as pool:
         try:
             uploads = [pool.submit(upload, "mel", f"file-{number}") for number in range(3)]
-            assert repacking.started.acquire(timeout=300)
+            assert repacking.started.acquire(timeout=900)
             uploads.append(pool.submit(upload, "mo", "other"))
-            assert repacking.started.acquire(timeout=300), "that of mo"
+            assert repacking.started.acquire(timeout=900), "that of mo"
             assert repacking.now == 2
         finally:
             repacking.go.set()
@@ -560,16 +560,16 @@ def test_nothing_is_left_of_an_upload_whose_server_is_killed(service):
     def body() -> Iterator[bytes]:
         yield data
         received.set()
-        assert listed.wait(300)
+        assert listed.wait(900)
 
     def upload() -> int:
         with service.http(service.tokens["mel"]) as http:
-            return http.post("/snapshots", content=body(), timeout=300).status_code
+            return http.post("/snapshots", content=body(), timeout=900).status_code
 
     with ThreadPoolExecutor(1) as pool:
         response = pool.submit(upload)
         try:
-            assert received.wait(300)
+            assert received.wait(900)
             wait_until(folder.is_dir)
             assert service.client("mel").me(), "which is answered after the draft was opened"
             assert not list(folder.iterdir())
@@ -582,12 +582,12 @@ def test_an_upload_is_dropped_if_its_client_is_gone_before_its_turn(service, rep
     def upload(name: str) -> int:
         with service.http(service.tokens["mel"]) as http:
             content = archive(tar_member(name))
-            return http.post("/snapshots", content=content, timeout=300).status_code
+            return http.post("/snapshots", content=content, timeout=900).status_code
 
     with ThreadPoolExecutor(2) as pool:
         try:
             first = pool.submit(upload, "first")
-            assert repacking.started.acquire(timeout=300)
+            assert repacking.started.acquire(timeout=900)
             data = archive(tar_member("a"))
             with socket.create_connection(("127.0.0.1", service.port)) as connection:
                 connection.sendall(

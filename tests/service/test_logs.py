@@ -172,7 +172,7 @@ def test_following_tells_every_line_of_every_host_and_attempt_and_then_ends(runn
     running.send_log("job-1.1", "s2/0", 0, "again ✓ \u2028 and \r\n".encode())
     end_attempt(running, 1, "s2")
     running.end_job("job-1", JobState.SUCCEEDED)
-    reader.join(timeout=300)
+    reader.join(timeout=900)
     assert not reader.is_alive()
     lines = [(line.attempt, line.host, line.line) for line in followed]
     assert [line for line in lines if line[:2] == (0, 0)] == [(0, 0, "first"), (0, 0, "half")]
@@ -202,7 +202,7 @@ def test_following_across_restarts_of_the_server_neither_repeats_nor_loses_a_lin
         offset += len(chunk)
     end_attempt(running, 0, "s1")
     running.end_job("job-1")
-    reader.join(timeout=300)
+    reader.join(timeout=900)
     assert followed == expected
 
 

@@ -154,7 +154,7 @@ def send(service: ServiceHarness, count: int, seed: int) -> collections.Counter[
     clients = {
         name: httpx.Client(
             base_url=service.url, headers={"Authorization": f"Bearer {token}"}, trust_env=False,
-            timeout=300,
+            timeout=900,
         )
         for name, token in {
             "user": service.tokens["ada"], "slice": service.slice_token("s1"),

@@ -117,6 +117,6 @@ def test_a_page_takes_few_queries_with_a_thousand_jobs(service, path):
     harness, database = service
     with harness.http(harness.tokens["ada"]) as http:
         database.statements.clear()
-        answer = http.get(path, timeout=300)
+        answer = http.get(path, timeout=900)
     assert answer.status_code == 200, answer.text
     assert 0 < len(database.statements) <= MOST_QUERIES, database.statements[:30]

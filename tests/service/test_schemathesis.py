@@ -75,7 +75,7 @@ class Conversation:
         (scheme,) = operation["security"][0]
         service = self._service
         token = service.tokens["ada"] if scheme == "user" else service.slice_token("s1")
-        response = case.call(headers={"Authorization": f"Bearer {token}"}, timeout=300)
+        response = case.call(headers={"Authorization": f"Bearer {token}"}, timeout=900)
         self.statuses[response.status_code] += 1
         if response.status_code == 401 and scheme == "user":
             service.add_user("ada", USERS["ada"])  # deleted, or its token revoked

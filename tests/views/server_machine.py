@@ -80,7 +80,7 @@ class ServerMachine:
 
     def wait(self) -> None:
         for boot in self._boots:
-            boot.join(timeout=300)
+            boot.join(timeout=900)
 
     def guest_attribute(self, _name: str, path: str) -> str | None:
         values = self.metadata.guest_attributes("vm", 0, path)
@@ -96,7 +96,7 @@ class ServerMachine:
         if pid.exists() and psutil.pid_exists(int(pid.read_text())):
             process = psutil.Process(int(pid.read_text()))
             process.terminate()
-            process.wait(300)
+            process.wait(900)
         self.metadata.close()
         self._bucket.shutdown()
         self._bucket.server_close()
@@ -109,7 +109,7 @@ class ServerMachine:
         values["network-interfaces/0/access-configs/0/external-ip"] = self.address
         self.metadata.put("vm", values)
         done = subprocess.run(
-            ["bash", "-c", items["startup-script"]], capture_output=True, text=True, timeout=300,
+            ["bash", "-c", items["startup-script"]], capture_output=True, text=True, timeout=900,
             env={
                 "PATH": f"{self._bin}:{os.environ['PATH']}", "CALLS": str(self.calls),
                 "TPUFLEET_ROOT": str(self.root),

@@ -38,7 +38,7 @@ def terminal(tpu: Tpu, *args: str) -> subprocess.Popen[str]:
 def test_two_terminals_that_start_a_server_concurrently_start_one(alone_with_cleanup, tmp_path):
     tpu = alone_with_cleanup
     both = [terminal(tpu, "pool", "create", name, "v5e-4") for name in ("one", "two")]
-    printed = [process.communicate(timeout=300)[1] for process in both]
+    printed = [process.communicate(timeout=900)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], printed
     started = [
         stderr for stderr in printed if "started a control plane at http://127.0.0.1:" in stderr

@@ -32,14 +32,14 @@ def test_the_emulator_prints_its_endpoint_serves_calls_and_stops_on_sigterm(tmp_
         assert child.stdout is not None
         endpoint = child.stdout.readline().split()[4]
         client = client_of(endpoint)
-        client.create_node(parent=PARENT, node_id="a", node=node(), timeout=300)
+        client.create_node(parent=PARENT, node_id="a", node=node(), timeout=900)
         with pytest.raises(Exception, match="Quota limit"):
-            client.create_node(parent=PARENT, node_id="b", node=node(), timeout=300)
+            client.create_node(parent=PARENT, node_id="b", node=node(), timeout=900)
         listed = client.list_nodes(parent=PARENT)
         assert [item.name.rpartition("/")[2] for item in listed] == ["a"]
     finally:
         child.send_signal(signal.SIGTERM)
-        printed, _ = child.communicate(timeout=300)
+        printed, _ = child.communicate(timeout=900)
     assert child.returncode == 0
     assert "chip hours" in printed
 

@@ -73,7 +73,7 @@ class Shell:
 
     def run(self, program: str, *args: str) -> str:
         done = subprocess.run(
-            [program, *args], env=self.environ, capture_output=True, text=True, timeout=300
+            [program, *args], env=self.environ, capture_output=True, text=True, timeout=900
         )
         assert done.returncode == 0 and not done.stderr, done.stderr
         return done.stdout

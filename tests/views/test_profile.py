@@ -50,7 +50,7 @@ def tpu(server: Server, folder: Path, *arguments: str) -> subprocess.CompletedPr
     own = {"TPUFLEET_HOME": str(server.home), "TPUFLEET_SERVER": server.url}
     return subprocess.run(
         [sys.executable, "-m", "tpufleet", *arguments],
-        cwd=folder, env=os.environ | own, capture_output=True, text=True, timeout=300, check=False,
+        cwd=folder, env=os.environ | own, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def test_tensorboard_reads_the_folders_of_several_jobs_in_a_bucket(tmp_path, mon
 
 def served_runs(port: int) -> list[str]:
     try:
-        response = httpx.get(f"http://127.0.0.1:{port}/data/runs", timeout=300)
+        response = httpx.get(f"http://127.0.0.1:{port}/data/runs", timeout=900)
     except httpx.TransportError:
         return []
     return sorted(response.json()) if response.status_code == 200 else []

@@ -64,8 +64,8 @@ class Terminal:
         self._process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
-        status = self._process.wait(timeout=300)
-        self._reader.join(timeout=300)
+        status = self._process.wait(timeout=900)
+        self._reader.join(timeout=900)
         return status
 
 
@@ -201,7 +201,7 @@ def test_settings_and_costs_take_one_line_each_at_80_columns(world, tpu):
 
 def test_a_followed_job_has_a_progress_bar_and_events_above_it(world, tpu):
     screen = Terminal(tpu, "run", "v5e-16", "--", "python", "train.py")
-    job = wait_until(lambda: next(iter(world.store.jobs(JobQuery())), None), timeout=300)
+    job = wait_until(lambda: next(iter(world.store.jobs(JobQuery())), None), timeout=900)
     world.add_slice("slice-1", job.id)
     world.add_attempt(job.id, 0, "slice-1")
     world.change_job(job.id, state=JobState.RUNNING)
@@ -209,7 +209,7 @@ def test_a_followed_job_has_a_progress_bar_and_events_above_it(world, tpu):
     world.send_heartbeat(
         "slice-1/0", phase=Phase.RUNNING, attempt_id=f"{job.id}.0", progress=progress
     )
-    wait_until(lambda: "30/120 (25%)  loss 0.25" in screen.shown, timeout=300)
+    wait_until(lambda: "30/120 (25%)  loss 0.25" in screen.shown, timeout=900)
     end_job(world, job.id, JobState.CANCELLED, reason="mel cancelled it")
     assert screen.end() == 1
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.shown)
@@ -230,10 +230,10 @@ def test_a_waiting_job_has_a_table_of_zones_with_their_answers(world, tpu):
     )  # fmt: skip
     world.store.commit(ChangeSet(refusals=[refusal]))
     screen = Terminal(tpu, "run", "v5e-16", "--", "python", "train.py")
-    job = wait_until(lambda: next(iter(world.store.jobs(JobQuery())), None), timeout=300)
-    wait_until(lambda: "no more capacity in the zone" in screen.shown, timeout=300)
+    job = wait_until(lambda: next(iter(world.store.jobs(JobQuery())), None), timeout=900)
+    wait_until(lambda: "no more capacity in the zone" in screen.shown, timeout=900)
     world.add_slice("slice-1", job.id, state=SliceState.BOOTING, zone="us-east5-b")
-    wait_until(lambda: "booting" in screen.shown, timeout=300)
+    wait_until(lambda: "booting" in screen.shown, timeout=900)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.shown)
     assert re.search(r"ZONE +CAPACITY +STATE +USD/H +NEXT TRY +ANSWER", plain)
     assert re.search(r"us-west4-a +spot, simulated +refused +- +(in|\d).*no more capacity", plain)
@@ -261,5 +261,5 @@ def test_a_closed_pipe_causes_no_traceback(world, tpu):
     assert command.stdout.read(4) == b"[0] "
     command.stdout.close()
     printed = command.stderr.read()
-    assert command.wait(timeout=300) == 1
+    assert command.wait(timeout=900) == 1
     assert b"Traceback" not in printed and b"unexpected" not in printed

@@ -417,6 +417,6 @@ def test_ctrl_c_during_create_exits_at_once_and_prints_how_to_clean_up(clouds):
     ) as running:
         wait_until(lambda: len(cloud.emulator.service.calls) >= 4, 60)
         running.send_signal(signal.SIGINT)
-        stderr = running.communicate(timeout=300)[1].decode()
+        stderr = running.communicate(timeout=900)[1].decode()
     assert running.returncode == 130
     assert "`tpu vm fleet delete`" in stderr

@@ -474,7 +474,7 @@ class LabServer:
     pid: int
 
     def client(self, name: str = "ada") -> FleetClient:
-        return FleetClient(self.url, token_of(name), timeout=300)
+        return FleetClient(self.url, token_of(name), timeout=900)
 
 
 @contextlib.contextmanager
@@ -490,7 +490,7 @@ def lab_server(home: Path, ended: int = 0) -> Iterator[LabServer]:
     finally:
         child.terminate()
         try:
-            child.wait(timeout=300)
+            child.wait(timeout=900)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()

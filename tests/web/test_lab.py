@@ -305,7 +305,7 @@ def test_who_is_no_longer_an_admin_is_refused(browser: Browser, server: lab.LabS
     """The page still shows the button of the role it was opened with."""
     with server.client("ada") as ada:
         ada.put_user("rosa", Role.ADMIN)
-        with FleetClient(server.url, ada.create_token("rosa").token, timeout=300) as rosa:
+        with FleetClient(server.url, ada.create_token("rosa").token, timeout=900) as rosa:
             link = rosa.login_link().path
         for page in open_page(browser, server.url + link):
             go(page, server, "inventory")

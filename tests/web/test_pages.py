@@ -266,7 +266,7 @@ def test_the_page_is_small_and_strict(server: Server):
         len(gzip.compress(path.read_bytes())) for path in STATIC_FOLDER.rglob("*") if path.is_file()
     )
     assert size < 200_000
-    answer = httpx.get(server.url, timeout=300)
+    answer = httpx.get(server.url, timeout=900)
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy
-    assert httpx.get(f"{server.url}/assets/../../auth.py", timeout=300).status_code in (401, 404)
+    assert httpx.get(f"{server.url}/assets/../../auth.py", timeout=900).status_code in (401, 404)

@@ -95,7 +95,6 @@ class WatchCache:
         with self._lock:
             watching, current = self._watching(), self._listed_writes == self._writes
             if watching and current:
-                self._falls_back = False
                 return list(self._items.values())
             # Neither the time before the first list nor our own write is a failure of the watch.
             newly_broken = not watching and self.synced.is_set() and not self._falls_back
@@ -147,6 +146,8 @@ class WatchCache:
     def _connected(self) -> None:
         self._backoff.succeeded()
         self._confirm()
+        with self._lock:
+            self._falls_back = False
 
     def _confirm(self) -> None:
         with self._lock:

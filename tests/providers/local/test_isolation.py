@@ -68,7 +68,7 @@ def stop_all(server: Server) -> None:
         [sys.executable, "-m", "tpufleet", "serve", "--stop", "--all"],
         env={"TPUFLEET_HOME": str(server.home), "PATH": "/usr/bin:/bin"},
         check=False,
-        timeout=300,
+        timeout=900,
     )
 
 
@@ -148,7 +148,7 @@ print("done")
 
 def member(server: Server, name: str) -> FleetClient:
     server.client.put_user(name, Role.MEMBER)
-    return FleetClient(server.url, server.client.create_token(user=name).token, timeout=300)
+    return FleetClient(server.url, server.client.create_token(user=name).token, timeout=900)
 
 
 def test_the_job_of_a_member_runs_as_another_user_if_the_server_runs_as_root(server, tmp_path):

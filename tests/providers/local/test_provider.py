@@ -395,7 +395,7 @@ def test_an_agent_with_unreadable_memory_is_found_and_killed(root, tmp_path):
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert result.returncode == 0, result.stderr
 

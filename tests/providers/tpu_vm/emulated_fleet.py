@@ -92,7 +92,7 @@ class Fleet:
     def close(self) -> None:
         self._server.terminate()
         try:
-            self._server.wait(300)
+            self._server.wait(900)
         except subprocess.TimeoutExpired:
             for child in psutil.Process(self._server.pid).children(recursive=True):
                 child.kill()

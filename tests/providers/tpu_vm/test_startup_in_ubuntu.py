@@ -148,7 +148,7 @@ def test_chips_of_a_driver_that_loads_late_are_waited_for(host, control_plane):
     wait_until(lambda: host.report and host.report.stage is BootstrapStage.WAITING_FOR_CHIPS, 60)
     assert host.report.message == "3 of 4"
     host.add_chips(4)
-    done.join(300)
+    done.join(900)
     connected(host, control_plane)
 
 
@@ -195,7 +195,7 @@ def test_a_machine_becomes_a_server_with_its_state_on_a_disk(bundle, tmp_path):
             ca = tmp_path / "ca.pem"
             [certificate] = machine.metadata.guest_attributes("node", 0, "tpufleet/ca").values()
             ca.write_text(certificate)
-            with FleetClient(f"https://127.0.0.1:{port}", token, ca_file=ca, timeout=300) as client:
+            with FleetClient(f"https://127.0.0.1:{port}", token, ca_file=ca, timeout=900) as client:
                 assert client.me().name == "admin"
             assert "/var/lib/tpufleet-server" in machine.run("cat", "/proc/mounts").stdout
             machine.reboot()

@@ -106,7 +106,7 @@ class Machine:
             },
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
         )
 
     def report(self) -> str:

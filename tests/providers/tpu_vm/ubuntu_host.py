@@ -155,7 +155,7 @@ class UbuntuHost:
             ["nsenter", "--target", self._pid, "--mount", "--pid", "--ipc", "--root", "--wd",
              *command],
             env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **environ},
-            capture_output=True, text=True, timeout=300,
+            capture_output=True, text=True, timeout=900,
         )  # fmt: skip
 
     def startup(self, script: str = "", **environ: str) -> subprocess.CompletedProcess[str]:

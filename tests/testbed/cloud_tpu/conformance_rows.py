@@ -49,14 +49,14 @@ class Row:
 
 def create(world: EmulatedCloud, node_id: str = "a", parent: str = PARENT, **fields: Any) -> Any:
     request = fields.pop("node", None) or node(**fields)
-    return world.client.create_node(parent=parent, node_id=node_id, node=request, timeout=300)
+    return world.client.create_node(parent=parent, node_id=node_id, node=request, timeout=900)
 
 
 def created(world: EmulatedCloud, **fields: Any) -> Any:
     """A node that has become READY."""
     operation = create(world, **fields)
     world.advance(LONG)
-    return operation.result(timeout=300)
+    return operation.result(timeout=900)
 
 
 def name(node_id: str = "a") -> str:
@@ -83,7 +83,7 @@ def enqueue(
         "queued_resource": queued("a") if request is None else request,
         **more,
     }
-    return world.client.create_queued_resource(request=call, timeout=300)
+    return world.client.create_queued_resource(request=call, timeout=900)
 
 
 def queue_state(world: EmulatedCloud, queued_id: str = "q") -> str:
@@ -125,13 +125,13 @@ def names(world: EmulatedCloud) -> list[str]:
 
 def delete_queued(world: EmulatedCloud, **more: Any) -> Any:
     return world.client.delete_queued_resource(
-        request={"name": f"{PARENT}/queuedResources/q", **more}, timeout=300
+        request={"name": f"{PARENT}/queuedResources/q", **more}, timeout=900
     )
 
 
 def update(world: EmulatedCloud, *paths: str, **fields: Any) -> Any:
     changed = tpu_v2.Node(name=name(), **fields)
-    return world.client.update_node(node=changed, update_mask={"paths": list(paths)}, timeout=300)
+    return world.client.update_node(node=changed, update_mask={"paths": list(paths)}, timeout=900)
 
 
 def refusal(
@@ -142,7 +142,7 @@ def refusal(
         if method == "CreateNode":
             create(world)
         else:
-            world.client.list_nodes(parent=PARENT, timeout=300, retry=None)
+            world.client.list_nodes(parent=PARENT, timeout=900, retry=None)
     except exceptions.GoogleAPICallError as raised:
         return raised
     raise AssertionError(f"{error}: no error")
@@ -159,7 +159,7 @@ def alpha(world: EmulatedCloud) -> tpu_v2alpha1.TpuClient:
 
 def guest(world: EmulatedCloud, path: str, *workers: str) -> Any:
     request = {"name": name(), "query_path": path, "worker_ids": list(workers)}
-    return world.client.get_guest_attributes(request=request, timeout=300).guest_attributes
+    return world.client.get_guest_attributes(request=request, timeout=900).guest_attributes
 
 
 NODE_ROWS = (
@@ -388,7 +388,7 @@ LIFECYCLE_ROWS = (
         check=lambda metadata: (metadata.verb, metadata.target, metadata.api_version)
         == ("create", name(), "v2")),
     Row("operation: end time", PROTO,
-        lambda w: (operation := create(w), w.advance(LONG), operation.result(timeout=300),
+        lambda w: (operation := create(w), w.advance(LONG), operation.result(timeout=900),
                    operation.metadata)[-1],
         check=lambda metadata: metadata.end_time > metadata.create_time),
     Row("operation: not found", OPERATIONS_PAGE,

@@ -58,11 +58,11 @@ class EmulatedCloud:
         self.clock.advance(timedelta(seconds=seconds))
 
     def state(self, node_id: str) -> str:
-        return self.client.get_node(name=f"{PARENT}/nodes/{node_id}", timeout=300).state.name
+        return self.client.get_node(name=f"{PARENT}/nodes/{node_id}", timeout=900).state.name
 
     def queue_state(self, queued_id: str) -> str:
         name = f"{PARENT}/queuedResources/{queued_id}"
-        return self.client.get_queued_resource(name=name, timeout=300).state.state.name
+        return self.client.get_queued_resource(name=name, timeout=900).state.state.name
 
     def billed(self) -> list[tuple[str, float]]:
         """Each billed node, and for how many seconds."""

@@ -58,7 +58,7 @@ def maintenance(world: EmulatedCloud, parent: str = V6E_PARENT) -> Any:
 
 
 def start_maintenance(world: EmulatedCloud, parent: str = V6E_PARENT) -> Any:
-    return alpha(world).perform_maintenance(request={"name": f"{parent}/nodes/a"}, timeout=300)
+    return alpha(world).perform_maintenance(request={"name": f"{parent}/nodes/a"}, timeout=900)
 
 
 def disks(count: int, zone: str) -> list[tpu_v2.AttachedDisk]:
@@ -72,15 +72,15 @@ def two(world: EmulatedCloud, request: tpu_v2.Node, parent: str = PARENT) -> Any
 
 def deleted_while_creating(world: EmulatedCloud) -> Any:
     operation = create(world)
-    world.client.delete_node(name=name(), timeout=300)
+    world.client.delete_node(name=name(), timeout=900)
     world.advance(LONG)
-    return world.client.get_operation({"name": operation.operation.name}, timeout=300)
+    return world.client.get_operation({"name": operation.operation.name}, timeout=900)
 
 
 def pages(world: EmulatedCloud, size: int) -> list[str]:
     for index in range(5):
         create(world, f"n{index}")
-    found = world.client.list_nodes(request={"parent": PARENT, "page_size": size}, timeout=300)
+    found = world.client.list_nodes(request={"parent": PARENT, "page_size": size}, timeout=900)
     return [each.name.rpartition("/")[2] for each in found]
 
 

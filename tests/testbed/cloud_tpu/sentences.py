@@ -56,17 +56,17 @@ class Sentence:
 def hosts(world: EmulatedCloud, kind: str, runtime: str, zone: str) -> int:
     parent = f"projects/p/locations/{zone}"
     request = tpu_v2.Node(accelerator_type=kind, runtime_version=runtime)
-    world.client.create_node(parent=parent, node_id="a", node=request, timeout=300)
+    world.client.create_node(parent=parent, node_id="a", node=request, timeout=900)
     world.advance(LONG)
-    return len(world.client.get_node(name=f"{parent}/nodes/a", timeout=300).network_endpoints)
+    return len(world.client.get_node(name=f"{parent}/nodes/a", timeout=900).network_endpoints)
 
 
 def fetched(world: EmulatedCloud, node_id: str = "a") -> tpu_v2.Node:
-    return world.client.get_node(name=name(node_id), timeout=300)
+    return world.client.get_node(name=name(node_id), timeout=900)
 
 
 def queue(world: EmulatedCloud) -> tpu_v2.QueuedResource:
-    return world.client.get_queued_resource(name=QUEUED, timeout=300)
+    return world.client.get_queued_resource(name=QUEUED, timeout=900)
 
 
 def active(world: EmulatedCloud, request: tpu_v2.QueuedResource | None = None) -> Any:
@@ -78,18 +78,18 @@ def active(world: EmulatedCloud, request: tpu_v2.QueuedResource | None = None) -
 def update(world: EmulatedCloud, mask: list[str], **fields: Any) -> tpu_v2.Node:
     created(world, tags=["old"], labels={"old": "1"})
     changed = tpu_v2.Node(name=name(), **fields)
-    operation = world.client.update_node(node=changed, update_mask={"paths": mask}, timeout=300)
+    operation = world.client.update_node(node=changed, update_mask={"paths": mask}, timeout=900)
     world.advance(LONG)
-    return operation.result(timeout=300)
+    return operation.result(timeout=900)
 
 
 def operation_of(world: EmulatedCloud, operation: Any) -> operations_pb2.Operation:
-    return world.client.get_operation({"name": operation.operation.name}, timeout=300)
+    return world.client.get_operation({"name": operation.operation.name}, timeout=900)
 
 
 def stopped(world: EmulatedCloud) -> None:
     created(world, node=node(spot=False))
-    world.client.stop_node({"name": name()}, timeout=300)
+    world.client.stop_node({"name": name()}, timeout=900)
     world.advance(LONG)
 
 
@@ -97,7 +97,7 @@ def attributes(world: EmulatedCloud, kind: str = "v5litepod-16", **request: Any)
     created(world, accelerator=kind)
     world.write_guest_attribute("a", "hostkeys/ssh-ed25519", "KEY")
     call = {"name": name(), **request}
-    return world.client.get_guest_attributes(request=call, timeout=300).guest_attributes
+    return world.client.get_guest_attributes(request=call, timeout=900).guest_attributes
 
 
 def spec_of(**fields: Any) -> tpu_v2.QueuedResource:
@@ -107,7 +107,7 @@ def spec_of(**fields: Any) -> tpu_v2.QueuedResource:
 
 def cancelled(world: EmulatedCloud) -> operations_pb2.Operation:
     operation = create(world)
-    world.client.cancel_operation({"name": operation.operation.name}, timeout=300)
+    world.client.cancel_operation({"name": operation.operation.name}, timeout=900)
     world.advance(LONG)
     return operation_of(world, operation)
 
@@ -121,7 +121,7 @@ def preempted(world: EmulatedCloud) -> None:
 def same(world: EmulatedCloud, request: tpu_v2.QueuedResource, attempts: int = 2) -> list[str]:
     for _ in range(attempts):
         enqueue(world, request, request_id=UUID)
-    found = world.client.list_queued_resources(parent=PARENT, timeout=300)
+    found = world.client.list_queued_resources(parent=PARENT, timeout=900)
     return [item.name for item in found]
 
 

@@ -72,7 +72,7 @@ def durations(world) -> tuple[float, float]:
     """Seconds until a node is READY, and until its deletion is complete."""
     rows.create(world)
     boot = world.seconds_until(lambda: world.state("a") == "READY")
-    operation = world.client.delete_node(name=rows.name(), timeout=300)
+    operation = world.client.delete_node(name=rows.name(), timeout=900)
     return boot, world.seconds_until(operation.done)
 
 

@@ -25,7 +25,7 @@ from tpufleet.testbed.cloud_tpu.fault_plan import (
 
 
 def create(world, name, **options):
-    return world.client.create_node(parent=PARENT, node_id=name, node=node(**options), timeout=300)
+    return world.client.create_node(parent=PARENT, node_id=name, node=node(**options), timeout=900)
 
 
 def names(world):
@@ -36,7 +36,7 @@ def test_a_node_is_created_by_a_long_running_operation(world):
     operation = create(world, "a", labels={"team": "x"})
     assert not operation.done() and world.state("a") == "CREATING"
     world.advance(90)
-    created = operation.result(timeout=300)
+    created = operation.result(timeout=900)
     assert created.state.name == "READY" and created.health.name == "HEALTHY"
     assert created.labels["team"] == "x" and len(created.network_endpoints) == 1
 
@@ -46,7 +46,7 @@ def test_a_node_is_billed_from_ready_until_deletion_starts(world):
     world.advance(90)
     assert world.state("a") == "READY"
     world.advance(600)
-    operation = world.client.delete_node(name=f"{PARENT}/nodes/a", timeout=300)
+    operation = world.client.delete_node(name=f"{PARENT}/nodes/a", timeout=900)
     assert world.state("a") == "DELETING" and not operation.done()
     world.advance(20)
     with pytest.raises(exceptions.NotFound):
@@ -73,7 +73,7 @@ def test_without_stock_the_operation_fails_with_the_message_of_the_api(emulated,
         assert not operation.done() and world.state("b") == "CREATING"
         world.advance(30)
     assert operation.done()
-    error = operation.exception(timeout=300)
+    error = operation.exception(timeout=900)
     assert isinstance(error, exceptions.ResourceExhausted)
     assert 'no more capacity in the zone "us-central1-a"' in str(error)
     assert names(world) == ["a"]
@@ -91,7 +91,7 @@ def test_exceeding_quota_fails_the_call_and_preempted_nodes_count(emulated):
     assert world.state("a") == "PREEMPTED"
     with pytest.raises(exceptions.ResourceExhausted, match=r"Quota limit .* Limit: 4"):
         create(world, "b")
-    world.client.delete_node(name=f"{PARENT}/nodes/a", timeout=300)
+    world.client.delete_node(name=f"{PARENT}/nodes/a", timeout=900)
     world.advance(20)
     create(world, "b")
 
@@ -113,19 +113,19 @@ def test_invalid_nodes_are_rejected(world, name, options, message):
 
 def test_an_unknown_zone_is_denied(world):
     with pytest.raises(exceptions.PermissionDenied):
-        list(world.client.list_nodes(parent="projects/p/locations/us-nowhere1-a", timeout=300))
+        list(world.client.list_nodes(parent="projects/p/locations/us-nowhere1-a", timeout=900))
 
 
 def test_a_node_can_be_stopped_and_started(world):
     create(world, "a")
     world.advance(90)
-    world.client.stop_node(request={"name": f"{PARENT}/nodes/a"}, timeout=300).result(timeout=300)
+    world.client.stop_node(request={"name": f"{PARENT}/nodes/a"}, timeout=900).result(timeout=900)
     assert world.state("a") == "STOPPED"
     world.advance(1000)
-    starting = world.client.start_node(request={"name": f"{PARENT}/nodes/a"}, timeout=300)
+    starting = world.client.start_node(request={"name": f"{PARENT}/nodes/a"}, timeout=900)
     assert world.state("a") == "STARTING"
     world.advance(90)
-    assert starting.result(timeout=300).state.name == "READY"
+    assert starting.result(timeout=900).state.name == "READY"
     world.advance(10)
     assert world.billed() == [("a", 0.0), ("a", 10.0)]
 
@@ -146,7 +146,7 @@ def test_random_faults_repeat_for_the_same_seed(emulated):
         world, succeeded = emulated(plan=plan), []
         for _ in range(20):
             try:
-                list(world.client.list_nodes(parent=PARENT, timeout=300))
+                list(world.client.list_nodes(parent=PARENT, timeout=900))
                 succeeded.append(True)
             except exceptions.InternalServerError:
                 succeeded.append(False)
@@ -192,7 +192,7 @@ def test_a_zone_outage_preempts_spot_nodes_and_denies_capacity_until_it_ends(emu
     create(world, "a")
     world.advance(300)
     assert world.state("a") == "PREEMPTED"
-    assert isinstance(create(world, "b").exception(timeout=300), exceptions.ResourceExhausted)
+    assert isinstance(create(world, "b").exception(timeout=900), exceptions.ResourceExhausted)
     world.advance(240)
     assert create(world, "b").done() is False
 
@@ -200,26 +200,26 @@ def test_a_zone_outage_preempts_spot_nodes_and_denies_capacity_until_it_ends(emu
 def test_labels_and_disks_can_be_updated_but_not_the_type(world):
     create(world, "a")
     world.advance(90)
-    fetched = world.client.get_node(name=f"{PARENT}/nodes/a", timeout=300)
+    fetched = world.client.get_node(name=f"{PARENT}/nodes/a", timeout=900)
     fetched.labels["team"] = "vision"
     fetched.data_disks = [{"source_disk": f"projects/p/zones/{ZONE}/disks/d"}]
     mask = {"paths": ["labels", "data_disks"]}
-    world.client.update_node(node=fetched, update_mask=mask, timeout=300).result(timeout=300)
-    changed = world.client.get_node(name=f"{PARENT}/nodes/a", timeout=300)
+    world.client.update_node(node=fetched, update_mask=mask, timeout=900).result(timeout=900)
+    changed = world.client.get_node(name=f"{PARENT}/nodes/a", timeout=900)
     assert changed.labels["team"] == "vision"
     assert changed.data_disks[0].source_disk.endswith("/d")
     with pytest.raises(exceptions.InvalidArgument):
         mask = {"paths": ["accelerator_type"]}
-        world.client.update_node(node=fetched, update_mask=mask, timeout=300)
+        world.client.update_node(node=fetched, update_mask=mask, timeout=900)
 
 
 def test_deleting_an_operation_affects_no_other_and_frees_no_name(world):
     first, second = create(world, "a"), create(world, "b")
-    world.client.delete_operation({"name": first.operation.name}, timeout=300)
+    world.client.delete_operation({"name": first.operation.name}, timeout=900)
     third = create(world, "c")
     assert third.operation.name != second.operation.name
     world.advance(90)
-    assert second.exception(timeout=300) is None and third.exception(timeout=300) is None
+    assert second.exception(timeout=900) is None and third.exception(timeout=900) is None
 
 
 def test_accelerator_types_and_runtime_versions_are_listed(world):

@@ -17,13 +17,13 @@ from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
 
 def create(world, name, request):
     world.client.create_queued_resource(
-        parent=PARENT, queued_resource_id=name, queued_resource=request, timeout=300
-    ).result(timeout=300)
+        parent=PARENT, queued_resource_id=name, queued_resource=request, timeout=900
+    ).result(timeout=900)
 
 
 def delete(world, name, force=True):
     world.client.delete_queued_resource(
-        request={"name": f"{PARENT}/queuedResources/{name}", "force": force}, timeout=300
+        request={"name": f"{PARENT}/queuedResources/{name}", "force": force}, timeout=900
     )
 
 
@@ -70,7 +70,7 @@ def test_preempting_one_node_suspends_the_whole_request(world):
     world.advance(20)
     assert world.queue_state("gang") == "SUSPENDED"
     assert list(world.client.list_nodes(parent=PARENT)) == []
-    world.client.reset_queued_resource(name=f"{PARENT}/queuedResources/gang", timeout=300)
+    world.client.reset_queued_resource(name=f"{PARENT}/queuedResources/gang", timeout=900)
     assert world.queue_state("gang") == "PROVISIONING"
 
 

@@ -87,7 +87,7 @@ def flex_start_with(**fields: Any) -> Act:
 
 def deletion(cluster: Cluster) -> api.Operation:
     pool(cluster)
-    return cluster.client.delete_node_pool(name=f"{PARENT}/nodePools/pool", timeout=300)
+    return cluster.client.delete_node_pool(name=f"{PARENT}/nodePools/pool", timeout=900)
 
 
 def out_of_stock(cluster: Cluster) -> api.NodePool:
@@ -119,10 +119,10 @@ def changed_etag(cluster: Cluster) -> bool:
 def by_deprecated_fields(cluster: Cluster) -> str:
     names = {"project_id": "p", "zone": REGION, "cluster_id": "c"}
     cluster.client.create_node_pool(
-        request=api.CreateNodePoolRequest(node_pool=node_pool(), **names), timeout=300
+        request=api.CreateNodePoolRequest(node_pool=node_pool(), **names), timeout=900
     )
     request = api.GetNodePoolRequest(node_pool_id="pool", **names)
-    return str(cluster.client.get_node_pool(request=request, timeout=300).name)
+    return str(cluster.client.get_node_pool(request=request, timeout=900).name)
 
 
 def nodes_of_queued(cluster: Cluster) -> int:
@@ -227,7 +227,7 @@ VALUES: dict[str, tuple[Act, object]] = {
     ),
     "error: in case of failure": (
         lambda c: (out_of_stock(c), c.client.list_operations(
-            parent="projects/p/locations/us-central1", timeout=300).operations[0].error.code)[1],
+            parent="projects/p/locations/us-central1", timeout=900).operations[0].error.code)[1],
         8,
     ),
     "DONE: either cancelled or completed": (
@@ -322,16 +322,16 @@ INVALID = exceptions.InvalidArgument
 REFUSALS: dict[str, tuple[Act, type, str]] = {
     "a cluster that does not exist: create": (
         wrong_cluster(lambda c, name: c.client.create_node_pool(
-            parent=name, node_pool=node_pool(), timeout=300)),
+            parent=name, node_pool=node_pool(), timeout=900)),
         exceptions.NotFound, "Not found: projects/p/locations/us-central1/clusters/other",
     ),
     "a cluster that does not exist: list": (
-        wrong_cluster(lambda c, name: c.client.list_node_pools(parent=name, timeout=300)),
+        wrong_cluster(lambda c, name: c.client.list_node_pools(parent=name, timeout=900)),
         exceptions.NotFound, "Not found: projects/p",
     ),
     "a cluster that does not exist: delete": (
         wrong_cluster(lambda c, name: c.client.delete_node_pool(
-            name=f"{name}/nodePools/pool", timeout=300)),
+            name=f"{name}/nodePools/pool", timeout=900)),
         exceptions.NotFound, "Not found: projects/p",
     ),
     "a pool that does not exist": (lambda c: c.get(), exceptions.NotFound, "Not found"),

@@ -35,7 +35,7 @@ def running(cluster: Cluster, name: str = "pool", **options: object) -> None:
 
 
 def delete(cluster: Cluster, name: str = "pool") -> None:
-    cluster.client.delete_node_pool(name=f"{PARENT}/nodePools/{name}", timeout=300)
+    cluster.client.delete_node_pool(name=f"{PARENT}/nodePools/{name}", timeout=900)
 
 
 def second_over_quota(cluster: Cluster) -> None:

@@ -32,14 +32,14 @@ class Cluster:
         self.client = client(self.server.address)
 
     def create(self, pool: api.NodePool) -> api.Operation:
-        return self.client.create_node_pool(parent=PARENT, node_pool=pool, timeout=300)
+        return self.client.create_node_pool(parent=PARENT, node_pool=pool, timeout=900)
 
     def get(self, name: str = "pool") -> api.NodePool:
-        return self.client.get_node_pool(name=f"{PARENT}/nodePools/{name}", timeout=300)
+        return self.client.get_node_pool(name=f"{PARENT}/nodePools/{name}", timeout=900)
 
     def operation(self, operation: api.Operation) -> api.Operation:
         name = f"projects/p/locations/us-central1/operations/{operation.name}"
-        return self.client.get_operation(name=name, timeout=300)
+        return self.client.get_operation(name=name, timeout=900)
 
 
 def node_pool(machine="ct5lp-hightpu-4t", nodes=4, topology="4x4", name="pool", **config):
@@ -95,7 +95,7 @@ def test_creation_and_deletion_are_long_running_operations(cluster):
     cluster.clock.advance(cluster.gke.creation_time)
     assert cluster.operation(created).status.name == "DONE"
     assert cluster.get().status.name == "RUNNING"
-    deleted = cluster.client.delete_node_pool(name=f"{PARENT}/nodePools/pool", timeout=300)
+    deleted = cluster.client.delete_node_pool(name=f"{PARENT}/nodePools/pool", timeout=900)
     assert cluster.get().status.name == "STOPPING"
     cluster.clock.advance(cluster.gke.deletion_time)
     assert cluster.operation(deleted).status.name == "DONE"
@@ -123,6 +123,6 @@ def test_finished_operations_are_listed_for_a_while(cluster):
     cluster.create(node_pool())
     cluster.clock.advance(timedelta(hours=1))
     parent = "projects/p/locations/us-central1"
-    assert len(cluster.client.list_operations(parent=parent, timeout=300).operations) == 1
+    assert len(cluster.client.list_operations(parent=parent, timeout=900).operations) == 1
     cluster.clock.advance(timedelta(hours=24))
-    assert list(cluster.client.list_operations(parent=parent, timeout=300).operations) == []
+    assert list(cluster.client.list_operations(parent=parent, timeout=900).operations) == []

@@ -55,5 +55,5 @@ def test_a_component_that_exits_during_startup_is_reported_with_its_log(tmp_path
     )
     record = registry.start(component)
     with pytest.raises(processes.ComponentNotReady, match="no licence"):
-        registry.wait_ready(component, record, None, timeout=300)
+        registry.wait_ready(component, record, None, timeout=900)
     registry.stop()

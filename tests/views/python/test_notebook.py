@@ -48,17 +48,17 @@ def test_a_notebook_runs_a_job_and_a_function(
         "import tpufleet\njob = tpufleet.run('v5e-1', 'echo \"<b>hello</b>\"', name='hello')\njob",
         "import threading\n"
         "from tpufleet.views.python import notebook\n"
-        "job.wait(300)\n"
+        "job.wait(900)\n"
         "for thread in threading.enumerate():\n"
         "    if thread.name == notebook.REFRESHER:\n"
-        "        thread.join(300)\n"
+        "        thread.join(900)\n"
         "print(job.logs())",
         "def square(x):\n    return x * x\n\nlist(tpufleet.map(square, [1, 2, 3]))",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     # The kernel of this environment, whatever kernels the machine has installed.
     client = NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        notebook, timeout=900, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     )
     client.execute()
     table, logs, squares = (cell.outputs for cell in notebook.cells)
@@ -85,7 +85,7 @@ def test_the_last_state_is_shown_whatever_ends_between_two_questions():
             return self.row.state in ENDED_STATES
 
     shown: list[str] = []
-    keep_current(cast(Job, Ending()), shown.append).join(300)
+    keep_current(cast(Job, Ending()), shown.append).join(900)
     assert "running" in shown[0] and "failed" in shown[-1]
 
 

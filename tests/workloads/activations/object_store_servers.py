@@ -108,7 +108,7 @@ def failing_proxy(target: str, every: int, *, after: bool) -> Iterator[str]:
             fails = self.command in ("PUT", "POST") and next(writes) % every == 0
             if fails and not after:
                 return self._answer(503, b"slow down", {})
-            there = http.client.HTTPConnection(host, timeout=300)
+            there = http.client.HTTPConnection(host, timeout=900)
             there.request(self.command, self.path, body, dict(self.headers))
             answer = there.getresponse()
             content = answer.read()

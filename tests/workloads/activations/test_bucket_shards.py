@@ -92,7 +92,7 @@ def test_a_slow_bucket_holds_the_writer_back(google):
             return getattr(storage, name)
 
         def put(self, content, name):
-            assert gate.wait(300)
+            assert gate.wait(900)
             storage.put(content, name)
 
     wanted = plans.write(storage, bucket_worker.plan(1))
@@ -166,7 +166,7 @@ def survive_kills(google, kills: int, units: int, seed: int) -> int:
                 target=bucket_worker.work, args=(url, units, f"w{died}", 0.3, started)
             )
             worker.start()
-            assert started.wait(300)
+            assert started.wait(900)
             worker.join(chance.uniform(0.0, 1.5))
             finished = worker.exitcode is not None
             worker.kill()

@@ -287,7 +287,7 @@ def test_ctrl_c_stops_a_run_and_prints_how_to_resume(tmp_path, model_folder):
     assert "2,000 samples in 2,000 units; loading" in process.stderr.readline()
     wait_until(lambda: any((out / "shards").glob("*")), 120, lambda: "it has begun to write")
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=900)
     assert process.returncode == 130 and "Traceback" not in errors
     assert f"Resume with `tpu extract run {out}`" in errors
     # It released its units, so the next worker can claim them at once.
@@ -539,7 +539,7 @@ def test_invalid_fleet_settings_are_rejected(change, message):
 
 def test_the_example_runs_and_verifies_its_dataset():
     script = Path(__file__).parents[3] / "examples" / "extract" / "small.py"
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert "30 samples, 120 tokens, 4 units" in done.stdout
     assert "whole: True - tokens stored: 120" in done.stdout

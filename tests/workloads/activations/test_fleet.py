@@ -128,7 +128,7 @@ def test_workers_outlive_the_monitor_and_a_second_deploy_starts_only_missing_one
     seen = json.loads(left.stdout.readline())
     assert {row["status"] for row in seen["workers"]} <= {"QUEUED", "MISSING"}
     left.send_signal(signal.SIGINT)
-    _, errors = left.communicate(timeout=300)
+    _, errors = left.communicate(timeout=900)
     assert left.returncode == 130 and "Traceback" not in errors
     assert f"`tpu extract board {out}` shows them" in errors
     jobs = world.store.jobs(JobQuery())

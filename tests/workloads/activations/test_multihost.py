@@ -146,7 +146,7 @@ def test_a_worker_whose_units_were_taken_over_leaves_no_files(tmp_path, model_fo
 
     class Slow(LocalFolder):
         def upload(self, draft, name):
-            assert stolen.wait(300)
+            assert stolen.wait(900)
             super().upload(draft, name)
 
     def work(where, name, **options) -> workers.Worker:
@@ -164,7 +164,7 @@ def test_a_worker_whose_units_were_taken_over_leaves_no_files(tmp_path, model_fo
         stolen.wait(0.02)
     work(storage, "quick", steal_after=timedelta(seconds=0.1)).run()
     stolen.set()
-    thread.join(300)
+    thread.join(900)
     assert slow.meter.fenced > 0 and not thread.is_alive()
     assert_every_row_is_where_its_label_says(storage, lengths)
     assert verification.verify(storage).leftovers == ()
@@ -191,7 +191,7 @@ def test_a_gang_coordinates_through_the_storage_alone(tmp_path, model_folder):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(300)
+        thread.join(900)
     assert_every_row_is_where_its_label_says(storage, lengths)
     assert {len(datasets.Dataset(storage).files(unit)) for unit in range(plan.units)} == {2}
     assert verification.delete_leftovers(storage), "claims and parts of the gang are deleted"

@@ -154,7 +154,7 @@ def test_units_are_tokenized_while_the_engine_opens(make, model_folder):  # noqa
     preparers = NotedPreparers(plan, found)
 
     def open_late() -> engines.Engine:
-        assert preparers.prepared.wait(300)
+        assert preparers.prepared.wait(900)
         return engines.open_engine(
             model_folder, plan.sites, dtype="f32", compute="f32", devices=jax.devices()[:1]
         )

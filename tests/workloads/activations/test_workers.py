@@ -545,7 +545,7 @@ def test_devices_wait_for_a_slow_disk_only_when_the_queues_are_full(make):
 
     class Slow(LocalFolder):
         def staging(self):
-            gate.wait(300)
+            gate.wait(900)
             return super().staging()
 
     def on_progress(meter):
@@ -686,7 +686,7 @@ def test_two_processes_with_four_devices_each_equal_one_process(make, tmp_path):
         )
         for n in range(2)
     ]
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    outputs = [process.communicate(timeout=900)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert "done 0 8" in outputs[0]
     report = verification.verify(together)

@@ -63,7 +63,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         yield Engine(folder=tmp_path)
     finally:
         process.terminate()
-        process.wait(300)
+        process.wait(900)
 
 
 def free_port() -> int:

@@ -70,14 +70,14 @@ def test_all_processes_end_with_the_supervisor(supervised, number):
     process, namespace, _ = supervised
     wait_until(lambda: len(sleeping(namespace)) >= 3)
     process.send_signal(number)
-    process.wait(300)
+    process.wait(900)
     wait_until(lambda: supervisor.namespace_members(namespace) == [])
 
 
 def test_after_sigterm_it_exits_only_when_no_process_is_left(supervised):
     process, namespace, _ = supervised
     process.terminate()
-    assert process.wait(300) == 0
+    assert process.wait(900) == 0
     assert supervisor.namespace_members(namespace) == []
 
 
@@ -85,7 +85,7 @@ def test_all_processes_end_when_pid_1_of_the_namespace_is_killed(supervised):
     process, namespace, _ = supervised
     (first,) = (child.pid for child in psutil.Process(process.pid).children())
     os.kill(first, signal.SIGKILL)
-    process.wait(300)
+    process.wait(900)
     assert supervisor.namespace_members(namespace) == []
 
 
@@ -99,7 +99,7 @@ def test_a_created_mount_point_stays_until_it_is_no_longer_mounted(supervised, t
     supervisor.remove_mount_points(paths)
     assert created.exists() and existing.exists() and not unused.exists()
     process.terminate()
-    process.wait(300)
+    process.wait(900)
     supervisor.remove_mount_points(paths)
     assert not created.exists() and existing.exists()
 
