@@ -35,7 +35,7 @@ def document(
 
 def test_a_request_has_the_documented_defaults():
     request = documents.parse_request({"code": "x", "challenge_number": 4})
-    assert request == CodeRequest(code="x", challenge_number=4, timeout=900)
+    assert request == CodeRequest(code="x", challenge_number=4, timeout=300)
 
 
 def test_all_errors_of_a_request_are_reported_together():
@@ -109,7 +109,7 @@ LEFT = {
 @pytest.mark.parametrize(("status", "age", "holder", "abandoned"), LEFT.values(), ids=LEFT)
 def test_a_document_without_a_claim_is_abandoned_after_its_timeout(status, age, holder, abandoned):
     claim = {"holder": holder, "fence": 0, "run": 0, "job": "fs-1"} if holder else None
-    left = document(status=status, age=age, bridge=claim, timeout=900)
+    left = document(status=status, age=age, bridge=claim, timeout=300)
     assert documents.is_abandoned(left, timedelta(minutes=10)) == abandoned
     if abandoned:
         taken = documents.next_claim(left, "one")
