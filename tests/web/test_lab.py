@@ -427,6 +427,46 @@ def test_a_question_waits_for_the_choices_that_it_offers(
     ).to_have_count(1)
 
 
+@pytest.mark.parametrize("answer", ["late", "late refusal"])
+def test_a_late_answer_to_the_search_before_is_not_shown(
+    page: Page, server: lab.LabServer, answer: str
+):
+    held: list[Route] = []
+    every_job = re.compile(r"/api/v1/jobs\?limit=100$")
+    page.route(every_job, lambda route: held.append(route))
+    with page.expect_request(every_job):
+        page.goto(f"{server.url}/?late#/jobs")
+    page.evaluate("() => { location.hash = '#/jobs?q=tag:sweep-lr' }")
+    rows = page.locator("table.jobs tbody tr")
+    expect(rows).to_have_count(3)
+    with page.expect_response(every_job):
+        for each in held:
+            if answer == "late":
+                each.continue_()
+            else:
+                each.fulfill(status=400, json={"error": {"message": "too late"}})
+    page.wait_for_timeout(500)  # the page has rendered what it is going to render
+    expect(rows).to_have_count(3)
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_metrics_come_back_after_an_answer_that_failed(page: Page, server: lab.LabServer):
+    failed: list[str] = []
+
+    def fail_once(route: Route) -> None:
+        failed.append(route.request.url)
+        if len(failed) > 1:
+            route.fallback()
+        else:
+            route.abort()
+
+    page.route("**/metrics", fail_once)
+    go(page, server, "metrics")
+    expect(page.get_by_role("alert")).to_have_count(1)
+    expect(page.locator(".charts")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
 @pytest.mark.parametrize("answer", ["no answer", "503"])
 @pytest.mark.parametrize("path", ["/session", "/jobs?**", "/users", "/stream**"])
 def test_what_a_server_that_starts_does_not_answer_is_asked_again(

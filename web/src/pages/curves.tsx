@@ -24,7 +24,7 @@ export function Curves({ ids }: { ids: string[] }) {
     let current = true;
     const load = () =>
       Promise.all(ids.map((id) => get<Series>(`${jobPath(id)}/metrics`)))
-        .then((answer) => current && setSeries(answer))
+        .then((answer) => current && (setSeries(answer), setError("")))
         .catch((failure: Error) => current && setError(failure.message));
     void load();
     const timer = setInterval(load, 10_000);

@@ -26,18 +26,23 @@ export function Jobs() {
   const { data: preferences, reload } = useData<{ views: Record<string, string> }>("/preferences");
   const { data: pools, error: noPools } = useData<{ pools: Pool[] }>(isMember() ? "/pools" : null);
   const box = useRef<HTMLInputElement>(null);
+  const wanted = useRef(text);
+  wanted.current = text;
 
+  // An answer to a search that is no longer the one on the page is not shown.
   const load = async (before: string | null) => {
     const parameters = new URLSearchParams({ limit: String(PAGE) });
     if (text) parameters.set("q", text);
     if (before) parameters.set("before", before);
     try {
       const page = await get<{ jobs: JobRow[]; next?: string | null }>(`/jobs?${parameters}`);
+      if (wanted.current !== text) return;
       setRows((old) => (before && old ? [...old, ...page.jobs] : page.jobs));
       setNext(page.next ?? null);
       setError("");
       setFailures(0);
     } catch (failure) {
+      if (wanted.current !== text) return;
       setError(failure instanceof Error ? failure.message : String(failure));
       if (before === null && isTemporary(failure)) setFailures((count) => count + 1);
     }
@@ -59,7 +64,7 @@ export function Jobs() {
     if (!unknown || rows === null || rows.length > PAGE) return;
     const timer = setTimeout(() => void load(null), 2000);
     return () => clearTimeout(timer);
-  }, [unknown]);
+  }, [unknown, text]);
 
   const shown = (rows ?? []).map((row) => {
     const newer = changed.value.get(row.id);
