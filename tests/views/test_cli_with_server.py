@@ -518,6 +518,8 @@ def test_users_and_tokens_are_created_and_deleted(world, admin):
     rows = {row["user"]: row for row in admin.json("token", "list")["tokens"]}
     assert rows["zoe"]["note"] == "laptop" and value not in json.dumps(rows)
     admin.ok("token", "revoke", rows["zoe"]["id"])
+    unknown = admin("user", "delete", "zo")  # is not asked about
+    assert unknown.exit_code == 1 and "no user named 'zo'" in unknown.stderr
     admin.ok("user", "delete", "zoe", "--yes")
     assert "zoe" not in [row["name"] for row in admin.json("user", "list")["users"]]
 

@@ -61,6 +61,7 @@ def test_own_jobs_are_reordered_but_not_ahead_of_others(world, tpu: Tpu, admin: 
     assert order(tpu) == ["hers", "c", "a", "b"]
     assert order(tpu, "--mine") == ["c", "a", "b"]
     assert "pass one of" in tpu("queue", "move", "b").stderr
+    assert "ahead of itself" in tpu("queue", "move", "b", "--before", "b").stderr
     assert "belongs to ada" in tpu("queue", "move", "ada/hers", "--last").stderr
 
 

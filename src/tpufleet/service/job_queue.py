@@ -219,7 +219,7 @@ def move(context: CommandContext, job: Job, request: QueueMove) -> Job:
     others = [each for each in queue if each.id != job.id]
     if request.last:
         return _put_last(context, job, others)
-    target = 0 if request.first else _index_of(context, others, request.before)
+    target = 0 if request.first else _index_of(context, job, others, request.before)
     before = [each.id for each in queue].index(job.id)
     passed = {each.id: each for each in others[target:before]}
     foreign = [each for each in passed.values() if each.owner != context.caller.name]
@@ -263,10 +263,12 @@ def _put_last(context: CommandContext, job: Job, others: Sequence[Job]) -> Job:
     return commands.edit_job(context, job, edit, f"{context.caller.name} moved it to the end")
 
 
-def _index_of(context: CommandContext, others: Sequence[Job], ref: str | None) -> int:
+def _index_of(context: CommandContext, job: Job, others: Sequence[Job], ref: str | None) -> int:
     if ref is None:
         raise BadInput("where to: give `first`, `last` or `before`")
     other = queries.find_job(context.store, ref, context.caller.name)
+    if other.id == job.id:
+        raise BadInput(f"job {job.id} cannot be moved ahead of itself")
     for index, each in enumerate(others):
         if each.id == other.id:
             return index

@@ -139,10 +139,12 @@ def delete_user(name: str, yes: bool, as_json: bool) -> None:
 
     Records, logs and checkpoints of their jobs are kept; an admin can resume one.
     """
-    output.confirm(
-        f"Delete {name} with all their tokens and secrets, and cancel their jobs?", yes or as_json
-    )
     with connection.connect() as client:
+        if name in {user.name for user in client.users()}:  # else the server says so
+            output.confirm(
+                f"Delete {name} with all their tokens and secrets, and cancel their jobs?",
+                yes or as_json,
+            )
         client.delete_user(name)
     output.print_result({"deleted": name}, f"deleted user {name}", as_json)
 

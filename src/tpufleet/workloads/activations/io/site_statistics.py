@@ -6,6 +6,7 @@ rows arrive or on the number of threads.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -70,9 +71,25 @@ def combine(parts: Iterable[SiteStatistics]) -> SiteStatistics:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TileSums:
+    """Sums over the rows of tiles, taken elsewhere: consecutive rows of one sample each."""
+
+    rows: np.ndarray  # [tiles]
+    totals: np.ndarray  # [tiles, width]: by dimension, of rows that are finite
+    # [tiles, 4]: sum of norms, largest magnitude, finite rows, values that are not finite
+    figures: np.ndarray
+
+    def __getitem__(self, tiles: slice | np.ndarray) -> TileSums:
+        return TileSums(
+            rows=self.rows[tiles], totals=self.totals[tiles], figures=self.figures[tiles]
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _BlockSums:
     """Sums over consecutive rows."""
 
+    rows: int
     total: np.ndarray  # by dimension
     norms: float
     finite_rows: int
@@ -100,7 +117,12 @@ def _sum_block(parts: Sequence[np.ndarray], scales: Sequence[np.ndarray]) -> _Bl
             finite_rows += len(tile)
             nonfinite += count
     return _BlockSums(
-        total=total, norms=norms, finite_rows=finite_rows, max=largest, nonfinite=nonfinite
+        rows=sum(map(len, parts)),
+        total=total,
+        norms=norms,
+        finite_rows=finite_rows,
+        max=largest,
+        nonfinite=nonfinite,
     )
 
 
@@ -208,6 +230,7 @@ class StatisticsGatherer:
         self._open: list[np.ndarray] = []  # rows of the last block
         self._open_scales: list[np.ndarray] = []
         self._rows = 0
+        self._tiles: list[TileSums] = []
 
     def add(self, parts: Sequence[np.ndarray], scales: Sequence[np.ndarray] | None = None) -> None:
         """Add rows in order, which must not change; `scales` of int8 rows are divided like them."""
@@ -223,6 +246,10 @@ class StatisticsGatherer:
                 if self._rows % self._height == 0:
                     self._close_block()
 
+    def add_sums(self, tiles: TileSums) -> None:
+        """Add the sums of rows instead of the rows: for a file always, or never."""
+        self._tiles.append(tiles)
+
     def _close_block(self) -> None:
         self._blocks.append(self._submit(_sum_block, self._open, self._open_scales))
         self._open, self._open_scales = [], []
@@ -232,13 +259,14 @@ class StatisticsGatherer:
         if self._open:
             self._close_block()
         blocks = [block.result() for block in self._blocks]
-        total = np.zeros(self._width, np.float64)
-        for block in blocks:
-            total += block.total
+        if self._tiles:
+            blocks.append(_combine_tiles(self._tiles))
+        totals = [np.zeros(self._width), *(block.total for block in blocks)]
+        total = np.add.reduce(totals, axis=0, dtype=np.float64)
         finite = sum(block.finite_rows for block in blocks)
         mean = total / max(finite, 1)
         statistics = SiteStatistics(
-            rows=self._rows,
+            rows=sum(block.rows for block in blocks),
             finite_rows=finite,
             mean=float(mean.mean()) if self._width else 0.0,
             norm=sum(block.norms for block in blocks) / max(finite, 1),
@@ -246,6 +274,21 @@ class StatisticsGatherer:
             nonfinite=sum(block.nonfinite for block in blocks),
         )
         return statistics, mean.astype(np.float32)
+
+
+def _combine_tiles(parts: Sequence[TileSums]) -> _BlockSums:
+    """In order, so the result does not depend on how tiles arrived."""
+    norms, _, finite, nonfinite = np.concatenate([part.figures for part in parts]).T
+    return _BlockSums(
+        rows=int(sum(part.rows.sum() for part in parts)),
+        total=np.add.reduce(
+            np.concatenate([part.totals for part in parts]), axis=0, dtype=np.float64
+        ),
+        norms=math.fsum(norms.tolist()),
+        finite_rows=int(finite.sum(dtype=np.float64)),
+        max=float(max(part.figures[:, 1].max(initial=0.0) for part in parts)),
+        nonfinite=int(nonfinite.sum(dtype=np.float64)),
+    )
 
 
 def as_float32(values: np.ndarray) -> np.ndarray:

@@ -73,6 +73,19 @@ class UnitWriter:
                 )
         self._ends = list(accumulate(file.rows for file in self._files))
         self._appended: Counter[str] = Counter()  # rows of each tensor
+        self._summed: Counter[str] = Counter()  # rows of each site whose sums are known
+
+    def add_sums(self, site: str, tiles: site_statistics.TileSums) -> None:
+        """Add the sums of rows before they are appended. Without them, rows are read once more for
+        the statistics."""
+        after = self._summed[site] + np.cumsum(tiles.rows)  # rows, of each tile
+        start = 0
+        while start < len(after):
+            number = bisect_right(self._ends, self._summed[site])
+            stop = int(np.searchsorted(after, self._ends[number], "right"))
+            self._files[number].add_sums(site, tiles[start:stop])
+            self._summed[site] = int(after[stop - 1])
+            start = stop
 
     def append(self, site: str, *parts: np.ndarray) -> None:
         """Append rows of a site. They may be written later, so they must not change."""
@@ -144,6 +157,7 @@ class _ShardPart:
             )
             for site in plan.sites
         }
+        self._summed: set[str] = set()  # sites whose sums are given
         self._unscaled: dict[str, list[np.ndarray]] = {}  # int8 rows that wait for their scales
         self._scaled = plan.dtype == "int8"
         self._target = storage.new_shard(name, draft)
@@ -164,10 +178,16 @@ class _ShardPart:
         else:
             self._writer = shard_writer.RawShardWriter(self._target, name, tensors, executor)
 
+    def add_sums(self, site: str, tiles: site_statistics.TileSums) -> None:
+        self._summed.add(site)
+        self._statistics[site].add_sums(tiles)
+
     def append(self, site: str, parts: Sequence[np.ndarray]) -> None:
         self._writer.append(site, *parts)
         self._missing[site] -= sum(map(len, parts))
         name = site.removesuffix(shards.SCALE)
+        if name in self._summed:
+            return
         if not self._scaled:
             self._statistics[name].add(parts)
         elif name == site:

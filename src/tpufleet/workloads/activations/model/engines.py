@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from tpufleet.workloads.activations.model import (
     decoder,
     kernel_choice,
     meshes,
+    row_sums,
     sites,
     weights,
 )
@@ -60,6 +61,7 @@ class OutputBlock:
 
     first_row: int
     values: Mapping[str, np.ndarray]
+    sums: Mapping[str, row_sums.DeviceSums] = field(default_factory=dict)  # if the batch has tiles
 
 
 class Engine:
@@ -73,15 +75,19 @@ class Engine:
         *,
         memory: str = "auto",
         cache: ProgramCache | None = None,
+        sums_rows: bool | None = None,
     ):
         """`memory` is how outputs are copied to the host: see `host_memory_kind`. Programs are
-        taken from `cache`, and kept there."""
+        taken from `cache`, and kept there. `sums_rows`: whether the devices are to sum stored rows;
+        None: if they are GPUs, the only ones where that was measured."""
         self.forward, self.params, self.mesh, self._cache = forward, params, mesh, cache
         self._batch = meshes.batch_sharding(mesh)
         kind = host_memory_kind(mesh, memory)
         self._host = None if kind is None else meshes.output_sharding(mesh, kind)
-        self.step = jax.jit(forward, out_shardings=meshes.output_sharding(mesh))
-        self._programs: dict[tuple[tuple[int, ...], bool], Future[Any]] = {}
+        gpu = mesh.devices.flat[0].platform in GPUS
+        self.sums_rows = gpu if sums_rows is None else sums_rows
+        self.step = jax.jit(self._step, out_shardings=meshes.output_sharding(mesh))
+        self._programs: dict[tuple[tuple[int, ...] | bool | None, ...], Future[Any]] = {}
         # Processes of one mesh may have to compile the same program at the same time.
         self._compilers = ThreadPoolExecutor(1 if jax.process_count() > 1 else COMPILERS)
         self.compile_seconds = 0.0  # that batches have waited for
@@ -110,17 +116,18 @@ class Engine:
 
     def start(self, batch: Batch) -> Callable[[], list[OutputBlock]]:
         """Start a batch; the returned function waits for it and returns this process's rows."""
-        stacks = self.compute(batch)
+        outputs = self.compute(batch)
         if self._host is not None:
-            stacks = jax.device_put(stacks, self._host)
-        shards = [self._own_shards(stack) for stack in jax.tree.leaves(stacks)]
+            outputs = jax.device_put(outputs, self._host)
+        shards = [self._own_shards(array) for array in jax.tree.leaves(outputs)]
         for shard in jax.tree.leaves(shards):
             shard.copy_to_host_async()
         return lambda: self._fetch(shards)
 
     def compute(self, batch: Batch) -> Any:
-        """Start a batch; its stacks stay on the devices."""
-        arrays = (batch.tokens, batch.positions, batch.segments)
+        """Start a batch; its stacks, and the sums of its tiles if it has any, stay on the
+        devices."""
+        arrays = (batch.tokens, batch.positions, batch.segments, batch.tiles)
         placed = [
             None if array is None else meshes.shard_array(np.ascontiguousarray(array), self._batch)
             for array in arrays
@@ -133,6 +140,21 @@ class Engine:
         with jax.transfer_guard_host_to_device("disallow"):
             return program.result()(self.params, *placed)
 
+    def _step(
+        self,
+        params: Mapping[str, Any],
+        tokens: Any,
+        positions: Any,
+        segments: Any,
+        tiles: Any = None,
+    ) -> Any:
+        """The stacks, and the sums of their rows for statistics if there are `tiles`."""
+        stacks = self.forward(params, tokens, positions, segments)
+        if tiles is None:
+            return stacks
+        pairs = (one if isinstance(one, tuple) else (one, None) for one in stacks)
+        return stacks, tuple(row_sums.sum_tiles(stack, scales, tiles) for stack, scales in pairs)
+
     def compile_ahead(self, batches: Iterable[Batch]) -> None:
         """Compile the programs of these batches; except on GPUs, concurrently in the background."""
         for batch in batches:
@@ -144,11 +166,10 @@ class Engine:
         return len(self._programs)
 
     def _program(self, batch: Batch) -> Future[Any]:
-        key = (batch.tokens.shape, batch.segments is not None)
+        tiles = None if batch.tiles is None else batch.tiles.shape
+        key = (batch.tokens.shape, batch.segments is not None, tiles)
         if key not in self._programs:
-            shape = jax.ShapeDtypeStruct(batch.tokens.shape, np.int32, sharding=self._batch)
-            segments = None if batch.segments is None else shape
-            compile_step = functools.partial(self._compile, shape, segments)
+            compile_step = functools.partial(self._compile, *key)
             if self.mesh.devices.flat[0].platform == "gpu":
                 # Loading a program while another thread records a CUDA graph breaks the graph.
                 future: Future[Any] = Future()
@@ -160,11 +181,16 @@ class Engine:
                 self._programs[key] = self._compilers.submit(compile_step)
         return self._programs[key]
 
-    def _compile(self, shape: jax.ShapeDtypeStruct, segments: Any) -> Any:
-        parts = (self._description(), shape.shape, segments is not None)
+    def _compile(self, shape: tuple[int, ...], packed: bool, tiles: tuple[int, ...] | None) -> Any:
+        parts = (self._description(), shape, packed, tiles)
         program = None if self._cache is None else self._cache.load(parts)
         if program is None:
-            program = self.step.lower(self.params, shape, shape, segments).compile()
+            tokens, places = (
+                None if one is None else jax.ShapeDtypeStruct(one, np.int32, sharding=self._batch)
+                for one in (shape, tiles)
+            )
+            segments = tokens if packed else None
+            program = self.step.lower(self.params, tokens, tokens, segments, places).compile()
             if self._cache is not None:
                 self._compilers.submit(self._cache.save, parts, program)
         return program
@@ -224,6 +250,7 @@ class Engine:
         return [by_device[device] for _, device in self._own_parts()]
 
     def _fetch(self, shards: list[list[jax.Array]]) -> list[OutputBlock]:
+        """`shards` of the outputs: all stacks, with their scales, and then the sums of each."""
         names = self.forward.output_sites
         blocks = []
         for part, (number, _) in enumerate(self._own_parts()):
@@ -235,8 +262,13 @@ class Engine:
                 if self.forward.dtype == "int8":
                     scales = next(arrays)
                     values.update((name + SCALE, scales[n]) for n, name in enumerate(group))
+            sums: dict[str, row_sums.DeviceSums] = {}
+            rest = list(arrays)  # of a batch with tiles
+            for group, *pair in zip(names if rest else (), rest[::2], rest[1::2], strict=True):
+                tiles = row_sums.DeviceSums(*pair)
+                sums.update((name, row_sums.of_layer(tiles, n)) for n, name in enumerate(group))
             height = next(iter(values.values())).shape[0]
-            blocks.append(OutputBlock(number * height, values))
+            blocks.append(OutputBlock(number * height, values, sums))
         return blocks
 
 
@@ -279,10 +311,12 @@ def open_engine(
     first_batches: Callable[[Engine], Iterable[Batch]] = lambda engine: (),
     cache: ProgramCache | None = None,
     times: StartTimes | None = None,
+    sums_rows: bool | None = None,
 ) -> Engine:
     """Load a model onto `devices`, by default all local ones. `architecture` avoids reading
     config.json again. `packed`: batches may have several samples in a row. Programs for
-    `first_batches` are compiled, or taken from `cache`, while the weights are read."""
+    `first_batches` are compiled, or taken from `cache`, while the weights are read. `sums_rows` as
+    of `Engine`."""
     check_jax_version()
     dtypes.check_compute_dtype(compute)
     times = times or StartTimes()
@@ -317,7 +351,7 @@ def open_engine(
             mesh=mesh,
         )
         abstract = weights.abstract_parameters(arch, **shaped)
-        engine = Engine(forward, abstract, mesh, memory=memory, cache=cache)
+        engine = Engine(forward, abstract, mesh, memory=memory, cache=cache, sums_rows=sums_rows)
         with times.measure("programs"):
             engine.compile_ahead(first_batches(engine))
         engine.params = loading.result()

@@ -43,6 +43,7 @@ class Batch:
     positions: np.ndarray
     segments: np.ndarray | None
     spans: tuple[SampleSpan, ...]
+    tiles: np.ndarray | None = None  # rows that the devices sum: see `stored_tiles`
 
     @property
     def real_tokens(self) -> int:
@@ -130,6 +131,7 @@ def make_batches(
     batch_tokens: int,
     row_multiple: int = 1,
     fill: bool = False,
+    units: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
     """Batches with every sample that has tokens exactly once, longest first.
 
@@ -140,7 +142,10 @@ def make_batches(
     each filled with the samples that fit best) or "varlen" (one long row per device, filled in
     order: a single shape and hardly any padding, if attention does not pay for the row's length).
 
-    The order of samples does not depend on the batch size or the number of devices.
+    `units` are those of the samples. In a varlen row a unit's samples are adjacent, so that they
+    are written as one piece of memory.
+
+    The order of a unit's samples does not depend on the batch size or the number of devices.
     """
     order = sorted(
         (n for n in range(len(tokens)) if len(tokens[n])), key=lambda n: (-len(tokens[n]), n)
@@ -152,7 +157,7 @@ def make_batches(
     if batching == "pack":
         yield from _packed(tokens, order, buckets[-1], batch_tokens, row_multiple)
     elif batching == "varlen":
-        yield from _varlen(tokens, order, buckets[-1], batch_tokens, row_multiple)
+        yield from _varlen(tokens, order, buckets[-1], batch_tokens, row_multiple, units)
     elif batching == "bucket":
         make = _filled if fill else _bucketed
         yield from make(tokens, order, buckets, batch_tokens, row_multiple)
@@ -238,7 +243,12 @@ def _varlen_length(longest: int, batch_tokens: int, multiple: int) -> int:
 
 
 def _varlen(
-    tokens: Sequence[np.ndarray], order: list[int], longest: int, batch_tokens: int, multiple: int
+    tokens: Sequence[np.ndarray],
+    order: list[int],
+    longest: int,
+    batch_tokens: int,
+    multiple: int,
+    units: Sequence[int] | None,
 ) -> Iterator[Batch]:
     """Rows filled in order, so that a unit's samples come in the same order whatever other units
     share its batches."""
@@ -251,6 +261,8 @@ def _varlen(
             room = length
         bins[-1].append(sample)
         room -= len(tokens[sample])
+    if units is not None:
+        bins = [sorted(members, key=units.__getitem__) for members in bins]
     for at in range(0, len(bins), multiple):
         yield _pack(tokens, bins[at : at + multiple], multiple, length)
 

@@ -24,7 +24,7 @@ from tpufleet.errors import BadInput, NotFound
 from tpufleet.runtime.object_store import ObjectStore
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io import dtypes
-from tpufleet.workloads.activations.pipeline import batches, preparation
+from tpufleet.workloads.activations.pipeline import batches, preparation, stored_tiles
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,9 @@ class MeasuredEngine(Protocol):
     def row_multiple(self) -> int: ...
 
     @property
+    def sums_rows(self) -> bool: ...
+
+    @property
     def device_kind(self) -> str: ...
 
     def start(self, batch: batches.Batch) -> Callable[[], Any]: ...
@@ -114,6 +117,8 @@ def calibrate(
     def measure(size: int) -> float:
         """0 if such batches do not fit the devices' memory."""
         batch = typical_batch(plan, size, varlen=engine.varlen, multiple=engine.row_multiple)
+        if engine.sums_rows:
+            batch = stored_tiles.without_rows(batch, engine.row_multiple)
         shape = (batch.tokens.shape, batch.segments is not None)
         return float(engine.finding(("rate", shape), lambda: _rate(engine, batch, clock)))
 

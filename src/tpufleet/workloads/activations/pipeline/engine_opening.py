@@ -36,6 +36,10 @@ class OpeningEngine:
         return self._engine.varlen
 
     @property
+    def sums_rows(self) -> bool:
+        return self._engine.sums_rows
+
+    @property
     def programs(self) -> int:
         return self._engine.programs
 

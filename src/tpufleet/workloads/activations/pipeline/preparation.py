@@ -21,7 +21,7 @@ from tpufleet.workloads.activations.inputs import contexts, sources, tokenizatio
 from tpufleet.workloads.activations.inputs.contexts import Context
 from tpufleet.workloads.activations.inputs.samples import TokenizedSample
 from tpufleet.workloads.activations.io.unit_writer import StoredSample
-from tpufleet.workloads.activations.pipeline import batches
+from tpufleet.workloads.activations.pipeline import batches, stored_tiles
 from tpufleet.workloads.activations.pipeline.locations import Locations
 
 
@@ -113,8 +113,9 @@ def batch_units(
     varlen: bool = False,
     fill: bool = False,
     batch_tokens: int | None = None,
+    sums_rows: bool = False,
 ) -> BatchedUnits:
-    """`batch_tokens`, if not those of the plan."""
+    """`batch_tokens`, if not those of the plan. `sums_rows`: the devices sum stored rows."""
     made = batches.make_batches(
         [context.tokens for unit in units for context in unit.contexts],
         batching=batches.resolve_batching(plan.batching, plan_buckets(plan), varlen=varlen),
@@ -122,7 +123,11 @@ def batch_units(
         batch_tokens=batch_tokens or plan.batch_tokens,
         row_multiple=row_multiple,
         fill=fill,
+        units=[number for number, unit in enumerate(units) for _ in unit.contexts],
     )
+    if sums_rows:
+        known = [context for unit in units for context in unit.contexts]
+        made = (stored_tiles.with_tiles(batch, known, row_multiple) for batch in made)
     return BatchedUnits(units=tuple(units), batches=tuple(made))
 
 

@@ -24,9 +24,16 @@ from tpufleet.runtime.units import Claim, Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.inputs.contexts import Context
 from tpufleet.workloads.activations.io import shard_writer, unit_writer
+from tpufleet.workloads.activations.io.site_statistics import TileSums
 from tpufleet.workloads.activations.io.storage import Storage
 from tpufleet.workloads.activations.model import engines
-from tpufleet.workloads.activations.pipeline import batches, calibration, preparation, stages
+from tpufleet.workloads.activations.pipeline import (
+    batches,
+    calibration,
+    preparation,
+    stages,
+    stored_tiles,
+)
 from tpufleet.workloads.activations.pipeline.gangs import Outcome, ShardFiles
 from tpufleet.workloads.activations.pipeline.locations import Locations
 from tpufleet.workloads.activations.pipeline.progress_meter import Meter
@@ -61,6 +68,9 @@ class ModelEngine(Protocol):
 
     @property
     def varlen(self) -> bool: ...
+
+    @property
+    def sums_rows(self) -> bool: ...
 
     def start(self, batch: batches.Batch) -> Callable[[], list[engines.OutputBlock]]: ...
 
@@ -293,6 +303,7 @@ class Worker:
             varlen=self._engine.varlen,
             fill=self._coordinator.parts > 1,
             batch_tokens=self._batch_tokens(),
+            sums_rows=self._engine.sums_rows,
         )
         return _Group(tuple(claim for claim, _ in items), prepared)
 
@@ -447,13 +458,23 @@ def _append(
     """Append a block's rows to the shards of the units that they belong to."""
     height = next(iter(block.values.values())).shape[0]
     rows = range(block.first_row, block.first_row + height)
+    contexts = prepared.contexts
+    own = [span for span in batch.spans if span.row in rows]
+    units = [bisect_right(prepared.first_contexts, span.sample) - 1 for span in own]
+    if block.sums:
+        number, counts = stored_tiles.tile_rows(own, contexts).T
+        tile_units = np.array(units)[number]
+        for unit in set(units):
+            tiles = np.flatnonzero(tile_units == unit)
+            for name, sums in block.sums.items():
+                known = TileSums(rows=counts, totals=sums.totals, figures=sums.figures)
+                writers[unit].add_sums(name, known[tiles])
     by_unit: dict[int, list[batches.SampleSpan]] = {}
-    for span in batch.spans:
-        if span.row in rows:
-            unit = bisect_right(prepared.first_contexts, span.sample) - 1
-            by_unit.setdefault(unit, []).append(span)
-    for unit, spans in by_unit.items():
-        for name, values in block.values.items():
+    for unit, span in zip(units, own, strict=True):
+        by_unit.setdefault(unit, []).append(span)
+    # Units in turn: one thread at a time writes to a file, and others would wait for it.
+    for name, values in block.values.items():
+        for unit, spans in by_unit.items():
             stored = _token_rows(values, spans, prepared.contexts, block.first_row)
             writers[unit].append(name, *stored)
 
