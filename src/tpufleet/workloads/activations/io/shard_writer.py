@@ -27,9 +27,6 @@ from tpufleet.workloads.activations.io.shards import PIECE
 
 # Buffers per pwritev call, below the system limit of 1,024.
 VECTORS = 512
-# The kernel lets one thread at a time write to a file, and others use a core to wait. Not one,
-# since a thread that has written waits for the interpreter's lock before it gives its turn up.
-WRITERS_OF_A_FILE = 3
 SYNC_FILE_RANGE_WRITE = 2  # start writing, and do not wait: linux/fs.h
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux only
 if _sync_file_range is not None:
@@ -109,14 +106,15 @@ class DraftFile:
 
     def __init__(self, path: Path):
         self.path, self._file = path, -1
-        self._turn = threading.Semaphore(WRITERS_OF_A_FILE)
+        # The kernel lets one thread at a time write to a file, and others use a core to wait.
+        self._one_writer = threading.Lock()
 
     def open(self, size: int) -> None:
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         os.ftruncate(self._file, size)
 
     def write(self, views: Sequence[memoryview], offset: int) -> None:
-        with self._turn:
+        with self._one_writer:
             write_at(self._file, views, offset)
         start_writeback(self._file, offset, sum(map(len, views)))
 
