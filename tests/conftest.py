@@ -33,6 +33,26 @@ settings.register_profile(
 )
 settings.load_profile("shared machine")
 
+
+class FailuresAtOnce:
+    """Names each failure when it happens: a run may take half an hour, or be cut."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            message = str(crash.message if crash else report.longrepr).partition("\n")[0]
+            terminal.write_line(f"\n{report.nodeid} ({report.when}): {message[:300]}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # not in the processes of pytest-xdist
+        config.pluginmanager.register(FailuresAtOnce(config))
+
+
 # Each needs a control plane or a Firestore emulator, and real nodes much of the machine. To import
 # transformers takes several seconds.
 LINES = {

@@ -15,10 +15,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from tests.k8s.patient_connection import PatientConnection
 from tests.polling import wait_until
 from tpufleet.clocks import SystemClock
 from tpufleet.errors import FleetError
-from tpufleet.kubernetes.connections import EVENT, JOBSET, NAMESPACE, NODE, POD, Connection
+from tpufleet.kubernetes.connections import EVENT, JOBSET, NAMESPACE, NODE, POD
 from tpufleet.provisioner.main import ProvisionerOptions, ProvisionerProgram
 from tpufleet.provisioner.settings import from_environ as settings_from_environ
 from tpufleet.testbed.gke.grpc_server import GkeServer
@@ -41,7 +42,8 @@ V5E = {
 
 
 def eventually(condition: Callable[[], Any], within: float = 60.0, what: object = "") -> Any:
-    """The first truthy result; errors of the API server or the network are retried."""
+    """The first truthy result; errors of the API server or the network are retried. `within`
+    seconds are enough on a machine that does nothing else; a slower one has three times as many."""
     failure: Exception | None = None
 
     def attempt() -> Any:
@@ -56,13 +58,13 @@ def eventually(condition: Callable[[], Any], within: float = 60.0, what: object 
     def describe() -> str:
         return f"{what() if callable(what) else what} {failure or ''}"
 
-    return wait_until(attempt, within, describe, interval=0.25)
+    return wait_until(attempt, 3 * within, describe, interval=0.25)
 
 
 class Rig:
     def __init__(self, plane: KubernetesControlPlane, namespace: str, folder: Path) -> None:
         self.plane, self.namespace, self.folder = plane, namespace, folder
-        self.connection = Connection(plane.kubeconfig, manager="tests", timeout=900)
+        self.connection = PatientConnection(plane.kubeconfig, manager="tests", timeout=900)
         self.gke = GkeEmulator(
             clock=SystemClock(),
             nodes=KwokNodes(self.connection),

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.contract.test_providers import ZONE, order
+from tests.k8s.patient_connection import PatientConnection
 from tests.k8s.rigs import eventually
 from tests.k8s.test_gke_provider import GkeWorld
 from tpufleet.errors import ProviderUnavailable
@@ -64,7 +65,7 @@ def started(rig, world):
     opened = []
 
     def server():
-        connection = Connection(rig.plane.kubeconfig, timeout=900)
+        connection = PatientConnection(rig.plane.kubeconfig, timeout=900)
         recording = RecordingConnection(connection)
         provider = GkeProvider(
             recording, world.settings, fleet="test", zones=(ZONE,), clock=world.clock
