@@ -146,6 +146,7 @@ def test_log_lines_are_prefixed_unless_one_host_is_selected(world, tpu):
         "[0] hello", "[0] world", "[1] from the other",
     ]  # fmt: skip
     assert tpu.ok("logs", "job-1", "--host", "0", "--tail", "1") == "world\n"
+    assert tpu.ok("logs", "job-1", "--host", "all") == tpu.ok("logs", "job-1")
     assert tpu.json("logs", "job-1", "--host", "1")["lines"] == ["from the other"]
 
 

@@ -239,6 +239,8 @@ def test_a_dry_run_prints_a_job_file_that_can_be_submitted(alone, work):
         (["submit", "nothing.yaml"], "error: nothing.yaml: No such file or directory; pass a job"),
         (["submit", "."], "error: .: Is a directory"),
         (["jbos"], "error: unknown command 'jbos'; did you mean `tpu jobs`?"),
+        (["stop"], "error: unknown command 'stop'; `tpu cancel JOB` ends a job"),
+        (["wait"], "`tpu logs -f JOB` follows a job until it ends"),
         (["xyzzy"], "`tpu --help` lists all commands"),
         (["--server", "nowhere", "jobs"],
          "error: --server: 'nowhere' is not a server URL; use https://host:port"),
@@ -257,6 +259,13 @@ def test_invalid_input_is_reported_with_status_two(alone, work, args, message):
     assert answer.exit_code == 2
     assert message in answer.stderr
     assert all(line.startswith(("error: ", "  ")) for line in answer.stderr.splitlines())
+
+
+def test_completion_is_of_the_shell_that_one_uses(alone, monkeypatch):
+    monkeypatch.setenv("SHELL", "/usr/bin/zsh")
+    assert alone.ok("completion") == alone.ok("completion", "zsh")
+    monkeypatch.setenv("SHELL", "/bin/tcsh")
+    assert "`tpu completion bash`, zsh or fish" in alone("completion").stderr
 
 
 @pytest.mark.parametrize(

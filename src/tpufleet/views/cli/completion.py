@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import click
 from click.shell_completion import get_completion_class
 
 from tpufleet.views.cli.output import json_option, print_result
-from tpufleet.views.cli.registry import COMPLETION_VARIABLE
+from tpufleet.views.cli.registry import COMPLETION_VARIABLE, HintedUsageError
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -16,15 +19,18 @@ SHELLS = ("bash", "zsh", "fish")
     '  eval "$(tpu completion zsh)"      # in ~/.zshrc, after compinit\n'
     "  tpu completion fish > ~/.config/fish/completions/tpu.fish\n",
 )
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=click.Choice(SHELLS), required=False)
 @json_option
 @click.pass_context
-def completion(context: click.Context, shell: str, as_json: bool) -> None:
-    """Print the completion script of SHELL.
+def completion(context: click.Context, shell: str | None, as_json: bool) -> None:
+    """Print the completion script of SHELL (default: the shell that you use).
 
     It completes commands, options, and the names of your jobs, TPU types, pools and zones. Names of
     jobs and pools come from the server, which is given one second to answer.
     """
+    shell = shell or Path(os.environ.get("SHELL", "")).name
+    if shell not in SHELLS:
+        raise HintedUsageError("which shell? write `tpu completion bash`, zsh or fish")
     kind = get_completion_class(shell)
     assert kind is not None, "click knows these shells"
     writer = kind(context.find_root().command, {}, "tpu", COMPLETION_VARIABLE)

@@ -55,6 +55,26 @@ _NO_MONITOR = Unsupported(
     "`tpu events` shows what it did, `tpu rules` how it reacts",
 )
 
+_RUN = "`tpu run` runs a command, `tpu submit` a job file"
+_JOBS = "`tpu jobs` lists jobs, `tpu queue` those that wait"
+_SHOW = "`tpu show JOB` prints all about a job"
+_FOLLOW = "`tpu logs -f JOB` follows a job until it ends"
+_STOP = "`tpu cancel JOB` ends a job, `tpu serve --stop` the server of this machine"
+_PAUSE = (
+    "`tpu queue hold JOB` keeps back one that waits; `tpu cancel JOB` stops one that runs, and "
+    "`tpu resume JOB` continues it from its checkpoint"
+)
+# What people type who know other schedulers. Nothing is run for them.
+FOREIGN_NAMES: dict[str, str] = {
+    **dict.fromkeys(("create", "launch", "sbatch", "srun", "start"), _RUN),
+    **dict.fromkeys(("list", "ps", "sinfo", "squeue"), _JOBS),
+    **dict.fromkeys(("get", "info", "inspect", "sacct"), _SHOW),
+    **dict.fromkeys(("attach", "follow", "tail", "wait", "watch"), _FOLLOW),
+    **dict.fromkeys(("abort", "down", "scancel", "stop", "terminate"), _STOP),
+    **dict.fromkeys(("pause", "suspend"), _PAUSE),
+    "login": "write your token to a file of mode 600 and set TPUFLEET_TOKEN_FILE to it",
+}
+
 FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     # Earlier versions of this program.
     "check-rules": _renamed("rules"),

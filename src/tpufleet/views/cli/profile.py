@@ -19,13 +19,13 @@ from tpufleet.model.host_commands import MAX_PROFILE, HostCommandKind, HostComma
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.host_commands import HEARTBEAT_ALLOWANCE, find_slices, wait_for_results
+from tpufleet.views.cli.host_numbers import HOST_METAVAR, HostNumber
 from tpufleet.views.cli.output import json_option
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
     from tpufleet.model.api_types import SliceRow
 
-ALL_HOSTS = "all"
 # To write, pack and upload a trace after it has been recorded.
 PACKING_ALLOWANCE = timedelta(minutes=2)
 
@@ -53,7 +53,12 @@ class ProfiledHost:
     help="How long to record.",
 )
 @click.option(
-    "--host", metavar="N|all", default="0", show_default=True, help="Record this host, or all."
+    "--host",
+    type=HostNumber(),
+    metavar=HOST_METAVAR,
+    default=0,
+    show_default=True,
+    help="Record this host, or all.",
 )
 @click.option(
     "--output",
@@ -63,7 +68,7 @@ class ProfiledHost:
     help="Folder for the trace (default: profiles/JOB).",
 )
 @json_option
-def profile(job: str, seconds: float, host: str, folder: Path | None, as_json: bool) -> None:
+def profile(job: str, seconds: float, host: int | None, folder: Path | None, as_json: bool) -> None:
     """Record a `jax.profiler` trace of a running JOB and write it to a folder that TensorBoard
     reads. The job continues meanwhile.
 
@@ -94,16 +99,16 @@ def profile(job: str, seconds: float, host: str, folder: Path | None, as_json: b
     )
 
 
-def _hosts(rows: tuple[SliceRow, ...], host: str, duration: timedelta) -> Iterator[ProfiledHost]:
-    if host != ALL_HOSTS and not host.isdecimal():
-        raise BadInput(f"--host: {host!r} is neither a number nor `all`")
+def _hosts(
+    rows: tuple[SliceRow, ...], host: int | None, duration: timedelta
+) -> Iterator[ProfiledHost]:
     places = [
         (row.id, index) for row in rows for index in range(topology.find(row.accelerator).hosts)
     ]
-    if host != ALL_HOSTS and int(host) >= len(places):
+    if host is not None and host >= len(places):
         raise BadInput(f"--host: the job has hosts 0 to {len(places) - 1}, not {host}")
     for rank, (slice_id, index) in enumerate(places):
-        if host in (ALL_HOSTS, str(rank)):
+        if host in (None, rank):
             request = HostCommandRequest(
                 id=secrets.token_hex(8),
                 kind=HostCommandKind.PROFILE,

@@ -18,6 +18,7 @@ from tpufleet.views.cli.former_names import (
     DESTRUCTIVE,
     DROPPED_FLAGS,
     DROPPED_WORDS,
+    FOREIGN_NAMES,
     FORMER_NAMES,
     LISTINGS,
     QUEUED_TYPE,
@@ -135,6 +136,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
 }  # fmt: skip
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
 
+NEARNESS = 0.7  # of a word to a command that it may mean
 TITLE_WIDTH = 13  # column of section titles in `tpu --help`, with its margins
 HELP = """Run JAX jobs on Cloud TPUs to completion. `tpu demo` simulates one here."""
 EPILOG = "`tpu help CMD` explains a command; `tpu tldr CMD` shows examples of it."
@@ -146,6 +148,8 @@ class HintedUsageError(click.UsageError):
 
 class LazyGroup(click.Group):
     """A group that lists its commands without loading them."""
+
+    advice: Mapping[str, str] = {}  # by words that are no commands
 
     def __init__(
         self, *, sections: Mapping[str, Mapping[str, LazyCommand]], **attributes: object
@@ -178,10 +182,12 @@ class LazyGroup(click.Group):
             import difflib
 
             safe = [each for each in self.lazy_commands if each not in DESTRUCTIVE]
-            close = difflib.get_close_matches(name, safe, n=1)
+            close = difflib.get_close_matches(name, safe, n=1, cutoff=NEARNESS)
             path = context.command_path
             hint = f"`{path} --help` lists all commands"
-            if close:
+            if advice := self.advice.get(name):
+                hint = advice
+            elif close:
                 hint = f"did you mean `{path} {close[0]}`?"
             raise HintedUsageError(f"unknown command {name!r}; {hint}")
         return super().resolve_command(context, args)
@@ -194,6 +200,8 @@ class LazyGroup(click.Group):
 
 class RootGroup(LazyGroup):
     """`tpu`: its help fits one screen, and former names of commands lead to today's."""
+
+    advice = FOREIGN_NAMES
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         # Some former names look like options, and some expand to an option of this group.

@@ -21,6 +21,7 @@ from tpufleet.model.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, job_options, output
 from tpufleet.views.cli.former_flags import FormerRunFlags
+from tpufleet.views.cli.host_numbers import HOST_METAVAR, HostNumber
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.preferences import use_time_zone
 
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
 DETACHED = 130  # exit status after Ctrl-C, as for any interrupted program
 SIMULATED_ESTIMATE = "simulated on the server's machine, without TPUs: nothing is billed"
 
-ALL_HOSTS = "all"
 _host = click.option(
     "--host",
     "host",
-    metavar="N|all",
-    default="0",
+    type=HostNumber(),
+    metavar=HOST_METAVAR,
+    default=0,
     show_default=True,
     help="Show the output of this host, or of all.",
 )
@@ -84,7 +85,7 @@ def run(
     detach: bool,
     config_values: tuple[str, ...],
     folder: str | None,
-    host: str,
+    host: int | None,
     dry_run: bool,
     as_json: bool,
     **options: Any,
@@ -154,7 +155,7 @@ def submit(
     files: tuple[str, ...],
     settings: tuple[str, ...],
     follow: bool,
-    host: str,
+    host: int | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -198,14 +199,13 @@ def _submit(
     planned: list[PlannedJob],
     *,
     follow: bool | None,  # None: as the user has set
-    host: str,
+    host: int | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
     from tpufleet.client import snapshots
     from tpufleet.client.fleet import new_job, new_job_id
 
-    rank = _rank(host)
     limit = connection.settings().snapshot_limit
     scans = {folder: snapshots.scan(folder, limit) for folder in {job.folder for job in planned}}
     if dry_run:
@@ -230,7 +230,7 @@ def _submit(
         if not follow:
             _show_submitted(rows, as_json, accelerators)
             return
-        context.exit(follow_jobs(client, rows, as_json, accelerators, host=rank))
+        context.exit(follow_jobs(client, rows, as_json, accelerators, host=host))
 
 
 def _located(message: str, planned: list[PlannedJob]) -> str:
@@ -238,14 +238,6 @@ def _located(message: str, planned: list[PlannedJob]) -> str:
     return re.sub(
         r"^jobs\[(\d+)\]\.", lambda found: planned[int(found[1])].where, message, flags=re.MULTILINE
     )
-
-
-def _rank(host: str) -> int | None:
-    if host == ALL_HOSTS:
-        return None
-    if not host.isdecimal():
-        raise BadInput(f"--host: {host!r} is not a host; use a number such as 0, or all")
-    return int(host)
 
 
 def follow_jobs(
