@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tpufleet.provisioner.gke import pool_specs
@@ -16,7 +16,10 @@ ZONES = ("us-central1-a",)
 
 
 def settings(**overrides: Any) -> ProvisionerSettings:
-    defaults = {"zones": ZONES, "project": "p", "cluster_location": "us-central1", "cluster": "c"}
+    defaults = {
+        "zones": ZONES, "project": "p", "cluster_location": "us-central1", "cluster": "c",
+        "list_timeout": timedelta(minutes=15),
+    }  # fmt: skip
     return ProvisionerSettings(**{**defaults, **overrides})
 
 

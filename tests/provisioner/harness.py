@@ -87,7 +87,9 @@ class ProvisionerHarness:
         self, pools: NodePools | None = None, is_leader: Callable[[], bool] = lambda: True
     ) -> None:
         """As after a crash: a new provisioner without the memory of the old one."""
-        pools = pools or GkeNodePools(client(self.server.address), self.settings.parent)
+        pools = pools or GkeNodePools(
+            client(self.server.address), self.settings.parent, call_timeout=900
+        )
         self.provisioner = Provisioner(
             self,
             pools,

@@ -102,23 +102,20 @@ class MockNodePools:
 
 
 class GkeNodePools:
-    def __init__(self, client: Any, parent: str) -> None:
+    def __init__(self, client: Any, parent: str, call_timeout: float = CALL_TIMEOUT) -> None:
         """`client` is a google.cloud.container_v1.ClusterManagerClient."""
         self._client, self._parent = client, parent
+        self._options: dict[str, Any] = {"timeout": call_timeout, "retry": None}
         self._location = parent.rpartition("/clusters/")[0]
 
     def list_pools(self) -> Sequence[ObservedPool]:
         with translate_errors():
-            response = self._client.list_node_pools(
-                parent=self._parent, timeout=CALL_TIMEOUT, retry=None
-            )
+            response = self._client.list_node_pools(parent=self._parent, **self._options)
         return [_observed_pool(pool) for pool in response.node_pools]
 
     def failed_creates(self) -> Mapping[str, OperationFailure]:
         with translate_errors():
-            response = self._client.list_operations(
-                parent=self._location, timeout=CALL_TIMEOUT, retry=None
-            )
+            response = self._client.list_operations(parent=self._location, **self._options)
         separator = re.compile(
             rf"/clusters/{re.escape(self._parent.rpartition('/')[2])}/nodePools/"
         )
@@ -138,15 +135,13 @@ class GkeNodePools:
 
         pool = container_v1.NodePool.from_json(json.dumps(request))
         with translate_errors():
-            self._client.create_node_pool(
-                parent=self._parent, node_pool=pool, timeout=CALL_TIMEOUT, retry=None
-            )
+            self._client.create_node_pool(parent=self._parent, node_pool=pool, **self._options)
 
     def delete(self, name: str) -> None:
         try:
             with translate_errors():
                 self._client.delete_node_pool(
-                    name=f"{self._parent}/nodePools/{name}", timeout=CALL_TIMEOUT, retry=None
+                    name=f"{self._parent}/nodePools/{name}", **self._options
                 )
         except NotFound:
             return
@@ -159,13 +154,13 @@ class GkeNodePools:
             labels=container_v1.NodeLabels(labels=dict(labels)),
         )
         with translate_errors():
-            self._client.update_node_pool(request=request, timeout=CALL_TIMEOUT, retry=None)
+            self._client.update_node_pool(request=request, **self._options)
 
     def auto_provisioned(self) -> frozenset[str]:
         """From the limits of node auto-provisioning, whose resource types for TPUs are the values
         of the accelerator label."""
         with translate_errors():
-            cluster = self._client.get_cluster(name=self._parent, timeout=CALL_TIMEOUT, retry=None)
+            cluster = self._client.get_cluster(name=self._parent, **self._options)
         autoscaling = cluster.autoscaling
         if not autoscaling.enable_node_autoprovisioning:
             return frozenset()

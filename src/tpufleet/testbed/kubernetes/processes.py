@@ -19,7 +19,7 @@ import psutil
 from tpufleet.errors import FleetError, Temporary
 from tpufleet.testbed.kubernetes.components import Component
 
-READY_TIMEOUT = 120.0  # seconds, for one component on a busy machine
+READY_TIMEOUT = 600.0  # seconds, for one component on a busy machine
 STOP_GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 POLL_SECONDS = 0.05
 

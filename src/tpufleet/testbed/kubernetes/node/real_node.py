@@ -37,7 +37,7 @@ CNI_PACKAGE = "containernetworking-plugins"
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 CGROUPS = Path("/sys/fs/cgroup")
 MAX_SOCKET_PATH = 100  # the kernel allows 107; containerd appends to the path
-READY_TIMEOUT = 60.0  # seconds
+READY_TIMEOUT = 300.0  # seconds
 STOP_TIMEOUT = 20.0  # seconds
 
 

@@ -24,7 +24,7 @@ CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 PR_SET_PDEATHSIG = 1
 MARKER_FILE = ".made-by-tpufleet"
-SOCKET_TIMEOUT = 30.0  # seconds
+SOCKET_TIMEOUT = 120.0  # seconds
 RESTART_DELAY = 1.0  # seconds before a program that ended is restarted
 
 
