@@ -53,8 +53,8 @@ class StormyTpuVmCloud(WrappedProvider):
             project="my-project", zones=self.zones, endpoint=self.emulator.endpoint
         )
         return TpuVmProvider(
-            settings, fleet="test", folder=self._folder, clock=self.clock, deadline=30.0,
-            min_wait=20.0, monotonic=lambda: self.clock.now().timestamp(),
+            settings, fleet="test", folder=self._folder, clock=self.clock, deadline=900.0,
+            min_wait=900.0, monotonic=lambda: self.clock.now().timestamp(),
         )  # fmt: skip
 
     def restart(self) -> None:

@@ -34,8 +34,8 @@ class TpuVmCloud(WrappedProvider):
             settings,
             fleet="test",
             clock=clock,
-            deadline=30.0,
-            min_wait=20.0,
+            deadline=900.0,
+            min_wait=900.0,
             monotonic=lambda: clock.now().timestamp(),
         )
 

@@ -23,10 +23,10 @@ ZONE, OTHER_ZONE = "us-central1-a", "europe-west4-b"
 
 
 class EmulatedTpus:
-    """Long timeouts by default: the machine may be busy."""
+    """Long timeouts by default: the machine may stand still for minutes."""
 
     def __init__(
-        self, folder: Path, *, deadline: float = 30.0, patience: float = 20.0, **emulator: Any
+        self, folder: Path, *, deadline: float = 900.0, patience: float = 900.0, **emulator: Any
     ) -> None:
         self.clock = ManualClock()
         self.folder = folder / "tpu-vm"

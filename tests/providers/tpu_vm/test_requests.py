@@ -162,7 +162,7 @@ def test_slices_of_a_gang_with_other_names_are_found_by_index(world):
 
 
 def test_nodes_of_other_fleets_are_neither_listed_nor_adopted(world):
-    other = TpuVmProvider(world.settings, fleet="another-fleet", clock=world.clock)
+    other = TpuVmProvider(world.settings, fleet="another-fleet", clock=world.clock, deadline=900)
     other.request(order("a", fleet="another-fleet"))
     other.close()
     assert world.listed() == {}

@@ -315,6 +315,5 @@ class _ZoneListings:
 
     def _timeout(self, zone: str) -> float:
         usual = self._usual.get(zone)
-        if usual is None:
-            return MAX_WAIT
-        return min(max(self._min_wait, WAIT_FACTOR * usual), MAX_WAIT)
+        longest = MAX_WAIT if usual is None else min(WAIT_FACTOR * usual, MAX_WAIT)
+        return max(self._min_wait, longest)
