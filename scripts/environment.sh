@@ -1,7 +1,8 @@
-# Makes a virtual environment with everything a purpose needs. Sourced by ./tpu and ./test.
+# Makes a virtual environment with everything a purpose needs. Sourced by ./tpu and ./test, which
+# set $here to their folder.
 # Quick when nothing changed since the last time.
 
-root=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here" && pwd)
 venv="${TPUFLEET_VENV:-$root/.venv}"
 
 say() { printf '%s\n' "$*" >&2; }

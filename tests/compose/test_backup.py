@@ -7,6 +7,7 @@ import dataclasses
 import os
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from tests import postgres
 from tests.contract.test_schema_migrations import OLD_DATABASE, write_old_database
 from tests.nested_folders import make_nested
+from tests.policy.builders import make_job
 from tests.polling import wait_until
 from tests.server_process import Server
 from tests.views.cli_runner import Tpu
@@ -24,7 +26,7 @@ from tpufleet.model.api_types import NewJob
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.jobs import JobId, JobState
 from tpufleet.stores import schema_migrations
-from tpufleet.stores.base import EventQuery
+from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery
 from tpufleet.stores.open_store import open_database, open_store
 
 
@@ -237,8 +239,8 @@ def test_a_copy_is_not_served_while_the_original_runs(tmp_path):
     backup.restore(new, url_of("sqlite", new.home), file)
     with server_files.exclusive_lock(old.home):
         with pytest.raises(Conflict, match="where a server is still running"):
-            backup.require_original_stopped(new.home)
-        backup.require_original_stopped(old.home)
+            enter(backup.original_stopped(new.home))
+        enter(backup.original_stopped(old.home))
         tpu = Tpu(TPUFLEET_HOME=str(new.home))
         for command in (["serve"], ["serve", "--stop", "--all"]):
             refused = tpu(*command)
@@ -246,7 +248,36 @@ def test_a_copy_is_not_served_while_the_original_runs(tmp_path):
         other = tmp_path / "other"
         warned = Tpu(TPUFLEET_HOME=str(other))("restore", str(file))
         assert warned.exit_code == 0 and "warning: " in warned.stderr
-    backup.require_original_stopped(new.home)
+    with backup.original_stopped(new.home):
+        for folder in (old.home, other):  # neither the original nor another copy of it
+            refused = Tpu(TPUFLEET_HOME=str(folder))("serve")
+            assert refused.exit_code != 0 and "running" in refused.stderr
+
+
+def enter(context: contextlib.AbstractContextManager[None]) -> None:
+    with context:
+        pass
+
+
+def test_restored_jobs_have_their_checkpoints_in_the_new_folder(tmp_path):
+    """Not where the original server kept them, which may be gone, or closed to members."""
+    old, new = settings(tmp_path / "old"), settings(tmp_path / "new")
+    url = url_of("sqlite", old.home)
+    store = open_store(url)
+    kept = replace(make_job("own"), checkpoint=f"{old.data}/checkpoints/own")
+    bucket = replace(make_job("bucket"), checkpoint="gs://b/checkpoints/x")
+    store.commit(ChangeSet(new_jobs=[kept, bucket]))
+    store.close()
+    saved = old.data / "checkpoints" / "own" / "step-240"
+    saved.parent.mkdir(parents=True)
+    saved.write_text("240")
+    backup.create(old, url, tmp_path / "b.tar.gz", ("checkpoints",))
+    backup.restore(new, url_of("sqlite", new.home), tmp_path / "b.tar.gz")
+    store = open_store(url_of("sqlite", new.home))
+    places = {job.id: job.checkpoint for job in store.jobs(JobQuery())}
+    store.close()
+    assert places == {"own": f"{new.data}/checkpoints/own", "bucket": "gs://b/checkpoints/x"}
+    assert (Path(places["own"]) / "step-240").read_text() == "240"
 
 
 def test_a_new_server_takes_over_running_jobs_from_a_backup(tmp_path):

@@ -176,6 +176,7 @@ def test_the_default_name_comes_from_the_program(command, name):
         ("crash_loop", 0,
          "crash_loop: must be an integer from 1 to 1000000, not 0; for example 1"),
         ("grace", "none", "grace: cannot be none; for example 30s"),
+        ("grace", "100d", "grace: longer than 1h; write 1h or less"),
         ("hung_after", float("nan"), "hung_after: must be a finite duration of zero or more; "
          "write none for no limit"),
         ("tags", [f"t{n}" for n in range(101)], "tags: 101 items; at most 100"),
@@ -260,7 +261,7 @@ job_specs = st.builds(
     rule=st.sampled_from(Rule),
     retries=st.builds(Retries, failure=st.integers(0, 9), hang=st.integers(0, 9)),
     crash_loop=st.integers(1, 99),
-    grace=spans,
+    grace=st.timedeltas(timedelta(0), timedelta(hours=1)),
     hung_after=st.none() | spans,
     tags=st.lists(st.from_regex(r"[a-z0-9][a-z_.=-]{0,9}", fullmatch=True), unique=True).map(tuple),
     notes=texts,

@@ -134,7 +134,7 @@ def test_limits_of_a_job_are_positive_numbers(value):
         (BudgetPeriod.DAY, "until 2026-11-19 00:00 UTC, unless an admin"),
         (BudgetPeriod.WEEK, "until 2026-11-23 00:00 UTC, unless an admin"),
         (BudgetPeriod.MONTH, "until 2026-12-01 00:00 UTC, unless an admin"),
-        (BudgetPeriod.TOTAL, "it waits until an admin raises `budgets`"),
+        (BudgetPeriod.TOTAL, "no slices until an admin raises `budgets`"),
     ],
 )
 def test_a_job_that_waits_for_a_budget_says_until_when(period: BudgetPeriod, until: str):

@@ -43,6 +43,7 @@ def test_a_pool_is_made_changed_and_dropped_and_the_controller_hears_of_it(servi
         ({"slices_per_user": 0}, "slices_per_user"),
         ({"capacity": ()}, "capacity"),
         ({"members": ("a b",)}, "user name"),
+        ({"members": ("mell",)}, "unknown user 'mell'; did you mean mel"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )

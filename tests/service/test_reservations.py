@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from tests.service.harness import ServiceHarness
-from tpufleet.errors import Conflict
+from tpufleet.errors import BadInput, Conflict
 from tpufleet.model.api_types import NewReservation
 from tpufleet.model.pools import Pool
 from tpufleet.model.reservations import Reservation
@@ -86,6 +86,12 @@ def test_a_member_has_few_reservations_not_far_ahead(service, lab):
     assert reserve(service, "r9").id == "r9"  # sent again
     with pytest.raises(Conflict, match="at most 14 days ahead"):
         reserve(service, "r11", by="mo", after=15 * DAY)
+
+
+def test_a_time_that_has_passed_cannot_be_reserved(service, lab):
+    with pytest.raises(BadInput, match=r"starts_at: .* has passed"):
+        reserve(service, "r1", after=-HOUR)
+    assert reserve(service, "r2", after=timedelta(seconds=-5)).starts_at == service.clock.now()
 
 
 def test_a_member_cannot_make_and_release_reservations_without_end(service, lab):

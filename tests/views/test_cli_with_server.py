@@ -366,6 +366,11 @@ def test_pools_are_created_shown_and_deleted(world, admin, tpu):
     world.add_slice("slice-1", None, pool="lab")
     printed = tpu.ok("pool", "show", "lab")
     assert "1 now; 0 to 4" in printed and "slice-1  ready  local-a  idle" in printed
+    printed = admin.ok("pool", "create", "lab", "v5e-16", "--supersede", "--member", "mel")
+    assert "up to 4 × v5e-16" in printed and "changed: members, supersede" in printed
+    (changed,) = tpu.json("pool", "list")["pools"]
+    assert changed == {**created, "supersede": True, "members": ["mel"]}, "others are kept"
+    assert "nothing changed" in admin.ok("pool", "create", "lab", "v5e-16")
     assert tpu("pool", "delete", "lab", "--yes").exit_code == 1  # mel is not an admin
     assert admin("pool", "delete", "lab").exit_code == 2  # not a terminal
 

@@ -46,6 +46,16 @@ def test_a_job_is_behind_a_running_one_until_its_time_limit(world, tpu: Tpu, poo
     assert (third["position"], third["behind"]) == (2, "mel/second")
     assert second["behind_until"] == second["earliest_start"] < third["earliest_start"]
     assert "waits for ada/first until" in tpu.ok("queue")
+    explained = tpu.json("why", "third")
+    assert explained["until"] == third["earliest_start"]
+    assert any("1 job ahead" in each and "at the latest" in each for each in explained["details"])
+
+
+def test_a_job_without_the_reservation_that_it_requires_has_no_start(world, tpu: Tpu, pool):
+    submit(world, "needs", pool=pool, require_reservation=True)
+    submit(world, "next", pool=pool)
+    starts = {each["job"]["name"]: each["earliest_start"] for each in tpu.json("queue")["queue"]}
+    assert starts["needs"] is None and starts["next"] is not None
 
 
 def test_own_jobs_are_reordered_but_not_ahead_of_others(world, tpu: Tpu, admin: Tpu, pool):

@@ -10,13 +10,14 @@ import contextlib
 import hashlib
 import io
 import json
+import logging
 import os
 import shutil
 import stat
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, cast
@@ -27,7 +28,8 @@ from tpufleet.compose import server_files
 from tpufleet.config import Config
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.stores import dump, schema_migrations
-from tpufleet.stores.open_store import open_database
+from tpufleet.stores.base import ChangeSet, JobQuery
+from tpufleet.stores.open_store import open_database, open_store
 
 FORMAT = 1
 _DATABASE, _MANIFEST = "database.jsonl", "manifest.json"
@@ -39,7 +41,11 @@ _DATA_FILES = (
     "secret", "secrets.key", "secrets/**/*", "snapshots/*.tar.gz", "results/*", "faults.yaml",
     "local/.root.json", "local/*/slice.json", "tpu-vm/**/*",
 )  # fmt: skip
-OPTIONAL_FOLDERS = ("logs", "checkpoints")  # jobs write to them
+logger = logging.getLogger(__name__)
+
+_CHECKPOINTS = "checkpoints"
+_JOBS_PER_PAGE = 1_000
+OPTIONAL_FOLDERS = ("logs", _CHECKPOINTS)  # jobs write to them
 # A path has at most 4,096 bytes; the rest is left for the folder to restore into.
 MAX_NAME_BYTES = 3072
 MAX_NAMED_SKIPPED = 20
@@ -85,6 +91,12 @@ def create(
     if target.exists():
         raise Conflict(f"{target} exists; choose another name")
     require_sql(store_url)
+    database = store_url.partition("sqlite:///")[2]
+    if database and not Path(database).exists():
+        raise BadInput(
+            f"no database at {database}: no server has run in this state folder\n"
+            "  next: set TPUFLEET_HOME or --store to those of the server"
+        )
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with open(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b") as file:
@@ -139,27 +151,67 @@ def restore(
                     _extract(content, _target(settings, member.name))
         if home := manifest.get("home"):
             (settings.home / _RESTORED_FROM).write_text(home)
+        if not keep_schema:
+            _move_checkpoints(store_url, manifest, settings.data / _CHECKPOINTS)
     return _report(source, manifest)
 
 
-def require_original_stopped(home: Path) -> None:
-    """Two servers would control the same simulated slices: one could stop those of the other."""
+def _move_checkpoints(store_url: str, manifest: dict[str, Any], target: Path) -> None:
+    """Jobs resume from the folder that checkpoints are restored into, not from the original's."""
+    homes = {manifest[key] for key in ("data", "home") if key in manifest}
+    before = [f"{home}/{_CHECKPOINTS}/" for home in homes]
+    with contextlib.closing(open_store(store_url)) as store:
+        page = JobQuery(archived=None, limit=_JOBS_PER_PAGE)
+        while jobs := store.jobs(page):
+            moved = [
+                replace(job, checkpoint=f"{target}/{job.checkpoint.removeprefix(folder)}")
+                for job in jobs
+                for folder in before
+                if job.checkpoint.startswith(folder)
+            ]
+            if moved:
+                store.commit(ChangeSet(jobs=moved))
+            page = replace(page, before=jobs[-1].id)
+
+
+@contextlib.contextmanager
+def original_stopped(home: Path) -> Iterator[None]:
+    """Two servers would control the same simulated slices: one could stop those of the other. So
+    the original is not started meanwhile either."""
+    with contextlib.ExitStack() as stack:
+        original = _original(home)
+        if original is not None:
+            try:
+                stack.enter_context(_lock_of(original, home))
+            except OSError:  # of another user
+                logger.warning("cannot lock %s, from which this was restored", original)
+        yield
+
+
+def _original(home: Path) -> Path | None:
+    """The state folder that this one was restored from, if it is on this machine."""
     try:
         original = Path((home / _RESTORED_FROM).read_text())
     except FileNotFoundError:
-        return
-    if original == home.resolve() or not original.is_dir():
-        return
-    try:
-        with server_files.exclusive_lock(original):
-            return
-    except OSError:  # of another user
-        return
-    except Conflict as error:
-        raise Conflict(
-            f"{home} was restored from {original}, where a server is still running: both would "
-            f"control the same slices\n  next: TPUFLEET_HOME={original} tpu serve --stop"
-        ) from error
+        return None
+    return None if original == home.resolve() or not original.is_dir() else original
+
+
+@contextlib.contextmanager
+def _lock_of(original: Path, home: Path) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(server_files.exclusive_lock(original))
+        except Conflict as error:
+            raise _both_run(original, home) from error
+        yield
+
+
+def _both_run(original: Path, home: Path) -> Conflict:
+    return Conflict(
+        f"{home} was restored from {original}, where a server is still running, or another copy: "
+        f"both would control the same slices\n  next: TPUFLEET_HOME={original} tpu serve --stop"
+    )
 
 
 def require_sql(store_url: str) -> None:
@@ -196,6 +248,7 @@ def _write(
             "schema": schema,
             "rows": count,
             "home": str(settings.home.resolve()),
+            "data": str(settings.data),
             "skipped": len(skipped),
             "first_skipped": skipped[:MAX_NAMED_SKIPPED],
             "sha256": checksums,

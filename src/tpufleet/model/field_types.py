@@ -493,8 +493,8 @@ def _number_option(text: str) -> float | str:
         return text
 
 
-def duration(minimum: int, *, optional: bool = True) -> FieldType:
-    """`optional`: `none` is allowed, and means no limit."""
+def duration(minimum: int, *, optional: bool = True, hours: int | None = None) -> FieldType:
+    """`optional`: `none` is allowed, and means no limit. `hours`: at most so many."""
 
     def parse(errors: ParseErrors, path: str, value: Any) -> Any:
         try:
@@ -505,6 +505,8 @@ def duration(minimum: int, *, optional: bool = True) -> FieldType:
             return errors.add(path, "cannot be none; for example 30s")
         if span is not None and span.total_seconds() < minimum:
             return errors.add(path, f"shorter than {minimum}s; write {minimum}s or none")
+        if span is not None and hours is not None and span.total_seconds() > hours * 3600:
+            return errors.add(path, f"longer than {hours}h; write {hours}h or less")
         return span
 
     return FieldType(

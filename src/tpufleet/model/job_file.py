@@ -311,8 +311,9 @@ FIELDS: tuple[JobField, ...] = (
     ),
     JobField(
         name="grace",
-        type=types.duration(0, optional=False),
-        description="Time between SIGTERM and SIGKILL.",
+        # A job that ignores SIGTERM would be paid for, and hold its slices, for so long.
+        type=types.duration(0, optional=False, hours=1),
+        description="Time between SIGTERM and SIGKILL, at most 1h.",
         example="2m",
         default_text="30s",
         metavar="DURATION",

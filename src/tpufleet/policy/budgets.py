@@ -130,10 +130,10 @@ def hold_reason(job: Job, uses: Iterable[BudgetUse]) -> str:
     for use in uses:
         if use.exhausted and _covers(use, job):
             end = period_end(use.period, use.since)
-            until = f"it waits until {end:%Y-%m-%d %H:%M} UTC, unless" if end else "it waits until"
+            until = f"until {end:%Y-%m-%d %H:%M} UTC, unless" if end else "until"
             return (
-                f"{describe(use)}; {until} an admin raises `budgets` in the config file of the "
-                "server and restarts it"
+                f"{describe(use)}; no slices {until} an admin raises `budgets` in the config file "
+                "of the server and restarts it"
             )
     return ""
 

@@ -157,12 +157,22 @@ def put_pool(context: CommandContext, pool: Pool, providers: Sequence[str]) -> P
         raise BadInput("hold_after_failure: must be from 0 to 24 hours")
     if pool.idle_after.total_seconds() < 0:
         raise BadInput("idle_after: must not be negative")
-    for member in pool.members:
-        identifiers.check_user_name(member)
+    before = context.store.pool(pool.name)
+    _check_members(context, pool.members, before.members if before else ())
     pod_fields.parse_pod(pod_fields.POD.to_document(pool.pod))
     pool = replace(pool, accelerator=topology.find(pool.accelerator).name)
     _commit_pool(context, pool.name, "changed", ChangeSet(pools=[pool]))
     return pool
+
+
+def _check_members(context: CommandContext, members: Sequence[str], before: Sequence[str]) -> None:
+    """Those that are new must be users; others may have been deleted since."""
+    users = [user.name for user in context.store.users()]
+    for member in members:
+        identifiers.check_user_name(member)
+        if member not in users and member not in before:
+            near = identifiers.suggestion(member, users)
+            raise BadInput(f"members: unknown user {member!r}{near}")
 
 
 def delete_pool(context: CommandContext, name: str) -> None:

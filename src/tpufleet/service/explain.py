@@ -58,7 +58,10 @@ def _explain_waiting(
         moments.append(job.not_before)
     if ahead:
         queue = f"pool {job.spec.pool}" if job.spec.pool else short_name(job.spec.accelerator)
-        details.append(f"{count_of(ahead, 'job')} ahead in the queue for {queue}")
+        start = job_queue.latest_start(store, job, now)
+        when = f"; starts in {format_duration(start - now)} at the latest" if start else ""
+        details.append(f"{count_of(ahead, 'job')} ahead in the queue for {queue}{when}")
+        moments += [start] if start else []
     elif (turn := latest_start_in_pool(store, job)) is not None:
         details.append(
             f"next in pool {job.spec.pool}; starts in {format_duration(turn - now)} at the latest, "

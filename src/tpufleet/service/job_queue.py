@@ -15,6 +15,7 @@ from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.job_edits import JobEdit
 from tpufleet.model.jobs import Job, JobId, JobState
 from tpufleet.model.pools import Pool
+from tpufleet.model.reservations import Reservation
 from tpufleet.policy import fair_share, liveness, placement
 from tpufleet.policy.placement import Occupant
 from tpufleet.policy.queue_forecast import Forecast, QueuedDemand, forecast_queue
@@ -119,7 +120,25 @@ def _forecast(store: Store, queue: Sequence[Job], now: datetime) -> list[Forecas
     pool = store.pool(queue[0].spec.pool) if queue[0].spec.pool is not None else None
     if pool is None:
         return []
-    return _forecast_pool(store, pool, [job for job in queue if job.held_by is None], now)
+    reserved = {
+        each.owner for each in store.documents(Reservation)
+        if each.pool == pool.name and each.active(now)
+    }  # fmt: skip
+    waiting = [
+        job
+        for job in queue
+        if job.held_by is None and (not job.spec.require_reservation or job.owner in reserved)
+    ]
+    return _forecast_pool(store, pool, waiting, now)
+
+
+def latest_start(store: Store, job: Job, now: datetime) -> datetime | None:
+    """When a job of a pool starts at the latest, as far as time limits tell."""
+    if job.spec.pool is None:
+        return None
+    queue = [each for each in waiting_jobs(store) if each.spec.pool == job.spec.pool]
+    forecasts = _forecast(store, queue, now) if queue else []
+    return next((each.starts_at for each in forecasts if each.job_id == job.id), None)
 
 
 def _forecast_pool(store: Store, pool: Pool, queue: Sequence[Job], now: datetime) -> list[Forecast]:

@@ -27,6 +27,7 @@ from tpufleet.service.commands import CommandContext
 from tpufleet.stores.base import ChangeSet, Lease, Store
 
 _LEASE = "reservations"
+MAX_LATE = timedelta(minutes=5)  # of a request that took a while
 _LEASE_TTL = timedelta(seconds=30)
 _WAIT_SECONDS = 2.0
 _RETRY_SECONDS = 0.02
@@ -67,6 +68,8 @@ def reserve(context: CommandContext, new: NewReservation) -> Reservation:
         known = store.document(Reservation, new.id)
         if known is not None:
             return known
+        if new.starts_at is not None and now - new.starts_at > MAX_LATE:
+            raise BadInput(f"starts_at: {new.starts_at:%Y-%m-%d %H:%M} UTC has passed")
         _require_allowed(context, pool, reservation)
         _require_room(store, pool, reservation)
         store.update_document(Reservation, reservation.id, lambda _: reservation, fence=lock)

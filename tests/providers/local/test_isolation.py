@@ -57,7 +57,11 @@ print("done", os.getpid())
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     server = Server(tmp_path / "home")
-    server.start()
+    umask = os.umask(0o077)  # as on servers where nobody reads the files of root
+    try:
+        server.start()
+    finally:
+        os.umask(umask)
     yield server
     stop_all(server)
     server.cleanup()

@@ -27,7 +27,7 @@ from tpufleet.model.cloud_slices import CloudState
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order
-from tpufleet.providers.local import fault_plan, processes
+from tpufleet.providers.local import fault_plan, processes, slice_records
 from tpufleet.providers.local.processes import ProcessId
 from tpufleet.providers.local.provider import LocalProvider
 from tpufleet.providers.local.slice_records import SliceRecords
@@ -481,6 +481,25 @@ def test_a_process_with_a_reused_pid_is_not_mistaken_for_the_agent(root):
     finally:
         bystander.kill()
         bystander.wait()
+
+
+def test_a_slice_is_released_when_the_disk_is_full(root, monkeypatch):
+    """That is what makes room."""
+    provider = LocalProvider(root, agent=SLEEP)
+    provider.request(order())
+    provider.advance()
+
+    def full(path, data, mode=0o600):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(slice_records, "write_atomic", full)
+    provider.release(A, "local-a")
+
+    def is_gone() -> bool:
+        provider.advance()
+        return not provider.listing() and not (root / A).exists()
+
+    wait_until(is_gone)
 
 
 def test_an_agent_is_recognized_after_the_system_clock_was_set(root):

@@ -154,10 +154,12 @@ def test_a_fault_of_the_weights_is_found_by_the_plan(tmp_path, model_folder, cha
     [
         (['{"text": ""}'] * 3, "all 3 samples of .* would be skipped, mostly: no tokens"),
         (['{"other": 1}'] * 3_000, "all 600 checked samples .*no text field"),
+        (['{"text": null}'] * 3, "mostly: field 'text' is null instead of text"),
+        (['{"text": ["a"]}'] * 3, "mostly: field 'text' is of type list instead of text"),
         (['{"text": "long enough"}'] * 2, "mostly: 11 tokens, more than 4"),
         ([], "has no samples"),
     ],
-    ids=["empty", "fields", "too-long", "nothing"],
+    ids=["empty", "fields", "null", "list", "too-long", "nothing"],
 )
 def test_a_plan_that_would_skip_every_sample_fails(tmp_path, model_folder, lines, message):
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
@@ -392,6 +394,7 @@ def test_chip_counts_agree_with_the_topology_table():
         (["--chips", "v9-8"], "v5e-16"),
         (["--site", "resid_mid.1"], "resid_post"),
         (["--site", "resid_post.99"], "layers 0 to"),
+        (["--site", "resid_post.2-0"], "write the smaller number first"),
         (["--layers", "one"], "0 5 11"),
         (["--kind", "text"], "no data|skipped|samples"),
         (["--prompt-version", "none-v9"], "output-from-examples-v0"),

@@ -513,3 +513,24 @@ def test_bucketing_pads_far_less_than_padding_to_the_maximum():
 def test_the_largest_bucket_is_max_length(length, largest):
     table = batches.buckets_up_to(length)
     assert table[-1] == largest and list(table) == sorted(set(table))
+
+
+@pytest.mark.parametrize(
+    ("record", "id_field", "wanted"),
+    [
+        ({"id": "a"}, None, "a"),
+        ({"id": 0}, None, "0"),
+        ({"id": None}, None, "7"),
+        ({"task_id": "t"}, None, "t"),
+        ({"uid": "u", "id": "a"}, "uid", "u"),
+        ({"uid": None, "id": "a"}, "uid", "7"),
+    ],
+)
+def test_a_sample_without_an_id_has_its_number(record, id_field, wanted):
+    sample = sources.sample_from_record({"text": "x", **record}, 7, None, id_field)
+    assert (sample.id, sample.skip_reason) == (wanted, "")
+
+
+def test_a_field_of_ids_that_does_not_exist_is_reported():
+    sample = sources.sample_from_record({"text": "x", "id": "a"}, 7, None, "uidd")
+    assert sample.skip_reason == "no id field 'uidd'; fields: id, text"

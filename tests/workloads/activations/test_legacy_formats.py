@@ -61,6 +61,16 @@ def test_export_and_import_round_trip(tmp_path):
             )
 
 
+def test_an_export_replaces_an_earlier_one(tmp_path):
+    synthetic.extract(LocalFolder(tmp_path / "a"), synthetic.plan(samples=9))
+    for size in (1e-6, 1):
+        code, text = tpu("export", tmp_path / "a", tmp_path / "old", "--shard-gb", size)
+        assert code == 0, text
+    assert [path.name for path in (tmp_path / "old").glob("shard_*")] == ["shard_0001.pkl.gz"]
+    code, text = tpu("import", tmp_path / "old", tmp_path / "b")
+    assert code == 0 and text.startswith("9 samples")
+
+
 def test_export_pads_when_asked(tmp_path):
     folder = LocalFolder(tmp_path / "a")
     synthetic.extract(folder, synthetic.plan(samples=2))

@@ -22,6 +22,7 @@ from tpufleet.environment.terraform.stages import StageName
 from tpufleet.errors import BadInput, FleetError
 
 PROGRAMS = ("tofu", "terraform")
+LOST_PLUGIN = "request was cancelled"
 PLAN_FILE = "stage.tfplan"
 Progress = Callable[[str], None]
 
@@ -78,7 +79,7 @@ class StageRunner:
         """What apply would change, and what was changed outside. Changes nothing."""
         self._run(stage, "init", "-reconfigure")
         extra = ["-destroy"] if destroy else []
-        self._run(stage, "plan", "-lock-timeout=60s", f"-out={PLAN_FILE}", *extra)
+        self._run_again(stage, "plan", "-lock-timeout=60s", f"-out={PLAN_FILE}", *extra)
         shown = json.loads(self._run(stage, "show", "-json", PLAN_FILE, plain=True))
         return StagePlan(
             stage=stage,
@@ -138,6 +139,16 @@ class StageRunner:
                 _message(self.program, stage, args[0], done.stderr or done.stdout)
             )
         return done.stdout
+
+    def _run_again(self, stage: StageName, *args: str) -> str:
+        """What changes nothing, once more if the program lost contact with its own plugin, as on a
+        machine that stood still meanwhile."""
+        try:
+            return self._run(stage, *args)
+        except TerraformFailed as error:
+            if LOST_PLUGIN not in str(error):
+                raise
+            return self._run(stage, *args)
 
     def _stream(self, stage: StageName, *args: str) -> Generator[dict[str, Any], None, None]:
         """Events as they happen. Ctrl-C reaches the program too, which then saves its state."""

@@ -7,6 +7,7 @@ other threads and processes.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -130,7 +131,16 @@ class SliceRecords:
         return self._load(self.root / slice_id)
 
     def save(self, record: SliceRecord) -> None:
-        write_atomic(self.folder(record.id) / "slice.json", encoding.to_json(record))
+        path, content = self.folder(record.id) / "slice.json", encoding.to_json(record)
+        try:
+            write_atomic(path, content)
+        except OSError as error:
+            # In place, which takes no space: to release a slice may be what makes room.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not path.exists():
+                raise
+            with path.open("r+b") as file:
+                file.write(content)
+                file.truncate()
 
     def root_record(self, now: datetime) -> RootRecord:
         """The record of the root itself, created on first use."""

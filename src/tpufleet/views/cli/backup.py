@@ -92,7 +92,8 @@ def restore(file: Path, keep_schema: bool, store: str | None, as_json: bool) -> 
     next_step = "install the version that made it, then tpu serve" if keep_schema else "tpu serve"
     message = f"restored {_describe(report)}\n  into {settings.home}\n  next: {next_step}"
     try:
-        backups.require_original_stopped(settings.home)
+        with backups.original_stopped(settings.home):
+            pass
     except Conflict as error:
         output.print_status(f"warning: {error}")
     output.print_result(report, message, as_json)

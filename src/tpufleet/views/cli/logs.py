@@ -65,7 +65,7 @@ def logs(
             return
         pieces = client.logs(job, host=host, attempt=attempt, tail=tail)
         if as_json:
-            output.print_json({"job": job, "lines": "".join(pieces).splitlines()})
+            output.print_json({"job": job, "lines": _lines("".join(pieces))})
             return
         last = ""
         for piece in text.program_lines(pieces) if filtered else pieces:
@@ -74,6 +74,12 @@ def logs(
         click.echo("", nl=not last.endswith("\n") and bool(last))
         if not last and tail != 0:
             output.print_status(_why_empty(client.job(job), host))
+
+
+def _lines(output: str) -> list[str]:
+    """Ended by line feeds only: a progress bar has carriage returns in its line."""
+    lines = output.split("\n")
+    return lines if lines[-1] else lines[:-1]
 
 
 def _why_empty(detail: JobDetail, host: int | None) -> str:

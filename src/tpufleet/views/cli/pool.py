@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from datetime import timedelta
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from tpufleet.errors import BadInput
 from tpufleet.model import durations, pod_fields, topology
@@ -51,7 +54,9 @@ def pool() -> None:
 @output.repeatable("--member", help="User who may use it; repeatable (default: all users).")
 @click.option("--per-user", type=click.IntRange(min=1), help="Maximum slices per user.")
 @click.option(
-    "--supersede", is_flag=True, help="Jobs of higher priority take slices of lower ones."
+    "--supersede/--no-supersede",
+    default=False,
+    help="Jobs of higher priority take slices of lower ones.",
 )
 @click.option(
     "--hold-after-failure",
@@ -70,7 +75,9 @@ def pool() -> None:
     help="With gke: image, cpu, memory or service_account of the pods; repeatable.",
 )
 @json_option
+@click.pass_context
 def create(
+    context: click.Context,
     name: str,
     accelerator: str,
     provider: str,
@@ -86,13 +93,14 @@ def create(
     pod: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Create or change pool NAME of slices of TYPE. If no server is configured, one is started on
-    this machine."""
+    """Create pool NAME of slices of TYPE, or change one: options that are not given keep their
+    values. If no server is configured, one is started on this machine."""
     idle = durations.parse(idle_after)
+    both = context.get_parameter_source("largest") is not ParameterSource.DEFAULT
     errors = [
         *(f"name: {error}" for error in [label_error(name)] if error),
         *(f"--zone: {error}" for error in map(zone_error, zone) if error),
-        *(["--smallest: must not be larger than --largest"] if smallest > largest else []),
+        *(["--smallest: must not be larger than --largest"] if both and smallest > largest else []),
         *(
             ["--idle-after: must not be none; keep slices ready with --smallest"]
             if idle is None
@@ -117,13 +125,44 @@ def create(
         pod=pod_fields.parse_pod(dict(item.partition("=")[::2] for item in pod)),
     )
     with connection.connect(start=True) as client:
+        before = next((each for each in client.pools() if each.name == name), None)
+        if before is not None:
+            wanted = replace(wanted, **_kept(context, before))
+        if wanted.smallest > wanted.largest:
+            raise BadInput("--smallest: must not be larger than --largest")
         saved = client.put_pool(wanted)
+    changed = "" if before is None else _changes(before, saved)
     output.print_result(
         saved,
-        f"pool {name}: up to {largest} × {accelerator} from {provider}\n"
+        f"pool {name}: up to {saved.largest} × {accelerator} from {saved.provider}{changed}\n"
         f"  next: tpu run {accelerator} --pool {name} -- CMD",
         as_json,
     )
+
+
+FIELD_OF_OPTION = {
+    "provider": "provider", "largest": "largest", "smallest": "smallest", "zone": "zones",
+    "capacity": "capacity", "member": "members", "per_user": "slices_per_user",
+    "supersede": "supersede", "idle_after": "idle_after", "hold": "hold_after_failure",
+    "pod": "pod",
+}  # fmt: skip
+
+
+def _kept(context: click.Context, before: Pool) -> dict[str, Any]:
+    return {
+        field: getattr(before, field)
+        for option, field in FIELD_OF_OPTION.items()
+        if context.get_parameter_source(option) is ParameterSource.DEFAULT
+    }
+
+
+def _changes(before: Pool, after: Pool) -> str:
+    names = [
+        each.name
+        for each in fields(Pool)
+        if getattr(before, each.name) != getattr(after, each.name)
+    ]
+    return f"; changed: {', '.join(names)}" if names else "; nothing changed"
 
 
 @pool.command("list", epilog="\b\nExample:\n  tpu pool list\n")

@@ -66,7 +66,7 @@ def serve(
     is the leader. Simulated slices and their jobs outlive the server, and the next one takes them
     over; `tpu serve --stop --all` stops them too, and the next server runs the jobs again.
     """
-    from tpufleet.compose.backup import require_original_stopped
+    from tpufleet.compose.backup import original_stopped
 
     settings = connection.settings()
     if stop:
@@ -80,8 +80,8 @@ def serve(
         if everything:
             from tpufleet.compose.providers import stop_local_slices
 
-            require_original_stopped(settings.home)
-            slices = stop_local_slices(settings.data, STOPPED_BY_COMMAND)
+            with original_stopped(settings.home):
+                slices = stop_local_slices(settings.data, STOPPED_BY_COMMAND)
             result["slices"] = slices
             outcome += f"; stopped {text.counted(slices, 'simulated slice')}"
             if slices:
@@ -95,7 +95,6 @@ def serve(
         config.check_listen_address(listen, "--listen")
     if enable:
         config.check_providers(enable, "--enable")
-    require_original_stopped(settings.home)
     # uvicorn shuts down on SIGTERM, then raises it again: by default that would kill the process
     # before the server has cleaned up. As an exception it passes through every `finally`.
     signal.signal(signal.SIGTERM, _exit)
@@ -112,7 +111,9 @@ def serve(
         insecure_http=insecure_http or settings.insecure_http,
     )
     overridden.check_transport()
-    context.exit(run_server(overridden, embedded=embedded))
+    os.umask(0o022)  # jobs of members run as another user, and read their code and agent
+    with original_stopped(settings.home):
+        context.exit(run_server(overridden, embedded=embedded))
 
 
 def _exit(*_: object) -> None:

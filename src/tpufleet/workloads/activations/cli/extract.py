@@ -37,7 +37,13 @@ class ExtractGroup(click.Group):
         try:
             return super().invoke(context)
         except DamagedRecord as error:
-            raise click.ClickException(f"{error}; run `tpu extract repair OUT`") from error
+            raise click.ClickException(
+                f"{error}; run `tpu extract repair` with the folder of the dataset"
+            ) from error
+        except OSError as error:
+            if error.filename is None:
+                raise
+            raise click.ClickException(f"{error.filename}: {error.strerror}") from error
         except FleetError as error:
             raise click.ClickException(str(error)) from error
         except ModuleNotFoundError as error:

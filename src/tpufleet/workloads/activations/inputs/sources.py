@@ -285,8 +285,13 @@ class TableSource:
 def sample_from_record(
     record: Mapping[str, Any], index: int, text_field: str | None, id_field: str | None
 ) -> Sample:
-    id_key = next((key for key in (id_field, "id", "task_id") if key and key in record), None)
-    sample_id = str(record[id_key]) if id_key else str(index)
+    id_keys = (id_field,) if id_field else ("id", "task_id")
+    found = (record[key] for key in id_keys if record.get(key) is not None)
+    sample_id = str(next(found, index))
+    present = ", ".join(sorted(map(str, record))) or "none"
+    if id_field and id_field not in record:
+        reason = f"no id field {id_field!r}; fields: {present}"
+        return Sample(index=index, id=sample_id, skip_reason=reason)
     if text_field is None and isinstance(record.get("messages"), list):
         tools = record["tools"] if isinstance(record.get("tools"), list) else None
         return Sample(index=index, id=sample_id, messages=record["messages"], tools=tools)
@@ -295,8 +300,10 @@ def sample_from_record(
     text_key = text_field or next((key for key in ("text", "prompt") if key in record), "text")
     text = record.get(text_key)
     if not isinstance(text, str):
-        present = ", ".join(sorted(map(str, record))) or "none"
         reason = f"no text field {text_key!r}; fields: {present}"
+        if text_key in record:
+            kind = "null" if text is None else f"of type {type(text).__name__}"
+            reason = f"field {text_key!r} is {kind} instead of text"
         return Sample(index=index, id=sample_id, skip_reason=reason)
     return Sample(index=index, id=sample_id, text=text)
 

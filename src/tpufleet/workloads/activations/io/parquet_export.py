@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from tpufleet.workloads.activations.io.storage import Storage
 # Uncompressed float32 values, the sizes that the hub recommends for files and row groups.
 FILE_BYTES = 500 << 20
 ROW_GROUP_BYTES = 64 << 20
+FILE = "data/train-{number:05d}-of-{files:05d}.parquet"
+_ANY_FILE = re.compile(r"data/train-\d{5}-of-\d{5}\.parquet")
 CARD = """\
 ---
 configs:
@@ -56,7 +59,8 @@ def _matches(site: str, name: str) -> bool:
 def export_parquet(
     dataset: Dataset, target: Storage, *, sites: Sequence[str] = (), file_bytes: int = FILE_BYTES
 ) -> dict[str, Any]:
-    """Write the samples committed so far. The README is written last."""
+    """Write the samples committed so far, in place of an earlier export. The README is written
+    last."""
     names = select_sites(dataset, sites)
     rows = sum(stop - start for *_, start, stop in _blocks(dataset, 1 << 62))
     if not rows:
@@ -72,7 +76,7 @@ def export_parquet(
     tables = _tables(dataset, names, schema, max(ROW_GROUP_BYTES // row_bytes, 1))
     rest: pa.Table | None = None
     for number in range(files):
-        name = f"data/train-{number:05d}-of-{files:05d}.parquet"
+        name = FILE.format(number=number, files=files)
         draft = target.staging() / f"export-{os.getpid()}-{number}.parquet"
         left = min(per_file, rows - number * per_file)
         with pq.ParquetWriter(
@@ -89,6 +93,10 @@ def export_parquet(
                 rest = table.slice(left) if table.num_rows > left else None
                 left -= min(table.num_rows, left)
         target.upload(draft, name)
+    written = {FILE.format(number=number, files=files) for number in range(files)}
+    for stale in target.names("data/"):  # the README's pattern would match them too
+        if _ANY_FILE.fullmatch(stale) and stale not in written:
+            target.delete(stale)
     card = CARD.format(
         model=dataset.plan.model, sites=", ".join(names), rows=rows, samples=len(dataset)
     )

@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import pickle
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from tpufleet.workloads.activations.io import datasets
 from tpufleet.workloads.activations.io.storage import Storage
 from tpufleet.workloads.activations.model import sites
 
+_SHARD = re.compile(r"shard_\d{4,}\.pkl(\.gz)?")
 OVERHEAD = 1024  # bytes that the older writer counted per record besides the array
 
 ALLOWED = {
@@ -124,6 +126,10 @@ def export_shards(
             buffer, size = {}, 0
     if buffer:
         shards.append(_write(storage, len(shards) + 1, buffer, size, compress))
+    written = {shard["filename"] for shard in shards}
+    for stale in storage.names("shard_"):  # of an earlier export, which an import would read too
+        if _SHARD.fullmatch(stale) and stale not in written:
+            storage.delete(stale)
     remote = "://" in storage.url
     bucket, _, prefix = storage.url.partition("://")[2].partition("/")
     summary = {
@@ -185,11 +191,12 @@ def build_checkpoint(dataset: datasets.Dataset, worker: int = 0) -> dict[str, An
     """The older checkpoint's keys, derived from the commits. Only a report: nothing resumes from
     it."""
     done = list(dataset)
+    stored = sum(not dataset.metadata(sample).get("skipped") for sample in done)
     status: dict[str, Any] = {"status": "completed"} if dataset.complete else {}
     return {
         "worker_id": worker,
         "last_processed_sample_idx": _last_in_order(done),
-        "total_samples_processed": len(done),
+        "total_samples_processed": stored,
         "total_shards": len(dataset.commits),
         "dataset_path": dataset.plan.data.get("path", ""),
         "model_path": dataset.plan.model,

@@ -95,7 +95,9 @@ def _parse(choice: str, count: int) -> tuple[Site, Iterable[int]]:
         return site, (-1,)
     layers = list(_layers(match["layers"] or "*", count))
     wrong = [layer for layer in layers if not 0 <= layer < count]
-    if wrong or not layers:
+    if not layers:
+        raise BadInput(f"{choice!r} has no layers; write the smaller number first, such as 1-3")
+    if wrong:
         raise BadInput(f"{choice!r}: the model has layers 0 to {count - 1}")
     return site, layers
 
