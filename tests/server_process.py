@@ -17,6 +17,7 @@ import psutil
 from tests.polling import wait_until
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import FleetError
+from tpufleet.linux.cgroups import Cgroup
 from tpufleet.providers.local.processes import MARKER_VARIABLE, leftovers, root_marker
 
 T = TypeVar("T")
@@ -106,6 +107,8 @@ class Server:
             self.kill()
         for found in server_processes(self.home, self.data):
             _kill(found)
+        for group in _control_groups(root_marker(self.data / "local")):
+            Cgroup(group).remove()
 
     def log_tail(self) -> str:
         path = self.home / "server.log"
@@ -248,3 +251,13 @@ def _clean_environment(home: Path) -> dict[str, str]:
         "TPUFLEET_CONFIG": os.devnull,
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def _control_groups(marker: str) -> list[Path]:
+    """Of the slices of a state folder, below the group of whoever runs the tests."""
+    top = Path("/sys/fs/cgroup")
+    return [
+        group
+        for above in ("", "*/", "*/*/", "*/*/*/")
+        for group in top.glob(f"{above}tpufleet-{marker}-*")
+    ]

@@ -565,6 +565,7 @@ def test_commands_import_jax_only_where_a_model_runs(tmp_path, command):
 
 def test_a_run_ends_with_its_status_and_all_of_its_output(tmp_path):
     """Although the interpreter is not torn down."""
-    command = [sys.executable, "-m", "tpufleet", "extract", "run", str(tmp_path)]
+    command = [sys.executable, "-m", "tpufleet", "extract", "run", str(tmp_path / "typo")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and "has no plan.json" in done.stderr
+    assert not (tmp_path / "typo").exists()

@@ -29,7 +29,9 @@ from tpufleet.views.cli.preferences import use_time_zone
 @click.option(
     "--attempt", type=click.IntRange(min=0), help="Only this attempt (default: the latest)."
 )
-@click.option("--tail", metavar="N", type=click.IntRange(min=0), help="Only the last N lines.")
+@click.option(
+    "--tail", metavar="N", type=click.IntRange(min=0), help="Only the last N lines of each host."
+)
 @click.option("--raw", is_flag=True, help="Keep all control sequences of the output.")
 @json_option
 def logs(

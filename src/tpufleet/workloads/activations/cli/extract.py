@@ -140,9 +140,9 @@ def run(context: click.Context, out: str, **options: Any) -> None:
     from tpufleet.workloads.activations.io.storage import open_storage, translate_disk_errors
 
     storage = open_storage(out, disk=options["disk"])
+    planned, screen = plans.load(storage), None
     with translate_disk_errors(storage):
         storage.write_mode()  # finds missing disks before the model is loaded
-    planned, screen = plans.load(storage), None
     if not options["quiet"]:
         output.show_start(planned)
         screen = output.ProgressLine()
