@@ -468,7 +468,8 @@ def test_why_tells_the_next_job_of_a_full_pool_when_it_can_start_at_the_latest(s
     explanation = service.client("vic").why("next")
     assert explanation.until == service.clock.now() + timedelta(minutes=55)
     assert "next in pool lab; starts in 55 min at the latest" in explanation.details[0]
-    assert "1 job ahead in the queue for pool lab" in service.client("vic").why("after").details
+    (ahead,) = service.client("vic").why("after").details
+    assert ahead == "1 job ahead in the queue for pool lab; starts in 2 h 55 min at the latest"
     service.end_job("next", reason="done")
     service.end_job("after", reason="done")
     assert "starts in 2 h 55 min" in " ".join(service.client("vic").why("pair").details)
