@@ -287,9 +287,9 @@ def run_worker(
     "compression, batching, kernel, sums_rows",
     [
         ("none", "bucket", None, False),
-        ("none", "bucket", None, True),
-        ("zstd", "bucket", None, False),
-        ("none", "auto", "varlen", False),
+        pytest.param("none", "bucket", None, True, marks=pytest.mark.slow),
+        pytest.param("zstd", "bucket", None, False, marks=pytest.mark.slow),
+        pytest.param("none", "auto", "varlen", False, marks=pytest.mark.slow),
         ("none", "auto", "varlen", True),
     ],
 )
@@ -322,13 +322,13 @@ def test_units_that_share_batches_have_the_same_files_as_alone(
 @pytest.mark.parametrize(
     "dtype, keep, batching, kernel, mesh",
     [
-        ("bf16", "all", "bucket", None, None),
+        pytest.param("bf16", "all", "bucket", None, None, marks=pytest.mark.slow),
         ("f16", "last", "bucket", None, None),
-        ("int8", "all", "bucket", None, None),
-        ("f32", "all", "pack", None, None),
+        pytest.param("int8", "all", "bucket", None, None, marks=pytest.mark.slow),
+        pytest.param("f32", "all", "pack", None, None, marks=pytest.mark.slow),
         ("bf16", "no-special", "auto", "varlen", None),
         ("bf16", "all", "bucket", None, {"data": 2, "tensor": 2}),
-        ("bf16", "all", "auto", "varlen", {"data": 2}),
+        pytest.param("bf16", "all", "auto", "varlen", {"data": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_statistics_by_the_devices_are_those_by_the_host(
