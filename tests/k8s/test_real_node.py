@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -93,8 +94,9 @@ def mount_points() -> set[str]:
 def inside(node, *names: str) -> list[int]:
     pids = []
     for pid in supervisor.namespace_members(node.namespace_file.read_text()):
-        if psutil.Process(pid).name().startswith(names):
-            pids.append(pid)
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile
+            if psutil.Process(pid).name().startswith(names):
+                pids.append(pid)
     return pids
 
 
