@@ -153,7 +153,10 @@ def state(provider: LocalProvider, name: str = "a") -> CloudState:
 
 
 def lives(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def contents(root: Path) -> dict[str, tuple[int, bytes]]:
