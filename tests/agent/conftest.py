@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -145,7 +146,8 @@ class AgentHarness:
             self._process.kill()
             self._process.wait()
         for process in self.processes():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile
+                process.kill()
 
     # Assignments
 

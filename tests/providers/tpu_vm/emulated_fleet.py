@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -95,7 +96,8 @@ class Fleet:
             self._server.wait(900)
         except subprocess.TimeoutExpired:
             for child in psutil.Process(self._server.pid).children(recursive=True):
-                child.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile
+                    child.kill()
             self._server.kill()
             self._server.wait()
         self._log.close()
