@@ -2,7 +2,8 @@
 
 Real servers and databases: SQLite, one server on Postgres, and three. Agents send the heartbeats of
 all hosts; meanwhile jobs are submitted, listed and searched. Then the acting server is killed.
-Only the cloud is in memory, and it has no capacity left, so that submitted jobs wait.
+Only the cloud is in memory, and it has no capacity left, so that submitted jobs wait. Where there
+are four cores or more, servers and database have two to themselves, and the load has the others.
 """
 
 from __future__ import annotations
@@ -69,6 +70,17 @@ class Figures:
     lost: int = 0
     submitted: list[str] = field(default_factory=list)
     machine_load: float = 0.0
+
+
+@contextlib.contextmanager
+def on_cores(cores: set[int]) -> Iterator[None]:
+    """What is started here runs on these cores only; none: on all."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def prepare(url: str, options: argparse.Namespace) -> None:
@@ -193,10 +205,12 @@ def measure(setup: str, options: argparse.Namespace, folder: Path) -> Figures:
     with contextlib.ExitStack() as stack:
         url, database = None, None
         if setup != "sqlite":
-            url, database = stack.enter_context(databases.postgres())
+            with on_cores(options.cores):
+                url, database = stack.enter_context(databases.postgres())
         print(f"{setup}: preparing {hosts:,} hosts and {options.ended:,} ended jobs", flush=True)
         prepare(url or f"sqlite:///{folder / 'fleet.db'}", options)
-        running = stack.enter_context(started(count, url, folder))
+        with on_cores(options.cores):
+            running = stack.enter_context(started(count, url, folder))
         print(f"{setup}: {count} server(s); agents connect within {spread:.0f} s", flush=True)
         agents = stack.enter_context(load(running, url, options, spread))
         time.sleep(spread)
@@ -225,7 +239,8 @@ def measure(setup: str, options: argparse.Namespace, folder: Path) -> Figures:
             figures.reconnects += result["reconnects"]
             figures.errors += result["first_errors"]
         figures.per_second = len(figures.heartbeats) / options.seconds
-        fail_over(running, url, figures)
+        with on_cores(options.cores):
+            fail_over(running, url, figures)
         with contextlib.closing(open_store(url or f"sqlite:///{folder / 'fleet.db'}")) as store:
             known = {job.id: job for job in store.live().jobs}
             still = sum(job.state == "running" for job in known.values())
@@ -282,6 +297,10 @@ def measures(setup: str, figures: Figures, options: argparse.Namespace) -> list[
     return [Measure(**{**vars(row), "name": f"{setup}: {row.name}"}) for row in rows]
 
 
+def core_numbers(text: str) -> set[int]:
+    return {int(number) for number in text.split(",")}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=10_000, help="running, with 8 hosts each")
@@ -296,7 +315,15 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.1, help="between two calls of a user")
     parser.add_argument("--setups", default=",".join(SETUPS), help="default: %(default)s")
     parser.add_argument("--load-processes", type=int, default=4)
+    parser.add_argument(
+        "--cores", type=core_numbers, help="of servers and database: 0,1; default: see above"
+    )
+    parser.add_argument("--load-cores", type=core_numbers, help="of the load; default: all others")
     options = parser.parse_args()
+    every = os.sched_getaffinity(0)
+    if options.cores is None:
+        options.cores = set(sorted(every)[:2]) if len(every) >= 4 else set()
+    os.sched_setaffinity(0, options.load_cores or every - options.cores)
     rows: list[Measure] = []
     for setup in options.setups.split(","):
         assert setup in SETUPS, f"unknown setup {setup!r}; known: {', '.join(SETUPS)}"

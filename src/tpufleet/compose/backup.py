@@ -31,6 +31,8 @@ from tpufleet.stores import dump, schema_migrations
 from tpufleet.stores.base import ChangeSet, JobQuery
 from tpufleet.stores.open_store import open_database, open_store
 
+logger = logging.getLogger(__name__)
+
 FORMAT = 1
 _DATABASE, _MANIFEST = "database.jsonl", "manifest.json"
 _RESTORED_FROM = "restored-from"  # in a restored state folder: the path of the original
@@ -41,8 +43,6 @@ _DATA_FILES = (
     "secret", "secrets.key", "secrets/**/*", "snapshots/*.tar.gz", "results/*", "faults.yaml",
     "local/.root.json", "local/*/slice.json", "tpu-vm/**/*",
 )  # fmt: skip
-logger = logging.getLogger(__name__)
-
 _CHECKPOINTS = "checkpoints"
 _JOBS_PER_PAGE = 1_000
 OPTIONAL_FOLDERS = ("logs", _CHECKPOINTS)  # jobs write to them
@@ -178,13 +178,19 @@ def _move_checkpoints(store_url: str, manifest: dict[str, Any], target: Path) ->
 def original_stopped(home: Path) -> Iterator[None]:
     """Two servers would control the same simulated slices: one could stop those of the other. So
     the original is not started meanwhile either."""
+    original = _original(home)
     with contextlib.ExitStack() as stack:
-        original = _original(home)
         if original is not None:
             try:
-                stack.enter_context(_lock_of(original, home))
+                stack.enter_context(server_files.exclusive_lock(original))
             except OSError:  # of another user
                 logger.warning("cannot lock %s, from which this was restored", original)
+            except Conflict as error:
+                raise Conflict(
+                    f"{home} was restored from {original}, where a server is still running, or "
+                    "another copy: both would control the same slices\n"
+                    f"  next: TPUFLEET_HOME={original} tpu serve --stop"
+                ) from error
         yield
 
 
@@ -195,23 +201,6 @@ def _original(home: Path) -> Path | None:
     except FileNotFoundError:
         return None
     return None if original == home.resolve() or not original.is_dir() else original
-
-
-@contextlib.contextmanager
-def _lock_of(original: Path, home: Path) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(server_files.exclusive_lock(original))
-        except Conflict as error:
-            raise _both_run(original, home) from error
-        yield
-
-
-def _both_run(original: Path, home: Path) -> Conflict:
-    return Conflict(
-        f"{home} was restored from {original}, where a server is still running, or another copy: "
-        f"both would control the same slices\n  next: TPUFLEET_HOME={original} tpu serve --stop"
-    )
 
 
 def require_sql(store_url: str) -> None:

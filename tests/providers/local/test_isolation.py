@@ -57,7 +57,7 @@ print("done", os.getpid())
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     server = Server(tmp_path / "home")
-    umask = os.umask(0o077)  # as on servers where nobody reads the files of root
+    umask = os.umask(0o077)  # hardened servers keep new files of root private
     try:
         server.start()
     finally:

@@ -19,7 +19,7 @@ from tpufleet.views.cli.host_commands import (
     unanswered_hosts,
     wait_for_results,
 )
-from tpufleet.views.cli.host_numbers import HOST_METAVAR, HostNumber
+from tpufleet.views.cli.host_numbers import host_option
 from tpufleet.views.cli.output import json_option
 
 
@@ -31,9 +31,7 @@ from tpufleet.views.cli.output import json_option
 )
 @click.argument("target", metavar="JOB|SLICE")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option(
-    "--host", type=HostNumber(), metavar=HOST_METAVAR, help="Only this host (default: all)."
-)
+@host_option("Only this host (default: all).")
 @click.option("--timeout", default="1m", show_default=True, help="Kill the command after this.")
 @json_option
 def exec_(

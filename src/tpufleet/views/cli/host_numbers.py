@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 ALL_HOSTS = "all"
-HOST_METAVAR = "N|all"
 
 
-class HostNumber(click.ParamType):
-    """The number of a host; None for all of them."""
+def host_option(help_text: str, default: int | None = None) -> Callable[[Any], Any]:
+    """`--host`; None for all hosts."""
+    return click.option(
+        "--host",
+        type=_HostNumber(),
+        metavar=_HostNumber.name,
+        default=default,
+        show_default=default is not None,
+        help=help_text,
+    )
 
-    name = HOST_METAVAR
+
+class _HostNumber(click.ParamType):
+    name = f"N|{ALL_HOSTS}"
 
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None

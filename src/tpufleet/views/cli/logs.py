@@ -9,7 +9,7 @@ from tpufleet.model.api_types import JobDetail
 from tpufleet.model.events import Event
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.host_numbers import HOST_METAVAR, HostNumber
+from tpufleet.views.cli.host_numbers import host_option
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.preferences import use_time_zone
 
@@ -20,12 +20,7 @@ from tpufleet.views.cli.preferences import use_time_zone
 )
 @click.argument("job")
 @click.option("--follow", "-f", is_flag=True, help="Follow until the job has ended.")
-@click.option(
-    "--host",
-    type=HostNumber(),
-    metavar=HOST_METAVAR,
-    help="Only this host (default: all, prefixed).",
-)
+@host_option("Only this host (default: all, prefixed).")
 @click.option(
     "--attempt", type=click.IntRange(min=0), help="Only this attempt (default: the latest)."
 )

@@ -96,11 +96,15 @@ def create(
     """Create pool NAME of slices of TYPE, or change one: options that are not given keep their
     values. If no server is configured, one is started on this machine."""
     idle = durations.parse(idle_after)
-    both = context.get_parameter_source("largest") is not ParameterSource.DEFAULT
+    largest_given = context.get_parameter_source("largest") is not ParameterSource.DEFAULT
     errors = [
         *(f"name: {error}" for error in [label_error(name)] if error),
         *(f"--zone: {error}" for error in map(zone_error, zone) if error),
-        *(["--smallest: must not be larger than --largest"] if both and smallest > largest else []),
+        *(
+            ["--smallest: must not be larger than --largest"]
+            if largest_given and smallest > largest
+            else []
+        ),
         *(
             ["--idle-after: must not be none; keep slices ready with --smallest"]
             if idle is None

@@ -19,7 +19,7 @@ from tpufleet.model.host_commands import MAX_PROFILE, HostCommandKind, HostComma
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.host_commands import HEARTBEAT_ALLOWANCE, find_slices, wait_for_results
-from tpufleet.views.cli.host_numbers import HOST_METAVAR, HostNumber
+from tpufleet.views.cli.host_numbers import host_option
 from tpufleet.views.cli.output import json_option
 
 if TYPE_CHECKING:
@@ -52,14 +52,7 @@ class ProfiledHost:
     show_default=True,
     help="How long to record.",
 )
-@click.option(
-    "--host",
-    type=HostNumber(),
-    metavar=HOST_METAVAR,
-    default=0,
-    show_default=True,
-    help="Record this host, or all.",
-)
+@host_option("Record this host, or all.", default=0)
 @click.option(
     "--output",
     "-o",

@@ -21,7 +21,7 @@ from tpufleet.model.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, job_options, output
 from tpufleet.views.cli.former_flags import FormerRunFlags
-from tpufleet.views.cli.host_numbers import HOST_METAVAR, HostNumber
+from tpufleet.views.cli.host_numbers import host_option
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.preferences import use_time_zone
 
@@ -32,15 +32,7 @@ if TYPE_CHECKING:
 DETACHED = 130  # exit status after Ctrl-C, as for any interrupted program
 SIMULATED_ESTIMATE = "simulated on the server's machine, without TPUs: nothing is billed"
 
-_host = click.option(
-    "--host",
-    "host",
-    type=HostNumber(),
-    metavar=HOST_METAVAR,
-    default=0,
-    show_default=True,
-    help="Show the output of this host, or of all.",
-)
+_host = host_option("Show the output of this host, or of all.", default=0)
 _dry_run = click.option("--dry-run", is_flag=True, help="Validate without submitting.")
 
 
