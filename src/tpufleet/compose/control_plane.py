@@ -51,7 +51,7 @@ ADMIN_TOKEN_NOTE = "from admin_token_file"
 LOCAL_BOOT_TIMEOUT = timedelta(minutes=2)
 # The controller computes while the API responds: switch threads more often than Python's 5 ms. Each
 # system call of the API may wait this long.
-SWITCH_INTERVAL_SECONDS = 0.0002
+SWITCH_INTERVAL_SECONDS = 0.0001
 
 
 def serve(settings: Config, *, embedded: bool) -> int:

@@ -32,6 +32,7 @@ class HostSilence:
         self._checked_at = clock.uptime()
         self._lost: dict[SliceId, tuple[timedelta, int]] = {}  # when, and how many hosts
         self._warned_at: timedelta | None = None
+        self.hosts = 0  # of all slices that are up, at the last check
 
     def tick_started(self) -> datetime:
         """Returns since when hosts could report without a gap."""
@@ -56,7 +57,7 @@ class HostSilence:
             return []
         self._checked_at = uptime
         by_slice = working_set.hosts_by_slice()
-        hosts = sum(by_slice.values())
+        hosts = self.hosts = sum(by_slice.values())
         margin = liveness.watched_after(hosts)
         # A report from the future is as suspect as an old one: a clock was set back.
         old_reports = self._store.liveness_outside(now - margin, now + margin)

@@ -17,6 +17,7 @@ from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.pools import Pool
 from tpufleet.model.reservations import Reservation
 from tpufleet.model.slices import SliceState
+from tpufleet.policy import liveness
 from tpufleet.stores.base import ChangeSet, Store
 
 HANG_CHECK_INTERVAL = timedelta(seconds=30)
@@ -118,13 +119,14 @@ class Observer:
 
     def _jobs_to_check(self, now: datetime) -> set[JobId]:
         """Each job once in an interval, a part of them in each tick: all at once would keep the API
-        of a large fleet waiting."""
+        of a large fleet waiting. Its hosts report progress no more often than this."""
         passed = now - self._hangs_checked_at
         if passed < MIN_HANG_CHECK_INTERVAL:
             return set()
         self._hangs_checked_at = now
         jobs = self._working_set.jobs
-        count = min(len(jobs), math.ceil(len(jobs) * (passed / HANG_CHECK_INTERVAL)))
+        interval = max(HANG_CHECK_INTERVAL, liveness.heartbeat_interval(self._silence.hosts))
+        count = min(len(jobs), math.ceil(len(jobs) * (passed / interval)))
         chosen: set[JobId] = set()
         while len(chosen) < count:
             if not self._unchecked:

@@ -26,10 +26,10 @@ _BUSY_TIMEOUT = 30.0
 # cut may lose the last commits but never part of one.
 _SYNC_AT_COMMIT = "PRAGMA synchronous = FULL"
 _SYNC_LATER = "PRAGMA synchronous = NORMAL"
-# Seconds between two checkpoints by background writes: a fleet has some every second.
-CHECKPOINT_INTERVAL = 1.0
+# Seconds between two checkpoints by background writes: commits wait for the disk meanwhile.
+CHECKPOINT_INTERVAL = 4.0
 # Of 4 KiB. A server without them checkpoints when its log has this many.
-_MAX_LOG_PAGES = 4_000
+_MAX_LOG_PAGES = 10_000
 # Prefixes: extended names such as SQLITE_BUSY_SNAPSHOT count too.
 _TEMPORARY_ERRORS = (
     "SQLITE_BUSY",
@@ -65,7 +65,7 @@ def open_sqlite(path: Path) -> SqlStore:
 class SqliteDatabase:
     text_type = "TEXT"
     integer_type = "INTEGER"
-    background_batch = 200  # a few milliseconds
+    background_batch = 50  # two milliseconds
     clustered = "WITHOUT ROWID"
     for_update = ""  # there is only one writer
     columns = (
