@@ -17,6 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "clocks": set(),
     "backoff": {"clocks"},
     "deep_folders": set(),
+    "disk_space": set(),
     "linux": set(),
     "model": {"errors"},
     "policy": {"model", "backoff"},
@@ -24,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "workloads": {"runtime", "errors", "backoff"},
     "demo": {"runtime"},
     "bridges": {"client", "model", "config", "clocks", "backoff", "errors", "kubernetes.probes"},
-    "stores": {"model", "errors", "backoff"},
+    "stores": {"model", "errors", "backoff", "disk_space"},
     "providers": {
         "model", "errors", "clocks", "backoff", "kubernetes", "linux", "deep_folders",
     },
@@ -39,7 +40,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "controller": {
         "policy", "model", "clocks", "backoff", "errors", "stores.base", "providers.base",
     },
-    "service": {"policy", "model", "errors", "clocks", "stores.base", "deep_folders"},
+    "service": {
+        "policy", "model", "errors", "clocks", "stores.base", "deep_folders", "disk_space",
+    },
     "config": {"errors", "model"},
     "views": {
         "client", "model", "config", "errors", "backoff", "policy.retry_rules",

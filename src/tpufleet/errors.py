@@ -60,6 +60,10 @@ class StorageUnusable(Unreachable):
     operator has to act."""
 
 
+class StorageReadOnly(StorageUnusable):
+    """The database of the control plane is read-only."""
+
+
 class ProviderError(FleetError):
     """A provider rejected a request, or failed."""
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.chaos.small_disk import SmallDisk
@@ -36,6 +37,11 @@ def server(disk: SmallDisk) -> Iterator[Server]:
     server.cleanup()
 
 
+def readiness(server: Server) -> tuple[int, str]:
+    answer = httpx.get(f"{server.url}/readyz", trust_env=False)
+    return answer.status_code, answer.text
+
+
 def test_a_full_disk_refuses_work_with_the_reason_and_recovers(server, disk):
     content = bytes(300_000)
     digest = hashlib.sha256(content).hexdigest()
@@ -51,8 +57,11 @@ def test_a_full_disk_refuses_work_with_the_reason_and_recovers(server, disk):
                 request()
             assert "next: free space" in str(refused.value), name
         assert client.jobs().jobs == ()  # reading works
+        wait_until(lambda: readiness(server)[0] == 503, describe=server.log_tail)
+        assert "next: free space on" in readiness(server)[1]
         errors = [entry.message for entry in client.status().errors]
         assert any("full" in error or "No space" in error for error in errors), errors
         disk.free([server.pid])
+        wait_until(lambda: readiness(server) == (200, "ok\n"), describe=server.log_tail)
         client.submit([NewJob(id=JobId("one"), spec=SPEC)])
         wait_until(lambda: client.job("one").job.ended, describe=server.log_tail)

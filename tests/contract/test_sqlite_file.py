@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract import store_builders as a
-from tpufleet.errors import FleetError, Unreachable
+from tpufleet.errors import FleetError, StorageFull, Unreachable
 from tpufleet.stores.base import ChangeSet, JobQuery
 from tpufleet.stores.open_store import open_store
 
@@ -87,3 +87,24 @@ def test_a_damaged_database_says_so(tmp_path):
     with pytest.raises(FleetError, match=r"(?s)is damaged.*tpu restore"):
         store = open_store(f"sqlite:///{path}")
         store.jobs(JobQuery())
+
+
+def write_beyond_the_largest_size(session) -> None:
+    session.run("PRAGMA max_page_count = 1")  # fails as on a full disk
+    try:
+        session.run("CREATE TABLE more (value TEXT)")
+    finally:
+        session.run("PRAGMA max_page_count = 1000000000")
+
+
+def test_the_last_write_says_whether_anything_can_be_recorded(tmp_path):
+    store = open_store(f"sqlite:///{tmp_path / 'fleet.db'}")
+    assert store.write_error() is None
+    with pytest.raises(StorageFull):
+        store._database.write(write_beyond_the_largest_size)
+    assert isinstance(store.write_error(), StorageFull)
+    assert store.jobs(JobQuery()) == []
+    assert isinstance(store.write_error(), StorageFull)  # reading proves nothing
+    store.put_user(a.user())
+    assert store.write_error() is None
+    store.close()

@@ -93,11 +93,20 @@ DISK_FULL = (
     "  next: free space on that disk, then retry; `tpu status` shows the server's errors"
 )
 
+READ_ONLY = (
+    "the server's database is read-only, so the request was not accepted\n"
+    "  next: make its file and the file system writable again, then retry; `tpu status` shows the "
+    "server's errors"
+)
 UNUSABLE = (
     "the server cannot write its database, so the request was not accepted\n"
     "  next: an admin finds the reason with `tpu status`, or in the server's log"
 )
-_STORAGE = ((errors.StorageFull, DISK_FULL), (errors.StorageUnusable, UNUSABLE))
+_STORAGE = (
+    (errors.StorageFull, DISK_FULL),
+    (errors.StorageReadOnly, READ_ONLY),
+    (errors.StorageUnusable, UNUSABLE),
+)
 
 
 def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) -> Starlette:
@@ -180,7 +189,7 @@ class AuthMiddleware:
         self._app = app
         self._deps = deps
         self._limiter = limiter
-        self._probes = probes.Probes(deps.store, deps.clock)
+        self._probes = probes.Probes(deps.store, deps.clock, deps.state)
         self._pages = pages
         self._links = links
         agents = "|".join(

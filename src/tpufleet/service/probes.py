@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from pathlib import Path
 
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse, Response
 
+from tpufleet import disk_space
 from tpufleet.clocks import Clock
-from tpufleet.errors import FleetError
+from tpufleet.errors import FleetError, StorageFull, StorageReadOnly, StorageUnusable
 from tpufleet.model.server_status import CONTROLLER_REPORT
 from tpufleet.stores.base import Store
 
@@ -18,31 +20,57 @@ logger = logging.getLogger(__name__)
 PATHS = frozenset({"/healthz", "/readyz"})
 # The database is asked this often at the most, whoever probes.
 CHECK_INTERVAL = timedelta(seconds=2)
+READY = ""
+NO_ANSWER = "the database does not respond"
+# They name no file: anyone may ask. The log does.
+DISK_FULL = (
+    "the server's disk is full: submissions and ends of jobs are not recorded\n"
+    "  next: free space on the disk of its state folder and database; it then continues"
+)
+READ_ONLY = (
+    "the server's database is read-only: submissions and ends of jobs are not recorded\n"
+    "  next: make its file and the file system writable again; it then continues"
+)
+UNUSABLE = (
+    "the server cannot write its database: submissions and ends of jobs are not recorded\n"
+    "  next: an admin finds the reason with `tpu status`, or in the server's log"
+)
+_STORAGE = ((StorageFull, DISK_FULL), (StorageReadOnly, READ_ONLY), (StorageUnusable, UNUSABLE))
 
 
 class Probes:
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, state: Path) -> None:
         self._store = store
         self._clock = clock
-        self._checked: tuple[timedelta, bool] | None = None
+        self._state = state
+        self._checked_at: timedelta | None = None
+        self._problem = READY
 
     async def respond(self, path: str) -> Response:
-        """Healthy: this process responds. Ready: its database responds too."""
-        if path == "/healthz" or await self._database_responds():
+        """Healthy: this process responds. Ready: it can read and write its database too."""
+        if path == "/healthz":
             return PlainTextResponse("ok\n")
-        return PlainTextResponse("the database does not respond\n", status_code=503)
-
-    async def _database_responds(self) -> bool:
         now = self._clock.uptime()
-        if self._checked is None or now - self._checked[0] >= CHECK_INTERVAL:
-            self._checked = (now, self._checked is None or self._checked[1])  # others need not ask
-            self._checked = (now, await run_in_threadpool(self._ask))
-        return self._checked[1]
+        if self._checked_at is None or now - self._checked_at >= CHECK_INTERVAL:
+            self._checked_at = now  # others need not ask
+            self._problem = await run_in_threadpool(self._find_problem)
+        if self._problem == READY:
+            return PlainTextResponse("ok\n")
+        return PlainTextResponse(f"{self._problem}\n", status_code=503)
 
-    def _ask(self) -> bool:
+    def _find_problem(self) -> str:
         try:
             self._store.metadata(CONTROLLER_REPORT)
-        except FleetError as error:
-            logger.warning("not ready: %s", error)
-            return False
-        return True
+            error, otherwise = self._write_error(), UNUSABLE
+        except FleetError as unread:
+            error, otherwise = unread, NO_ANSWER
+        if error is None:
+            return READY
+        logger.warning("not ready: %s", error)
+        return next((text for kind, text in _STORAGE if isinstance(error, kind)), otherwise)
+
+    def _write_error(self) -> FleetError | None:
+        error = self._store.write_error()
+        if error is None and disk_space.is_full(self._state):
+            return StorageFull(f"no space left on the disk of {self._state}")
+        return error

@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from enum import Enum, StrEnum
 from typing import Protocol, TypeVar
 
+from tpufleet.errors import Unreachable
 from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.audit import AuditEntry
 from tpufleet.model.events import Event
@@ -444,6 +445,11 @@ class Store(Protocol):
     def metadata(self, name: str) -> str | None: ...
     def put_metadata(self, name: str, value: str, *, replace: bool = True) -> None:
         """Without `replace`, only if there is none of that name."""
+        ...
+
+    def write_error(self) -> Unreachable | None:
+        """Why nothing can be recorded: the error of the last write, or a full disk; None: it can.
+        Nothing is written to find out."""
         ...
 
     def close(self) -> None: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from tpufleet.errors import Unreachable
 from tpufleet.stores.base import StoreChange, Subscription
 
 T = TypeVar("T")
@@ -56,6 +57,10 @@ class Database(Protocol):
     def write(self, work: Callable[[DatabaseSession], T], *, durable: bool = True) -> T:
         """One transaction, rolled back when the work raises. Once it returns, a power cut cannot
         undo it, unless `durable` is False: for what is soon written again."""
+        ...
+
+    def write_error(self) -> Unreachable | None:
+        """See `Store.write_error`."""
         ...
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+from tpufleet.errors import Unreachable
 from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.audit import AuditEntry
 from tpufleet.model.events import Event
@@ -640,6 +641,9 @@ class MemoryStore:
         with self._lock:
             if replace or name not in self._metadata:
                 self._metadata[name] = value
+
+    def write_error(self) -> Unreachable | None:
+        return None
 
     def close(self) -> None:
         """Nothing to close: the object may be shared."""

@@ -134,6 +134,10 @@ class PostgresDatabase:
         begin = "BEGIN" if durable else "BEGIN; SET LOCAL synchronous_commit = off"
         return self._with_retry(lambda connection: self._transact(connection, begin, work))
 
+    def write_error(self) -> Unreachable | None:
+        """Whether it can be reached is known from reading."""
+        return None
+
     def word_query(self, grams: Sequence[str]) -> str:
         return "\n".join(grams)
 

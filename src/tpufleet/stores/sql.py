@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TypeVar
 
+from tpufleet.errors import Unreachable
 from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.audit import AuditEntry
 from tpufleet.model.events import Event
@@ -604,6 +605,9 @@ class SqlStore:
         else:
             statement = "INSERT INTO facts (name, value) VALUES (?, ?) ON CONFLICT DO NOTHING"
         self._write(statement, name, value)
+
+    def write_error(self) -> Unreachable | None:
+        return self._database.write_error()
 
     # Objects.
 

@@ -13,7 +13,14 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from tpufleet.errors import FleetError, StorageFull, StorageUnusable, Unreachable
+from tpufleet import disk_space
+from tpufleet.errors import (
+    FleetError,
+    StorageFull,
+    StorageReadOnly,
+    StorageUnusable,
+    Unreachable,
+)
 from tpufleet.stores.base import StoreChange, Subscription
 from tpufleet.stores.database import DatabaseSession, NoNotifications, Row
 from tpufleet.stores.sql import SqlStore
@@ -38,12 +45,15 @@ _TEMPORARY_ERRORS = (
     "SQLITE_IOERR",
     "SQLITE_CANTOPEN",
 )
-_UNUSABLE_ERRORS = {
-    "SQLITE_READONLY": (
-        "is read-only\n  next: make the file system writable again; the server then continues"
-    ),
-    "SQLITE_CORRUPT": "is damaged\n  next: stop the server and restore a backup with `tpu restore`",
-    "SQLITE_NOTADB": "is damaged\n  next: stop the server and restore a backup with `tpu restore`",
+_READ_ONLY = (
+    "is read-only\n"
+    "  next: make its file and the file system writable again; the server then continues"
+)
+_DAMAGED = "is damaged\n  next: stop the server and restore a backup with `tpu restore`"
+_UNUSABLE_ERRORS: dict[str, tuple[type[StorageUnusable], str]] = {
+    "SQLITE_READONLY": (StorageReadOnly, _READ_ONLY),
+    "SQLITE_CORRUPT": (StorageUnusable, _DAMAGED),
+    "SQLITE_NOTADB": (StorageUnusable, _DAMAGED),
 }
 
 
@@ -105,6 +115,7 @@ class SqliteDatabase:
         self._idle: list[sqlite3.Connection] = []
         self._closed = False
         self._has_log = False
+        self._write_error: Unreachable | None = None
         # Threads queue here in order; SQLite's own lock makes waiters sleep and poll.
         self._write_lock = _FairLock()
         self._checkpointed_at = time.monotonic()
@@ -130,11 +141,21 @@ class SqliteDatabase:
             finally:
                 connection.execute(_SYNC_AT_COMMIT)
 
-        with self._write_lock:
-            result = self._with_connection(use, written=True)
+        try:
+            with self._write_lock:
+                result = self._with_connection(use, written=True)
+        except Unreachable as error:
+            self._write_error = error
+            raise
+        self._write_error = None
         if not durable:
             self._checkpoint()
         return result
+
+    def write_error(self) -> Unreachable | None:
+        if self._write_error is None and disk_space.is_full(self._path.parent):
+            return StorageFull(f"database {self._path}: no space left on its disk")
+        return self._write_error
 
     def _checkpoint(self) -> None:
         """Move what was committed from the log to the database, while others write. Otherwise a
@@ -182,9 +203,9 @@ class SqliteDatabase:
                 self._release(connection)
         except sqlite3.DatabaseError as error:
             name = getattr(error, "sqlite_errorname", "")
-            for prefix, problem in _UNUSABLE_ERRORS.items():
+            for prefix, (kind, problem) in _UNUSABLE_ERRORS.items():
                 if name.startswith(prefix):
-                    raise StorageUnusable(f"database {self._path} {problem}: {error}") from error
+                    raise kind(f"database {self._path} {problem}: {error}") from error
             if name == "SQLITE_FULL":
                 raise StorageFull(f"database {self._path}: {error}") from error
             if name.startswith(_TEMPORARY_ERRORS):
