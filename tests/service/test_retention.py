@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
@@ -260,6 +263,44 @@ def test_a_job_that_is_purged_twice_has_one_event(service):
         service.client("mel").purge(PurgeRequest(jobs=("one",)))
     event_states = [event.state for event in service.client("mel").events("one").events]
     assert event_states.count("purged") == 1
+
+
+def test_a_second_purge_reports_only_what_was_left(service):
+    for name in ("one", "two"):
+        leave(service, name)
+    client = service.client("mel")
+    request = PurgeRequest(jobs=("one",))
+    assert client.purge(request).size == 6
+    for again in (replace(request, dry_run=True), request):
+        assert client.purge(again).jobs == ()
+    report = client.purge(PurgeRequest(jobs=("one", "two")))
+    assert [row.id for row in report.jobs] == ["two"]
+    report = client.purge(PurgeRequest(jobs=("one",), checkpoints=True))
+    assert [row.id for row in report.jobs] == ["one"] and report.size == 3
+    assert client.purge(PurgeRequest(jobs=("one",), checkpoints=True)).jobs == ()
+
+
+def test_one_of_two_purges_at_a_time_reports_the_deletion(service, monkeypatch):
+    leave(service, "one")
+    began, may_end, rmdir = threading.Event(), threading.Event(), os.rmdir
+
+    def rmdir_slowly(path, *, dir_fd=None):
+        began.set()
+        may_end.wait(60)
+        rmdir(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", rmdir_slowly)
+    request = PurgeRequest(jobs=("one",))
+    first, second = service.client("mel"), service.client("mel")
+    with ThreadPoolExecutor(1) as threads:
+        deletion = threads.submit(first.purge, request)
+        assert began.wait(60)
+        try:
+            assert second.purge(request).jobs == ()
+        finally:
+            may_end.set()
+        assert deletion.result(60).size == 6
+    assert left(service, "one") == {"checkpoints"}
 
 
 def test_files_that_a_crash_left_behind_can_be_deleted(service):

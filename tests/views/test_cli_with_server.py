@@ -18,12 +18,14 @@ from tests.polling import wait_until
 from tests.views.job_scenarios import end_job, record_event, start_job
 from tpufleet.client import snapshots
 from tpufleet.model import encoding
+from tpufleet.model.api_types import PurgeRequest
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.host_commands import HostCommandResult
 from tpufleet.model.hosts import Phase, Progress
 from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
 from tpufleet.stores.base import ChangeSet, JobQuery
+from tpufleet.views.cli import output
 
 
 def only_job(world):
@@ -473,6 +475,32 @@ def test_purge_lists_files_and_checkpoints_apart_and_asks(world, tpu):
     world.end_job(two, JobState.SUCCEEDED)
     [row] = tpu.json("purge", two)["jobs"]
     assert (row["id"], row["state"]) == (two, "succeeded")
+
+
+def test_purging_a_job_again_says_that_nothing_is_left(world, tpu):
+    world.submit("one")
+    world.end_job("one")
+    assert "deleted: logs and results of 1 job" in tpu.ok("purge", "one", "--yes")
+    again = tpu("purge", "one", "--yes")
+    assert (again.exit_code, again.stdout) == (0, "")
+    assert again.stderr == "no logs, results or code of one are left to delete\n"
+    assert "no files of one are left" in tpu("purge", "one", "--checkpoints", "--yes").stderr
+    assert tpu.json("purge", "one")["jobs"] == []
+
+
+def test_a_job_that_another_command_purges_meanwhile_is_not_reported_as_deleted(
+    world, tpu, monkeypatch
+):
+    world.submit("one")
+    world.end_job("one")
+
+    def confirm_after_another_purge(*_: object) -> None:
+        world.client().purge(PurgeRequest(jobs=(JobId("one"),)))
+
+    monkeypatch.setattr(output, "confirm", confirm_after_another_purge)
+    result = tpu("purge", "one")
+    assert result.exit_code == 0 and "deleted:" not in result.stdout
+    assert "nothing was left to delete" in result.stderr
 
 
 def test_a_purged_job_gets_no_advice_that_needs_its_files(world, tpu):

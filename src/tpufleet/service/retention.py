@@ -42,6 +42,8 @@ MAX_PURGED = 1_000  # under the lease on checkpoint locations
 PARALLEL_DELETES = 16  # object storage takes a while for each
 LIVE_STATES = frozenset(JobState) - ENDED_STATES
 _MOMENT = timedelta(microseconds=1)  # a job may end at the moment of its submission
+# By requests of this server: a second one reports nothing, instead of the same deletion again.
+_being_purged: set[JobId] = set()
 _LISTED = JobQuery()
 _WITH_FILES = JobQuery(archived=None, having=FileKind.FILES)
 
@@ -102,6 +104,17 @@ def purge(
         context.store.mark_files_deleted(list(plan.selected), context.now)
         gone = [job_id for job_id, chosen in plan.with_checkpoints.items() if chosen]
         context.store.mark_deleted(gone, FileKind.CHECKPOINTS)
+        _being_purged.update(plan.selected)
+    try:
+        errors = _delete_all(files, plan)
+    finally:
+        _being_purged.difference_update(plan.selected)
+    if errors:
+        raise errors[0]  # the rest is deleted
+    return report
+
+
+def _delete_all(files: JobFiles, plan: _PurgePlan) -> list[Conflict]:
     with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
         deletions = threads.map(
             lambda job_id: _delete(files, job_id, plan.with_checkpoints[job_id]), plan.selected
@@ -109,9 +122,7 @@ def purge(
         errors = [error for error in deletions if error is not None]
     for digest in plan.unused_code:
         files.snapshots.delete(digest)
-    if errors:
-        raise errors[0]  # the rest is deleted
-    return report
+    return errors
 
 
 def _delete(files: JobFiles, job_id: JobId, checkpoints: bool) -> Conflict | None:
@@ -136,6 +147,9 @@ class _PurgePlan:
     more: bool
 
     def report(self, files: JobFiles) -> PurgeReport:
+        """Without jobs of which an earlier purge has left nothing."""
+        code = {digest: files.snapshots.size(digest) for digest in self.unused_code}
+        fresh = {job.id for job in self.fresh}
         jobs = list(self.selected.values())
         with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
             sizes = list(threads.map(lambda job: files.size(job.id), jobs))
@@ -153,9 +167,12 @@ class _PurgePlan:
                 checkpoints_used_by=tuple(self.other_users[job.id]),
             )
             for job, size, checkpoint_size in zip(jobs, sizes, checkpoint_sizes, strict=True)
+            if job.id in fresh
+            or size
+            or (checkpoint_size and self.with_checkpoints[job.id])
+            or (job.snapshot and code.get(job.snapshot))
         )
-        code = sum(files.snapshots.size(digest) for digest in self.unused_code)
-        return PurgeReport(jobs=rows, code_size=code, more=self.more)
+        return PurgeReport(jobs=rows, code_size=sum(code.values()), more=self.more)
 
 
 def _plan(
@@ -163,7 +180,7 @@ def _plan(
 ) -> _PurgePlan:
     store = context.store
     chosen = _select(context, request, _WITH_FILES, limit, whole_lineages)
-    selected = {job.id: job for job in chosen}
+    selected = {job.id: job for job in chosen if job.id not in _being_purged}
     # Keep the code and the checkpoints that another job uses: one that was resumed from these, or
     # that names them as its own.
     code = {job.snapshot: code_reference(job.snapshot) for job in selected.values() if job.snapshot}

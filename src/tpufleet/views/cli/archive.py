@@ -176,18 +176,25 @@ def purge(
         if report.jobs and not as_json:
             _show_jobs(report)
         if dry_run or not report.jobs:
-            _show_summary(report, "would be deleted", as_json)
+            _show_summary(report, "would be deleted", _nothing_left(jobs, checkpoints), as_json)
             return
         output.confirm(f"Delete {_summary(report)}?", yes or as_json)
         # Exactly the listed jobs, and none that ended meanwhile.
         # Newest first: those that use the checkpoints of an earlier one go before it.
         ids = [row.id for row in reversed(report.jobs)]
+        deleted = PurgeReport(jobs=(), code_size=0, more=report.more)
         for start in range(0, len(ids), JOBS_PER_REQUEST):
             batch = tuple(ids[start : start + JOBS_PER_REQUEST])
-            client.purge(PurgeRequest(jobs=batch, checkpoints=checkpoints))
+            part = client.purge(PurgeRequest(jobs=batch, checkpoints=checkpoints))
+            deleted = replace(
+                deleted,
+                jobs=part.jobs + deleted.jobs,
+                code_size=deleted.code_size + part.code_size,
+            )
             if start + JOBS_PER_REQUEST < len(ids):
                 output.print_status(f"{start + JOBS_PER_REQUEST} of {len(ids)}")
-        _show_summary(report, "deleted", as_json)
+        nothing = "nothing was left to delete: another purge has deleted it meanwhile"
+        _show_summary(deleted, "deleted", nothing, as_json)
 
 
 def _selection(
@@ -229,11 +236,18 @@ def _summary(report: PurgeReport) -> str:
     return summary
 
 
-def _show_summary(report: PurgeReport, outcome: str, as_json: bool) -> None:
+def _nothing_left(jobs: Sequence[str], checkpoints: bool) -> str:
+    if not jobs:
+        return "no ended jobs with files to delete"
+    files = "files" if checkpoints else "logs, results or code"
+    return f"no {files} of {', '.join(jobs)} are left to delete"
+
+
+def _show_summary(report: PurgeReport, outcome: str, nothing: str, as_json: bool) -> None:
     if as_json:
         output.print_json(report)
     elif not report.jobs:
-        output.print_status("no ended jobs with files to delete")
+        output.print_status(nothing)
     else:
         click.echo(f"{outcome}: {_summary(report)}")
         if report.more:
