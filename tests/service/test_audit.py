@@ -104,6 +104,40 @@ def test_an_admin_who_purges_the_jobs_of_everyone_is_entered(service):
     assert (entry.action, entry.target) == (AuditAction.PURGE_JOBS, "jobs of all users")
 
 
+MANY_JOBS = tuple(f"job-{number}" for number in range(1, 9))
+
+
+@pytest.mark.parametrize("caller", ["mo", "vic"], ids=["not the owner", "a viewer"])
+@pytest.mark.parametrize(
+    ("path", "body", "target"),
+    [
+        ("/archive", {"jobs": ["job-1"]}, "job-1"),
+        ("/unarchive", {"jobs": ["job-2", "job-1"]}, "job-2, job-1"),
+        ("/purge", {"jobs": ["job-1", "job-2"], "checkpoints": True}, "job-1, job-2"),
+        ("/purge", {"jobs": MANY_JOBS}, "job-1, job-2, job-3, job-4, job-5 and 3 more"),
+        ("/purge", {"all_owners": True, "older_than": "P1D"}, "jobs of all users"),
+        ("/archive", {"all_owners": True}, "jobs of all users"),
+    ],
+)
+def test_a_refused_archive_or_purge_names_the_jobs(shared_service, caller, path, body, target):
+    service = shared_service
+    for name in MANY_JOBS:
+        if service.store.job(name) is None:
+            service.submit(name, by="mel")
+            service.end_job(name)
+    with service.http(service.tokens[caller]) as http:
+        assert http.post(path, json=body).status_code == 403
+    entry = service.client("ada").audit(user=caller, limit=1)[0]
+    assert (entry.target, entry.outcome) == (target, AuditOutcome.REFUSED)
+
+
+def test_a_refused_body_that_cannot_be_read_is_entered_without_a_target(service):
+    with service.http(service.tokens["vic"]) as http:
+        assert http.post("/purge", content=b'{"jobs": 7}').status_code == 403
+    (entry,) = service.client("ada").audit(user="vic")
+    assert (entry.action, entry.target) == (AuditAction.PURGE_JOBS, "")
+
+
 def test_the_entries_of_a_token_are_for_its_user_and_for_admins(service):
     token = service.client("mel").create_token(note="laptop")
     service.tokens["laptop"] = token.token

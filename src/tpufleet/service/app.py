@@ -24,7 +24,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tpufleet import errors
-from tpufleet.errors import FleetError, Forbidden, Temporary, Unauthorized
+from tpufleet.errors import BadInput, FleetError, Forbidden, Temporary, Unauthorized
 from tpufleet.model.api_types import ERROR_HEADER, ErrorDetail, ErrorResponse
 from tpufleet.model.audit import AuditAction
 from tpufleet.model.encoding import to_json
@@ -361,25 +361,37 @@ async def _require_rights(call: ApiCall) -> None:
 
 async def _refused_subject(call: ApiCall) -> AuditSubject | None:
     """What a request asks for that was refused before it was read."""
-    if call.route.audit is not None and not call.route.stream_body:
+    route = call.route
+    if (route.audit is not None or route.foreign_target is not None) and not route.stream_body:
         try:
             call.read_query()
             await call.read_body()
-            return await run_in_threadpool(call.route.audit, call)
+            if route.audit is not None:
+                return await run_in_threadpool(route.audit, call)
         except FleetError as error:
-            logger.info("%s is refused and cannot be read: %s", call.route.operation_id, error)
+            logger.info("%s is refused and cannot be read: %s", route.operation_id, error)
     return _foreign_subject(call)
 
 
 def _foreign_subject(call: ApiCall) -> AuditSubject | None:
     """None: the route only reads, and needs no entry."""
     route = call.route
-    target = next(iter(call.request.path_params.values()), "") or call.query.get("user", "")
+    target = _foreign_target(call)
     if route.foreign_action is not None:
         return AuditSubject(action=route.foreign_action, target=target)
     if route.method in ("GET", "HEAD"):
         return None
     return AuditSubject(action=AuditAction.REQUEST, target=f"{route.method} {route.path} {target}")
+
+
+def _foreign_target(call: ApiCall) -> str:
+    in_path = next(iter(call.request.path_params.values()), "")
+    if in_path or call.route.foreign_target is None:
+        return in_path or call.query.get("user", "")
+    try:
+        return call.route.foreign_target(call)
+    except BadInput:  # answered by the handler, or refused before it is read
+        return ""
 
 
 def _handle(call: ApiCall) -> object:

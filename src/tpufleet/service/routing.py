@@ -151,6 +151,8 @@ class Route:
     audit: Callable[[ApiCall], AuditSubject] | None = None  # what it enters into the audit log
     # Entered only when it concerns what belongs to another user, or is refused.
     foreign_action: AuditAction | None = None
+    # What a refused request asked for, where the body and not the path names it.
+    foreign_target: Callable[[ApiCall], str] | None = None
 
     @property
     def is_async(self) -> bool:

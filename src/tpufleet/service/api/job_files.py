@@ -12,6 +12,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model.api_types import (
     Acknowledgement,
     ArchiveRequest,
+    EndedJobSelection,
     JobPage,
     NewLink,
     PurgeReport,
@@ -35,6 +36,8 @@ _LOG_PARAMS = (
 _LINKED_RESOURCES = ("logs", "result")
 # Jobs write these files: a browser that opens a link must not take them for a page.
 _NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
+# More are counted, and longer ones cut: entries of the audit log are kept forever.
+_AUDITED_JOBS, _AUDITED_NAME = 5, 64
 
 router = Router()
 
@@ -150,6 +153,7 @@ def delete_job_files(call: ApiCall) -> Acknowledgement:
     body=ArchiveRequest,
     response=JobPage,
     foreign_action=AuditAction.ARCHIVE_JOBS,
+    foreign_target=lambda call: _selected_jobs(call.parse_body(ArchiveRequest)),
 )
 def archive_jobs(call: ApiCall) -> JobPage:
     return retention.archive(call.context, call.parse_body(ArchiveRequest))
@@ -163,6 +167,7 @@ def archive_jobs(call: ApiCall) -> JobPage:
     body=UnarchiveRequest,
     response=JobPage,
     foreign_action=AuditAction.UNARCHIVE_JOBS,
+    foreign_target=lambda call: _selected_jobs(call.parse_body(UnarchiveRequest)),
 )
 def unarchive_jobs(call: ApiCall) -> JobPage:
     return retention.unarchive(call.context, call.parse_body(UnarchiveRequest))
@@ -176,12 +181,23 @@ def unarchive_jobs(call: ApiCall) -> JobPage:
     body=PurgeRequest,
     response=PurgeReport,
     foreign_action=AuditAction.PURGE_JOBS,
+    foreign_target=lambda call: _selected_jobs(call.parse_body(PurgeRequest)),
 )
 def purge_jobs(call: ApiCall) -> PurgeReport:
     files = call.components.job_files
     request = call.parse_body(PurgeRequest)
     retention.require_selection(request)
     return retention.purge(call.context, files, request)
+
+
+def _selected_jobs(request: EndedJobSelection | UnarchiveRequest) -> str:
+    """For the audit log, as the request names them."""
+    if not request.jobs:
+        everyone = isinstance(request, EndedJobSelection) and request.all_owners
+        return "jobs of all users" if everyone else "own jobs"
+    named = ", ".join(ref[:_AUDITED_NAME] for ref in request.jobs[:_AUDITED_JOBS])
+    more = len(request.jobs) - _AUDITED_JOBS
+    return f"{named} and {more} more" if more > 0 else named
 
 
 def _job_with_files(call: ApiCall) -> Job:
