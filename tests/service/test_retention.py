@@ -40,6 +40,11 @@ def left(service: ServiceHarness, job_id: str) -> set[str]:
     return {kind for kind in kinds if (service.folder / kind / job_id).exists()}
 
 
+def purge_events(service: ServiceHarness, job_id: str) -> list[str]:
+    events = service.client("mel").events(job_id).events
+    return [event.message for event in events if event.state.startswith("purge")]
+
+
 def listed(service: ServiceHarness, **query) -> list[str]:
     return sorted(row.id for row in service.client("mel").jobs(**query).jobs)
 
@@ -141,7 +146,7 @@ def test_what_a_job_left_is_deleted_and_what_is_known_of_it_stays(service):
     assert (listed(service), listed(service, archived=True)) == (["two"], ["one"])
     assert service.client("mel").job("one").job.state is JobState.FAILED
     assert service.client("mel").events("one").events[-1].message == (
-        "purged by mel: deleted logs, code and checkpoints"
+        "purged by mel: deleted logs, results and checkpoints"
     )
 
 
@@ -360,3 +365,30 @@ def test_files_of_the_other_jobs_are_deleted_when_those_of_one_cannot_be(service
         service.client("mel").purge(PurgeRequest(jobs=("one", "two", "three"), checkpoints=True))
     assert left(service, "two") == left(service, "three") == set()
     assert left(service, "one") == {"checkpoints"}
+    assert purge_events(service, "two") == ["purged by mel: deleted logs, results and checkpoints"]
+    failed = (
+        "purged by mel: some files could not be deleted: Device or resource busy; "
+        "`tpu purge --checkpoints one` deletes what is left"
+    )
+    assert purge_events(service, "one") == [failed]
+    monkeypatch.undo()
+    (service.folder / "checkpoints" / "one" / "file").write_bytes(b"1")
+    service.client("mel").purge(PurgeRequest(jobs=("one",), checkpoints=True))
+    assert purge_events(service, "one") == [
+        failed, "purged by mel: deleted logs, results and checkpoints",
+    ]  # fmt: skip
+
+
+def test_code_that_another_job_needs_is_not_reported_as_deleted(service, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "train.py").write_text("print(1)\n")
+    digest, data = packed(folder)
+    client = service.client("mel")
+    client.put_snapshot(digest, data)
+    for name in ("one", "two"):
+        client.submit([NewJob(id=JobId(name), spec=SPEC, snapshot=digest)])
+        service.end_job(name)
+    for name in ("one", "two"):
+        client.purge(PurgeRequest(jobs=(name,)))
+    assert purge_events(service, "one") == ["purged by mel: deleted logs and results"]
+    assert purge_events(service, "two") == ["purged by mel: deleted logs, results and code"]

@@ -95,12 +95,26 @@ def test_files_that_cannot_be_deleted_do_not_keep_those_of_other_jobs(service, k
         job_with_files(service, name)
         service.clock.advance(DAY)
     (service.folder / kind / "stuck" / "busy").mkdir()
-    (service.folder / kind / "stuck" / "busy" / "file").write_bytes(b"1")
+    file = service.folder / kind / "stuck" / "busy" / "file"
+    file.write_bytes(b"1")
     refuse_to_delete("busy", monkeypatch)
     service.clock.advance(31 * DAY)
     rule = {kind: RetentionRule(age=30 * DAY)}
     assert apply(service, **rule)[kind] == 1
     assert left(service, kind) == {"stuck"}
+    failed = (
+        f"some {kind} could not be deleted: Device or resource busy; retrying every hour: "
+        f"older than 30 days (retention.{kind}.age)"
+    )
+    assert messages(service, "stuck")[-1] == failed
+    assert messages(service, "other")[-1].startswith(f"{kind} deleted: ")
+    file.write_bytes(b"1")
+    apply(service, **rule)
+    assert [each for each in messages(service, "stuck") if "deleted" in each] == [failed]
+    file.write_bytes(b"1")
+    monkeypatch.undo()
+    assert apply(service, **rule)[kind] == 1
+    assert messages(service, "stuck")[-1].startswith(f"{kind} deleted: ")
 
 
 class BrokenStore(MemoryStore):
@@ -155,7 +169,7 @@ def test_old_code_is_purged_and_the_job_says_so(service, tmp_path_factory):
     service.clock.advance(366 * DAY)
     assert apply(service, code=RetentionRules().code)["code"] == 1
     assert not list((service.folder / "snapshots").glob("*.tar.gz"))
-    assert messages(service, "job-1")[-1] == "purged by retention: deleted logs and code"
+    assert messages(service, "job-1")[-1] == "purged by retention: deleted logs, results and code"
 
 
 def test_old_events_are_deleted_except_those_of_live_jobs(service):

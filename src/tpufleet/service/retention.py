@@ -4,13 +4,13 @@ are kept either way."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import islice
 
-from tpufleet.errors import BadInput, Conflict, Forbidden
+from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, ProviderError
 from tpufleet.model.api_types import (
     ArchiveRequest,
     EndedJobSelection,
@@ -36,6 +36,9 @@ from tpufleet.stores.base import (
 )
 
 logger = logging.getLogger(__name__)
+
+DeletionError = OSError | ProviderError  # of the disk, or of the bucket
+DELETION_ERRORS = (OSError, ProviderError)
 
 MAX_SELECTED = 10_000  # jobs of one request; another one selects the next
 MAX_PURGED = 1_000  # under the lease on checkpoint locations
@@ -99,42 +102,67 @@ def purge(
         report = plan.report(files)
         if not plan.selected:
             return report
-        events = [_event(context, job, plan.with_checkpoints[job.id]) for job in plan.fresh]
-        context.store.commit(ChangeSet(events=events), fence=lease)
+        context.store.commit(ChangeSet(), fence=lease)  # still held
         context.store.mark_files_deleted(list(plan.selected), context.now)
         gone = [job_id for job_id, chosen in plan.with_checkpoints.items() if chosen]
         context.store.mark_deleted(gone, FileKind.CHECKPOINTS)
         _being_purged.update(plan.selected)
     try:
-        errors = _delete_all(files, plan)
+        failed = _delete_all(files, plan)
     finally:
         _being_purged.difference_update(plan.selected)
-    if errors:
-        raise errors[0]  # the rest is deleted
+    events = [
+        _event(context, plan.selected[row.id], row, plan.unused_code, failed.get(row.id))
+        for row in report.jobs
+    ]
+    context.store.commit(ChangeSet(events=events))
+    for job_id, error in failed.items():  # the rest is deleted
+        raise _undeletable(job_id, error)
     return report
 
 
-def _delete_all(files: JobFiles, plan: _PurgePlan) -> list[Conflict]:
+def _delete_all(files: JobFiles, plan: _PurgePlan) -> dict[JobId, DeletionError]:
+    """The jobs some of whose files are left, with the reason."""
     with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
-        deletions = threads.map(
+        errors = threads.map(
             lambda job_id: _delete(files, job_id, plan.with_checkpoints[job_id]), plan.selected
         )
-        errors = [error for error in deletions if error is not None]
+        failed = {
+            job_id: error
+            for job_id, error in zip(plan.selected, errors, strict=True)
+            if error is not None
+        }
     for digest in plan.unused_code:
-        files.snapshots.delete(digest)
-    return errors
+        try:
+            files.snapshots.delete(digest)
+        except DELETION_ERRORS as error:
+            users = [job.id for job in plan.selected.values() if job.snapshot == digest]
+            logger.warning("cannot delete the code of jobs %s: %s", ", ".join(users), error)
+            failed |= {job_id: error for job_id in users if job_id not in failed}
+    return failed
 
 
-def _delete(files: JobFiles, job_id: JobId, checkpoints: bool) -> Conflict | None:
+def _delete(files: JobFiles, job_id: JobId, checkpoints: bool) -> DeletionError | None:
     try:
         files.delete(job_id, checkpoints)
-    except OSError as error:
+    except DELETION_ERRORS as error:
         logger.warning("cannot delete the files of job %s: %s", job_id, error)
-        return Conflict(
-            f"some files of job {job_id} cannot be deleted: {error.strerror}\n"
-            "  next: an admin finds the path in the server's log"
-        )
+        return error
     return None
+
+
+def deletion_problem(error: DeletionError) -> str:
+    """Without the path, which is in the server's log."""
+    return error.strerror or "unknown error" if isinstance(error, OSError) else str(error)
+
+
+def _undeletable(job_id: JobId, error: DeletionError) -> FleetError:
+    if isinstance(error, ProviderError):
+        return error  # it says whether a retry helps
+    return Conflict(
+        f"some files of job {job_id} cannot be deleted: {deletion_problem(error)}\n"
+        "  next: an admin finds the path in the server's log"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -283,13 +311,30 @@ def _matching(
         yield from matching
 
 
-def _event(context: CommandContext, job: Job, with_checkpoints: bool) -> Event:
-    deleted = "logs, code and checkpoints" if with_checkpoints else "logs and code"
+def _event(
+    context: CommandContext,
+    job: Job,
+    row: PurgedJob,
+    unused_code: Sequence[str],
+    error: DeletionError | None,
+) -> Event:
+    parts = ["logs", "results"]
+    if job.snapshot in unused_code:
+        parts.append("code")
+    if row.with_checkpoints and row.checkpoint_size:
+        parts.append("checkpoints")
+    outcome = f"deleted {', '.join(parts[:-1])} and {parts[-1]}"
+    if error is not None:
+        option = "--checkpoints " if row.with_checkpoints else ""
+        outcome = (
+            f"some files could not be deleted: {deletion_problem(error)}; "
+            f"`tpu purge {option}{job.id}` deletes what is left"
+        )
     return Event(
         at=context.now,
         kind=EventKind.JOB,
-        state="purged",
-        message=f"purged by {context.caller.name}: deleted {deleted}",
+        state="purged" if error is None else "purge_failed",
+        message=f"purged by {context.caller.name}: {outcome}",
         job_id=job.id,
         by=context.caller.name,
     )

@@ -20,12 +20,20 @@ from tpufleet.service.auth import Caller
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.lineages import lineages_of, pages
-from tpufleet.stores.base import ChangeSet, FileKind, JobQuery, Store, checkpoint_reference
+from tpufleet.stores.base import (
+    ChangeSet,
+    EventQuery,
+    FileKind,
+    JobQuery,
+    Store,
+    checkpoint_reference,
+)
 
 logger = logging.getLogger(__name__)
 
 ACTOR = "retention"
 LEASE_NAME = "retention"
+_LATEST_EVENTS = 20  # of a job that has ended, and so has few more
 LEASE_TTL = timedelta(minutes=50)  # shorter than the interval: one server each time
 
 
@@ -55,9 +63,8 @@ def _apply_to_logs(store: Store, files: JobFiles, rule: RetentionRule, now: date
         done = []
         for deletion, _ in deletions:
             if deletion.files.size:
-                if not _delete_kind(files, deletion, "logs"):
+                if not _delete_kind(store, files, deletion, "logs", now):
                     continue
-                store.commit(ChangeSet(events=[_event(deletion, "logs", now)]))
                 count += 1
             done.append(deletion.files.job_id)
         store.mark_deleted(done, FileKind.LOGS)
@@ -79,9 +86,8 @@ def _apply_to_checkpoints(store: Store, files: JobFiles, rule: RetentionRule, no
                 with checkpoint_leases.exclusive(store, now) as lease:
                     if _resumed_meanwhile(store, lineage):
                         continue
-                    event = _event(deletion, "checkpoints", now)
-                    store.commit(ChangeSet(events=[event]), fence=lease)
-                    if not _delete_kind(files, deletion, "checkpoints"):
+                    store.commit(ChangeSet(), fence=lease)  # still held
+                    if not _delete_kind(store, files, deletion, "checkpoints", now):
                         continue
                 count += 1
             done.append(job_id)
@@ -89,17 +95,35 @@ def _apply_to_checkpoints(store: Store, files: JobFiles, rule: RetentionRule, no
     return count
 
 
-def _delete_kind(files: JobFiles, deletion: Deletion, kind: str) -> bool:
-    """Whether all were deleted. One job must not keep the files of the others."""
+def _delete_kind(
+    store: Store, files: JobFiles, deletion: Deletion, kind: str, now: datetime
+) -> bool:
+    """Whether all were deleted; either is an event. One job must not keep the files of the
+    others."""
     job_id = deletion.files.job_id
     try:
         files.delete_kind(job_id, kind)
-    except OSError as error:
+    except retention.DELETION_ERRORS as error:
         logger.warning(
             "cannot delete the %s of job %s; retrying in an hour: %s", kind, job_id, error
         )
+        _record_failure(store, deletion, kind, retention.deletion_problem(error), now)
         return False
+    message = f"{kind} deleted: {deletion.reason}"
+    store.commit(ChangeSet(events=[_event(deletion, f"{kind}_deleted", message, now)]))
     return True
+
+
+def _record_failure(
+    store: Store, deletion: Deletion, kind: str, problem: str, now: datetime
+) -> None:
+    """Once, and not every hour."""
+    state = f"{kind}_not_deleted"
+    latest = EventQuery(job_id=deletion.files.job_id, newest=True, limit=_LATEST_EVENTS)
+    if any(event.state == state for event in store.events(latest)):
+        return
+    message = f"some {kind} could not be deleted: {problem}; retrying every hour: {deletion.reason}"
+    store.commit(ChangeSet(events=[_event(deletion, state, message, now)]))
 
 
 def _reference(deletion: Deletion) -> str:
@@ -170,12 +194,12 @@ def _ended_at(jobs: tuple[Job, ...]) -> datetime | None:
     return None if None in moments else max(moment for moment in moments if moment is not None)
 
 
-def _event(deletion: Deletion, kind: str, now: datetime) -> Event:
+def _event(deletion: Deletion, state: str, message: str, now: datetime) -> Event:
     return Event(
         at=now,
         kind=EventKind.JOB,
-        state=f"{kind}_deleted",
-        message=f"{kind} deleted: {deletion.reason}",
+        state=state,
+        message=message,
         job_id=deletion.files.job_id,
         by=ACTOR,
     )
