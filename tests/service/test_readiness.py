@@ -1,4 +1,4 @@
-"""`/readyz` while the server cannot record what it would accept."""
+"""`/readyz` and `/metrics` while the server cannot record what it would accept."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from tests.chaos.small_disk import SmallDisk
 from tests.service.harness import ServiceHarness
+from tests.service.test_metrics import scrape, value
 from tpufleet.errors import StorageFull, StorageReadOnly, StorageUnusable, Unreachable
 from tpufleet.stores.memory import MemoryStore
 
@@ -55,6 +56,10 @@ def readiness(service: ServiceHarness) -> tuple[int, str]:
     return answer.status_code, answer.text
 
 
+def writable(service: ServiceHarness) -> float | None:
+    return value(scrape(service), "tpufleet_writable")
+
+
 @pytest.mark.parametrize(
     ("error", "reason", "next_step"),
     [
@@ -65,7 +70,7 @@ def readiness(service: ServiceHarness) -> tuple[int, str]:
     ],
     ids=["full", "read-only", "damaged", "input/output error"],
 )
-def test_a_server_that_cannot_write_is_not_ready_and_says_what_to_do(
+def test_a_server_that_cannot_write_answers_heartbeats_and_says_what_to_do(
     failing, store, error, reason, next_step
 ):
     failing.submit("job-1")
@@ -75,13 +80,15 @@ def test_a_server_that_cannot_write_is_not_ready_and_says_what_to_do(
     assert readiness(failing) == (200, "ok\n")
     store.error = error
     status, text = readiness(failing)
-    assert status == 503 and reason in text and f"next: {next_step}" in text
+    assert status == 200 and reason in text and f"next: {next_step}" in text
+    assert writable(failing) == 0
     assert "/srv" not in text  # anyone may ask
     failing.send_heartbeat("s1/0")
     with failing.http() as http:
         assert http.get(failing.url + "/healthz").status_code == 200
     store.error = None
     assert readiness(failing) == (200, "ok\n")
+    assert writable(failing) == 1
 
 
 def test_a_submission_to_a_read_only_database_says_so(failing, store):
@@ -90,7 +97,7 @@ def test_a_submission_to_a_read_only_database_says_so(failing, store):
         failing.submit("job-1")
 
 
-def test_a_full_state_folder_is_not_ready_although_the_database_has_room(tmp_path):
+def test_a_full_state_folder_is_told_although_the_database_has_room(tmp_path):
     disk = SmallDisk(tmp_path / "disk")
     if not disk.mounted:
         pytest.skip("only root can mount a disk")
@@ -100,7 +107,7 @@ def test_a_full_state_folder_is_not_ready_although_the_database_has_room(tmp_pat
         assert readiness(service) == (200, "ok\n")
         disk.fill([])
         status, text = readiness(service)
-        assert status == 503 and "disk is full" in text and "next: free space on" in text
+        assert status == 200 and "disk is full" in text and "next: free space on" in text
         disk.free([])
         assert readiness(service) == (200, "ok\n")
     finally:

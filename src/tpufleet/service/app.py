@@ -539,7 +539,7 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
         hub=hub,
         ended_job_rows=EndedJobRows(),
         host_commands=HostCommandQueue(deps.store),
-        metrics=ServerMetrics(deps.store, deps.clock),
+        metrics=ServerMetrics(deps.store, deps.clock, deps.state),
         login_links=LoginLinks(deps.secret),
         channel_secrets=channel_secrets,
         outbox=NotificationOutbox(

@@ -10,6 +10,7 @@ import threading
 from collections import Counter as Count
 from collections.abc import Iterable
 from datetime import timedelta
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -22,6 +23,7 @@ from tpufleet.model import topology
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.jobs import ENDED_STATES, JobState
 from tpufleet.service import queries, server_status
+from tpufleet.service.write_problems import write_problem
 from tpufleet.stores.base import JobQuery, Store
 
 MAX_JOBS = 500
@@ -35,7 +37,7 @@ _JOB = ("job_id", "name", "owner")
 class ServerMetrics:
     """One registry for each server, so that several can live in one process."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, state: Path) -> None:
         self.registry = registry = CollectorRegistry()
         self._requests = Counter(
             "tpufleet_http_requests_total",
@@ -51,7 +53,7 @@ class ServerMetrics:
             registry=registry,
         )
         self._by_operation: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
-        registry.register(_FleetCollector(store, clock))
+        registry.register(_FleetCollector(store, clock, state))
 
     def count(self, operation: str, status: int, seconds: float) -> None:
         counted = self._by_operation.get((operation, status))
@@ -69,9 +71,10 @@ class ServerMetrics:
 
 
 class _FleetCollector(Collector):
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, state: Path) -> None:
         self._store = store
         self._clock = clock
+        self._state = state
         self._lock = threading.Lock()
         self._read: tuple[timedelta, list[Metric]] | None = None
 
@@ -89,6 +92,11 @@ class _FleetCollector(Collector):
         info = GaugeMetricFamily("tpufleet_info", "Always 1.", labels=["version"])
         info.add_metric([tpufleet.__version__], 1)
         yield info
+        yield GaugeMetricFamily(
+            "tpufleet_writable",
+            "1 while the server can record submissions and ends of jobs; 0 on a full disk.",
+            0 if write_problem(self._store, self._state) else 1,
+        )
         counts = self._store.count_jobs()
         jobs = GaugeMetricFamily("tpufleet_jobs", "Jobs, by state.", labels=["state"])
         for state in JobState:

@@ -9,10 +9,10 @@ from pathlib import Path
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse, Response
 
-from tpufleet import disk_space
 from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError, StorageFull, StorageReadOnly, StorageUnusable
 from tpufleet.model.server_status import CONTROLLER_REPORT
+from tpufleet.service.write_problems import write_problem
 from tpufleet.stores.base import Store
 
 logger = logging.getLogger(__name__)
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 PATHS = frozenset({"/healthz", "/readyz"})
 # The database is asked this often at the most, whoever probes.
 CHECK_INTERVAL = timedelta(seconds=2)
-READY = ""
-NO_ANSWER = "the database does not respond"
+READY = (200, "ok")
+NO_ANSWER = (503, "the database does not respond")
 # They name no file: anyone may ask. The log does.
 DISK_FULL = (
     "the server's disk is full: submissions and ends of jobs are not recorded\n"
@@ -44,33 +44,29 @@ class Probes:
         self._clock = clock
         self._state = state
         self._checked_at: timedelta | None = None
-        self._problem = READY
+        self._readiness = READY
 
     async def respond(self, path: str) -> Response:
-        """Healthy: this process responds. Ready: it can read and write its database too."""
+        """Healthy: this process responds. Ready: its database responds too. A server that cannot
+        write says so and stays ready: without it, no heartbeat would be answered."""
         if path == "/healthz":
             return PlainTextResponse("ok\n")
         now = self._clock.uptime()
         if self._checked_at is None or now - self._checked_at >= CHECK_INTERVAL:
             self._checked_at = now  # others need not ask
-            self._problem = await run_in_threadpool(self._find_problem)
-        if self._problem == READY:
-            return PlainTextResponse("ok\n")
-        return PlainTextResponse(f"{self._problem}\n", status_code=503)
+            self._readiness = await run_in_threadpool(self._find_readiness)
+        status, text = self._readiness
+        return PlainTextResponse(f"{text}\n", status_code=status)
 
-    def _find_problem(self) -> str:
+    def _find_readiness(self) -> tuple[int, str]:
         try:
             self._store.metadata(CONTROLLER_REPORT)
-            error, otherwise = self._write_error(), UNUSABLE
-        except FleetError as unread:
-            error, otherwise = unread, NO_ANSWER
-        if error is None:
+        except FleetError as error:
+            logger.warning("not ready: %s", error)
+            return NO_ANSWER
+        problem = write_problem(self._store, self._state)
+        if problem is None:
             return READY
-        logger.warning("not ready: %s", error)
-        return next((text for kind, text in _STORAGE if isinstance(error, kind)), otherwise)
-
-    def _write_error(self) -> FleetError | None:
-        error = self._store.write_error()
-        if error is None and disk_space.is_full(self._state):
-            return StorageFull(f"no space left on the disk of {self._state}")
-        return error
+        logger.warning("cannot write: %s", problem)
+        told = next((text for kind, text in _STORAGE if isinstance(problem, kind)), UNUSABLE)
+        return 200, f"ok, but {told}"
