@@ -115,7 +115,7 @@ UNREADABLE = [
     newer(OLD_HEARTBEAT, at="yesterday"),
     newer(OLD_HEARTBEAT, at="10000-01-01T00:00:00Z"),
     newer(OLD_HEARTBEAT, coordinator_port="many"),
-    newer(OLD_HEARTBEAT, progress={"step": 1e300}),
+    newer(OLD_HEARTBEAT, environment=7),
     newer(OLD_HEARTBEAT, exit=[]),
     newer(OLD_HEARTBEAT, phase={"a": 1}),
 ]

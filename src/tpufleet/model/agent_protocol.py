@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from tpufleet.errors import BadInput
 from tpufleet.model import encoding
 from tpufleet.model.attempts import AttemptId, EnvironmentReport
 from tpufleet.model.end_reasons import EndReason
@@ -106,7 +107,20 @@ class HeartbeatReply:
 
 def read_heartbeat(data: bytes) -> Heartbeat:
     """An unknown phase is one in which the workload is alive; an unknown notice means that the host
-    goes away; unknown evidence is none."""
+    goes away; unknown evidence is none. What a program reports as its progress may be anything:
+    what cannot be read of it is left out."""
+    try:
+        return _read_heartbeat(data)
+    except BadInput as error:
+        try:
+            return _read_heartbeat(
+                encoding.without_unreadable(data, Heartbeat, ("progress", "points"))
+            )
+        except BadInput:
+            raise error from None
+
+
+def _read_heartbeat(data: bytes) -> Heartbeat:
     return encoding.from_json_of_any_release(
         data,
         Heartbeat,

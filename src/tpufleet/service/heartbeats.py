@@ -16,6 +16,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model import topology
 from tpufleet.model.agent_protocol import PROTOCOL, Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.attempts import Attempt
+from tpufleet.model.bounds import MAX_NUMBER
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import (
     MAX_HEARTBEAT_POINTS,
@@ -119,6 +120,7 @@ class Heartbeats:
         self, heartbeat: Heartbeat, slice_id: SliceId, now: datetime
     ) -> HeartbeatReply:
         """The caller has been authenticated as an agent of this slice."""
+        heartbeat = with_possible_steps(heartbeat)
         times_sent = [point.at for point in heartbeat.points]
         heartbeat, points = on_server_clock(heartbeat, now)
         await self._update_interval(now)
@@ -323,6 +325,34 @@ def reported_facts(source: Heartbeat | Host) -> tuple[object, ...]:
         source.notice,
         source.environment,
     )
+
+
+def with_possible_steps(heartbeat: Heartbeat) -> Heartbeat:
+    """Without numbers that no program counts to. Agents of earlier releases pass them on, and no
+    database could hold them."""
+    progress, points = heartbeat.progress, heartbeat.points
+    steps = [point.step for point in points]
+    if progress is not None:
+        steps += [progress.step, progress.total, progress.checkpoint_step]
+    if all(step is None or _is_possible_step(step) for step in steps):
+        return heartbeat
+    if progress is not None:
+        progress = replace(
+            progress,
+            step=_possible_step(progress.step),
+            total=_possible_step(progress.total),
+            checkpoint_step=_possible_step(progress.checkpoint_step),
+        )
+    points = tuple(replace(point, step=_possible_step(point.step)) for point in points)
+    return replace(heartbeat, progress=progress, points=points)
+
+
+def _is_possible_step(number: int) -> bool:
+    return 0 <= number <= MAX_NUMBER
+
+
+def _possible_step(number: int | None) -> int | None:
+    return number if number is not None and _is_possible_step(number) else None
 
 
 def on_server_clock(
