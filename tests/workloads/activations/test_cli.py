@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tests.chaos.small_disk import SmallDisk
 from tests.server_process import wait_until
 from tests.views.cli_runner import Tpu
 from tests.workloads.activations import synthetic
@@ -569,3 +570,82 @@ def test_a_run_ends_with_its_status_and_all_of_its_output(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and "has no plan.json" in done.stderr
     assert not (tmp_path / "typo").exists()
+
+
+def long_and_short_texts(tmp_path: Path) -> Path:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"text": "short"}\n' + json.dumps({"text": "x" * 300}) + "\n")
+    return data
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [
+        (("--max-length", 257), "--max-length 257"),
+        (("--max-length", 256), ""),
+        ((), "--max-length 2,048"),  # the default, with a sample beyond the limit
+        (("--max-samples", 1), ""),  # the default, with short samples alone
+    ],
+)
+def test_a_plan_beyond_the_positions_of_the_model_is_warned_of(
+    tmp_path, model_folder, arguments, warned
+):
+    data = long_and_short_texts(tmp_path)
+    command = ("plan", tmp_path / "out", "--model", model_folder, "--data", data, "--dry-run")
+    code, text = tpu(*command, *arguments)
+    assert code == 0
+    limit = "is beyond the model's limit of 256 tokens (max_position_embeddings)"
+    assert (f"warning: {warned} {limit}" in text) == bool(warned), text
+    assert ("next: pass --max-length 256" in text) == bool(warned)
+
+
+@pytest.mark.parametrize(
+    ("rope", "limit"),
+    [
+        ({"rope_type": "yarn"}, 1024),
+        ({"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 256),
+    ],
+    ids=["YaRN extends them", "Llama 3 states the extended ones"],
+)
+def test_positions_of_scaled_embeddings(tmp_path, model_folder, rope, limit):
+    model = tmp_path / "model"
+    shutil.copytree(model_folder, model)
+    config = json.loads((model / "config.json").read_text())
+    config["rope_parameters"] |= {
+        **rope, "factor": 4.0, "original_max_position_embeddings": 256,
+    }  # fmt: skip
+    (model / "config.json").write_text(json.dumps(config))
+    data = long_and_short_texts(tmp_path)
+    command = ("plan", tmp_path / "out", "--model", model, "--data", data, "--dry-run")
+    assert "warning" not in tpu(*command, "--max-length", limit)[1]
+    assert f"limit of {limit:,} tokens" in tpu(*command, "--max-length", limit + 1)[1]
+
+
+@pytest.fixture
+def disk(tmp_path):
+    disk = SmallDisk(tmp_path / "disk")
+    if not disk.mounted:
+        pytest.skip("only root can mount a disk")
+    yield disk
+    disk.cleanup()
+
+
+@pytest.mark.parametrize("writes", ["auto", "buffered"])
+def test_a_run_of_a_complete_dataset_on_a_read_only_disk_has_nothing_to_do(disk, writes):
+    out = disk.folder / "acts"
+    plan = synthetic.plan(samples=4)
+    synthetic.extract(LocalFolder(out), plan)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk.folder)], check=True)
+    code, text = tpu("run", out, "--disk", writes)
+    assert code == 0, text
+    assert f"{out} is complete: 4 samples in {plan.units} unit" in text
+    code, text = tpu("run", out, "--disk", writes, "--json", "--quiet")
+    assert code == 0 and json.loads(text)["samples"] == 4
+
+
+def test_a_run_of_an_incomplete_dataset_on_a_read_only_disk_fails(disk):
+    out = disk.folder / "acts"
+    plans.write(LocalFolder(out), synthetic.plan(samples=4))
+    subprocess.run(["mount", "-o", "remount,ro", str(disk.folder)], check=True)
+    code, text = tpu("run", out, "--disk", "buffered")
+    assert code == 1 and "cannot read or write" in text and "Read-only" in text

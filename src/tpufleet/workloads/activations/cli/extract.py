@@ -137,12 +137,24 @@ def run(context: click.Context, out: str, **options: Any) -> None:
     from tpufleet import runtime
     from tpufleet.workloads.activations import plans
     from tpufleet.workloads.activations.cli import output
-    from tpufleet.workloads.activations.io.storage import open_storage, translate_disk_errors
+    from tpufleet.workloads.activations.io.storage import (
+        DiskUnusable,
+        open_storage,
+        translate_disk_errors,
+    )
+    from tpufleet.workloads.activations.pipeline import dataset_status
 
     storage = open_storage(out, disk=options["disk"])
     planned, screen = plans.load(storage), None
-    with translate_disk_errors(storage):
-        storage.write_mode()  # finds missing disks before the model is loaded
+    try:
+        with translate_disk_errors(storage):
+            storage.write_mode()  # finds missing disks before the model is loaded
+            storage.staging()  # and those that are read-only
+    except DiskUnusable:
+        if not dataset_status.DatasetMonitor(storage).complete():
+            raise
+        output.show_complete(planned, out, as_json=options["as_json"])
+        return
     if not options["quiet"]:
         output.show_start(planned)
         screen = output.ProgressLine()

@@ -61,6 +61,33 @@ def show_plan(plan: plans.ExtractionPlan, *, as_json: bool) -> None:
         click.echo(f"{name:>8}  {value}")
 
 
+def warn_of_positions(plan: plans.ExtractionPlan, *, chosen: bool) -> None:
+    """That the model was not made for so many tokens. `chosen`: --max-length was passed; its
+    default matters only for samples that are long."""
+    limit, longest = plan.estimate["model_limit"], plan.estimate["longest"]
+    if limit is None or plan.max_length <= limit or not (chosen or longest > limit):
+        return
+    click.echo(
+        f"warning: --max-length {plan.max_length:,} is beyond the model's limit of {limit:,} "
+        "tokens (max_position_embeddings); activations of later tokens mean little\n"
+        f"  next: pass --max-length {limit}, and --too-long cut or split to keep longer samples",
+        err=True,
+    )
+
+
+def show_complete(plan: plans.ExtractionPlan, out: str, *, as_json: bool) -> None:
+    """Of a run that has nothing to do."""
+    from tpufleet.workloads.activations.pipeline.progress_meter import Meter
+
+    if as_json:
+        show_end(Meter(plan, samples_before=plan.samples), as_json=True)
+        return
+    click.echo(
+        f"{out} is complete: {plan.samples:,} samples in {_units(plan.units)}; nothing to run",
+        err=True,
+    )
+
+
 def show_stripes(stripes: Sequence[StripeStatus], *, as_json: bool) -> None:
     if as_json:
         fields = [{**asdict(stripe), "folder": str(stripe.folder)} for stripe in stripes]

@@ -155,8 +155,8 @@ _PLAN_OPTIONS = (
 @click.option("--max-cost", type=float, help="Fail if the run would cost more, in dollars.")
 @click.option("--dry-run", is_flag=True, help="Print the estimate, write no plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.pass_obj
-def plan(prices: Any, out: str, **options: Any) -> None:
+@click.pass_context
+def plan(context: click.Context, out: str, **options: Any) -> None:
     """Estimate an extraction, and write its plan to OUT."""
     from tpufleet.workloads.activations import plans
     from tpufleet.workloads.activations.cli import output
@@ -165,6 +165,7 @@ def plan(prices: Any, out: str, **options: Any) -> None:
     from tpufleet.workloads.activations.io.storage import open_storage
     from tpufleet.workloads.activations.pipeline import planning
 
+    prices = context.obj
     fields = ("text_field", "id_field", "split", "max_samples", "max_tasks")
     arc = ("grid_encoder", "prompt_version", "predictions_per_task", "streams", "skip_completed")
     data = {name: options[name] for name in (*fields, *arc) if options[name] not in (None, False)}
@@ -189,6 +190,8 @@ def plan(prices: Any, out: str, **options: Any) -> None:
         **{name: options[name] for name in _PLAN_OPTIONS},
     )
     output.show_plan(new_plan, as_json=options["as_json"])
+    default = context.get_parameter_source("max_length") is click.core.ParameterSource.DEFAULT
+    output.warn_of_positions(new_plan, chosen=not default)
     budget = planning.PlanLimits(
         bytes=None if options["max_gb"] is None else options["max_gb"] * 1e9,
         hours=options["max_hours"],

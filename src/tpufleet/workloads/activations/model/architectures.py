@@ -81,6 +81,22 @@ def from_folder(folder: Path) -> Architecture:
         raise BadInput(f"{path} cannot be read: {error}") from error
 
 
+def max_positions(folder: Path) -> int | None:
+    """How many tokens the model was made for; None if its config.json does not say."""
+    config = json.loads((folder / "config.json").read_text())
+    family = config.get("model_type")
+    if family in NESTED:
+        family, config = NESTED[family], config.get("text_config") or {}
+    config = {**DEFAULTS.get(family, {}), **config, "model_type": family}
+    limit = config.get("max_position_embeddings")
+    rope = _rope_config(config, local=False)
+    if limit is None or (rope.get("rope_type") or rope.get("type")) != "yarn":
+        return limit
+    # YaRN is switched on without a change of max_position_embeddings.
+    original = rope.get("original_max_position_embeddings") or limit
+    return max(limit, int(original * rope["factor"]))
+
+
 def from_config(text: str | bytes) -> Architecture:
     """Absent keys have the defaults of the family; settings that are not supported are errors."""
     config = json.loads(text)

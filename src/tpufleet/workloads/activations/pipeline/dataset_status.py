@@ -27,6 +27,9 @@ class DatasetMonitor:
         alive = {worker for worker, at in heartbeats.items() if now - at <= LEASE.total_seconds()}
         return commits, held, alive
 
+    def complete(self) -> bool:
+        return self._units.finished()
+
     def totals(self, commits: dict[int, Commit]) -> dict[str, int]:
         return {
             "samples": sum(len(self.plan.sample_range(unit)) for unit in commits),

@@ -12,7 +12,7 @@ from tpufleet.workloads.activations import formatting, plans
 from tpufleet.workloads.activations.inputs import contexts, sources, tokenization
 from tpufleet.workloads.activations.inputs.samples import SampleSource
 from tpufleet.workloads.activations.io import dtypes
-from tpufleet.workloads.activations.model import sites, weights
+from tpufleet.workloads.activations.model import architectures, sites, weights
 from tpufleet.workloads.activations.pipeline import batches, locations
 
 SHARD_BYTES = 1 << 30
@@ -61,6 +61,8 @@ class Estimate:
     cost: float | None = None
     why_skipped: str = ""  # the most frequent reason
     default_batch: bool = False  # the size of batches was not given: devices may choose another
+    longest: int | None = None  # tokens of the longest context that was tokenized
+    model_limit: int | None = None  # tokens that the model was made for; None: unknown
     stored_tokens: int | None = None  # fewer than computed with --keep or overlapping contexts
 
 
@@ -153,6 +155,8 @@ def make_plan(
         bytes_if_padded=round(len(lengths) * scale) * options["max_length"] * row,
         stored_tokens=round(measured.stored * scale),
         default_batch=default_batch,
+        longest=max(lengths, default=0),
+        model_limit=architectures.max_positions(resolved.model),
         units=-(-count // unit_samples),
         operations=scale * sum(arch.flops(length, depth) for length in lengths),
     )
