@@ -6,13 +6,15 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.chaos.small_disk import SmallDisk
 from tests.contract import store_builders as a
-from tpufleet.errors import FleetError, StorageFull, Unreachable
+from tpufleet.errors import FleetError, StorageFull, StorageReadOnly, Unreachable
 from tpufleet.stores.base import ChangeSet, JobQuery
 from tpufleet.stores.open_store import open_store
 
@@ -74,6 +76,20 @@ def test_a_database_that_became_read_only_says_so(tmp_path):
         store._database.write(write_to_a_read_only_one)
     store.put_user(a.user())
     store.close()
+
+
+def test_a_database_that_is_read_only_at_the_start_says_so(tmp_path):
+    disk = SmallDisk(tmp_path / "disk")
+    if not disk.mounted:
+        pytest.skip("only root can mount a disk")
+    url = f"sqlite:///{disk.folder}/fleet.db"
+    try:
+        open_store(url).close()
+        subprocess.run(["mount", "-o", "remount,ro", str(disk.folder)], check=True)
+        with pytest.raises(StorageReadOnly, match=r"(?s)fleet.db cannot be written.*next: make"):
+            open_store(url)
+    finally:
+        disk.cleanup()
 
 
 def test_a_damaged_database_says_so(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import threading
@@ -119,11 +120,15 @@ class SqliteDatabase:
         # Threads queue here in order; SQLite's own lock makes waiters sleep and poll.
         self._write_lock = _FairLock()
         self._checkpointed_at = time.monotonic()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Contains environments and token hashes: readable only by the owner.
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        self._identity = _identity(os.fstat(file))
-        os.close(file)
+        try:
+            self._identity = _create(path)
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
+            raise StorageReadOnly(
+                f"database {path} cannot be written: {error.strerror}\n"
+                "  next: make its file, its folder and the file system writable, and start again"
+            ) from error
 
     def read(self, work: Callable[[DatabaseSession], T]) -> T:
         return self._with_connection(lambda connection: work(_SqliteSession(connection)))
@@ -279,6 +284,16 @@ class _FairLock:
                 self._waiting.popleft().release()
             else:
                 self._held = False
+
+
+def _create(path: Path) -> tuple[int, int]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Contains environments and token hashes: readable only by the owner.
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        return _identity(os.fstat(file))
+    finally:
+        os.close(file)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
