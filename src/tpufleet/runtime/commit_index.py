@@ -11,7 +11,6 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from typing import Any
 from zlib import crc32
@@ -39,21 +38,26 @@ class Commit:
 class IndexedOutcome(Mapping[str, Any]):
     """An outcome that is read when it is first used: few of many units are."""
 
+    # There is one for each unit: a dictionary in each would be work for the garbage collector.
+    __slots__ = ("_load", "_outcome", "_unit")
+
     def __init__(self, load: Callable[[int], dict[str, Any]], unit: int):
         self._load, self._unit = load, unit
+        self._outcome: dict[str, Any] | None = None
 
-    @cached_property
-    def _outcome(self) -> dict[str, Any]:
-        return self._load(self._unit)
+    def _read(self) -> dict[str, Any]:
+        if self._outcome is None:
+            self._outcome = self._load(self._unit)
+        return self._outcome
 
     def __getitem__(self, key: str) -> Any:
-        return self._outcome[key]
+        return self._read()[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._outcome)
+        return iter(self._read())
 
     def __len__(self) -> int:
-        return len(self._outcome)
+        return len(self._read())
 
 
 def encode(commits: Mapping[int, Commit]) -> bytes:
@@ -75,10 +79,10 @@ def encode(commits: Mapping[int, Commit]) -> bytes:
     return b"".join([header.ljust(HEADER - 1), b"\n", text, *outcomes])
 
 
-def open_index(objects: ObjectStore, name: str) -> CommitIndex | None:
+def open_index(objects: ObjectStore, name: str, first_read: int = FIRST_READ) -> CommitIndex | None:
     """The index, or None if there is none or it is damaged: the records have it all."""
     try:
-        start = objects.read_range(name, 0, FIRST_READ)
+        start = objects.read_range(name, 0, first_read)
         size, checksum = start[:HEADER].split()
         text = start[HEADER : HEADER + int(size)]
         if len(text) < int(size):
@@ -101,8 +105,8 @@ class CommitIndex:
     def entries(self) -> Iterator[tuple[int, int, str, float]]:
         """(unit, token, worker, time) of each commit, in the order of units."""
         table = self._table
-        workers = (table["workers"][number] for number in table["worker"])
-        yield from zip(table["units"], table["tokens"], workers, table["at"], strict=True)
+        workers = map(table["workers"].__getitem__, table["worker"])
+        return zip(table["units"], table["tokens"], workers, table["at"], strict=True)
 
     def outcome(self, unit: int) -> dict[str, Any] | None:
         """None if the object has changed since it was opened."""

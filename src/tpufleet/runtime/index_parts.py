@@ -30,6 +30,7 @@ REOPENED = f"{FOLDER}reopened-"
 PART_UNITS = 128
 PART_SECONDS = 30.0
 MERGED_UNITS = 1_024  # so many commits of a worker are merged into one part
+PART_READ = 64 << 10  # the table of a merged part, in one request
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +85,12 @@ class IndexReader:
 
     def _open(self, names: list[str]) -> list[CommitIndex | None]:
         if len(names) < 2 or not getattr(self._objects, "far", False):
-            return [commit_index.open_index(self._objects, name) for name in names]
+            return list(map(self._open_part, names))
         with ThreadPoolExecutor(PARALLEL_READS) as pool:
-            return list(pool.map(lambda name: commit_index.open_index(self._objects, name), names))
+            return list(pool.map(self._open_part, names))
+
+    def _open_part(self, name: str) -> CommitIndex | None:
+        return commit_index.open_index(self._objects, name, PART_READ)
 
     def _add(self, index: CommitIndex | None) -> None:
         if index is None:

@@ -159,7 +159,7 @@ class Units:
         and from the records that it lacks: a bucket takes minutes to return those of 100,000
         units."""
         self._load(self._last_records())
-        return dict(sorted(self._committed.items()))
+        return {unit: self._committed[unit] for unit in sorted(self._committed)}
 
     def index_found(self) -> None:
         """Add commits to the index that `committed` had to read from records: their workers were

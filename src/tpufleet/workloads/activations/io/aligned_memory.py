@@ -27,7 +27,8 @@ class MemoryPool:
         try:
             memory = free.pop()
         except IndexError:
-            memory = mmap.mmap(-1, capacity)
+            # Private: the kernel gives shared memory no huge pages by default.
+            memory = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if capacity >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
                 memory.madvise(mmap.MADV_HUGEPAGE)
         whole = np.frombuffer(memory, np.uint8)  # the base of every view

@@ -160,21 +160,39 @@ class Dataset:
             values.astype(np.float32) * self._raw(shard, site + shards.SCALE, start, stop)[:, None]
         )
 
-    def read_rows_to(
-        self, unit: int, file: int, site: str, start: int, addresses: np.ndarray
-    ) -> bool:
-        """Read consecutive rows, each to its address. False, and nothing is read, where they are
-        not plain bytes of a local file."""
+    def read_rows_to(self, unit: int, file: int, site: str, start: int, rows: np.ndarray) -> bool:
+        """Read consecutive rows, each to its address: `rows` are `scattered_reads.row_vectors`.
+        False, and nothing is read, where they are not plain bytes of a local file."""
         shard = self.files(unit)[file]
-        plain = self.plan.dtype != "int8" and site not in shard.uncompressed
-        if not (self._local and plain and scattered_reads.AVAILABLE):
+        if self.plan.dtype == "int8" or not self._is_plain(shard, site):
             return False
         tensor, opened = shard.tensors[site], self._file(shard.name)
         row_bytes = tensor.row_bytes
         offset = tensor.offset + start * row_bytes
-        if not scattered_reads.read_rows(opened.fileno(), offset, row_bytes, addresses):
+        if not scattered_reads.read_rows(opened.fileno(), offset, row_bytes, rows):
             raise self._truncated(shard)
         return True
+
+    def read_tokens_to(self, unit: int, file: int, start: int, tokens: np.ndarray) -> None:
+        self._read_to(unit, file, shards.TOKENS, start, tokens)
+
+    def read_positions_to(self, unit: int, file: int, start: int, positions: np.ndarray) -> None:
+        self._read_to(unit, file, shards.POSITIONS, start, positions)
+
+    def _read_to(self, unit: int, file: int, name: str, start: int, target: np.ndarray) -> None:
+        """Read consecutive rows of a tensor of 32-bit integers."""
+        shard = self.files(unit)[file]
+        if not self._is_plain(shard, name):
+            target[:] = self._raw(shard, name, start, start + len(target))
+            return
+        opened = self._file(shard.name)
+        offset = shard.tensors[name].offset + start * target.itemsize
+        if os.preadv(opened.fileno(), [target.data], offset) < target.nbytes:
+            raise self._truncated(shard)
+
+    def _is_plain(self, shard: shards.ShardFile, name: str) -> bool:
+        """Whether the tensor is plain bytes of a local file."""
+        return self._local and name not in shard.uncompressed and scattered_reads.AVAILABLE
 
     @property
     def row_dtype(self) -> np.dtype:
@@ -194,7 +212,7 @@ class Dataset:
     def row_samples(self, unit: int, file: int, start: int, stop: int) -> np.ndarray:
         """The sample that each row belongs to."""
         samples, rows = self._row_owners(unit, file)
-        return samples[np.searchsorted(rows, np.arange(start, stop), side="right") - 1]
+        return samples[rows.searchsorted(np.arange(start, stop), side="right") - 1]
 
     def row_count(self, unit: int, file: int) -> int:
         return self.files(unit)[file].tensors[shards.TOKENS].shape[0]

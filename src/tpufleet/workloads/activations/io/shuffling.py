@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tpufleet.errors import BadInput
+from tpufleet.workloads.activations.io import scattered_reads
 
 if TYPE_CHECKING:
     from tpufleet.workloads.activations.io.datasets import Dataset
@@ -181,10 +182,10 @@ class _RowReader:
         memory = self.dataset.memory.take(self.batch * width * dtype.itemsize)
         return memory.view(dtype).reshape(self.batch, width)
 
-    def read(self, block: _Block, site: str, addresses: np.ndarray) -> np.ndarray | None:
+    def read(self, block: _Block, site: str, vectors: np.ndarray) -> np.ndarray | None:
         """Read each row to its address. Rows that are not plain bytes of a local file are returned
         instead."""
-        if self.dataset.read_rows_to(*block[:2], site, block.start, addresses):
+        if self.dataset.read_rows_to(*block[:2], site, block.start, vectors):
             return None
         return self.dataset.rows(*block[:2], site, *block[2:])
 
@@ -202,7 +203,7 @@ class _Reading:
         cuts = range(turn.skipped, -(-len(turn.order) // batch))
         self._values = {site: {n: reader.new_values(site) for n in cuts} for site in reader.sites}
         self._unneeded = {site: reader.new_values(site)[:1] for site in reader.sites}
-        self._addresses = {site: self._addresses_of(site)[turn.before :] for site in reader.sites}
+        self._vectors = {site: self._vectors_of(site)[turn.before :] for site in reader.sites}
         labels = height if reader.labelled else 0
         self._tokens = np.empty(labels, np.int32)
         self._positions = np.empty(labels, np.int32)
@@ -214,26 +215,28 @@ class _Reading:
             for n in range(0, len(turn.blocks), step)
         ]
 
-    def _addresses_of(self, site: str) -> np.ndarray:
+    def _vectors_of(self, site: str) -> np.ndarray:
         unneeded, values = self._unneeded[site], self._values[site]
         row_bytes, batch = unneeded.strides[0], self._reader.batch
         bases = np.zeros(max(values, default=0) + 1, np.int64)
         for number, rows in values.items():
             bases[number] = rows.ctypes.data
         numbers, rows = np.divmod(self._places, batch)
-        return np.where(self._places < 0, unneeded.ctypes.data, bases[numbers] + rows * row_bytes)
+        addresses = bases[numbers] + rows * row_bytes
+        addresses[self._places < 0] = unneeded.ctypes.data
+        return scattered_reads.row_vectors(addresses, row_bytes)
 
     def _read(self, blocks: Sequence[_Block], at: int) -> None:
         for block in blocks:
             span = slice(at, at + block.height)
-            for site, addresses in self._addresses.items():
-                values = self._reader.read(block, site, addresses[span])
+            for site, vectors in self._vectors.items():
+                values = self._reader.read(block, site, vectors[span])
                 if values is not None:
                     self._place(site, values, self._places[self._round.before :][span])
             if self._reader.labelled:
                 dataset = self._reader.dataset
-                self._tokens[span] = dataset.row_tokens(*block)
-                self._positions[span] = dataset.row_positions(*block)
+                dataset.read_tokens_to(*block[:3], self._tokens[span])
+                dataset.read_positions_to(*block[:3], self._positions[span])
                 self._samples[span] = dataset.row_samples(*block)
             at += block.height
 
