@@ -55,7 +55,7 @@ STRANGE = [
 def no_limit_hides_a_route():
     with pytest.MonkeyPatch.context() as patch:
         unlimited = RateLimit(per_second=1_000_000, burst=1_000_000)
-        for name in ("AUDITED_PER_USER", "PER_SLICE_TOKEN"):
+        for name in ("PER_USER", "AUDITED_PER_USER", "PER_SLICE_TOKEN", "PER_STRANGER"):
             patch.setattr(rate_limits, name, unlimited)
         yield
 
