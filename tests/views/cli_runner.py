@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from click.testing import CliRunner, Result
@@ -19,6 +23,20 @@ class _TpuProgram:
         sys.exit(program.run(args))
 
 
+@contextlib.contextmanager
+def own_process_settings() -> Iterator[None]:
+    """`tpu serve` changes some of its process, which is that of the tests here."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    on_termination = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        os.umask(mask)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_termination)
+
+
 class Tpu:
     """`tpu("jobs", "--json")`, with the environment of one user."""
 
@@ -27,7 +45,8 @@ class Tpu:
 
     def __call__(self, *args: str, input: str | None = None) -> Result:
         runner = CliRunner(env=self.environ)
-        return runner.invoke(_TpuProgram(), list(args), input=input)  # type: ignore[arg-type]  # not a click.Command
+        with own_process_settings():
+            return runner.invoke(_TpuProgram(), list(args), input=input)  # type: ignore[arg-type]  # not a click.Command
 
     def ok(self, *args: str, input: str | None = None) -> str:
         result = self(*args, input=input)
