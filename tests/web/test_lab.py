@@ -468,7 +468,15 @@ def test_metrics_come_back_after_an_answer_that_failed(page: Page, server: lab.L
 
 
 @pytest.mark.parametrize("answer", ["no answer", "503"])
-@pytest.mark.parametrize("path", ["/session", "/jobs?**", "/users", "/stream**"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/session",
+        pytest.param("/jobs?**", marks=pytest.mark.slow),
+        pytest.param("/users", marks=pytest.mark.slow),
+        pytest.param("/stream**", marks=pytest.mark.slow),
+    ],
+)
 def test_what_a_server_that_starts_does_not_answer_is_asked_again(
     page: Page, server: lab.LabServer, path: str, answer: str
 ):

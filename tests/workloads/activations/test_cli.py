@@ -187,12 +187,12 @@ def one_bit_flipped(path: Path) -> None:
 # A missing record is no damage: the unit is then not committed, and extracted by the next run. One
 # flipped bit of a record may give another valid record.
 DAMAGE = [
-    ("shard", cut_in_half),
-    ("shard", emptied),
+    pytest.param("shard", cut_in_half, marks=pytest.mark.slow),
+    pytest.param("shard", emptied, marks=pytest.mark.slow),
     ("shard", one_bit_flipped),
-    ("shard", Path.unlink),
+    pytest.param("shard", Path.unlink, marks=pytest.mark.slow),
     ("record", cut_in_half),
-    ("record", emptied),
+    pytest.param("record", emptied, marks=pytest.mark.slow),
 ]
 
 

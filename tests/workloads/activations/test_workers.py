@@ -409,7 +409,15 @@ def test_a_failing_stage_stops_the_run_with_its_own_error(make):
     assert datasets.Dataset(folder).commits == {}
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize(
+    "code",
+    [
+        errno.ENOSPC,
+        pytest.param(errno.EDQUOT, marks=pytest.mark.slow),
+        pytest.param(errno.EROFS, marks=pytest.mark.slow),
+        pytest.param(errno.EIO, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("operation", ["staging", "upload", "create", "replace"])
 def test_a_full_or_broken_disk_ends_a_run_with_a_message(
     make, operation, code, model_folder, monkeypatch
@@ -481,7 +489,15 @@ def shortened(path: Path) -> None:
 
 
 @pytest.mark.parametrize("preparers", [0, 1], ids=["thread", "process"])
-@pytest.mark.parametrize("change", [rewritten, replaced, shortened, Path.unlink])
+@pytest.mark.parametrize(
+    "change",
+    [
+        rewritten,
+        pytest.param(replaced, marks=pytest.mark.slow),
+        pytest.param(shortened, marks=pytest.mark.slow),
+        Path.unlink,
+    ],
+)
 def test_data_that_changes_during_a_run_is_never_stored(make, tmp_path, change, preparers):
     calm, folder = make("calm", unit_samples=1), make("changing", unit_samples=1)
     extraction.run(calm, settings())
