@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -14,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from google.api_core.exceptions import AlreadyExists
 
 from tests import server_process
-from tests.bridges.harness import ENDED, ORDER, BridgeHarness
+from tests.bridges.harness import ENDED, ORDER, PATIENCE, BridgeHarness
 from tpufleet.errors import FleetError
 from tpufleet.providers.local.processes import MARKER_VARIABLE
 
@@ -63,9 +65,11 @@ class FaultInjector:
                 ledger=str(self._ledger),
                 seconds=round(self._random.uniform(0.1, 1.0), 2),
             )
-            reference.set(
-                {"challenge_number": 1, "code": code, "timeout": 600, "status": "pending"}
-            )
+            with contextlib.suppress(AlreadyExists):  # an earlier try did it
+                reference.create(
+                    {"challenge_number": 1, "code": code, "timeout": 600, "status": "pending"},
+                    retry=PATIENCE,
+                )
             self.names.append(reference.id)
 
     # Faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from google.api_core import exceptions, retry
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import firestore
 
@@ -25,6 +27,13 @@ PROJECT = "demo-tpufleet"
 POOL = "web"
 # The user nobody may be unable to run the Python of a checkout.
 ROOT_OPTIONS = ("--allow-root",) if os.geteuid() == 0 else ()
+# On a machine that stands still for a minute the emulator gives calls up.
+PATIENCE = retry.Retry(
+    predicate=retry.if_exception_type(
+        exceptions.Cancelled, exceptions.DeadlineExceeded, exceptions.ServiceUnavailable
+    ),
+    timeout=900,
+)
 ENDED = ("completed", "failed")
 ORDER = ("pending", "scheduled", "running", "completed", "failed")
 
@@ -65,11 +74,13 @@ class BridgeHarness:
             **fields,
         }
         reference = self.documents.document()
-        reference.set({name: value for name, value in document.items() if value is not None})
+        given = {name: value for name, value in document.items() if value is not None}
+        with contextlib.suppress(exceptions.AlreadyExists):  # an earlier try did it
+            reference.create(given, retry=PATIENCE)
         return reference.id
 
     def get(self, document_id: str) -> dict[str, Any]:
-        return self.documents.document(document_id).get().to_dict()
+        return self.documents.document(document_id).get(retry=PATIENCE).to_dict()
 
     def wait_ended(self, document_id: str, within: float = 180.0) -> dict[str, Any]:
         return wait_until(
@@ -135,7 +146,7 @@ class BridgeHarness:
         path = self.folder / "bridge.log"
         log_lines = path.read_text().splitlines()[-200:] if path.exists() else []
         exits = [f"bridge {bridge.pid} ended: {bridge.poll()}" for bridge in self.bridges]
-        documents = [f"{one.id} {one.to_dict()}" for one in self.documents.stream()]
+        documents = [f"{one.id} {one.to_dict()}" for one in self.documents.stream(retry=PATIENCE)]
         return "\n".join([*log_lines, *exits, *documents, *self._jobs(), self.server.log_tail()])
 
     def _jobs(self) -> list[str]:

@@ -9,7 +9,7 @@ from datetime import datetime
 import httpx
 import pytest
 
-from tests.bridges.harness import ORDER, PROJECT, BridgeHarness
+from tests.bridges.harness import ORDER, PATIENCE, PROJECT, BridgeHarness
 from tests.server_process import wait_until
 
 SLOW = "print('running', flush=True)\nimport time\ntime.sleep(600)"
@@ -124,7 +124,7 @@ def test_pending_documents_run_and_cancelled_or_deleted_ones_end(harness: Bridge
     assert found["status"] == "failed" and found["error"].startswith("cancelled: ")
     deleted = harness.add(SLOW)
     job = harness.wait_status(deleted, "running")["bridge"]["job"]
-    harness.documents.document(deleted).delete()
+    harness.documents.document(deleted).delete(retry=PATIENCE)
     wait_until(
         lambda: harness.server.client.job(job).row.state == "cancelled", 30, harness.diagnostics
     )
@@ -135,7 +135,7 @@ def test_a_client_can_cancel_and_rerun_a_document(harness: BridgeHarness):
     harness.start_bridge()
     name = harness.add(SLOW)
     harness.wait_status(name, "running")
-    harness.documents.document(name).update({"cancel_requested": True})
+    harness.documents.document(name).update({"cancel_requested": True}, retry=PATIENCE)
     assert harness.wait_ended(name)["error"].startswith("cancelled: ")
     harness.documents.document(name).update(
         {"cancel_requested": False, "status": "pending", "code": "result = 'again'"}

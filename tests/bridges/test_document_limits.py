@@ -13,7 +13,7 @@ pytest.importorskip(
 
 from google.api_core.exceptions import InvalidArgument
 
-from tests.bridges.harness import BridgeHarness
+from tests.bridges.harness import PATIENCE, BridgeHarness
 from tests.bridges.test_documents import document
 from tpufleet.bridges.firestore import documents
 
@@ -104,10 +104,10 @@ def test_a_document_that_grows_while_its_code_runs_ends(harness: BridgeHarness):
     name = harness.add("import time\ntime.sleep(4)\nresult = 'x' * 5_000", notes="")
     harness.wait_status(name, "running")
     reference = harness.documents.document(name)
-    reference.update({"notes": "x" * 1_030_000})
+    reference.update({"notes": "x" * 1_030_000}, retry=PATIENCE)
     size = documents.document_bytes(document(name, harness.documents.id, **harness.get(name)))
     free = LIMIT - size - largest_accepted(harness)
-    reference.update({"notes": "x" * (1_030_000 + free)})
+    reference.update({"notes": "x" * (1_030_000 + free)}, retry=PATIENCE)
     assert harness.wait_ended(name)["status"] == "failed"
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.bridges.harness import ORDER, PROJECT, BridgeHarness
+from tests.bridges.harness import ORDER, PATIENCE, PROJECT, BridgeHarness
 
 
 def tpu(
@@ -65,7 +65,7 @@ def test_invalid_arguments_are_reported_before_anything_is_written(harness: Brid
     }.items():
         done = tpu(harness, *args)
         assert done.returncode in (1, 2) and message in done.stderr
-    assert list(harness.documents.stream()) == []
+    assert list(harness.documents.stream(retry=PATIENCE)) == []
 
 
 def test_an_unreachable_firestore_is_reported_within_seconds(harness: BridgeHarness):
