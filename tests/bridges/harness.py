@@ -61,6 +61,11 @@ class BridgeHarness:
                 if change.type.name != "REMOVED" and (not observed or observed[-1] != status):
                     observed.append(status)
 
+    def _keep_listening(self) -> None:
+        """The emulator gives listeners up, too."""
+        if not self._watch.is_active:
+            self._watch = self.documents.on_snapshot(self._on_snapshot)
+
     # As the user
 
     def add(self, source: str, /, **fields: Any) -> str:
@@ -73,6 +78,7 @@ class BridgeHarness:
             "metadata": {"submitted_by": "ada"},
             **fields,
         }
+        self._keep_listening()
         reference = self.documents.document()
         given = {name: value for name, value in document.items() if value is not None}
         with contextlib.suppress(exceptions.AlreadyExists):  # an earlier try did it
@@ -99,9 +105,12 @@ class BridgeHarness:
     def observed_statuses(self, document_id: str) -> list[str]:
         """All statuses that the user's listener observed, once the document has ended."""
         observed = self.statuses[document_id]
-        wait_until(
-            lambda: observed and observed[-1] in ENDED, 120, lambda: f"{document_id}: {observed}"
-        )
+
+        def ended() -> bool:
+            self._keep_listening()
+            return bool(observed) and observed[-1] in ENDED
+
+        wait_until(ended, 120, lambda: f"{document_id}: {observed}")
         return observed
 
     # Bridges
