@@ -76,8 +76,10 @@ environment() {
     log=$(mktemp)
     say "Setting up tpufleet in $venv (once)"
     [ -x "$venv/bin/python" ] || make_venv
+    # The file names every package. Older pips look for dependencies all the same, find newer versions
+    # of some (those with extras), and refuse them because they have no hash.
     watch "$venv/bin/python" -m pip install --progress-bar off --disable-pip-version-check --no-input \
-        "$@" --require-hashes -r "$requirements"
+        "$@" --no-deps --require-hashes -r "$requirements"
     watch "$venv/bin/python" -m pip install --progress-bar off --disable-pip-version-check --no-input \
         --no-deps -e "$root"
     rm -f "$log"
