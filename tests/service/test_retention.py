@@ -108,7 +108,8 @@ def test_people_archive_their_own_jobs_only(service):
     ]
 
 
-def test_files_of_archived_jobs_protect_what_they_share(service, tmp_path_factory):
+def jobs_with_the_same_code(service, tmp_path_factory) -> tuple[str, bytes]:
+    """Ended jobs "one" and "two" of mel; the digest of their code, and the code."""
     folder = tmp_path_factory.mktemp("code")
     (folder / "train.py").write_text("print(1)\n")
     digest, data = packed(folder)
@@ -117,6 +118,12 @@ def test_files_of_archived_jobs_protect_what_they_share(service, tmp_path_factor
     for name in ("one", "two"):
         client.submit([NewJob(id=JobId(name), spec=SPEC, snapshot=digest)])
         service.end_job(name)
+    return digest, data
+
+
+def test_files_of_archived_jobs_protect_what_they_share(service, tmp_path_factory):
+    digest, _ = jobs_with_the_same_code(service, tmp_path_factory)
+    client = service.client("mel")
     client.archive(ArchiveRequest(jobs=("one",)))
     client.purge(PurgeRequest(jobs=("two",)))
     assert client.has_snapshot(digest), "the archived job can still be resumed"
@@ -176,14 +183,8 @@ def test_a_place_that_a_job_named_itself_is_not_touched(service, tmp_path_factor
 
 
 def test_code_goes_with_the_last_job_that_has_it(service, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("code")
-    (folder / "train.py").write_text("print(1)\n")
-    digest, data = packed(folder)
+    digest, data = jobs_with_the_same_code(service, tmp_path_factory)
     client = service.client("mel")
-    client.put_snapshot(digest, data)
-    for name in ("one", "two"):
-        client.submit([NewJob(id=JobId(name), spec=SPEC, snapshot=digest)])
-        service.end_job(name)
     client.purge(PurgeRequest(jobs=("one",)))
     assert client.has_snapshot(digest)
     assert client.purge(PurgeRequest(jobs=("two",))).size == len(data)
@@ -380,14 +381,8 @@ def test_files_of_the_other_jobs_are_deleted_when_those_of_one_cannot_be(service
 
 
 def test_code_that_another_job_needs_is_not_reported_as_deleted(service, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("code")
-    (folder / "train.py").write_text("print(1)\n")
-    digest, data = packed(folder)
+    jobs_with_the_same_code(service, tmp_path_factory)
     client = service.client("mel")
-    client.put_snapshot(digest, data)
-    for name in ("one", "two"):
-        client.submit([NewJob(id=JobId(name), spec=SPEC, snapshot=digest)])
-        service.end_job(name)
     for name in ("one", "two"):
         client.purge(PurgeRequest(jobs=(name,)))
     assert purge_events(service, "one") == ["purged by mel: deleted logs and results"]

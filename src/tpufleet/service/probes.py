@@ -68,5 +68,5 @@ class Probes:
         if problem is None:
             return READY
         logger.warning("cannot write: %s", problem)
-        told = next((text for kind, text in _STORAGE if isinstance(problem, kind)), UNUSABLE)
-        return 200, f"ok, but {told}"
+        texts = (text for kind, text in _STORAGE if isinstance(problem, kind))
+        return 200, f"ok, but {next(texts, UNUSABLE)}"

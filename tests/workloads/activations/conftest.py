@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.small_disk import SmallDisk
 from tests.workloads.activations.object_store_servers import amazon, cloud, google  # noqa: F401
 from tests.workloads.activations.tiny_model import SMALL_DEVICES, write_tokenizer
 
@@ -32,6 +33,15 @@ def restore_sigterm():
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    disk = SmallDisk(tmp_path / "small")
+    if not disk.mounted:
+        pytest.skip("only root can mount a disk")
+    yield disk
+    disk.cleanup()
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.chaos.small_disk import SmallDisk
 from tests.server_process import wait_until
 from tests.views.cli_runner import Tpu
 from tests.workloads.activations import synthetic
@@ -621,21 +620,12 @@ def test_positions_of_scaled_embeddings(tmp_path, model_folder, rope, limit):
     assert f"limit of {limit:,} tokens" in tpu(*command, "--max-length", limit + 1)[1]
 
 
-@pytest.fixture
-def disk(tmp_path):
-    disk = SmallDisk(tmp_path / "disk")
-    if not disk.mounted:
-        pytest.skip("only root can mount a disk")
-    yield disk
-    disk.cleanup()
-
-
 @pytest.mark.parametrize("writes", ["auto", "buffered"])
-def test_a_run_of_a_complete_dataset_on_a_read_only_disk_has_nothing_to_do(disk, writes):
-    out = disk.folder / "acts"
+def test_a_run_of_a_complete_dataset_on_a_read_only_disk_has_nothing_to_do(small_disk, writes):
+    out = small_disk.folder / "acts"
     plan = synthetic.plan(samples=4)
     synthetic.extract(LocalFolder(out), plan)
-    subprocess.run(["mount", "-o", "remount,ro", str(disk.folder)], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk.folder)], check=True)
     code, text = tpu("run", out, "--disk", writes)
     assert code == 0, text
     assert f"{out} is complete: 4 samples in {plan.units} unit" in text
@@ -643,9 +633,9 @@ def test_a_run_of_a_complete_dataset_on_a_read_only_disk_has_nothing_to_do(disk,
     assert code == 0 and json.loads(text)["samples"] == 4
 
 
-def test_a_run_of_an_incomplete_dataset_on_a_read_only_disk_fails(disk):
-    out = disk.folder / "acts"
+def test_a_run_of_an_incomplete_dataset_on_a_read_only_disk_fails(small_disk):
+    out = small_disk.folder / "acts"
     plans.write(LocalFolder(out), synthetic.plan(samples=4))
-    subprocess.run(["mount", "-o", "remount,ro", str(disk.folder)], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk.folder)], check=True)
     code, text = tpu("run", out, "--disk", "buffered")
     assert code == 1 and "cannot read or write" in text and "Read-only" in text

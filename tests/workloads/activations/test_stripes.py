@@ -11,7 +11,6 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.chaos.small_disk import SmallDisk
 from tests.workloads.activations import synthetic
 from tests.workloads.activations.tiny_model import tpu
 from tpufleet.errors import BadInput, Conflict, NotFound
@@ -186,15 +185,6 @@ def test_the_commands_that_the_message_of_a_lost_disk_names_rebuild_its_units(
     assert tpu("verify", disks[0])[0] == 0
     data = datasets.open_dataset(str(disks[0]))
     assert {n: data.read(n, "resid_post.0").tobytes() for n in range(24)} == before
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    disk = SmallDisk(tmp_path / "small")
-    if not disk.mounted:
-        pytest.skip("only root can mount a disk")
-    yield disk
-    disk.cleanup()
 
 
 def test_a_run_on_a_full_disk_continues_on_another_one(small_disk, tmp_path, model_folder):
