@@ -141,7 +141,11 @@ def _ragged_lines(results: dict) -> list[tuple]:
         ("memory_4", "ragged, 4 layers to memory files", 600_000),
     ):
         facts = run.get(name, {})
-        why = "; ".join(facts.get("said", [])) or run.get(f"{name}_error", run.get("error", ""))
+        why = run.get(f"{name}_error", run.get("error", ""))
+        if facts:
+            rates = ", ".join(f"{rate:,}" for rate in facts["device_rates"].values())
+            device = f"the device alone {rates or 'not measured'}"
+            why = f"{facts['limit']}; {device}; start {facts['start']}"
         rate = facts.get("tokens_per_second")
         table.append((f"{label}, tokens/s", rate, packed, goal, "ours", why))
         whole = facts.get("tokens_per_second_command")

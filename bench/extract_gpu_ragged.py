@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -108,19 +107,32 @@ def command(inputs: Path, out: Path, layers: list[int], cache: Path, lengths: li
         stdout=subprocess.DEVNULL,
     )
     began = time.perf_counter()
-    started = [*tpu, "run", str(out), "--compile-cache", str(cache)]
-    with subprocess.Popen(started, env=environment, text=True, stderr=subprocess.PIPE) as process:
+    started = [*tpu, "run", str(out), "--compile-cache", str(cache), "--json"]
+    with (
+        tempfile.TemporaryFile("w+") as summary,
+        subprocess.Popen(
+            started, env=environment, text=True, stdout=summary, stderr=subprocess.PIPE
+        ) as process,
+    ):
         timed = [(time.perf_counter() - began, line) for line in process.stderr if line.strip()]
-    seconds = time.perf_counter() - began
+        process.wait()
+        seconds = time.perf_counter() - began
+        summary.seek(0)
+        report = json.loads(summary.read() or "{}")
     lines = [line.strip() for _, line in timed]
     if process.returncode:
         raise RuntimeError("\n".join(lines)[-400:])
     size = sum(path.stat().st_size for path in (out / "shards").iterdir())
     shutil.rmtree(out)
-    rate = re.search(r"units at ([\d,]+) tokens/s", lines[-1])
     return {
         # As the command says: from the first batch to the last commit.
-        "tokens_per_second": float(rate[1].replace(",", "")) if rate else None,
+        "tokens_per_second": report["tokens_per_second"],
+        # Of full batches on the device, with their way to the host: no run can be faster.
+        "device_rates": report["calibration"].get("rates", {}),
+        "busy_seconds": report["busy_seconds"],
+        "limit": report["limit"],
+        "start_seconds": report["start_seconds"],
+        "start": report["start"],
         # Of the whole command: start, loading, compiling, writing, committing.
         "tokens_per_second_command": sum(lengths) / seconds,
         "seconds": seconds,

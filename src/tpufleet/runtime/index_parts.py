@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +26,10 @@ FOLDER = "index/"
 INDEX = f"{FOLDER}commits.bin"
 PART = f"{FOLDER}part-"
 REOPENED = f"{FOLDER}reopened-"
+# The names that are given below, and no others.
+_OBSOLETE = re.compile(
+    rf"{PART}(.+-\d+-\d{{6,}}|found-\d+-[0-9a-f]{{8}})\.bin|{REOPENED}[0-9a-f]{{32}}\.json"
+)
 # A part is written after so many commits, or with the first one after so many seconds. What a
 # killed worker has not written is read from its records.
 PART_UNITS = 128
@@ -179,4 +184,4 @@ def announce_reopened(objects: ObjectStore, numbers: Mapping[int, int]) -> None:
 
 def obsolete(objects: ObjectStore) -> list[str]:
     """Files that are obsolete once the index has all commits and no worker runs."""
-    return [name for name in objects.names(FOLDER) if name.startswith((PART, REOPENED))]
+    return [name for name in objects.names(FOLDER) if _OBSOLETE.fullmatch(name)]

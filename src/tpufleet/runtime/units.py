@@ -10,6 +10,7 @@ A unit whose commit or result is damaged is reopened by one more claim, which ha
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ REOPENED = "reopened"  # the worker of the claim that reopens a unit
 CLAIM_KEYS = frozenset({"worker", "nonce", "at", "incarnation"})
 INDEXED_UNITS = 1_000  # with so many units an index is worth it
 LISTED = 1_000  # names in the answer of a bucket
+_RECORD_NAME = re.compile(r"units/(\d{8,})-(\d{4,})\.json")
 RECORD_KEYS = {"claim": CLAIM_KEYS, "commit": (CLAIM_KEYS - {"incarnation"}) | {"outcome"}}
 
 
@@ -140,7 +142,7 @@ class Units:
 
     def is_held(self, claim: Claim) -> bool:
         """Whether no other worker has taken the unit over. A cheap hint; `commit` decides."""
-        return not self.objects.names(_record_name(claim.unit, claim.token + 1))
+        return not self.objects.names(record_name(claim.unit, claim.token + 1))
 
     def commit(self, claim: Claim, outcome: Mapping[str, Any]) -> None:
         """Record the unit as done. Raises Fenced when another worker has taken it over."""
@@ -229,7 +231,7 @@ class Units:
         return _claim(unit, number, record) if self._append(unit, number, record) else None
 
     def _append(self, unit: int, number: int, record: dict[str, Any]) -> bool:
-        if self.objects.create(_record_name(unit, number), _encode(record)):
+        if self.objects.create(record_name(unit, number), _encode(record)):
             return True
         # A client library that retried may collide with its own first write.
         existing = self._read(unit, number)
@@ -239,7 +241,7 @@ class Units:
         return {"kind": kind, "worker": self.worker, "nonce": nonce, "at": self._clock(), **more}
 
     def _read(self, unit: int, number: int) -> dict[str, Any]:
-        name = _record_name(unit, number)
+        name = record_name(unit, number)
         try:
             record = json.loads(self.objects.read(name))
             missing = RECORD_KEYS[record["kind"]] - record.keys()
@@ -294,6 +296,7 @@ class Units:
 
     def _load(self, last: Mapping[int, int]) -> None:
         """Read and cache these records. They are immutable, so each is read once."""
+        self.damaged = {}  # they are read again: they may have been repaired
         index = self._index.commits() if self._index is not None else {}
         unread: list[tuple[int, int]] = []
         for unit, number in last.items():
@@ -398,12 +401,13 @@ def _commit(unit: int, number: int, record: Mapping[str, Any]) -> Commit:
 def _last_numbers(names: Iterable[str]) -> dict[int, int]:
     last: dict[int, int] = {}
     for name in names:
-        unit, _, number = name.removeprefix("units/").removesuffix(".json").partition("-")
-        last[int(unit)] = max(last.get(int(unit), -1), int(number))
+        if match := _RECORD_NAME.fullmatch(name):  # another file is not ours
+            unit, number = map(int, match.groups())
+            last[unit] = max(last.get(unit, -1), number)
     return last
 
 
-def _record_name(unit: int, number: int) -> str:
+def record_name(unit: int, number: int) -> str:
     return f"units/{unit:08d}-{number:04d}.json"
 
 

@@ -12,8 +12,10 @@ import sys
 import tomllib
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 from tests.server_process import wait_until
@@ -23,6 +25,7 @@ from tests.workloads.activations.tiny_model import SMALL_DEVICES, task, tpu
 from tpufleet.errors import BadInput, install_command
 from tpufleet.model import prices, topology
 from tpufleet.runtime.units import Units
+from tpufleet.views.cli.extract import extract as extract_group
 from tpufleet.workloads.activations import fleet, formatting, inputs, plans
 from tpufleet.workloads.activations.io import datasets, unit_writer
 from tpufleet.workloads.activations.io.storage import LocalFolder
@@ -56,7 +59,8 @@ def test_plan_run_status_and_verify_from_the_command_line(tmp_path, arc, model_f
     assert dataset.metadata(9)["task_id"] == "task_00000001"
     assert dataset.metadata(9)["augmentation"]["n_rot90"] == 1
     # Planning the same again is harmless; planning another thing there is refused.
-    assert tpu("plan", out, *planned, *sites)[0] == 0
+    code, text = tpu("plan", out, *planned, *sites)
+    assert code == 0 and "this plan exists already, 24 of 24 samples done\n" in text
     code, text = tpu("plan", out, *planned, "--site", "resid_post.0")
     assert code == 1 and "sites" in text
 
@@ -145,7 +149,7 @@ def test_a_fault_of_the_weights_is_found_by_the_plan(tmp_path, model_folder, cha
     code, text = tpu(
         "plan", tmp_path / "out", "--model", model, "--data", tmp_path / "data.jsonl", *sites
     )
-    assert code == 1 and message in text
+    assert code == 2 and message in text
     assert not (tmp_path / "out" / "plan.json").exists()
 
 
@@ -165,7 +169,7 @@ def test_a_plan_that_would_skip_every_sample_fails(tmp_path, model_folder, lines
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
     planned = ["--model", model_folder, "--data", tmp_path / "data.jsonl", "--max-length", 4]
     code, text = tpu("plan", tmp_path / "out", *planned)
-    assert code == 1 and re.search(message, text)
+    assert code == 2 and re.search(message, text)
     assert not (tmp_path / "out" / "plan.json").exists()
 
 
@@ -220,9 +224,16 @@ def test_repair_rebuilds_damaged_units_and_no_others(tmp_path, model_folder, tar
     assert code == 1 and f"tpu extract repair {out}" in text
     assert names[target] in text, "the damaged file is named"
     if target == "record":
-        for command in (("run", out, "--quiet"), ("show", out, 0), ("status", out)):
+        everything = [("stats", out), ("export", out, tmp_path / "x")]
+        for command in (("run", out, "--quiet"), ("show", out, 3), *everything):
             code, text = tpu(*command)
             assert code == 1 and names["record"] in text and "tpu extract repair" in text
+        assert tpu("show", out, 0)[0] == 0, "other units are read"
+        code, text = tpu("status", out)
+        assert code == 0 and "5/6" in text, text
+        assert names["record"] in text and f"`tpu extract repair {out}`" in text
+        status = json.loads(tpu("status", out, "--json")[1])[str(out)]
+        assert status["samples"] == 5 and names["record"] in status["damaged"][0]
     code, text = tpu("repair", out)
     assert code == 0, text
     assert "reopened 1 of 6 units" in text and "OK: every sample stored exactly once" in text
@@ -304,9 +315,13 @@ def test_a_plan_over_budget_is_rejected_and_not_written(tmp_path, arc, model_fol
     code, text = tpu("plan", *common, *chips, "--price", 1.2)
     assert code == 1 and "dollars" in text
     code, text = tpu("plan", *common, *chips)
-    assert code == 1 and "--price" in text
+    assert code == 2 and "no price is known; pass --price" in text
+    code, text = tpu("plan", *common, "--rate", 100, "--max-cost", 1)
+    assert code == 2 and "no price is known; pass --price" in text
+    code, text = tpu("plan", *common, "--max-cost", 1)
+    assert code == 2 and "without --chips, or --rate with --price" in text
     code, text = tpu("plan", *common, "--max-hours", 1)
-    assert code == 1 and "--chips" in text
+    assert code == 2 and "without --chips, or --rate" in text
     assert not (tmp_path / "out" / "plan.json").exists()
     paid = ["--chips", "v5e-8", "--price", 1.2, "--max-cost", 5]
     code, text = tpu("plan", *common, "--dry-run", *paid)
@@ -410,8 +425,59 @@ def test_invalid_plan_options_are_rejected_with_a_message(
     options = ["--model", model_folder, "--data", arc, *more]
     code, text = tpu("plan", tmp_path / "out", *options, "--dry-run")
     assert re.search(message, text), text
+    missing = "nowhere" in more[1] or more[0] == "--kind"
+    assert code == 2 or missing, "invalid input"
     assert "Traceback" not in text and (code != 0 or more[0] == "--kind")
     assert not (tmp_path / "out").exists()
+
+
+def float_options() -> list[tuple[str, str]]:
+    """Of all commands of the group: (command, option)."""
+    context = click.Context(extract_group)
+    commands = {name: extract_group.get_command(context, name) for name in
+                extract_group.list_commands(context)}  # fmt: skip
+    return [
+        (name, option.opts[0])
+        for name, command in commands.items()
+        for option in command.params
+        if isinstance(option.type, click.types.FloatParamType)
+    ]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "-1e-9"])
+def test_numbers_that_are_negative_or_not_finite_are_rejected(value):
+    assert len(float_options()) >= 10
+    for command, option in float_options():
+        result = CliRunner().invoke(extract_group, [command, option, value])
+        assert result.exit_code == 2 and f"'{option}'" in result.output, (command, option)
+
+
+@pytest.mark.parametrize("option", ["--lease", "--steal-after"])
+def test_a_lease_that_no_date_can_hold_is_rejected(tmp_path, option):
+    code, text = tpu("run", tmp_path, option, "1e300")
+    assert code == 2 and option in text
+
+
+def test_invalid_options_of_a_run_are_invalid_input(tmp_path):
+    synthetic.extract(LocalFolder(tmp_path), synthetic.plan())
+    code, text = tpu("run", tmp_path, "--mesh", "data=x", "--quiet")
+    assert code == 2 and "invalid mesh" in text
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (["--chips", "v5e-17"], "the nearest size is v5e-16"),
+        (["--chips", "v5e-17", "--price", 1], "the nearest size is v5e-16"),
+        (["--chips", "v5e-16", "--capacity", "free"], "'free' is not one of"),
+    ],
+)
+def test_a_plan_names_types_and_capacities_like_every_command(
+    tmp_path, arc, model_folder, more, message
+):
+    options = ["--model", model_folder, "--data", arc, "--dry-run", *more]
+    result = CliRunner().invoke(extract_group, ["plan", "out", *map(str, options)])
+    assert result.exit_code == 2 and message in result.output
 
 
 def test_a_missing_package_is_reported_with_the_install_command(

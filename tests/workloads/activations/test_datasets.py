@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.workloads.activations import synthetic
 from tpufleet.errors import BadInput, Conflict, NotFound
-from tpufleet.runtime.units import Units
+from tpufleet.runtime.units import DamagedRecord, Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io import (
     datasets,
@@ -29,6 +29,7 @@ from tpufleet.workloads.activations.io import (
     verification,
 )
 from tpufleet.workloads.activations.io.storage import LocalFolder, open_storage
+from tpufleet.workloads.activations.pipeline import dataset_status
 
 
 @pytest.fixture
@@ -345,6 +346,79 @@ def test_more_shards_than_the_open_file_limit_can_be_read(folder):
             assert len(dataset.read(sample, "resid_post.3")) == synthetic.length(sample)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
+@pytest.mark.parametrize(
+    "argument, value",
+    [
+        ("batch", 0),
+        ("block", 0),
+        ("blocks_in_memory", -1),
+        ("world_size", 0),
+        ("rank", 3),
+        ("rank", -1),
+        ("skip", -1),
+    ],
+)
+def test_an_invalid_argument_of_a_shuffled_stream_is_named_at_once(folder, argument, value):
+    synthetic.extract(folder, synthetic.plan(samples=2))
+    dataset, options = datasets.Dataset(folder), {"batch": 4, argument: value}
+    with pytest.raises(BadInput, match=f"^{argument} is {value}, expected"):
+        datasets.shuffled_rows(dataset, "resid_post.0", **options)
+    with pytest.raises(BadInput, match=f"^{argument} is {value}, expected"):
+        datasets.shuffled_batches(dataset, ["resid_post.0"], **options)
+
+
+@pytest.mark.parametrize("together", [2, 256])
+def test_a_batch_larger_than_the_dataset_takes_no_more_memory_than_its_rows(folder, together):
+    synthetic.extract(folder, synthetic.plan(samples=20))
+    dataset = datasets.Dataset(folder)
+    total = sum(map(synthetic.length, range(20)))
+
+    def stream(batch, **more):
+        options = {"batch": batch, "block": 4, "blocks_in_memory": together, **more}
+        return list(datasets.shuffled_rows(dataset, "resid_post.0", **options))
+
+    whole = stream(10**15)
+    assert [len(rows) for rows in whole] == [total]
+    np.testing.assert_array_equal(whole[0], stream(total + 1)[0])
+    assert stream(10**15, skip=1) == []
+
+
+def test_only_samples_of_a_damaged_record_cannot_be_read(folder):
+    synthetic.extract(folder, synthetic.plan(samples=10, unit_samples=4))
+    record = folder.path / "units/00000001-0001.json"
+    intact = record.read_bytes()
+    (folder.path / "units/notes.txt").write_bytes(b"of somebody else")
+    monitor = dataset_status.DatasetMonitor(folder)
+    for content in (b"", b"{", b"[]", b'{"kind": "commit"}', b"\xff"):
+        record.write_bytes(content)
+        dataset = datasets.open_dataset(str(folder.path))
+        assert list(dataset) == [0, 1, 2, 3, 8, 9] and not dataset.complete
+        for sample in dataset:
+            stored = dataset.read(sample, "resid_post.0").astype(np.float64)
+            np.testing.assert_array_equal(stored, synthetic.values(sample, "resid_post.0"))
+        with pytest.raises(DamagedRecord, match=r"00000001-0001\.json"):
+            dataset.read(5, "resid_post.0")
+        with pytest.raises(DamagedRecord, match=r"00000001-0001\.json"):
+            datasets.shuffled_rows(dataset, "resid_post.0", batch=4)
+        for read_all in (dataset.statistics, lambda: dataset.mean("resid_post.0")):  # noqa: B023
+            with pytest.raises(DamagedRecord):
+                read_all()
+        assert len(dataset_status.DatasetMonitor(folder).status()["damaged"]) == 1
+    record.write_bytes(b"")
+    monitor.status()
+    record.write_bytes(intact)
+    assert monitor.status()["status"] == "DONE" and not monitor.status()["damaged"]
+
+
+def test_one_site_of_a_shuffled_stream_may_be_named_without_a_list(folder):
+    synthetic.extract(folder, synthetic.plan(samples=4))
+    dataset = datasets.Dataset(folder)
+    rows = next(datasets.shuffled_batches(dataset, "resid_post.3", batch=64))
+    assert list(rows.values) == ["resid_post.3"]
+    with pytest.raises(NotFound, match=r"site resid_post\.2 is not"):
+        datasets.shuffled_batches(dataset, "resid_post.2", batch=64)
 
 
 def test_shuffled_rows_of_a_missing_site_are_rejected(folder):

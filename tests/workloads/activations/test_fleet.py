@@ -216,11 +216,13 @@ def test_streams_of_an_interrupted_call_are_deleted(tmp_path, model_folder):
     data = write_pairs(tmp_path / "pairs.jsonl", 6)
     folder = LocalFolder(tmp_path / "out")
     folder.create("streams/stream_003.jsonl", b"left by a call for four workers")
+    folder.create("streams/notes.md", b"of somebody else")
     near = os.path.relpath(model_folder)
     facts = fleet.prepare_dataset(str(tmp_path / "out"), streams=2, dataset=str(data), model=near)
     assert facts["samples"] == 48
     assert Path(plans.load(folder).model).is_absolute(), "workers start in other folders"
-    assert len(folder.names("streams/")) == 2
+    streams = ["streams/stream_000.jsonl", "streams/stream_001.jsonl"]
+    assert folder.names("streams/") == ["streams/notes.md", *streams]
 
 
 def test_a_planned_dataset_is_not_prepared_again(tmp_path):

@@ -71,6 +71,52 @@ def test_an_export_replaces_an_earlier_one(tmp_path):
     assert code == 0 and text.startswith("9 samples")
 
 
+EXPORTS = {  # files that an export of this format would delete or overwrite
+    "pickle": ("shard_0007.pkl.gz", "shard_0007.pkl", "metadata.json", "checkpoint_worker_0.json"),
+    "hf": ("README.md", "data/train-00007-of-00008.parquet", "notes.txt"),
+}
+
+
+@pytest.mark.parametrize(
+    "kind, foreign", [(kind, name) for kind, names in EXPORTS.items() for name in names]
+)
+def test_an_export_replaces_no_files_of_others(tmp_path, kind, foreign):
+    synthetic.extract(LocalFolder(tmp_path / "a"), synthetic.plan(samples=9))
+    target = tmp_path / "target" / foreign
+    target.parent.mkdir(parents=True)
+    target.write_bytes(b"of somebody else")
+    code, text = tpu("export", tmp_path / "a", tmp_path / "target", "--format", kind)
+    assert code == 1 and "choose an empty folder" in text, text
+    files = [path for path in (tmp_path / "target").rglob("*") if path.is_file()]
+    assert files == [target] and target.read_bytes() == b"of somebody else"
+
+
+@pytest.mark.parametrize("kind", EXPORTS)
+def test_an_export_does_not_replace_that_of_another_dataset(tmp_path, kind):
+    for name, seed in (("a", 1), ("b", 2)):
+        synthetic.extract(LocalFolder(tmp_path / name), synthetic.plan(samples=9, seed=seed))
+    export = [tmp_path / "target", "--format", kind]
+    assert tpu("export", tmp_path / "a", *export)[0] == 0
+    code, text = tpu("export", tmp_path / "b", *export)
+    assert code == 1 and "not of an earlier export of this dataset" in text
+    assert tpu("export", tmp_path / "a", *export)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "model, name",
+    [
+        ("/home/someone/secret/qwen", "qwen"),
+        ("gs://bucket/models/qwen/", "qwen"),
+        ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
+        ("gpt2", "gpt2"),
+    ],
+)
+def test_the_readme_of_an_export_does_not_say_where_the_model_was(tmp_path, model, name):
+    synthetic.extract(LocalFolder(tmp_path / "a"), synthetic.plan(samples=2, model=model))
+    assert tpu("export", tmp_path / "a", tmp_path / "target", "--format", "hf")[0] == 0
+    assert f"# Activations of {name}\n" in (tmp_path / "target/README.md").read_text()
+
+
 def test_export_pads_when_asked(tmp_path):
     folder = LocalFolder(tmp_path / "a")
     synthetic.extract(folder, synthetic.plan(samples=2))
@@ -127,8 +173,13 @@ def test_the_streams_command_splits_a_dataset(tmp_path):
     assert len((tmp_path / "streams" / "stream_001.jsonl").read_text().splitlines()) == 2
     code, text = tpu("streams", path, tmp_path / "streams", "--num_streams", 1)
     assert code == 1 and "--overwrite" in text
+    foreign = [tmp_path / "streams" / name for name in ("stream_mine.jsonl", "notes.txt")]
+    for file in foreign:
+        file.write_text("of somebody else")
     assert tpu("streams", path, tmp_path / "streams", "--streams", 1, "--overwrite")[0] == 0
-    assert [one.name for one in (tmp_path / "streams").iterdir()] == ["stream_000.jsonl"]
+    assert [file.read_text() for file in foreign] == ["of somebody else"] * 2
+    streams = sorted(one for one in (tmp_path / "streams").iterdir() if one not in foreign)
+    assert [one.name for one in streams] == ["stream_000.jsonl"]
 
 
 def old_shard(path, samples, layers=(0, 1), value=0.0):

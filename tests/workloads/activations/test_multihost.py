@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+import uuid
 from datetime import timedelta
 
 import numpy as np
@@ -175,7 +176,7 @@ def test_a_gang_coordinates_through_the_storage_alone(tmp_path, model_folder):
     lengths = [(n, 3 + n % 7) for n in range(9)]
     storage, plan = plan_for(tmp_path, model_folder, lengths, unit_samples=4, batch_tokens=64)
     units = Units(storage, count=plan.units, worker="gang")
-    quick = {"gang": "g1", "parts": 2, "poll": 0.02, "timeout": 200.0}
+    quick = {"gang": uuid.uuid4().hex, "parts": 2, "poll": 0.02, "timeout": 200.0}
     coordinators = [
         gangs.GangLeader(units, lambda: False, **quick),
         gangs.GangMember(storage, part=1, **quick),
@@ -194,8 +195,9 @@ def test_a_gang_coordinates_through_the_storage_alone(tmp_path, model_folder):
         thread.join(900)
     assert_every_row_is_where_its_label_says(storage, lengths)
     assert {len(datasets.Dataset(storage).files(unit)) for unit in range(plan.units)} == {2}
+    storage.create("gangs/notes.json", b"of somebody else")
     assert verification.delete_leftovers(storage), "claims and parts of the gang are deleted"
-    assert storage.names("gangs/") == []
+    assert storage.names("gangs/") == ["gangs/notes.json"]
 
 
 def test_a_gang_member_fails_when_its_leader_is_gone(tmp_path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 import threading
 
 import jax
@@ -172,3 +175,28 @@ def test_a_model_that_cannot_be_opened_ends_the_run_with_its_error(make):  # noq
     folder = make("a")
     with pytest.raises(BadInput, match="needs 3 devices"):
         extraction.run(folder, extraction.ExtractionSettings(poll=0.02, mesh={"data": 3}))
+
+
+def test_the_library_that_kernels_call_is_found_before_a_program_is_loaded(tmp_path):
+    """JAX finds it once a module was imported, which only tracing a kernel does by itself."""
+    script = textwrap.dedent(
+        """
+        import pickle, sys
+        from pathlib import Path
+        from types import SimpleNamespace
+        from jax.experimental import serialize_executable
+        from tpufleet.workloads.activations.model.program_cache import ProgramCache
+
+        client = SimpleNamespace(platform_version="12")
+        device = SimpleNamespace(platform="gpu", client=client, id=0, device_kind="H200")
+        cache = ProgramCache(Path(sys.argv[1]), [device])
+        cache._write(cache._path("parts", ".program"), pickle.dumps(("", "", "")))
+        found = lambda *_, **__: "jax.experimental.mosaic.gpu" in sys.modules
+        before = found()
+        serialize_executable.deserialize_and_load = found
+        print(before, cache.load("parts"))
+        """
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "programs")]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "True"], result.stderr

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -104,7 +105,8 @@ def test_a_lost_shard_is_repaired_and_leftovers_of_all_disks_are_deleted(disks):
     synthetic.extract(storage, wanted)
     victim = next(disks[2].glob("shards/*"))
     victim.unlink()
-    leftover = disks[1] / "shards/00000001-0009-000-0000.safetensors"
+    lost = int(victim.name[:8])
+    leftover = disks[1] / f"shards/{lost:08d}-0000-001-0000.safetensors"
     leftover.write_bytes(b"of a dead worker")
     report = verification.verify(storage)
     assert len(report.bad_units) == 1 and "is missing" in report.problems[0]
@@ -192,10 +194,12 @@ def test_a_run_on_a_full_disk_continues_on_another_one(small_disk, tmp_path, mod
     plan_tiny([out], tmp_path, model_folder)
     small_disk.fill([])
     # Nothing can be written, neither shards nor records.
-    for command in (["run", out, "--quiet"], ["stripe", out, other]):
-        code, text = tpu(*command)
-        assert code == 1 and f"no space left on device at {out}" in text, text
-        assert f"tpu extract stripe {out} FOLDER" in text and f"tpu extract run {out}" in text
+    code, text = tpu("run", out, "--quiet")
+    assert code == 1 and f"no space left on device at {out}" in text, text
+    assert f"tpu extract stripe {out} FOLDER" in text and f"tpu extract run {out}" in text
+    code, text = tpu("stripe", out, other)
+    assert code == 1 and f"no space left on device at {out}" in text, text
+    assert f"the folders of {out} are unchanged" in text and not other.exists()
     assert not list(out.glob("*/.*"))  # drafts of records
     filler = small_disk.folder / "filler"
     os.truncate(filler, filler.stat().st_size - 2**20)
@@ -251,7 +255,7 @@ def test_only_folders_of_the_dataset_are_left_out(disks):
     storage = stripe(disks)
     synthetic.extract(storage, synthetic.plan(samples=60, unit_samples=5))
     code, text = tpu("stripe", disks[0], "--without", disks[0].parent / "other")
-    assert code == 1 and f"not one of the folders of {disks[0]}" in text
+    assert code == 2 and f"not one of the folders of {disks[0]}" in text
     code, text = tpu("stripe", disks[0], "--without", disks[1])
     assert code == 1 and "disk1/acts holds 4 shards" in text
     code, text = tpu("stripe", disks[0], disks[1], "--without", disks[2])
@@ -318,4 +322,184 @@ def test_a_plan_on_several_disks_from_the_command_line(disks, tmp_path, model_fo
     assert [entry["shards"] for entry in stripes] == counts(disks)
     planned = ["--model", model_folder, "--data", tmp_path / "data.jsonl", "--site", "resid_post.0"]
     code, text = tpu("plan", "gs://bucket/acts", *planned, "--stripe", disks[1])
-    assert code == 1 and "expected a folder" in text
+    assert code == 2 and "expected a folder" in text
+
+
+def contents(folder) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+OTHER_FOLDERS = {
+    "a dataset": lambda folder: synthetic.extract(LocalFolder(folder), synthetic.plan(seed=7)),
+    "a plan": lambda folder: plans.write(LocalFolder(folder), synthetic.plan(seed=7)),
+    "a folder of another dataset": lambda folder: striped_folder.set_folders(
+        LocalFolder(folder.with_name("other")), [folder]
+    ),
+    "shards without a plan": lambda folder: LocalFolder(folder).replace(
+        "shards/00000000-0000-000.safetensors", b"of a lost dataset"
+    ),
+    "other shards": lambda folder: LocalFolder(folder).replace("shards/a.bin", b"of a program"),
+    "hidden shards": lambda folder: LocalFolder(folder).replace("shards/.a", b"of a program"),
+    "a subfolder of shards": lambda folder: (folder / "shards/more").mkdir(parents=True),
+    "inside a dataset": lambda folder: plans.write(
+        LocalFolder(folder.parent), synthetic.plan(seed=7)
+    ),
+    "inside the shards of a dataset": lambda folder: striped_folder.set_folders(
+        LocalFolder(folder.parent.with_name("far")), [folder.parent]
+    ),
+    "a link to the dataset": lambda folder: folder.symlink_to(folder.parents[1] / "disk0/acts"),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_FOLDERS)
+def test_a_folder_with_files_that_could_be_taken_for_shards_is_refused(other, disks, tmp_path):
+    storage = LocalFolder(disks[0])
+    synthetic.extract(storage, synthetic.plan())
+    OTHER_FOLDERS[other](disks[1])
+    before = contents(tmp_path)
+    code, text = tpu("stripe", disks[0], disks[2], disks[1])
+    assert code != 0 and (str(disks[1]) in text or "named once" in text), text
+    assert contents(tmp_path) == before and not disks[2].exists()
+
+
+def test_two_folders_of_a_dataset_are_not_inside_each_other(disks):
+    with pytest.raises(BadInput, match="separate folders"):
+        striped_folder.set_folders(LocalFolder(disks[0]), [disks[1], disks[1] / "more"])
+
+
+def test_a_new_dataset_is_not_planned_between_files_of_another(disks):
+    stripe(disks)
+    synthetic.extract(open_storage(disks[0]), synthetic.plan(samples=60, unit_samples=5))
+    with pytest.raises(Conflict, match=r"stripe\.json of another dataset"):
+        plans.write(LocalFolder(disks[1]), synthetic.plan(seed=7))
+    (disks[0] / "plan.json").unlink()
+    with pytest.raises(Conflict, match=r"has no plan\.json, but shards/"):
+        plans.write(LocalFolder(disks[0]), synthetic.plan(seed=7))
+
+
+# Named almost like files of a dataset. Unit 99 is not in the plan, token 77 was never claimed.
+FOREIGN_FILES = (
+    "notes.txt",
+    "shards/notes.txt",
+    "shards/model.safetensors",
+    "shards/00000001-0000-000.safetensors.bak",
+    "shards/1-0-0.safetensors",
+    "shards/00000099-0000-000-0000.safetensors",
+    "shards/00000001-0077-000-0000.safetensors",
+    "gangs/notes.json",
+    "parts/000",
+    "index/part-time.txt",
+    ".staging/mine/lock",
+)
+
+
+def test_no_command_touches_a_file_that_the_dataset_did_not_write(disks, tmp_path, model_folder):
+    plan_tiny(disks, tmp_path, model_folder)
+    for folder in disks:
+        for name in FOREIGN_FILES:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(name.encode())
+    assert tpu("run", disks[0], "--quiet")[0] == 0
+    victim = next(path for path in disks[1].glob("shards/*-0000-000-0000.safetensors")
+                  if "00000099" not in path.name)  # fmt: skip
+    victim.write_bytes(victim.read_bytes()[:-1])
+    code, text = tpu("repair", disks[0])
+    assert code == 0, text
+    assert f"replaced by a repair (harmless): shards/{victim.name}" in text
+    assert "leftover of a dead worker" not in text
+    code, text = tpu("verify", disks[0], "--sweep")
+    assert code == 0 and "deleted 1 leftovers" in text, text
+    for name in FOREIGN_FILES:
+        if name.startswith("shards/"):
+            assert f"not of this dataset, kept: {name}" in text
+    assert not victim.exists()
+    for folder in disks:
+        found = contents(folder)
+        assert {name: found.get(name) for name in FOREIGN_FILES} == {
+            name: name.encode() for name in FOREIGN_FILES
+        }
+
+
+def add_by_mistake(out, folder) -> None:
+    """What `tpu extract stripe` of an earlier version did with the folder of another dataset."""
+    marked = LocalFolder(folder)
+    hidden = folder.with_name("hidden")
+    folder.rename(hidden)
+    striped_folder.set_folders(LocalFolder(out), [folder])
+    marked.path.joinpath(striped_folder.MARKER).rename(hidden / striped_folder.MARKER)
+    folder.rmdir()
+    hidden.rename(folder)
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["complete", "unfinished"])
+def test_a_dataset_that_was_added_by_mistake_is_kept_and_can_be_left_out(disks, finished):
+    """Both have shards with the same names."""
+    out, other = LocalFolder(disks[0]), LocalFolder(disks[1])
+    synthetic.extract(other, synthetic.plan(samples=40, unit_samples=4, seed=7))
+    wanted = synthetic.plan()
+    if finished:
+        synthetic.extract(out, wanted)
+    else:
+        plans.write(out, wanted)
+        Units(out, count=wanted.units, worker="a").claim()
+    before = contents(disks[1])
+    add_by_mistake(*disks[:2])
+    if finished:  # a worker was too late with unit 0: it has another shard now
+        verification.reopen(out, [0])
+        synthetic.extract(out, wanted, worker="b")
+    for command in (["verify", disks[0], "--sweep"], ["run", disks[0], "--quiet"]):
+        code, text = tpu(*command)
+        if finished or command[0] == "run":
+            assert code == 1, text
+            assert f"`tpu extract stripe {disks[0]} --without {disks[1]}`" in text
+    assert {name: contents(disks[1])[name] for name in before} == before
+    code, text = tpu("stripe", disks[0], "--without", disks[1])
+    assert code == 0 and "mv" not in text, text
+    assert contents(disks[1]) == before, "without the marker"
+    if finished:
+        assert tpu("verify", disks[0], "--sweep")[0] == 0
+    assert tpu("verify", disks[1])[0] == 0
+
+
+def test_a_folder_with_shards_of_its_own_and_others_says_which_to_move(disks):
+    storage = stripe(disks)
+    synthetic.extract(storage, synthetic.plan(samples=60, unit_samples=5))
+    (disks[1] / "shards/notes.txt").write_bytes(b"")
+    with pytest.raises(Conflict, match="holds 4 shards") as caught:
+        striped_folder.set_folders(LocalFolder(disks[0]), [disks[2]])
+    assert "`mv" not in str(caught.value) and "not the 1 other files" in str(caught.value)
+    for path in disks[1].glob("shards/0*"):
+        path.rename(disks[2] / "shards" / path.name)
+    striped_folder.set_folders(LocalFolder(disks[0]), [disks[2]])
+    assert sorted(path.name for path in disks[1].glob("[!.]*")) == ["shards"]
+    assert counts([disks[1]]) == [1]
+
+
+class ReadOnlyFolder(LocalFolder):
+    """A folder on a disk that is mounted read-only."""
+
+    def replace(self, name, data):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self.path / name))
+
+
+def test_a_read_only_dataset_leaves_new_folders_as_they_were(tmp_path):
+    out = ReadOnlyFolder(tmp_path / "acts")
+    synthetic.extract(LocalFolder(out.path), synthetic.plan())
+    (tmp_path / "mine").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(OSError, match="Read-only"):
+        striped_folder.set_folders(out, [tmp_path / "mine", tmp_path / "new/deep/acts"])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_message_of_a_read_only_dataset_is_about_its_folders(small_disk, tmp_path):
+    out = small_disk.folder / "acts"
+    synthetic.extract(LocalFolder(out), synthetic.plan())
+    remount = ["mount", "-o", "remount,ro", str(small_disk.folder)]
+    if subprocess.run(remount, capture_output=True).returncode:
+        pytest.skip("the disk cannot be mounted read-only")
+    code, text = tpu("stripe", out, tmp_path / "new")
+    assert code == 1 and "Read-only file system" in text, text
+    assert f"the folders of {out} are unchanged" in text and "tpu extract run" not in text
+    assert not (tmp_path / "new").exists()

@@ -33,7 +33,7 @@ from tpufleet.runtime.units import Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.cli import output
 from tpufleet.workloads.activations.cli.output import progress_line
-from tpufleet.workloads.activations.io import datasets, staging, verification
+from tpufleet.workloads.activations.io import datasets, staging, unit_writer, verification
 from tpufleet.workloads.activations.io.storage import DiskFull, LocalFolder
 from tpufleet.workloads.activations.model import devices, engines, meshes
 from tpufleet.workloads.activations.pipeline import (
@@ -816,6 +816,29 @@ def test_a_process_killed_with_sigkill_is_replaced_with_the_same_result(make, tm
     extraction.run(killed, settings(mesh={"data": 1, "fsdp": 8}, lease=lease))
     assert verification.verify(killed).intact
     assert contents(killed) == contents(calm)
+
+
+@pytest.mark.parametrize("own", [0, 1, 2], ids=["none", "some", "most"])
+def test_the_end_of_a_run_counts_what_other_workers_committed_meanwhile(make, own):
+    """Another worker holds units until this one waits for them, and then commits them."""
+    folder = make("shared", unit_samples=8)
+    plan = plans.load(folder)
+    other = Units(folder, count=plan.units, worker="other")
+    held = [other.claim() for _ in range(plan.units - own)]
+
+    def finish_others(meter: Meter) -> None:
+        while meter.waiting_for and held:
+            outcome = unit_writer.commit_outcome(plan, held[-1].unit, [], "f32")
+            other.commit(held.pop(), outcome)
+
+    reported = []
+    meter = extraction.run(
+        folder, settings(), on_progress=lambda meter: (finish_others(meter), reported.append(meter))
+    )
+    assert plan.units > 2 and not held
+    snapshot = meter.snapshot()
+    assert (snapshot["units"], snapshot["samples"]) == (own, plan.samples)
+    assert reported
 
 
 def test_a_worker_that_waits_for_a_dead_one_says_for_how_long_and_why(make):

@@ -32,13 +32,14 @@ class FleetGroup(ExtractGroup):
 
 def price_of(chips: str, capacity: str) -> float | None:
     """Dollars per hour of one chip of a type such as `v5e-16`; None if no price is known."""
-    from tpufleet.model import prices
+    from tpufleet.model import prices, topology
     from tpufleet.model.jobs import Capacity
     from tpufleet.views.cli import connection
 
     if capacity not in list(Capacity):
         raise BadInput(f"capacity {capacity!r} is not one of {', '.join(Capacity)}")
-    kind = chips.rpartition("-")[0]
+    topology.find(chips)  # such as v5e-17 does not exist
+    kind = chips.strip().lower().rpartition("-")[0]
     generation = "v5e" if kind == "v5litepod" else kind
     price = prices.price_table(connection.settings().prices).get((generation, capacity))
     return None if price is None else price.usd

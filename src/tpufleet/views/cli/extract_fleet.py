@@ -20,6 +20,7 @@ from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.submit import DETACHED
 from tpufleet.workloads.activations import fleet
+from tpufleet.workloads.activations.cli.parameter_types import SECONDS
 
 TITLES = ("TPU NAME", "STATUS", "SAMPLES", "SHARDS", "GCS")
 PREFIX = "activations"  # folder in --gcs-bucket
@@ -63,7 +64,7 @@ Examples:
 @click.option("--monitor", is_flag=True, help="Then show the fleet until it is done.")
 @click.option(
     "--monitor-interval",
-    type=click.FloatRange(0, min_open=True),
+    type=SECONDS,
     default=60.0,
     show_default=True,
     help="Seconds between two updates.",
@@ -109,7 +110,7 @@ def deploy(
 @click.argument("out")
 @click.option(
     "--watch",
-    type=click.FloatRange(0, min_open=True),
+    type=SECONDS,
     help="Refresh every so many seconds.",
 )
 @json_option

@@ -105,7 +105,8 @@ def prepare_dataset(
             storage.upload(path, name)
         # An interrupted call with more workers may have left streams that would be read too.
         for name in storage.names(f"{STREAMS}/"):
-            if name not in uploads:
+            stream = tasks.STREAM_NAME.fullmatch(name.removeprefix(f"{STREAMS}/"))
+            if stream and name not in uploads:
                 storage.delete(name)
     data = {"kind": "arc", "path": f"{out.rstrip('/')}/{STREAMS}"}
     if Path(model).is_dir():  # workers have other working directories

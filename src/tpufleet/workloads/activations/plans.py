@@ -12,6 +12,7 @@ from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.runtime.object_store import ObjectStore
 
 PLAN_FILE = "plan.json"
+STRIPE_FILE = "stripe.json"  # in a folder that holds only shards: see `io.striped_folder`
 
 # Not part of a plan's identity: the model and tokenizer may move, their digests may not change.
 # The date is that of the first plan: making it again on another day gives the same plan.
@@ -107,8 +108,23 @@ def load(objects: ObjectStore) -> ExtractionPlan:
         raise NotFound(f"{location} has no plan.json; create one with `tpu extract plan`") from None
 
 
+def check_free(objects: ObjectStore) -> None:
+    """Raise Conflict if a folder without a plan holds files of a dataset: of one whose plan was
+    deleted, or that has its plan in another folder."""
+    if PLAN_FILE in objects.names(PLAN_FILE):
+        return
+    for name in (STRIPE_FILE, "shards/", "units/"):
+        if objects.names(name):
+            location = getattr(objects, "url", "the output folder")
+            raise Conflict(
+                f"{location} has no plan.json, but {name} of another dataset; choose another folder"
+            )
+
+
 def write(objects: ObjectStore, plan: ExtractionPlan) -> ExtractionPlan:
-    """Write the plan, or return the stored one if it has the same identity; else raise Conflict."""
+    """Write the plan, or return the stored one if it has the same identity; else raise Conflict.
+    Files of another dataset are never taken for those of a new plan."""
+    check_free(objects)
     if objects.create(PLAN_FILE, plan.to_json()):
         return plan
     stored = load(objects)

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from tpufleet.errors import FleetError, install_command
+from tpufleet.errors import BadInput, FleetError, install_command
 from tpufleet.runtime.units import DamagedRecord
 from tpufleet.workloads.activations.cli import legacy_formats, plan
 from tpufleet.workloads.activations.cli.legacy_formats import example_epilog
-from tpufleet.workloads.activations.cli.plan import COUNT, POSITIVE
+from tpufleet.workloads.activations.cli.parameter_types import COUNT, SECONDS
 
 INTERRUPTED = 130  # exit status after SIGINT, by shell convention
 # Options of the older scripts that have another name now.
@@ -30,6 +30,12 @@ LEGACY_OPTIONS = {
 }
 
 
+class InvalidInput(click.ClickException):
+    """With the exit status that every command has for it."""
+
+    exit_code = 2
+
+
 class ExtractGroup(click.Group):
     """Shows FleetError as a message instead of a traceback."""
 
@@ -44,6 +50,8 @@ class ExtractGroup(click.Group):
             if error.filename is None:
                 raise
             raise click.ClickException(f"{error.filename}: {error.strerror}") from error
+        except BadInput as error:
+            raise InvalidInput(str(error)) from error
         except FleetError as error:
             raise click.ClickException(str(error)) from error
         except ModuleNotFoundError as error:
@@ -91,13 +99,13 @@ def extract() -> None:
 )
 @click.option(
     "--lease",
-    type=POSITIVE,
+    type=SECONDS,
     default=60.0,
     show_default=True,
     help="Seconds without heartbeat until a worker's units are taken over.",
 )
 @click.option(
-    "--steal-after", type=POSITIVE, help="Seconds until a slow worker's unit is taken over too."
+    "--steal-after", type=SECONDS, help="Seconds until a slow worker's unit is taken over too."
 )
 @click.option(
     "--preparers",
@@ -202,7 +210,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
 @click.argument("outs", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
-    "--watch", type=POSITIVE, help="Refresh every this many seconds, until all are complete."
+    "--watch", type=SECONDS, help="Refresh every this many seconds, until all are complete."
 )
 def status(outs: tuple[str, ...], as_json: bool, watch: float | None) -> None:
     """Show the progress of datasets and their workers."""
@@ -241,7 +249,11 @@ def stats(out: str, as_json: bool) -> None:
 @extract.command(epilog=example_epilog("tpu extract verify acts"))
 @click.argument("out")
 @click.option("--quick", is_flag=True, help="Check records and sizes only, not checksums.")
-@click.option("--sweep", is_flag=True, help="Delete leftovers of dead workers, if complete.")
+@click.option(
+    "--sweep",
+    is_flag=True,
+    help="Delete shards left by dead workers or replaced by repairs, if complete.",
+)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.pass_context
 def verify(context: click.Context, out: str, quick: bool, sweep: bool, as_json: bool) -> None:
@@ -311,7 +323,7 @@ def repair(
     output.show_end(meter)
     after = verification.verify(storage, deep=not quick, only=report.bad_units)
     output.show_report(after, out, as_json=False)
-    if after.intact and after.leftovers:
+    if after.intact and after.replaced:
         click.echo(f"delete the damaged shards with `tpu extract verify --sweep {out}`")
     context.exit(0 if after.intact else 1)
 
@@ -324,7 +336,8 @@ def repair(
     "unwanted",
     multiple=True,
     metavar="FOLDER",
-    help="Leave out this folder, whose disk is lost or whose shards were moved; repeatable.",
+    help="Leave out this folder, whose disk is lost, whose shards were moved, or that was added by "
+    "mistake; repeatable.",
 )
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def stripe(out: str, folders: tuple[str, ...], unwanted: tuple[str, ...], as_json: bool) -> None:
@@ -341,7 +354,8 @@ def stripe(out: str, folders: tuple[str, ...], unwanted: tuple[str, ...], as_jso
     if folders and unwanted:
         raise click.UsageError("name the folders in use, or those to leave out with --without")
     storage = striped_folder.local_folder(out)
-    with translate_disk_errors(storage):
+    unchanged = f"the folders of {out} are unchanged"
+    with translate_disk_errors(storage, unchanged):
         if unwanted:
             storage = striped_folder.leave_out(storage, unwanted)
         elif folders:

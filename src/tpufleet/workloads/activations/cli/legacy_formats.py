@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from tpufleet.workloads.activations.cli.parameter_types import NOT_NEGATIVE
+
 
 def example_epilog(line: str) -> str:
     return f"\b\nExample:\n  {line}\n"
@@ -28,7 +30,7 @@ def example_epilog(line: str) -> str:
     help="Such as resid_post, for all layers; with hf also resid_post.8.  [default: resid_post; "
     "with hf all]",
 )
-@click.option("--shard-gb", type=click.FloatRange(min=0), default=1.0, show_default=True)
+@click.option("--shard-gb", type=NOT_NEGATIVE, default=1.0, show_default=True)
 @click.option("--pad-to", type=click.IntRange(1), help="Pad samples with zeros to this many rows.")
 @click.option("--no-compress", is_flag=True, help="Write .pkl instead of .pkl.gz.")
 def export(
@@ -122,7 +124,7 @@ def streams(
     from tpufleet.workloads.activations.inputs import sources
     from tpufleet.workloads.activations.inputs.arc import tasks
 
-    existing = sorted(folder.glob("stream_*.jsonl"))
+    existing = sorted(path for path in folder.glob("*") if tasks.STREAM_NAME.fullmatch(path.name))
     if existing and not overwrite:
         raise Conflict(
             f"{folder} has {len(existing)} streams; choose another folder, or pass --overwrite"

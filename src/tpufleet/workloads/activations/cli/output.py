@@ -75,6 +75,17 @@ def warn_of_positions(plan: plans.ExtractionPlan, *, chosen: bool) -> None:
     )
 
 
+def show_existing(storage: Storage, out: str, *, as_json: bool) -> None:
+    """Of a plan that was written before: how far it is."""
+    status = dataset_status.DatasetMonitor(storage).status()
+    done = status["status"] == "DONE"
+    click.echo(
+        f"this plan exists already, {status['samples']:,} of {status['total']:,} samples done"
+        + ("" if done else f"; continue with `tpu extract run {out}`"),
+        err=as_json,
+    )
+
+
 def show_complete(plan: plans.ExtractionPlan, out: str, *, as_json: bool) -> None:
     """Of a run that has nothing to do."""
     from tpufleet.workloads.activations.pipeline.progress_meter import Meter
@@ -258,6 +269,9 @@ def show_status(rows: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None
     for row in [HEADINGS, *table]:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         click.echo("  ".join(cells).rstrip())
+    for out, status in rows.items():
+        for reason in status["damaged"]:
+            click.echo(f"{reason}; run `tpu extract repair {out}`")
     counts = {
         name: sum(row[name] for row in rows.values()) for name in ("healthy", "working", "lost")
     }
@@ -328,6 +342,12 @@ def show_report(report: VerificationReport, out: str, *, as_json: bool) -> None:
         click.echo(f"  problem: {problem}")
     for name in report.leftovers:
         click.echo(f"  leftover of a dead worker (harmless): {name}")
+    for name in report.replaced:
+        click.echo(f"  replaced by a repair (harmless): {name}")
+    for name in report.uncommitted:
+        click.echo(f"  of a unit that is not committed yet: {name}")
+    for name in report.foreign:
+        click.echo(f"  not of this dataset, kept: {name}")
     if report.intact:
         click.echo("OK: every sample stored exactly once, all checksums match")
     elif report.bad_units:

@@ -10,8 +10,8 @@ import click
 
 from tpufleet.errors import BadInput
 from tpufleet.workloads.activations.cli.legacy_formats import example_epilog
+from tpufleet.workloads.activations.cli.parameter_types import COUNT, NOT_NEGATIVE, POSITIVE
 
-COUNT, POSITIVE = click.IntRange(1), click.FloatRange(0, min_open=True)
 # Options that are arguments of `make_plan` under the same name.
 _PLAN_OPTIONS = (
     "tokenizer",
@@ -147,12 +147,12 @@ _PLAN_OPTIONS = (
 )
 @click.option(
     "--price",
-    type=click.FloatRange(0),
+    type=NOT_NEGATIVE,
     help="Dollars per chip-hour (with --rate and no --chips, per hour of the fleet).",
 )
-@click.option("--max-gb", type=float, help="Fail if the output would be larger.")
-@click.option("--max-hours", type=float, help="Fail if the run would take longer.")
-@click.option("--max-cost", type=float, help="Fail if the run would cost more, in dollars.")
+@click.option("--max-gb", type=POSITIVE, help="Fail if the output would be larger.")
+@click.option("--max-hours", type=POSITIVE, help="Fail if the run would take longer.")
+@click.option("--max-cost", type=POSITIVE, help="Fail if the run would cost more, in dollars.")
 @click.option("--dry-run", is_flag=True, help="Print the estimate, write no plan.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
@@ -175,12 +175,15 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
         data["prompt"] = prompt_templates.read_template(options["prompt_file"])
     path = options["data"] if "://" in options["data"] else str(Path(options["data"]).absolute())
     data |= {"kind": options["kind"] or sources.detect_kind(path), "path": path}
-    if options["price"] is None and options["chips"] and prices is not None:
-        # Prices come from the top layer: a workload has no price table.
-        options["price"] = prices(options["chips"], options["capacity"])
+    if options["chips"] and prices is not None:
+        # Prices and types come from the top layer: a workload has no table of them.
+        price = prices(options["chips"], options["capacity"])
+        options["price"] = price if options["price"] is None else options["price"]
     if options["stripes"]:  # fail before the estimate
         striped_folder.check_folders(striped_folder.local_folder(out), options["stripes"])
     storage = None if options["dry_run"] else open_storage(out)
+    if storage is not None:
+        plans.check_free(storage)
     local = Path(options["model"]).is_dir()
     new_plan = planning.make_plan(
         model=str(Path(options["model"]).absolute()) if local else options["model"],
@@ -199,10 +202,13 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
     )
     budget.check(planning.Estimate(**new_plan.estimate))
     if storage is not None:
-        plans.write(storage, new_plan)
+        stored = plans.write(storage, new_plan)
         if options["stripes"]:
             striped_folder.set_folders(striped_folder.local_folder(out), options["stripes"])
-        click.echo(f"plan written; run it with `tpu extract run {out}`", err=options["as_json"])
+        if stored is new_plan:
+            click.echo(f"plan written; run it with `tpu extract run {out}`", err=options["as_json"])
+        else:
+            output.show_existing(open_storage(out), out, as_json=options["as_json"])
 
 
 def _sites(sites: tuple[str, ...], kind: str | None, layers: str | None) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpufleet.errors import NotFound
-from tpufleet.runtime.units import Commit, Units
+from tpufleet.runtime.units import Commit, DamagedRecord, Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io import (
     dtypes,
@@ -43,16 +43,17 @@ class RowSpan(NamedTuple):
 class Dataset:
     """The samples committed so far, by their index in the plan."""
 
-    def __init__(self, storage: Storage, *, tolerant: bool = False):
-        """With `tolerant`, units whose record is damaged are missing, and in `damaged`."""
+    def __init__(self, storage: Storage, *, indexed: bool = True):
+        """Units whose record is damaged are missing, and in `damaged`; the index hides some of
+        them, for readers, which need no records then."""
         self.storage = storage
         self.plan = plans.load(storage)
         units = Units(
             storage,
             count=self.plan.units,
             worker="reader",
-            tolerant=tolerant,
-            indexed=not tolerant,  # who is tolerant looks for damaged records
+            tolerant=True,
+            indexed=indexed,
         )
         self.commits: dict[int, Commit] = units.committed()
         self.damaged = {unit: reason for unit, (_, reason) in units.damaged.items()}
@@ -110,9 +111,15 @@ class Dataset:
             raise NotFound(f"sample {sample} has no metadata; run `tpu extract verify`")
         return metadata
 
+    def check_records(self) -> None:
+        """Raise if a unit is missing because its record is damaged: for what reads all rows."""
+        for reason in self.damaged.values():
+            raise DamagedRecord(reason)
+
     def statistics(self) -> dict[str, SiteStatistics]:
         """Of each site, over the rows committed so far; without those of units that an older
         version wrote, which have none."""
+        self.check_records()
         files = [file for unit in self.commits for file in self.files(unit)]
         return {
             site: site_statistics.combine(
@@ -125,6 +132,7 @@ class Dataset:
         """The mean of each dimension of a site [width], over the rows committed so far."""
         if site not in self.plan.sites:
             raise self.missing_site_error(site)
+        self.check_records()
         total, rows = np.zeros(self.plan.widths[site]), 0
         for unit in self.commits:
             for file in self.files(unit):
@@ -220,6 +228,8 @@ class Dataset:
     def _find(self, sample: int) -> list[RowSpan]:
         """In the order of the sample's tokens."""
         unit = self.plan.unit_of(sample)
+        if unit in self.damaged:
+            raise DamagedRecord(self.damaged[unit])
         if unit not in self.commits:
             raise NotFound(f"sample {sample} is in unit {unit}, which is not committed yet")
         spans = self._spans(unit)[sample]

@@ -21,9 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from tpufleet.workloads.activations.io.aligned_memory import MemoryPool
-from tpufleet.workloads.activations.io.shard_writer import DraftFile
+from tpufleet.workloads.activations.io.shard_writer import TASK, DraftFile
 from tpufleet.workloads.activations.io.shards import DIRECT_BLOCK as BLOCK
-from tpufleet.workloads.activations.io.shards import PIECE
 
 O_DIRECT = getattr(os, "O_DIRECT", 0)  # Linux
 # What a file system answers that does not take such a write.
@@ -103,7 +102,7 @@ class DirectFile(DraftFile):
             self._edge(_part(views, 0, first - offset), offset)
             self._edge(_part(views, last - offset, end - last), last)
             return
-        copy = self._memory.take(max(PIECE + 2 * BLOCK, end - low))
+        copy = self._memory.take(max(TASK + 2 * BLOCK, end - low))
         at = offset - low
         for view in views:
             copy[at : at + len(view)] = np.frombuffer(view, np.uint8)

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tpufleet.errors import BadInput
+from tpufleet.workloads.activations.io import export_folder
 from tpufleet.workloads.activations.io.datasets import Dataset
 from tpufleet.workloads.activations.io.site_statistics import as_float32
 from tpufleet.workloads.activations.io.storage import Storage
@@ -59,12 +60,14 @@ def _matches(site: str, name: str) -> bool:
 def export_parquet(
     dataset: Dataset, target: Storage, *, sites: Sequence[str] = (), file_bytes: int = FILE_BYTES
 ) -> dict[str, Any]:
-    """Write the samples committed so far, in place of an earlier export. The README is written
-    last."""
+    """Write the samples committed so far, in place of an earlier export of the same dataset. The
+    README is written last."""
     names = select_sites(dataset, sites)
+    dataset.check_records()
     rows = sum(stop - start for *_, start, stop in _blocks(dataset, 1 << 62))
     if not rows:
         raise BadInput("no samples are committed yet; run `tpu extract run` first")
+    export_folder.take(target, dataset.plan, "hf")
     row_bytes = 4 * sum(dataset.plan.widths[name] for name in names)
     per_file = max(file_bytes // row_bytes, 1)
     files = -(-rows // per_file)
@@ -98,10 +101,20 @@ def export_parquet(
         if _ANY_FILE.fullmatch(stale) and stale not in written:
             target.delete(stale)
     card = CARD.format(
-        model=dataset.plan.model, sites=", ".join(names), rows=rows, samples=len(dataset)
+        model=model_name(dataset.plan.model),
+        sites=", ".join(names),
+        rows=rows,
+        samples=len(dataset),
     )
     target.replace("README.md", card.encode())
     return {"files": files, "rows": rows, "sites": list(names), "samples": len(dataset)}
+
+
+def model_name(model: str) -> str:
+    """The name on the Hugging Face Hub, or else the last part of the path: an export is public."""
+    if model.count("/") == 1 and not model.startswith((".", "/", "~")):
+        return model
+    return model.rstrip("/").rpartition("/")[2]
 
 
 def _blocks(dataset: Dataset, height: int) -> Iterator[tuple[int, int, int, int]]:

@@ -25,6 +25,9 @@ from tpufleet.errors import BadInput
 from tpufleet.workloads.activations.io import shards
 from tpufleet.workloads.activations.io.shards import PIECE
 
+# What a thread hashes and writes at once: whole pieces. In smaller tasks the threads would spend
+# their time passing the interpreter lock to each other.
+TASK = 4 * PIECE
 # Buffers per pwritev call, below the system limit of 1,024.
 VECTORS = 512
 SYNC_FILE_RANGE_WRITE = 2  # start writing, and do not wait: linux/fs.h
@@ -83,8 +86,14 @@ class ShardWriter(Protocol):
 class _Stream:
     tensor: shards.Tensor
     written: int = 0
-    digests: list[Any] = field(default_factory=list)  # one per piece
-    last: Future[Any] | None = None  # the latest task, whose piece may be incomplete
+    digests: dict[int, Any] = field(default_factory=dict)  # of each piece
+    last: Future[Any] | None = None  # the latest task, whose last piece may be incomplete
+
+    def digest(self, piece: int, kind: str) -> Any:
+        """Used by one thread at a time."""
+        if piece not in self.digests:
+            self.digests[piece] = shards.new_digest(kind)
+        return self.digests[piece]
 
 
 class ShardTarget(Protocol):
@@ -231,13 +240,9 @@ class RawShardWriter:
         size = sum(map(len, views))
         if stream.written + size > stream.tensor.nbytes:
             raise BadInput(f"{name}: more rows than the expected {stream.tensor.shape[0]}")
-        for start, piece in split_pieces(views, stream.written):
-            continues = start % PIECE != 0
-            if not continues:
-                stream.digests.append(shards.new_digest(self._pieces))
-            stream.last = self._executor.submit(
-                self._put, stream, start, piece, stream.last if continues else None
-            )
+        for start, chunk in split_pieces(views, stream.written, TASK):
+            previous = stream.last if start % PIECE else None
+            stream.last = self._executor.submit(self._put, stream, start, chunk, previous)
             self._tasks.append(stream.last)
         stream.written += size
 
@@ -253,7 +258,9 @@ class RawShardWriter:
             self._size,
             self._header,
             (
-                shards.with_digest(stream.tensor, [piece.digest() for piece in stream.digests])
+                shards.with_digest(
+                    stream.tensor, [digest.digest() for _, digest in sorted(stream.digests.items())]
+                )
                 for stream in self._streams.values()
             ),
             self._pieces,
@@ -274,9 +281,10 @@ class RawShardWriter:
     ) -> None:
         if previous is not None:
             previous.result()  # submitted earlier, so a thread is already running it
-        digest = stream.digests[start // PIECE]
-        for view in views:
-            digest.update(view)
+        for first, piece in split_pieces(views, start):
+            digest = stream.digest(first // PIECE, self._pieces)
+            for view in piece:
+                digest.update(view)
         self._target.write(views, stream.tensor.offset + start)
 
 
@@ -287,17 +295,19 @@ def start_writeback(file: int, offset: int, size: int) -> None:
         _sync_file_range(file, offset, size, SYNC_FILE_RANGE_WRITE)
 
 
-def split_pieces(views: Iterable[memoryview], start: int) -> Iterator[tuple[int, list[memoryview]]]:
+def split_pieces(
+    views: Iterable[memoryview], start: int, size: int = PIECE
+) -> Iterator[tuple[int, list[memoryview]]]:
     """Split consecutive bytes that begin at offset `start` into (offset, bytes) of each piece."""
     piece: list[memoryview] = []
     begin = position = start
     for view in views:
         while view:
-            room = PIECE - position % PIECE
+            room = size - position % size
             piece.append(view[:room])
             position += len(piece[-1])
             view = view[room:]
-            if position % PIECE == 0:
+            if position % size == 0:
                 yield begin, piece
                 piece, begin = [], position
     if piece:

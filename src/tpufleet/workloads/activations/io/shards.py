@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,34 @@ SAMPLE_INDEX, SAMPLE_ROWS = "sample_index", "sample_rows"
 TOKENS, POSITIONS, METADATA = "tokens", "positions", "samples.json"
 SCALE = ".scale"  # suffix: the float32 scales of an int8 site
 MEAN = ".mean"  # suffix: the mean of each dimension of a site, over the rows of the file
+
+
+FOLDER = "shards/"
+_NAME = re.compile(r"shards/(\d{8,})-(\d{4,})-(\d{3,})(?:-(\d{4,}))?\.safetensors")
+
+
+class ShardName(NamedTuple):
+    """The name of a shard. It has the claim's token, so a fenced worker never touches its
+    successor's file."""
+
+    unit: int
+    token: int
+    part: int  # the process of a gang
+    number: int | None = None  # None: the only file of the unit and part
+
+    def __str__(self) -> str:
+        number = "" if self.number is None else f"-{self.number:04d}"
+        return f"{FOLDER}{self.unit:08d}-{self.token:04d}-{self.part:03d}{number}.safetensors"
+
+
+def parse_name(name: str) -> ShardName | None:
+    """None for a file that no writer of a dataset has named."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    numbers = [None if digits is None else int(digits) for digits in match.groups()]
+    parsed = ShardName(*numbers)  # type: ignore[arg-type]  # only the last one is optional
+    return parsed if str(parsed) == name else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -45,13 +45,13 @@ def shuffled_rows(
     dataset: Dataset, site: str, *, batch: int, **options: int
 ) -> Iterator[np.ndarray]:
     """The values of `shuffled_batches` for one site."""
-    for rows in _shuffled(dataset, [site], batch=batch, labelled=False, **options):
-        yield rows.values[site]
+    batches = _shuffled(dataset, [site], batch=batch, labelled=False, **options)
+    return (rows.values[site] for rows in batches)
 
 
 def shuffled_batches(
     dataset: Dataset,
-    sites: Sequence[str],
+    sites: str | Sequence[str],
     *,
     batch: int,
     seed: int = 0,
@@ -61,7 +61,7 @@ def shuffled_batches(
     world_size: int = 1,
     skip: int = 0,
 ) -> Iterator[RowBatch]:
-    """Every stored row once, shuffled over the dataset.
+    """Every stored row of one or several sites once, shuffled over the dataset.
 
     Blocks of consecutive rows are read in random order and shuffled in memory, so that reads stay
     sequential; the next blocks are read ahead. The same seed gives the same order. Each rank gets
@@ -73,7 +73,7 @@ def shuffled_batches(
     """
     return _shuffled(
         dataset,
-        sites,
+        [sites] if isinstance(sites, str) else sites,
         batch=batch,
         seed=seed,
         block=block,
@@ -97,12 +97,20 @@ def _shuffled(
     skip: int = 0,
     labelled: bool = True,
 ) -> Iterator[RowBatch]:
-    if batch < 1 or block < 1 or blocks_in_memory < 1 or not 0 <= rank < world_size or skip < 0:
-        raise BadInput("batch and blocks must be positive, and rank less than world_size")
+    positive = {"batch": batch, "block": block, "blocks_in_memory": blocks_in_memory}
+    for name, value in {**positive, "world_size": world_size}.items():
+        if value < 1:
+            raise BadInput(f"{name} is {value}, expected at least 1")
+    if skip < 0:
+        raise BadInput(f"skip is {skip}, expected at least 0")
+    if not 0 <= rank < world_size:
+        raise BadInput(f"rank is {rank}, expected 0 to {world_size - 1} (world_size - 1)")
     for site in sites:
         if site not in dataset.sites:
             raise dataset.missing_site_error(site)
+    dataset.check_records()
     blocks = _own_blocks(dataset, block, seed, rank, world_size)
+    batch = max(min(batch, sum(one.height for one in blocks)), 1)  # no memory for more
     random = np.random.default_rng((seed, rank))
     return _batches(
         _RowReader(dataset, tuple(sites), batch, labelled),

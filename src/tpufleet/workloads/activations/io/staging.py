@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from pathlib import Path
 from tpufleet.errors import BadInput
 
 LOCK_FILE = "lock"
+_FOLDER_NAME = re.compile("[0-9a-f]{32}")
 
 
 class StagingFolder:
@@ -54,7 +56,9 @@ class StagingFolder:
 
 def remove_stale(base: Path) -> None:
     """Delete the folders of processes that no longer run."""
-    for folder in base.glob("[!.]*"):
+    for folder in base.iterdir():
+        if not _FOLDER_NAME.fullmatch(folder.name):
+            continue
         try:
             lock = os.open(folder / LOCK_FILE, os.O_RDWR)
         except OSError:

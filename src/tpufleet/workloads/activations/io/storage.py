@@ -69,12 +69,16 @@ class DiskUnusable(FleetError, Permanent):
 
 
 @contextmanager
-def translate_disk_errors(storage: Storage) -> Iterator[None]:
-    """Turn a full or unwritable disk into an error that names it and says how to go on."""
+def translate_disk_errors(storage: Storage, resume: str = "") -> Iterator[None]:
+    """Turn a full or unwritable disk into an error that names it and says how to go on: by default
+    with another run."""
     try:
         yield
     except OSError as error:
-        resume = f"committed units are kept; continue with `tpu extract run {storage.url}`"
+        runs = not resume
+        resume = resume or (
+            f"committed units are kept; continue with `tpu extract run {storage.url}`"
+        )
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             if isinstance(storage, LocalFolder):
                 where = storage.fullest_disk()
@@ -82,9 +86,10 @@ def translate_disk_errors(storage: Storage) -> Iterator[None]:
             else:
                 where, hint = _staging(storage), ", or set TMPDIR to a folder on a larger disk"
             free = shutil.disk_usage(where).free
+            need = f"{hint}. Concurrent units of --shard-gb each need space there" if runs else ""
             raise DiskFull(
-                f"no space left on device at {where} ({free / 2**30:.1f} GiB free); free some"
-                f"{hint}. Concurrent units of --shard-gb each need space there; {resume}"
+                f"no space left on device at {where} ({free / 2**30:.1f} GiB free); free some{need}"
+                f"; {resume}"
             ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO):
             raise DiskUnusable(f"cannot read or write: {error}; {resume}") from error

@@ -7,24 +7,29 @@ and files moved.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.errors import BadInput, Conflict, FleetError, NotFound
+from tpufleet.runtime.units import Claim, Units
+from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.io import shards
 from tpufleet.workloads.activations.io.shard_writer import DraftFile, MemoryFile
 from tpufleet.workloads.activations.io.storage import LocalFolder, open_storage
 
 STRIPES_FILE = "stripes.json"  # in the first folder: the id of the dataset, and the other folders
-MARKER = "stripe.json"  # in each of the others: an empty mount point has none
-SHARDS = "shards/"
+MARKER = plans.STRIPE_FILE  # in each of the others: an empty mount point has none
+SHARDS = shards.FOLDER
 # Of a shard. Several are written at a time, so that all disks are busy.
 FILE_BYTES = 64 << 20
 LOW_SPACE = 2 << 30  # a disk with less is passed over while another one has more
@@ -65,6 +70,18 @@ class StripedFolder(LocalFolder):
         first = LocalFolder(self.path, self._disk)
         return [first, *(LocalFolder(folder, self._disk) for folder in self.others)]
 
+    @cached_property
+    def _written(self) -> list[LocalFolder]:
+        """The same, for writing and deleting: none may hold another dataset, whose shards may have
+        the same names."""
+        for folder in self.others:
+            if (folder / plans.PLAN_FILE).exists():
+                raise Conflict(
+                    f"{folder}, one of the folders of {self.url}, holds a dataset of its own; run "
+                    f"`tpu extract stripe {self.url} --without {folder}`"
+                )
+        return self._folders
+
     def _lost(self, folder: Path, reason: str) -> str:
         return (
             f"{folder}, which holds shards of {self.url}, is missing ({reason}); mount its disk. "
@@ -73,25 +90,25 @@ class StripedFolder(LocalFolder):
         )
 
     def new_shard(self, name: str, draft: str) -> DraftFile | MemoryFile:
-        free = [shutil.disk_usage(folder.path).free for folder in self._folders]
-        return self._folders[choose_folder(name, free)].new_shard(name, draft)
+        free = [shutil.disk_usage(folder.path).free for folder in self._written]
+        return self._written[choose_folder(name, free)].new_shard(name, draft)
 
     def write_mode(self) -> str:
-        modes = {folder.write_mode() for folder in self._folders}
+        modes = {folder.write_mode() for folder in self._written}
         return modes.pop() if len(modes) == 1 else "mixed"
 
     def upload(self, draft: Path, name: str) -> None:
         if not name.startswith(SHARDS):
             super().upload(draft, name)
             return
-        own = next(folder for folder in self._folders if draft.is_relative_to(folder.path))
+        own = next(folder for folder in self._written if draft.is_relative_to(folder.path))
         own.upload(draft, name)
 
     def delete(self, name: str) -> None:
         if not name.startswith(SHARDS):
             super().delete(name)
             return
-        for folder in self._folders:
+        for folder in self._written:
             folder.delete(name)
 
     def read(self, name: str) -> bytes:
@@ -164,13 +181,38 @@ def set_folders(out: LocalFolder, folders: Sequence[str | Path]) -> StripedFolde
     """Divide the shards of a dataset among its own folder and these. Shards that are stored stay
     where they are, so a folder that holds some can only be left out once its disk is lost."""
     wanted, dataset = check_folders(out, folders)
-    for folder in wanted:
-        if _owner(folder) != dataset:
-            marker = {"dataset": dataset, "of": out.url}
-            LocalFolder(folder).replace(MARKER, json.dumps(marker).encode())
-    body = {"dataset": dataset, "folders": [str(folder) for folder in wanted]}
-    out.replace(STRIPES_FILE, json.dumps(body, indent=2).encode())
+    before = _read_list(out)[1] if is_striped(out) else []
+    undo: list[Callable[[], None]] = []
+    try:
+        for folder in wanted:
+            if _owner(folder) != dataset:
+                undo += [(folder / MARKER).unlink, *(path.rmdir for path in _absent(folder))]
+                marker = {"dataset": dataset, "of": out.url}
+                LocalFolder(folder).replace(MARKER, json.dumps(marker).encode())
+        body = {"dataset": dataset, "folders": [str(folder) for folder in wanted]}
+        out.replace(STRIPES_FILE, json.dumps(body, indent=2).encode())
+    except BaseException:
+        for step in undo:
+            with suppress(OSError):
+                step()
+        raise
+    for folder in before:
+        if folder not in wanted:
+            _remove_marker(folder, dataset)
     return StripedFolder(out.path)
+
+
+def _absent(folder: Path) -> list[Path]:
+    """The folder and its parents, as far as they do not exist; innermost first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def _remove_marker(folder: Path, dataset: str) -> None:
+    """Of a folder that is no longer in use. Without it, another dataset can use it; its disk may
+    be lost."""
+    with suppress(OSError, FleetError):
+        if _owner(folder) == dataset:
+            (folder / MARKER).unlink()
 
 
 def leave_out(out: LocalFolder, folders: Sequence[str | Path]) -> StripedFolder:
@@ -190,23 +232,111 @@ def check_folders(out: LocalFolder, folders: Sequence[str | Path]) -> tuple[list
     """The folders as absolute paths and the id of the dataset, or an error if they cannot be
     used."""
     wanted = [Path(folder).absolute() for folder in folders]
-    if len({out.path, *wanted}) <= len(wanted):
+    resolved = [folder.resolve() for folder in (out.path, *wanted)]  # without symbolic links
+    if len(set(resolved)) <= len(wanted):
         raise BadInput("each folder of a dataset has to be named once, without OUT itself")
-    for folder in wanted:
-        if folder.is_relative_to(out.path) or out.path.is_relative_to(folder):
-            raise BadInput(f"{folder} and {out.path} have to be separate folders, on two disks")
+    for number, folder in enumerate(resolved):
+        for other in resolved[:number]:
+            if folder.is_relative_to(other) or other.is_relative_to(folder):
+                raise BadInput(f"{folder} and {other} have to be separate folders, on two disks")
     dataset, before = _read_list(out) if is_striped(out) else (uuid.uuid4().hex, [])
     for folder in before:
-        status = _status(folder, dataset)
-        if folder not in wanted and status.shards:
-            raise Conflict(
-                f"{folder} holds {status.shards:,} shards of {out.url}; move them first, such as "
-                f"with `mv {folder}/shards/* {out.path}/shards/`"
-            )
+        if folder not in wanted and not _status(folder, dataset).missing:
+            _check_unneeded(folder, out, before)
     for folder in wanted:
-        if _owner(folder) not in (None, dataset) and not _is_unused(folder, out):
-            raise Conflict(f"{folder} holds shards of another dataset; choose another folder")
+        _check_usable(folder, out, dataset)
     return wanted, dataset
+
+
+def _check_usable(folder: Path, out: LocalFolder, dataset: str) -> None:
+    """Raise if a folder holds files that could be taken for shards of this dataset."""
+    owner = _owner(folder)
+    if owner not in (None, dataset) and not _is_unused(folder, out):
+        raise Conflict(f"{folder} holds shards of another dataset; choose another folder")
+    if (folder / plans.PLAN_FILE).exists():
+        raise Conflict(f"{folder} holds a dataset of its own; choose another folder")
+    if owner != dataset and (folder / SHARDS).exists() and any((folder / SHARDS).iterdir()):
+        raise Conflict(
+            f"{folder / SHARDS} holds files that are not of {out.url}; choose another folder"
+        )
+    for parent in folder.resolve().parents:
+        if _is_of_dataset(parent):
+            raise Conflict(
+                f"{folder} is inside {parent}, the folder of another dataset; choose another folder"
+            )
+
+
+def _is_of_dataset(folder: Path) -> bool:
+    if (folder / MARKER).exists():
+        return True
+    try:
+        return "unit_samples" in json.loads((folder / plans.PLAN_FILE).read_bytes())
+    except (OSError, ValueError, TypeError):  # of another program
+        return False
+
+
+def _check_unneeded(folder: Path, out: LocalFolder, others: Sequence[Path]) -> None:
+    """Raise if a folder that is to be left out holds shards of this dataset. It may hold any other
+    files, if it was added by mistake."""
+    own = _own_shards(folder, out, [out.path, *(path for path in others if path != folder)])
+    if not own:
+        return
+    present = os.listdir(folder / SHARDS)
+    if len(present) == len(own):
+        advice = f"move them first, such as with `mv -n {folder}/shards/* {out.path}/shards/`"
+    else:
+        some = ", ".join(own[:4]) + (", …" if len(own) > 4 else "")
+        advice = (
+            f"move them first to {out.path}/shards, but not the {len(present) - len(own):,} other "
+            f"files there: {some}"
+        )
+    raise Conflict(f"{folder} holds {len(own):,} shards of {out.url}; {advice}")
+
+
+def _own_shards(folder: Path, out: LocalFolder, others: Sequence[Path]) -> list[str]:
+    """Names of the shards in a folder that this dataset needs: those that a commit refers to and no
+    other folder holds, and those of units that are being written."""
+    if not (folder / SHARDS).is_dir() or not (out.path / plans.PLAN_FILE).exists():
+        return []
+    records = LocalFolder(out.path)
+    view = Units(records, count=plans.load(records).units, worker="reader", tolerant=True)
+    commits, claims = view.committed(), view.open_claims()
+    files = {
+        file["name"]: shards.ShardFile.from_json(file)
+        for commit in commits.values()
+        for file in commit.outcome["files"]
+    }
+    planned = (folder / plans.PLAN_FILE).exists()
+    own = []
+    for entry in sorted(os.listdir(folder / SHARDS)):
+        name = SHARDS + entry
+        parsed = shards.parse_name(name)
+        if name in files:
+            needed = _holds(folder, files[name]) and not any(_holds(o, files[name]) for o in others)
+        else:
+            # In a folder with a dataset of its own, they are more likely of that.
+            open_unit = parsed is not None and (
+                _is_claimed(parsed, claims) or parsed.unit in view.damaged
+            )
+            needed = open_unit and not planned
+        if needed:
+            own.append(entry)
+    return own
+
+
+def _is_claimed(shard: shards.ShardName, claims: Mapping[int, Claim]) -> bool:
+    return shard.unit in claims and shard.token <= claims[shard.unit].token
+
+
+def _holds(folder: Path, file: shards.ShardFile) -> bool:
+    """Whether the shard is there. That of another dataset may have the same name."""
+    try:
+        if (folder / file.name).stat().st_size != file.size:
+            return False
+        header = LocalFolder(folder).read_range(file.name, 0, file.header_size)
+    except (OSError, NotFound):
+        return False
+    return hashlib.sha256(header).hexdigest() == file.header_sha256
 
 
 def _read_list(out: LocalFolder) -> tuple[str, list[Path]]:

@@ -25,8 +25,6 @@ from tpufleet.workloads.activations.io import (
 )
 from tpufleet.workloads.activations.io.storage import Storage
 
-SUFFIX = ".safetensors"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSample:
@@ -59,15 +57,14 @@ class UnitWriter:
     ):
         self._storage, self._plan = storage, plan
         self._uploader = uploader or shard_writer.InlineWriter()
-        # The name has the claim's token, so a fenced worker never touches its successor's file.
-        name = f"shards/{claim.unit:08d}-{claim.token:04d}-{part:03d}"
+        name = shards.ShardName(claim.unit, claim.token, part)
         self._files: list[_ShardPart] = []
         draft = f"{claim.nonce}-{part:03d}"
         if storage.file_bytes is None:
-            self._files = [_ShardPart(storage, plan, f"{name}{SUFFIX}", draft, samples, executor)]
+            self._files = [_ShardPart(storage, plan, str(name), draft, samples, executor)]
         else:
             for number, own in enumerate(split_samples(plan, samples, storage.file_bytes)):
-                file = f"{name}-{number:04d}{SUFFIX}"
+                file = str(name._replace(number=number))
                 self._files.append(
                     _ShardPart(storage, plan, file, f"{draft}-{number:04d}", own, executor)
                 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,18 +13,23 @@ from itertools import groupby
 
 from tpufleet.errors import FleetError, NotFound
 from tpufleet.runtime import index_parts
-from tpufleet.runtime.units import INDEXED_UNITS, Units
+from tpufleet.runtime.units import INDEXED_UNITS, Units, record_name
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io import datasets, shards
 from tpufleet.workloads.activations.io.storage import Storage
 
 READERS = 8
 READ_BYTES = 8 * shards.PIECE  # in one request
+# Names of messages of gangs (see `pipeline.gangs`) and of parts of uploads (see `gcs`).
+_TEMPORARY = re.compile(
+    r"gangs/[0-9a-f]{32}-(\d{6,}|\d{8,}-\d{4,}-\d{3,})\.json|parts/[0-9a-f]{32}-\d{3,}"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerificationReport:
-    """The result of a verification. Leftovers of dead workers waste space, but are not problems."""
+    """The result of a verification. Shards that no commit refers to waste space, but are not
+    problems."""
 
     units: int
     committed: int
@@ -30,7 +37,10 @@ class VerificationReport:
     tokens: int
     bytes: int
     problems: tuple[str, ...]
-    leftovers: tuple[str, ...]
+    leftovers: tuple[str, ...]  # shards of workers that died or were too late
+    replaced: tuple[str, ...] = ()  # shards that were committed, before their unit was repaired
+    uncommitted: tuple[str, ...] = ()  # shards of units that are not committed yet
+    foreign: tuple[str, ...] = ()  # other files among the shards, which are never deleted
     bad_units: tuple[int, ...] = ()  # committed, but to be rebuilt
     compute: str = ""  # the dtype that good units were computed in
 
@@ -44,7 +54,7 @@ def verify(
 ) -> VerificationReport:
     """Check a dataset. `deep` reads and hashes every byte, of the units in `only` if given;
     otherwise only records and sizes."""
-    dataset = datasets.Dataset(storage, tolerant=True)
+    dataset = datasets.Dataset(storage, indexed=False)
     plan = dataset.plan
     problems: list[str] = []
     samples = tokens = size = 0
@@ -70,6 +80,9 @@ def verify(
         samples += len(plan.sample_range(unit))
         tokens += sum(file.tensors[shards.TOKENS].shape[0] for file in files)
         size += sum(file.size for file in files)
+    unreferenced = _classify(
+        dataset, [name for name in storage.names(shards.FOLDER) if name not in referenced]
+    )
     return VerificationReport(
         units=plan.units,
         committed=len(dataset.commits),
@@ -77,7 +90,7 @@ def verify(
         tokens=tokens,
         bytes=size,
         problems=tuple(problems),
-        leftovers=tuple(name for name in storage.names("shards/") if name not in referenced),
+        **unreferenced,
         bad_units=tuple(sorted(bad)),
         compute=compute,
     )
@@ -94,13 +107,50 @@ def reopen(storage: Storage, units: Collection[int]) -> list[int]:
     return [unit for unit in chosen if view.reopen(unit, "failed verification")]
 
 
+def _classify(dataset: datasets.Dataset, names: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Shards that no commit refers to, by field of the report. A shard of this dataset has a name
+    that its writers give, with a token that one of its workers has claimed."""
+    classes: dict[str, list[str]] = {
+        name: [] for name in ("leftovers", "replaced", "uncommitted", "foreign")
+    }
+    for name in names:
+        parsed = shards.parse_name(name)
+        commit = None if parsed is None else dataset.commits.get(parsed.unit)
+        if parsed is None or parsed.unit >= dataset.plan.units:
+            kind = "foreign"
+        elif commit is None:
+            kind = "uncommitted"
+        elif parsed.token > commit.token:
+            kind = "foreign"
+        else:
+            kind = "replaced" if _was_committed(dataset.storage, parsed) else "leftovers"
+        classes[kind].append(name)
+    return {kind: tuple(names) for kind, names in classes.items()}
+
+
+def _was_committed(storage: Storage, shard: shards.ShardName) -> bool:
+    """Whether the claim that the shard was written under was committed. A damaged record was
+    replaced as well: a claim is taken over only as long as it can be read."""
+    try:
+        record = json.loads(storage.read(record_name(shard.unit, shard.token + 1)))
+        return record["kind"] != "claim"
+    except (FleetError, ValueError, KeyError, TypeError):
+        return True
+
+
 def delete_leftovers(storage: Storage) -> list[str]:
-    """Delete shards that no commit refers to, messages of gangs, and parts of failed uploads. Does
-    nothing unless all units are committed: a worker may be uploading a shard right now."""
+    """Delete shards that no commit refers to, messages of gangs, and parts of failed uploads, but
+    no file whose name this dataset does not give. Does nothing unless all units are committed: a
+    worker may be uploading a shard right now."""
     report = verify(storage, deep=False)
     if report.committed < report.units:
         return []
-    leftovers = [*report.leftovers, *storage.names("gangs/"), *storage.names("parts/")]
+    temporary = [*storage.names("gangs/"), *storage.names("parts/")]
+    leftovers = [
+        *report.leftovers,
+        *report.replaced,
+        *(name for name in temporary if _TEMPORARY.fullmatch(name)),
+    ]
     if report.units >= INDEXED_UNITS:
         # Readers of an outdated index would look for what is deleted.
         Units(storage, count=report.units, worker="sweep").write_index()

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from tpufleet.errors import BadInput
-from tpufleet.workloads.activations.io import datasets
+from tpufleet.workloads.activations.io import datasets, export_folder
 from tpufleet.workloads.activations.io.storage import Storage
 from tpufleet.workloads.activations.model import sites
 
 _SHARD = re.compile(r"shard_\d{4,}\.pkl(\.gz)?")
+SUMMARY = "metadata.json"
 OVERHEAD = 1024  # bytes that the older writer counted per record besides the array
 
 ALLOWED = {
@@ -104,6 +105,8 @@ def export_shards(
     wanted = [name for name in dataset.sites if sites.split_name(name)[0] == selected]
     if not wanted:
         raise dataset.missing_site_error(site)
+    dataset.check_records()
+    export_folder.take(storage, dataset.plan, "pickle", replaces=_is_exported)
     shards: list[dict[str, Any]] = []
     buffer: dict[int, list[dict[str, Any]]] = {}
     size = 0
@@ -142,11 +145,18 @@ def export_shards(
         "gcs_prefix": prefix if remote else None,
         "shards": shards,
     }
-    storage.replace("metadata.json", json.dumps(summary, indent=2).encode())
+    storage.replace(SUMMARY, json.dumps(summary, indent=2).encode())
     checkpoint = {**build_checkpoint(dataset), "total_shards": len(shards)}
-    name = f"checkpoint_worker_{checkpoint['worker_id']}.json"
-    storage.replace(name, json.dumps(checkpoint).encode())
+    storage.replace(_checkpoint_name(checkpoint["worker_id"]), json.dumps(checkpoint).encode())
     return summary
+
+
+def _is_exported(name: str) -> bool:
+    return bool(_SHARD.fullmatch(name)) or name in (SUMMARY, _checkpoint_name(0))
+
+
+def _checkpoint_name(worker: int) -> str:
+    return f"checkpoint_worker_{worker}.json"
 
 
 def _preview(metadata: Mapping[str, Any]) -> str:

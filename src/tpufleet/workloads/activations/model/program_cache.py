@@ -48,6 +48,7 @@ class ProgramCache:
         if not path.exists() or not _is_own(path):
             return None
         try:
+            _import_kernel_runtime(self._devices[0].platform)
             program, inputs, outputs = pickle.loads(path.read_bytes())
             return serialize_executable.deserialize_and_load(
                 program,
@@ -164,6 +165,13 @@ def _instructions() -> str:
     except OSError:
         return ""
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def _import_kernel_runtime(platform: str) -> None:
+    """Kernels in a program call a library that JAX only finds once this module was imported, which
+    tracing them does, and loading them does not."""
+    if platform == "gpu":
+        import jax.experimental.mosaic.gpu  # noqa: F401
 
 
 def _is_own(path: Path) -> bool:

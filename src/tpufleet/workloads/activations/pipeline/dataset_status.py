@@ -15,7 +15,9 @@ class DatasetMonitor:
 
     def __init__(self, storage: Storage):
         self.plan = plans.load(storage)
-        self._units = Units(storage, count=self.plan.units, worker="reader", indexed=True)
+        self._units = Units(
+            storage, count=self.plan.units, worker="reader", indexed=True, tolerant=True
+        )
 
     def observe(
         self, now: float | None = None
@@ -52,4 +54,5 @@ class DatasetMonitor:
             "working": len(holders & alive),
             "lost": len(holders - alive),
             "workers": sorted(alive),
+            "damaged": [reason for _, (_, reason) in sorted(self._units.damaged.items())],
         }

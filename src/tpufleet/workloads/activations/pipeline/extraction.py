@@ -111,6 +111,12 @@ def run(
         meter = Meter(plan, samples_before=before, start=times)
         report = ProgressReporter(on_progress)
 
+        def recount() -> None:
+            """Other workers have committed units meanwhile."""
+            committed = units.committed()
+            meter.recount(sum(len(plan.sample_range(unit)) for unit in committed))
+            report(meter)
+
         def open_engine() -> engines.Engine:
             with times.measure("devices"):
                 chosen = jax.devices() if is_gang else jax.local_devices()
@@ -163,11 +169,14 @@ def run(
         )
         with translate_disk_errors(storage):
             if is_gang and jax.process_index():
-                return worker.run(report)
+                worker.run(report)
+                recount()
+                return meter
             with workers.HeartbeatThread(units, settings.lease.total_seconds() / 4):
                 worker.run(report)
                 if plan.units >= INDEXED_UNITS and units.finished():
                     units.write_index()
+                recount()
                 return meter
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, FleetError, Permanent
 from tpufleet.workloads.activations import formatting, plans
 from tpufleet.workloads.activations.inputs import contexts, sources, tokenization
 from tpufleet.workloads.activations.inputs.samples import SampleSource
@@ -38,7 +38,7 @@ PEAKS = {
 CORE_COUNTED = ("v2", "v3", "v4", "v5p", "tpu7x")
 
 
-class OverBudget(BadInput):
+class OverBudget(FleetError, Permanent):
     """The estimate exceeds a limit."""
 
 
@@ -83,8 +83,10 @@ class PlanLimits:
         for name, format_value in formats.items():
             limit, value = getattr(self, name), getattr(estimate, name)
             if limit is not None and value is None:
-                price = "--price and " if name == "cost" else ""
-                raise BadInput(f"cannot estimate the {name} without {price}--chips or --rate")
+                if name == "cost" and estimate.hours is not None:
+                    raise BadInput("cannot estimate the cost: no price is known; pass --price")
+                rate = "or --rate with --price" if name == "cost" else "or --rate"
+                raise BadInput(f"cannot estimate the {name} without --chips, {rate}")
             if limit is not None and value > limit:
                 raise OverBudget(
                     f"over budget: {format_value(value)}, more than the allowed "

@@ -16,7 +16,8 @@ EXPECTED_UTILIZATION = 0.4
 
 
 class Meter:
-    """Counts of this worker, and of what all workers had committed when it started."""
+    """Counts of this worker, and of what others had committed when it started; at the end of a run
+    also of what they have committed since."""
 
     def __init__(
         self,
@@ -82,6 +83,11 @@ class Meter:
             self.units += 1
             self.samples += len(prepared.samples)
             self.skipped += sum(not len(sample.tokens) for sample in prepared.samples)
+
+    def recount(self, samples: int) -> None:
+        """With the samples that all workers have committed so far."""
+        with self._lock:
+            self.samples_before = max(samples - self.samples, 0)
 
     def seconds(self) -> float:
         return 0.0 if self._began is None else self._clock() - self._began
@@ -151,6 +157,7 @@ class Meter:
             "writes": self.write_mode,
             "queues": {name: queue.depth() for name, queue in self._queues.items()},
             "limit": self.bottleneck(),
+            "busy_seconds": {name: round(busy, 2) for name, busy in self.stage_seconds().items()},
             "seconds_left": self.seconds_left(),
             "waiting": formatting.format_waiting(self.waiting_for),
         }

@@ -103,7 +103,7 @@ class WorkerOptions:
     batches_in_flight: int = 3  # on the devices; a calibrated engine has its own
     batches_fetched: int = 3  # in host memory, waiting to be written
     writers: int = 8  # threads that hash and write
-    backlog: int = 64  # pieces waiting for a writer
+    backlog: int = 64  # tasks waiting for a writer, each of at most `shard_writer.TASK` bytes
     upload_streams: int = 8  # files sent to a bucket concurrently
     committers: int = 2  # units flushed and committed concurrently
 

@@ -6,6 +6,7 @@ A task is `{"train": [{"input", "output"}, …], "test": [{"input"}, …]}` with
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+STREAM_NAME = re.compile(r"stream_(\d{3,})\.jsonl")
 Grid = list[list[int]]
 Task = Mapping[str, Any]
 
