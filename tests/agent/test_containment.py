@@ -21,6 +21,7 @@ from tests.polling import wait_until
 from tpufleet import deep_folders
 from tpufleet.agent.workload import containment
 from tpufleet.agent.workload.containment import Mechanism
+from tpufleet.linux.cgroups import Cgroup
 from tpufleet.model.end_reasons import EndReason
 
 MECHANISMS = [
@@ -255,6 +256,19 @@ def test_an_unknown_user_for_jobs_is_refused(tmp_path):
         containment.from_environ(environ, tmp_path)
 
 
+def test_processes_of_a_later_namespace_are_not_taken_for_its_own(tmp_path):
+    """The kernel gives the number of a namespace that ended to the next one."""
+    require(Mechanism.NAMESPACE, tmp_path)
+    for _ in range(5):  # other tests create namespaces meanwhile
+        earlier = containment.NamespaceInit(False, (), ())
+        earlier.close()
+        later = containment.NamespaceInit(False, (), ())
+        try:
+            assert later.pid not in earlier.pids()
+        finally:
+            later.close()
+
+
 def test_only_the_assigned_checkpoint_folder_is_visible(tmp_path):
     state = tmp_path / "state"
     own, other = state / "checkpoints" / "own", state / "checkpoints" / "other"
@@ -307,3 +321,21 @@ def test_ownership_is_not_given_through_a_link(tmp_path):
         with pytest.raises(OSError, match=r"is a link|symbolic links|Not a directory"):
             containment._give_to(user, [path])
     containment._give_to(user, [tmp_path / "other"])
+
+
+@pytest.mark.parametrize(
+    ("controllers", "said"),
+    [
+        ("pids memory io", ""),
+        ("io pids", "memory of a job are not limited"),
+        ("", "processes and memory of a job are not limited"),
+    ],
+)
+def test_it_is_said_which_limits_a_host_cannot_enforce(tmp_path, controllers, said):
+    (tmp_path / "cgroup.controllers").write_text(controllers)
+    group = Cgroup(tmp_path)
+    found = containment.Containment(mechanism=Mechanism.CGROUP, work_dir=tmp_path, cgroup=group)
+    assert said in found.description
+    assert ("not limited" in found.description) == bool(said)
+    without = containment.Containment(mechanism=Mechanism.MARKS, work_dir=tmp_path)
+    assert "processes and memory of a job are not limited" in without.description

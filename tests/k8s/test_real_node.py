@@ -18,7 +18,7 @@ import pytest
 from tests.k8s.rigs import eventually
 from tpufleet.errors import Conflict, FleetError
 from tpufleet.testbed.kubernetes import cluster
-from tpufleet.testbed.kubernetes.node import bridge_network, node_config, real_node, supervisor
+from tpufleet.testbed.kubernetes.node import bridge_network, node_config, real_node
 from tpufleet.testbed.kubernetes.processes import ProcessRegistry
 
 
@@ -93,7 +93,7 @@ def mount_points() -> set[str]:
 
 def inside(node, *names: str) -> list[int]:
     pids = []
-    for pid in supervisor.namespace_members(node.namespace_file.read_text()):
+    for pid in real_node.node_processes(node):
         with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile
             if psutil.Process(pid).name().startswith(names):
                 pids.append(pid)

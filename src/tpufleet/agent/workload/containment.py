@@ -16,6 +16,7 @@ import os
 import stat
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -60,6 +61,8 @@ _GUARANTEES = {
     ),
 }
 
+_LIMITED = {"pids": "processes", "memory": "memory"}  # by the controller of control groups
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Containment:
@@ -91,6 +94,9 @@ class Containment:
                 parts.append(f"jobs of members run as {whom}, those of admins as root")
         elif self.hidden:
             parts.append(f"jobs can read the server's state ({self.isolation_error})")
+        offered = self.cgroup.controllers() if self.cgroup is not None else []
+        if unlimited := [what for name, what in _LIMITED.items() if name not in offered]:
+            parts.append(f"{' and '.join(unlimited)} of a job are not limited on this host")
         return "; ".join(parts)
 
     def for_owner(self, *, admin: bool) -> Containment:
@@ -178,7 +184,10 @@ class NamespaceInit:
             error = self._process.stderr.read().decode(errors="replace").strip()
             raise OSError(f"cannot create namespaces: {error.rpartition(chr(10))[2]}")
         self.pid = next(int(line) for line in lines if line.isdigit())
-        self._namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
+        # While it is open, the kernel cannot give the number of the namespace to another one.
+        pin = os.open(f"/proc/{self.pid}/ns/pid", os.O_RDONLY)
+        weakref.finalize(self, os.close, pin)
+        self._namespace = os.fstat(pin).st_ino
 
     def pids(self) -> set[int]:
         """Every other process in the namespaces, and in those below."""
@@ -186,7 +195,7 @@ class NamespaceInit:
         pids = set()
         for pid in {pid for children in tree.values() for pid in children}:
             try:
-                if pid != self.pid and os.readlink(f"/proc/{pid}/ns/pid") == self._namespace:
+                if pid != self.pid and os.stat(f"/proc/{pid}/ns/pid").st_ino == self._namespace:
                     pids.add(pid)
             except OSError:
                 continue  # ended meanwhile, or another user's

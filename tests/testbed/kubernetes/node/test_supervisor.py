@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,11 @@ import pytest
 
 from tests.polling import wait_until
 from tpufleet.testbed.kubernetes.node import supervisor
-from tpufleet.testbed.kubernetes.node.supervisor import SupervisedProgram, SupervisorConfig
+from tpufleet.testbed.kubernetes.node.supervisor import (
+    PidNamespace,
+    SupervisedProgram,
+    SupervisorConfig,
+)
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not supervisor.namespaces_allowed(),
@@ -25,7 +30,7 @@ DAEMONIZE = "(setsid sleep 1000 &) ; exec sleep 1000"
 
 @pytest.fixture
 def supervised(tmp_path):
-    """A running supervisor: its process, the id of its namespace, and its folder."""
+    """A running supervisor: its process, its namespace, and its folder."""
     mount_point, source = tmp_path / "mounted", tmp_path / "source"
     mount_point.mkdir()
     source.mkdir()
@@ -46,17 +51,17 @@ def supervised(tmp_path):
     )
     namespace_file = tmp_path / "namespace"
     try:
-        namespace = wait_until(lambda: namespace_file.exists() and namespace_file.read_text())
-        wait_until(lambda: len(supervisor.namespace_members(namespace)) >= 4)
+        namespace = wait_until(lambda: PidNamespace.load(namespace_file))
+        wait_until(lambda: len(namespace.members()) >= 4)
         yield process, namespace, tmp_path
     finally:
         process.kill()
         process.wait()
 
 
-def sleeping(namespace: str) -> list[int]:
+def sleeping(namespace: PidNamespace) -> list[int]:
     pids = []
-    for pid in supervisor.namespace_members(namespace):
+    for pid in namespace.members():
         try:
             if psutil.Process(pid).name() == "sleep":
                 pids.append(pid)
@@ -71,14 +76,14 @@ def test_all_processes_end_with_the_supervisor(supervised, number):
     wait_until(lambda: len(sleeping(namespace)) >= 3)
     process.send_signal(number)
     process.wait(900)
-    wait_until(lambda: supervisor.namespace_members(namespace) == [])
+    wait_until(lambda: namespace.members() == [])
 
 
 def test_after_sigterm_it_exits_only_when_no_process_is_left(supervised):
     process, namespace, _ = supervised
     process.terminate()
     assert process.wait(900) == 0
-    assert supervisor.namespace_members(namespace) == []
+    assert namespace.members() == []
 
 
 def test_all_processes_end_when_pid_1_of_the_namespace_is_killed(supervised):
@@ -86,7 +91,7 @@ def test_all_processes_end_when_pid_1_of_the_namespace_is_killed(supervised):
     (first,) = (child.pid for child in psutil.Process(process.pid).children())
     os.kill(first, signal.SIGKILL)
     process.wait(900)
-    assert supervisor.namespace_members(namespace) == []
+    assert namespace.members() == []
 
 
 def test_a_created_mount_point_stays_until_it_is_no_longer_mounted(supervised, tmp_path):
@@ -122,3 +127,10 @@ def test_bind_mounts_are_visible_inside_the_namespace_only(supervised):
     wait_until((folder / "source" / "a").exists)
     assert list((folder / "mounted").iterdir()) == []
     assert str(folder) not in Path("/proc/self/mountinfo").read_text()
+
+
+def test_a_later_namespace_of_the_same_number_is_another_one(supervised):
+    _, namespace, _ = supervised
+    earlier = replace(namespace, first_started=namespace.first_started - 1)
+    assert namespace.members() and earlier.members() == []
+    assert replace(namespace, first=2**22 + 1).members() == []

@@ -141,7 +141,7 @@ def get(layout: ControlPlaneLayout) -> NodeLayout:
 def memory_used(node: NodeLayout) -> int:
     """Bytes used by the node and all its pods."""
     total = 0
-    for pid in supervisor.namespace_members(_namespace(node)):
+    for pid in node_processes(node):
         with contextlib.suppress(psutil.NoSuchProcess):
             total += psutil.Process(pid).memory_info().rss
     return total
@@ -241,9 +241,8 @@ def _is_ready(plane: KubernetesControlPlane, name: str) -> bool:
 
 def _kill_members(node: NodeLayout) -> None:
     """Processes in the namespace end after the supervisor, but not at the same moment."""
-    namespace = _namespace(node)
     deadline = time.monotonic() + STOP_TIMEOUT
-    while namespace and (pids := supervisor.namespace_members(namespace)):
+    while pids := node_processes(node):
         if time.monotonic() > deadline:
             raise FleetError(
                 f"processes {pids} of the real node in {node.folder} did not end after SIGKILL"
@@ -254,11 +253,9 @@ def _kill_members(node: NodeLayout) -> None:
         time.sleep(0.05)
 
 
-def _namespace(node: NodeLayout) -> str:
-    try:
-        return node.namespace_file.read_text()
-    except FileNotFoundError:
-        return ""
+def node_processes(node: NodeLayout) -> list[int]:
+    namespace = supervisor.PidNamespace.load(node.namespace_file)
+    return [] if namespace is None else namespace.members()
 
 
 def _remove_cgroups(node: NodeLayout) -> None:

@@ -37,7 +37,7 @@ class SupervisedProgram:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SupervisorConfig:
-    namespace_file: str  # the id of the PID namespace is written there
+    namespace_file: str  # a PidNamespace is written there
     logs: str
     programs: Sequence[SupervisedProgram]
     bind_mounts: Mapping[str, str] = field(default_factory=dict)  # mount point → source folder
@@ -61,20 +61,55 @@ def namespaces_allowed() -> bool:
     return result.returncode == 0
 
 
-def namespace_of(pid: int | str) -> str:
-    return os.readlink(f"/proc/{pid}/ns/pid")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PidNamespace:
+    """The kernel gives the number of a namespace that ended to the next one. PID 1, which is reaped
+    after all others, tells them apart. PIDs are those that the machine sees."""
 
+    number: int
+    first: int  # its PID 1
+    first_started: int  # in clock ticks since the machine started
 
-def namespace_members(namespace: str) -> list[int]:
-    """PIDs, as the machine sees them, of the processes in this PID namespace."""
-    pids = []
-    for entry in Path("/proc").iterdir():
+    @classmethod
+    def begun_by(cls, first: int) -> PidNamespace:
+        started = _start_tick(first)
+        if started is None:
+            raise ProcessLookupError(f"process {first} ended")
+        return cls(number=_namespace_number(first), first=first, first_started=started)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> PidNamespace | None:
         try:
-            if entry.name.isdecimal() and namespace_of(entry.name) == namespace:
-                pids.append(int(entry.name))
-        except OSError:
-            continue  # ended meanwhile
-    return pids
+            return cls(**json.loads(Path(path).read_text()))
+        except FileNotFoundError:
+            return None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        temporary = Path(f"{os.fspath(path)}.new")
+        temporary.write_text(json.dumps(asdict(self)))
+        temporary.replace(path)
+
+    def members(self) -> list[int]:
+        pids = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdecimal() and _namespace_number(entry.name) == self.number:
+                    pids.append(int(entry.name))
+            except OSError:
+                continue  # ended meanwhile
+        return pids if _start_tick(self.first) == self.first_started else []
+
+
+def _namespace_number(pid: int | str) -> int:
+    return os.stat(f"/proc/{pid}/ns/pid").st_ino
+
+
+def _start_tick(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(stat.rpartition(")")[2].split()[19])
 
 
 def create_mount_points(paths: Iterable[str]) -> None:
@@ -120,10 +155,15 @@ def run(config: SupervisorConfig) -> int:
     _call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
     # A SIGTERM that comes before the handler is set waits for it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    recorded, record = os.pipe()
     first = os.fork()
     if first == 0:
+        os.close(record)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        os._exit(_run_as_pid_1(config))
+        os._exit(_run_as_pid_1(config, recorded))
+    PidNamespace.begun_by(first).save(config.namespace_file)
+    os.write(record, b"1")
+    os.close(record)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(first, signal.SIGKILL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     # waitpid returns only after all other processes of the namespace are gone.
@@ -131,13 +171,16 @@ def run(config: SupervisorConfig) -> int:
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 0
 
 
-def _run_as_pid_1(config: SupervisorConfig) -> int:
-    """Start the programs, restart those that end, and reap orphans."""
+def _run_as_pid_1(config: SupervisorConfig, recorded: int) -> int:
+    """Start the programs, restart those that end, and reap orphans. It begins once its namespace
+    is recorded, which `recorded` tells."""
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
+    if not os.read(recorded, 1):
+        return 1  # the supervisor ended before
+    os.close(recorded)
     _call("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
     for mount_point, source in config.bind_mounts.items():
         _call("mount", source.encode(), mount_point.encode(), None, MS_BIND, None)
-    Path(config.namespace_file).write_text(namespace_of("self"))
     running: dict[int, tuple[SupervisedProgram, subprocess.Popen[bytes]]] = {}
     for program in config.programs:
         process = _start(program, config)
