@@ -10,7 +10,8 @@ import contextlib
 import importlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,6 +26,7 @@ from tpufleet.model.slices import SliceId
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.database import DatabaseSession
 from tpufleet.stores.open_store import open_database, open_store
+from tpufleet.stores.postgres import PostgresDatabase, Timeouts
 
 TEMPLATE = "c0000"  # in ids and names; each copy has a number of its own
 # Not so old that its files are deleted. Each copy has a minute of its own.
@@ -32,6 +34,8 @@ _START = (datetime.now(UTC) - timedelta(days=200)).replace(second=0, microsecond
 _MINUTE = _START.strftime("%Y-%m-%dT%H:%M")  # all jobs of the template
 _SIZE = 1000
 _COPIES_PER_COMMIT = 5
+_CONNECTIONS = 4  # to Postgres, which uses a core for each
+_PATIENT = Timeouts(lock=600, statement=600, response=700)
 _TABLES = {
     "jobs": "id, submitted_at, owner, state, ended, pool, name, parent, data",
     "attempts": "id, job_id, number, ended, data, created_at, ended_at",
@@ -83,14 +87,21 @@ def add_ended_jobs(url: str, count: int) -> None:
     with contextlib.closing(open_store(url)) as store:
         store.commit(ChangeSet(new_jobs=[job for job, _ in made]))
         store.commit(ChangeSet(attempts=[attempt for _, attempt in made]))
-    with contextlib.closing(open_database(url)) as database:
+    is_postgres = not url.startswith("sqlite")
+    opened = PostgresDatabase(url, _PATIENT) if is_postgres else open_database(url)
+    with contextlib.closing(opened) as database:
         copies = -(-count // _SIZE)
-        unlimited = database.migration_lock  # the statement with which changes may take long
-        indexes = database.write(_drop_indexes) if unlimited else []  # of Postgres
-        for first in range(1, copies, _COPIES_PER_COMMIT):
-            numbers = range(first, min(first + _COPIES_PER_COMMIT, copies))
-            database.write(lambda session, numbers=numbers: _copy_all(session, numbers))
-        database.write(lambda session: _count_all(session, unlimited, indexes))
+        steps = [
+            range(first, min(first + _COPIES_PER_COMMIT, copies))
+            for first in range(1, copies, _COPIES_PER_COMMIT)
+        ]
+        indexes = database.write(_drop_indexes) if is_postgres else []
+        copy = lambda step: database.write(lambda session: _copy_all(session, step))
+        create = lambda index: database.write(lambda session: _create_index(session, index))
+        with ThreadPoolExecutor(_CONNECTIONS if is_postgres else 1) as threads:
+            list(threads.map(copy, steps))
+            list(threads.map(create, indexes))
+        database.write(_count_all)
 
 
 def _drop_indexes(session: DatabaseSession) -> list[str]:
@@ -105,12 +116,12 @@ def _drop_indexes(session: DatabaseSession) -> list[str]:
     return [str(definition) for _, definition in known]
 
 
-def _count_all(session: DatabaseSession, unlimited: str, indexes: Sequence[str]) -> None:
-    if unlimited:
-        session.run(unlimited)
-        session.run("SET LOCAL maintenance_work_mem = '512MB'")
-    for statement in indexes:
-        session.run(statement)
+def _create_index(session: DatabaseSession, statement: str) -> None:
+    session.run("SET LOCAL maintenance_work_mem = '512MB'")
+    session.run(statement)
+
+
+def _count_all(session: DatabaseSession) -> None:
     session.run(
         "UPDATE job_counts SET count = "
         "(SELECT COUNT(*) FROM jobs WHERE jobs.state = job_counts.state)"
@@ -164,3 +175,10 @@ def cpu_seconds(main: psutil.Process) -> float:
             used = process.cpu_times()
             total += used.user + used.system
     return total
+
+
+def pin(main: psutil.Process, cores: set[int]) -> None:
+    """Let a database, with all its processes, use these cores only; none: all."""
+    for process in [main, *main.children(recursive=True)] if cores else []:
+        with contextlib.suppress(psutil.Error):
+            process.cpu_affinity(sorted(cores))

@@ -205,10 +205,11 @@ def measure(setup: str, options: argparse.Namespace, folder: Path) -> Figures:
     with contextlib.ExitStack() as stack:
         url, database = None, None
         if setup != "sqlite":
-            with on_cores(options.cores):
-                url, database = stack.enter_context(databases.postgres())
+            url, database = stack.enter_context(databases.postgres())
         print(f"{setup}: preparing {hosts:,} hosts and {options.ended:,} ended jobs", flush=True)
         prepare(url or f"sqlite:///{folder / 'fleet.db'}", options)
+        if database is not None:
+            databases.pin(database, options.cores)
         with on_cores(options.cores):
             running = stack.enter_context(started(count, url, folder))
         print(f"{setup}: {count} server(s); agents connect within {spread:.0f} s", flush=True)

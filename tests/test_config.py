@@ -6,8 +6,11 @@ import json
 import os
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tpufleet import config
 from tpufleet.compose import control_plane
@@ -76,6 +79,50 @@ def test_an_invalid_setting_is_reported_with_source_and_hint(home, environ, file
     with pytest.raises(BadInput) as caught:
         config.load(environ, home)
     assert message in str(caught.value)
+
+
+INVALID = {
+    "sever": ("x", "unknown field; did you mean server?"),
+    "colour": ("x", "unknown field"),
+    "server": ("host:80", "is not a server URL"),
+    "public_url": ("host", "is not a server URL"),
+    "providers": ("[clowd]", "unknown provider 'clowd'"),
+    "listen": ("80", "is not an address"),
+    "request_timeout": ("soon", "request_timeout"),
+    "insecure_http": ("maybe", "is neither true nor false"),
+    "snapshot_limit": ("lots", "is not a size in bytes"),
+    "log_limit": ("lots", "is not a size in bytes"),
+    "log_format": ("xml", "is not a log format"),
+    "secrets_kms_key": ("k", "secrets_kms_key"),
+    "local_containers": ("maybe", "is neither true nor false"),
+    "local_hosts": ("-1", "local_hosts"),
+    "slices_per_user": ("none", "slices_per_user"),
+    "tokens_per_user": ("many", "tokens_per_user"),
+    "fair_share_half_life": ("long", "fair_share_half_life"),
+    "max_hosts_lost_percent": ("200", "is not a percentage"),
+    "bucket": ("s3://x", "is not a Cloud Storage location"),
+    **{
+        key: ("3", "must be a mapping")
+        for key in ("retention", "tpu_vm", "gke", "prices", "budgets", "notifications")
+    },
+}
+
+
+@given(st.lists(st.sampled_from(sorted(INVALID)), unique=True, min_size=1))
+def test_all_errors_of_a_config_file_are_reported_at_once(keys):
+    with TemporaryDirectory() as folder:
+        home = Path(folder)
+        lines = [f"{key}: {INVALID[key][0]}" for key in keys]
+        write_config(home, "\n".join(["data: /srv/fleet", *lines]))
+        with pytest.raises(BadInput) as caught:
+            config.load({}, home)
+        reported = str(caught.value).splitlines()
+        assert len(reported) == len(keys)
+        for key in keys:
+            assert any(f": {key}: " in line and INVALID[key][1] in line for line in reported)
+        settings, errors = config.load_valid({}, home)
+    assert sorted(errors) == sorted(reported)
+    assert settings.data == Path("/srv/fleet"), "what is valid is used"
 
 
 def test_a_token_file_readable_by_others_is_rejected(home):

@@ -11,15 +11,18 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, Unauthorized
 from tpufleet.model import durations
+
+T = TypeVar("T")
+D = TypeVar("D")
 
 DEFAULT_SNAPSHOT_LIMIT = 100 * 2**20
 DEFAULT_LOG_LIMIT = 2**30
@@ -182,71 +185,85 @@ class Config:
 
 
 def load(environ: Mapping[str, str], user_home: Path) -> Config:
-    """Deterministic: the same environment and file give the same configuration."""
+    """Deterministic: the same environment and file give the same configuration. All errors are
+    reported at once."""
+    config, errors = load_valid(environ, user_home)
+    if errors:
+        raise BadInput("\n".join(errors))
+    return config
+
+
+def load_valid(environ: Mapping[str, str], user_home: Path) -> tuple[Config, list[str]]:
+    """The valid settings, with defaults in place of invalid ones; and all errors."""
     base = environ.get("XDG_CONFIG_HOME") or str(user_home / ".config")
     file = Path(environ.get("TPUFLEET_CONFIG") or Path(base) / "tpufleet" / "config.yaml")
-    values = _read_file(file)
+    values, errors = _read_file(file)
 
-    def setting(key: str) -> tuple[str, str] | None:
-        """The value and its source."""
+    def checked(parse: Callable[[], T], default: D) -> T | D:
+        try:
+            return parse()
+        except BadInput as error:
+            errors.append(str(error))
+            return default
+
+    def read(key: str, parse: Callable[[str, str], T], default: D) -> T | D:
+        """`parse` is called with the value and its source."""
         variable = f"TPUFLEET_{key.upper()}"
         if environ.get(variable):
-            return environ[variable], variable
-        return (str(values[key]), f"{file}: {key}") if key in values else None
+            return checked(lambda: parse(environ[variable], variable), default)
+        if key in values:
+            return checked(lambda: parse(str(values[key]), f"{file}: {key}"), default)
+        return default
 
-    server, token_file, limit = setting("server"), setting("token_file"), setting("snapshot_limit")
-    store, listen, public_url = setting("store"), setting("listen"), setting("public_url")
-    data, per_user = setting("data"), setting("slices_per_user")
-    home = environ.get("TPUFLEET_HOME") or "~/.local/share/tpufleet"
-    return Config(
-        home=_path(home, user_home),
+    def mapping(key: str) -> Mapping[str, Any] | None:
+        return checked(lambda: _mapping(key, environ, values, file), None)
+
+    def path(text: str, source: str) -> Path:
+        return _path(text, user_home)
+
+    def plain(text: str, source: str) -> str:
+        return text
+
+    config = Config(
+        home=_path(environ.get("TPUFLEET_HOME") or "~/.local/share/tpufleet", user_home),
         config_file=file,
-        server=check_server_url(*server) if server else None,
-        token_file=_path(token_file[0], user_home) if token_file else None,
-        store=store[0] if store else None,
-        provider=provider[0] if (provider := setting("provider")) else None,
-        providers=_providers(environ, values, file),
-        listen=check_listen_address(*listen) if listen else "127.0.0.1:0",
-        public_url=check_server_url(*public_url) if public_url else None,
-        tls_cert=_path(cert[0], user_home) if (cert := setting("tls_cert")) else None,
-        tls_key=_path(key[0], user_home) if (key := setting("tls_key")) else None,
-        ca_file=_path(ca[0], user_home) if (ca := setting("ca_file")) else None,
-        request_timeout=_timeout(*wait) if (wait := setting("request_timeout")) else None,
-        insecure_http=_flag(*insecure) if (insecure := setting("insecure_http")) else False,
-        snapshot_limit=_size(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
-        log_limit=_size(*log_limit) if (log_limit := setting("log_limit")) else DEFAULT_LOG_LIMIT,
-        log_format=_log_format(*log_format) if (log_format := setting("log_format")) else "text",
-        slices_per_user=_count(*per_user) if per_user else None,
-        local_hosts=_count(*hosts) if (hosts := setting("local_hosts")) else DEFAULT_LOCAL_HOSTS,
-        tokens_per_user=_count(*tokens)
-        if (tokens := setting("tokens_per_user"))
-        else DEFAULT_TOKENS_PER_USER,
-        fair_share_half_life=_half_life(*half_life)
-        if (half_life := setting("fair_share_half_life"))
-        else timedelta(days=7),
-        max_hosts_lost_percent=_percent(*lost)
-        if (lost := setting("max_hosts_lost_percent"))
-        else 20,
-        shared=_path(data[0], user_home) if data else None,
-        secret_file=_path(secret[0], user_home) if (secret := setting("secret_file")) else None,
-        admin_token_file=_path(admin[0], user_home)
-        if (admin := setting("admin_token_file"))
-        else None,
-        bucket=_bucket(*bucket) if (bucket := setting("bucket")) else None,
-        tpu_vm=_tpu_vm(environ, _mapping("tpu_vm", environ, values, file)),
-        gke=_with_variables("gke", environ, _mapping("gke", environ, values, file)),
-        secrets_kms_key=_kms_key(*kms) if (kms := setting("secrets_kms_key")) else None,
-        secrets_age_identity=_path(age[0], user_home)
-        if (age := setting("secrets_age_identity"))
-        else None,
-        local_user=local_user[0] if (local_user := setting("local_user")) else None,
-        local_containers=_flag(*images) if (images := setting("local_containers")) else False,
+        server=read("server", check_server_url, None),
+        token_file=read("token_file", path, None),
+        store=read("store", plain, None),
+        provider=read("provider", plain, None),
+        providers=checked(lambda: _providers(environ, values, file), None),
+        listen=read("listen", check_listen_address, "127.0.0.1:0"),
+        public_url=read("public_url", check_server_url, None),
+        tls_cert=read("tls_cert", path, None),
+        tls_key=read("tls_key", path, None),
+        ca_file=read("ca_file", path, None),
+        request_timeout=read("request_timeout", _timeout, None),
+        insecure_http=read("insecure_http", _flag, False),
+        snapshot_limit=read("snapshot_limit", _size, DEFAULT_SNAPSHOT_LIMIT),
+        log_limit=read("log_limit", _size, DEFAULT_LOG_LIMIT),
+        log_format=read("log_format", _log_format, "text"),
+        slices_per_user=read("slices_per_user", _count, None),
+        local_hosts=read("local_hosts", _count, DEFAULT_LOCAL_HOSTS),
+        tokens_per_user=read("tokens_per_user", _count, DEFAULT_TOKENS_PER_USER),
+        fair_share_half_life=read("fair_share_half_life", _half_life, timedelta(days=7)),
+        max_hosts_lost_percent=read("max_hosts_lost_percent", _percent, 20),
+        shared=read("data", path, None),
+        secret_file=read("secret_file", path, None),
+        admin_token_file=read("admin_token_file", path, None),
+        bucket=read("bucket", _bucket, None),
+        tpu_vm=_tpu_vm(environ, mapping("tpu_vm")),
+        gke=_with_variables("gke", environ, mapping("gke")),
+        secrets_kms_key=read("secrets_kms_key", _kms_key, None),
+        secrets_age_identity=read("secrets_age_identity", path, None),
+        local_user=read("local_user", plain, None),
+        local_containers=read("local_containers", _flag, False),
         local_env=_names("local_env", environ, values, file)[0],
-        retention=_mapping("retention", environ, values, file),
-        prices=_mapping("prices", environ, values, file),
-        budgets=_mapping("budgets", environ, values, file),
-        notifications=_mapping("notifications", environ, values, file),
+        retention=mapping("retention"),
+        prices=mapping("prices"),
+        budgets=mapping("budgets"),
+        notifications=mapping("notifications"),
     )
+    return config, errors
 
 
 def origin(config: Config, key: str, environ: Mapping[str, str]) -> str:
@@ -254,7 +271,7 @@ def origin(config: Config, key: str, environ: Mapping[str, str]) -> str:
     variable = f"TPUFLEET_{key.upper()}"
     if environ.get(variable):
         return variable
-    return str(config.config_file) if key in _read_file(config.config_file) else "default"
+    return str(config.config_file) if key in _read_file(config.config_file)[0] else "default"
 
 
 def debug_enabled(environ: Mapping[str, str]) -> bool:
@@ -272,6 +289,14 @@ def embedded_certificate(home: Path, url: str) -> Path | None:
     we can write the record, so the names in the certificate need not match the address."""
     record = _embedded_server(home)
     return record[1] if record is not None and record[0] == url else None
+
+
+def embedded_data_folder(home: Path) -> Path | None:
+    """The data folder of the server that runs on this state folder, whatever is configured now."""
+    try:
+        return Path(json.loads((home / "server.json").read_text())["data"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _embedded_server(home: Path) -> tuple[str, Path | None] | None:
@@ -340,9 +365,10 @@ def _path(text: str, user_home: Path) -> Path:
     return Path(os.path.abspath(user_home / text[2:] if text.startswith("~/") else text))
 
 
-def _read_file(file: Path) -> dict[str, Any]:
+def _read_file(file: Path) -> tuple[dict[str, Any], list[str]]:
+    """The known fields, and what is wrong with the others or the file."""
     if not file.is_file():
-        return {}
+        return {}, []
     import yaml  # slow to import and rarely needed
 
     try:
@@ -351,20 +377,22 @@ def _read_file(file: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
         problem = ", ".join(part for part in (error.context, error.problem) if part)
-        raise BadInput(f"{file}{line}: not valid YAML: {problem}; fix or delete it") from error
+        return {}, [f"{file}{line}: not valid YAML: {problem}; fix or delete it"]
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError) as error:
         problem = str(error).splitlines()[0]
-        raise BadInput(f"{file}: cannot be read: {problem}; fix or delete the file") from error
+        return {}, [f"{file}: cannot be read: {problem}; fix or delete the file"]
     if values is None:
-        return {}
+        return {}, []
     if not isinstance(values, dict):
-        raise BadInput(f"{file}: must be a mapping, such as `server: https://fleet.example:8470`")
+        return {}, [f"{file}: must be a mapping, such as `server: https://fleet.example:8470`"]
+    errors = []
     for key in values:
         if key not in KEYS:
             close = difflib.get_close_matches(str(key), KEYS, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known fields: {', '.join(KEYS)}"
-            raise BadInput(f"{file}{_line_of(str(key), written)}: {key}: unknown field; {hint}")
-    return {key: value for key, value in values.items() if value is not None}
+            errors.append(f"{file}{_line_of(str(key), written)}: {key}: unknown field; {hint}")
+    known = {key: value for key, value in values.items() if key in KEYS and value is not None}
+    return known, errors
 
 
 def _line_of(key: str, written: str) -> str:

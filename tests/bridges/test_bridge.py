@@ -35,7 +35,8 @@ def test_a_document_runs_and_receives_its_result(harness: BridgeHarness):
     assert (response.status_code, "hello" in response.text) == (200, True)
     assert "hello" in "".join(harness.server.client.logs(job.job.id))
     statuses = harness.observed_statuses(name)
-    assert statuses == sorted(statuses, key=ORDER.index) and statuses[0] == "pending"
+    # A listener may miss some: the emulator sends the latest of several changes.
+    assert statuses == sorted(statuses, key=ORDER.index) and statuses[-1] == "completed"
 
 
 def test_an_exception_fails_the_document_with_its_traceback_and_is_not_retried(

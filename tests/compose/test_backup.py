@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import io
+import json
 import os
 import sys
 import tarfile
@@ -207,9 +210,63 @@ def test_a_damaged_backup_is_refused_before_anything_is_written(tmp_path, damage
     assert list(new.home.iterdir()) == []
 
 
-def _change_member(file: Path, name: str, content: bytes) -> None:
-    import io
+OUTSIDE = [
+    "evil", "home", "home/.", "home/../../evil", "data//etc/evil", "data/./evil",
+    "data/local/../../evil", "etc/passwd", "/etc/evil", "../evil", "data/secret/evil",
+]  # fmt: skip
 
+
+@pytest.mark.parametrize("position", ["first", "last"])
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_backup_with_a_name_that_cannot_be_restored_is_refused_before_anything_is_written(
+    tmp_path, name, position
+):
+    old = settings(tmp_path / "old")
+    url = url_of("sqlite", old.home)
+    open_store(url).close()
+    for each in ("secret", "token"):
+        (old.home / each).write_text("s\n")
+    file = tmp_path / "b.tar.gz"
+    backup.create(old, url, file, ())
+    _add_member(file, name, b"evil", 0 if position == "first" else -1)
+    new = settings(tmp_path / "new")
+    with pytest.raises(BadInput, match=r"outside the state folder|as a file and as a folder"):
+        backup.restore(new, url_of("sqlite", new.home), file)
+    assert list(new.home.iterdir()) == []
+
+
+def test_a_copy_is_known_as_one_even_if_its_files_could_not_be_written(tmp_path):
+    old, new = settings(tmp_path / "old"), settings(tmp_path / "new")
+    url = url_of("sqlite", old.home)
+    open_store(url).close()
+    (old.home / "secret").write_text("s\n")
+    (old.home / "faults.yaml").write_text("{}\n")
+    file = tmp_path / "b.tar.gz"
+    backup.create(old, url, file, ())
+    (new.home / "faults.yaml").mkdir()
+    with pytest.raises(OSError):
+        backup.restore(new, url_of("sqlite", new.home), file)
+    assert (new.home / "restored-from").read_text() == str(old.home)
+
+
+def _add_member(file: Path, name: str, content: bytes, position: int) -> None:
+    """With a manifest that names it."""
+    with tarfile.open(file) as tar:
+        members = [(member, tar.extractfile(member).read()) for member in tar]
+    added = tarfile.TarInfo(name)
+    added.size = len(content)
+    members.insert(position % len(members), (added, content))
+    *others, (last, text) = members
+    manifest = json.loads(text)
+    manifest["sha256"][name] = hashlib.sha256(content).hexdigest()
+    text = json.dumps(manifest).encode()
+    last.size = len(text)
+    with tarfile.open(file, "w:gz") as tar:
+        for member, data in (*others, (last, text)):
+            tar.addfile(member, io.BytesIO(data))
+
+
+def _change_member(file: Path, name: str, content: bytes) -> None:
     with tarfile.open(file) as tar:
         members = [(member, tar.extractfile(member).read()) for member in tar]
     with tarfile.open(file, "w:gz") as tar:

@@ -551,3 +551,29 @@ def test_liveness_moves_the_log_of_sqlite_into_the_database(tmp_path):
         store.record_liveness(reports)
         assert path.stat().st_size > before
         assert len(store.host_liveness([each.host_id for each in reports])) == 450
+
+
+# Users.
+
+
+def test_no_job_of_a_deleted_user_appears_after_the_deletion(pair):
+    one, two = pair
+    one.put_user(a.user("ada"))
+    begun = threading.Event()
+
+    def submit() -> None:
+        for number in range(10_000):
+            new = a.job(f"j{number}")
+            try:
+                one.commit(ChangeSet(new_jobs=[new], events=[a.event()], required_user="ada"))
+            except Conflict:
+                return
+            begun.set()
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    begun.wait(60)
+    two.delete_user("ada")
+    known = two.jobs(JobQuery(limit=100_000))
+    thread.join()
+    assert known and two.jobs(JobQuery(limit=100_000)) == known

@@ -176,6 +176,7 @@ class Alike(RuleBasedStateMachine):
                 store.tokens(),
                 store.tokens(name),
                 store.token_by_hash(digest),
+                store.token_and_user(digest),
             )
         )
 

@@ -902,6 +902,18 @@ def test_deleting_a_user_deletes_their_tokens_and_no_others(store):
     assert store.tokens() == [a.token("t2", of="bob", digest="d2")]
 
 
+@pytest.mark.parametrize("jobs", [0, 1, 2000])
+def test_a_change_that_requires_a_user_is_refused_once_they_are_deleted(store, jobs):
+    store.put_user(a.user("ada"))
+    first, second = ([a.job(f"{name}{n}") for n in range(jobs)] for name in "ab")
+    store.commit(ChangeSet(new_jobs=first, events=[a.event()], required_user="ada"))
+    store.delete_user("ada")
+    with pytest.raises(Conflict, match="user ada was deleted"):
+        store.commit(ChangeSet(new_jobs=second, events=[a.event()], required_user="ada"))
+    assert len(store.jobs(JobQuery(limit=10_000))) == jobs
+    assert store.last_event() == 1
+
+
 def test_tokens_are_found_by_hash_listed_oldest_first_and_deleted(store):
     first, second = a.token("t2", digest="d1", at=1), a.token("t1", digest="d2", at=2)
     other = a.token("t0", of="bob", digest="d3", at=3)
@@ -912,8 +924,12 @@ def test_tokens_are_found_by_hash_listed_oldest_first_and_deleted(store):
     assert store.token_by_hash("d1") == used
     assert store.tokens() == [used, second, other]
     assert store.tokens("ada") == [used, second]
+    assert store.token_and_user("d3") == (other, None)
+    store.put_user(a.user("bob"))
+    assert store.token_and_user("d3") == (other, a.user("bob"))
     store.delete_token("t2")
     assert store.token_by_hash("d1") is None
+    assert store.token_and_user("d1") is None
 
 
 def test_metadata_is_kept_if_it_is_not_to_be_replaced(store):

@@ -31,6 +31,7 @@ class Invariants:
     def check(self) -> None:
         self._one_live_attempt_and_ended_ones_never_change()
         self._no_workload_without_a_live_attempt()
+        self._slices_are_of_the_type_of_their_job()
         self._nothing_is_paid_for_and_unused()
         self._only_own_failures_are_charged()
         self._work_is_finished_once()
@@ -57,6 +58,17 @@ class Invariants:
             assert attempt is not None and attempt.live, (
                 f"{host.id} runs {host.runs}, which has ended\n{self._fleet.event_log()}"
             )
+
+    def _slices_are_of_the_type_of_their_job(self) -> None:
+        for job_id in self._fleet.programs:
+            wanted = self._fleet.job(job_id).spec
+            for attempt in self._fleet.store.attempts(job_id):
+                used = [self._fleet.store.slice(slice_id) for slice_id in attempt.slices]
+                types = [each.accelerator for each in used if each is not None]
+                assert all(each == wanted.accelerator for each in types), (
+                    f"{attempt.id} of a {wanted.accelerator} job has {types}\n"
+                    f"{self._fleet.event_log()}"
+                )
 
     def _nothing_is_paid_for_and_unused(self) -> None:
         if self._fleet.cloud.outage is not None:

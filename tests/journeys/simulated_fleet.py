@@ -28,10 +28,10 @@ from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.jobs import Job, JobId, JobState
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceId, TpuSlice
-from tpufleet.model.users import Role
+from tpufleet.model.users import Role, User
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.fake import FakeProvider
-from tpufleet.service import commands, submission
+from tpufleet.service import commands, pool_commands, submission
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.auth import Caller
 from tpufleet.service.commands import CommandContext
@@ -85,6 +85,7 @@ class SimulatedFleet:
         self.clouds: list[Cloud] = [*self._other_clouds, self.cloud]
         names = tuple(cloud.name for cloud in self.clouds)
         self.disk = Disk()
+        self._users: set[str] = set()  # those that have called
         self.programs: dict[JobId, Program] = {}
         self.hosts: dict[SliceId, list[SimulatedHost]] = {}
         self.reachable = True  # agents reach the control plane
@@ -133,10 +134,10 @@ class SimulatedFleet:
 
     def put_pool(self, **fields) -> None:
         fields = {"provider": "fake", "accelerator": "v5litepod-16", **fields}
-        commands.put_pool(self.context("root"), Pool(**fields), ("fake", "gke"))
+        pool_commands.put_pool(self.context("root"), Pool(**fields), ("fake", "gke"))
 
     def delete_pool(self, name: str) -> None:
-        commands.delete_pool(self.context("root"), name)
+        pool_commands.delete_pool(self.context("root"), name)
 
     # Faults.
     def preempt(self, job: JobId, which: int = 0) -> None:
@@ -330,6 +331,9 @@ class SimulatedFleet:
 
     def context(self, who: str) -> CommandContext:
         role = Role.ADMIN if who == "root" else Role.MEMBER
+        if who not in self._users:
+            self.store.put_user(User(name=who, role=role, created_at=self.clock.now()))
+            self._users.add(who)
         return CommandContext(
             store=self.store, caller=Caller(name=who, role=role), now=self.clock.now()
         )

@@ -23,7 +23,7 @@ from tpufleet.model.jobs import JobState
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.providers.tpu_vm import api
-from tpufleet.service import adopted_nodes, commands
+from tpufleet.service import adopted_nodes, pool_commands
 from tpufleet.stores.base import ChangeSet, EventQuery
 from tpufleet.stores.memory import MemoryStore
 
@@ -70,7 +70,7 @@ class SharedFleet(SimulatedFleet):
         super().__init__(folder, MemoryStore(), other_clouds=make)
         self.shared = clouds[0]
         pool = Pool(name="lab", provider="tpu-vm", accelerator="v5litepod-16", largest=2)
-        commands.put_pool(self.context("root"), pool, ("tpu-vm",))
+        pool_commands.put_pool(self.context("root"), pool, ("tpu-vm",))
         self.shared.make_node()
         self.run(15)
 

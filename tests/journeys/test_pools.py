@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.journeys.simulated_fleet import SimulatedFleet
 from tests.journeys.simulated_hosts import Program
-from tpufleet.model.jobs import JobState
+from tpufleet.errors import BadInput
+from tpufleet.model.jobs import Capacity, JobState
+from tpufleet.stores.memory import MemoryStore
 
 
 def test_a_pool_keeps_its_smallest_number_of_slices_ready(fleet):
@@ -150,3 +160,136 @@ def test_a_lost_idle_slice_of_a_pool_is_replaced(fleet):
     fleet.run(30)
     assert [item.id for item in fleet.store.slices(pool="lab")] != [taken]
     assert len(fleet.cloud.existing()) == 1
+
+
+def test_a_job_never_runs_on_a_slice_of_the_type_that_its_pool_had_before(fleet):
+    fleet.put_pool(name="lab", accelerator="v5litepod-16", smallest=1, largest=1)
+    fleet.run(30)
+    [old] = fleet.store.slices(pool="lab")
+    fleet.put_pool(name="lab", accelerator="v5litepod-8", smallest=1, largest=1)
+    job = fleet.submit(accelerator="v5litepod-8", pool="lab")
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.SUCCEEDED
+    assert old.id not in fleet.attempt(job).slices
+    fleet.run(60)
+    [new] = fleet.store.slices(pool="lab")
+    assert (new.id in fleet.existing(), new.accelerator) == (True, "v5litepod-8")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"accelerator": "v5litepod-8"}, id="type"),
+        pytest.param({"zones": ("zone-b",)}, id="zone"),
+        pytest.param({"capacity": (Capacity.ON_DEMAND,)}, id="capacity"),
+    ],
+)
+def test_idle_slices_that_a_changed_pool_no_longer_provides_are_replaced(make_fleet, changed):
+    fleet = make_fleet(zones=("zone-a", "zone-b"))
+    before = {"name": "lab", "smallest": 2, "largest": 2, "zones": ("zone-a",)}
+    fleet.put_pool(**before)
+    fleet.run(30)
+    old = {each.id for each in fleet.store.slices(pool="lab")}
+    fleet.put_pool(**{**before, **changed})
+    fleet.run(90)
+    new = fleet.store.slices(pool="lab")
+    assert len(new) == 2 and not old & {each.id for each in new}
+    for field, value in changed.items():
+        shown = {"zones": "zone"}.get(field, field)
+        assert all(getattr(each, shown) in value for each in new)
+
+
+def test_a_running_job_keeps_its_slice_when_the_type_of_its_pool_changes(fleet):
+    fleet.put_pool(name="lab", accelerator="v5litepod-16", largest=2, idle_after=timedelta(hours=1))
+    job = fleet.submit(Program(steps=60), pool="lab")
+    fleet.until_state(job, JobState.RUNNING)
+    [old] = fleet.gang(job)
+    fleet.put_pool(name="lab", accelerator="v5litepod-8", largest=2, idle_after=timedelta(hours=1))
+    fleet.settle(job)
+    assert fleet.attempts(job) == ["finished"]
+    fleet.until(lambda: old.id not in fleet.existing(), 60)
+
+
+def test_a_queued_job_fails_with_the_reason_when_its_pool_gets_another_type(fleet):
+    fleet.put_pool(name="lab", accelerator="v5litepod-16", largest=1)
+    first = fleet.submit(Program(steps=60), pool="lab")
+    fleet.until_state(first, JobState.RUNNING)
+    second = fleet.submit(pool="lab")
+    fleet.run(2)
+    fleet.put_pool(name="lab", accelerator="v5litepod-8", largest=1)
+    fleet.settle(first, second)
+    assert fleet.job(first).state is JobState.SUCCEEDED
+    assert fleet.job(second).state is JobState.FAILED
+    assert "pool lab has v5e-8 slices, but the job needs v5e-16" in fleet.job(second).reason
+
+
+TYPES = ("v5litepod-8", "v5litepod-16", "v5litepod-32")
+ZONES = ("zone-a", "zone-b")
+pool_edits = st.fixed_dictionaries(
+    {
+        "accelerator": st.sampled_from(TYPES),
+        "zones": st.sampled_from([(), *((zone,) for zone in ZONES)]),
+        "capacity": st.sampled_from([(kind,) for kind in (Capacity.SPOT, Capacity.ON_DEMAND)]),
+        "smallest": st.integers(0, 1),
+        "largest": st.integers(1, 3),
+        "hold_after_failure": st.sampled_from([timedelta(0), timedelta(seconds=40)]),
+    }
+)
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("edit"), pool_edits),
+        st.tuples(st.just("submit"), st.tuples(st.sampled_from(TYPES), st.integers(1, 2))),
+        st.tuples(st.just("run"), st.integers(1, 40)),
+        st.tuples(st.just("preempt"), st.integers(0, 3)),
+    ),
+    min_size=4,
+    max_size=14,
+)
+
+
+# Without shrinking, which takes minutes: each example is minutes of a fleet.
+@settings(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(pool_edits, actions)
+def test_a_pool_may_be_changed_at_any_time(first, steps):
+    """The invariants hold throughout, all jobs end, and the pool then has what it should."""
+    with TemporaryDirectory() as folder:
+        fleet = SimulatedFleet(Path(folder), MemoryStore(), zones=ZONES)
+        try:
+            _change_pool_while_jobs_run(fleet, first, steps)
+        finally:
+            fleet.close()
+
+
+def _change_pool_while_jobs_run(
+    fleet: SimulatedFleet, edit: dict[str, object], steps: list[tuple[str, object]]
+) -> None:
+    def submit(wanted: tuple[str, int]) -> None:
+        try:
+            fleet.submit(Program(steps=15), accelerator=wanted[0], slices=wanted[1], pool="lab")
+        except BadInput:
+            fleet.programs.popitem()  # the pool does not have that now
+
+    def change(fields: dict[str, object]) -> None:
+        nonlocal edit
+        edit = fields
+        fleet.put_pool(name="lab", **fields)
+
+    def preempt(index: int) -> None:
+        running = [job for job in fleet.programs if fleet.running(job)]
+        if running:
+            fleet.preempt(running[index % len(running)])
+
+    act: dict[str, Callable[..., None]] = {
+        "edit": change, "submit": submit, "run": fleet.run, "preempt": preempt,
+    }  # fmt: skip
+    change(edit)
+    for kind, argument in steps:
+        act[kind](argument)
+    fleet.settle(*fleet.programs)
+    fleet.run(150)
+    left = fleet.store.slices(pool="lab")
+    assert len(left) >= edit["smallest"]
+    for tpu_slice in left:
+        assert tpu_slice.accelerator == edit["accelerator"]
+        assert tpu_slice.zone in (edit["zones"] or ZONES)
+        assert tpu_slice.capacity in edit["capacity"]

@@ -25,8 +25,8 @@ def make_pending(name: str, missing=1, *, pool="lab", order=0, held=0, **options
     return PendingJob(job=job, missing=missing, sources=SOURCES, held_source=held_source)
 
 
-def free(*names: str, zone="z1") -> list[FreeSlice]:
-    return [FreeSlice(name, zone) for name in names]
+def free(*names: str, zone="z1", accelerator=TYPE) -> list[FreeSlice]:
+    return [FreeSlice(name, zone, accelerator) for name in names]
 
 
 def occupant(name: str, slices=1, *, priority=0, since=NOON, minutes=None, stopping=False):

@@ -44,13 +44,58 @@ def test_the_rest_of_a_gang_is_requested_where_it_holds_the_first_part():
 
 
 def test_pending_requests_per_source_are_limited_in_order():
-    nearly = {SOURCES[0]: placement.MAX_PENDING_REQUESTS - 1}
+    nearly = {(SOURCES[0], TYPE): placement.MAX_PENDING_REQUESTS - 1}
     pending = [make_pending("a", 2, pool=None, order=1), make_pending("b", 1, pool=None, order=2)]
     assert kinds(decide(pending, Supply(pending_requests=nearly))) == [("a", "Wait"), ("b", "Wait")]
     [big] = decide([make_pending("a", placement.MAX_PENDING_REQUESTS + 5, pool=None)])
     assert big.count == placement.MAX_PENDING_REQUESTS + 5, (
         "a gang larger than that is asked for alone"
     )
+
+
+def expired(source=SOURCES[0]):
+    """A refusal that was long enough ago to try again."""
+    known = refusal(source)
+    length = known.until - known.refused_at
+    return replace(known, refused_at=NOON - 2 * length, until=NOON - length)
+
+
+def test_a_source_that_refused_is_tried_with_few_requests_at_first():
+    waiting = [make_pending(f"j{number:02}", 1, pool=None, order=number) for number in range(50)]
+    waiting = [replace(each, sources=SOURCES[:1]) for each in waiting]
+    tried = decide(waiting, refusals=RefusalHistory([expired()]))
+    assert [type(each) for each in tried] == [RequestSlices] * 8 + [Wait] * 42
+    assert "waits for the answer to requests in" in tried[-1].reason
+    pending = Supply(pending_requests={(SOURCES[0], TYPE): 8})
+    assert {type(each) for each in decide(waiting, pending, RefusalHistory([expired()]))} == {Wait}
+    granted = replace(expired(), streak=0)
+    assert {type(each) for each in decide(waiting, pending, RefusalHistory([granted]))} == {
+        RequestSlices
+    }
+
+
+def test_requests_for_other_types_do_not_keep_a_refused_one_from_being_tried():
+    waiting = replace(make_pending("a", 2, pool=None), sources=SOURCES[:1])
+    pending = Supply(pending_requests={(SOURCES[0], "v4-8"): 100})
+    [request] = decide([waiting], pending, RefusalHistory([expired()]))
+    assert isinstance(request, RequestSlices)
+
+
+def test_a_smaller_job_does_not_overtake_one_that_waits_for_an_answer():
+    sizes = [7, 4, 1]
+    waiting = [make_pending(f"j{n}", size, pool=None, order=n) for n, size in enumerate(sizes)]
+    waiting = [replace(each, sources=SOURCES[:1]) for each in waiting]
+    tried = decide(waiting, refusals=RefusalHistory([expired()]))
+    assert [type(each) for each in tried] == [RequestSlices, Wait, Wait]
+
+
+def test_in_a_queue_of_the_provider_every_request_keeps_its_place():
+    queued = replace(expired(), capacity=Capacity.QUEUED)
+    source = SOURCES[0]._replace(capacity=Capacity.QUEUED)
+    waiting = [make_pending(f"j{number:02}", 1, pool=None, order=number) for number in range(20)]
+    waiting = [replace(each, sources=(source,)) for each in waiting]
+    tried = decide(waiting, refusals=RefusalHistory([queued]))
+    assert {type(each) for each in tried} == {RequestSlices}
 
 
 def test_a_pool_grows_by_the_slices_missing_beside_the_free_ones():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.policy.builders import MINUTE, NOON, SECOND, after
 from tests.policy.placement_builders import (
     SOURCES,
+    TYPE,
     ZONES,
     decide,
     free,
@@ -34,6 +35,8 @@ from tpufleet.policy.placement import (
     Wait,
 )
 
+OTHER_TYPE = "v5litepod-8"
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -48,7 +51,11 @@ def scenes(draw) -> Scene:
     pools, available, live, occupants, held = {}, {}, {}, {}, Counter()
     for name in names:
         by_id = [
-            FreeSlice(f"{name}-{number}", draw(st.sampled_from(ZONES)))
+            FreeSlice(
+                f"{name}-{number}",
+                draw(st.sampled_from(ZONES)),
+                draw(st.sampled_from([TYPE, TYPE, TYPE, OTHER_TYPE])),
+            )
             for number in range(draw(st.integers(0, 4)))
         ]
         running = [
@@ -82,6 +89,7 @@ def scenes(draw) -> Scene:
             owner=draw(st.sampled_from(["ada", "bob"])),
             priority=draw(st.integers(0, 3)),
             timeout=draw(st.none() | st.integers(1, 60).map(lambda minutes: minutes * MINUTE)),
+            accelerator=draw(st.sampled_from([TYPE, TYPE, TYPE, OTHER_TYPE])),
         )
         for number in range(draw(st.integers(0, 8)))
     ]
@@ -94,7 +102,7 @@ def scenes(draw) -> Scene:
         pool_sources={name: SOURCES for name in names},
         slices_per_user=draw(st.none() | st.integers(0, 12)),
         pending_requests={
-            SOURCES[0]: draw(st.sampled_from([0, placement.MAX_PENDING_REQUESTS - 1]))
+            (SOURCES[0], TYPE): draw(st.sampled_from([0, placement.MAX_PENDING_REQUESTS - 1]))
         },
     )
     refused = draw(st.lists(st.sampled_from(SOURCES), unique=True))
@@ -146,6 +154,19 @@ def test_no_slice_is_assigned_twice_nor_to_a_job_of_another_pool(scene):
 
 
 @given(scenes())
+def test_a_job_gets_only_slices_of_its_type(scene):
+    type_of = {item.id: item.accelerator for rows in scene.supply.free.values() for item in rows}
+    jobs = {pending_job.job.id: pending_job.job for pending_job in scene.pending}
+    for item in decide(scene.pending, scene.supply, scene.refusals):
+        if isinstance(item, AssignSlices):
+            assert {type_of[name] for name in item.slices} == {jobs[item.job_id].spec.accelerator}
+        if isinstance(item, RequestSlices):
+            assert item.accelerator == jobs[item.job_id].spec.accelerator
+            if item.pool is not None:
+                assert item.accelerator == scene.supply.pools[item.pool].accelerator
+
+
+@given(scenes())
 def test_no_pool_exceeds_its_largest_size_and_no_user_a_quota(scene):
     supply = scene.supply
     held, live = Counter(supply.held), Counter(supply.live)
@@ -184,7 +205,8 @@ def test_jobs_overtake_in_a_pool_only_by_backfill(scene):
                     NOON + pending_job.job.spec.timeout + pending_job.job.spec.grace <= head.until
                 )
             is_wait = isinstance(mine[0], Wait)
-            if head is None and is_wait and "may hold" not in mine[0].reason:
+            of_type = pending_job.job.spec.accelerator == scene.supply.pools[name].accelerator
+            if head is None and is_wait and of_type and "may hold" not in mine[0].reason:
                 head = mine[0]
 
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policy.builders import MINUTE, NOON, SECOND, make_slice
+from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import Pool
-from tpufleet.model.slices import SliceState
+from tpufleet.model.slices import SliceState, TpuSlice
 from tpufleet.policy import pool_scaling
 
 LONG_AGO = NOON - timedelta(hours=1)
@@ -92,14 +93,62 @@ def test_the_next_check_is_when_the_oldest_idle_slice_expires():
     assert pool_scaling.next_surplus_at(make_pool(0), [busy("c")]) is None
 
 
-fleets = st.lists(
-    st.tuples(st.sampled_from(list(SliceState)), st.booleans(), st.integers(0, 20)), max_size=10
-).map(
-    lambda rows: [
-        busy(f"s{number}", state) if used else idle(f"s{number}", NOON - since * MINUTE, state)
-        for number, (state, used, since) in enumerate(rows)
-    ]
+CHANGES = [
+    pytest.param({"provider": "other"}, id="provider"),
+    pytest.param({"accelerator": "v5litepod-8"}, id="type"),
+    pytest.param({"zones": ("z2",)}, id="zones"),
+    pytest.param({"capacity": (Capacity.ON_DEMAND,)}, id="capacity"),
+]
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_idle_slices_of_a_changed_pool_are_released_and_do_not_count(changed):
+    pool = replace(make_pool(2, largest=4), **changed)
+    old = [idle("a", NOON), idle("b", NOON, SliceState.BOOTING), busy("c")]
+    assert set(pool_scaling.surplus_slices(pool, old, NOON)) == {"a", "b"}
+    assert pool_scaling.shortfall(pool, old) == 1, "room for one more until they are gone"
+    assert pool_scaling.shortfall(pool, [busy("c")]) == 2
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_a_slice_held_after_a_failure_is_released_later_when_its_pool_changed(changed):
+    until = NOON + 5 * MINUTE
+    held = replace(idle("a", NOON), reserved_for="ann", reserved_until=until)
+    pool = replace(make_pool(1), **changed)
+    assert pool_scaling.surplus_slices(pool, [held], NOON) == []
+    assert pool_scaling.next_surplus_at(pool, [held]) == until
+    assert pool_scaling.surplus_slices(pool, [held], until) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "released"),
+    [
+        pytest.param({"accelerator": "v5litepod-8"}, ["a"], id="type"),
+        pytest.param({"zones": ("z2",)}, [], id="zones"),
+        pytest.param({"capacity": (Capacity.ON_DEMAND,)}, [], id="capacity"),
+    ],
 )
+def test_an_adopted_node_leaves_a_pool_that_gets_another_type(changed, released):
+    adopted = replace(idle("a"), node="mels")
+    pool = replace(make_pool(0), **changed)
+    assert pool_scaling.surplus_slices(pool, [adopted], NOON) == released
+
+
+def _slice(number: int, state: SliceState, used: bool, since: int, old: bool) -> TpuSlice:
+    name = f"s{number}"
+    made = busy(name, state) if used else idle(name, NOON - since * MINUTE, state)
+    return replace(made, accelerator="v5litepod-8") if old else made
+
+
+fleets = st.lists(
+    st.tuples(
+        st.sampled_from(list(SliceState)),
+        st.booleans(),
+        st.integers(0, 20),
+        st.sampled_from([False, False, True]),
+    ),
+    max_size=10,
+).map(lambda rows: [_slice(number, *row) for number, row in enumerate(rows)])
 
 
 @given(fleets, st.integers(0, 6), st.integers(0, 6))

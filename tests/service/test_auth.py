@@ -227,10 +227,10 @@ def test_a_database_error_is_not_told_to_callers(tmp_path):
     class BrokenStore(MemoryStore):
         broken = False
 
-        def token_by_hash(self, digest):
+        def token_and_user(self, digest):
             if self.broken:
                 raise Unreachable(secret)
-            return super().token_by_hash(digest)
+            return super().token_and_user(digest)
 
         def jobs(self, query):
             raise Unreachable(secret)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import sqlite3
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +18,7 @@ from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, NotFound
 from tpufleet.model.api_types import NewJob, PurgeRequest
 from tpufleet.model.audit import AuditAction
 from tpufleet.model.jobs import JobId
+from tpufleet.stores.open_store import open_store
 
 
 def new(job_id: str, **spec: Any) -> NewJob:
@@ -67,7 +73,7 @@ def test_a_location_in_use_is_refused_until_its_job_has_ended(service):
     mel, mo = service.client("mel"), service.client("mo")
     mel.submit([new("job-1", checkpoint="gs://bucket/run")])
     assert mel.submit([new("job-1", checkpoint="gs://bucket/run")])  # the same one again
-    for location in ("gs://bucket/run", "gs://bucket/run/", "gs://bucket//run"):
+    for location in ("gs://bucket/run", "gs://bucket/run/"):
         with pytest.raises(Conflict, match=r"in use by job job-1 .*use another\s+location"):
             mo.submit([new("job-2", checkpoint=location)])
     mo.submit([new("job-3", checkpoint="gs://bucket/run-2")])
@@ -155,7 +161,8 @@ def test_a_location_on_disk_in_use_is_refused_under_any_spelling(service, tmp_pa
 
 SYSTEM = [
     "/", "//", "/.", "/tmp/..", "/etc", "/etc/ck", "/usr/local/ck", "/bin", "/lib64/x", "/dev",
-    "/dev/x", "/dev/shm", "/root", "/home", "/var", "/tmp", "/var/tmp/", "/boot/x",
+    "/dev/x", "/dev/shm", "/root", "/home", "/var", "/tmp", "/var/tmp/", "/boot/x", "/opt", "/srv/",
+    "//mnt", "/media/.",
 ]  # fmt: skip
 
 
@@ -192,11 +199,50 @@ def run_and_end(service: ServiceHarness, job_id: str, by: str, location: str) ->
     service.end_job(job_id)
 
 
+UNUSABLE = [
+    "http://lab/run1", "https://lab/run1", "ftp://lab/x", "gs://../x", "gs://./x", "gs://x://lab",
+    "gs://lab", "gs://lab/", "gs://lab//x", "gs://lab/mo/../mel/y", "gs://lab/./x", "gs://lab/x/..",
+    "gs://lab/x//", "gs://lab/x://y", "gs://lab/x\n", "gs://lab/\x1b[2J", "/data/x\ny",
+    "/data/\x7f",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("location", UNUSABLE)
+def test_a_location_that_no_job_can_use_is_refused_whatever_submits_it(service, location):
+    service.submit("job-1", by="mo")
+    service.end_job("job-1")
+    client = service.client("mo")
+    for submit in (
+        lambda: client.submit([new("job-2", checkpoint=location)]),
+        lambda: client.check_jobs([new("job-2", checkpoint=location)]),
+        lambda: client.rerun("job-1", changes={"checkpoint": location}),
+        lambda: client.resume("job-1", changes={"checkpoint": location}),
+    ):
+        with pytest.raises(BadInput, match="checkpoint: "):
+            submit()
+
+
+def test_a_job_of_an_earlier_version_can_be_rerun_whatever_its_location_is(service):
+    service.submit("job-1", by="mel", checkpoint="gs://lab/run1")
+    service.end_job("job-1")
+    job = service.store.job(JobId("job-1"))
+    odd = "gs://lab//run1"
+    service.change_job("job-1", spec=replace(job.spec, checkpoint=odd), checkpoint=odd)
+    service.client("mel").resume("job-1")
+
+
 @pytest.mark.parametrize(
-    "spelling", ["gs://lab/run1", "gs://lab/run1/", "gs://lab//x/../run1"], ids=str
+    "first, spelling",
+    [
+        ("gs://lab/run1", "gs://lab/run1"),
+        ("gs://lab/run1", "gs://lab/run1/"),
+        ("/data/run1", "//data/run1"),
+        ("//data/run1", "/data/run1"),
+        ("/data/run1", "///data/./x/../run1/"),
+    ],
 )
-def test_a_location_belongs_to_the_user_whose_job_ran_there_first(service, spelling):
-    run_and_end(service, "job-1", "mel", "gs://lab/run1")
+def test_a_location_belongs_to_the_user_whose_job_ran_there_first(service, first, spelling):
+    run_and_end(service, "job-1", "mel", first)
     with pytest.raises(Forbidden, match="belongs to mel: job job-1 of mel used it first"):
         service.submit("job-2", by="mo", checkpoint=spelling)
     run_and_end(service, "job-3", "ada", spelling)  # an admin may
@@ -225,6 +271,42 @@ def test_a_folder_named_after_a_user_is_theirs(service):
     service.submit("job-2", by="mel", checkpoint="gs://lab/mel/run1")
     service.submit("job-3", by="mo", checkpoint="gs://lab/mel/students/mo/run1")
     service.submit("job-4", by="ada", checkpoint="gs://lab/mel/run2")
+
+
+def test_the_folder_of_a_user_is_theirs_under_any_spelling(service):
+    for location in ("/home/mo/../mel/run1", "//home/mo/x/../../mel/run1"):
+        with pytest.raises(Forbidden, match="it is in a folder of mel"):
+            service.submit("job-1", by="mo", checkpoint=location)
+
+
+@pytest.fixture
+def earlier_service(tmp_path) -> Iterator[ServiceHarness]:
+    """mel's job-1 ran in //data/run1, and an earlier version stored it."""
+    file = tmp_path / "fleet.db"
+    with closing(open_store(f"sqlite:///{file}")) as store:
+        service = ServiceHarness(store, tmp_path / "state")
+        service.start()
+        run_and_end(service, "job-1", "mel", "//data/run1")
+        with closing(sqlite3.connect(file)) as database:
+            earlier = hashlib.sha256(b"//data/run1").hexdigest()
+            statement = "UPDATE job_references SET reference = ? WHERE reference LIKE 'location/%'"
+            assert database.execute(statement, (f"location/{earlier}",)).rowcount == 1
+            database.commit()
+        yield service
+        service.close()
+
+
+@pytest.mark.parametrize("spelling", ["/data/run1", "//data/run1"])
+def test_a_location_that_an_earlier_version_stored_belongs_to_its_user(earlier_service, spelling):
+    service = earlier_service
+    with pytest.raises(Forbidden, match="belongs to mel: job job-1 of mel used it first"):
+        service.submit("job-2", by="mo", checkpoint=spelling)
+    service.clock.advance(timedelta(hours=1))
+    service.client("mel").release_checkpoint_location(spelling)
+    service.clock.advance(timedelta(hours=1))
+    run_and_end(service, "job-2", "mo", spelling)
+    with pytest.raises(Forbidden, match="belongs to mo: job job-2"):
+        service.submit("job-3", by="mel", checkpoint=spelling)
 
 
 def test_a_location_of_a_user_who_was_deleted_is_free(service):

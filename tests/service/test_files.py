@@ -193,6 +193,29 @@ REFUSED = {
 }  # fmt: skip
 
 
+PATHS = {
+    "file": tar_member("a"),
+    "link": tar_member("a", SYMLINK, linkname="b"),
+    "folder": tar_member("a", tarfile.DIRTYPE),
+    "file in it": tar_member("a/b"),
+    "folder in it": tar_member("a/b", tarfile.DIRTYPE),
+}
+COMPATIBLE = [{"folder"}, {"folder in it"}, {"folder", "folder in it"}, {"folder", "file in it"}]
+
+
+@pytest.mark.parametrize("second", PATHS)
+@pytest.mark.parametrize("first", PATHS)
+def test_no_path_of_an_upload_is_two_things(service, first, second):
+    data = archive(PATHS[first], PATHS[second])
+    with service.http(service.tokens["mel"]) as http:
+        answer = http.post("/snapshots", content=data)
+    if {first, second} in COMPATIBLE:
+        assert answer.status_code == 200
+    else:
+        assert answer.status_code == 400
+        assert re.search("is a duplicate|is a file and a folder", answer.text)
+
+
 @pytest.mark.parametrize("members", REFUSED.values(), ids=REFUSED)
 def test_an_upload_is_refused_if_hosts_cannot_unpack_it(service, members, tmp_path):
     data = archive(*members)

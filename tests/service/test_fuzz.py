@@ -146,14 +146,28 @@ def test_a_strange_parameter_never_breaks_a_listing(shared_service, query):
 
 @pytest.mark.parametrize(
     "header",
-    ["x", "-1", "1:2:3", "9" * 40, "0:1.2.3.4.5.6", "999999:", "²", "0:²", "٣", "0" * 5000],
-)
-def test_a_strange_last_event_id_never_breaks_a_stream(shared_service, header):
-    with shared_service.http(shared_service.tokens["vic"]) as http:
-        for path in ("/stream", "/jobs/job-1/logs/stream"):
+    [
+        "x", "-1", "1:2:3", "9" * 40, "²", "0:²", "٣", "0" * 5000, "NaN", "../..", "1e3", "0x10",
+        "1_000", "+1", "1.0",
+    ],
+)  # fmt: skip
+def test_a_malformed_last_event_id_is_answered_with_what_it_must_be(service, header):
+    service.submit("job-1")
+    paths = {"/stream": "number of an event", "/jobs/job-1/logs/stream": "ATTEMPT:OFFSETS"}
+    with service.http(service.tokens["vic"]) as http:
+        for path, expected in paths.items():
             headers = {"Last-Event-ID": header.encode()}
             with http.stream("GET", path, headers=headers) as answer:
-                assert answer.status_code in (200, 400, 404)
+                assert answer.status_code == 400
+                assert expected in answer.read().decode()
+
+
+@pytest.mark.parametrize("header", ["0:1.2.3.4.5.6", "999999:"])
+def test_a_strange_log_position_never_breaks_a_stream(shared_service, header):
+    with shared_service.http(shared_service.tokens["vic"]) as http:
+        headers = {"Last-Event-ID": header}
+        with http.stream("GET", "/jobs/job-1/logs/stream", headers=headers) as answer:
+            assert answer.status_code in (200, 400, 404)
 
 
 # Every route, with every parameter and every field of its body, and values at the edges of what

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -9,6 +11,7 @@ import pytest
 
 from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
+from tpufleet.errors import Unreachable
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.encoding import to_json
 from tpufleet.model.end_reasons import EndReason
@@ -25,7 +28,9 @@ from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.jobs import JobId, JobState
 from tpufleet.model.slices import SliceState
 from tpufleet.policy import liveness
+from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.stores.base import ChangeSet
+from tpufleet.stores.memory import MemoryStore
 
 
 def reported_phases(service: ServiceHarness) -> list[Phase]:
@@ -333,3 +338,21 @@ def test_hosts_that_report_less_than_once_a_minute_count_for_the_interval(servic
     )
     expected = liveness.heartbeat_interval(hosts)
     assert service.send_heartbeat("s1/0").next_heartbeat == expected > timedelta(seconds=9)
+
+
+def test_a_full_disk_is_told_without_a_stack_for_every_retry(caplog):
+    class FullStore(MemoryStore):
+        def record_liveness(self, reports):
+            raise Unreachable("no space left")
+
+    heartbeats = Heartbeats(FullStore(), assignments=None, wake=lambda: None)
+    heartbeats._liveness["h/0"] = None
+
+    async def for_a_moment():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(heartbeats.flush_forever(every=0.01), 0.5)
+
+    asyncio.run(for_a_moment())
+    warnings = [record for record in caplog.records if "host liveness" in record.message]
+    assert len(warnings) > 1
+    assert all("no space left" in record.message and not record.exc_info for record in warnings)

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from tests.service.harness import ServiceHarness
-from tpufleet.errors import BadInput, Conflict
+from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.model.api_types import NewReservation
 from tpufleet.model.pools import Pool
 from tpufleet.model.reservations import Reservation
@@ -136,3 +136,54 @@ def test_the_events_of_a_reservation_are_listed_apart(service, lab):
         ("mel", "reserved"), ("mel", "reserved"), ("ada", "released"),
     ]  # fmt: skip
     assert events[-1].message == "ada broke the reservation of mel: maintenance"
+
+
+def _active(service: ServiceHarness) -> list[str]:
+    return [each.id for each in service.client("mo").reservations()]
+
+
+def test_a_deleted_pool_ends_its_reservations_and_a_new_one_of_its_name_has_none(service, lab):
+    put_pool(service, name="other")
+    reserve(service, "now")
+    reserve(service, "later", by="mo", after=DAY)
+    reserve(service, "elsewhere", pool="other")
+    service.client("ada").delete_pool("lab")
+    assert _active(service) == ["elsewhere"]
+    put_pool(service)
+    assert _active(service) == ["elsewhere"]
+    reserve(service, "again", by="ada", slices=2)
+    ended = {each.id: each for each in service.client("mo").reservations(ended=True)}
+    for name in ("now", "later"):
+        assert (ended[name].ended_by, ended[name].end_reason) == ("ada", "pool lab was deleted")
+        last = service.client("mo").events(reservation=name).events[-1]
+        assert (last.by, last.state) == ("ada", "released")
+        assert "has ended: pool lab was deleted" in last.message
+
+
+def test_a_pool_that_is_not_deleted_keeps_its_reservations(service, lab):
+    job = service.submit(by="mel", pool="lab", accelerator="v5e-16")
+    reserve(service, "now")
+    with pytest.raises(Conflict, match=f"in use by job {job}"):
+        service.client("ada").delete_pool("lab")
+    assert _active(service) == ["now"]
+
+
+def test_a_new_pool_does_not_take_over_what_an_older_server_left(service, lab):
+    reserve(service, "now")
+    service.store.commit(ChangeSet(deleted_pools=["lab"]))
+    pool = Pool(name="lab", provider="local", accelerator="v5litepod-8", largest=1)
+    service.client("ada").put_pool(pool)
+    assert _active(service) == []
+
+
+def test_a_pool_that_is_deleted_during_a_request_is_not_reserved(service, lab, monkeypatch):
+    acquire = service.store.acquire_lease
+
+    def deleted_before(*arguments):
+        service.store.commit(ChangeSet(deleted_pools=["lab"]))
+        return acquire(*arguments)
+
+    monkeypatch.setattr(service.store, "acquire_lease", deleted_before)
+    with pytest.raises(NotFound, match="no pool named 'lab'"):
+        reserve(service, "late")
+    assert _active(service) == []

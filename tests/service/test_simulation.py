@@ -11,7 +11,7 @@ from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadInput
 from tpufleet.model import topology
 from tpufleet.model.pools import Pool
-from tpufleet.model.users import Role
+from tpufleet.model.users import Role, User
 from tpufleet.service import submission
 from tpufleet.service.auth import Caller
 from tpufleet.service.commands import CommandContext
@@ -48,8 +48,9 @@ def submit(
         local_containers=local_containers,
         tpu_vm_containers=tpu_vm_containers,
     )
-    caller = Caller(name="ann", role=Role.MEMBER)
-    context = CommandContext(store=store, caller=caller, now=ManualClock().now())
+    caller, now = Caller(name="ann", role=Role.MEMBER), ManualClock().now()
+    store.put_user(User(name=caller.name, role=caller.role, created_at=now))
+    context = CommandContext(store=store, caller=caller, now=now)
     spec = {"command": ["true"], "accelerator": "v5e-4", **fields}
     body = json.dumps({"jobs": [{"id": "job-1", "spec": spec}]}).encode()
     [job] = submission.submit(context, storage, body)

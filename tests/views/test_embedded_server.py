@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.polling import wait_until
 from tests.views.cli_runner import Tpu
 from tpufleet import config
 from tpufleet.client import snapshots
@@ -106,3 +107,42 @@ def test_an_interrupted_start_leaves_no_server(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         embedded_server.start(tmp_path, ready_later, command)
     assert not set(psutil.Process().children()) - before
+
+
+@pytest.mark.parametrize(
+    ("written", "warning"),
+    [
+        pytest.param("sever: x\nlisten: 80\n", "sever: unknown field", id="a typo"),
+        pytest.param("listen: [\n", "not valid YAML", id="no YAML"),
+        pytest.param(None, "", id="the file that the variable names is gone"),
+    ],
+)
+@pytest.mark.parametrize("everything", [False, True], ids=["server", "slices too"])
+def test_a_server_is_stopped_also_when_its_config_file_is_invalid(
+    alone_with_cleanup: Tpu, tmp_path: Path, written: str | None, warning: str, everything: bool
+):
+    data = tmp_path / "data"
+    file = tmp_path / "fleet.yaml"
+    file.write_text(f"data: {data}\n")
+    tpu = alone_with_cleanup
+    environ = {**os.environ, **tpu.environ, "TPUFLEET_CONFIG": str(file)}
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "tpufleet", *args]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=900)
+
+    try:
+        assert run("pool", "create", "lab", "v5e-1", "--smallest", "1").returncode == 0
+        wait_until(lambda: '"ready"' in run("slices", "--json").stdout, 300.0)
+        if written is None:
+            file.unlink()
+        else:
+            file.write_text(written)
+        stopped = run("serve", "--stop", "--json", *(["--all"] if everything else []))
+    finally:
+        file.write_text(f"data: {data}\n")
+        left = run("serve", "--stop", "--all", "--json")
+    slices = {"slices": 1} if everything else {}
+    assert (stopped.returncode, json.loads(stopped.stdout)) == (0, {"stopped": True, **slices})
+    assert warning in stopped.stderr
+    assert json.loads(left.stdout) == {"stopped": False, "slices": 0 if everything else 1}

@@ -12,6 +12,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model.jobs import Capacity, JobState
 from tpufleet.model.pools import Pool
 from tpufleet.stores.base import ChangeSet
+from tpufleet.views.cli import output
 from tpufleet.views.cli.inventory import generation_pattern
 from tpufleet.views.cli.reservations import start_time
 
@@ -53,6 +54,19 @@ def test_two_reservations_cannot_have_the_same_slices(
     admin.ok("reservations", "break", made["id"], "--reason", "deadline")
     assert "ended by ada: deadline" in tpu.ok("reservations", "--all")
     assert "deadline" in tpu.ok("events")
+
+
+def test_deleting_a_pool_says_which_reservations_end(
+    tpu: Tpu, admin: Tpu, lab, monkeypatch: pytest.MonkeyPatch
+):
+    made = tpu.json("reserve", "lab", "--for", "2h")
+    asked: list[str] = []
+    monkeypatch.setattr(output, "confirm", lambda question, _: asked.append(question))
+    assert admin.ok("pool", "delete", "lab") == "deleted pool lab; ended 1 reservation\n"
+    assert asked == ["Delete pool lab and end 1 reservation (of mel)?"]
+    assert tpu.json("reservations")["reservations"] == []
+    assert made["id"] not in tpu.ok("reservations")
+    assert "ended by ada: pool lab was deleted" in tpu.ok("reservations", "--all")
 
 
 def test_wrong_reservations_say_what_to_write(tpu: Tpu, lab):

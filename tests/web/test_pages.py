@@ -16,7 +16,7 @@ from tests.polling import wait_until
 from tests.server_process import Server
 from tests.web.conftest import screenshot, token_of
 from tpufleet.client import snapshots
-from tpufleet.client.fleet import new_job_id
+from tpufleet.client.fleet import FleetClient, new_job_id
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.jobs import JobState
 from tpufleet.service.web.pages import STATIC_FOLDER
@@ -257,6 +257,64 @@ def test_a_login_link_works_once(browser: Browser, server: Server):
         other = second.new_page()
         other.goto(link)
         expect(other.get_by_role("alert")).to_contain_text("login link")
+
+
+def _login_link(server: Server, user: str, role: str = "member") -> str:
+    with FleetClient(server.url, token_of(server, user, role)) as client:
+        return server.url + client.login_link().path
+
+
+def _assert_no_code_is_left(page: Page) -> None:
+    expect(page).to_have_url(re.compile("#/jobs$"))
+    page.go_back()
+    page.wait_for_function("!location.href.includes('tpl_')")
+
+
+@pytest.mark.parametrize("in_same_tab", [False, True], ids=["new tab", "same tab"])
+@pytest.mark.parametrize("other_user", [False, True], ids=["same user", "another user"])
+def test_a_login_link_is_redeemed_by_a_browser_that_has_a_session(
+    page: Page, server: Server, other_user: bool, in_same_tab: bool
+):
+    if other_user:
+        user, link = "hedy", _login_link(server, "hedy")
+    else:
+        user = page.locator(".who").inner_text().split()[0]
+        link = server.url + server.client.login_link().path
+    tab = page if in_same_tab else page.context.new_page()
+    tab.set_default_timeout(900_000)
+    tab.goto(link)
+    expect(tab.locator(".who")).to_contain_text(f"{user} (")
+    expect(tab.get_by_role("button", name="New job")).to_be_visible()
+    expect(tab.get_by_role("alert")).to_have_count(0)
+    # A tab from before has the new session too, also for changes, which need its CSRF token.
+    expect(page.locator(".who")).to_contain_text(f"{user} (")
+    with page.context.browser.new_context() as other:  # type: ignore[union-attr]
+        second = other.new_page()
+        second.goto(link)
+        expect(second.get_by_role("alert")).to_contain_text("login link")
+    _assert_no_code_is_left(tab)
+    page.goto(f"{server.url}/#/jobs")
+    page.get_by_role("button", name="log out").click()
+    expect(page.get_by_label("Token")).to_be_visible()
+    page.reload()
+    expect(page.get_by_label("Token")).to_be_visible()
+
+
+def test_a_used_login_link_keeps_the_session_with_a_notice(page: Page, server: Server):
+    page.goto(f"{server.url}/#/fleet")
+    page.goto(f"{server.url}/#/login/tpl_used")
+    expect(page.get_by_role("alert")).to_contain_text("still logged in as")
+    expect(page.get_by_role("button", name="New job")).to_be_visible()
+    _assert_no_code_is_left(page)
+
+
+@pytest.mark.parametrize("address", ["foo", "foo/bar", "job/abc", "%"])
+def test_an_unknown_address_says_so(page: Page, server: Server, address: str):
+    page.goto(f"{server.url}/#/{address}")
+    expect(page.get_by_role("heading", name="No such page")).to_be_visible()
+    expect(page.locator("main")).to_contain_text(f"#/{address}")
+    page.locator("main").get_by_role("link", name="Jobs").click()
+    expect(page.get_by_role("button", name="New job")).to_be_visible()
 
 
 def test_the_page_is_small_and_strict(server: Server):

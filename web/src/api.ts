@@ -323,6 +323,16 @@ export async function currentSession(): Promise<Session> {
   return session;
 }
 
+/** Called when another tab of this browser logs in: the cookie is the same, so the session of this
+ * tab has changed too. Returns how to stop. */
+export function onOtherSession(action: () => void): () => void {
+  const changed = (event: StorageEvent) => {
+    if (event.key === KEPT) action();
+  };
+  addEventListener("storage", changed);
+  return () => removeEventListener("storage", changed);
+}
+
 export const eventsOf = (kind: "slice" | "pool" | "reservation", name: string) =>
   `/events?limit=300&newest=1&${kind}=${encodeURIComponent(name)}`;
 

@@ -1,6 +1,6 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { currentSession, isTemporary, login, remove, retry } from "./api";
+import { currentSession, isTemporary, login, onOtherSession, remove, retry } from "./api";
 import { Compare } from "./pages/compare";
 import { EventsPage } from "./pages/events";
 import { Fleet } from "./pages/fleet";
@@ -14,9 +14,9 @@ import { ReservationPage } from "./pages/reservation";
 import { Reservations } from "./pages/reservations";
 import { SlicePage } from "./pages/slice";
 import { Usage } from "./pages/usage";
-import { Failure } from "./parts";
+import { Empty, Failure, Title } from "./parts";
 import "./style.css";
-import { connect, connected, disconnect, go, route, session, start, toast } from "./state";
+import { connect, connected, disconnect, go, loginCode, route, say, session, start, toast } from "./state";
 
 const LINKS: [string, string][] = [
   ["jobs", "Jobs"],
@@ -30,8 +30,8 @@ const LINKS: [string, string][] = [
   ["people", "Users"],
 ];
 
-function Login() {
-  const [error, setError] = useState("");
+function Login({ failure }: { failure: string }) {
+  const [error, setError] = useState(failure);
   const enter = async (token: string) => {
     try {
       session.value = await login(token);
@@ -39,14 +39,7 @@ function Login() {
       setError(failure instanceof Error ? failure.message : String(failure));
     }
   };
-  useEffect(() => {
-    const [page, code] = route.value;
-    if (page !== "login" || !code) return;
-    // The code must not stay in the history of the browser.
-    history.replaceState(null, "", "#/jobs");
-    route.value = ["jobs"];
-    void enter(code);
-  }, []);
+  useEffect(() => setError(failure), [failure]);
   return (
     <main class="login">
       <h1>tpufleet</h1>
@@ -96,29 +89,75 @@ function Page() {
       return <People />;
     case "compare":
       return <Compare key={rest.join("/")} ids={rest} />;
-    default:
+    case "":
+    case "jobs":
       return rest[0] ? <JobPage key={rest[0]} id={rest[0]} /> : <Jobs />;
+    default:
+      return (
+        <>
+          <Title>No such page</Title>
+          <Empty>
+            Nothing is at <code>#/{route.value.join("/")}</code>. Go to <a href="#/jobs">Jobs</a>.
+          </Empty>
+        </>
+      );
   }
 }
 
 function App() {
   const [checked, setChecked] = useState(false);
   const [problem, setProblem] = useState("");
+  const [refused, setRefused] = useState("");
+  const code = loginCode.value;
   useEffect(() => {
+    if (checked && !code) return;
+    let cancelled = false;
+    let cancelRetry = () => {};
     const check = async () => {
+      let refusal = "";
       try {
-        session.value = await currentSession();
+        try {
+          // Also with a session: the link may be of another user, who takes over.
+          if (code) {
+            session.value = await login(code);
+            say(`Logged in as ${session.value.user}`);
+          }
+        } catch (failure) {
+          if (isTemporary(failure)) throw failure;
+          refusal = (failure as Error).message;
+        }
+        if (!code || refusal) session.value = await currentSession();
+        if (refusal) say(`${refusal}; still logged in as ${session.value?.user}`, true);
       } catch (failure) {
+        if (cancelled) return;
         if (isTemporary(failure)) {
           setProblem((failure as Error).message);
-          retry(() => void check());
+          cancelRetry = retry(() => void check());
           return;
         }
+        session.value = null;
       }
+      if (cancelled) return;
+      setRefused(refusal);
       setChecked(true);
+      loginCode.value = "";
     };
     void check();
-  }, []);
+    return () => {
+      cancelled = true;
+      cancelRetry();
+    };
+  }, [code]);
+  useEffect(
+    () =>
+      onOtherSession(() => {
+        currentSession().then(
+          (current) => (session.value = current),
+          () => {},
+        );
+      }),
+    [],
+  );
   const user = session.value?.user;
   useEffect(() => {
     if (user) connect();
@@ -132,7 +171,7 @@ function App() {
         <Failure message={problem} />
       </main>
     ) : null;
-  if (!session.value) return <Login />;
+  if (!session.value) return <Login failure={refused} />;
   const page = route.value[0] || "jobs";
   const section = page === "slices" ? "fleet" : page === "compare" ? "jobs" : page;
   return (
@@ -170,7 +209,7 @@ function App() {
           </button>
         </span>
       </header>
-      <main id="main" tabIndex={-1}>
+      <main id="main" tabIndex={-1} key={user}>
         <Page />
       </main>
       {toast.value ? (

@@ -3,6 +3,8 @@ import { type FleetEvent, type JobRow, type Session, listen } from "./api";
 
 export const session = signal<Session | null>(null);
 export const route = signal<string[]>([]);
+/** Of a login link that was opened and is not redeemed yet. */
+export const loginCode = signal("");
 export const query = signal(new URLSearchParams());
 export const now = signal(Date.now());
 export const connected = signal(true);
@@ -14,9 +16,26 @@ export const toast = signal<{ text: string; bad: boolean } | null>(null);
 
 const RECENT = 500;
 
+function decoded(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 function readLocation() {
   const [path = "", search = ""] = location.hash.replace(/^#\/?/, "").split("?", 2);
-  route.value = path.split("/").map(decodeURIComponent);
+  const parts = path.split("/").map(decoded);
+  if (parts[0] === "login") {
+    // Whoever is logged in: a code must not stay in the address or the history of the browser.
+    history.replaceState(null, "", "#/jobs");
+    loginCode.value = parts[1] ?? "";
+    route.value = ["jobs"];
+    query.value = new URLSearchParams();
+    return;
+  }
+  route.value = parts;
   query.value = new URLSearchParams(search);
 }
 

@@ -12,11 +12,12 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import IO, Any, cast
 
 import tpufleet
 from tpufleet import deep_folders
-from tpufleet.compose import server_files
+from tpufleet.compose import local_root, server_files
 from tpufleet.config import Config
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.stores import dump, schema_migrations
@@ -126,6 +127,7 @@ def restore(
     require_sql(store_url)
     server_files.require_private(source)
     manifest = _verified_manifest(source)
+    _require_targets(settings, manifest["sha256"].keys() - {_DATABASE})
     for folder in (settings.home, settings.data):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with server_files.exclusive_lock(settings.home):
@@ -147,12 +149,15 @@ def restore(
                     dump.load_dump(
                         database, lines, int(manifest["schema"]), migrate=not keep_schema
                     )
+                    # Before the files, so that a copy is known as one if they do not fit.
+                    if home := manifest.get("home"):
+                        (settings.home / _RESTORED_FROM).write_text(home)
                 else:
                     _extract(content, _target(settings, member.name))
-        if home := manifest.get("home"):
-            (settings.home / _RESTORED_FROM).write_text(home)
         if not keep_schema:
             _move_checkpoints(store_url, manifest, settings.data / _CHECKPOINTS)
+            with contextlib.closing(open_store(store_url)) as store:
+                local_root.forget(store)
     return _report(source, manifest)
 
 
@@ -360,10 +365,19 @@ def _verified_manifest(source: Path) -> dict[str, Any]:
     return manifest
 
 
+def _require_targets(settings: Config, names: Collection[str]) -> None:
+    """Raises BadInput unless all files can be written, each of them inside the state folder."""
+    for name in names:
+        _target(settings, name)
+        for end in (each.start() for each in re.finditer("/", name)):
+            if name[:end] in names:
+                raise BadInput(f"the backup contains {name[:end]!r} as a file and as a folder")
+
+
 def _target(settings: Config, name: str) -> Path:
     prefix, _, relative = name.partition("/")
     folder = {"home": settings.home, "data": settings.data}.get(prefix)
-    if folder is None or not relative or relative.startswith("/") or ".." in relative.split("/"):
+    if folder is None or "\0" in name or not {"", ".", ".."}.isdisjoint(relative.split("/")):
         raise BadInput(f"the backup contains {name!r}, which is outside the state folder")
     return folder / relative
 

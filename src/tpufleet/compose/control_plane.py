@@ -18,6 +18,7 @@ from tpufleet.clocks import SystemClock
 from tpufleet.compose import (
     backup,
     first_start,
+    local_root,
     retention_settings,
     secrets_key,
     server_files,
@@ -111,6 +112,7 @@ class ControlPlane:
         self._clock = SystemClock()
         home = settings.home
         self._secret = server_files.server_secret(settings, store)
+        local_root.claim(settings, store)  # of a server that may use the store
         if settings.admin_token_file is not None:
             self._register_admin_token(settings.admin_token_file)
         else:
@@ -151,7 +153,11 @@ class ControlPlane:
         """For commands on this machine: they connect to loopback, and trust our certificate."""
         host, port = self._listener.getsockname()[:2]
         here = server_files.local_host(host)
-        record = {"url": f"{self._scheme}://{here}:{port}", "pid": os.getpid()}
+        record = {
+            "url": f"{self._scheme}://{here}:{port}",
+            "pid": os.getpid(),
+            "data": str(self._settings.data),
+        }
         cert = self._settings.tls_cert
         return record if cert is None else {**record, "certificate": str(cert)}
 

@@ -43,10 +43,16 @@ def server_secret(settings: Config, store: Store) -> bytes:
     if known is None:
         store.put_metadata("secret fingerprint", fingerprint)
     elif known != fingerprint:
+        shared = "TPUFLEET_DATA to the folder that they share for the secret, code, logs, "
+        shared += "checkpoints and slices"
+        copy = "TPUFLEET_SECRET_FILE to a copy of theirs"
+        if "local" in settings.enabled_providers:
+            # Simulated slices are in that folder, so a copy is not enough: see `local_root`.
+            remedy = f"{shared}; or leave local out of TPUFLEET_PROVIDERS and set {copy}"
+        else:
+            remedy = f"{copy}, or {shared}"
         raise Conflict(
-            f"{path} differs from the secret of the other servers on this store; set "
-            "TPUFLEET_SECRET_FILE to a copy of theirs, or TPUFLEET_DATA to the folder that they "
-            "share for the secret, code, logs, checkpoints and slices"
+            f"{path} differs from the secret of the other servers on this store; set {remedy}"
         )
     return secret
 

@@ -87,7 +87,9 @@ class PlacementInputs:
                 name: [
                     _free_slice(tpu_slice, now)
                     for tpu_slice in slices
-                    if tpu_slice.state is SliceState.READY and tpu_slice.job_id is None
+                    if tpu_slice.state is SliceState.READY
+                    and tpu_slice.job_id is None
+                    and pools[name].provides(tpu_slice)
                 ]
                 for name, slices in slices_by_pool.items()
             },
@@ -157,12 +159,12 @@ class PlacementInputs:
                         held[key] = held.get(key, 0) + 1
         return held
 
-    def _pending_requests(self) -> dict[CapacitySource, int]:
-        counts: dict[CapacitySource, int] = {}
+    def _pending_requests(self) -> dict[tuple[CapacitySource, str], int]:
+        counts: dict[tuple[CapacitySource, str], int] = {}
         for slice_id in self._working_set.slices_by_state[SliceState.REQUESTED]:
             tpu_slice = self._working_set.slices[slice_id]
-            source = _source_of(tpu_slice)
-            counts[source] = counts.get(source, 0) + 1
+            key = (_source_of(tpu_slice), tpu_slice.accelerator)
+            counts[key] = counts.get(key, 0) + 1
         return counts
 
 
@@ -171,6 +173,7 @@ def _free_slice(tpu_slice: TpuSlice, now: datetime) -> placement.FreeSlice:
     return placement.FreeSlice(
         tpu_slice.id,
         tpu_slice.zone,
+        tpu_slice.accelerator,
         (tpu_slice.reserved_for or "") if reserved else "",
         tpu_slice.reserved_until if reserved else None,
         tpu_slice.last_owner or "",

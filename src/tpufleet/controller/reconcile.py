@@ -305,7 +305,13 @@ class Reconciler:
             for slice_id in pool_scaling.surplus_slices(pool, working_set.pool_slices(name), now):
                 tpu_slice = working_set.slices[slice_id]
                 loss = tpu_slice.loss or LossReason.RELEASED
-                self._release(tpu_slice, loss, f"pool {name} no longer needs it", now)
+                changed = pool is not None and not pool.provides(tpu_slice)
+                reason = (
+                    f"pool {name} was changed and no longer has such slices"
+                    if changed
+                    else f"pool {name} no longer needs it"
+                )
+                self._release(tpu_slice, loss, reason, now)
             if pool is None:
                 continue
             missing = pool_scaling.shortfall(pool, working_set.pool_slices(name))

@@ -9,6 +9,7 @@ from enum import StrEnum
 from tpufleet.errors import BadInput, BadRequest, NoCapacity, Permanent, QuotaExceeded
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pod_settings import PodSettings
+from tpufleet.model.slices import TpuSlice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +27,15 @@ class Pool:
     hold_after_failure: timedelta = timedelta(0)  # slices of a failed job stay for its owner
     idle_after: timedelta = timedelta(minutes=10)  # idle slices above `smallest` are released
     pod: PodSettings = field(default_factory=PodSettings)  # on Kubernetes
+
+    def provides(self, tpu_slice: TpuSlice) -> bool:
+        """Whether it would request such a slice now. False for one from before a change."""
+        if (tpu_slice.provider, tpu_slice.accelerator) != (self.provider, self.accelerator):
+            return False
+        if tpu_slice.adopted:  # a person chose where it is
+            return True
+        in_zone = not self.zones or tpu_slice.zone in self.zones
+        return in_zone and tpu_slice.capacity in self.capacity
 
 
 class RefusalKind(StrEnum):

@@ -56,15 +56,16 @@ def require_path(path: str) -> str:
     return path
 
 
-def require_unpackable(entries: Sequence[SnapshotEntry]) -> None:
+def require_unpackable(entries: Sequence[SnapshotEntry], folders: Iterable[str] = ()) -> None:
     """Raises BadInput unless they can be unpacked, and lead nowhere else. The server asks before it
-    stores a snapshot, and hosts ask before they use one."""
+    stores a snapshot, and hosts ask before they use one. `folders`: those with entries of their
+    own."""
     paths: set[str] = set()
     for entry in entries:
         if require_path(entry.path) in paths:
             raise BadInput(f"snapshot: {entry.path[:200]!r} is a duplicate")
         paths.add(entry.path)
-    for folder in _folders(paths):
+    for folder in _folders((*paths, *(f"{each}/" for each in folders))):
         if folder in paths:
             raise BadInput(f"snapshot: {folder[:200]!r} is a file and a folder")
     links = {entry.path: entry.target for entry in entries if entry.target is not None}

@@ -16,15 +16,18 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from tpufleet.model.budgets import BudgetUse
-from tpufleet.model.jobs import Job, JobId, UsedSlice
+from tpufleet.model.jobs import Capacity, Job, JobId, UsedSlice
 from tpufleet.model.pools import Pool
 from tpufleet.model.reservations import Reservation
 from tpufleet.model.slices import SliceId
+from tpufleet.model.topology import short_name
 from tpufleet.policy import budgets, capacity
 from tpufleet.policy.capacity import CapacitySource, RefusalHistory
 
 # Pending requests per source. More would only hit the provider's rate limit.
 MAX_PENDING_REQUESTS = 256
+# The same for a type that the source refused recently: the others wait for the answer to these.
+MAX_PROBES = 8
 # A job without a time limit starts before a reservation only if that begins later than this.
 UNLIMITED_COUNTS_AS = timedelta(hours=1)
 
@@ -68,10 +71,12 @@ class Occupant:
 
 
 class FreeSlice(NamedTuple):
-    """A ready slice of a pool that no job holds."""
+    """A ready slice of a pool that no job holds, and that the pool provides: its settings may have
+    been changed since the slice was requested."""
 
     id: SliceId
     zone: str
+    accelerator: str
     reserved_for: str = ""  # only jobs of this user may have it
     reserved_until: datetime | None = None
     last_owner: str = ""  # of the job that used it last; empty: none did
@@ -95,7 +100,8 @@ class Supply:
     live: Mapping[str, int] = field(default_factory=dict)  # slices of each pool
     occupants: Mapping[str, Sequence[Occupant]] = field(default_factory=dict)
     held: Mapping[tuple[str | None, str], int] = field(default_factory=dict)  # by pool and owner
-    pending_requests: Mapping[CapacitySource, int] = field(default_factory=dict)
+    # Of each source and accelerator.
+    pending_requests: Mapping[tuple[CapacitySource, str], int] = field(default_factory=dict)
     pool_sources: Mapping[str, tuple[CapacitySource, ...]] = field(default_factory=dict)
     slices_per_user: int | None = None  # over all pools
     reservations: Mapping[str, Sequence[Reservation]] = field(default_factory=dict)  # by pool
@@ -178,7 +184,10 @@ class _PoolQueue:
 
     def __init__(self, pool: Pool, free: Sequence[FreeSlice], live: int) -> None:
         self.pool = pool
-        self.free = sorted(free, key=lambda each: each.id)
+        self.free = sorted(
+            (each for each in free if each.accelerator == pool.accelerator),
+            key=lambda each: each.id,
+        )
         self.some_reserved = any(each.reserved_for for each in free)
         self.headroom = max(0, pool.largest - live)
         self.placed: list[Occupant] = []  # in this pass
@@ -218,7 +227,11 @@ class _PlacementPass:
         self._held_by_owner: dict[str, int] = {}
         for (_, owner), count in supply.held.items():
             self._held_by_owner[owner] = self._held_by_owner.get(owner, 0) + count
-        self._pending_requests = dict(supply.pending_requests)
+        self._pending_requests: Counter[CapacitySource] = Counter()
+        self._pending_of_type = Counter(supply.pending_requests)
+        for (source, _), count in supply.pending_requests.items():
+            self._pending_requests[source] += count
+        self._probed: set[tuple[CapacitySource, str]] = set()
         self._queues = {
             name: _PoolQueue(pool, supply.free.get(name, ()), supply.live.get(name, 0))
             for name, pool in supply.pools.items()
@@ -248,6 +261,11 @@ class _PlacementPass:
         queue = self._queues.get(job.spec.pool or "")
         if queue is None:
             self._wait(job, f"pool {job.spec.pool} does not exist", unsatisfiable=True)
+            return
+        if job.spec.accelerator != queue.pool.accelerator:  # the pool was changed since
+            has, needs = short_name(queue.pool.accelerator), short_name(job.spec.accelerator)
+            mismatch = f"pool {queue.pool.name} has {has} slices, but the job needs {needs}"
+            self._wait(job, mismatch, unsatisfiable=True)
             return
         if job.spec.require_reservation and (lacking := self._no_reservation(job, queue.pool)):
             self._wait(job, *lacking)
@@ -415,22 +433,39 @@ class _PlacementPass:
     def _request(
         self, pending: PendingJob, source: CapacitySource, count: int, pool: Pool | None = None
     ) -> bool:
-        requested = self._pending_requests.get(source, 0)
+        requested, accelerator = self._pending_requests[source], pending.job.spec.accelerator
+        if self._is_probed(source, accelerator, count):
+            self._wait(pending.job, f"waits for the answer to requests in {source}, which refused")
+            return False
         if requested and requested + count > MAX_PENDING_REQUESTS:
             self._pending_requests[source] = MAX_PENDING_REQUESTS  # later jobs must not overtake
             self._wait(pending.job, f"queued behind pending requests in {source}")
             return False
-        self._pending_requests[source] = requested + count
+        self._pending_requests[source] += count
+        self._pending_of_type[source, accelerator] += count
         self.decisions.append(
             RequestSlices(
                 source=source,
-                accelerator=pending.job.spec.accelerator,
+                accelerator=accelerator,
                 count=count,
                 job_id=pending.job.id,
                 pool=pool.name if pool else None,
             )
         )
         self._count(pending.job, count)
+        return True
+
+    def _is_probed(self, source: CapacitySource, accelerator: str, count: int) -> bool:
+        """Whether enough requests are pending to learn if a source that refused has this type
+        again. In a queue of the provider each request keeps its place, however long it takes."""
+        probed = (source, accelerator)
+        if probed not in self._probed:
+            pending = self._pending_of_type[probed]
+            if source.capacity is Capacity.QUEUED or not pending or pending + count <= MAX_PROBES:
+                return False
+            if not self._refusals.refused_recently(source, accelerator, self._now):
+                return False
+            self._probed.add(probed)  # later jobs must not overtake
         return True
 
     def _count(self, job: Job, count: int) -> None:

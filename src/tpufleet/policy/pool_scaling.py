@@ -10,10 +10,11 @@ from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 
 
 def surplus_slices(pool: Pool | None, slices: Sequence[TpuSlice], now: datetime) -> list[SliceId]:
-    """Idle slices to release: idle for too long and above `smallest`, or of a deleted pool.
+    """Idle slices to release: idle for too long and above `smallest`, of a deleted pool, or what
+    the pool provided before it was changed.
 
     An unused doomed slice is released at once. An adopted node stays until it is unregistered, or
-    its pool is deleted.
+    its pool is deleted or gets another type.
     """
     idle = sorted(
         (
@@ -27,37 +28,53 @@ def surplus_slices(pool: Pool | None, slices: Sequence[TpuSlice], now: datetime)
     )
     if pool is None:
         return [item.id for item in idle]
-    doomed = [item.id for item in idle if item.state is SliceState.DOOMED]
-    over = max(0, sum(1 for item in slices if item.live) - len(doomed) - pool.largest)
-    ready = [item for item in idle if item.state is SliceState.READY and not item.adopted]
+    unusable = [
+        item.id for item in idle if item.state is SliceState.DOOMED or not pool.provides(item)
+    ]
+    over = max(0, sum(1 for item in slices if item.live) - len(unusable) - pool.largest)
+    ready = [
+        item
+        for item in idle
+        if item.state is SliceState.READY and not item.adopted and pool.provides(item)
+    ]
     expired = [
         item.id
         for item in ready
         if now - (item.idle_since or item.ready_at or now) >= pool.idle_after
     ]
-    release = expired[: max(0, _lasting(slices) - pool.smallest)]
+    release = expired[: max(0, _lasting(pool, slices) - pool.smallest)]
     release += [item.id for item in ready if item.id not in release][: max(0, over - len(release))]
-    return doomed + release
+    return unusable + release
 
 
 def next_surplus_at(pool: Pool, slices: Sequence[TpuSlice]) -> datetime | None:
-    """When the next idle slice will have been idle for `idle_after`."""
+    """When the next idle slice will have been idle for `idle_after`, or is no longer held for
+    someone although the pool was changed."""
     ready = [item for item in slices if item.state is SliceState.READY]
-    if len(ready) <= pool.smallest:
-        return None
-    idle = [
-        item.idle_since
+    moments = [
+        item.reserved_until
         for item in ready
-        if item.job_id is None and item.idle_since and not item.adopted
+        if item.job_id is None and item.reserved_until and not pool.provides(item)
     ]
-    return min(idle) + pool.idle_after if idle else None
+    lasting = [item for item in ready if pool.provides(item)]
+    if len(lasting) > pool.smallest:
+        moments += [
+            item.idle_since + pool.idle_after
+            for item in lasting
+            if item.job_id is None and item.idle_since and not item.adopted
+        ]
+    return min(moments, default=None)
 
 
 def shortfall(pool: Pool, slices: Sequence[TpuSlice]) -> int:
     """How many slices to request: up to `smallest`, within `largest`."""
     room = pool.largest - sum(1 for item in slices if not item.fenced)
-    return max(0, min(pool.smallest - _lasting(slices), room))
+    return max(0, min(pool.smallest - _lasting(pool, slices), room))
 
 
-def _lasting(slices: Sequence[TpuSlice]) -> int:
-    return sum(1 for item in slices if item.live and item.state is not SliceState.DOOMED)
+def _lasting(pool: Pool, slices: Sequence[TpuSlice]) -> int:
+    return sum(
+        1
+        for item in slices
+        if item.live and item.state is not SliceState.DOOMED and pool.provides(item)
+    )

@@ -13,6 +13,7 @@ import time
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -215,6 +216,7 @@ class AuthMiddleware:
             await self._pages.respond(Request(scope))(scope, receive, send)
             return
         address, token, token_hash, session, caller = _address(scope), "", "", "", None
+        check_caller: Callable[[], Caller] | None = None
         try:
             header, query = _header(scope, b"authorization"), scope["query_string"]
             signature = None if header else signed_links.signature_of(scope["method"], query)
@@ -224,17 +226,16 @@ class AuthMiddleware:
                 token, token_hash, session = self._credentials(scope, header, address)
             self._limiter.check_address(address, token_hash)
             if signature is not None:
-                secret, now = self._deps.secret, self._deps.clock.now()
-                caller = await run_in_threadpool(
-                    signed_links.authenticate, scope["path"], query, secret, self._deps.store, now
-                )
+                check_caller = partial(self._link_caller, scope["path"], query)
+                caller = await run_in_threadpool(check_caller)
                 self._limiter.check_caller(f"links:{caller.name}", rate_limits.PER_USER)
                 self._accept(scope, token_hash)
                 scope["query_string"] = signed_links.without_signature(query)
             elif self._is_agent_path(scope["path"]):
                 self._limiter.check_caller(f"slice:{token_hash}", rate_limits.PER_SLICE_TOKEN)
             else:
-                caller = await run_in_threadpool(self._caller, token, token_hash, session)
+                check_caller = partial(self._caller, token, token_hash, session)
+                caller = await run_in_threadpool(check_caller)
                 self._limiter.check_caller(caller.limits_key, rate_limits.PER_USER)
                 self._accept(scope, token_hash)
         except FleetError as error:
@@ -248,6 +249,7 @@ class AuthMiddleware:
             return
         scope["tpufleet.token"], scope["tpufleet.caller"] = token, caller
         scope["tpufleet.token_hash"] = token_hash
+        scope["tpufleet.check_caller"] = check_caller or _refuse_agent
         if caller is not None:
             await self._app(scope, receive, send)
             return
@@ -291,6 +293,10 @@ class AuthMiddleware:
         now = self._deps.clock.now()
         return auth.authenticate(token_hash, self._deps.store, now, session)
 
+    def _link_caller(self, path: str, query: bytes) -> Caller:
+        deps = self._deps
+        return signed_links.authenticate(path, query, deps.secret, deps.store, deps.clock.now())
+
     def _accept(self, scope: Scope, token_hash: str) -> None:
         scope[AUTHENTICATED] = True
         self._limiter.accept(token_hash)
@@ -318,9 +324,12 @@ def _endpoint(
                 token=request.scope["tpufleet.token"],
                 token_hash=request.scope["tpufleet.token_hash"],
                 caller=request.scope["tpufleet.caller"],
+                check_caller=request.scope["tpufleet.check_caller"],
+                checked_at=components.deps.clock.uptime(),
             )
             if isinstance(route.role, Role):
                 await _require_rights(call)
+                call.on_slow_body = _check_again
             call.read_query()
             if not route.stream_body:
                 await call.read_body()
@@ -342,6 +351,13 @@ def _endpoint(
     return endpoint
 
 
+async def _check_again(call: ApiCall) -> None:
+    """What was checked before the body, for what happened while it arrived."""
+    call.caller = await run_in_threadpool(call.check_caller)
+    call.now = call.components.deps.clock.now()
+    await _require_rights(call)
+
+
 async def _require_rights(call: ApiCall) -> None:
     """Raises Forbidden, and enters that into the audit log."""
     route = call.route
@@ -360,7 +376,7 @@ async def _require_rights(call: ApiCall) -> None:
 
 
 async def _refused_subject(call: ApiCall) -> AuditSubject | None:
-    """What a request asks for that was refused before it was read."""
+    """What a request asks for that was refused before it was read, or after a slow body."""
     route = call.route
     if (route.audit is not None or route.foreign_target is not None) and not route.stream_body:
         try:
@@ -485,6 +501,10 @@ def _no_such_route(request: Request, error: Exception) -> Response:
         return error_response(Unauthorized("no such route for agents"))
     message = f"no route {request.method} {request.url.path}; see {API_PREFIX}/openapi.json"
     return _error(error.status_code, "NotFound", message)
+
+
+def _refuse_agent() -> Caller:
+    raise Unauthorized("requires a user token")
 
 
 def _creates_session(scope: Scope) -> bool:

@@ -134,8 +134,7 @@ def authenticate(hashed: str, store: Store, now: datetime, session_id: str = "")
     session = store.token_by_hash(session_hash(session_id)) if session_id else None
     if session_id and (session is None or session.expired(now)):
         raise Unauthorized("the session has ended; log in again")
-    known = store.token_by_hash(hashed)
-    user = store.user(known.user) if known is not None else None
+    known, user = store.token_and_user(hashed) or (None, None)
     if known is None or user is None:
         raise Unauthorized("unknown token; it may have been revoked")
     if known.expired(now):

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from tpufleet.errors import Conflict, Unreachable
+from tpufleet.model.checkpoint_locations import spelled
 from tpufleet.model.jobs import ENDED_STATES, Job, JobState
 from tpufleet.service.assignments import checkpoint_location
 from tpufleet.stores.base import JobQuery, Lease, Store
@@ -77,20 +78,12 @@ def _locations(job: Job) -> set[str]:
 
 def normalized(location: str) -> str:
     """Equal for spellings of one location. On disk, links are resolved."""
-    scheme, separator, path = location.rpartition("://")
-    if separator:
-        return f"{scheme}{separator}{posixpath.normpath(path)}"
-    if path.startswith("/"):
+    if location.startswith("/"):
         try:
-            return os.path.realpath("/" + path.lstrip("/"))
+            return os.path.realpath("/" + location.lstrip("/"))
         except (OSError, ValueError):  # a link that this user may not read; no valid path
-            return spelled(path)
-    return posixpath.normpath(path)
-
-
-def spelled(path: str) -> str:
-    """Without dots and double slashes. POSIX, and thus normpath, keeps two slashes at the start."""
-    return "/" + posixpath.normpath(path).lstrip("/")
+            return spelled(location)
+    return spelled(location) if "://" in location else posixpath.normpath(location)
 
 
 def _acquire(store: Store, now: datetime) -> Lease:

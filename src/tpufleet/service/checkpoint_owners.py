@@ -9,14 +9,15 @@ a job there first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 
 from tpufleet.errors import BadInput, Forbidden, NotFound
+from tpufleet.model.checkpoint_locations import spelled
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.service import checkpoint_leases
 from tpufleet.service.auth import Caller
 from tpufleet.service.lineages import batches
-from tpufleet.stores.base import JobQuery, Store, location_reference
+from tpufleet.stores.base import JobQuery, Store, location_reference, location_references
 
 
 def require_owned(store: Store, caller: Caller, jobs: Sequence[Job]) -> None:
@@ -25,7 +26,7 @@ def require_owned(store: Store, caller: Caller, jobs: Sequence[Job]) -> None:
     if not locations:
         return
     users = {user.name for user in store.users()}
-    first_jobs = _first_jobs(store, list(locations))
+    first_jobs = _first_jobs(store, list(locations.values()))
     for reference, location in locations.items():
         first = first_jobs.get(reference)
         if first is not None:
@@ -48,7 +49,7 @@ def release(store: Store, caller: Caller, location: str, reason: str, now: datet
     another user. What lies there stays."""
     reference = location_reference(location)
     with checkpoint_leases.exclusive(store, now):
-        first = _first_jobs(store, [reference]).get(reference)
+        first = _first_jobs(store, [location]).get(reference)
         if first is None:
             raise NotFound(f"checkpoint location {location} has no owner: no job has run there")
         why = f" ({reason[:200]})" if caller.is_admin and reason else ""  # for the audit log
@@ -60,20 +61,29 @@ def release(store: Store, caller: Caller, location: str, reason: str, now: datet
     return first.owner
 
 
-def _first_jobs(store: Store, references: Sequence[str]) -> dict[str, Job]:
+def _first_jobs(store: Store, locations: Sequence[str]) -> dict[str, Job]:
     """By reference: the first job that ran there since it was released."""
-    found = store.referring_jobs(references)
+    spellings = {location_reference(each): location_references(each) for each in locations}
+    found = store.referring_jobs([each for group in spellings.values() for each in group])
     ran = _ran(store, sorted({job_id for ids in found.values() for job_id in ids}))
     first_jobs = {}
-    for reference in references:
-        released = store.metadata(_released_at(reference))
-        jobs = [ran[job_id] for job_id in found[reference] if job_id in ran]
-        if released is not None:
-            moment = datetime.fromisoformat(released)
-            jobs = [job for job in jobs if job.submitted_at > moment]
+    for reference, group in spellings.items():
+        # An earlier version released each spelling for itself.
+        released = {each: _release_time(store, each) for each in group}
+        jobs = [
+            ran[job_id]
+            for each in group
+            for job_id in found[each]
+            if job_id in ran and ran[job_id].submitted_at > max(released[reference], released[each])
+        ]
         if jobs:
             first_jobs[reference] = min(jobs, key=lambda job: (job.submitted_at, job.id))
     return first_jobs
+
+
+def _release_time(store: Store, reference: str) -> datetime:
+    text = store.metadata(_released_at(reference))
+    return datetime.min.replace(tzinfo=UTC) if text is None else datetime.fromisoformat(text)
 
 
 def _released_at(reference: str) -> str:
@@ -93,6 +103,6 @@ def _ran(store: Store, job_ids: Sequence[JobId]) -> dict[JobId, Job]:
 
 def _named_after(location: str, caller: str, users: Iterable[str]) -> str:
     """`ada` of gs://lab/ada/run-1; the caller if one of the folders has their name, or none has."""
-    folders = location.rpartition("://")[2].split("/")
+    folders = spelled(location).rpartition("://")[2].split("/")
     named = [folder for folder in folders if folder in users]
     return caller if caller in named or not named else named[0]

@@ -14,7 +14,7 @@ from datetime import timedelta
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tpufleet.errors import NotFound, Unauthorized
+from tpufleet.errors import BadInput, Unauthorized
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.encoding import to_json
 from tpufleet.model.jobs import Job, JobId
@@ -287,5 +287,7 @@ def parse_last_event_id(text: str | None) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit()) or len(text) > 18:
-        raise NotFound(f"no event with sequence number {text[:40]!r}")
+        raise BadInput(
+            f"Last-Event-ID: must be the number of an event, such as 120, not {text[:40]!r}"
+        )
     return int(text)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, Unreachable
 from tpufleet.model import topology
 from tpufleet.model.agent_protocol import PROTOCOL, Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.attempts import Attempt
@@ -166,6 +166,8 @@ class Heartbeats:
             await asyncio.sleep(every)
             try:
                 await self.flush()
+            except Unreachable as error:  # as of a full disk: each attempt has the same stack
+                logger.warning("cannot record host liveness; retrying in %s s: %s", every, error)
             except Exception:
                 logger.exception("cannot record host liveness; retrying in %s s", every)
 

@@ -64,10 +64,11 @@ def reserve(context: CommandContext, new: NewReservation) -> Reservation:
         created_at=now,
         note=new.note,
     )
-    with _lock(context) as lock:
+    with no_changes(context) as lock:
         known = store.document(Reservation, new.id)
         if known is not None:
             return known
+        pool = _find_pool(context, new.pool)  # it may have been deleted meanwhile
         if new.starts_at is not None and now - new.starts_at > MAX_LATE:
             raise BadInput(f"starts_at: {new.starts_at:%Y-%m-%d %H:%M} UTC has passed")
         _require_allowed(context, pool, reservation)
@@ -82,7 +83,7 @@ def reserve(context: CommandContext, new: NewReservation) -> Reservation:
 
 def extend(context: CommandContext, reservation_id: str, by: timedelta) -> Reservation:
     _check_duration(by)
-    with _lock(context) as lock:
+    with no_changes(context) as lock:
         reservation = find(context.store, reservation_id)
         context.caller.require_owner(reservation.owner, f"reservation {reservation.id}")
         if reservation.ends_at <= context.now:
@@ -100,8 +101,37 @@ def extend(context: CommandContext, reservation_id: str, by: timedelta) -> Reser
 
 def end(context: CommandContext, reservation_id: str, reason: str) -> Reservation:
     """Released by its owner, or broken by an admin, who must say why."""
-    with _lock(context) as lock:
+    with no_changes(context) as lock:
         return _end(context, reservation_id, reason, lock)
+
+
+def end_all(context: CommandContext, pool: str, lock: Lease | None = None) -> None:
+    """Those of a pool that is deleted. `lock`: of `no_changes`, if the caller has it."""
+    lasting = [each for each in listed(context.store, context.now) if each.pool == pool]
+    if not lasting:
+        return
+    if lock is None:
+        with no_changes(context) as own:
+            end_all(context, pool, own)
+        return
+    reason = f"pool {pool} was deleted"
+    for each in lasting:
+        _finish(context, each, reason, lock)
+        _announce(context, each, "released", f"the reservation of {each.owner} has ended: {reason}")
+
+
+def _finish(
+    context: CommandContext, reservation: Reservation, reason: str, lock: Lease
+) -> Reservation:
+    ended = replace(
+        reservation,
+        starts_at=min(reservation.starts_at, context.now),
+        ends_at=context.now,
+        ended_by=context.caller.name,
+        end_reason=reason[:500],
+    )
+    context.store.update_document(Reservation, ended.id, lambda _: ended, fence=lock)
+    return ended
 
 
 def _end(context: CommandContext, reservation_id: str, reason: str, lock: Lease) -> Reservation:
@@ -118,14 +148,7 @@ def _end(context: CommandContext, reservation_id: str, reason: str, lock: Lease)
     if reservation.ends_at <= context.now:
         return reservation
     verb = "released" if mine else "broke"
-    ended = replace(
-        reservation,
-        starts_at=min(reservation.starts_at, context.now),
-        ends_at=context.now,
-        ended_by=context.caller.name,
-        end_reason=reason[:500],
-    )
-    context.store.update_document(Reservation, ended.id, lambda _: ended, fence=lock)
+    ended = _finish(context, reservation, reason, lock)
     why = f": {reason[:500]}" if reason else ""
     message = f"{context.caller.name} {verb} the reservation of {reservation.owner}{why}"
     _announce(context, ended, "released", message)
@@ -203,7 +226,7 @@ def _require_room(store: Store, pool: Pool, wanted: Reservation) -> None:
 
 
 @contextlib.contextmanager
-def _lock(context: CommandContext) -> Iterator[Lease]:
+def no_changes(context: CommandContext) -> Iterator[Lease]:
     """One change at a time, so that two cannot take the last slice. Each request is a holder of its
     own: a lease is granted again to whoever holds it. One that outlives its lease, since the server
     was frozen, changes nothing."""

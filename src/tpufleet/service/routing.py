@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from tpufleet.model.users import Role, TokenScope
 from tpufleet.policy.retention import RetentionRules
 from tpufleet.service import identifiers, queries, token_scopes
 from tpufleet.service.audit import AuditLog, AuditSubject
-from tpufleet.service.auth import Caller, authenticate, authenticate_job
+from tpufleet.service.auth import Caller
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.event_streams import EventHub
 from tpufleet.service.files import logs
@@ -49,6 +49,9 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 API_PREFIX = "/api/v1"
 SLICE_TOKEN = "slice"  # instead of a role: called by agents, with the token of their slice
 DEFAULT_BODY_LIMIT = 256 * 1024
+# Longer than a body takes that is sent at once. The client decides how long it takes, so what was
+# checked before a slow one is checked again.
+SLOW_BODY = timedelta(seconds=1)
 _MAX_DIGITS = 20  # of a number in a parameter or header; Python rejects very long ones
 
 
@@ -202,7 +205,14 @@ class ApiCall:
     token: str
     token_hash: str = ""
     caller: Caller | None = None  # None on the routes for agents
+    # Authenticates the caller again. Raises Unauthorized when the token was revoked or has expired,
+    # or its user was deleted.
+    check_caller: Callable[[], Caller]
+    checked_at: timedelta  # uptime: when the caller was authenticated
+    # Called at the end of a slow body, before the handler acts on it.
+    on_slow_body: Callable[[ApiCall], Awaitable[None]] | None = None
     body: bytes = b""
+    body_complete: bool = False
     query: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -239,14 +249,6 @@ class ApiCall:
         if job is None or ref not in (job.id, job.spec.name):
             raise Forbidden(f"this token is limited to job {job_id}")
         return job
-
-    def check_caller(self) -> Caller:
-        """Again, some time after the request began. Raises Unauthorized when the token was revoked
-        or has expired, or its user was deleted."""
-        if self.caller is not None and self.caller.job_id is not None:
-            return authenticate_job(self.token, self.components.deps.secret, self.store)
-        session = self.caller.session_id if self.caller is not None else ""
-        return authenticate(self.token_hash, self.store, self.components.deps.clock.now(), session)
 
     def notify(self) -> None:
         """After a commit: wake the controller and the event streams."""
@@ -287,6 +289,7 @@ class ApiCall:
 
     def read_query(self) -> None:
         known = [param.name for param in self.route.params]
+        self.query = {}
         for name, value in self.request.query_params.multi_items():
             if name not in known:
                 near = identifiers.suggestion(name, known)
@@ -298,6 +301,18 @@ class ApiCall:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body, rejected as soon as it is too large."""
+        async for chunk in self._received():
+            yield chunk
+        await self._check_after_body()
+
+    async def read_body(self) -> None:
+        """Once; nothing the second time."""
+        if not self.body_complete:
+            self.body = b"".join([chunk async for chunk in self._received()])
+            self.body_complete = True
+            await self._check_after_body()
+
+    async def _received(self) -> AsyncIterator[bytes]:
         limit, size = self.route.limit, 0
         if declared_length(self.request) > limit:
             raise TooLarge(_too_large(limit))
@@ -310,8 +325,10 @@ class ApiCall:
         except ClientDisconnect as error:
             raise BadInput("the connection was closed before the end of the body") from error
 
-    async def read_body(self) -> None:
-        self.body = b"".join([chunk async for chunk in self.chunks()])
+    async def _check_after_body(self) -> None:
+        took = self.components.deps.clock.uptime() - self.checked_at
+        if self.on_slow_body is not None and took > SLOW_BODY:
+            await self.on_slow_body(self)
 
 
 def declared_length(request: Request) -> int:

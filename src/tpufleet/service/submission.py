@@ -11,6 +11,7 @@ import msgspec
 from tpufleet.errors import BadInput, Conflict, Forbidden
 from tpufleet.model import job_file, topology
 from tpufleet.model.api_types import ResubmitRequest
+from tpufleet.model.checkpoint_locations import location_error, spelled
 from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
@@ -53,7 +54,8 @@ SYSTEM_FOLDERS = (
 )  # fmt: skip
 # A job may have a folder in them, but not one of them.
 SHARED_FOLDERS = (
-    "/", "/dev/shm", "/home", "/root", "/run", "/tmp", "/var", "/var/lib", "/var/tmp",
+    "/", "/dev/shm", "/home", "/media", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/var",
+    "/var/lib", "/var/tmp",
 )  # fmt: skip
 
 
@@ -380,6 +382,7 @@ def _submit_change(context: CommandContext, jobs: Sequence[Job]) -> ChangeSet:
     by = context.caller.name
     return ChangeSet(
         new_jobs=jobs,
+        required_user=by,  # `delete_user` cancels what was committed before
         messages=[
             InboxMessage(kind=InboxMessageKind.SUBMITTED, at=context.now, by=by, job_id=job.id)
             for job in jobs
@@ -457,6 +460,8 @@ def _require_own_locations(
     root = storage.checkpoints.rstrip("/")
     real_root = checkpoint_leases.normalized(root)
     for job in jobs:
+        if error := location_error(job.checkpoint):
+            raise BadInput(f"checkpoint: {job.checkpoint[:200]!r} {error}")
         _refuse_system_folder(job)
         location = checkpoint_leases.normalized(job.checkpoint)
         if not any(
@@ -484,7 +489,7 @@ def _refuse_system_folder(job: Job) -> None:
     if "://" in job.checkpoint:
         return
     for path in (
-        checkpoint_leases.spelled(job.checkpoint),
+        spelled(job.checkpoint),
         checkpoint_leases.normalized(job.checkpoint),
     ):
         if any(_is_below(path, folder) for folder in KERNEL_FOLDERS):
@@ -503,7 +508,7 @@ def _refuse_state_folder(job: Job, state: str) -> None:
         return
     real = checkpoint_leases.normalized(state)
     for path in (
-        checkpoint_leases.spelled(job.checkpoint),
+        spelled(job.checkpoint),
         checkpoint_leases.normalized(job.checkpoint),
     ):
         for folder in (state, real):
@@ -520,7 +525,7 @@ def _refuse_links(job: Job, root: str, real_root: str) -> None:
         return
     location = checkpoint_leases.normalized(job.checkpoint)
     name = location.removeprefix(real_root)
-    if checkpoint_leases.spelled(job.checkpoint) not in (location, root + name):
+    if spelled(job.checkpoint) not in (location, root + name):
         raise BadInput(f"checkpoint: {job.checkpoint} is a link; use {location}")
 
 

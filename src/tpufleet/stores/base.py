@@ -9,7 +9,6 @@ Events are written in the same commit as the change they explain.
 from __future__ import annotations
 
 import hashlib
-import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -19,6 +18,7 @@ from typing import Protocol, TypeVar
 from tpufleet.errors import Unreachable
 from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.audit import AuditEntry
+from tpufleet.model.checkpoint_locations import spelled
 from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import Host, HostId, HostLiveness
@@ -64,6 +64,7 @@ class ChangeSet:
     messages: Sequence[InboxMessage] = ()  # into the inbox; the store numbers them
     consumed: Sequence[int] = ()  # inbox messages that this change handles
     events: Sequence[Event] = ()  # the store numbers them
+    required_user: str = ""  # Conflict unless this user exists; empty: none
 
     def __bool__(self) -> bool:
         return any(getattr(self, name) for name in self.__slots__)
@@ -112,8 +113,18 @@ def checkpoint_reference(job_id: str) -> str:
 
 def location_reference(location: str) -> str:
     """Equal for spellings of one location; links on disk are not resolved."""
-    scheme, separator, path = location.rpartition("://")
-    spelling = f"{scheme}{separator}{posixpath.normpath(path)}"
+    return _location_hash(spelled(location))
+
+
+def location_references(location: str) -> list[str]:
+    """`location_reference`, and those of its spellings that were stored by earlier versions, which
+    took //data/x for another folder than /data/x."""
+    spelling = spelled(location)
+    earlier = [f"/{spelling}"] if spelling.startswith("/") else []
+    return [_location_hash(each) for each in (spelling, *earlier)]
+
+
+def _location_hash(spelling: str) -> str:
     return f"location/{hashlib.sha256(spelling.encode()).hexdigest()}"
 
 
@@ -394,11 +405,16 @@ class Store(Protocol):
     def user(self, name: str) -> User | None: ...
     def users(self) -> list[User]: ...
     def delete_user(self, name: str) -> None:
-        """With all of their tokens."""
+        """With all of their tokens. Once it returns, no commit that requires the user succeeds,
+        and what earlier ones wrote can be read."""
         ...
 
     def put_token(self, token: Token) -> None: ...
     def token_by_hash(self, digest: str) -> Token | None: ...
+    def token_and_user(self, digest: str) -> tuple[Token, User | None] | None:
+        """The token with this hash and whose it is. None: there is no such token."""
+        ...
+
     def tokens(self, user: str | None = None) -> list[Token]: ...
     def update_token(self, token_id: str, change: Callable[[Token], Token]) -> Token | None:
         """Atomic: nothing else changes it between `change` and the write; an error of `change`

@@ -26,7 +26,14 @@ class DatabaseSession(Protocol):
 
     def rows(self, statement: str, *parameters: object) -> list[Row]: ...
     def run(self, statement: str, *parameters: object) -> None: ...
-    def run_many(self, statement: str, rows: Sequence[Row]) -> None: ...
+    def run_many(self, statement: str, rows: Sequence[Row]) -> None:
+        """Once for each row. In a transaction they may be sent later, but before anything that
+        follows; so an error of theirs may be raised there."""
+        ...
+
+    def notify(self, change: StoreChange) -> None:
+        """Tell all servers at the commit, where the database can: see `Database.listen`."""
+        ...
 
 
 class Database(Protocol):
@@ -42,7 +49,6 @@ class Database(Protocol):
     joined: str  # aggregate of a column, {column}: all rows as one text; see `sql_rows.split`
     liveness_rows: str  # SELECT of the columns of `pulses` from a parameter: a JSON array of arrays
     word_index: Sequence[str]  # statements that create it: three characters in a row → ended jobs
-    notify: str  # statement with a payload that is sent to all servers; empty: there is none
     columns: str  # statement that lists tables and their columns, in order
     migration_lock: str  # statement that serializes migrations; empty: writes are serialized anyway
 
@@ -73,7 +79,7 @@ class Database(Protocol):
         ...
 
     def listen(self, on_change: Callable[[StoreChange], None]) -> Subscription:
-        """Receive what `notify` sends."""
+        """Receive what sessions `notify`."""
         ...
 
     def close(self) -> None: ...

@@ -22,6 +22,11 @@ def check_new_job_ids(new_jobs: Sequence[Job], taken: Collection[JobId]) -> None
         seen.add(job.id)
 
 
+def check_required_user(name: str, exists: bool) -> None:
+    if name and not exists:
+        raise Conflict(f"user {name} was deleted")
+
+
 def check_transitions(
     kind: str, states: Iterable[tuple[str, StrEnum]], stored: Iterable[tuple[str, StrEnum]]
 ) -> None:

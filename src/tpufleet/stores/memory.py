@@ -335,6 +335,9 @@ class MemoryStore:
     def commit(self, change: ChangeSet, *, fence: Lease | None = None) -> None:
         with self._lock:
             self._check_fence(fence)
+            invariants.check_required_user(
+                change.required_user, change.required_user in self._users
+            )
             invariants.check_new_job_ids(change.new_jobs, self._jobs.keys())
             invariants.check_transitions(
                 "job",
@@ -574,6 +577,11 @@ class MemoryStore:
     def token_by_hash(self, digest: str) -> Token | None:
         with self._lock:
             return next((token for token in self._tokens.values() if token.hash == digest), None)
+
+    def token_and_user(self, digest: str) -> tuple[Token, User | None] | None:
+        with self._lock:
+            token = self.token_by_hash(digest)
+            return None if token is None else (token, self.user(token.user))
 
     def tokens(self, user: str | None = None) -> list[Token]:
         with self._lock:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, TypeVar
 from tpufleet.errors import BadInput, FleetError, Unreachable, install_command
 from tpufleet.stores.base import StoreChange, Subscription
 from tpufleet.stores.database import DatabaseSession, Row
-from tpufleet.stores.postgres_listener import NOTIFY, PostgresListener
+from tpufleet.stores.postgres_batches import Write, combined
+from tpufleet.stores.postgres_listener import CHANNEL, PostgresListener
 from tpufleet.stores.sql import SqlStore
 
 if TYPE_CHECKING:
@@ -104,7 +105,6 @@ class PostgresDatabase:
         "SELECT job_id FROM job_search WHERE state <> '' "
         "AND job_trigrams(words) @> string_to_array(?, chr(10))"
     )
-    notify = NOTIFY
 
     def __init__(self, url: str, timeouts: Timeouts | None = None) -> None:
         self._url = url
@@ -206,17 +206,17 @@ class PostgresDatabase:
     def _transact(
         self, connection: psycopg.Connection, begin: str, work: Callable[[DatabaseSession], T]
     ) -> T:
-        session = self._session(connection)
-        session.run(begin)
+        session = _PostgresSession(connection, self._watchdog, begin)
         try:
             result = work(session)
+            session.flush()
         except BaseException:
             # A lost connection cannot roll back, and need not.
             with contextlib.suppress(*self._lost):
-                session.run("ROLLBACK")
+                session.roll_back()
             raise
         try:
-            session.run("COMMIT")
+            session.commit()
         except self._lost as error:
             raise Unreachable(
                 "connection to the database lost during commit; the change may or may not be "
@@ -269,24 +269,75 @@ def _with_placeholders(statement: str) -> str:
 
 
 class _PostgresSession:
-    def __init__(self, connection: psycopg.Connection, watchdog: _Watchdog) -> None:
+    """With few round trips: `begin` is sent with the first statement, rows that are written with
+    others, and notifications with the commit."""
+
+    def __init__(
+        self, connection: psycopg.Connection, watchdog: _Watchdog, begin: str = ""
+    ) -> None:
         self._connection = connection
         self._watchdog = watchdog
         self._migrating = False
+        self._begin = begin  # until it is sent
+        self._in_transaction = False
+        self._writes: list[Write] = []  # not yet sent
+        self._notifications: list[StoreChange] = []
 
     def rows(self, statement: str, *parameters: object) -> list[Row]:
-        with self._watched():
-            return self._connection.execute(_with_placeholders(statement), parameters).fetchall()
+        self.flush()
+        return self._execute(statement, parameters).fetchall()
 
     def run(self, statement: str, *parameters: object) -> None:
         self._migrating = self._migrating or statement == PostgresDatabase.migration_lock
-        with self._watched():
-            # Without parameters, several statements are one round trip.
-            self._connection.execute(_with_placeholders(statement), parameters or None)
+        self.flush()
+        self._execute(statement, parameters)
 
     def run_many(self, statement: str, rows: Sequence[Row]) -> None:
-        with self._watched(), self._connection.cursor() as cursor:
-            cursor.executemany(_with_placeholders(statement), rows)
+        """In a transaction they are sent before anything else of the session is."""
+        if rows:
+            self._writes.append((statement, rows))
+        if not (self._begin or self._in_transaction):
+            self.flush()
+
+    def notify(self, change: StoreChange) -> None:
+        self._notifications.append(change)
+
+    def flush(self) -> None:
+        writes, self._writes = self._writes, []
+        for statement, rows in combined(writes):
+            if len(rows) == 1:
+                self._execute(statement, rows[0])
+                continue
+            self._send_begin()
+            with self._watched(), self._connection.cursor() as cursor:
+                cursor.executemany(_with_placeholders(statement), rows)
+
+    def commit(self) -> None:
+        if self._in_transaction:
+            sent = [f"SELECT pg_notify({CHANNEL}, '{each.value}')" for each in self._notifications]
+            self._execute("; ".join([*sent, "COMMIT"]), ())
+
+    def roll_back(self) -> None:
+        if self._in_transaction:
+            self._execute("ROLLBACK", ())
+
+    def _execute(self, statement: str, parameters: Sequence[object]) -> psycopg.Cursor:
+        if parameters:
+            self._send_begin()
+        elif self._begin:
+            # Without parameters, several statements are one round trip.
+            statement, self._begin, self._in_transaction = f"{self._begin}; {statement}", "", True
+        with self._watched():
+            cursor = self._connection.execute(_with_placeholders(statement), parameters or None)
+        while cursor.nextset():
+            continue  # to the result of the last one
+        return cursor
+
+    def _send_begin(self) -> None:
+        if self._begin:
+            begin, self._begin, self._in_transaction = self._begin, "", True
+            with self._watched():
+                self._connection.execute(begin)
 
     def _watched(self) -> contextlib.AbstractContextManager[None]:
         if self._migrating:

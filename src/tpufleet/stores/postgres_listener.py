@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Of this schema: several fleets may share a database. Names have at most 63 bytes.
-_CHANNEL = "left('tpufleet:' || current_schema(), 63)"
-CHANNEL_NAME = f"SELECT {_CHANNEL}"
-NOTIFY = f"SELECT pg_notify({_CHANNEL}, ?)"
+CHANNEL = "left('tpufleet:' || current_schema(), 63)"
+CHANNEL_NAME = f"SELECT {CHANNEL}"
+NOTIFY = f"SELECT pg_notify({CHANNEL}, ?)"
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 5.0
 _CHANGES = {change.value: change for change in StoreChange}
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 from tpufleet.errors import Unreachable
 from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.audit import AuditEntry
+from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import Host, HostId, HostLiveness
@@ -520,6 +521,8 @@ class SqlStore:
 
     def delete_user(self, name: str) -> None:
         def work(session: DatabaseSession) -> None:
+            # Waits for commits under way, which may require the user: see `apply_change_set`.
+            session.run("UPDATE numbers SET events = events WHERE id = 1")
             session.run("DELETE FROM users WHERE name = ?", name)
             session.run("DELETE FROM tokens WHERE owner = ?", name)
 
@@ -531,6 +534,16 @@ class SqlStore:
 
     def token_by_hash(self, digest: str) -> Token | None:
         return self._one(Token, "SELECT data FROM tokens WHERE hash = ?", digest)
+
+    def token_and_user(self, digest: str) -> tuple[Token, User | None] | None:
+        statement = (
+            "SELECT tokens.data, users.data FROM tokens "
+            "LEFT JOIN users ON users.name = tokens.owner WHERE tokens.hash = ?"
+        )
+        for token, user in self._rows(statement, digest):
+            known = None if user is None else from_json(user, User)
+            return from_json(token, Token), known
+        return None
 
     def tokens(self, user: str | None = None) -> list[Token]:
         if user is None:

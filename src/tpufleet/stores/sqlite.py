@@ -107,7 +107,6 @@ class SqliteDatabase:
             "INSERT INTO job_words (job_id, words) VALUES (NEW.job_id, NEW.words); END",
         )
     )
-    notify = ""  # other processes do not write, or poll
     time_in_micros = ""  # the clock of this machine
 
     def __init__(self, path: Path, checkpoint_interval: float = CHECKPOINT_INTERVAL) -> None:
@@ -341,3 +340,6 @@ class _SqliteSession:
 
     def run_many(self, statement: str, rows: Sequence[Row]) -> None:
         self._connection.executemany(statement, rows).close()
+
+    def notify(self, change: StoreChange) -> None:
+        """Other processes do not write, or poll."""

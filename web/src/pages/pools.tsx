@@ -83,7 +83,7 @@ export function PoolPage({ name }: { name: string }) {
                 action: "Delete pool",
                 danger: true,
                 line: () => `tpu pool delete ${word(name)} --yes`,
-                body: <p>Its slices are released. A pool that live jobs use cannot be deleted.</p>,
+                body: <p>Its slices are released and its reservations end. A pool that live jobs use cannot be deleted.</p>,
                 run: async () => {
                   await remove(`/pools/${encodeURIComponent(name)}`);
                   go("/pools");

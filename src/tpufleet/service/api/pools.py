@@ -11,7 +11,7 @@ from tpufleet.model.bounds import check_bounds
 from tpufleet.model.encoding import from_builtins
 from tpufleet.model.pools import Pool
 from tpufleet.model.users import Role
-from tpufleet.service import commands, identifiers
+from tpufleet.service import identifiers, pool_commands
 from tpufleet.service.audit import AuditSubject
 from tpufleet.service.routing import ApiCall, Router
 
@@ -47,7 +47,7 @@ def put_pool(call: ApiCall) -> Pool:
     if document.get("name", name) != name:
         raise BadInput(f"name: the body says {document['name']!r}, the path says {name!r}")
     pool = check_bounds(from_builtins({**document, "name": name}, Pool))
-    pool = commands.put_pool(call.context, pool, call.components.deps.providers)
+    pool = pool_commands.put_pool(call.context, pool, call.components.deps.providers)
     call.notify()
     return pool
 
@@ -56,11 +56,11 @@ def put_pool(call: ApiCall) -> Pool:
     "DELETE",
     "/pools/{name}",
     role=Role.ADMIN,
-    summary="Delete a pool that no job uses",
+    summary="Delete a pool that no job uses; its reservations end",
     response=Acknowledgement,
     audit=lambda call: AuditSubject(action=AuditAction.DELETE_POOL, target=call.path_param("name")),
 )
 def delete_pool(call: ApiCall) -> Acknowledgement:
-    commands.delete_pool(call.context, call.path_param("name"))
+    pool_commands.delete_pool(call.context, call.path_param("name"))
     call.notify()
     return Acknowledgement()

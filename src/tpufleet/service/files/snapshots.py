@@ -181,8 +181,9 @@ class _Packed:
 
 def _pack_again(file: IO[bytes], out: IO[bytes], limit: int) -> _Packed:
     """Raises BadInput, or one of `DAMAGED`. The order of the entries stays."""
-    total = count = folders = names = 0
+    total = count = names = 0
     entries = []
+    folders: list[str] = []
     tar = TarReader(file, limit + _MAX_ENTRIES * tarfile.BLOCKSIZE * 4)
     zipped = gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=6, mtime=0)
     with zipped, tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as copy:
@@ -195,11 +196,11 @@ def _pack_again(file: IO[bytes], out: IO[bytes], limit: int) -> _Packed:
                 raise BadInput("the snapshot is too large when unpacked")
             require_path(entry.name)
             if entry.isdir():
-                folders += 1
+                folders.append(entry.name)
             else:
                 entries.append(_copy_entry(tar, entry, copy))
-    require_unpackable(entries)
-    return _Packed(digest=snapshot_digest(entries), folders=folders)
+    require_unpackable(entries, folders)
+    return _Packed(digest=snapshot_digest(entries), folders=len(folders))
 
 
 def _copy_entry(tar: TarReader, entry: tarfile.TarInfo, copy: tarfile.TarFile) -> SnapshotEntry:

@@ -15,6 +15,7 @@ from tpufleet.model.job_file import label_error, zone_error
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import Pool
 from tpufleet.model.topology import short_name
+from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import Cell, json_option, yes_option
 
@@ -233,11 +234,18 @@ def show(name: str, as_json: bool) -> None:
 @yes_option
 @json_option
 def delete(name: str, yes: bool, as_json: bool) -> None:
-    """Delete pool NAME; its idle slices are released."""
-    output.confirm(f"Delete pool {name}?", yes or as_json)
+    """Delete pool NAME; its idle slices are released, and its reservations end."""
     with connection.connect() as client:
+        reserved = [each for each in client.reservations() if each.pool == name]
+        question = f"Delete pool {name}?"
+        if reserved:
+            owners = ", ".join(dict.fromkeys(each.owner for each in reserved))
+            what = text.counted(len(reserved), "reservation")
+            question = f"Delete pool {name} and end {what} (of {owners})?"
+        output.confirm(question, yes or as_json)
         client.delete_pool(name)
     if as_json:
-        output.print_json({"deleted": name})
+        output.print_json({"deleted": name, "ended_reservations": [each.id for each in reserved]})
     else:
-        click.echo(f"deleted pool {name}")
+        ended = text.counted(len(reserved), "reservation")
+        click.echo(f"deleted pool {name}" + (f"; ended {ended}" if reserved else ""))

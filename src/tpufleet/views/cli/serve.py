@@ -68,8 +68,12 @@ def serve(
     """
     from tpufleet.compose.backup import original_stopped
 
-    settings = connection.settings()
     if stop:
+        # A typo in the config file must not keep a server running: the folders are enough.
+        settings, errors = config.load_valid(os.environ, Path.home())
+        for error in errors:
+            output.print_status(f"warning: {error}")
+        data = config.embedded_data_folder(settings.home) or settings.data
         stopped = stop_server(settings.home)
         outcome = (
             "stopped the control plane"
@@ -81,7 +85,7 @@ def serve(
             from tpufleet.compose.providers import stop_local_slices
 
             with original_stopped(settings.home):
-                slices = stop_local_slices(settings.data, STOPPED_BY_COMMAND)
+                slices = stop_local_slices(data, STOPPED_BY_COMMAND)
             result["slices"] = slices
             outcome += f"; stopped {text.counted(slices, 'simulated slice')}"
             if slices:
@@ -91,6 +95,7 @@ def serve(
                 )
         output.print_result(result, outcome, as_json)
         return
+    settings = connection.settings()
     if listen is not None:
         config.check_listen_address(listen, "--listen")
     if enable:

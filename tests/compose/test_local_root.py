@@ -1,0 +1,104 @@
+"""The simulated slices of a store are in one folder, whatever server leads."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import postgres
+from tpufleet.compose import local_root, server_files
+from tpufleet.config import Config
+from tpufleet.errors import Conflict
+from tpufleet.stores.memory import MemoryStore
+from tpufleet.stores.open_store import open_store
+
+OTHER_FOLDER = "simulated slices of this store are in"
+
+
+def settings(folder: Path, **more) -> Config:
+    folder.mkdir(exist_ok=True)
+    return Config(home=folder, config_file=folder / "config.yaml", **more)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request, tmp_path):
+    url = f"sqlite:///{tmp_path}/fleet.db" if request.param == "sqlite" else postgres.fresh_url()
+    store = open_store(url)
+    yield store
+    store.close()
+
+
+def test_a_server_with_another_folder_is_refused_and_told_which_one_to_use(store, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    local_root.claim(settings(one), store)
+    with pytest.raises(Conflict, match=OTHER_FOLDER) as refused:
+        local_root.claim(settings(two), store)
+    assert f"set TPUFLEET_DATA to {one}," in str(refused.value)
+    assert "SECRET_FILE" not in str(refused.value)
+    local_root.claim(settings(two, shared=one), store)
+    local_root.claim(settings(one), store)
+
+
+def test_a_server_without_local_is_not_concerned(tmp_path):
+    store = MemoryStore()
+    local_root.claim(settings(tmp_path / "two", providers=("tpu-vm",)), store)
+    local_root.claim(settings(tmp_path / "one"), store)
+    local_root.claim(settings(tmp_path / "two", providers=("tpu-vm",)), store)
+    assert not (tmp_path / "two" / "local").exists()
+
+
+def test_a_folder_that_was_moved_is_the_same(tmp_path):
+    store = MemoryStore()
+    local_root.claim(settings(tmp_path / "one"), store)
+    (tmp_path / "one").rename(tmp_path / "moved")
+    local_root.claim(settings(tmp_path / "moved"), store)
+    with pytest.raises(Conflict, match=f"{tmp_path}/moved/local"):
+        local_root.claim(settings(tmp_path / "one"), store)
+
+
+@pytest.mark.parametrize("url, accepted", [(None, True), ("postgresql://db/fleet", False)])
+def test_a_folder_that_was_deleted_is_the_same_only_on_the_machine_of_the_store(
+    tmp_path, url, accepted
+):
+    """Other machines may have a folder, and a name, like this one."""
+    store, one = MemoryStore(), settings(tmp_path / "one", store=url)
+    local_root.claim(one, store)
+    (tmp_path / "one" / "local" / ".id").unlink()
+    if accepted:
+        local_root.claim(one, store)
+    else:
+        with pytest.raises(Conflict, match=OTHER_FOLDER):
+            local_root.claim(one, store)
+
+
+def test_the_command_for_a_lost_folder_lets_another_take_its_place(tmp_path):
+    store = MemoryStore()
+    local_root.claim(settings(tmp_path / "one"), store)
+    with pytest.raises(Conflict) as refused:
+        local_root.claim(settings(tmp_path / "two"), store)
+    command = str(refused.value).split("`")[1]
+    assert shlex.split(command)[0] == "echo"
+    subprocess.run(command, shell=True, check=True)
+    local_root.claim(settings(tmp_path / "two"), store)
+
+
+def test_a_restored_store_has_no_folder_yet(tmp_path):
+    store = MemoryStore()
+    local_root.claim(settings(tmp_path / "one"), store)
+    local_root.forget(store)
+    local_root.claim(settings(tmp_path / "two"), store)
+    with pytest.raises(Conflict, match=OTHER_FOLDER):
+        local_root.claim(settings(tmp_path / "one"), store)
+
+
+@pytest.mark.parametrize("providers, copy", [(("local",), False), (("tpu-vm",), True)])
+def test_a_copy_of_the_secret_is_proposed_only_where_it_is_enough(tmp_path, providers, copy):
+    store = MemoryStore()
+    server_files.server_secret(settings(tmp_path / "one"), store)
+    with pytest.raises(Conflict, match="differs from the secret") as refused:
+        server_files.server_secret(settings(tmp_path / "two", providers=providers), store)
+    assert ("to a copy of theirs, or TPUFLEET_DATA" in str(refused.value)) == copy
+    assert "TPUFLEET_DATA" in str(refused.value)
