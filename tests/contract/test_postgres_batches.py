@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
@@ -11,9 +13,11 @@ from hypothesis import strategies as st
 
 from tests import postgres
 from tests.contract import store_builders as a
+from tests.polling import wait_until
+from tpufleet.errors import Unreachable
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.open_store import open_store
-from tpufleet.stores.postgres import PostgresDatabase
+from tpufleet.stores.postgres import PostgresDatabase, Timeouts
 from tpufleet.stores.postgres_batches import combined
 
 psycopg = pytest.importorskip("psycopg", reason="needs the extra `postgres`")
@@ -92,24 +96,94 @@ def test_rows_for_several_tables_are_one_statement():
     assert rows == [(1, 2, 3, 4)]
 
 
+def test_a_row_that_another_transaction_holds_is_a_refusal_and_no_doubt(database):
+    """Writes are sent with the commit, but the database says that they failed."""
+    url = postgres.fresh_url()
+    with (
+        contextlib.closing(PostgresDatabase(url, Timeouts(lock=0.2))) as opened,
+        psycopg.connect(url) as other,
+    ):
+        opened.write(lambda session: session.run("CREATE TABLE held (k INT PRIMARY KEY, v INT)"))
+        opened.write(lambda session: session.run_many("INSERT INTO held VALUES (?, ?)", [(1, 1)]))
+        other.execute("SELECT v FROM held WHERE k = 1 FOR UPDATE")
+
+        def work(session):
+            session.run_many("INSERT INTO held VALUES (?, ?)", [(2, 1)])
+            session.run_many("UPDATE held SET v = ? WHERE k = ?", [(2, 1)])
+
+        with pytest.raises(Unreachable, match=r"^database unavailable: .*lock timeout"):
+            opened.write(work)
+        other.rollback()
+        assert opened.read(lambda session: session.rows("SELECT * FROM held")) == [(1, 1)]
+        opened.write(work)
+        assert opened.read(lambda session: session.rows("SELECT v FROM held ORDER BY k")) == [
+            (2,),
+            (1,),
+        ]
+
+
+def test_it_is_not_known_what_became_of_a_commit_whose_connection_was_lost():
+    url = postgres.fresh_url()
+    with (
+        contextlib.closing(PostgresDatabase(url)) as opened,
+        psycopg.connect(url, autocommit=True) as other,
+    ):
+        opened.write(lambda session: session.run("CREATE TABLE slow (k INT)"))
+        # The commit waits for the check, during which the connection is lost.
+        opened.write(
+            lambda session: session.run(
+                "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS "
+                "'BEGIN PERFORM pg_sleep(60); RETURN NULL; END'"
+            )
+        )
+        opened.write(
+            lambda session: session.run(
+                "CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON slow DEFERRABLE "
+                "INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION wait()"
+            )
+        )
+
+        def disconnect() -> None:
+            # While a pipeline runs, the database shows the statement that it executes.
+            waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+            ((pid,),) = wait_until(lambda: other.execute(waiting).fetchall())
+            other.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+        with ThreadPoolExecutor(1) as pool:
+            ended = pool.submit(disconnect)
+            with pytest.raises(Unreachable, match="may or may not be stored"):
+                opened.write(
+                    lambda session: session.run_many("INSERT INTO slow VALUES (?)", [(1,)])
+                )
+            ended.result()
+
+
 @pytest.fixture
-def sent(monkeypatch) -> list[str]:
-    """What is sent to databases."""
-    queries: list[str] = []
-    execute = psycopg.Connection.execute
+def round_trips(monkeypatch) -> list[list[str]]:
+    """The statements of each."""
+    trips: list[list[str]] = []
+    connection_type = psycopg.Connection
+    execute, pipeline = connection_type.execute, connection_type.pipeline
 
     def recorded(connection, query, *arguments, **options):
-        queries.append(query)
+        if connection.info.pipeline_status == psycopg.pq.PipelineStatus.OFF:
+            trips.append([])
+        trips[-1].append(query)
         return execute(connection, query, *arguments, **options)
 
-    monkeypatch.setattr(psycopg.Connection, "execute", recorded)
-    return queries
+    def begun(connection):
+        trips.append([])
+        return pipeline(connection)
+
+    monkeypatch.setattr(connection_type, "execute", recorded)
+    monkeypatch.setattr(connection_type, "pipeline", begun)
+    return trips
 
 
-def test_a_submission_is_four_round_trips(sent):
+def test_a_submission_is_two_round_trips(round_trips):
     with contextlib.closing(open_store(postgres.fresh_url())) as store:
         store.put_user(a.user("ada"))
-        sent.clear()
+        round_trips.clear()
         store.commit(
             ChangeSet(
                 new_jobs=[a.job("j1")],
@@ -118,7 +192,25 @@ def test_a_submission_is_four_round_trips(sent):
                 required_user="ada",
             )
         )
-        assert [query.split()[0] for query in sent] == ["BEGIN;", "SELECT", "WITH", "SELECT"]
-        assert sent[0].startswith("BEGIN; UPDATE numbers")
-        assert sent[-1].endswith("COMMIT")
+        assert [[query.split()[0] for query in trip] for trip in round_trips] == [
+            ["BEGIN", "UPDATE", "SELECT", "SELECT"],
+            ["WITH", "SELECT", "COMMIT"],
+        ]
         assert store.job("j1") == a.job("j1")
+
+
+def test_a_change_of_many_things_is_two_round_trips(round_trips):
+    with contextlib.closing(open_store(postgres.fresh_url())) as store:
+        store.commit(ChangeSet(new_jobs=[a.job("j1"), a.job("j2")]))
+        lease = store.acquire_lease("controller", "one", timedelta(minutes=1), a.later(0))
+        round_trips.clear()
+        store.commit(
+            ChangeSet(
+                jobs=[a.job("j1"), a.job("j2")],
+                attempts=[a.attempt()],
+                slices=[a.tpu_slice()],
+                events=[a.event(), a.event()],
+            ),
+            fence=lease,
+        )
+        assert len(round_trips) == 2

@@ -10,6 +10,7 @@ from tpufleet.stores.base import StoreChange, Subscription
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
+Query = tuple[str, Sequence[object]]  # a statement and its parameters
 
 
 class NoNotifications:
@@ -25,6 +26,10 @@ class DatabaseSession(Protocol):
     """A connection in use. The placeholder for parameters is `?`."""
 
     def rows(self, statement: str, *parameters: object) -> list[Row]: ...
+    def rows_of_each(self, queries: Sequence[Query]) -> list[list[Row]]:
+        """One after the other, but sent together: each sees what the earlier ones did."""
+        ...
+
     def run(self, statement: str, *parameters: object) -> None: ...
     def run_many(self, statement: str, rows: Sequence[Row]) -> None:
         """Once for each row. In a transaction they may be sent later, but before anything that

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tpufleet.errors import BadInput, FleetError, Unreachable, install_command
 from tpufleet.stores.base import StoreChange, Subscription
-from tpufleet.stores.database import DatabaseSession, Row
-from tpufleet.stores.postgres_batches import Write, combined
+from tpufleet.stores.database import DatabaseSession, Query, Row
+from tpufleet.stores.postgres_batches import combined
 from tpufleet.stores.postgres_listener import CHANNEL, PostgresListener
 from tpufleet.stores.sql import SqlStore
 
@@ -124,14 +124,11 @@ class PostgresDatabase:
         return self._with_retry(lambda connection: work(self._session(connection)))
 
     def snapshot(self, work: Callable[[DatabaseSession], T]) -> T:
-        return self._with_retry(
-            lambda connection: self._transact(
-                connection, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", work
-            )
-        )
+        begin = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
+        return self._with_retry(lambda connection: self._transact(connection, begin, work))
 
     def write(self, work: Callable[[DatabaseSession], T], *, durable: bool = True) -> T:
-        begin = "BEGIN" if durable else "BEGIN; SET LOCAL synchronous_commit = off"
+        begin = ("BEGIN",) if durable else ("BEGIN", "SET LOCAL synchronous_commit = off")
         return self._with_retry(lambda connection: self._transact(connection, begin, work))
 
     def write_error(self) -> Unreachable | None:
@@ -204,24 +201,25 @@ class PostgresDatabase:
             self._release(connection)
 
     def _transact(
-        self, connection: psycopg.Connection, begin: str, work: Callable[[DatabaseSession], T]
+        self,
+        connection: psycopg.Connection,
+        begin: Sequence[str],
+        work: Callable[[DatabaseSession], T],
     ) -> T:
         session = _PostgresSession(connection, self._watchdog, begin)
         try:
             result = work(session)
-            session.flush()
-        except BaseException:
+            session.commit()
+        except BaseException as error:
+            if isinstance(error, self._lost) and session.outcome_unknown:
+                raise Unreachable(
+                    "connection to the database lost during commit; the change may or may not be "
+                    f"stored: {_one_line(error)}"
+                ) from error
             # A lost connection cannot roll back, and need not.
             with contextlib.suppress(*self._lost):
                 session.roll_back()
             raise
-        try:
-            session.commit()
-        except self._lost as error:
-            raise Unreachable(
-                "connection to the database lost during commit; the change may or may not be "
-                f"stored: {_one_line(error)}"
-            ) from error
         return result
 
     def _acquire(self) -> psycopg.Connection:
@@ -269,80 +267,83 @@ def _with_placeholders(statement: str) -> str:
 
 
 class _PostgresSession:
-    """With few round trips: `begin` is sent with the first statement, rows that are written with
-    others, and notifications with the commit."""
+    """With few round trips: `begin` is sent with the first statement; what is written with what
+    follows, at the latest with the commit."""
 
     def __init__(
-        self, connection: psycopg.Connection, watchdog: _Watchdog, begin: str = ""
+        self, connection: psycopg.Connection, watchdog: _Watchdog, begin: Sequence[str] = ()
     ) -> None:
         self._connection = connection
         self._watchdog = watchdog
         self._migrating = False
+        self._transaction = bool(begin)
         self._begin = begin  # until it is sent
-        self._in_transaction = False
-        self._writes: list[Write] = []  # not yet sent
+        self._writes: list[tuple[str, Sequence[Row]]] = []  # until they are sent
         self._notifications: list[StoreChange] = []
+        self._committing = False
 
     def rows(self, statement: str, *parameters: object) -> list[Row]:
-        self.flush()
-        return self._execute(statement, parameters).fetchall()
+        return self._send([(statement, parameters)])[0].fetchall()
+
+    def rows_of_each(self, queries: Sequence[Query]) -> list[list[Row]]:
+        return [cursor.fetchall() for cursor in self._send(queries)]
 
     def run(self, statement: str, *parameters: object) -> None:
         self._migrating = self._migrating or statement == PostgresDatabase.migration_lock
-        self.flush()
-        self._execute(statement, parameters)
+        self._send([(statement, parameters)])
 
     def run_many(self, statement: str, rows: Sequence[Row]) -> None:
-        """In a transaction they are sent before anything else of the session is."""
         if rows:
             self._writes.append((statement, rows))
-        if not (self._begin or self._in_transaction):
-            self.flush()
+            if not self._transaction:
+                self._send([])
 
     def notify(self, change: StoreChange) -> None:
         self._notifications.append(change)
 
-    def flush(self) -> None:
-        writes, self._writes = self._writes, []
-        for statement, rows in combined(writes):
-            if len(rows) == 1:
-                self._execute(statement, rows[0])
-                continue
-            self._send_begin()
-            with self._watched(), self._connection.cursor() as cursor:
-                cursor.executemany(_with_placeholders(statement), rows)
-
     def commit(self) -> None:
-        if self._in_transaction:
-            sent = [f"SELECT pg_notify({CHANNEL}, '{each.value}')" for each in self._notifications]
-            self._execute("; ".join([*sent, "COMMIT"]), ())
+        if self._begin and not self._writes:
+            return  # nothing was sent
+        calls = [f"pg_notify({CHANNEL}, '{each.value}')" for each in self._notifications]
+        notify: list[Query] = [(f"SELECT {', '.join(calls)}", ())] if calls else []
+        self._committing = True
+        self._send([*notify, ("COMMIT", ())])
+
+    @property
+    def outcome_unknown(self) -> bool:
+        """Whether a commit was sent whose effect the database did not tell."""
+        if not self._committing:
+            return False
+        told = (_driver().pq.TransactionStatus.INERROR, _driver().pq.TransactionStatus.IDLE)
+        return self._connection.info.transaction_status not in told
 
     def roll_back(self) -> None:
-        if self._in_transaction:
-            self._execute("ROLLBACK", ())
+        if not self._begin and self._connection.info.transaction_status:
+            self._begin, self._writes = (), []
+            self._send([("ROLLBACK", ())])
 
-    def _execute(self, statement: str, parameters: Sequence[object]) -> psycopg.Cursor:
-        if parameters:
-            self._send_begin()
-        elif self._begin:
-            # Without parameters, several statements are one round trip.
-            statement, self._begin, self._in_transaction = f"{self._begin}; {statement}", "", True
-        with self._watched():
-            cursor = self._connection.execute(_with_placeholders(statement), parameters or None)
-        while cursor.nextset():
-            continue  # to the result of the last one
-        return cursor
-
-    def _send_begin(self) -> None:
-        if self._begin:
-            begin, self._begin, self._in_transaction = self._begin, "", True
-            with self._watched():
-                self._connection.execute(begin)
-
-    def _watched(self) -> contextlib.AbstractContextManager[None]:
-        if self._migrating:
-            return contextlib.nullcontext()
-        return self._watchdog.watch(self._connection)
+    def _send(self, queries: Sequence[Query]) -> list[psycopg.Cursor]:
+        """In one round trip, in this order: the begin, what is to be written, the queries."""
+        begin, self._begin = self._begin, ()
+        writes, self._writes = self._writes, []
+        connection = self._connection
+        with contextlib.ExitStack() as context:
+            if not self._migrating:
+                context.enter_context(self._watchdog.watch(connection))
+            if len(begin) + len(writes) + len(queries) > 1:
+                context.enter_context(connection.pipeline())
+            for statement in begin:
+                connection.execute(statement)
+            for statement, rows in combined(writes):
+                if len(rows) == 1:  # repeated ones are prepared
+                    connection.execute(_with_placeholders(statement), rows[0])
+                    continue
+                with connection.cursor() as cursor:
+                    cursor.executemany(_with_placeholders(statement), rows)
+            return [
+                connection.execute(_with_placeholders(statement), parameters or None)
+                for statement, parameters in queries
+            ]
 
 
 class _Watchdog:

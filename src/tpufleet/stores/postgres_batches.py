@@ -1,4 +1,4 @@
-"""Writes of one transaction as few statements: each is a round trip that its caller waits for."""
+"""Writes of one transaction as few statements: each costs its caller and the database time."""
 
 from __future__ import annotations
 

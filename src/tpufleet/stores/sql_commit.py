@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain, islice
 
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.stores import invariants, job_references, sql_people, sql_rows
 from tpufleet.stores.base import ChangeSet, Lease, StoreChange
-from tpufleet.stores.database import Database, DatabaseSession, Row
+from tpufleet.stores.database import Database, DatabaseSession, Query, Row
 
 
 def upsert(table: str, columns: str) -> str:
@@ -48,16 +49,10 @@ _POOL = upsert("pools", "name, data")
 def apply_change_set(
     session: DatabaseSession, change: ChangeSet, fence: Lease | None, database: Database
 ) -> None:
-    if fence is not None:
-        check_fence(session, fence, database.for_update)
-    # This row is locked until the commit, so no other change can invalidate the checks below.
-    last_event, last_message = session.rows(
-        f"UPDATE numbers SET events = events + {len(change.events)}, "
-        f"inbox = inbox + {len(change.messages)} WHERE id = 1 RETURNING events, inbox"
-    )[0]
-    _write_jobs(session, change)
-    _write_attempts(session, change.attempts)
-    _write_slices(session, change.slices)
+    stored = _read_stored(session, change, fence, database.for_update)
+    _write_jobs(session, change, stored.jobs)
+    _write_attempts(session, change.attempts, stored.attempts)
+    _write_slices(session, change.slices, stored.slices)
     _write_each(session, _HOST, [sql_rows.host_row(each) for each in change.hosts])
     _write_each(session, _REFUSAL, [(each.key, sql_rows.to_text(each)) for each in change.refusals])
     _write_each(session, _POOL, [(each.name, sql_rows.to_text(each)) for each in change.pools])
@@ -65,11 +60,70 @@ def apply_change_set(
         session, "DELETE FROM pools WHERE name = ?", [(name,) for name in change.deleted_pools]
     )
     _write_each(session, "DELETE FROM inbox WHERE seq = ?", [(seq,) for seq in change.consumed])
-    _write_numbered(session, change, last_event, last_message)
+    _write_numbered(session, change, stored.last_event, stored.last_message)
     if change.messages:
         session.notify(StoreChange.MESSAGES)
     if change.events:
         session.notify(StoreChange.EVENTS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stored:
+    """What the database has of the things that a change set writes."""
+
+    last_event: int  # with the events of the change set
+    last_message: int
+    jobs: Sequence[Row]  # id, state, edits
+    attempts: Sequence[Row]
+    slices: Sequence[Row]
+
+
+def _read_stored(
+    session: DatabaseSession, change: ChangeSet, fence: Lease | None, for_update: str
+) -> _Stored:
+    """All that is to be known before anything is written, in one round trip."""
+    queries: list[Query] = []
+    if fence is not None:
+        queries.append(_fence_query(fence, for_update))
+    # This row is locked until the commit, so no other change can invalidate what is read below.
+    numbers = (
+        f"UPDATE numbers SET events = events + {len(change.events)}, "
+        f"inbox = inbox + {len(change.messages)} WHERE id = 1 RETURNING events, inbox"
+    )
+    queries.append((numbers, ()))
+    if change.required_user:
+        queries.append(("SELECT name FROM users WHERE name = ?", (change.required_user,)))
+    job_ids = [job.id for job in (*change.new_jobs, *change.jobs)]
+    selections = [
+        _by_id("id, state, edits FROM jobs", job_ids),
+        _by_id("data FROM attempts", [attempt.id for attempt in change.attempts]),
+        _by_id("data FROM slices", [tpu_slice.id for tpu_slice in change.slices]),
+    ]
+    queries += chain.from_iterable(selections)
+
+    results = iter(session.rows_of_each(queries))
+    if fence is not None:
+        _check_fence_rows(fence, next(results))
+    ((last_event, last_message),) = next(results)
+    if change.required_user:
+        invariants.check_required_user(change.required_user, bool(next(results)))
+    jobs, attempts, slices = (
+        list(chain.from_iterable(islice(results, len(selection)))) for selection in selections
+    )
+    return _Stored(
+        last_event=last_event,
+        last_message=last_message,
+        jobs=jobs,
+        attempts=attempts,
+        slices=slices,
+    )
+
+
+def _by_id(columns_and_table: str, ids: Sequence[str]) -> list[Query]:
+    return [
+        (f"SELECT {columns_and_table} WHERE id IN ({sql_rows.placeholders(batch)})", batch)
+        for batch in sql_rows.batches(ids)
+    ]
 
 
 def _write_each(
@@ -80,45 +134,35 @@ def _write_each(
 
 
 def check_fence(session: DatabaseSession, fence: Lease, for_update: str) -> None:
-    rows = session.rows(f"SELECT holder, token FROM leases WHERE name = ?{for_update}", fence.name)
+    statement, parameters = _fence_query(fence, for_update)
+    _check_fence_rows(fence, session.rows(statement, *parameters))
+
+
+def _fence_query(fence: Lease, for_update: str) -> Query:
+    return f"SELECT holder, token FROM leases WHERE name = ?{for_update}", (fence.name,)
+
+
+def _check_fence_rows(fence: Lease, rows: Sequence[Row]) -> None:
     holder, token = rows[0] if rows else (None, 0)
     invariants.check_fence(fence, holder, token)
 
 
-def _write_jobs(session: DatabaseSession, change: ChangeSet) -> None:
+def _write_jobs(session: DatabaseSession, change: ChangeSet, rows: Sequence[Row]) -> None:
     new = change.new_jobs
-    ids = [job.id for job in (*new, *change.jobs)]
-    rows = _stored_jobs(session, ids, change.required_user)
     stored = {job_id: JobState(state) for job_id, state, _ in rows}
     edits = {job_id: text for job_id, _, text in rows}
     invariants.check_new_job_ids(new, stored.keys())
     changed = [sql_people.with_stored_edits(job, edits.get(job.id)) for job in change.jobs]
     invariants.check_transitions("job", ((job.id, job.state) for job in changed), stored.items())
+    searched = [*new, *(job for job in changed if job.ended or job.id not in stored)]
+    # It reads, so it comes before what is to be written with the commit.
+    job_references.write_references(session, [job for job in searched if job.id not in stored])
     _write_each(session, _NEW_JOB, [sql_rows.job_row(job) for job in new])
     _write_each(session, _JOB, [sql_rows.job_row(job) for job in changed])
     _write_each(session, _TAG, sql_rows.tag_rows([*new, *changed]))
-    searched = [*new, *(job for job in changed if job.ended or job.id not in stored)]
     _write_each(session, sql_people.SEARCH, [sql_people.search_row(job) for job in searched])
-    job_references.write_references(session, [job for job in searched if job.id not in stored])
     sql_people.write_edits(session, change.edits)
     _count_ended(session, (*new, *changed), stored)
-
-
-def _stored_jobs(session: DatabaseSession, ids: Sequence[JobId], required_user: str) -> list[Row]:
-    """Id, state and edits. The user is read by the same statement, which saves a round trip."""
-    if not required_user:
-        return _select(session, "id, state, edits FROM jobs", ids)
-    first: Sequence[JobId] = next(sql_rows.batches(ids), ())
-    rows = session.rows(
-        "SELECT id, state, edits FROM jobs "
-        f"WHERE id IN ({sql_rows.placeholders(first) or 'NULL'}) "
-        "UNION ALL SELECT name, '', NULL FROM users WHERE name = ?",
-        *first,
-        required_user,
-    )
-    jobs = [row for row in rows if row[1]]
-    invariants.check_required_user(required_user, len(jobs) < len(rows))
-    return jobs + _select(session, "id, state, edits FROM jobs", ids[len(first) :])
 
 
 def _count_ended(
@@ -155,8 +199,9 @@ def unarchive(session: DatabaseSession, jobs: Sequence[JobId]) -> None:
     session.run_many("UPDATE jobs SET archived = 0 WHERE id = ?", keys)
 
 
-def _write_attempts(session: DatabaseSession, attempts: Sequence[Attempt]) -> None:
-    rows = _select(session, "data FROM attempts", [attempt.id for attempt in attempts])
+def _write_attempts(
+    session: DatabaseSession, attempts: Sequence[Attempt], rows: Sequence[Row]
+) -> None:
     stored = {attempt.id: attempt for attempt in sql_rows.decode_all(rows, Attempt)}
     changed = invariants.attempts_to_write(attempts, stored)
     _write_each(session, _ATTEMPT, [sql_rows.attempt_row(attempt) for attempt in changed])
@@ -165,8 +210,9 @@ def _write_attempts(session: DatabaseSession, attempts: Sequence[Attempt]) -> No
     _write_each(session, sql_people.LATEST_METRIC, metrics)
 
 
-def _write_slices(session: DatabaseSession, slices: Sequence[TpuSlice]) -> None:
-    rows = _select(session, "data FROM slices", [tpu_slice.id for tpu_slice in slices])
+def _write_slices(
+    session: DatabaseSession, slices: Sequence[TpuSlice], rows: Sequence[Row]
+) -> None:
     stored = ((each.id, each.state) for each in sql_rows.decode_all(rows, _StoredSlice))
     invariants.check_transitions("slice", ((each.id, each.state) for each in slices), stored)
     _write_each(session, _SLICE, [sql_rows.slice_row(tpu_slice) for tpu_slice in slices])
@@ -178,16 +224,6 @@ class _StoredSlice:
 
     id: SliceId
     state: SliceState
-
-
-def _select(session: DatabaseSession, columns_and_table: str, ids: Sequence[str]) -> list[Row]:
-    return [
-        row
-        for batch in sql_rows.batches(ids)
-        for row in session.rows(
-            f"SELECT {columns_and_table} WHERE id IN ({sql_rows.placeholders(batch)})", *batch
-        )
-    ]
 
 
 def _write_numbered(

@@ -23,7 +23,7 @@ from tpufleet.errors import (
     Unreachable,
 )
 from tpufleet.stores.base import StoreChange, Subscription
-from tpufleet.stores.database import DatabaseSession, NoNotifications, Row
+from tpufleet.stores.database import DatabaseSession, NoNotifications, Query, Row
 from tpufleet.stores.sql import SqlStore
 
 T = TypeVar("T")
@@ -334,6 +334,9 @@ class _SqliteSession:
     def rows(self, statement: str, *parameters: object) -> list[Row]:
         with closing(self._connection.execute(statement, parameters)) as cursor:
             return cursor.fetchall()
+
+    def rows_of_each(self, queries: Sequence[Query]) -> list[list[Row]]:
+        return [self.rows(statement, *parameters) for statement, parameters in queries]
 
     def run(self, statement: str, *parameters: object) -> None:
         self._connection.execute(statement, parameters).close()
