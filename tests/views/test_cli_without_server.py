@@ -14,6 +14,7 @@ import click
 import pytest
 import yaml
 
+import tpufleet
 from tests.docs import markdown
 from tests.views.cli_runner import Tpu
 from tpufleet.model import job_file
@@ -377,3 +378,7 @@ def test_a_dry_run_of_a_simulated_job_says_so_and_names_no_price(alone):
     assert "# simulated on the server's machine, without TPUs" in shown and "$" not in shown
     real = alone.ok("run", "v5e-4", "--dry-run", "--provider", "tpu-vm", "--", "true")
     assert "estimate: $" in real and "simulated" not in real
+
+
+def test_the_version_is_an_option_too(alone):
+    assert alone.ok("--version") == alone.ok("version") == f"tpufleet {tpufleet.__version__}\n"

@@ -295,11 +295,27 @@ def root() -> RootGroup:
                 ["--server"],
                 metavar="URL",
                 help="Control plane (default: TPUFLEET_SERVER, or this machine's).",
-            )
+            ),
+            click.Option(
+                ["--version"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_print_version,
+                help="Print the version and exit.",
+            ),
         ],
         callback=_remember_server,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
+
+
+def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        from tpufleet.views.cli.version import version
+
+        context.invoke(version, as_json=False)
+        context.exit()
 
 
 @click.pass_context
