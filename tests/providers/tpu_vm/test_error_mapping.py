@@ -47,6 +47,7 @@ ERRORS = {
     "quota": (QuotaExceeded, "`tpu check cloud` prints the request"),
     "rate": (RateLimited, "per minute"),
     "permission": (PermissionMissing, "`tpu check cloud` prints the command"),
+    "not-open": (QuotaExceeded, "another zone or kind of capacity"),
     "disabled": (
         PermissionMissing,
         "`gcloud services enable tpu.googleapis.com --project my-project`",
@@ -159,6 +160,14 @@ PUBLISHED = {
         8,
         "Quota 'TPUV4sPreemptiblePodPerProjectPerRegionForTPUAPI' exhausted. Limit 20800 in region "
         "us-central2",
+        QuotaExceeded,
+    ),
+    # Users report it for one type and kind of capacity, such as v6e on demand, in a project whose
+    # spot requests in the same zone are accepted.
+    "a type that is not open to the project": (
+        7,
+        'User does not have permission to submit requests for accelerator type "v5litepod-4" in '
+        "location us-central1-a",
         QuotaExceeded,
     ),
     "too many creations (marin 6198)": (

@@ -32,6 +32,9 @@ _RATE = re.compile(
     re.IGNORECASE,
 )
 _QUOTA = re.compile(r"quota", re.IGNORECASE)
+# In spite of its wording no missing role: the project may not request this type with this kind of
+# capacity in this zone. Others in the same zone may be open to it.
+_NOT_OPEN = re.compile(r"permission to submit requests for accelerator type", re.IGNORECASE)
 _ADVICE = re.compile(r"has not been used in project|Expected OAuth 2 access token")
 _EVENT_ID = re.compile(r"\s*\[EID: 0x[0-9a-f]+\]", re.IGNORECASE)
 _RATE_REASONS = ("RATE_LIMIT_EXCEEDED", "rateLimitExceeded")
@@ -59,6 +62,11 @@ def translate(error: Exception, action: str, project: str = "") -> ProviderError
     if constraint := _CONSTRAINT.search(message):
         ask = "ask the administrator of your organisation"
         return PermissionMissing(f"{text}; {_CONSTRAINT_HINTS.get(constraint[1], ask)}")
+    if _NOT_OPEN.search(message):
+        return QuotaExceeded(
+            f"{text}; this type is not open to the project here: use another zone or kind of "
+            "capacity (such as spot), or ask Google for quota"
+        )
     match error:
         case google.PermissionDenied() | google.Forbidden() if _CAPACITY.search(message):
             return NoCapacity(text)

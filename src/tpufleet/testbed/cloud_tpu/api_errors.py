@@ -74,6 +74,12 @@ ERROR_KINDS: dict[str, ApiErrorKind] = {
         domain="iam.googleapis.com",
         metadata={"service": SERVICE, "permission": "{permission}", "resource": "{target}"},
     ),
+    # Of one type and kind of capacity in one zone; the project may be allowed others there.
+    "not-open": ApiErrorKind(
+        code=Code.PERMISSION_DENIED,
+        message="User does not have permission to submit requests for accelerator type "
+        '"v5litepod-16" in location {zone}',
+    ),
     "disabled": ApiErrorKind(
         code=Code.PERMISSION_DENIED,
         message="Cloud TPU API has not been used in project 1 before or it is disabled. Enable it "
