@@ -10,7 +10,7 @@ from google.cloud import tpu_v2alpha1
 
 from tests.testbed.cloud_tpu.clients import PARENT, alpha_client_of, client_of
 from tpufleet.clocks import ManualClock
-from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
+from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit
 from tpufleet.testbed.cloud_tpu.emulator import Emulator
 from tpufleet.testbed.cloud_tpu.host_backend import NoHosts
 from tpufleet.testbed.cloud_tpu.locations import IMMEDIATE
@@ -85,11 +85,15 @@ class EmulatedCloud:
 
     def empty(self) -> None:
         """No zone has any stock."""
-        self.emulator.cloud.stock = CloudCapacity(nodes=(CapacityLimit(most=0),))
+        self._limit(nodes=(CapacityLimit(most=0),))
 
     def limit_quota(self, most: int) -> None:
         """Of every kind, in every zone."""
-        self.emulator.cloud.stock = CloudCapacity(quota=(CapacityLimit(most=most),))
+        self._limit(quota=(CapacityLimit(most=most),))
+
+    def _limit(self, **limits: tuple[CapacityLimit, ...]) -> None:
+        cloud = self.emulator.cloud
+        cloud.stock = replace(cloud.stock, **limits)
 
     def remove(self, last_part: str) -> None:
         """Of a network or another resource of the project, by the last part of its name."""

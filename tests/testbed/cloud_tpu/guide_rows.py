@@ -21,6 +21,7 @@ from tests.testbed.cloud_tpu.conformance_rows import (
     alpha,
     create,
     created,
+    delete_queued,
     disk,
     enqueue,
     gang,
@@ -32,6 +33,7 @@ from tests.testbed.cloud_tpu.emulated_cloud import EmulatedCloud
 
 MANUAL_PAGE = "tpu/docs/manually-start-maintenance"
 QUOTA_PAGE = "tpu/docs/quota"
+QUEUE_QUOTA_REPORT = "github.com/marin-community/marin/issues/87"
 SPOT_PAGE = "tpu/docs/spot"
 MANAGE_PAGE = "tpu/docs/managing-tpus-tpu-vm"
 V6E_PARENT = "projects/p/locations/us-east5-b"
@@ -146,6 +148,19 @@ GUIDE_ROWS = (
         exceptions.ResourceExhausted, "TPUV5sPreemptibleLitepodPerProjectPerZone"),
     Row("quota: of a queued resource", QUOTA_PAGE,
         lambda w: (w.limit_quota(16), enqueue(w, gang(2))), exceptions.ResourceExhausted),
+    Row("quota: a queued resource that waits uses it", QUEUE_QUOTA_REPORT,
+        lambda w: (w.limit_quota(16), w.empty(), enqueue(w), w.advance(LONG),
+                   create(w, "b", node=node("v5litepod-16"))),
+        exceptions.ResourceExhausted, "TPUV5sPreemptibleLitepod"),
+    Row("quota: a suspended queued resource uses it", QUEUE_QUOTA_REPORT,
+        lambda w: (w.limit_quota(16), enqueue(w),
+                   w.advance(LONG), w.preempt("a"), w.advance(LONG),
+                   enqueue(w, queued("b"), "q2")),
+        exceptions.ResourceExhausted, "TPUV5sPreemptibleLitepod"),
+    Row("quota: a queued resource that was deleted uses none", QUEUE_QUOTA_REPORT,
+        lambda w: (w.limit_quota(16), enqueue(w),
+                   w.advance(LONG), w.preempt("a"), w.advance(LONG), delete_queued(w, force=True),
+                   w.advance(LONG), enqueue(w, queued("b"), "q2"))),
     # Networks
     Row("network: does not exist", PROTO,
         lambda w: (w.remove("no-network"),

@@ -11,7 +11,7 @@ import itertools
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -73,6 +73,8 @@ class Cloud:
         self.node_left: list[Callable[[NodeRecord, datetime], None]] = []  # callbacks
         self.node_ready: list[Callable[[NodeRecord, datetime], None]] = []
         self.stock_freed: list[Callable[[datetime], None]] = []
+        # Nodes that use quota without being in `nodes`.
+        self.quota_holders: list[Callable[[], Iterable[NodeRecord]]] = []
         self._numbers = itertools.count(1)
         self._draws: Counter[tuple[str, str]] = Counter()
         self._events: list[_ScheduledEvent] = []
@@ -97,7 +99,7 @@ class Cloud:
     def create(self, parent: str, node_id: str, template: cloud_tpu.Node, now: datetime) -> str:
         """Returns the name of the operation."""
         record = self.validate_node(parent, node_id, template, nodes.capacity_of(template), now)
-        over = self.stock.over_quota([record], self.nodes.values())
+        over = self.over_quota([record])
         if over is not None:
             self._record_response(record, now, over)
             raise over
@@ -115,6 +117,10 @@ class Cloud:
             )
             self.run_due()
         return operation
+
+    def over_quota(self, wanted: Iterable[NodeRecord]) -> ApiError | None:
+        held = {node.name: node for holders in self.quota_holders for node in holders()}
+        return self.stock.over_quota(wanted, (held | self.nodes).values())
 
     def latency(self, kind: str, key: str) -> timedelta:
         """How long one operation takes. The project in `key` is left out, and a name that is used

@@ -37,13 +37,17 @@ class QueuedRecord:
     name: str
     request: cloud_tpu.QueuedResource
     capacity: str
-    node_names: tuple[str, ...]
+    wanted: tuple[NodeRecord, ...]
     created_at: datetime
     valid_from: datetime | None
     valid_until: datetime | None
     state: Any = QueuedState.ACCEPTED  # a member of QueuedState
     error: ApiError | None = None
     by_user: bool = False
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self.wanted)
 
     def to_api(self) -> cloud_tpu.QueuedResource:
         resource = cloud_tpu.QueuedResource()
@@ -71,6 +75,7 @@ class QueuedResources:
         cloud.node_ready.append(self._node_ready)
         cloud.node_left.append(self._node_left)
         cloud.stock_freed.append(self.retry_waiting)
+        cloud.quota_holders.append(self._quota_holders)
 
     def create(
         self,
@@ -97,14 +102,13 @@ class QueuedResources:
             name=name,
             request=request,
             capacity=_capacity(request),
-            node_names=(),
+            wanted=(),
             created_at=now,
             valid_from=valid_from,
             valid_until=valid_until,
         )
-        wanted = self._prepare(record, now)
-        record.node_names = tuple(node.name for node in wanted)
-        over = self._cloud.stock.over_quota(wanted, self._cloud.nodes.values())
+        record.wanted = tuple(self._prepare(record, now))
+        over = self._cloud.over_quota(record.wanted)
         if over is not None:
             raise over
         self.records[name] = record
@@ -249,6 +253,11 @@ class QueuedResources:
     def _nodes(self, record: QueuedRecord) -> list[NodeRecord]:
         nodes: Iterable[NodeRecord | None] = map(self._cloud.nodes.get, record.node_names)
         return [node for node in nodes if node is not None and node.queued_resource == record.name]
+
+    def _quota_holders(self) -> list[NodeRecord]:
+        """A queued resource uses quota until it is deleted, also while it waits, and when it is
+        suspended or failed: https://github.com/marin-community/marin/issues/87."""
+        return [node for record in self.records.values() for node in record.wanted]
 
     def _finish_deletion(self, record: QueuedRecord, operation: str) -> None:
         if self.records.get(record.name) is record:
