@@ -18,6 +18,8 @@ from tpufleet.model import machine_types, tpu_types
         ("ct5lp-hightpu-1t", 24 - 0.13, 48 - 4.6177),
         # 0.08 + 108 * 0.0025; 1 + 0.8 + 0.8 + 6.72 + 64 * 0.02 + 0.0977
         ("ct5lp-hightpu-4t", 112 - 0.35, 192 - 10.6977),
+        # 0.08 + 40 * 0.0025; 1 + 0.8 + 0.8 + 6.72 + 48 * 0.02 + 0.0977
+        ("ct6e-standard-1t", 44 - 0.18, 176 - 10.3777),
     ],
 )
 def test_some_of_each_node_is_reserved(machine, cpus, gibibytes):

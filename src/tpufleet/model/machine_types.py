@@ -10,7 +10,9 @@ MACHINE_RESOURCES: dict[str, tuple[int, int]] = {
     "ct5lp-hightpu-4t": (112, 192),
     "ct5lp-hightpu-8t": (224, 384),
     "ct5p-hightpu-4t": (208, 448),
-    "ct6e-standard-1t": (44, 448),
+    # That table has 448, but the machine has 176 GiB, a quarter of the next one's, as in
+    # https://cloud.google.com/compute/docs/tpus/tpu-machines; its users see 172 in `free`.
+    "ct6e-standard-1t": (44, 176),
     "ct6e-standard-4t": (180, 720),
     "ct6e-standard-8t": (180, 1440),
     # Not in that table when it was read: the memory is from lists of machine types, and the CPUs
