@@ -107,6 +107,17 @@ def test_flex_start_slices_are_provisioned_before_a_workload_starts():
     assert config["spec"]["provisioningClassName"] == "queued-provisioning.gke.io"
 
 
+def test_workloads_tolerate_the_taint_of_queued_provisioning():
+    """GKE puts it on the nodes of every pool with queued provisioning:
+    https://github.com/GoogleCloudPlatform/cluster-toolkit (GKE consumption options)."""
+    built = environment(tpu_pools={"flex": {"type": "v6e-16", "capacity": "flex-start"}})
+    (flavor,) = by_kind(built, "ResourceFlavor").values()
+    assert {
+        "key": "cloud.google.com/gke-queued", "operator": "Equal", "value": "true",
+        "effect": "NoSchedule",
+    } in flavor["spec"]["tolerations"]  # fmt: skip
+
+
 def test_c7_the_service_account_of_a_team_is_the_one_that_terraform_binds():
     accounts = [
         (item["metadata"]["namespace"], item["metadata"]["name"],

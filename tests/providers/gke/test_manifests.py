@@ -88,23 +88,32 @@ def test_a_slice_has_exclusive_use_of_its_node_pool_and_orders_add_labels():
 
 
 CAPACITY = [
-    pytest.param(Capacity.ON_DEMAND, {}, False, id="on-demand"),
-    pytest.param(Capacity.SPOT, {"cloud.google.com/gke-spot": "true"}, True, id="spot"),
+    pytest.param(Capacity.ON_DEMAND, {}, set(), id="on-demand"),
     pytest.param(
-        Capacity.RESERVED, {"cloud.google.com/reservation-name": "mine"}, False, id="reserved"
+        Capacity.SPOT,
+        {"cloud.google.com/gke-spot": "true"},
+        {"cloud.google.com/gke-spot"},
+        id="spot",
     ),
-    pytest.param(Capacity.QUEUED, {"cloud.google.com/gke-flex-start": "true"}, False, id="queued"),
+    pytest.param(
+        Capacity.RESERVED, {"cloud.google.com/reservation-name": "mine"}, set(), id="reserved"
+    ),
+    pytest.param(
+        Capacity.QUEUED,
+        {"cloud.google.com/gke-flex-start": "true"},
+        {"cloud.google.com/gke-queued"},
+        id="queued",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("capacity", "extra", "tolerates_spot"), CAPACITY)
-def test_each_capacity_type_has_its_selector_and_toleration(capacity, extra, tolerates_spot):
+@pytest.mark.parametrize(("capacity", "extra", "taints"), CAPACITY)
+def test_each_capacity_type_has_its_selector_and_toleration(capacity, extra, taints):
     settings = GkeSettings(namespace="n", image="i", reservations={"v5litepod-16": "mine"})
     manifest = pod(manifests.jobset(order(capacity=capacity), settings))
     assert {key: manifest["nodeSelector"].get(key) for key in extra} == extra
     tolerated = {toleration["key"] for toleration in manifest["tolerations"]}
-    assert "google.com/tpu" in tolerated
-    assert ("cloud.google.com/gke-spot" in tolerated) is tolerates_spot
+    assert tolerated == {"google.com/tpu"} | taints
 
 
 def test_reserved_capacity_without_a_reservation_is_rejected():

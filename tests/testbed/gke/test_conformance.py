@@ -20,6 +20,7 @@ from google.cloud import container_v1 as api
 
 from tests.provisioner.simulated_nodes import SimulatedNodes
 from tests.testbed.gke.test_node_pools import PARENT, ZONE, Cluster, node_pool
+from tpufleet.testbed.gke import kwok_backend
 
 MACHINE, LABEL, REGION = "ct5lp-hightpu-4t", "tpu-v5-lite-podslice", "us-central1"
 
@@ -252,6 +253,13 @@ def test_nodes_have_the_taint_and_the_labels_of_tpu_nodes(cluster, nodes):
     assert labels["cloud.google.com/gke-tpu-topology"] == "4x4"
     assert labels["cloud.google.com/gke-spot"] == "true"
     assert labels["cloud.google.com/gke-nodepool"] == "pool"
+
+
+def test_nodes_of_queued_provisioning_have_its_taint():
+    pool = node_pool()
+    pool.queued_provisioning = api.NodePool.QueuedProvisioning(enabled=True)
+    taint = {"key": "cloud.google.com/gke-queued", "value": "true", "effect": "NoSchedule"}
+    assert taint in kwok_backend.kwok_node_pool(pool).taints
 
 
 def test_the_device_plugin_registers_the_chips_of_a_ready_node_later(cluster, nodes):

@@ -142,8 +142,9 @@ def _resource_flavor(flavor: Flavor) -> Json:
 
 def _tolerations(flavor: Flavor) -> Iterator[Json]:
     yield {"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}
-    if flavor.capacity == "spot":
-        yield {"key": keys.SPOT, "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+    tainted = {"spot": keys.SPOT, "flex-start": keys.QUEUED}.get(flavor.capacity)
+    if tainted:
+        yield {"key": tainted, "operator": "Equal", "value": "true", "effect": "NoSchedule"}
 
 
 def _cluster_queue(

@@ -24,5 +24,8 @@ PRIORITY = "kueue.x-k8s.io/priority-class"
 POOL = "cloud.google.com/gke-nodepool"
 SPOT = "cloud.google.com/gke-spot"
 FLEX_START = "cloud.google.com/gke-flex-start"
+# Taint of nodes that queued provisioning brings.
+QUEUED = "cloud.google.com/gke-queued"
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 RESERVATION = compute_reservations.NAME_LABEL
 TPU = "google.com/tpu"

@@ -152,9 +152,10 @@ def capacity_of(selector: Mapping[str, str]) -> Capacity:
 
 def _tolerations(order: Order) -> list[Json]:
     tolerations = [{"key": keys.TPU, "operator": "Exists", "effect": "NoSchedule"}]
-    if order.capacity is Capacity.SPOT:
+    tainted = {Capacity.SPOT: keys.SPOT, Capacity.QUEUED: keys.QUEUED}.get(order.capacity)
+    if tainted:
         tolerations.append(
-            {"key": keys.SPOT, "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+            {"key": tainted, "operator": "Equal", "value": "true", "effect": "NoSchedule"}
         )
     for text in order.pod.tolerations:
         parsed = parse_toleration(text)

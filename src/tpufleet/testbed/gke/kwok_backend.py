@@ -23,6 +23,9 @@ EFFECTS = {
 SPOT = "cloud.google.com/gke-spot"
 PROVISIONING = "cloud.google.com/gke-provisioning"
 FLEX_START = "cloud.google.com/gke-flex-start"
+# Of queued provisioning: the guide to consumption options of
+# https://github.com/GoogleCloudPlatform/cluster-toolkit.
+QUEUED_TAINT = {"key": "cloud.google.com/gke-queued", "value": "true", "effect": "NoSchedule"}
 
 
 class KwokNodes:
@@ -105,5 +108,6 @@ def kwok_node_pool(pool: Any) -> kwok_nodes.KwokNodePool:
         taints=[
             {"key": taint.key, "value": taint.value, "effect": EFFECTS[taint.effect.name]}
             for taint in config.taints
-        ],
+        ]
+        + ([QUEUED_TAINT] if pool.queued_provisioning.enabled else []),
     )
