@@ -105,6 +105,13 @@ def test_flex_start_slices_are_provisioned_before_a_workload_starts():
     assert rule == {"name": "flex-start", "onFlavors": ["v6e-16-flex-start"]}
     (config,) = by_kind(built, "ProvisioningRequestConfig").values()
     assert config["spec"]["provisioningClassName"] == "queued-provisioning.gke.io"
+    # Else pods may take the nodes of another request.
+    assert config["spec"]["podSetUpdates"]["nodeSelector"] == [
+        {
+            "key": "autoscaling.gke.io/provisioning-request",
+            "valueFromProvisioningClassDetail": "ResizeRequestName",
+        }
+    ]
 
 
 def test_workloads_tolerate_the_taint_of_queued_provisioning():

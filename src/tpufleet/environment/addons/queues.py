@@ -21,6 +21,7 @@ SHARED_COHORT = "tpufleet"
 ADMISSION_CHECK = "flex-start"
 # https://cloud.google.com/kubernetes-engine/docs/how-to/provisioningrequest
 PROVISIONING_CLASS = "queued-provisioning.gke.io"
+PROVISIONING_LABEL = "autoscaling.gke.io/provisioning-request"  # of the nodes
 # A team that lends takes its slices back from borrowers, whatever their priority.
 PREEMPTION = {
     "withinClusterQueue": "LowerPriority",
@@ -240,6 +241,15 @@ def _provisioning() -> list[Json]:
             "spec": {
                 "provisioningClassName": PROVISIONING_CLASS,
                 "managedResources": ["google.com/tpu"],
+                # The nodes of this request, and not those that another workload waits for.
+                "podSetUpdates": {
+                    "nodeSelector": [
+                        {
+                            "key": PROVISIONING_LABEL,
+                            "valueFromProvisioningClassDetail": "ResizeRequestName",
+                        }
+                    ]
+                },
             },
         },
         {
