@@ -315,5 +315,12 @@ def test_volumes_are_claims_or_buckets_mounted_by_gcs_fuse():
         },
     }
     template = job(manifest)["template"]["metadata"]
-    assert template["annotations"] == {"gke-gcsfuse/volumes": "true"}
-    assert "annotations" not in job(manifests.jobset(order(), SETTINGS))["template"]["metadata"]
+    assert template["annotations"]["gke-gcsfuse/volumes"] == "true"
+    without = job(manifests.jobset(order(), SETTINGS))["template"]["metadata"]
+    assert "gke-gcsfuse/volumes" not in without["annotations"]
+
+
+def test_the_cluster_autoscaler_does_not_evict_a_job_to_remove_its_node():
+    template = job(manifests.jobset(order(), SETTINGS))["template"]["metadata"]
+    key = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+    assert template["annotations"][key] == "false"

@@ -153,10 +153,13 @@ def _job(order: Order, settings: GkeSettings, accelerator: Accelerator, labels: 
 
 
 def _pod_annotations(settings: GkeSettings, accelerator: Accelerator) -> Json:
-    annotations = pod_template.fuse_annotations(settings)
+    # Where a pool is autoscaled, GKE takes nodes whose pods request less than half of them for
+    # unneeded, and would evict a running job:
+    # https://cloud.google.com/kubernetes-engine/docs/concepts/cluster-autoscaler
+    annotations = {keys.SAFE_TO_EVICT: "false", **pod_template.fuse_annotations(settings)}
     if settings.queue and accelerator.name in settings.topology_aware:
         annotations |= kueue.topology_annotations(accelerator)
-    return {"annotations": annotations} if annotations else {}
+    return {"annotations": annotations}
 
 
 def _labels(order: Order) -> dict[str, str]:
