@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("google.cloud.storage", reason="pip install 'tpufleet[gcs]'")
 
+from google.cloud.storage.retry import DEFAULT_RETRY
+
 from tests.views.cli_runner import Tpu
 from tpufleet.agent.workload.progress import ProgressReader
 from tpufleet.client import snapshots
@@ -60,6 +62,27 @@ def test_a_checkpoint_is_restored_on_another_machine(bucket, tmp_path):
     newest = gang(bucket, tmp_path, 2, attempt=1)[0].latest()
     assert newest is not None and (newest.step, newest.processes) == (10, 2)
     assert [(newest.part(index) / "state.txt").read_text() for index in (0, 1)] == ["x 0", "x 1"]
+
+
+@pytest.mark.parametrize("lost", [404, 410])
+def test_a_checkpoint_is_saved_although_google_loses_an_upload(bucket, tmp_path, monkeypatch, lost):
+    """https://cloud.google.com/storage/docs/performing-resumable-uploads#handling_errors"""
+    from google.api_core import exceptions
+    from google.cloud.storage import Blob
+
+    upload, sessions = Blob.upload_from_filename, []
+
+    def lose_first(blob, path, **options):
+        sessions.append(options["retry"])
+        if len(sessions) == 1:
+            raise exceptions.from_http_status(lost, "no such session")
+        upload(blob, path, **options)
+
+    monkeypatch.setattr(Blob, "upload_from_filename", lose_first)
+    [alone] = gang(bucket, tmp_path)
+    alone.save(7, writes("saved"))
+    assert alone.latest().step == 7
+    assert sessions == [DEFAULT_RETRY] * 2  # which older clients do not use by themselves
 
 
 def test_a_checkpoint_without_all_parts_is_incomplete(bucket, tmp_path):

@@ -6,9 +6,10 @@ An object becomes visible as a whole, so the object uploaded last can commit the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ from tpufleet.errors import (
 
 SCHEME = "gs://"
 TIMEOUT_SECONDS = 60.0
+UPLOAD_SESSIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,10 @@ class Bucket:
     def write(self, name: str, data: bytes) -> None:
         with translate_errors(f"{self.url}/{name}"):
             self._blob(name).upload_from_string(
-                data, content_type="application/octet-stream", timeout=TIMEOUT_SECONDS
+                data,
+                content_type="application/octet-stream",
+                timeout=TIMEOUT_SECONDS,
+                retry=_retry(),
             )
 
     def create(self, name: str, path: Path) -> bool:
@@ -84,9 +89,7 @@ class Bucket:
         with translate_errors(f"{self.url}/{name}"):
             try:
                 # Generation 0: only if it does not exist.
-                self._blob(name).upload_from_filename(
-                    str(path), if_generation_match=0, checksum="crc32c", timeout=TIMEOUT_SECONDS
-                )
+                self._send(self._blob(name), path, if_generation_match=0)
             except exceptions.PreconditionFailed:
                 return False
             return True
@@ -94,7 +97,7 @@ class Bucket:
     def upload(self, name: str, path: Path) -> ObjectInfo:
         with translate_errors(f"{self.url}/{name}"):
             blob = self._blob(name)
-            blob.upload_from_filename(str(path), checksum="crc32c", timeout=TIMEOUT_SECONDS)
+            self._send(blob, path, retry=_retry())
             return ObjectInfo(blob.size, blob.crc32c)
 
     def download(self, name: str, path: Path) -> None:
@@ -119,6 +122,13 @@ class Bucket:
                 timeout=TIMEOUT_SECONDS,
             )
 
+    def _send(self, blob: Any, path: Path, **options: Any) -> None:
+        in_new_sessions(
+            lambda: blob.upload_from_filename(
+                str(path), checksum="crc32c", timeout=TIMEOUT_SECONDS, **options
+            )
+        )
+
     def _blob(self, name: str) -> Any:
         return self._bucket.blob(self._prefix + name)
 
@@ -127,6 +137,28 @@ class Bucket:
         if self._opened is None:
             self._opened = connect().bucket(self._name)
         return self._opened
+
+
+def in_new_sessions(upload: Callable[[], None]) -> None:
+    """Google ends an upload session that it has lost with 404 or 410, and asks for a new one
+    (cloud.google.com/storage/docs/performing-resumable-uploads#handling_errors)."""
+    from google.api_core import exceptions
+
+    for attempt in range(UPLOAD_SESSIONS):
+        try:
+            return upload()
+        except exceptions.GoogleAPICallError as error:
+            lost = error.code in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
+            if not lost or attempt == UPLOAD_SESSIONS - 1:
+                raise
+
+
+def _retry() -> Any:
+    """For writes of which each has one writer, so that repeating them is safe. Before version 3 the
+    client repeats none without it (cloud.google.com/storage/docs/retry-strategy)."""
+    from google.cloud.storage.retry import DEFAULT_RETRY
+
+    return DEFAULT_RETRY
 
 
 def connect() -> Any:

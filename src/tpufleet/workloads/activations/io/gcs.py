@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from google.cloud import storage  # type: ignore[attr-defined]  # a namespace pa
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from tpufleet.errors import NotFound
-from tpufleet.runtime.gcs import connect, translate_errors
+from tpufleet.runtime.gcs import connect, in_new_sessions, translate_errors
 from tpufleet.workloads.activations.io.shard_writer import (
     BufferStream,
     DraftFile,
@@ -31,7 +30,6 @@ PARALLEL_FROM = 64 << 20
 PART = 32 << 20
 WORKERS = 8
 MAX_PARTS = 32  # limit of one compose request
-UPLOAD_SESSIONS = 3
 # Only one worker writes a given shard name, so retrying a write is safe.
 RETRY: dict[str, Any] = {"retry": DEFAULT_RETRY}
 
@@ -56,17 +54,11 @@ class FilePart(UploadStream):
 
 
 def _upload(blob: Any, content: UploadStream) -> None:
-    """Google ends a session that it has lost with 404 or 410, and asks for a new one
-    (cloud.google.com/storage/docs/performing-resumable-uploads#handling_errors)."""
-    for attempt in range(UPLOAD_SESSIONS):
+    def send() -> None:
         content.seek(0)
-        try:
-            blob.upload_from_file(content, size=content.size, checksum="crc32c", **RETRY)
-            return
-        except exceptions.GoogleAPICallError as error:
-            lost = error.code in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
-            if not lost or attempt == UPLOAD_SESSIONS - 1:
-                raise
+        blob.upload_from_file(content, size=content.size, checksum="crc32c", **RETRY)
+
+    in_new_sessions(send)
 
 
 class GcsBucket:
