@@ -43,6 +43,9 @@ ERRORS = {
                    "tpu_pools.a.capacity: unknown value 'flexstart'; did you mean flex-start?"),
     "a reservation missing": ({"tpu_pools": {"a": {"type": "v5e-16", "capacity": "reserved"}}},
                               "tpu_pools.a.reservation: goes with capacity reserved; set"),
+    "a disk that the machines cannot have": (
+        {"tpu_pools": {"a": {"type": "v6e-16", "disk_type": "pd-balanced"}}},
+        "tpu_pools.a.disk_type: v6e-16 cannot have pd-balanced disks; write hyperdisk-balanced"),
     "a range with host bits": ({"network": {"pods": "10.1.2.3/18"}}, "network.pods: '10.1.2.3/18' "
                                "is not a CIDR range; for example 10.1.0.0/18"),
     "ranges that overlap": ({"network": {"services": "10.0.0.0/20"}}, "network.services: "

@@ -99,6 +99,9 @@ def test_a_node_pool_has_the_shape_of_its_tpu_type(kind):
     pool = node_pool(built, "pool" if shape.hosts == 1 else "pool-0")
     assert pool["node_count"] == shape.hosts
     assert pool["node_config"]["machine_type"] == shape.machine_type
+    # https://cloud.google.com/tpu/docs/attach-durable-block-storage
+    disk = "hyperdisk-balanced" if shape.generation in ("v6e", "tpu7x") else "pd-balanced"
+    assert pool["node_config"]["disk_type"] == disk
     if shape.hosts == 1:
         assert "placement_policy" not in pool  # GKE rejects a topology for a single host
     elif shape.generation == "tpu7x":

@@ -37,6 +37,18 @@ _MEMORY_RESERVED: tuple[tuple[int | None, float], ...] = (
 )
 _EVICTION_THRESHOLD = 100 / 1024  # GiB
 
+# Machines with Hyperdisk only; the others have Persistent Disk only. From
+# https://cloud.google.com/tpu/docs/attach-durable-block-storage; tpu7x is as v6e.
+_HYPERDISK_MACHINES = ("ct6e-", "tpu7x-")
+
+
+def default_disk_type(machine: str) -> str:
+    return "hyperdisk-balanced" if machine.startswith(_HYPERDISK_MACHINES) else "pd-balanced"
+
+
+def can_have_disk(machine: str, disk_type: str) -> bool:
+    return disk_type.partition("-")[0] == default_disk_type(machine).partition("-")[0]
+
 
 def allocatable(machine: str) -> tuple[float, float]:
     """CPUs and GiB of memory that the pods of a node can request, at most."""

@@ -139,6 +139,14 @@ def slow(cluster: Cluster) -> None:
     running(cluster)
 
 
+def wrong_disk(cluster: Cluster) -> None:
+    running(cluster, machine="ct6e-standard-4t", disk_type="pd-balanced")
+
+
+def hyperdisk(cluster: Cluster) -> None:
+    running(cluster, machine="ct6e-standard-4t")
+
+
 def upgrading(cluster: Cluster) -> None:
     running(cluster)
     cluster.gke.start_upgrade("pool")
@@ -184,6 +192,14 @@ OUTCOMES: dict[str, tuple[Callable[[Cluster], None], str, list[str], str]] = {
         [],
         "Not all instances running in IGM. Expected 4, running 3",
     ),
+    # https://cloud.google.com/tpu/docs/attach-durable-block-storage
+    "a disk that the machines cannot have": (
+        wrong_disk,
+        "ERROR",
+        [],
+        "pd-balanced disk type cannot be used by ct6e-standard-4t machine type",
+    ),
+    "the disk of v6e": (hyperdisk, "RUNNING", [], ""),
     "a slow creation": (slow, "PROVISIONING", [], ""),
     "an upgrade": (upgrading, "RECONCILING", [], "upgrading"),
     "after an upgrade": (upgraded, "RUNNING", [], ""),

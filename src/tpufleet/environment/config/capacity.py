@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from tpufleet.environment.config.sections import Environment, TpuPool
-from tpufleet.model import topology
+from tpufleet.model import machine_types, topology
 from tpufleet.model.topology import Accelerator
 
 PODS_PER_CPU_NODE = 110  # GKE's default
@@ -21,6 +21,11 @@ RESERVED_ADDRESSES = 4  # of a subnetwork's primary range
 
 def shape(pool: TpuPool) -> Accelerator:
     return topology.find(pool.type)
+
+
+def disk_type(pool: TpuPool) -> str:
+    """Of the boot disks."""
+    return pool.disk_type or machine_types.default_disk_type(str(shape(pool).machine_type))
 
 
 def addresses_per_node(pods: int) -> int:

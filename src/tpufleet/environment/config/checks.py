@@ -7,6 +7,7 @@ from collections import Counter
 
 from tpufleet.environment.config import capacity, names
 from tpufleet.environment.config.sections import CpuPool, Environment
+from tpufleet.model import machine_types
 from tpufleet.model.field_types import ParseErrors, suggest
 from tpufleet.model.topology import short_name
 
@@ -65,6 +66,13 @@ def _pools(environment: Environment, errors: ParseErrors) -> None:
             errors.add(
                 f"{path}.type",
                 f"{short_name(tpu.type)} is not available on GKE; for example v5e-16",
+            )
+        machine = capacity.shape(tpu).machine_type or ""
+        if tpu.disk_type and not machine_types.can_have_disk(machine, tpu.disk_type):
+            errors.add(
+                f"{path}.disk_type",
+                f"{short_name(tpu.type)} cannot have {tpu.disk_type} disks; write "
+                f"{machine_types.default_disk_type(machine)}, or leave it out",
             )
         if (tpu.capacity == "reserved") != bool(tpu.reservation):
             hint = "set reservation: NAME" if not tpu.reservation else "write capacity: reserved"

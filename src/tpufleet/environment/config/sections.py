@@ -214,7 +214,11 @@ class TpuPool:
         default=False,
     )
     zone: str = option(ZONE, "Zone (default: the first of zones).", default="")
-    disk_type: str = option(choice(*DISK_TYPES), "Boot disk type.", default="pd-balanced")
+    disk_type: str = option(
+        choice(*DISK_TYPES),
+        "Boot disk type (default: hyperdisk-balanced for v6e and tpu7x, else pd-balanced).",
+        default="",
+    )
     disk_gb: int = option(counted(20, 65536), "Boot disk size in GB.", default=200)
     image_streaming: bool = option(BOOLEAN, "Image streaming (gcfs).", default=True)
     gvnic: bool = option(BOOLEAN, "Google Virtual NIC.", default=True)

@@ -88,7 +88,12 @@ def _tpu_pool(environment: Environment, name: str, pool: TpuPool, nodes: int) ->
             auto_upgrade=pool.auto_upgrade and not flexible,
         ),
         "upgrade_settings": Nested(max_surge=0, max_unavailable=1),
-        "node_config": _node_config(pool, machine_type=kind.machine_type, **_capacity(pool)),
+        "node_config": _node_config(
+            pool,
+            machine_type=kind.machine_type,
+            disk_type=capacity.disk_type(pool),
+            **_capacity(pool),
+        ),
     }
     if scaled:
         # A multi-host slice scales from zero to all of its hosts at once. GKE checks its size by

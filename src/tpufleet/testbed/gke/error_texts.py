@@ -78,6 +78,13 @@ def workload_policy_required(machine_type: str) -> str:
     )
 
 
+def disk(disk_type: str, machine_type: str) -> str:
+    return (
+        f"Google Compute Engine: {disk_type} disk type cannot be used by {machine_type} machine "
+        "type."
+    )
+
+
 def invalid_name(name: str) -> str:
     return (
         f'Invalid value for field "node_pool.name": "{name}". Must be a match of regex '

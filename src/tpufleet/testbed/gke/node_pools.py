@@ -327,7 +327,7 @@ class GkeEmulator:
     def _finish_creation(self, record: Any, pool: Any) -> None:
         pools = list(self.pools.values())
         free = capacity.free_nodes(pool, pools, self.stock)
-        unsupported = validation.unsupported_placement(pool)
+        unsupported = validation.unsupported_placement(pool) or validation.unsupported_disk(pool)
         reservation = capacity.exceeded_reservation(pool, pools, self.reservations)
         if self._creation_errors:
             self._fail(record, pool, *self._creation_errors.pop(0))

@@ -12,6 +12,8 @@ from typing import Any
 
 from google.cloud import container_v1 as api
 
+from tpufleet.model import machine_types
+
 ENDPOINT = "https://container.googleapis.com/v1"
 COMPUTE = "https://www.googleapis.com/compute/v1"
 VERSION = "1.35.4-gke.1200000"
@@ -25,7 +27,9 @@ def fill_pool(pool: Any, parent: str, zones: Sequence[str]) -> None:
     pool.locations = list(pool.locations) or list(zones)
     config = pool.config
     config.disk_size_gb = config.disk_size_gb or DISK_GB
-    config.disk_type = config.disk_type or DISK_TYPE
+    fits = machine_types.can_have_disk(config.machine_type, DISK_TYPE)
+    default = DISK_TYPE if fits else machine_types.default_disk_type(config.machine_type)
+    config.disk_type = config.disk_type or default
     config.service_account = config.service_account or ACCOUNT
     pool.version = pool.version or VERSION
     if not pool.upgrade_settings.strategy:

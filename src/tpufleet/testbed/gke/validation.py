@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from tpufleet.errors import BadInput
+from tpufleet.model import machine_types as tpu_machines
 from tpufleet.model import tpu_types
 from tpufleet.testbed.gke import error_texts
 
@@ -93,6 +94,12 @@ def unsupported_placement(pool: Any) -> str:
     if machine.startswith("tpu7x-") and compact:
         return error_texts.workload_policy_required(machine)
     return ""
+
+
+def unsupported_disk(pool: Any) -> str:
+    """GKE's message; empty when the machines can have such boot disks."""
+    machine, disk = pool.config.machine_type, pool.config.disk_type
+    return "" if tpu_machines.can_have_disk(machine, disk) else error_texts.disk(disk, machine)
 
 
 def _check_flex_start(pool: Any) -> None:
