@@ -49,6 +49,20 @@ def test_a_quota_that_instances_exceed_later_is_left_for_the_next_region(harness
     assert [pool.locations[0] for pool in harness.gke.pools.values()] == ["us-east5-b"]
 
 
+@pytest.mark.parametrize("channel", ["REGULAR", ""])
+def test_pools_are_upgraded_by_gke_only_where_it_insists(harness, channel):
+    harness.gke.release_channel = channel
+    for name in ("first", "second"):
+        harness.submit(name)
+        harness.advance(MINUTE)
+        assert phases(harness) == ["Running"]
+        [pool] = harness.gke.pools.values()
+        assert pool.management.auto_upgrade is bool(channel)
+        harness.end(name)
+        harness.advance(MINUTE)
+    assert harness.gke.calls.count("create") == (3 if channel else 2)  # it learns once
+
+
 QUOTA_TEXTS = {
     "of a call": error_texts.quota("p", "TPU_LITE_PODSLICE_V5", 16, 24, 8),
     "of a call, in a list": '(1) insufficient regional quota to satisfy request: resource "CPUS"',

@@ -74,6 +74,12 @@ def sixth_operation(cluster: Cluster) -> None:
         create(cluster, f"pool-{number}")
 
 
+def without_upgrades(cluster: Cluster) -> None:
+    pool = node_pool()
+    pool.management = api.NodeManagement(auto_repair=True, auto_upgrade=False)
+    cluster.create(pool)
+
+
 REFUSALS: dict[str, tuple[Callable[[Cluster], None], type, str]] = {
     "over quota": (
         second_over_quota,
@@ -107,6 +113,12 @@ REFUSALS: dict[str, tuple[Callable[[Cluster], None], type, str]] = {
         sixth_operation,
         exceptions.ResourceExhausted,
         'Too many operations: cluster "c" hits the concurrent operations quota 5, please try',
+    ),
+    # https://cloud.google.com/kubernetes-engine/docs/concepts/release-channels
+    "no upgrades in a release channel": (
+        without_upgrades,
+        exceptions.InvalidArgument,
+        "Auto_upgrade cannot be false when release_channel REGULAR is set.",
     ),
     "no such pool": (delete, exceptions.NotFound, "Not found"),
 }

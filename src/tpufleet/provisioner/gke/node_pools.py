@@ -26,6 +26,9 @@ from tpufleet.provisioner.planning.cluster_state import FailureCause, ObservedPo
 from tpufleet.provisioner.settings import NodeNetwork
 
 CALL_TIMEOUT = 30.0  # seconds
+# GKE upgrades the nodes of clusters in a release channel, and refuses pools that forbid it:
+# https://cloud.google.com/kubernetes-engine/docs/concepts/release-channels
+_RELEASE_CHANNEL = re.compile(r"auto_upgrade .*cannot be false when release_channel", re.IGNORECASE)
 GRANT = (
     "grant the provisioner container.clusters.get, container.clusters.update, "
     "container.nodePools.* and container.operations.* on the project"
@@ -107,6 +110,7 @@ class GkeNodePools:
         self._client, self._parent = client, parent
         self._options: dict[str, Any] = {"timeout": call_timeout, "retry": None}
         self._location = parent.rpartition("/clusters/")[0]
+        self._must_auto_upgrade = False  # the cluster is in a release channel
 
     def list_pools(self) -> Sequence[ObservedPool]:
         with translate_errors():
@@ -134,6 +138,16 @@ class GkeNodePools:
         from google.cloud import container_v1
 
         pool = container_v1.NodePool.from_json(json.dumps(request))
+        pool.management.auto_upgrade |= self._must_auto_upgrade
+        try:
+            self._send(pool)
+        except BadRequest as error:
+            if pool.management.auto_upgrade or not _RELEASE_CHANNEL.search(detail_of(error)):
+                raise
+            self._must_auto_upgrade = pool.management.auto_upgrade = True
+            self._send(pool)
+
+    def _send(self, pool: Any) -> None:
         with translate_errors():
             self._client.create_node_pool(parent=self._parent, node_pool=pool, **self._options)
 

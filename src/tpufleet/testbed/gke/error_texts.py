@@ -19,6 +19,8 @@ Sources, because the API reference gives only codes:
   autoscaler for Compute Engine, https://github.com/kubernetes/autoscaler
 - flex-start and the size of slices: https://github.com/vllm-project/ci-infra/pull/545 and notes on
   training MaxText on tpu7x
+- release channels: https://github.com/nkoson/gke-tutorial/issues/8 and
+  https://github.com/terraform-google-modules/terraform-google-kubernetes-engine/pull/682
 - busy pools: https://github.com/prometheus/test-infra/pull/84,
   https://github.com/hashicorp/terraform-provider-google/issues/10366,
   https://github.com/kubernetes-sigs/cluster-api-provider-gcp/issues/1363
@@ -76,6 +78,10 @@ def workload_policy_required(machine_type: str) -> str:
         f"Google Compute Engine: Creation of a managed instance group with {machine_type} machine "
         "type with placement policy is not supported. Use workload policy instead."
     )
+
+
+def release_channel(channel: str) -> str:
+    return f"Auto_upgrade cannot be false when release_channel {channel} is set."
 
 
 def disk(disk_type: str, machine_type: str) -> str:

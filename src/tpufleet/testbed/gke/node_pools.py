@@ -64,6 +64,7 @@ class GkeEmulator:
     flex_start_delay: timedelta = timedelta(0)
     cluster: str = ""  # its resource name; empty: any is found
     zones: tuple[str, ...] = ("us-central1-a",)  # of the cluster, for pools that name none
+    release_channel: str = "REGULAR"  # the default of new clusters; empty: none
     policies: set[str] | None = None  # existing workload policies; None: any
     reservations: dict[str, int] | None = None  # nodes by name; None: any, without a limit
     not_offered: set[tuple[str, str]] = field(default_factory=set)  # (zone, machine type)
@@ -230,6 +231,10 @@ class GkeEmulator:
                 validation.validate(pool, self.not_offered)
             except BadInput as error:
                 raise GkeApiError("INVALID_ARGUMENT", str(error)) from error
+            upgrades = "management" not in pool or pool.management.auto_upgrade
+            if self.release_channel and not upgrades:
+                text = error_texts.release_channel(self.release_channel)
+                raise GkeApiError("INVALID_ARGUMENT", text)
             policy = pool.placement_policy.policy_name
             if policy and self.policies is not None and policy not in self.policies:
                 raise GkeApiError("INVALID_ARGUMENT", f"resource policy {policy!r} was not found")
