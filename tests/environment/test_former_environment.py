@@ -140,6 +140,10 @@ def test_c4_repair_and_upgrade_reach_every_pool():
     built = environment(cpu_pools={"c": off}, gpu_pools={"g": off}, tpu_pools={"t": static})
     for name in ("c", "g", "t"):
         assert node_pool(built, name)["management"] == off
+    # In a release channel, GKE refuses pools without upgrades.
+    flexible = environment(**tpu("v6e-16", capacity="flex-start"))
+    for default, name in ((environment(**tpu("v5e-8")), "pool"), (flexible, "pool-0")):
+        assert node_pool(default, name)["management"]["auto_upgrade"] is True
     logs = environment(cluster={"logging": ["SYSTEM_COMPONENTS", "APISERVER"]})
     (cluster,) = resources(logs, "google_container_cluster")
     assert "APISERVER" in cluster.body["logging_config"]["enable_components"]

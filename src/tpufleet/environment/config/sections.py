@@ -68,6 +68,8 @@ LOG_COMPONENTS = (
 )  # fmt: skip
 CAPACITIES = ("on-demand", "spot", "reserved", "flex-start")
 STORAGE_CLASSES = ("STANDARD", "NEARLINE", "COLDLINE", "ARCHIVE")
+# https://cloud.google.com/kubernetes-engine/docs/concepts/release-channels
+AUTO_UPGRADE = "Upgrade nodes automatically. GKE refuses false: the cluster is in a channel."
 DISK_TYPES = ("pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced")
 
 
@@ -179,7 +181,7 @@ class CpuPool:
     image_streaming: bool = option(BOOLEAN, "Image streaming (gcfs).", default=True)
     gvnic: bool = option(BOOLEAN, "Google Virtual NIC.", default=True)
     auto_repair: bool = option(BOOLEAN, "Repair nodes automatically.", default=True)
-    auto_upgrade: bool = option(BOOLEAN, "Upgrade nodes automatically.", default=True)
+    auto_upgrade: bool = option(BOOLEAN, AUTO_UPGRADE, default=True)
     labels: Mapping[str, str] = option(LABELS, "Kubernetes labels of nodes.", factory=dict)
     taints: tuple[Taint, ...] = option(list_of(section(Taint)), "Taints of nodes.", default=())
 
@@ -223,7 +225,7 @@ class TpuPool:
     image_streaming: bool = option(BOOLEAN, "Image streaming (gcfs).", default=True)
     gvnic: bool = option(BOOLEAN, "Google Virtual NIC.", default=True)
     auto_repair: bool = option(BOOLEAN, "Repair nodes automatically.", default=True)
-    auto_upgrade: bool = option(BOOLEAN, "Upgrade nodes automatically.", default=False)
+    auto_upgrade: bool = option(BOOLEAN, AUTO_UPGRADE, default=True)
     labels: Mapping[str, str] = option(LABELS, "Kubernetes labels of nodes.", factory=dict)
     taints: tuple[Taint, ...] = option(
         list_of(section(Taint)), "Taints of nodes, besides GKE's google.com/tpu.", default=()

@@ -85,7 +85,7 @@ def _tpu_pool(environment: Environment, name: str, pool: TpuPool, nodes: int) ->
         # GKE replaces flex-start nodes instead of repairing them.
         "management": Nested(
             auto_repair=pool.auto_repair and not flexible,
-            auto_upgrade=pool.auto_upgrade and not flexible,
+            auto_upgrade=pool.auto_upgrade,
         ),
         "upgrade_settings": Nested(max_surge=0, max_unavailable=1),
         "node_config": _node_config(
