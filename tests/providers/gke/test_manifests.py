@@ -87,6 +87,11 @@ def test_a_slice_has_exclusive_use_of_its_node_pool_and_orders_add_labels():
     }  # fmt: skip
 
 
+def test_single_host_slices_share_a_node_pool():
+    metadata = manifests.jobset(order(accelerator="v5litepod-8"), SETTINGS)["metadata"]
+    assert "alpha.jobset.sigs.k8s.io/exclusive-topology" not in metadata["annotations"]
+
+
 CAPACITY = [
     pytest.param(Capacity.ON_DEMAND, {}, set(), id="on-demand"),
     pytest.param(

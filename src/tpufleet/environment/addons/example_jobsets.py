@@ -14,7 +14,7 @@ from tpufleet.environment.config.sections import Environment, Team
 from tpufleet.errors import BadInput
 from tpufleet.model import topology
 from tpufleet.model.topology import Accelerator
-from tpufleet.providers.gke import keys, kueue
+from tpufleet.providers.gke import keys, kueue, manifests
 
 Json = dict[str, Any]
 
@@ -151,7 +151,7 @@ def _jobset(
             "name": f"{NAME}-{suffix}" if suffix else NAME,
             "namespace": names.team_namespace(team, settings),
             "labels": {keys.QUEUE: settings.queue, keys.PRIORITY: "medium"},
-            "annotations": {keys.EXCLUSIVE: keys.POOL},
+            "annotations": manifests.exclusive_placement(kind),
         },
         "spec": {
             "successPolicy": {

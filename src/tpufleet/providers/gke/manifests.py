@@ -98,7 +98,7 @@ def jobset(order: Order, settings: GkeSettings) -> Json:
             "namespace": settings.namespace,
             "labels": {**labels, **queue_labels},
             "annotations": {
-                keys.EXCLUSIVE: keys.POOL,
+                **exclusive_placement(accelerator),
                 keys.ORDER: order.id,
                 keys.ZONE: order.zone,
                 keys.ACCELERATOR: accelerator.name,
@@ -119,6 +119,13 @@ def jobset(order: Order, settings: GkeSettings) -> Json:
             ],
         },
     }
+
+
+def exclusive_placement(accelerator: Accelerator) -> dict[str, str]:
+    """A multi-host slice is one node pool, and a Job has the pool to itself. Single-host slices
+    share a pool, of which only one Job could use a node at a time:
+    https://jobset.sigs.k8s.io/docs/overview/"""
+    return {keys.EXCLUSIVE: keys.POOL} if accelerator.hosts > 1 else {}
 
 
 def _job(order: Order, settings: GkeSettings, accelerator: Accelerator, labels: Json) -> Json:
