@@ -41,6 +41,8 @@ ERRORS = {
                            "not available on GKE"),
     "a capacity": ({"tpu_pools": {"a": {"type": "v5e-16", "capacity": "flexstart"}}},
                    "tpu_pools.a.capacity: unknown value 'flexstart'; did you mean flex-start?"),
+    "v4 with flex-start": ({"tpu_pools": {"a": {"type": "v4-8", "capacity": "flex-start"}}},
+                           "tpu_pools.a.capacity: GKE has no flex-start for v4; for example"),
     "a reservation missing": ({"tpu_pools": {"a": {"type": "v5e-16", "capacity": "reserved"}}},
                               "tpu_pools.a.reservation: goes with capacity reserved; set"),
     "a disk that the machines cannot have": (

@@ -67,6 +67,11 @@ def _pools(environment: Environment, errors: ParseErrors) -> None:
                 f"{path}.type",
                 f"{short_name(tpu.type)} is not available on GKE; for example v5e-16",
             )
+        if tpu.capacity == "flex-start" and capacity.shape(tpu).generation == "v4":
+            # https://cloud.google.com/kubernetes-engine/docs/concepts/dws
+            errors.add(
+                f"{path}.capacity", "GKE has no flex-start for v4; for example reserved or spot"
+            )
         machine = capacity.shape(tpu).machine_type or ""
         if tpu.disk_type and not machine_types.can_have_disk(machine, tpu.disk_type):
             errors.add(
