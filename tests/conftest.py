@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from typing import Any
 
 import pytest
@@ -17,6 +19,12 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 os.environ.setdefault(
     "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
+# All processes of a run share their compiled programs, instead of compiling the same ones again.
+PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
+own_programs = "" if PROGRAMS in os.environ else tempfile.mkdtemp(prefix="tpufleet-programs-")
+os.environ.setdefault(PROGRAMS, own_programs)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # A virtual machine may stand still for minutes, and then nothing has answered for so long.
 os.environ.setdefault("TPUFLEET_REQUEST_TIMEOUT", "15m")
 # What runs in the background of a shell ignores Ctrl-C, and so would every process it starts.
@@ -51,6 +59,11 @@ class FailuresAtOnce:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # not in the processes of pytest-xdist
         config.pluginmanager.register(FailuresAtOnce(config))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if own_programs:
+        shutil.rmtree(own_programs, ignore_errors=True)
 
 
 # Each needs a control plane or a Firestore emulator, and real nodes much of the machine. To import
