@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Written one by one, in the same message as other statements; more are prepared once and repeated.
+FEW_ROWS = 8
+
 # A server that hangs or loses its network inside a transaction holds locks, including that of the
 # lease. Shorter than a lease, so that another server takes over in time.
 IDLE_TRANSACTION_TIMEOUT = "4s"
@@ -266,6 +269,10 @@ def _with_placeholders(statement: str) -> str:
     return statement.replace("?", "%s")
 
 
+def _rows(cursor: psycopg.Cursor) -> list[Row]:
+    return cursor.fetchall() if cursor.description else []
+
+
 class _PostgresSession:
     """With few round trips: `begin` is sent with the first statement; what is written with what
     follows, at the latest with the commit."""
@@ -283,10 +290,10 @@ class _PostgresSession:
         self._committing = False
 
     def rows(self, statement: str, *parameters: object) -> list[Row]:
-        return self._send([(statement, parameters)])[0].fetchall()
+        return self._send([(statement, parameters)])[0]
 
     def rows_of_each(self, queries: Sequence[Query]) -> list[list[Row]]:
-        return [cursor.fetchall() for cursor in self._send(queries)]
+        return self._send(queries)
 
     def run(self, statement: str, *parameters: object) -> None:
         self._migrating = self._migrating or statement == PostgresDatabase.migration_lock
@@ -322,28 +329,50 @@ class _PostgresSession:
             self._begin, self._writes = (), []
             self._send([("ROLLBACK", ())])
 
-    def _send(self, queries: Sequence[Query]) -> list[psycopg.Cursor]:
-        """In one round trip, in this order: the begin, what is to be written, the queries."""
-        begin, self._begin = self._begin, ()
+    def _send(self, queries: Sequence[Query]) -> list[list[Row]]:
+        """In this order: the begin, what is to be written, the queries. Returns the rows of each
+        query."""
         writes, self._writes = self._writes, []
-        connection = self._connection
-        with contextlib.ExitStack() as context:
-            if not self._migrating:
-                context.enter_context(self._watchdog.watch(connection))
-            if len(begin) + len(writes) + len(queries) > 1:
-                context.enter_context(connection.pipeline())
-            for statement in begin:
-                connection.execute(statement)
-            for statement, rows in combined(writes):
-                if len(rows) == 1:  # repeated ones are prepared
-                    connection.execute(_with_placeholders(statement), rows[0])
-                    continue
-                with connection.cursor() as cursor:
-                    cursor.executemany(_with_placeholders(statement), rows)
-            return [
-                connection.execute(_with_placeholders(statement), parameters or None)
-                for statement, parameters in queries
-            ]
+        pending: list[Query] = []
+        for statement, rows in combined(writes):
+            if len(rows) <= FEW_ROWS:
+                pending += [(statement, row) for row in rows]
+                continue
+            self._send_together(pending)
+            pending = []
+            with self._watched(), self._connection.cursor() as cursor:
+                cursor.executemany(_with_placeholders(statement), rows)
+        return self._send_together([*pending, *queries])[len(pending) :]
+
+    def _send_together(self, queries: Sequence[Query]) -> list[list[Row]]:
+        """As one message. Not in psycopg's pipeline mode: there the database ends neither an idle
+        transaction nor a session that stops halfway, and their locks would stay."""
+        begin, self._begin = self._begin, ()
+        queries = [*((statement, ()) for statement in begin), *queries]
+        if not queries:
+            return []
+        if len(queries) == 1:
+            statement, parameters = _with_placeholders(queries[0][0]), queries[0][1] or None
+        else:
+            statement, parameters = self._message(queries), None
+        with self._watched():
+            cursor = self._connection.execute(statement, parameters)
+        results = [_rows(cursor)]
+        while cursor.nextset():
+            results.append(_rows(cursor))
+        return results[len(begin) :]
+
+    def _message(self, queries: Sequence[Query]) -> str:
+        quote = _driver().ClientCursor(self._connection).mogrify
+        return "; ".join(
+            quote(_with_placeholders(statement), parameters) if parameters else statement
+            for statement, parameters in queries
+        )
+
+    def _watched(self) -> contextlib.AbstractContextManager[None]:
+        if self._migrating:
+            return contextlib.nullcontext()
+        return self._watchdog.watch(self._connection)
 
 
 class _Watchdog:
