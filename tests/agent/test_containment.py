@@ -327,7 +327,8 @@ def test_ownership_is_not_given_through_a_link(tmp_path):
     ("controllers", "said"),
     [
         ("pids memory io", ""),
-        ("io pids", "memory of a job are not limited"),
+        ("io pids", "; memory of a job is not limited"),
+        ("memory", "; processes of a job are not limited"),
         ("", "processes and memory of a job are not limited"),
     ],
 )

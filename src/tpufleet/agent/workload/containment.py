@@ -61,7 +61,12 @@ _GUARANTEES = {
     ),
 }
 
-_LIMITED = {"pids": "processes", "memory": "memory"}  # by the controller of control groups
+# What the controllers of control groups limit, as the beginning of a sentence without them.
+_UNLIMITED = {
+    ("pids",): "processes of a job are",
+    ("memory",): "memory of a job is",
+    ("pids", "memory"): "processes and memory of a job are",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,8 +100,8 @@ class Containment:
         elif self.hidden:
             parts.append(f"jobs can read the server's state ({self.isolation_error})")
         offered = self.cgroup.controllers() if self.cgroup is not None else []
-        if unlimited := [what for name, what in _LIMITED.items() if name not in offered]:
-            parts.append(f"{' and '.join(unlimited)} of a job are not limited on this host")
+        if missing := tuple(name for name in ("pids", "memory") if name not in offered):
+            parts.append(f"{_UNLIMITED[missing]} not limited on this host")
         return "; ".join(parts)
 
     def for_owner(self, *, admin: bool) -> Containment:
