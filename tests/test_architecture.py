@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "service": {
         "policy", "model", "errors", "clocks", "stores.base", "deep_folders", "disk_space",
     },
-    "config": {"errors", "model"},
+    "config": {"errors", "model", "providers.gke", "providers.tpu_vm"},
     "views": {
         "client", "model", "config", "errors", "backoff", "policy.retry_rules",
         # The programs that the command line starts, imported when the command is called:

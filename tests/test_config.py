@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -123,6 +124,94 @@ def test_all_errors_of_a_config_file_are_reported_at_once(keys):
         settings, errors = config.load_valid({}, home)
     assert sorted(errors) == sorted(reported)
     assert settings.data == Path("/srv/fleet"), "what is valid is used"
+
+
+NESTED = """
+    sever: x
+    retention: {logs: {age: 5x, size: big}, cod: none, events: {size: 1G}, code: 3}
+    budgets: {user: {}, users: {alice: much, bob: {usd: 3, perod: day}}, pools: 3, period: year}
+    prices: {v99: {spot: 1}, v5e: {spto: 1, spot: -1}, v4: 3}
+    notifications: {alow: [], allow: [10.0.0.1/8], smtp: {host: h, sender: me, port: "x"}}
+    tpu_vm:
+      {project: X, zones: [moon], tags: [A B], valid_for: soon, bundle: x, wheel: y, netwrk: z,
+       metadata: {startup-script: x}, external_ips: 3}
+    gke: {image: a b, zones: us-central1, cpu: lots, user: root, reservations: {v99-4: x}, qeue: q}
+"""
+NESTED_ERRORS = {
+    "sever": "did you mean server?",
+    "retention.logs.age": "'5x' is not a duration; write 90s",
+    "retention.logs.size": "'big' is not a size in bytes; use a number",
+    "retention.cod": "did you mean code?",
+    "retention.events.size": "not supported; use age",
+    "retention.code": "must be none, or have age or size",
+    "budgets.user": "did you mean users?",
+    "budgets.users.alice": "must be an amount in dollars, such as 100",
+    "budgets.users.bob.perod": "unknown field; write usd and period",
+    "budgets.pools": "must be a mapping of names to dollars",
+    "budgets.period": "'year' is not a period; write day",
+    "prices.v99": "unknown generation; write one of",
+    "prices.v5e.spto": "unknown capacity; write one of spot",
+    "prices.v5e.spot": "must be a price of zero or more",
+    "prices.v4": "must be a mapping of capacity types",
+    "notifications.alow": "unknown field; write allow",
+    "notifications.allow": "'10.0.0.1/8' is neither a host name nor a network",
+    "notifications.smtp.sender": "must be an e-mail address",
+    "notifications.smtp.port": "must be int",
+    "tpu_vm.project": "'X' is not a project id; run `gcloud projects list`",
+    "tpu_vm.zones": "'moon' is not a zone; for example us-central1-a",
+    "tpu_vm.tags": "'A B' is not a network tag",
+    "tpu_vm.valid_for": "'soon' is not a duration",
+    "tpu_vm.wheel": "replaced by bundle",
+    "tpu_vm.netwrk": "did you mean network?",
+    "tpu_vm.metadata.startup-script": "reserved; choose another key",
+    "tpu_vm.external_ips": "not a valid bool",
+    "gke.image": "'a b' is not an image reference",
+    "gke.zones": "'us-central1' is not a zone",
+    "gke.cpu": "'lots' is not a quantity",
+    "gke.user": "'root' is not an integer",
+    "gke.reservations": "unknown TPU type 'v99-4'",
+    "gke.qeue": "did you mean queue?",
+}
+
+
+def test_all_errors_of_all_sections_are_reported_at_once_with_their_path(home):
+    write_config(home, textwrap.dedent(NESTED))
+    with pytest.raises(BadInput) as caught:
+        config.load({}, home)
+    lines = [line.partition("config.yaml")[2] for line in str(caught.value).splitlines()]
+    reported = {line.split(": ")[1]: line for line in lines}
+    assert reported.keys() - {"tpu_vm.bundle"} == NESTED_ERRORS.keys()
+    assert sum("tpu_vm.bundle: " in line for line in lines) == 2, "no checksum, and no URL"
+    assert [path for path, text in NESTED_ERRORS.items() if text not in reported[path]] == []
+    settings, _ = config.load_valid({}, home)
+    assert (settings.retention, settings.tpu_vm, settings.gke) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"TPUFLEET_RETENTION": '{"logs": {"age": "5x"}}'},
+         "TPUFLEET_RETENTION: retention.logs.age: "),
+        ({"TPUFLEET_GKE_CPU": "lots"}, "TPUFLEET_GKE_CPU: gke.cpu: "),
+    ],
+)  # fmt: skip
+def test_an_error_in_a_section_names_the_variable_that_it_is_from(home, environ, message):
+    with pytest.raises(BadInput, match=message):
+        config.load(environ, home)
+
+
+SECTION = "tpu_vm: {network: mine}\nretention: {logs: 3}"
+
+
+def test_only_a_server_needs_complete_sections_and_only_of_enabled_providers(home):
+    write_config(home, SECTION)
+    missing = {"tpu_vm.project": "required", "tpu_vm.zones": "required"}
+    for options, expected in [({}, {}), ({"serve": True, "enable": ["local"]}, {}),
+                              ({"serve": True}, missing)]:  # fmt: skip
+        _, errors = config.load_valid({}, home, **options)
+        text = "\n".join(errors)
+        assert len(errors) == 1 + len(expected), "and that of retention"
+        assert all(f"{path}: {problem}" in text for path, problem in expected.items())
 
 
 def test_a_token_file_readable_by_others_is_rejected(home):

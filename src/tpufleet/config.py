@@ -11,15 +11,15 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from tpufleet.errors import BadInput, Unauthorized
-from tpufleet.model import durations
+from tpufleet.errors import BadInput, InvalidSettings, Unauthorized
+from tpufleet.model import byte_sizes, durations
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -66,9 +66,9 @@ KEYS = (
     "budgets",
     "notifications",
 )
+SECTIONS = ("tpu_vm", "gke", "retention", "prices", "budgets", "notifications")  # of settings
 LOG_FORMATS = ("text", "json")
 PROVIDERS = ("local", "tpu-vm", "gke")
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +90,7 @@ class Config:
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
     log_limit: int = DEFAULT_LOG_LIMIT  # bytes of all logs of a job
     log_format: str = "text"  # of the server's own log: `text` or `json`
-    retention: Mapping[str, Any] | None = None  # parsed by `compose.retention_settings`
+    retention: Mapping[str, Any] | None = None  # parsed by `model.retention_rules`
     secrets_kms_key: str | None = None  # Cloud KMS key that wraps the key of secrets
     secrets_age_identity: Path | None = None  # file of an age identity that wraps it instead
     local_user: str | None = None  # of all jobs on `local`, if the server runs as root; None: auto
@@ -184,16 +184,29 @@ class Config:
         return default
 
 
-def load(environ: Mapping[str, str], user_home: Path) -> Config:
+def load(
+    environ: Mapping[str, str],
+    user_home: Path,
+    *,
+    serve: bool = False,
+    enable: Sequence[str] = (),
+) -> Config:
     """Deterministic: the same environment and file give the same configuration. All errors are
-    reported at once."""
-    config, errors = load_valid(environ, user_home)
+    reported at once. `serve`: the sections of the providers must be complete, of those that are
+    enabled or, if `enable` names any, of these."""
+    config, errors = load_valid(environ, user_home, serve=serve, enable=enable)
     if errors:
         raise BadInput("\n".join(errors))
     return config
 
 
-def load_valid(environ: Mapping[str, str], user_home: Path) -> tuple[Config, list[str]]:
+def load_valid(
+    environ: Mapping[str, str],
+    user_home: Path,
+    *,
+    serve: bool = False,
+    enable: Sequence[str] = (),
+) -> tuple[Config, list[str]]:
     """The valid settings, with defaults in place of invalid ones; and all errors."""
     base = environ.get("XDG_CONFIG_HOME") or str(user_home / ".config")
     file = Path(environ.get("TPUFLEET_CONFIG") or Path(base) / "tpufleet" / "config.yaml")
@@ -263,7 +276,73 @@ def load_valid(environ: Mapping[str, str], user_home: Path) -> tuple[Config, lis
         budgets=mapping("budgets"),
         notifications=mapping("notifications"),
     )
-    return config, errors
+    complete = frozenset((enable or config.enabled_providers) if serve else ())
+    invalid: dict[str, Any] = {}
+    for section in SECTIONS:
+        if problems := _section_errors(section, config, complete, environ):
+            errors += problems
+            invalid[section] = None
+    return replace(config, **invalid), errors
+
+
+def _section_errors(
+    section: str, config: Config, complete: Collection[str], environ: Mapping[str, str]
+) -> list[str]:
+    """Parsed again where it is used, by the same function."""
+    document = getattr(config, section)
+    if document is None:
+        return []
+    parse, example = _section_parser(section)
+    try:
+        parse(document if section.replace("_", "-") in complete else {**example, **document})
+    except InvalidSettings as error:
+        return [
+            f"{_source_of(path, config, environ)}: {path}: {rest}" for path, rest in error.errors
+        ]
+    return []
+
+
+def _section_parser(
+    section: str,
+) -> tuple[Callable[[Mapping[str, Any]], object], Mapping[str, Any]]:
+    """And examples of the fields without which it raises. Imported when the section is used: most
+    commands run without one."""
+    match section:
+        case "tpu_vm":
+            from tpufleet.providers.tpu_vm import settings as tpu_vm
+
+            return tpu_vm.parse, tpu_vm.REQUIRED_EXAMPLE
+        case "gke":
+            from tpufleet.providers.gke import settings as gke
+
+            return gke.parse, gke.REQUIRED_EXAMPLE
+        case "retention":
+            from tpufleet.model import retention_rules
+
+            return retention_rules.parse, {}
+        case "prices":
+            from tpufleet.model import prices
+
+            return prices.price_table, {}
+        case "budgets":
+            from tpufleet.model import budgets
+
+            return budgets.parse, {}
+        case "notifications":
+            from tpufleet.model import notifications
+
+            return notifications.parse_rules, {}
+    raise AssertionError(section)
+
+
+def _source_of(path: str, config: Config, environ: Mapping[str, str]) -> str:
+    """The variable of the section or of one of its fields, else the config file."""
+    section, _, rest = path.partition(".")
+    field = rest.partition(".")[0]
+    for name in (f"{section}_{field}", section):
+        if environ.get(variable := f"TPUFLEET_{name.upper()}"):
+            return variable
+    return str(config.config_file)
 
 
 def origin(config: Config, key: str, environ: Mapping[str, str]) -> str:
@@ -557,15 +636,8 @@ def _percent(text: str, source: str) -> int:
     return int(text)
 
 
-def parse_size(text: str, source: str) -> int:
-    """Bytes, such as `200M`."""
-    return _size(text, source)
-
-
 def _size(text: str, source: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,15})\s*([kmgt]?)(i?b)?", text.strip().lower())
-    if match is None:
-        raise BadInput(
-            f"{source}: {text!r} is not a size in bytes; use a number with k, M or G, such as 200M"
-        )
-    return int(match[1]) * _UNITS[match[2]]
+    try:
+        return byte_sizes.parse(text)
+    except BadInput as error:
+        raise BadInput(f"{source}: {error}") from error

@@ -6,6 +6,9 @@ that answer when a package is missing.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
+
 
 class FleetError(Exception):
     """Base of every error that tpufleet raises deliberately."""
@@ -21,6 +24,42 @@ class Permanent:
 
 class BadInput(FleetError, Permanent):
     """Invalid input. The message names the field, the error and the nearest valid value."""
+
+
+class InvalidSettings(BadInput):
+    """Several errors of one document: where, and what is wrong there."""
+
+    def __init__(self, errors: Sequence[tuple[str, str]]) -> None:
+        super().__init__("\n".join(f"{path}: {problem}" for path, problem in errors))
+        self.errors = tuple(errors)
+
+
+class SettingErrors:
+    """Collects what is wrong with the settings below `path`, to report all of it at once."""
+
+    def __init__(self, path: str = "") -> None:
+        self._path = path
+        self._errors: list[tuple[str, str]] = []
+
+    def add(self, name: str, problem: str) -> None:
+        """`name` is relative to the path, with dots between its parts; empty: the path itself."""
+        path = ".".join(part for part in (self._path, name) if part)
+        self._errors.append((path, problem))
+
+    @contextlib.contextmanager
+    def collect(self, name: str) -> Iterator[None]:
+        """Add the error of the block, if it raises one, and go on after the block."""
+        try:
+            yield
+        except InvalidSettings as error:
+            for path, problem in error.errors:
+                self.add(".".join(part for part in (name, path) if part), problem)
+        except BadInput as error:
+            self.add(name, str(error))
+
+    def raise_all(self) -> None:
+        if self._errors:
+            raise InvalidSettings(self._errors)
 
 
 class NotFound(FleetError, Permanent):

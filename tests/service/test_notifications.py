@@ -568,5 +568,5 @@ def test_without_a_mail_server_email_is_refused_at_once():
      {"smtp": {"host": "x", "sender": "a@example.org", "port": "25"}}],
 )  # fmt: skip
 def test_invalid_settings_are_reported(config):
-    with pytest.raises(BadInput, match="notifications: "):
+    with pytest.raises(BadInput, match=r"^notifications\."):
         parse_rules(config)

@@ -15,8 +15,8 @@ import pytest
 from tests.contract import store_builders as a
 from tpufleet.model.api_types import ArchiveRequest, PurgeRequest
 from tpufleet.model.jobs import JobId, JobState
+from tpufleet.model.retention_rules import RetentionRule, RetentionRules
 from tpufleet.model.users import Role
-from tpufleet.policy.retention import RetentionRule, RetentionRules
 from tpufleet.service import housekeeping, retention, retention_rules
 from tpufleet.service.auth import Caller
 from tpufleet.service.commands import CommandContext

@@ -14,11 +14,9 @@ from tests.nested_folders import make_nested, refuse_to_delete
 from tests.service.harness import ServiceHarness
 from tests.service.test_files import packed
 from tpufleet.clocks import ManualClock
-from tpufleet.compose import retention_settings
-from tpufleet.errors import BadInput
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.jobs import JobId
-from tpufleet.policy.retention import RetentionRule, RetentionRules
+from tpufleet.model.retention_rules import RetentionRule, RetentionRules
 from tpufleet.service import housekeeping, retention_rules
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
@@ -204,32 +202,3 @@ def test_the_code_of_an_archived_job_is_kept(service, tmp_path_factory):
     path = next(Path(service.folder / "snapshots").glob("*.tar.gz"))
     os.utime(path, (0, 0))
     assert housekeeping.delete_orphans(service.store, service.folder, service.clock.now()) == []
-
-
-@pytest.mark.parametrize(
-    ("document", "rules"),
-    [
-        (None, RetentionRules()),
-        ({"logs": {"size": "2T"}}, RetentionRules(logs=RetentionRule(age=365 * DAY, size=2**41))),
-        ({"logs": "none"}, RetentionRules(logs=NONE)),
-        ({"checkpoints": {"age": "90d"}}, RetentionRules(checkpoints=RetentionRule(age=90 * DAY))),
-    ],
-)
-def test_the_setting_is_read(document, rules):
-    assert retention_settings.parse(document) == rules
-
-
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [
-        ({"log": {}}, "known kinds: logs, code, checkpoints, events"),
-        ({"logs": 5}, "must be none, or have age or size"),
-        ({"logs": {"age": "5x"}}, r"retention.logs.age: "),
-        ({"logs": {"age": "0s"}}, "at least an hour"),
-        ({"events": {"size": "1G"}}, "not supported"),
-        ({"logs": {"size": "much"}}, "not a size in bytes"),
-    ],
-)
-def test_a_wrong_setting_is_explained(document, message):
-    with pytest.raises(BadInput, match=message):
-        retention_settings.parse(document)

@@ -19,7 +19,6 @@ from tpufleet.compose import (
     backup,
     first_start,
     local_root,
-    retention_settings,
     secrets_key,
     server_files,
     server_log,
@@ -31,7 +30,7 @@ from tpufleet.controller.loop import Controller
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import thread_executor
 from tpufleet.errors import BadInput
-from tpufleet.model import budgets, notifications, prices
+from tpufleet.model import budgets, notifications, prices, retention_rules
 from tpufleet.model.users import TOKEN_PREFIX, Role, Token, User
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.local.provider import LocalProvider
@@ -179,7 +178,7 @@ class ControlPlane:
                 tpu_vm_containers=bool((self._settings.tpu_vm or {}).get("containers")),
                 faults=tuple(fault.value for fault in Fault),
                 secrets_key=secrets_key.secrets_key(self._settings, self._store),
-                retention=retention_settings.parse(self._settings.retention),
+                retention=retention_rules.parse(self._settings.retention),
                 recent_errors=self._recent_errors,
                 started_at=self._clock.now(),
                 local_jobs=next(

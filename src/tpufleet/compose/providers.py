@@ -146,7 +146,7 @@ def manual_nodes(
             "no Google Cloud project; pass --project, or set tpu_vm.project in the config file"
         )
     # The settings require a zone; one that the user did not choose is not passed on.
-    parsed = tpu_vm.parse({"zones": ["us-central1-a"], **document, "project": project})
+    parsed = tpu_vm.parse({**tpu_vm.REQUIRED_EXAMPLE, **document, "project": project})
     cloud = api.TpuApi(lambda: api.connect(parsed.endpoint), project=parsed.project)
     return ManualNodes(cloud, parsed, report, zones=parsed.zones if "zones" in document else ())
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import SettingErrors
 
 EVERY_USER = "*"
 # Name in the store's metadata under which the controller reports what was spent.
@@ -68,38 +68,46 @@ def parse(config: Mapping[str, Any] | None) -> tuple[Budget, ...]:
     """From a config file: {users: {alice: 100, "*": 50}, pools: {lab: {usd: 9, period: week}}}."""
     if not config:
         return ()
+    errors, known = SettingErrors("budgets"), ("users", "pools", "period")
     for key in config:
-        if key not in ("users", "pools", "period"):
-            close = difflib.get_close_matches(str(key), ("users", "pools", "period"), n=1)
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {close[0]}?" if close else "write users, pools or period"
-            raise BadInput(f"budgets: {key}: unknown field; {hint}")
-    period = _period(config.get("period", BudgetPeriod.MONTH), "budgets: period")
-    return (
-        *_of_scope(BudgetScope.USER, config.get("users"), "budgets: users", period),
-        *_of_scope(BudgetScope.POOL, config.get("pools"), "budgets: pools", period),
+            errors.add(str(key), f"unknown field; {hint}")
+    period = _period(config.get("period", BudgetPeriod.MONTH), "period", errors)
+    budgets = (
+        *_of_scope(BudgetScope.USER, config.get("users"), "users", period, errors),
+        *_of_scope(BudgetScope.POOL, config.get("pools"), "pools", period, errors),
     )
+    errors.raise_all()
+    return budgets
 
 
 def _of_scope(
-    scope: BudgetScope, document: Any, where: str, period: BudgetPeriod
-) -> Iterator[Budget]:
+    scope: BudgetScope, document: Any, where: str, period: BudgetPeriod, errors: SettingErrors
+) -> list[Budget]:
+    budgets: list[Budget] = []
     if document is None:
-        return
+        return budgets
     if not isinstance(document, Mapping):
-        raise BadInput(f"{where}: must be a mapping of names to dollars, such as {{alice: 100}}")
+        errors.add(where, "must be a mapping of names to dollars, such as {alice: 100}")
+        return budgets
     for name, value in document.items():
         fields = value if isinstance(value, Mapping) else {"usd": value}
         for key in fields:
             if key not in ("usd", "period"):
-                raise BadInput(f"{where}: {name}: {key}: unknown field; write usd and period")
+                errors.add(f"{where}.{name}.{key}", "unknown field; write usd and period")
+        own = _period(fields.get("period", period), f"{where}.{name}.period", errors)
         usd = fields.get("usd")
         if isinstance(usd, bool) or not isinstance(usd, int | float) or not 0 <= usd < 1e12:
-            raise BadInput(f"{where}: {name}: must be an amount in dollars, such as 100")
-        own = _period(fields.get("period", period), f"{where}: {name}: period")
-        yield Budget(scope=scope, name=str(name), usd=float(usd), period=own)
+            errors.add(f"{where}.{name}", "must be an amount in dollars, such as 100")
+        else:
+            budgets.append(Budget(scope=scope, name=str(name), usd=float(usd), period=own))
+    return budgets
 
 
-def _period(value: Any, where: str) -> BudgetPeriod:
-    if value not in set(BudgetPeriod):
-        raise BadInput(f"{where}: {value!r} is not one of {', '.join(BudgetPeriod)}")
+def _period(value: Any, where: str, errors: SettingErrors) -> BudgetPeriod:
+    if value not in list(BudgetPeriod):
+        errors.add(where, f"{value!r} is not a period; write {', '.join(BudgetPeriod)}")
+        return BudgetPeriod.MONTH
     return BudgetPeriod(value)

@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, SettingErrors
 
 MAX_CHANNELS = 20  # of a user
 MAX_URL = 2000
@@ -98,56 +98,62 @@ class NotificationRules:
 
 def parse_rules(config: Mapping[str, Any] | None) -> NotificationRules:
     """From a config file: {allow: [10.0.0.0/8, hooks.lab], smtp: {host: …, sender: …}}."""
-    known = {"allow", "email_domains", "smtp"}
-    for key in config or {}:
-        if key not in known:
-            raise BadInput(f"notifications: {key}: unknown field; write {', '.join(sorted(known))}")
+    errors, known = SettingErrors("notifications"), ("allow", "email_domains", "smtp")
     values = dict(config or {})
-    smtp = values.get("smtp")
-    return NotificationRules(
-        allow=_texts(values.get("allow"), "allow"),
-        email_domains=tuple(
-            each.lower() for each in _texts(values.get("email_domains"), "email_domains")
-        ),
-        smtp=None if smtp is None else _smtp(smtp),
+    for key in values:
+        if key not in known:
+            errors.add(str(key), f"unknown field; write {', '.join(known)}")
+    domains = _texts(values.get("email_domains"), "email_domains", errors)
+    rules = NotificationRules(
+        allow=_texts(values.get("allow"), "allow", errors),
+        email_domains=tuple(each.lower() for each in domains),
+        smtp=None if values.get("smtp") is None else _smtp(values["smtp"], errors),
     )
+    errors.raise_all()
+    return rules
 
 
-def _texts(value: Any, key: str) -> tuple[str, ...]:
+def _texts(value: Any, key: str, errors: SettingErrors) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise BadInput(f"notifications: {key}: must be a list of texts")
+        errors.add(key, "must be a list of texts")
+        return ()
     for each in value if key == "allow" else ():
         if re.search(r"[/:]", each) or re.fullmatch(r"[0-9.]+", each):
             try:
                 ipaddress.ip_network(each)
             except ValueError as error:
-                raise BadInput(
-                    f"notifications: allow: {each!r} is neither a host name nor a network: {error}"
-                ) from error
+                errors.add(key, f"{each!r} is neither a host name nor a network: {error}")
     return tuple(value)
 
 
-def _smtp(value: Any) -> SmtpSettings:
+def _smtp(value: Any, errors: SettingErrors) -> SmtpSettings | None:
     types: dict[str, type] = {
         "host": str, "port": int, "sender": str, "username": str, "password_file": str,
         "starttls": bool,
     }  # fmt: skip
-    if not isinstance(value, dict) or not value.get("host"):
-        raise BadInput("notifications: smtp: must have a host")
+    if not isinstance(value, dict):
+        errors.add("smtp", "must be a mapping with a host and a sender")
+        return None
+    valid: dict[str, Any] = {}
     for key, given in value.items():
         if key not in types:
-            raise BadInput(f"notifications: smtp: {key}: unknown field; write {', '.join(types)}")
-        if not isinstance(given, types[key]):
-            raise BadInput(f"notifications: smtp: {key}: must be {types[key].__name__}")
-    if not _EMAIL.fullmatch(value.get("sender", "")):
-        raise BadInput("notifications: smtp: sender: must be an e-mail address")
+            errors.add(f"smtp.{key}", f"unknown field; write {', '.join(types)}")
+        elif type(given) is not types[key]:
+            errors.add(f"smtp.{key}", f"must be {types[key].__name__}")
+        else:
+            valid[key] = given
+    if not value.get("host"):
+        errors.add("smtp.host", "required; the name of the mail server")
+    wrong_type = "sender" in value and "sender" not in valid
+    if not wrong_type and not _EMAIL.fullmatch(valid.get("sender", "")):
+        errors.add("smtp.sender", "must be an e-mail address")
     if value.get("username") and not value.get("password_file"):
-        raise BadInput("notifications: smtp: password_file: required with a username")
+        errors.add("smtp.password_file", "required with a username")
     if value.get("username") and not value.get("starttls", True):
-        raise BadInput("notifications: smtp: starttls: must be true with a username")
-    return SmtpSettings(**value)
+        errors.add("smtp.starttls", "must be true with a username")
+    return SmtpSettings(**valid) if valid.get("host") else None
 
 
 def check_name(name: str) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import SettingErrors
 from tpufleet.model import topology
 from tpufleet.model.jobs import Capacity, JobSpec
 
@@ -44,11 +44,13 @@ def price_table(
                 if spot
                 else LIST_PRICE_SOURCE,
             )
+    errors = SettingErrors("prices")
     for generation, kinds in (overrides or {}).items():
-        for kind, usd in _checked(generation, kinds).items():
+        for kind, usd in _checked(generation, kinds, errors).items():
             prices[generation, kind] = Price(
                 generation=generation, capacity=kind, usd=usd, as_of="", source="config"
             )
+    errors.raise_all()
     return prices
 
 
@@ -111,20 +113,20 @@ def _most(spec: JobSpec, hourly: float | None) -> float | None:
     return min(limits, default=None)
 
 
-def _checked(generation: str, kinds: object) -> dict[Capacity, float]:
+def _checked(generation: object, kinds: object, errors: SettingErrors) -> dict[Capacity, float]:
     known = {kind.generation for kind in topology.all_types().values()}
-    if generation not in known:
-        valid = ", ".join(sorted(known))
-        raise BadInput(f"prices: unknown generation {generation!r}; write one of {valid}")
-    if not isinstance(kinds, Mapping):
-        raise BadInput(
-            f"prices: {generation}: must be a mapping of capacity types; write {{spot: 0.5}}"
-        )
     prices: dict[Capacity, float] = {}
-    for kind, usd in kinds.items():
-        if kind not in set(Capacity):
-            raise BadInput(f"prices: {generation}: unknown capacity {kind!r}")
-        if isinstance(usd, bool) or not isinstance(usd, int | float) or not usd >= 0:
-            raise BadInput(f"prices: {generation}: {kind}: must be a price of zero or more")
-        prices[Capacity(kind)] = float(usd)
+    if generation not in known:
+        errors.add(str(generation), f"unknown generation; write one of {', '.join(sorted(known))}")
+    elif not isinstance(kinds, Mapping):
+        errors.add(str(generation), "must be a mapping of capacity types, such as {spot: 0.5}")
+    else:
+        for kind, usd in kinds.items():
+            path = f"{generation}.{kind}"
+            if kind not in list(Capacity):
+                errors.add(path, f"unknown capacity; write one of {', '.join(Capacity)}")
+            elif isinstance(usd, bool) or not isinstance(usd, int | float) or not usd >= 0:
+                errors.add(path, "must be a price of zero or more, such as 0.5")
+            else:
+                prices[Capacity(kind)] = float(usd)
     return prices

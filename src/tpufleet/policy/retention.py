@@ -4,27 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from tpufleet.model.jobs import JobId
-
-YEAR = timedelta(days=365)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RetentionRule:
-    age: timedelta | None = None  # since the end of the job; None: for ever
-    size: int | None = None  # bytes of all jobs together; None: no limit
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RetentionRules:
-    """Checkpoints are kept unless configured: they may be the only copy of weeks of work."""
-
-    logs: RetentionRule = RetentionRule(age=YEAR)
-    code: RetentionRule = RetentionRule(age=YEAR)  # with logs and results
-    checkpoints: RetentionRule = RetentionRule()
-    events: RetentionRule = RetentionRule(age=YEAR)
+from tpufleet.model.retention_rules import RetentionRule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

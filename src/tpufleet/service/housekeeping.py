@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError
-from tpufleet.policy.retention import RetentionRules
+from tpufleet.model.retention_rules import RetentionRules
 from tpufleet.service import retention_rules
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.settled_costs import settle

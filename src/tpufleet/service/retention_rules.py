@@ -11,10 +11,11 @@ from datetime import datetime, timedelta
 from tpufleet.model.api_types import PurgeRequest
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId
+from tpufleet.model.retention_rules import RetentionRule, RetentionRules
 from tpufleet.model.users import Role
 from tpufleet.policy import retention as policy
 from tpufleet.policy.job_lineage import JobLineage
-from tpufleet.policy.retention import Deletion, RetentionRule, RetentionRules, StoredFiles
+from tpufleet.policy.retention import Deletion, StoredFiles
 from tpufleet.service import checkpoint_leases, retention
 from tpufleet.service.auth import Caller
 from tpufleet.service.commands import CommandContext

@@ -20,9 +20,9 @@ from tpufleet.model.encoding import from_json
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.notifications import NotificationRules
 from tpufleet.model.prices import Price, price_table
+from tpufleet.model.retention_rules import RetentionRules
 from tpufleet.model.server_status import LocalJobs
 from tpufleet.model.users import Role, TokenScope
-from tpufleet.policy.retention import RetentionRules
 from tpufleet.service import identifiers, queries, token_scopes
 from tpufleet.service.audit import AuditLog, AuditSubject
 from tpufleet.service.auth import Caller

@@ -66,8 +66,8 @@ def test_quantities_are_parsed_like_kubernetes_does(quantity, expected):
 
 
 INVALID = {
-    "no image": ({"zones": ["us-central1-a"]}, "gke: image"),
-    "no zone": ({"image": "i"}, "gke: zones"),
+    "no image": ({"zones": ["us-central1-a"]}, "gke.image"),
+    "no zone": ({"image": "i"}, "gke.zones"),
     "invalid zone": ({**MINIMAL, "zones": ["us-central1"]}, "us-central1-a"),
     "unknown field": ({**MINIMAL, "qeue": "q"}, "did you mean queue"),
     "a reservation without a name": ({**MINIMAL, "reservations": "mine"}, "NAME=VALUE"),

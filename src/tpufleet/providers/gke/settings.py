@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, SettingErrors
 from tpufleet.kubernetes import quantities
-from tpufleet.model import compute_reservations, encoding, topology
+from tpufleet.model import compute_reservations, setting_fields, topology
 from tpufleet.model.pod_settings import BUCKET, OBJECT_NAME
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # of a Kubernetes object
 ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-(ai[0-9]+)?[a-z]")
 IMAGE = re.compile(r"[a-z0-9]([a-zA-Z0-9._:/@-]*[a-zA-Z0-9])?")
 VOLUME_PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
+# Of a section that does not have them yet.
+REQUIRED_EXAMPLE: Mapping[str, Any] = {"image": "registry/tpufleet:1", "zones": ["us-central1-a"]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,20 +51,16 @@ class GkeSettings:
 def parse(config: Mapping[str, Any]) -> GkeSettings:
     """From a config file or environment variables, where lists are comma-separated and reservations
     are TYPE=NAME pairs."""
-    known = {item.name for item in fields(GkeSettings)}
-    for key in config:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
-            raise BadInput(f"gke: {key}: unknown field; {hint}")
-    try:
-        if "image" not in config:
-            raise BadInput("image: required; the container image that pods run")
-        settings = encoding.from_builtins(_normalize(config), GkeSettings)
-        if not settings.zones:
-            raise BadInput("zones: required; at least one, such as us-central1-a")
-    except BadInput as error:
-        raise BadInput(f"gke: {error}") from error
+    errors = SettingErrors("gke")
+    values = setting_fields.decode(config, GkeSettings, _normalize, errors)
+    if "image" not in config:
+        errors.add("image", "required; the container image that pods run")
+    if "zones" not in config or values.get("zones") == ():
+        errors.add("zones", "required; at least one, such as us-central1-a")
+    with errors.collect(""):
+        # An example in place of what is missing or invalid: the other fields are checked too.
+        settings = GkeSettings(**{**REQUIRED_EXAMPLE, **values})
+    errors.raise_all()
     return settings
 
 
@@ -72,71 +69,65 @@ def parse_quantity(quantity: str) -> int:
     return int(quantities.parse(quantity))
 
 
-def _normalize(config: Mapping[str, Any]) -> dict[str, Any]:
-    plain = dict(config)
-    for key in ("zones", "pull_secrets", "service_accounts", "topology_aware"):
-        if isinstance(plain.get(key), str):
-            plain[key] = _items(plain[key])
-    for key in ("reservations", "extra_selector", "volumes"):
-        if isinstance(plain.get(key), str):
-            plain[key] = _pairs(key, plain[key])
-    for key in ("most_slices", "user"):
-        if isinstance(plain.get(key), str):
-            if not plain[key].isdecimal():
-                raise BadInput(f"{key}: {plain[key]!r} is not an integer")
-            plain[key] = int(plain[key])
-    if isinstance(plain.get("cpu"), int | float):
-        plain["cpu"] = str(plain["cpu"])
-    if "topology_aware" in plain:
-        plain["topology_aware"] = [topology.find(kind).name for kind in plain["topology_aware"]]
-    if isinstance(plain.get("reservations"), Mapping):
-        plain["reservations"] = {
-            topology.find(kind).name: name for kind, name in plain["reservations"].items()
-        }
-    return plain
+def _normalize(key: str, value: Any) -> Any:
+    if key in ("zones", "pull_secrets", "service_accounts", "topology_aware"):
+        value = _items(value) if isinstance(value, str) else value
+    elif key in ("reservations", "extra_selector", "volumes"):
+        value = _pairs(value) if isinstance(value, str) else value
+    elif key in ("most_slices", "user") and isinstance(value, str):
+        if not value.isdecimal():
+            raise BadInput(f"{value!r} is not an integer")
+        value = int(value)
+    elif key == "cpu" and isinstance(value, int | float):
+        value = str(value)
+    if key == "topology_aware" and isinstance(value, list):
+        value = [topology.find(str(kind)).name for kind in value]
+    elif key == "reservations" and isinstance(value, Mapping):
+        value = {topology.find(str(kind)).name: name for kind, name in value.items()}
+    return value
 
 
 def _items(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _pairs(key: str, text: str) -> dict[str, str]:
+def _pairs(text: str) -> dict[str, str]:
     pairs = {}
     for item in _items(text):
         name, equals, value = (part.strip() for part in item.partition("="))
         if not (name and equals and value):
-            raise BadInput(f"{key}: {item!r} is not NAME=VALUE")
+            raise BadInput(f"{item!r} is not NAME=VALUE")
         pairs[name] = value
     return pairs
 
 
 def _check(settings: GkeSettings) -> None:
+    errors = SettingErrors()
     if not IMAGE.fullmatch(settings.image):
-        raise BadInput(
-            f"image: {settings.image!r} is not an image reference; write registry/name:tag"
+        errors.add(
+            "image", f"{settings.image!r} is not an image reference; write registry/name:tag"
         )
     for key in ("namespace", "queue", "service_account"):
         name = getattr(settings, key)
         if name and not (OBJECT_NAME if key == "service_account" else NAME).fullmatch(name):
-            raise BadInput(
-                f"{key}: {name!r} is not a valid name; use lower-case letters, digits and dashes"
+            errors.add(
+                key, f"{name!r} is not a valid name; use lower-case letters, digits and dashes"
             )
     for zone in settings.zones:
         if not ZONE.fullmatch(zone):
-            raise BadInput(f"zones: {zone!r} is not a zone; write a zone such as us-central1-a")
+            errors.add("zones", f"{zone!r} is not a zone; write a zone such as us-central1-a")
     for accelerator, reservation in settings.reservations.items():
-        try:
+        with errors.collect(f"reservations.{accelerator}"):
             compute_reservations.parse(reservation)
-        except BadInput as error:
-            raise BadInput(f"reservations: {accelerator}: {error}") from error
     for key in ("cpu", "memory", "scratch"):
         if not quantities.PATTERN.fullmatch(getattr(settings, key)):
-            raise BadInput(f"{key}: {getattr(settings, key)!r} is not a quantity; write 4 or 16Gi")
+            errors.add(key, f"{getattr(settings, key)!r} is not a quantity; write 4 or 16Gi")
     if settings.most_slices is not None and settings.most_slices < 1:
-        raise BadInput(f"most_slices: {settings.most_slices} is below 1; leave it out for no limit")
+        errors.add("most_slices", f"{settings.most_slices} is below 1; leave it out for no limit")
     for path, claim in settings.volumes.items():
         source = OBJECT_NAME.fullmatch(claim) or BUCKET.fullmatch(claim)
         if not VOLUME_PATH.fullmatch(path) or not source:
-            raise BadInput(f"volumes: {path}={claim} is not /PATH=CLAIM or /PATH=gs://BUCKET")
+            errors.add("volumes", f"{path}={claim} is not /PATH=CLAIM or /PATH=gs://BUCKET")
     if settings.user < 1:
-        raise BadInput("user: pods must not run as root; set a UID of 1 or more")
+        errors.add("user", "pods must not run as root; set a UID of 1 or more")
+    errors.raise_all()

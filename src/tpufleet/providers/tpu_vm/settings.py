@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from tpufleet.errors import BadInput
-from tpufleet.model import durations, encoding
+from tpufleet.errors import SettingErrors
+from tpufleet.model import durations, setting_fields
 from tpufleet.model.fleets import check_zone
 from tpufleet.model.jobs import Capacity
 
@@ -25,6 +24,9 @@ EMAIL = re.compile(r"[^@\s/]+@[^@\s/]+|default")
 # Set by tpufleet, or changing how a host boots.
 RESERVED_METADATA = ("startup-script", "startup-script-url", "shutdown-script")
 SPANS = ("valid_for", "gang_patience")
+REPLACED = frozenset({"wheel", "wheel_sha256"})  # by `bundle`
+# Of a section that does not have them yet.
+REQUIRED_EXAMPLE: Mapping[str, Any] = {"project": "my-project", "zones": ["us-central1-a"]}
 CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -68,61 +70,74 @@ class TpuVmSettings:
 
 def parse(config: Mapping[str, Any]) -> TpuVmSettings:
     """From a config file. Durations are written like 24h."""
-    known = {item.name for item in fields(TpuVmSettings)}
-    for key in config:
-        if key in ("wheel", "wheel_sha256"):
-            raise BadInput(f"tpu_vm: {key}: replaced by bundle; run `tpu bundle`")
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
-            raise BadInput(f"tpu_vm: {key}: unknown field; {hint}")
-    try:
-        spans = {key: durations.parse(config[key]) for key in SPANS if key in config}
-        return encoding.from_builtins({**config, **spans}, TpuVmSettings)
-    except BadInput as error:
-        raise BadInput(f"tpu_vm: {error}") from error
+    errors = SettingErrors("tpu_vm")
+    for key in REPLACED & config.keys():
+        errors.add(key, "replaced by bundle; delete it and run `tpu bundle`")
+    document = {key: value for key, value in config.items() if key not in REPLACED}
+    values = setting_fields.decode(document, TpuVmSettings, _normalize, errors)
+    if "project" not in document:
+        errors.add("project", "required; `gcloud projects list` shows yours")
+    if "zones" not in document:
+        errors.add("zones", "required; at least one, such as us-central1-a")
+    with errors.collect(""):
+        # An example in place of what is missing or invalid: the other fields are checked too.
+        settings = TpuVmSettings(**{**REQUIRED_EXAMPLE, **values})
+    errors.raise_all()
+    return settings
+
+
+def _normalize(key: str, value: Any) -> Any:
+    return durations.parse(value) if key in SPANS else value
 
 
 def _check(settings: TpuVmSettings) -> None:
+    errors = SettingErrors()
     if not PROJECT.fullmatch(settings.project):
-        raise BadInput(
-            f"project: {settings.project!r} is not a project id; run `gcloud projects list`"
+        errors.add(
+            "project", f"{settings.project!r} is not a project id; run `gcloud projects list`"
         )
     if not settings.zones:
-        raise BadInput("zones: required; at least one, such as us-central1-a")
+        errors.add("zones", "required; at least one, such as us-central1-a")
     for zone in settings.zones:
-        check_zone(zone)
+        with errors.collect("zones"):
+            check_zone(zone)
     for tag in settings.tags:
         if not TAG.fullmatch(tag):
-            raise BadInput(
-                f"tags: {tag!r} is not a network tag; use lower-case letters, digits and dashes"
+            errors.add(
+                "tags", f"{tag!r} is not a network tag; use lower-case letters, digits and dashes"
             )
     if settings.service_account and not EMAIL.fullmatch(settings.service_account):
-        raise BadInput(f"service_account: {settings.service_account!r} is not an e-mail address")
-    check_metadata(settings.metadata)
+        errors.add("service_account", f"{settings.service_account!r} is not an e-mail address")
+    with errors.collect("metadata"):
+        check_metadata(settings.metadata)
     if bool(settings.bundle) != bool(settings.bundle_sha256):
-        raise BadInput("set both bundle and bundle_sha256, or neither; `tpu bundle` prints both")
+        errors.add(
+            "bundle", "set both bundle and bundle_sha256, or neither; `tpu bundle` prints both"
+        )
     if settings.bundle and not settings.bundle.startswith(("gs://", "https://")):
-        raise BadInput(f"bundle: {settings.bundle!r} must start with gs:// or https://")
+        errors.add("bundle", f"{settings.bundle!r} must start with gs:// or https://")
     if settings.bundle_sha256 and not SHA256.fullmatch(settings.bundle_sha256):
-        raise BadInput("bundle_sha256: must be 64 hexadecimal digits; `tpu bundle` prints it")
+        errors.add("bundle_sha256", "must be 64 hexadecimal digits; `tpu bundle` prints it")
     if settings.https_proxy and not PROXY.fullmatch(settings.https_proxy):
-        raise BadInput(
-            f"https_proxy: {settings.https_proxy!r} is not a proxy; for example "
-            "http://proxy.example.com:3128"
+        errors.add(
+            "https_proxy",
+            f"{settings.https_proxy!r} is not a proxy; for example http://proxy.example.com:3128",
         )
     if settings.no_proxy and not NO_PROXY.fullmatch(settings.no_proxy):
-        raise BadInput(
-            f"no_proxy: {settings.no_proxy!r} is not a list of hosts; for example "
-            ".googleapis.com,10.0.0.0/8"
+        errors.add(
+            "no_proxy",
+            f"{settings.no_proxy!r} is not a list of hosts; for example .googleapis.com,10.0.0.0/8",
         )
+    errors.raise_all()
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
+    errors = SettingErrors()
     for key, value in metadata.items():
         if not METADATA_KEY.fullmatch(key):
-            raise BadInput(f"metadata: {key!r} is not a valid key; use letters, digits, _ and -")
-        if key in RESERVED_METADATA or key.startswith("tpufleet-"):
-            raise BadInput(f"metadata: {key} is reserved; choose another key")
-        if not isinstance(value, str) or len(value.encode()) > 256 * 1024:
-            raise BadInput(f"metadata: {key}: must be a string of at most 256 KiB")
+            errors.add(key, "not a valid key; use letters, digits, _ and -")
+        elif key in RESERVED_METADATA or key.startswith("tpufleet-"):
+            errors.add(key, "reserved; choose another key")
+        elif not isinstance(value, str) or len(value.encode()) > 256 * 1024:
+            errors.add(key, "must be a string of at most 256 KiB")
+    errors.raise_all()

@@ -38,7 +38,10 @@ def bundle(
     TPU VMs, whatever this machine is. Hosts verify its checksum and download nothing else. It never
     mixes with the Python of jobs.
     """
-    settings = config.load(os.environ, Path.home())
+    # Its result may be what the config file lacks.
+    settings, errors = config.load_valid(os.environ, Path.home())
+    for error in errors:
+        output.print_status(f"warning: {error}")
     bucket = bucket or settings.bucket
     if file is None and bucket is None:
         raise BadInput(

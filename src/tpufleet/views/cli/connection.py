@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,16 +23,19 @@ NO_SERVER = (
 )
 
 
-def settings(*, new_file: bool = False) -> config.Config:
+def settings(
+    *, new_file: bool = False, serve: bool = False, enable: Sequence[str] = ()
+) -> config.Config:
     """Read for each command: the environment of this process and the user's config file.
-    `new_file`: the command may create the file that TPUFLEET_CONFIG names."""
+    `new_file`: the command may create the file that TPUFLEET_CONFIG names. `serve` and `enable`:
+    see `config.load`."""
     named = os.environ.get("TPUFLEET_CONFIG")
     if named and not new_file and not Path(named).exists():
         raise BadInput(
             f"TPUFLEET_CONFIG: no such file: {named}\n"
             "  next: correct or unset the variable, or write the file with `tpu init`"
         )
-    return config.load(os.environ, Path.home())
+    return config.load(os.environ, Path.home(), serve=serve, enable=enable)
 
 
 def connect(*, start: bool = False, announce: bool = True, follow: bool = False) -> FleetClient:

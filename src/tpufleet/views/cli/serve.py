@@ -95,11 +95,11 @@ def serve(
                 )
         output.print_result(result, outcome, as_json)
         return
-    settings = connection.settings()
     if listen is not None:
         config.check_listen_address(listen, "--listen")
     if enable:
         config.check_providers(enable, "--enable")
+    settings = connection.settings(serve=True, enable=enable)
     # uvicorn shuts down on SIGTERM, then raises it again: by default that would kill the process
     # before the server has cleaned up. As an exception it passes through every `finally`.
     signal.signal(signal.SIGTERM, _exit)

@@ -1,0 +1,44 @@
+"""The setting `retention`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from tpufleet.errors import BadInput
+from tpufleet.model import retention_rules
+from tpufleet.model.retention_rules import RetentionRule, RetentionRules
+
+DAY = timedelta(days=1)
+NONE = RetentionRule()
+
+
+@pytest.mark.parametrize(
+    ("document", "rules"),
+    [
+        (None, RetentionRules()),
+        ({"logs": {"size": "2T"}}, RetentionRules(logs=RetentionRule(age=365 * DAY, size=2**41))),
+        ({"logs": "none"}, RetentionRules(logs=NONE)),
+        ({"checkpoints": {"age": "90d"}}, RetentionRules(checkpoints=RetentionRule(age=90 * DAY))),
+    ],
+)
+def test_the_setting_is_read(document, rules):
+    assert retention_rules.parse(document) == rules
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"log": {}}, "retention.log: unknown kind; did you mean logs"),
+        ({"metrics": {}}, "known kinds: logs, code, checkpoints, events"),
+        ({"logs": 5}, "must be none, or have age or size"),
+        ({"logs": {"age": "5x"}}, r"retention.logs.age: "),
+        ({"logs": {"age": "0s"}}, "at least an hour"),
+        ({"events": {"size": "1G"}}, "not supported"),
+        ({"logs": {"size": "much"}}, "not a size in bytes"),
+    ],
+)
+def test_a_wrong_setting_is_explained(document, message):
+    with pytest.raises(BadInput, match=message):
+        retention_rules.parse(document)
