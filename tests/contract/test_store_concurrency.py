@@ -190,6 +190,7 @@ def test_one_of_many_concurrent_callers_gets_the_lease(pair):
 
 
 def test_of_many_concurrent_changes_of_a_token_each_sees_the_one_before(pair):
+    pair[0].put_user(a.user("ada"))
     pair[0].put_token(a.token("t1"))
 
     def change(number):
@@ -556,24 +557,80 @@ def test_liveness_moves_the_log_of_sqlite_into_the_database(tmp_path):
 # Users.
 
 
-def test_no_job_of_a_deleted_user_appears_after_the_deletion(pair):
+def submit_job(store, number):
+    new = a.job(f"j{number}")
+    store.commit(ChangeSet(new_jobs=[new], events=[a.event()], required_user="ada"))
+
+
+def put_token(store, number):
+    store.put_token(a.token(f"t{number}", digest=f"d{number}"))
+
+
+def put_secret(store, number):
+    store.put_object(f"own/ada/{number}", b"sealed", a.NOW, required_user="ada")
+
+
+def put_document(store, number):
+    key = f"ada {number}"
+    own = Preferences(owner=key)
+    store.update_document(Preferences, key, lambda _: own, required_user="ada")
+
+
+def written(store):
+    """All that the functions above wrote."""
+    return (
+        store.jobs(JobQuery(limit=100_000)),
+        store.tokens(),
+        store.objects("own/"),
+        store.documents(Preferences),
+    )
+
+
+@pytest.mark.parametrize("write", [submit_job, put_token, put_secret, put_document])
+def test_nothing_of_a_deleted_user_appears_after_the_deletion(pair, write):
     one, two = pair
     one.put_user(a.user("ada"))
     begun = threading.Event()
 
-    def submit() -> None:
+    def write_all() -> None:
         for number in range(10_000):
-            new = a.job(f"j{number}")
             try:
-                one.commit(ChangeSet(new_jobs=[new], events=[a.event()], required_user="ada"))
+                write(one, number)
             except Conflict:
                 return
             begun.set()
 
-    thread = threading.Thread(target=submit)
+    thread = threading.Thread(target=write_all)
     thread.start()
     begun.wait(60)
+    assert any(written(two))
     two.delete_user("ada")
-    known = two.jobs(JobQuery(limit=100_000))
+    known = written(two)
     thread.join()
-    assert known and two.jobs(JobQuery(limit=100_000)) == known
+    assert written(two) == known
+    assert any(known) == (write is not put_token), "tokens go with the user"
+
+
+def test_a_user_is_not_deleted_while_something_of_them_is_written(pair):
+    one, two = pair
+    one.put_user(a.user("ada"))
+    half_way, go = threading.Event(), threading.Event()
+
+    def change(_):
+        half_way.set()
+        assert go.wait(900)
+        return Preferences(owner="ada")
+
+    with ThreadPoolExecutor(2) as threads:
+        writing = threads.submit(
+            one.update_document, Preferences, "ada", change, required_user="ada"
+        )
+        assert half_way.wait(900)
+        deleting = threads.submit(two.delete_user, "ada")
+        # It has to wait; a store that let it through would need far less than this.
+        _, waiting = wait([deleting], timeout=0.5)
+        go.set()
+        writing.result()
+        deleting.result()
+    assert waiting == {deleting}
+    assert two.document(Preferences, "ada") == Preferences(owner="ada")

@@ -25,6 +25,7 @@ from tpufleet.model.host_commands import (
 from tpufleet.model.hosts import Exit, HostLiveness, Phase, Progress
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.jobs import Job, JobState, ParentRelation
+from tpufleet.model.preferences import Preferences
 from tpufleet.model.slices import SliceState
 from tpufleet.model.users import Role
 from tpufleet.stores import sql_rows
@@ -914,9 +915,36 @@ def test_a_change_that_requires_a_user_is_refused_once_they_are_deleted(store, j
     assert store.last_event() == 1
 
 
+OWNED = {
+    "token": lambda store: store.put_token(a.token("t1", of="ada")),
+    "object": lambda store: store.put_object("x", b"new", a.NOW, required_user="ada"),
+    "replaced object": lambda store: store.put_object(
+        "x", b"new", a.NOW, replace=True, required_user="ada"
+    ),
+    "document": lambda store: store.update_document(
+        Preferences, "ada", lambda _: Preferences(owner="ada"), required_user="ada"
+    ),
+}
+
+
+@pytest.mark.parametrize("write", OWNED.values(), ids=OWNED)
+def test_what_belongs_to_a_user_is_refused_once_they_are_deleted(store, write):
+    store.put_user(a.user("ada"))
+    store.put_user(a.user("bob"))
+    write(store)
+    store.delete_user("ada")
+    store.delete_objects(["x"])
+    store.update_document(Preferences, "ada", lambda _: None)
+    with pytest.raises(Conflict, match="user ada was deleted"):
+        write(store)
+    assert (store.tokens(), store.objects("x"), store.documents(Preferences)) == ([], [], [])
+
+
 def test_tokens_are_found_by_hash_listed_oldest_first_and_deleted(store):
     first, second = a.token("t2", digest="d1", at=1), a.token("t1", digest="d2", at=2)
     other = a.token("t0", of="bob", digest="d3", at=3)
+    for name in ("ada", "bob"):
+        store.put_user(a.user(name))
     for each in (other, second, first):
         store.put_token(each)
     used = replace(first, last_used_at=a.later(9))
@@ -924,8 +952,6 @@ def test_tokens_are_found_by_hash_listed_oldest_first_and_deleted(store):
     assert store.token_by_hash("d1") == used
     assert store.tokens() == [used, second, other]
     assert store.tokens("ada") == [used, second]
-    assert store.token_and_user("d3") == (other, None)
-    store.put_user(a.user("bob"))
     assert store.token_and_user("d3") == (other, a.user("bob"))
     store.delete_token("t2")
     assert store.token_by_hash("d1") is None

@@ -34,6 +34,7 @@ from tpufleet.model.notifications import (
     SmtpSettings,
     parse_rules,
 )
+from tpufleet.model.users import Role, User
 from tpufleet.policy import notifications as policy
 from tpufleet.service.notifications import channels, destinations, outbox, senders
 from tpufleet.service.notifications.channels import ChannelSecrets
@@ -89,6 +90,11 @@ class Fleet:
     def __init__(self, rules: NotificationRules = LOOPBACK) -> None:
         self.store, self.clock, self.rules = MemoryStore(), ManualClock(), rules
         self.secrets = ChannelSecrets([KEY])
+        for name in ("mel", "mo"):
+            self.add_user(name)
+
+    def add_user(self, name: str) -> None:
+        self.store.put_user(User(name=name, role=Role.MEMBER, created_at=self.clock.now()))
 
     def outbox(self, send_seconds: float = senders.SEND_SECONDS) -> NotificationOutbox:
         return NotificationOutbox(
@@ -344,6 +350,26 @@ def test_messages_of_a_deleted_channel_are_dropped(fleet, receiver):
     assert server.run_once() == 1
     states = {each.channel: each.state for each in fleet.deliveries()}
     assert states == {"team": DeliveryState.FAILED, "other": DeliveryState.SENT}
+
+
+def test_nothing_is_queued_for_a_user_who_is_deleted_meanwhile(fleet, receiver):
+    fleet.add_channel(ChannelKind.SLACK, receiver.url)
+    fleet.end_job("job-1")
+    fleet.store.delete_user("mel")  # the channel is deleted after that
+    assert fleet.outbox().run_once() == 0
+    assert fleet.deliveries() == []
+
+
+def test_a_message_that_is_deleted_while_it_is_sent_is_not_recorded_again(fleet, receiver):
+    fleet.add_channel(ChannelKind.SLACK, receiver.url)
+    fleet.end_job("job-1")
+    receiver.statuses = [503]
+    server = fleet.outbox()
+    server.run_once()
+    [queued] = fleet.deliveries()
+    fleet.store.update_document(Delivery, queued.id, lambda _: None)
+    server._save(queued)
+    assert fleet.deliveries() == []
 
 
 def test_old_messages_are_deleted(fleet, receiver):

@@ -17,6 +17,7 @@ from tpufleet.errors import NotFound
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import HostId
 from tpufleet.model.jobs import JobId
+from tpufleet.model.users import Role, User
 from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.logs import LogGap
@@ -26,6 +27,7 @@ from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.stores.open_store import open_store
 
 ATTEMPT, HOST = AttemptId("job.0"), HostId("slice-a/0")
+ADA = User(name="ada", role=Role.MEMBER, created_at=datetime(2026, 1, 1, tzinfo=UTC))
 
 
 @dataclass(frozen=True)
@@ -246,6 +248,7 @@ def test_the_first_result_is_kept_and_every_server_has_it(archive, tmp_path):
 
 
 def test_secrets_are_shared_and_encrypted(store, clock):
+    store.put_user(ADA)
     first, second = (SharedSecrets(store, [derived_key(b"server secret")], clock) for _ in range(2))
     first.put("TOKEN", "hunter2 ünïcode", "ada")
     first.put("TOKEN", "everyone's")
@@ -269,6 +272,7 @@ def test_secrets_are_shared_and_encrypted(store, clock):
 
 
 def test_a_secret_that_was_copied_to_another_name_cannot_be_read(store, clock, caplog):
+    store.put_user(ADA)
     secrets = SharedSecrets(store, [derived_key(b"server secret")], clock)
     secrets.put("MINE", "hunter2", "ada")
     [stored] = store.read_objects(["secrets/own/ada/MINE"]).values()
@@ -286,6 +290,8 @@ def test_secrets_on_the_disk_of_a_server_are_taken_over(store, clock, tmp_path):
     files = SecretFiles(tmp_path, keys)
     files.put("HUB", "shared")
     files.put("TOKEN", "old", "ada")
+    files.put("TOKEN", "of a deleted user", "bob")
+    store.put_user(ADA)
     secrets = SharedSecrets(store, keys, clock)
     secrets.put("TOKEN", "new", "ada")
     assert secrets.import_files(files) == 1

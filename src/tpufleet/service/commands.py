@@ -201,7 +201,12 @@ def request_fault(
 
 
 def put_secret(context: CommandContext, files: SecretFiles, name: str, secret: SecretValue) -> None:
-    files.put(name, secret.value, _secret_owner(context, shared=secret.shared))
+    owner = _secret_owner(context, shared=secret.shared)
+    files.put(name, secret.value, owner)
+    if owner is not None and context.store.user(owner) is None:
+        # Maybe written after `delete_user` had deleted the others.
+        files.delete_all(owner)
+        raise Conflict(f"user {owner} was deleted")
 
 
 def delete_secret(context: CommandContext, files: SecretFiles, name: str, *, shared: bool) -> None:

@@ -73,7 +73,13 @@ def reserve(context: CommandContext, new: NewReservation) -> Reservation:
             raise BadInput(f"starts_at: {new.starts_at:%Y-%m-%d %H:%M} UTC has passed")
         _require_allowed(context, pool, reservation)
         _require_room(store, pool, reservation)
-        store.update_document(Reservation, reservation.id, lambda _: reservation, fence=lock)
+        store.update_document(
+            Reservation,
+            reservation.id,
+            lambda _: reservation,
+            fence=lock,
+            required_user=reservation.owner,
+        )
         _forget_old(store, now)
     _announce(
         context, reservation, "reserved", f"{reservation.owner} reserved {_what(reservation)}"
@@ -94,7 +100,13 @@ def extend(context: CommandContext, reservation_id: str, by: timedelta) -> Reser
             raise BadInput(f"a reservation lasts at most {MAX_DURATION.days} days")
         _require_allowed(context, pool, extended)
         _require_room(context.store, pool, extended)
-        context.store.update_document(Reservation, extended.id, lambda _: extended, fence=lock)
+        context.store.update_document(
+            Reservation,
+            extended.id,
+            lambda _: extended,
+            fence=lock,
+            required_user=extended.owner,
+        )
     _announce(context, extended, "reserved", f"{context.caller.name} extended {_what(extended)}")
     return extended
 
@@ -120,8 +132,18 @@ def end_all(context: CommandContext, pool: str, lock: Lease | None = None) -> No
         _announce(context, each, "released", f"the reservation of {each.owner} has ended: {reason}")
 
 
+def end_of_user(context: CommandContext, owner: str) -> None:
+    """Those of a user who was deleted, so that none is made or extended meanwhile."""
+    reason = f"user {owner} was deleted"
+    for each in listed(context.store, context.now):
+        if each.owner == owner:
+            _finish(context, each, reason)
+            message = f"the reservation of {owner} has ended: {reason}"
+            _announce(context, each, "released", message)
+
+
 def _finish(
-    context: CommandContext, reservation: Reservation, reason: str, lock: Lease
+    context: CommandContext, reservation: Reservation, reason: str, lock: Lease | None = None
 ) -> Reservation:
     ended = replace(
         reservation,

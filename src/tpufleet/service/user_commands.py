@@ -9,9 +9,10 @@ from datetime import datetime, timedelta
 from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, NotFound
 from tpufleet.model.api_types import CreatedToken, NewToken, NewUser, TokenRotation
 from tpufleet.model.durations import MAX_DURATION
-from tpufleet.model.notifications import NotificationSettings
+from tpufleet.model.notifications import Delivery, NotificationSettings
+from tpufleet.model.preferences import Preferences
 from tpufleet.model.users import Role, Token, User
-from tpufleet.service import auth, identifiers
+from tpufleet.service import auth, identifiers, reservations
 from tpufleet.service.commands import LIVE_STATES, CommandContext, cancel
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.stores.base import JobQuery
@@ -46,11 +47,21 @@ def put_user(context: CommandContext, new: NewUser) -> User:
 def delete_user(context: CommandContext, files: SecretFiles, name: str) -> None:
     _require_user(context, name)
     _require_another_admin(context, name)
-    _cancel_jobs_of(context, name)
+    _end_and_delete_all_of(context, files, name)  # so that none is left if the server stops here
     context.store.delete_user(name)
-    _cancel_jobs_of(context, name)  # submitted meanwhile
+    # What was written meanwhile can be read now, and nothing is added: see `Store.delete_user`.
+    _end_and_delete_all_of(context, files, name)
+
+
+def _end_and_delete_all_of(context: CommandContext, files: SecretFiles, name: str) -> None:
+    _cancel_jobs_of(context, name)
     files.delete_all(name)
-    context.store.update_document(NotificationSettings, name, lambda _: None)
+    for kind in (NotificationSettings, Preferences):
+        context.store.update_document(kind, name, lambda _: None)
+    for delivery in context.store.documents(Delivery):
+        if delivery.owner == name:
+            context.store.update_document(Delivery, delivery.id, lambda _: None)
+    reservations.end_of_user(context, name)
 
 
 def _cancel_jobs_of(context: CommandContext, owner: str) -> None:

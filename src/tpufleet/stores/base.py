@@ -360,9 +360,10 @@ class Store(Protocol):
         change: Callable[[T | None], T | None],
         *,
         fence: Lease | None = None,
+        required_user: str = "",
     ) -> T | None:
         """Atomic: nothing else changes it between `change` and the write. None deletes it. Fenced
-        when the lease is no longer held with that token."""
+        when the lease is no longer held with that token; Conflict unless the user exists."""
         ...
 
     # Leases.
@@ -405,11 +406,14 @@ class Store(Protocol):
     def user(self, name: str) -> User | None: ...
     def users(self) -> list[User]: ...
     def delete_user(self, name: str) -> None:
-        """With all of their tokens. Once it returns, no commit that requires the user succeeds,
-        and what earlier ones wrote can be read."""
+        """With all of their tokens. Once it returns, no write that requires the user succeeds, and
+        what earlier ones wrote can be read."""
         ...
 
-    def put_token(self, token: Token) -> None: ...
+    def put_token(self, token: Token) -> None:
+        """Conflict unless its user exists."""
+        ...
+
     def token_by_hash(self, digest: str) -> Token | None: ...
     def token_and_user(self, digest: str) -> tuple[Token, User | None] | None:
         """The token with this hash and whose it is. None: there is no such token."""
@@ -449,8 +453,16 @@ class Store(Protocol):
         """Those that exist."""
         ...
 
-    def put_object(self, name: str, data: bytes, at: datetime, *, replace: bool = False) -> bool:
-        """False when it exists, and is kept."""
+    def put_object(
+        self,
+        name: str,
+        data: bytes,
+        at: datetime,
+        *,
+        replace: bool = False,
+        required_user: str = "",
+    ) -> bool:
+        """False when it exists, and is kept. Conflict unless the user exists."""
         ...
 
     def delete_objects(self, names: Sequence[str]) -> None:

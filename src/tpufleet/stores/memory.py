@@ -480,9 +480,11 @@ class MemoryStore:
         change: Callable[[T | None], T | None],
         *,
         fence: Lease | None = None,
+        required_user: str = "",
     ) -> T | None:
         with self._lock:
             self._check_fence(fence)
+            invariants.check_required_user(required_user, required_user in self._users)
             changed = change(self._documents.get((kind, key)))
             self._documents.pop((kind, key), None)
             if changed is not None:
@@ -572,6 +574,7 @@ class MemoryStore:
 
     def put_token(self, token: Token) -> None:
         with self._lock:
+            invariants.check_required_user(token.user, token.user in self._users)
             self._tokens[token.id] = token
 
     def token_by_hash(self, digest: str) -> Token | None:
@@ -630,8 +633,17 @@ class MemoryStore:
         with self._lock:
             return {name: self._objects[name][1] for name in names if name in self._objects}
 
-    def put_object(self, name: str, data: bytes, at: datetime, *, replace: bool = False) -> bool:
+    def put_object(
+        self,
+        name: str,
+        data: bytes,
+        at: datetime,
+        *,
+        replace: bool = False,
+        required_user: str = "",
+    ) -> bool:
         with self._lock:
+            invariants.check_required_user(required_user, required_user in self._users)
             if name in self._objects and not replace:
                 return False
             self._objects[name] = (StoredObject(name=name, size=len(data), at=at), data)

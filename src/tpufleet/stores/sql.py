@@ -25,6 +25,7 @@ from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.model.users import Token, User
 from tpufleet.stores import (
+    invariants,
     job_references,
     schema_migrations,
     sql_commit,
@@ -401,12 +402,14 @@ class SqlStore:
         change: Callable[[T | None], T | None],
         *,
         fence: Lease | None = None,
+        required_user: str = "",
     ) -> T | None:
         def work(session: DatabaseSession) -> T | None:
             if fence is not None:
                 sql_commit.check_fence(session, fence, self._database.for_update)
             # Locks, also where there is no row yet.
             session.rows(f"SELECT id FROM numbers WHERE id = 1{self._database.for_update}")
+            self._require_user(session, required_user)
             where = (DOCUMENT_KINDS[kind], key)
             rows = session.rows("SELECT data FROM documents WHERE kind = ? AND id = ?", *where)
             changed = change(sql_rows.decode_first(rows, kind))
@@ -530,7 +533,12 @@ class SqlStore:
 
     def put_token(self, token: Token) -> None:
         statement = sql_commit.upsert("tokens", "id, owner, hash, created_at, data")
-        self._write(statement, *sql_rows.token_row(token))
+
+        def work(session: DatabaseSession) -> None:
+            self._require_user(session, token.user)
+            session.run(statement, *sql_rows.token_row(token))
+
+        self._database.write(work)
 
     def token_by_hash(self, digest: str) -> Token | None:
         return self._one(Token, "SELECT data FROM tokens WHERE hash = ?", digest)
@@ -635,7 +643,15 @@ class SqlStore:
         rows = self._rows_in_batches("SELECT name, data FROM objects WHERE name IN ({keys})", names)
         return {name: bytes(data) for name, data in rows}
 
-    def put_object(self, name: str, data: bytes, at: datetime, *, replace: bool = False) -> bool:
+    def put_object(
+        self,
+        name: str,
+        data: bytes,
+        at: datetime,
+        *,
+        replace: bool = False,
+        required_user: str = "",
+    ) -> bool:
         statement = (
             sql_commit.upsert("objects", "name, at, size, data")
             if replace
@@ -643,9 +659,12 @@ class SqlStore:
             "ON CONFLICT DO NOTHING"
         )
         values = (name, sql_rows.to_micros(at), len(data), data)
-        return bool(
-            self._database.write(lambda session: session.rows(f"{statement} RETURNING 1", *values))
-        )
+
+        def work(session: DatabaseSession) -> bool:
+            self._require_user(session, required_user)
+            return bool(session.rows(f"{statement} RETURNING 1", *values))
+
+        return self._database.write(work)
 
     def delete_objects(self, names: Sequence[str]) -> None:
         self._write_each("DELETE FROM objects WHERE name = ?", [(each,) for each in sorted(names)])
@@ -689,6 +708,12 @@ class SqlStore:
 
     def _all(self, kind: type[T], statement: str, *parameters: object) -> list[T]:
         return sql_rows.decode_all(self._data(statement, *parameters), kind)
+
+    def _require_user(self, session: DatabaseSession, name: str) -> None:
+        """Locks the row: `delete_user` waits for the transaction, or this for the deletion."""
+        if name:
+            statement = f"SELECT name FROM users WHERE name = ?{self._database.for_update}"
+            invariants.check_required_user(name, bool(session.rows(statement, name)))
 
     def _write(self, statement: str, *parameters: object) -> None:
         self._database.write(lambda session: session.run(statement, *parameters))

@@ -43,6 +43,7 @@ def change_preferences(call: ApiCall) -> Preferences:
         Preferences,
         owner,
         lambda before: apply_changes(before or Preferences(owner=owner), changes),
+        required_user=owner,
     )
     return changed or Preferences(owner=owner)
 

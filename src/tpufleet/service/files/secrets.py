@@ -7,9 +7,11 @@ A user's own secrets are only given to their jobs; shared secrets to all jobs.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hmac
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -134,9 +136,11 @@ class SecretFiles:
 
     def delete_all(self, owner: str) -> None:
         """So that a later user of the same name does not get them."""
-        folder = self._folder_of(owner)
-        if folder.is_dir():
-            shutil.rmtree(folder)
+        # Renamed first: one that is written meanwhile fails, or is deleted too.
+        deleted = self._folder / f".deleted-{secrets.token_hex(8)}"
+        with contextlib.suppress(FileNotFoundError):
+            self._folder_of(owner).rename(deleted)
+            shutil.rmtree(deleted)
 
     def _read(self, name: str, owner: str | None) -> str | None:
         return self._open(name, owner)[0]
@@ -157,13 +161,18 @@ class SecretFiles:
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Created with mode 0600 and renamed, so that a reader never sees a partial secret.
         sealed = self._sealed.seal(_object_name(name, owner), value)
-        handle, draft = tempfile.mkstemp(dir=folder, prefix=".draft-")
+        try:
+            handle, draft = tempfile.mkstemp(dir=folder, prefix=".draft-")
+        except FileNotFoundError as error:  # `delete_all` of its owner
+            raise Conflict(f"user {owner} was deleted") from error
         try:
             with os.fdopen(handle, "w") as file:
                 file.write(_SEALED_PREFIX + base64.b64encode(sealed).decode())
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, folder / name)
+        except FileNotFoundError as error:
+            raise Conflict(f"user {owner} was deleted") from error
         except BaseException:
             Path(draft).unlink(missing_ok=True)
             raise
@@ -197,9 +206,10 @@ class SharedSecrets(SecretFiles):
 
     def import_files(self, files: SecretFiles) -> int:
         """Take over secrets that this server kept on its disk; return how many. Those that the
-        store has are kept."""
+        store has are kept, and those of deleted users are left."""
         count = 0
-        for owner in (None, *files.owners()):
+        owners = [name for name in files.owners() if self._store.user(name) is not None]
+        for owner in (None, *owners):
             known = self.names(owner)
             for name in files.names(owner):
                 value = files._read(name, owner)
@@ -224,7 +234,8 @@ class SharedSecrets(SecretFiles):
     def _write(self, name: str, value: str, owner: str | None) -> None:
         key = _object_name(name, owner)
         sealed = self._sealed.seal(key, value)
-        self._store.put_object(key, sealed, self._clock.now(), replace=True)
+        now = self._clock.now()
+        self._store.put_object(key, sealed, now, replace=True, required_user=owner or "")
 
     def _remove(self, name: str, owner: str | None) -> bool:
         key = _object_name(name, owner)

@@ -98,7 +98,7 @@ def put(
             raise BadInput(f"more than {MAX_CHANNELS} channels; delete one: `tpu notify delete`")
         return NotificationSettings(owner=owner, channels={**known, name: channel})
 
-    store.update_document(NotificationSettings, owner, add)
+    store.update_document(NotificationSettings, owner, add, required_user=owner)
     return CreatedChannel(channel=public(channel), signing_key=key)
 
 
@@ -161,7 +161,7 @@ def queue_test(store: Store, owner: str, name: str, now: datetime) -> Delivery:
         created_at=now,
         due_at=now,
     )
-    store.update_document(Delivery, test.id, lambda _: test)
+    store.update_document(Delivery, test.id, lambda _: test, required_user=owner)
     return test
 
 

@@ -6,6 +6,7 @@ state of each delivery are in the store, so another server continues where one s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import threading
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import BadInput, FleetError, Temporary
+from tpufleet.errors import BadInput, Conflict, FleetError, Temporary
 from tpufleet.model.events import Event
 from tpufleet.model.notifications import (
     ChannelKind,
@@ -125,7 +126,13 @@ class NotificationOutbox:
         if excess == 1:
             now = self._clock.now()
             delivery = policy.after_failure(delivery, "too many are waiting", now, retry=False)
-        self._store.update_document(Delivery, delivery.id, lambda known: known or delivery)
+        with contextlib.suppress(Conflict):  # the user was deleted meanwhile
+            self._store.update_document(
+                Delivery,
+                delivery.id,
+                lambda known: known or delivery,
+                required_user=delivery.owner,
+            )
 
     def _deliveries(
         self, event: Event, settings: dict[str, NotificationSettings]
@@ -200,4 +207,7 @@ class NotificationOutbox:
         return recent
 
     def _save(self, delivery: Delivery) -> None:
-        self._store.update_document(Delivery, delivery.id, lambda _: delivery)
+        """Unless it was deleted meanwhile, with its user."""
+        self._store.update_document(
+            Delivery, delivery.id, lambda known: None if known is None else delivery
+        )

@@ -137,7 +137,8 @@ def list_users(as_json: bool) -> None:
 def delete_user(name: str, yes: bool, as_json: bool) -> None:
     """Delete user NAME with all their tokens and secrets, and cancel their live jobs.
 
-    Records, logs and checkpoints of their jobs are kept; an admin can resume one.
+    Their reservations end; their preferences and notifications are deleted. Records, logs and
+    checkpoints of their jobs are kept; an admin can resume one.
     """
     with connection.connect() as client:
         if name in {user.name for user in client.users()}:  # else the server says so

@@ -1,0 +1,181 @@
+"""Nothing of a user survives their deletion, also not what they write at the same time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.harness import ServiceHarness
+from tpufleet.client.fleet import FleetClient
+from tpufleet.errors import Conflict, Unreachable
+from tpufleet.model.api_types import NewChannel, NewReservation, SecretValue
+from tpufleet.model.notifications import Delivery, NotificationSettings
+from tpufleet.model.pools import Pool
+from tpufleet.model.preferences import PreferenceChanges, Preferences
+from tpufleet.model.reservations import Reservation
+from tpufleet.model.users import Role, User
+from tpufleet.service import commands, user_commands
+from tpufleet.service.auth import Caller
+from tpufleet.service.commands import CommandContext
+from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.stores.base import ChangeSet
+from tpufleet.stores.memory import MemoryStore
+
+DOCUMENTS = (NotificationSettings, Delivery, Preferences)
+HOUR = timedelta(hours=1)
+
+
+class StoreThatDeletesTheUser(MemoryStore):
+    """Before something of theirs is written, and after all that was checked."""
+
+    outrun = False
+
+    def put_token(self, token: Any) -> None:
+        self._delete(token.user)
+        super().put_token(token)
+
+    def update_document(self, *arguments: Any, **more: Any) -> Any:
+        self._delete(more.get("required_user", ""))
+        return super().update_document(*arguments, **more)
+
+    def _delete(self, user: str) -> None:
+        if self.outrun and user == "mel":
+            self.delete_user("mel")
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServiceHarness]:
+    harness = ServiceHarness(StoreThatDeletesTheUser(), tmp_path)
+    pool = Pool(name="lab", provider="local", accelerator="v5litepod-8", largest=2)
+    harness.store.commit(ChangeSet(pools=[pool]))
+    harness.start()
+    yield harness
+    harness.close()
+
+
+def reserve(client: FleetClient) -> None:
+    client.reserve(NewReservation(id="r2", pool="lab", slices=1, duration=HOUR))
+
+
+def put_channel(client: FleetClient) -> None:
+    new = NewChannel(kind="webhook", address="https://hooks.example.com/x", on=("end",))
+    client.put_channel("team", new)
+
+
+def change_preferences(client: FleetClient) -> None:
+    client.change_preferences(PreferenceChanges(config_aliases={"lr": "config.lr"}))
+
+
+WRITES: dict[str, Callable[[FleetClient], object]] = {
+    "token": lambda client: client.create_token(),
+    "rotated token": lambda client: client.rotate_token("mel-1", HOUR),
+    "reservation": reserve,
+    "extended reservation": lambda client: client.extend_reservation("r1", HOUR),
+    "channel": put_channel,
+    "test message": lambda client: client.test_channel("first"),
+    "preferences": change_preferences,
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_request_that_is_outrun_by_the_deletion_of_its_user_writes_nothing(service, write):
+    mel = service.client("mel")
+    new = NewChannel(kind="webhook", address="https://hooks.example.com/x", on=("end",))
+    mel.put_channel("first", new)
+    mel.reserve(NewReservation(id="r1", pool="lab", slices=1, duration=HOUR))
+    before = [service.store.documents(kind) for kind in (*DOCUMENTS, Reservation)]
+    service.store.outrun = True
+    with pytest.raises(Conflict, match="user mel was deleted"):
+        write(mel)
+    assert service.store.tokens("mel") == []
+    assert [service.store.documents(kind) for kind in (*DOCUMENTS, Reservation)] == before
+
+
+def test_everything_of_a_user_goes_with_them(service):
+    mel = service.client("mel")
+    put_channel(mel)
+    mel.test_channel("team")
+    change_preferences(mel)
+    reserve(mel)
+    mel.put_secret("hf", "hunter2")
+    service.client("ada").delete_user("mel")
+    assert [service.store.documents(kind) for kind in DOCUMENTS] == [[], [], []]
+    assert not list(service.folder.glob("secrets/**/hf"))
+    [ended] = service.store.documents(Reservation)
+    assert (ended.ends_at, ended.end_reason) == (service.clock.now(), "user mel was deleted")
+    messages = [each.message for each in service.client("ada").events(pool="lab").events]
+    assert messages[-1] == "the reservation of mel has ended: user mel was deleted"
+    reserve_again = NewReservation(id="r3", pool="lab", slices=2, duration=HOUR)
+    assert service.client("mo").reserve(reserve_again).slices == 2
+
+
+def test_nothing_is_left_for_a_later_user_of_the_name_if_the_server_stops_half_way(service):
+    class StoreThatStops(MemoryStore):
+        def delete_user(self, name: str) -> None:
+            super().delete_user(name)
+            raise Unreachable("the server was killed")
+
+    store, now = StoreThatStops(), service.clock.now()
+    files = SecretFiles(service.folder / "files", [b"k" * 32])
+    for name, role in (("ada", Role.ADMIN), ("mel", Role.MEMBER)):
+        store.put_user(User(name=name, role=role, created_at=now))
+    files.put("hf", "hunter2", "mel")
+    store.update_document(Preferences, "mel", lambda _: Preferences(owner="mel"))
+    ada = CommandContext(store=store, caller=Caller(name="ada", role=Role.ADMIN), now=now)
+    with pytest.raises(Unreachable):
+        user_commands.delete_user(ada, files, "mel")
+    assert (files.names("mel"), store.documents(Preferences)) == ((), [])
+
+
+# Secrets on the disk of a server.
+
+
+class FilesAfterTheDeletion(SecretFiles):
+    """Each is written right after its user and their files were deleted."""
+
+    context: CommandContext
+
+    def put(self, name: str, value: str, owner: str | None = None) -> None:
+        user_commands.delete_user(self.context, self, "mel")
+        super().put(name, value, owner)
+
+
+def test_a_secret_that_is_written_after_its_user_was_deleted_is_deleted_too(service, tmp_path):
+    store, now = service.store, service.clock.now()
+    files = FilesAfterTheDeletion(tmp_path / "files", [b"k" * 32])
+    files.context = CommandContext(store=store, caller=Caller(name="ada", role=Role.ADMIN), now=now)
+    mel = CommandContext(store=store, caller=Caller(name="mel", role=Role.MEMBER), now=now)
+    with pytest.raises(Conflict, match="user mel was deleted"):
+        commands.put_secret(mel, files, "hf", SecretValue(value="hunter2"))
+    store.put_user(User(name="mel", role=Role.MEMBER, created_at=now))
+    assert (files.names("mel"), files.get("hf", "mel")) == ((), None)
+
+
+def test_secrets_are_deleted_while_others_of_the_same_user_are_written(tmp_path):
+    files = SecretFiles(tmp_path, [b"k" * 32])
+    stop, outcomes = threading.Event(), set[str]()
+
+    def write() -> None:
+        while not stop.is_set():
+            try:
+                files.put("hf", "hunter2", "mel")
+                outcomes.add("written")
+            except Conflict:
+                outcomes.add("refused")
+            except Exception as error:
+                outcomes.add(repr(error))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    for _ in range(300):
+        files.delete_all("mel")
+    stop.set()
+    thread.join()
+    files.delete_all("mel")
+    assert outcomes <= {"written", "refused"}
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
