@@ -14,6 +14,7 @@ from tpufleet.clocks import ManualClock
 from tpufleet.kubernetes.connections import EVENT, JOBSET, POD
 from tpufleet.kubernetes.event_recorder import KubernetesEventRecorder
 from tpufleet.model.cloud_slices import CloudSlice, CloudState, ExpectedSlice
+from tpufleet.model.pod_settings import PodSettings
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.gke import keys, slice_slots
@@ -51,6 +52,9 @@ class GkeCloud:
         self.provisioner.close()
 
     # Provider
+
+    def slice_settings(self, accelerator: str, pod: PodSettings) -> str:
+        return self.provider.slice_settings(accelerator, pod)
 
     def request(self, order: Order) -> None:
         self.provider.request(order)

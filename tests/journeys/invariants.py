@@ -26,12 +26,14 @@ class Invariants:
         self._ended: dict[AttemptId, Attempt] = {}
         self._states: dict[str, object] = {}
         self._unneeded_since: dict[SliceId, datetime] = {}
+        self._assigned_at: dict[SliceId, datetime] = {}
         self._failed_by_themselves: set[AttemptId] = set()
 
     def check(self) -> None:
         self._one_live_attempt_and_ended_ones_never_change()
         self._no_workload_without_a_live_attempt()
         self._slices_are_of_the_type_of_their_job()
+        self._jobs_get_idle_slices_only_as_their_pool_provides_them()
         self._nothing_is_paid_for_and_unused()
         self._only_own_failures_are_charged()
         self._work_is_finished_once()
@@ -69,6 +71,23 @@ class Invariants:
                     f"{attempt.id} of a {wanted.accelerator} job has {types}\n"
                     f"{self._fleet.event_log()}"
                 )
+
+    def _jobs_get_idle_slices_only_as_their_pool_provides_them(self) -> None:
+        """When they are assigned; a pool may be changed later."""
+        for tpu_slice in self._fleet.store.slices():
+            assigned_at = tpu_slice.assigned_at
+            if assigned_at is None or assigned_at == self._assigned_at.get(tpu_slice.id):
+                continue
+            self._assigned_at[tpu_slice.id] = assigned_at
+            pool = self._fleet.store.pool(tpu_slice.pool or "")
+            if pool is None or assigned_at == tpu_slice.requested_at:
+                continue  # requested for the job itself
+            cloud = self._fleet.cloud
+            wanted = cloud.slice_settings(pool.accelerator, pool.pod)
+            assert pool.provides(tpu_slice), f"{tpu_slice}\n{self._fleet.event_log()}"
+            assert cloud.created_with(tpu_slice.id) in (None, wanted) or not tpu_slice.settings, (
+                f"{tpu_slice.id} has other settings than its pool\n{self._fleet.event_log()}"
+            )
 
     def _nothing_is_paid_for_and_unused(self) -> None:
         if self._fleet.cloud.outage is not None:

@@ -52,6 +52,21 @@ def test_a_pool_chooses_the_account_of_its_pods(gke_fleet):  # noqa: F811
     assert pod_of(fleet, cloud, job)["spec"]["serviceAccountName"] == "lab-account"
 
 
+def test_a_pool_replaces_its_idle_pods_when_their_settings_change(gke_fleet):  # noqa: F811
+    fleet, cloud = gke_fleet
+    pool = {"name": "lab", "provider": "gke", "accelerator": TYPE, "zones": (A,)}
+    connection = FakeConnection(cloud.server)
+
+    def images() -> set[str]:
+        containers = [pod["spec"]["containers"][0] for pod in connection.list(POD)[0]]
+        return {container["image"] for container in containers}
+
+    for image in ("registry/jax:1", "registry/jax:2"):
+        fleet.put_pool(**pool, smallest=1, largest=1, pod=PodSettings(image=image))
+        fleet.until(lambda image=image: images() == {image}, 300)
+    assert len(fleet.store.slices(pool="lab")) == 1
+
+
 def test_invalid_pods_of_a_pool_are_rejected(gke_fleet):  # noqa: F811
     fleet, _ = gke_fleet
     with pytest.raises(BadInput, match=r"pod\.cpu: 'many' is not an amount"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +16,9 @@ from tests.journeys.simulated_fleet import SimulatedFleet
 from tests.journeys.simulated_hosts import Program
 from tpufleet.errors import BadInput
 from tpufleet.model.jobs import Capacity, JobState
+from tpufleet.model.pod_settings import PodSettings
+from tpufleet.model.slices import SliceState
+from tpufleet.stores.base import ChangeSet, EventQuery
 from tpufleet.stores.memory import MemoryStore
 
 
@@ -182,6 +186,7 @@ def test_a_job_never_runs_on_a_slice_of_the_type_that_its_pool_had_before(fleet)
         pytest.param({"accelerator": "v5litepod-8"}, id="type"),
         pytest.param({"zones": ("zone-b",)}, id="zone"),
         pytest.param({"capacity": (Capacity.ON_DEMAND,)}, id="capacity"),
+        pytest.param({"pod": PodSettings(cpu="8")}, id="pod"),
     ],
 )
 def test_idle_slices_that_a_changed_pool_no_longer_provides_are_replaced(make_fleet, changed):
@@ -196,7 +201,60 @@ def test_idle_slices_that_a_changed_pool_no_longer_provides_are_replaced(make_fl
     assert len(new) == 2 and not old & {each.id for each in new}
     for field, value in changed.items():
         shown = {"zones": "zone"}.get(field, field)
-        assert all(getattr(each, shown) in value for each in new)
+        assert field == "pod" or all(getattr(each, shown) in value for each in new)
+    wanted = fleet.cloud.slice_settings("", changed.get("pod", PodSettings()))
+    assert {fleet.cloud.created_with(each.id) for each in new} == {wanted}
+
+
+def test_idle_slices_with_another_runtime_version_than_the_server_now_has_are_replaced(fleet):
+    fleet.put_pool(name="lab", smallest=1, largest=1)
+    fleet.run(30)
+    [old] = fleet.store.slices(pool="lab")
+    fleet.cloud.runtime = "v2"
+    fleet.controllers = [fleet.new_controller("two")]
+    fleet.run(120)
+    [new] = fleet.store.slices(pool="lab")
+    assert (new.id != old.id, new.state) == (True, SliceState.READY)
+    events = fleet.store.events(EventQuery(slice_id=old.id))
+    assert any("pool lab was changed and no longer has such slices" in e.message for e in events)
+
+
+def test_slices_of_an_earlier_version_that_recorded_no_settings_are_kept(fleet):
+    fleet.put_pool(name="lab", smallest=1, largest=1)
+    fleet.run(30)
+    [old] = fleet.store.slices(pool="lab")
+    fleet.controllers = []
+    fleet.store.commit(ChangeSet(slices=[replace(old, settings="")]))
+    fleet.cloud.runtime = "v2"
+    fleet.controllers = [fleet.new_controller("two")]
+    fleet.run(120)
+    assert [each.id for each in fleet.store.slices(pool="lab")] == [old.id]
+
+
+def test_a_running_job_keeps_its_slice_when_the_pod_settings_of_its_pool_change(fleet):
+    hour = timedelta(hours=1)
+    fleet.put_pool(name="lab", smallest=1, largest=1, idle_after=hour)
+    job = fleet.submit(Program(steps=60), pool="lab")
+    fleet.until_state(job, JobState.RUNNING)
+    [old] = fleet.gang(job)
+    changed = {"name": "lab", "smallest": 1, "largest": 1, "idle_after": hour}
+    fleet.put_pool(**changed, pod=PodSettings(image="registry/jax:2"))
+    next_job = fleet.submit(pool="lab")
+    fleet.settle(job, next_job)
+    assert fleet.attempts(job) == ["finished"]
+    assert old.id not in fleet.attempt(next_job).slices
+    assert old.id not in fleet.existing()
+
+
+def test_a_pool_that_is_saved_again_with_the_same_pod_settings_keeps_its_slices(fleet):
+    labels = {"team": "a", "tier": "b"}
+    fleet.put_pool(name="lab", smallest=1, largest=1, pod=PodSettings(labels=labels))
+    fleet.run(30)
+    [old] = fleet.store.slices(pool="lab")
+    other_order = dict(reversed(labels.items()))
+    fleet.put_pool(name="lab", smallest=1, largest=2, pod=PodSettings(labels=other_order))
+    fleet.run(60)
+    assert [each.id for each in fleet.store.slices(pool="lab")] == [old.id]
 
 
 def test_a_running_job_keeps_its_slice_when_the_type_of_its_pool_changes(fleet):
@@ -230,6 +288,7 @@ pool_edits = st.fixed_dictionaries(
         "accelerator": st.sampled_from(TYPES),
         "zones": st.sampled_from([(), *((zone,) for zone in ZONES)]),
         "capacity": st.sampled_from([(kind,) for kind in (Capacity.SPOT, Capacity.ON_DEMAND)]),
+        "pod": st.sampled_from([PodSettings(), PodSettings(cpu="8")]),
         "smallest": st.integers(0, 1),
         "largest": st.integers(1, 3),
         "hold_after_failure": st.sampled_from([timedelta(0), timedelta(seconds=40)]),
@@ -293,3 +352,5 @@ def _change_pool_while_jobs_run(
         assert tpu_slice.accelerator == edit["accelerator"]
         assert tpu_slice.zone in (edit["zones"] or ZONES)
         assert tpu_slice.capacity in edit["capacity"]
+        wanted = fleet.cloud.slice_settings("", edit["pod"])
+        assert fleet.cloud.created_with(tpu_slice.id) == wanted

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from tpufleet.model.cloud_slices import ExpectedSlice, SliceListing
+from tpufleet.model.pod_settings import PodSettings
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.tpu_vm.provider import TpuVmProvider
@@ -16,6 +17,9 @@ class WrappedProvider:
 
     provider: TpuVmProvider
     emulator: Emulator
+
+    def slice_settings(self, accelerator: str, pod: PodSettings) -> str:
+        return self.provider.slice_settings(accelerator, pod)
 
     def request(self, order: Order) -> None:
         self.provider.request(order)

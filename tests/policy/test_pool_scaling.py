@@ -120,6 +120,43 @@ def test_a_slice_held_after_a_failure_is_released_later_when_its_pool_changed(ch
     assert pool_scaling.surplus_slices(pool, [held], until) == ["a"]
 
 
+def test_idle_slices_with_other_settings_are_released_and_do_not_count():
+    pool = make_pool(2, largest=4)
+    slices = [
+        replace(idle("old", NOON), settings="1"),
+        replace(idle("booting", NOON, SliceState.BOOTING), settings="1"),
+        replace(busy("busy"), settings="1"),
+        replace(idle("new", NOON), settings="2"),
+    ]
+    assert set(pool_scaling.surplus_slices(pool, slices, NOON, "2")) == {"old", "booting"}
+    assert pool_scaling.shortfall(pool, slices[2:], "2") == 1
+    assert pool_scaling.surplus_slices(pool, slices[2:], NOON, "2") == []
+    assert pool_scaling.surplus_slices(pool, slices, NOON, "1") == ["new"]
+
+
+def test_a_slice_held_after_a_failure_is_released_later_when_the_settings_changed():
+    until = NOON + 5 * MINUTE
+    held = replace(idle("a", NOON), reserved_for="ann", reserved_until=until, settings="1")
+    assert pool_scaling.surplus_slices(make_pool(1), [held], NOON, "2") == []
+    assert pool_scaling.next_surplus_at(make_pool(1), [held], "2") == until
+    assert pool_scaling.surplus_slices(make_pool(1), [held], until, "2") == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "wanted", "node"),
+    [
+        pytest.param("", "2", "", id="requested by an earlier version"),
+        pytest.param("1", "", "", id="a provider without such settings"),
+        pytest.param("1", "2", "mels", id="an adopted node"),
+        pytest.param("2", "2", "", id="the same"),
+    ],
+)
+def test_a_slice_is_kept_unless_its_settings_are_known_to_differ(recorded, wanted, node):
+    kept = replace(idle("a", NOON), settings=recorded, node=node)
+    assert pool_scaling.surplus_slices(make_pool(1), [kept], NOON, wanted) == []
+    assert pool_scaling.shortfall(make_pool(1), [kept], wanted) == 0
+
+
 @pytest.mark.parametrize(
     ("changed", "released"),
     [

@@ -26,6 +26,7 @@ from tpufleet.controller.spending import SpendingMonitor
 from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model import encoding
 from tpufleet.model.cloud_slices import ExpectedSlice
+from tpufleet.model.pools import Pool
 from tpufleet.model.server_status import CONTROLLER_REPORT
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.policy import fair_share
@@ -79,6 +80,7 @@ class LeadershipTerm:
             installation.new_name,
             installation.server_url,
             load_usage(installation.store),
+            self._slice_settings,
         )
         self._stored_usage = self._reconciler.usage
         self._spending = SpendingMonitor(
@@ -170,6 +172,10 @@ class LeadershipTerm:
             provider = slices[0].provider
             if provider in self._providers and self._calls.may_start(CallKind.REQUEST, group, now):
                 self._calls.request(self._order(group, slices), provider)
+
+    def _slice_settings(self, pool: Pool) -> str:
+        provider = self._installation.providers.get(pool.provider)
+        return "" if provider is None else provider.slice_settings(pool.accelerator, pool.pod)
 
     def _order(self, group: str, slices: list[TpuSlice]) -> Order:
         first = slices[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -34,9 +34,16 @@ class ControllerSettings:
 
 
 class PlacementInputs:
-    def __init__(self, working_set: WorkingSet, settings: ControllerSettings) -> None:
+    def __init__(
+        self,
+        working_set: WorkingSet,
+        settings: ControllerSettings,
+        slice_settings: Callable[[Pool], str],
+    ) -> None:
+        """`slice_settings`: the digest of those that slices of a pool are requested with."""
         self._working_set = working_set
         self._settings = settings
+        self.slice_settings = slice_settings
         # By providers, zones and capacity kinds: few for many jobs.
         self._sources: dict[tuple[object, ...], tuple[CapacitySource, ...]] = {}
 
@@ -78,6 +85,7 @@ class PlacementInputs:
         }
         pools = {name: working_set.pools[name] for name in pool_names if name in working_set.pools}
         slices_by_pool = {name: working_set.pool_slices(name) for name in pools}
+        slice_settings = {name: self.slice_settings(pool) for name, pool in pools.items()}
         limited = self._settings.slices_per_user is not None or any(
             pool.slices_per_user is not None or reservations[pool.name] for pool in pools.values()
         )
@@ -89,7 +97,7 @@ class PlacementInputs:
                     for tpu_slice in slices
                     if tpu_slice.state is SliceState.READY
                     and tpu_slice.job_id is None
-                    and pools[name].provides(tpu_slice)
+                    and pools[name].provides(tpu_slice, slice_settings[name])
                 ]
                 for name, slices in slices_by_pool.items()
             },

@@ -16,7 +16,7 @@ from tpufleet.model.attempts import AttemptState
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.jobs import JobState
-from tpufleet.model.pools import RefusalKind
+from tpufleet.model.pools import Pool, RefusalKind
 from tpufleet.model.records import replace
 from tpufleet.model.slices import LossReason, SliceId, TpuSlice
 from tpufleet.policy import capacity, fair_share, job_step, placement, pool_scaling
@@ -33,12 +33,13 @@ class Reconciler:
         new_name: Callable[[], str],
         server_url: str,
         usage: fair_share.UsageLedger | None = None,
+        slice_settings: Callable[[Pool], str] = lambda pool: "",
     ) -> None:
         self._working_set = working_set
         self._settings = settings
         self._new_name = new_name
         self._boots = BootMonitor(working_set, settings, server_url)
-        self._inputs = PlacementInputs(working_set, settings)
+        self._inputs = PlacementInputs(working_set, settings, slice_settings)
         self.usage = usage  # of chips, by user; None: none yet
         working_set.set_usage_steps(fair_share.usage_steps(usage))
         self.next_placement_at: datetime | None = None  # when placement may succeed next
@@ -212,6 +213,7 @@ class Reconciler:
             return
         stem = str(request.job_id or request.pool)[:40].rstrip("-")
         owner = f"job {request.job_id}" if request.job_id else f"pool {request.pool}"
+        pool = self._working_set.pools.get(request.pool or "")
         for index in range(request.count):
             suffix = f"-{index}" if request.count > 1 else ""
             tpu_slice = TpuSlice(
@@ -226,6 +228,7 @@ class Reconciler:
                 job_id=request.job_id,
                 assigned_at=now if request.job_id is not None else None,
                 reason=f"requested from {request.source} for {owner}",
+                settings="" if pool is None else self._inputs.slice_settings(pool),
             )
             self._working_set.put_slice(tpu_slice)
             self._working_set.record_events(slice_event(tpu_slice, now))
@@ -302,10 +305,12 @@ class Reconciler:
         working_set = self._working_set
         for name in set(working_set.pools) | set(working_set.slices_by_pool):
             pool = working_set.pools.get(name)
-            for slice_id in pool_scaling.surplus_slices(pool, working_set.pool_slices(name), now):
+            settings = "" if pool is None else self._inputs.slice_settings(pool)
+            slices = working_set.pool_slices(name)
+            for slice_id in pool_scaling.surplus_slices(pool, slices, now, settings):
                 tpu_slice = working_set.slices[slice_id]
                 loss = tpu_slice.loss or LossReason.RELEASED
-                changed = pool is not None and not pool.provides(tpu_slice)
+                changed = pool is not None and not pool.provides(tpu_slice, settings)
                 reason = (
                     f"pool {name} was changed and no longer has such slices"
                     if changed
@@ -314,7 +319,7 @@ class Reconciler:
                 self._release(tpu_slice, loss, reason, now)
             if pool is None:
                 continue
-            missing = pool_scaling.shortfall(pool, working_set.pool_slices(name))
+            missing = pool_scaling.shortfall(pool, working_set.pool_slices(name), settings)
             choice = capacity.choose_source(
                 self._inputs.pool_sources(pool), pool.accelerator, working_set.refusals, now
             )
@@ -326,7 +331,8 @@ class Reconciler:
                     self._request_slices(request, now)
             elif missing:
                 self._place_again_at(choice.until)
-            self._place_again_at(pool_scaling.next_surplus_at(pool, working_set.pool_slices(name)))
+            slices = working_set.pool_slices(name)
+            self._place_again_at(pool_scaling.next_surplus_at(pool, slices, settings))
 
     def _place_again_at(self, at: datetime | None) -> None:
         if at is not None and (self.next_placement_at is None or at < self.next_placement_at):

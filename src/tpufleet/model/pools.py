@@ -28,12 +28,15 @@ class Pool:
     idle_after: timedelta = timedelta(minutes=10)  # idle slices above `smallest` are released
     pod: PodSettings = field(default_factory=PodSettings)  # on Kubernetes
 
-    def provides(self, tpu_slice: TpuSlice) -> bool:
-        """Whether it would request such a slice now. False for one from before a change."""
+    def provides(self, tpu_slice: TpuSlice, settings: str = "") -> bool:
+        """Whether it would request such a slice now. False for one from before a change.
+        `settings`: the digest of those it would be requested with; empty: not known."""
         if (tpu_slice.provider, tpu_slice.accelerator) != (self.provider, self.accelerator):
             return False
         if tpu_slice.adopted:  # a person chose where it is
             return True
+        if settings and tpu_slice.settings not in ("", settings):
+            return False
         in_zone = not self.zones or tpu_slice.zone in self.zones
         return in_zone and tpu_slice.capacity in self.capacity
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import NewType
 
+from tpufleet.model import encoding
 from tpufleet.model.jobs import Capacity, JobId
 
 SliceId = NewType("SliceId", str)  # also the name in the cloud, chosen before the request
@@ -24,6 +27,12 @@ def source_text(provider: str, zone: str, capacity: Capacity) -> str:
     """`us-central1-a (spot)`; a simulated slice is never shown as a real one."""
     kind = f"{capacity}, simulated" if provider in SIMULATED_PROVIDERS else str(capacity)
     return f"{zone} ({kind})"
+
+
+def settings_digest(*values: object) -> str:
+    """The same for equal values, whatever the order of their keys."""
+    text = json.dumps(encoding.to_builtins(values), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class SliceState(StrEnum):
@@ -75,6 +84,9 @@ class TpuSlice:
     last_owner: str | None = None  # of the job that gave it back to its pool
     last_failed: bool = False  # whether that job failed
     node: str = ""  # made by a person, and adopted: its name in the cloud; never deleted
+    # Digest of the settings that it was requested with, besides its type and source: see
+    # `Provider.slice_settings`. Empty: not recorded.
+    settings: str = ""
 
     @property
     def adopted(self) -> bool:

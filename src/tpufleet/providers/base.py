@@ -69,6 +69,11 @@ class Provider(Protocol):
     # exchanges it for the slice's own token.
     exposes_tokens: bool
 
+    def slice_settings(self, accelerator: str, pod: PodSettings) -> str:
+        """Digest of what decides how a slice of a pool is created, besides its type, zone and
+        capacity. When it changes, idle slices are replaced. Empty: nothing does."""
+        ...
+
     def request(self, order: Order) -> None:
         """Start creating, or adopting `order.node`; BadRequest if the provider cannot adopt. Raises
         a ProviderError, whose type tells whether a retry would help."""

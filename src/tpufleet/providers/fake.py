@@ -13,7 +13,8 @@ from tpufleet.model import topology
 from tpufleet.model.bootstrap import BootstrapReport
 from tpufleet.model.cloud_slices import CloudSlice, CloudState, ExpectedSlice
 from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.slices import SliceId
+from tpufleet.model.pod_settings import PodSettings
+from tpufleet.model.slices import SliceId, settings_digest
 from tpufleet.providers.base import Fault, Order, refuse_adoption
 
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -32,6 +33,7 @@ class FakeSlice:
     lost_hosts: tuple[int, ...] = ()
     gone_at: datetime | None = None  # when its deletion completes
     bootstrap: tuple[BootstrapReport, ...] = ()
+    settings: str = ""
 
 
 class FakeProvider:
@@ -62,10 +64,19 @@ class FakeProvider:
         self._slices: dict[SliceId, FakeSlice] = {}
         self._wake: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
+        self.runtime = "v1"  # software version of new slices
 
     def _now(self) -> datetime:
         """A cloud has a clock of its own: it does not step with that of a server."""
         return _EPOCH + self._clock.uptime()
+
+    def slice_settings(self, accelerator: str, pod: PodSettings) -> str:
+        return settings_digest(self.runtime, pod)
+
+    def created_with(self, slice_id: SliceId) -> str | None:
+        """The settings of a slice that exists."""
+        known = self._slices.get(slice_id)
+        return None if known is None else known.settings
 
     def request(self, order: Order) -> None:
         refuse_adoption(order, self.name)
@@ -88,7 +99,12 @@ class FakeProvider:
             now = self._now()
             for slice_id in wanted:
                 self.requested.append((now, slice_id))
-                self._slices[slice_id] = FakeSlice(order, now, now + self.boot)
+                self._slices[slice_id] = FakeSlice(
+                    order,
+                    now,
+                    now + self.boot,
+                    settings=self.slice_settings(order.accelerator, order.pod),
+                )
 
     def release(self, slice_id: SliceId, zone: str) -> None:
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.providers.tpu_vm.emulated_tpus import ZONE, order
 from tpufleet.errors import BadInput, BadRequest
 from tpufleet.model import topology, tpu_zones
 from tpufleet.model.jobs import Capacity
+from tpufleet.model.pod_settings import PodSettings
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.tpu_vm import naming
 from tpufleet.providers.tpu_vm.provider import TpuVmProvider
@@ -214,3 +216,14 @@ def test_fuzzed_settings_are_accepted_or_rejected_with_a_message(key, value):
 @given(text=st.text(max_size=100))
 def test_any_text_becomes_a_valid_label(text):
     assert LABEL_VALUE.fullmatch(naming.label_value(text))
+
+
+def test_the_runtime_version_decides_whether_slices_of_a_pool_are_replaced(world):
+    def digest(accelerator: str = "v5litepod-16") -> str:
+        return world.provider.slice_settings(accelerator, PodSettings(cpu="8"))
+
+    before, other_type = digest(), digest("v4-8")
+    world.reopen(tags=("lab",), valid_for=timedelta(hours=1))
+    assert digest() == before, "an upgrade of the server gives up no capacity"
+    world.reopen(runtimes={"v5e": "tpu-ubuntu2204-base"})
+    assert (digest() != before, digest("v4-8")) == (True, other_type)

@@ -15,7 +15,8 @@ from tpufleet.errors import BadRequest, NoCapacity
 from tpufleet.kubernetes.connections import Connection, Json
 from tpufleet.model.cloud_slices import CloudSlice, ExpectedSlice
 from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.slices import SliceId
+from tpufleet.model.pod_settings import PodSettings
+from tpufleet.model.slices import SliceId, settings_digest
 from tpufleet.model.topology import short_name
 from tpufleet.providers.base import Fault, Order, refuse_adoption
 from tpufleet.providers.gke import keys, manifests, settings, slice_slots, slot_updates, states
@@ -62,6 +63,11 @@ class GkeProvider:
         self._watch: JobSetWatch | None = None
 
     # The Provider interface.
+
+    def slice_settings(self, accelerator: str, pod: PodSettings) -> str:
+        """Not the settings of the server, such as its image: an upgrade must not give up idle
+        capacity, which may be scarce."""
+        return settings_digest(pod)
 
     def request(self, order: Order) -> None:
         refuse_adoption(order, self.name)

@@ -22,6 +22,7 @@ from tpufleet.errors import BadInput, BadRequest, NoCapacity, ProviderUnavailabl
 from tpufleet.model import topology
 from tpufleet.model.cloud_slices import CloudSlice, CloudState, ExpectedSlice
 from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.pod_settings import PodSettings
 from tpufleet.model.server_status import LocalJobs
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order, refuse_adoption
@@ -87,6 +88,9 @@ class LocalProvider:
         self._thread: threading.Thread | None = None
 
     # The Provider interface.
+
+    def slice_settings(self, accelerator: str, pod: PodSettings) -> str:
+        return ""
 
     def request(self, order: Order) -> None:
         refuse_adoption(order, self.name)

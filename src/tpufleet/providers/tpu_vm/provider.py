@@ -15,8 +15,10 @@ from google.cloud import tpu_v2
 
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadRequest, NoCapacity, ProviderError, ProviderUnavailable, RateLimited
+from tpufleet.model import topology
 from tpufleet.model.cloud_slices import CloudState, ExpectedSlice, SliceListing
-from tpufleet.model.slices import SliceId
+from tpufleet.model.pod_settings import PodSettings
+from tpufleet.model.slices import SliceId, settings_digest
 from tpufleet.model.topology import short_name
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.tpu_vm import (
@@ -82,6 +84,11 @@ class TpuVmProvider:
         self._given_back: set[SliceId] = set()  # adopted nodes that keep our labels
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
+
+    def slice_settings(self, accelerator: str, pod: PodSettings) -> str:
+        """The runtime version, not all settings of the server: an upgrade must not give up idle
+        capacity, which may be scarce."""
+        return settings_digest(requests.runtime_version(topology.find(accelerator), self._settings))
 
     def request(self, order: Order) -> None:
         requests.validate(order, self._settings)
