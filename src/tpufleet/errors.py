@@ -94,6 +94,10 @@ class StorageFull(Unreachable):
     """The disk of the control plane or its database is full. Nothing was accepted."""
 
 
+class DatabaseFull(StorageFull):
+    """The disk of the database server is full, not that of the control plane."""
+
+
 class StorageUnusable(Unreachable):
     """The database of the control plane is read-only, damaged or gone. Nothing was accepted, and an
     operator has to act."""

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tpufleet.client.transport import error_from_response
-from tpufleet.errors import PermissionMissing, StorageFull, StorageUnusable, Unreachable
+from tpufleet.errors import (
+    DatabaseFull,
+    PermissionMissing,
+    StorageFull,
+    StorageUnusable,
+    Unreachable,
+)
 from tpufleet.model.api_types import ERROR_HEADER
 from tpufleet.service.app import error_response
 
@@ -28,6 +34,7 @@ def test_a_head_request_explains_its_error(service):
     ("error", "message"),
     [
         (StorageFull("database /srv/fleet.db: full"), "the server's disk is full"),
+        (DatabaseFull("the disk of Postgres"), "the disk of the server's database is full"),
         (StorageUnusable("database /srv/fleet.db is read-only"), "cannot write its database"),
         (Unreachable("database db1: connection refused"), "temporarily unavailable; retry"),
     ],

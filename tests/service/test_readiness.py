@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.small_disk import SmallDisk
 from tests.service.harness import ServiceHarness
 from tests.service.test_metrics import scrape, value
-from tpufleet.errors import StorageFull, StorageReadOnly, StorageUnusable, Unreachable
+from tpufleet.errors import DatabaseFull, StorageFull, StorageReadOnly, StorageUnusable, Unreachable
 from tpufleet.stores.memory import MemoryStore
 
 SECOND = timedelta(seconds=1)
@@ -64,11 +64,12 @@ def writable(service: ServiceHarness) -> float | None:
     ("error", "reason", "next_step"),
     [
         (StorageFull("database /srv/a.db"), "disk is full", "free space on"),
+        (DatabaseFull("/srv/a.db"), "disk of the server's database is full", "free space on the"),
         (StorageReadOnly("database /srv/a.db"), "database is read-only", "make its file"),
         (StorageUnusable("database /srv/a.db"), "cannot write its database", "an admin finds"),
         (Unreachable("database /srv/a.db"), "cannot write its database", "an admin finds"),
     ],
-    ids=["full", "read-only", "damaged", "input/output error"],
+    ids=["full", "Postgres full", "read-only", "damaged", "input/output error"],
 )
 def test_a_server_that_cannot_write_answers_heartbeats_and_says_what_to_do(
     failing, store, error, reason, next_step

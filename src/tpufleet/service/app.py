@@ -93,7 +93,11 @@ DISK_FULL = (
     "the server's disk is full, so the request was not accepted\n"
     "  next: free space on that disk, then retry; `tpu status` shows the server's errors"
 )
-
+DATABASE_FULL = (
+    "the disk of the server's database is full, so the request was not accepted\n"
+    "  next: free space on the disk of the database server, or make it larger, then retry; "
+    "`tpu status` shows the server's errors"
+)
 READ_ONLY = (
     "the server's database is read-only, so the request was not accepted\n"
     "  next: make its file and the file system writable again, then retry; `tpu status` shows the "
@@ -104,6 +108,7 @@ UNUSABLE = (
     "  next: an admin finds the reason with `tpu status`, or in the server's log"
 )
 _STORAGE = (
+    (errors.DatabaseFull, DATABASE_FULL),
     (errors.StorageFull, DISK_FULL),
     (errors.StorageReadOnly, READ_ONLY),
     (errors.StorageUnusable, UNUSABLE),

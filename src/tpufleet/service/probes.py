@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse, Response
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import FleetError, StorageFull, StorageReadOnly, StorageUnusable
+from tpufleet.errors import DatabaseFull, FleetError, StorageFull, StorageReadOnly, StorageUnusable
 from tpufleet.model.server_status import CONTROLLER_REPORT
 from tpufleet.service.write_problems import write_problem
 from tpufleet.stores.base import Store
@@ -27,6 +27,10 @@ DISK_FULL = (
     "the server's disk is full: submissions and ends of jobs are not recorded\n"
     "  next: free space on the disk of its state folder and database; it then continues"
 )
+DATABASE_FULL = (
+    "the disk of the server's database is full: submissions and ends of jobs are not recorded\n"
+    "  next: free space on the disk of the database server, or make it larger; it then continues"
+)
 READ_ONLY = (
     "the server's database is read-only: submissions and ends of jobs are not recorded\n"
     "  next: make its file and the file system writable again; it then continues"
@@ -35,7 +39,12 @@ UNUSABLE = (
     "the server cannot write its database: submissions and ends of jobs are not recorded\n"
     "  next: an admin finds the reason with `tpu status`, or in the server's log"
 )
-_STORAGE = ((StorageFull, DISK_FULL), (StorageReadOnly, READ_ONLY), (StorageUnusable, UNUSABLE))
+_STORAGE = (
+    (DatabaseFull, DATABASE_FULL),
+    (StorageFull, DISK_FULL),
+    (StorageReadOnly, READ_ONLY),
+    (StorageUnusable, UNUSABLE),
+)
 
 
 class Probes:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
-from tpufleet.errors import BadInput, FleetError, Unreachable, install_command
+from tpufleet.errors import BadInput, DatabaseFull, FleetError, Unreachable, install_command
 from tpufleet.stores.base import StoreChange, Subscription
 from tpufleet.stores.database import DatabaseSession, Query, Row
 from tpufleet.stores.postgres_batches import combined
@@ -53,6 +53,9 @@ class Timeouts:
     # How often it is tested that notifications arrive. A connection may be lost without a sign, and
     # a pooler in transaction mode passes no notifications on.
     notification: float = 10.0
+    # How long a full disk is reported after a write that failed: small ones still succeed, into
+    # space that the database already has.
+    disk_full: float = 60.0
 
 
 def open_postgres(url: str, timeouts: Timeouts | None = None) -> SqlStore:
@@ -122,6 +125,7 @@ class PostgresDatabase:
         self._refused = (errors.LockNotAvailable, errors.QueryCanceled)
         self._idle: list[psycopg.Connection] = []
         self._closed = False
+        self._write_error: tuple[DatabaseFull, float] | None = None  # and when it was raised
 
     def read(self, work: Callable[[DatabaseSession], T]) -> T:
         return self._with_retry(lambda connection: work(self._session(connection)))
@@ -132,11 +136,19 @@ class PostgresDatabase:
 
     def write(self, work: Callable[[DatabaseSession], T], *, durable: bool = True) -> T:
         begin = ("BEGIN",) if durable else ("BEGIN", "SET LOCAL synchronous_commit = off")
-        return self._with_retry(lambda connection: self._transact(connection, begin, work))
+        try:
+            result = self._with_retry(lambda connection: self._transact(connection, begin, work))
+        except DatabaseFull as error:
+            self._write_error = (error, time.monotonic())
+            raise
+        failed = self._write_error
+        if failed is not None and time.monotonic() - failed[1] >= self._timeouts.disk_full:
+            self._write_error = None
+        return result
 
     def write_error(self) -> Unreachable | None:
         """Whether it can be reached is known from reading."""
-        return None
+        return None if self._write_error is None else self._write_error[0]
 
     def word_query(self, grams: Sequence[str]) -> str:
         return "\n".join(grams)
@@ -200,6 +212,11 @@ class PostgresDatabase:
             return use(connection)
         except _driver().DataError as error:
             raise BadInput(f"value rejected by the database: {_one_line(error)}") from error
+        except _driver().errors.DiskFull as error:
+            raise DatabaseFull(
+                f"the disk of the Postgres server is full: {_one_line(error)}\n"
+                "  next: free space there, or make the disk larger; the server then continues"
+            ) from error
         finally:
             self._release(connection)
 
