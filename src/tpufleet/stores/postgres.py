@@ -359,7 +359,18 @@ class _PostgresSession:
             pending = []
             with self._watched(), self._connection.cursor() as cursor:
                 cursor.executemany(_with_placeholders(statement), rows)
-        return self._send_together([*pending, *queries])[len(pending) :]
+        results: list[list[Row]] = []
+        together: list[Query] = []
+        for query in (*pending, *queries):
+            if any(isinstance(each, bytes) for each in query[1]):
+                # As text in a message it would be twice as long.
+                results += self._send_together(together)
+                results += self._send_together([query])
+                together = []
+            else:
+                together.append(query)
+        results += self._send_together(together)
+        return results[len(pending) :]
 
     def _send_together(self, queries: Sequence[Query]) -> list[list[Row]]:
         """As one message. Not in psycopg's pipeline mode: there the database ends neither an idle
