@@ -10,6 +10,7 @@ import threading
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from tests.workloads.activations.test_workers import make  # noqa: F401
 from tpufleet.errors import BadInput
@@ -28,6 +29,17 @@ from tpufleet.workloads.activations.pipeline import (
     workers,
 )
 from tpufleet.workloads.activations.pipeline.progress_meter import Meter
+
+
+@pytest.fixture(autouse=True)
+def without_jax_cache():
+    """That of JAX, which all tests share."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture
@@ -127,13 +139,32 @@ def test_what_works_is_remembered_and_what_fails_is_tried_again(tmp_path):
 
 
 def test_cpus_keep_programs_only_if_asked_to(tmp_path):
-    devices, before = jax.devices()[:1], jax.config.jax_compilation_cache_dir
-    try:
-        assert open_cache(None, devices) is None and open_cache("", devices) is None
-        assert jax.config.jax_compilation_cache_dir == before
-        assert open_cache(str(tmp_path), devices) is not None
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+    devices = jax.devices()[:1]
+    assert open_cache(None, devices) is None and open_cache("", devices) is None
+    assert jax.config.jax_compilation_cache_dir is None
+    assert open_cache(str(tmp_path), devices) is not None
+
+
+def test_a_program_whose_file_was_lost_is_stored_again(model_folder, tmp_path):
+    """CPU programs that JAX has loaded from its own cache cannot be stored."""
+
+    def run() -> bytes:
+        devices = jax.devices()[:1]
+        cache = open_cache(str(tmp_path), devices)
+        sites = ("resid_post.1",)
+        opened = engines.open_engine(model_folder, sites, dtype="f32", devices=devices, cache=cache)
+        return outputs(opened, batch())
+
+    first = run()
+    for program in tmp_path.rglob("*.program"):
+        program.unlink()
+    assert [run(), run()] == [first, first]
+
+
+def test_programs_of_cpus_are_kept_by_jax_alone_where_it_has_a_cache(tmp_path):
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "jax"))
+    assert open_cache(str(tmp_path / "ours"), jax.devices()[:1]) is None
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "jax")
 
 
 class NotedPreparers(preparation.PreparerPool):

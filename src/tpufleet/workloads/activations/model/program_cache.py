@@ -121,18 +121,21 @@ def open_cache(folder: str | None, devices: Sequence[Any]) -> ProgramCache | Non
     if folder == "":
         return None
     configured = getattr(jax.config, "jax_compilation_cache_dir", None)
+    on_cpu = devices[0].platform == "cpu"
     if folder is None:
-        if devices[0].platform == "cpu":
+        if on_cpu:
             return None
         folder = configured or COMPILE_CACHE
     path = Path(os.path.expanduser(folder))
+    # Programs that several processes run together belong to this very set of processes.
+    stores_ours = jax.process_count() == 1 and "://" not in folder
+    if on_cpu and stores_ours:
+        # Not both: a CPU program that JAX has loaded from its cache is stored without its code.
+        return None if configured else ProgramCache(path / FOLDER, devices)
     if folder != configured:
         jax.config.update("jax_compilation_cache_dir", str(path))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    # Programs that several processes run together belong to this very set of processes.
-    if jax.process_count() > 1 or "://" in folder:
-        return None
-    return ProgramCache(path / FOLDER, devices)
+    return ProgramCache(path / FOLDER, devices) if stores_ours else None
 
 
 def _facts(devices: Sequence[Any]) -> Mapping[str, Any]:
