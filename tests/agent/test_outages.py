@@ -129,6 +129,7 @@ def test_the_exit_is_reported_after_the_log_is_uploaded(harness):
     assert "exited with status 0" in harness.log()
 
 
+@pytest.mark.slow
 def test_after_an_outage_longer_than_the_upload_timeout_the_log_precedes_the_exit(harness):
     """Once the exit is reported, the host may be released, with everything not uploaded yet."""
     harness.assign("sh", "-c", f"while ! test -e ../run/go; do sleep 0.05; done; {COUNTS}; exit 5")
@@ -152,6 +153,7 @@ def test_after_an_outage_longer_than_the_upload_timeout_the_log_precedes_the_exi
     assert numbers(harness.log()) == list(range(1, 401))
 
 
+@pytest.mark.slow
 def test_a_shutdown_does_not_wait_for_an_outage_to_end(harness):
     harness.assign("sh", "-c", "echo up; exec sleep 60")
     harness.start()
@@ -261,7 +263,7 @@ def test_output_on_a_full_disk_is_kept_in_memory_and_uploaded(harness):
     assert "exited with status 5" in harness.log()
 
 
-@pytest.mark.parametrize("status", [503, 500])
+@pytest.mark.parametrize("status", [503, pytest.param(500, marks=pytest.mark.slow)])
 def test_the_exit_waits_while_the_server_has_no_room_for_the_log(harness, status):
     """Heartbeats are answered, uploads are not, for longer than an upload may take."""
     harness.control_plane.refused_routes["logs"] = status

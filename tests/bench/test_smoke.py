@@ -48,7 +48,7 @@ RUNS = {
     "yardstick": [],
 }
 # The others take long even at tiny sizes; by default only their options load.
-BY_DEFAULT = {"planner", "submit", "listing", "scale", "recovery", "yardstick"}
+BY_DEFAULT = {"planner", "submit", "yardstick"}
 STORAGE = "extract_storage"
 STORAGE_OPTIONS = ("--mib", "8", "--rounds", "1", "--units", "1000")
 # With a test of their own. That of the provisioner needs a control plane:

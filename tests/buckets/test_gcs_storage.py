@@ -217,6 +217,7 @@ def test_logs_survive_the_loss_of_the_servers_disk_and_continue(bucket, tmp_path
     assert b"".join(second.text(attempt, host, 0, "")) == b"hello\nagain\n"
 
 
+@pytest.mark.slow
 def test_a_job_on_simulated_slices_keeps_everything_in_the_bucket(bucket, tmp_path, storage_url):
     """Run a job, restart the server, and read everything back from the bucket."""
     from tests.providers.tpu_vm.emulated_fleet import WORKLOAD

@@ -130,7 +130,7 @@ def test_metric_points_are_kept_in_order_and_can_be_thinned(store):
     assert store.metric_points("j1") == [points[0], *points[3:]]
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "count", [20_000, pytest.param(100_000, marks=pytest.mark.scale)], ids=["20k", "100k"]
 )

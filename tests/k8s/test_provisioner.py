@@ -86,6 +86,7 @@ def test_late_chips_and_a_repair_cost_nothing(rig):
     assert "NodePoolCreationFailed" not in rig.events()
 
 
+@pytest.mark.slow
 def test_a_deleted_jobset_loses_its_pools(rig):
     rig.provision_here()
     rig.submit("short")
@@ -106,6 +107,7 @@ KILLED_AT = {
 }
 
 
+@pytest.mark.slow
 def test_a_provisioner_killed_at_every_step_of_a_job_loses_nothing(rig):
     """One after the other on the same job; the long version has a job for each."""
     process = rig.provision()

@@ -113,11 +113,16 @@ def test_an_interrupted_start_leaves_no_server(tmp_path):
     ("written", "warning"),
     [
         pytest.param("sever: x\nlisten: 80\n", "sever: unknown field", id="a typo"),
-        pytest.param("listen: [\n", "not valid YAML", id="no YAML"),
-        pytest.param(None, "", id="the file that the variable names is gone"),
+        pytest.param("listen: [\n", "not valid YAML", id="no YAML", marks=pytest.mark.slow),
+        pytest.param(
+            None, "", id="the file that the variable names is gone", marks=pytest.mark.slow
+        ),
     ],
 )
-@pytest.mark.parametrize("everything", [False, True], ids=["server", "slices too"])
+@pytest.mark.parametrize(
+    "everything",
+    [pytest.param(False, id="server", marks=pytest.mark.slow), pytest.param(True, id="slices too")],
+)
 def test_a_server_is_stopped_also_when_its_config_file_is_invalid(
     alone_with_cleanup: Tpu, tmp_path: Path, written: str | None, warning: str, everything: bool
 ):

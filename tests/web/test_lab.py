@@ -46,6 +46,7 @@ PAGES = {
     "compare": "compare/" + "/".join(IDS[name] for name in SWEEP),
     "slice": f"slices/tpf-{IDS['diffusion-256']}-3",
 }
+PAGES_BY_DEFAULT = ("jobs", "queue", "fleet", "pool", "usage", "users", "job", "metrics")
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +91,10 @@ LOOKS = (("light", 1280), ("dark", 390))
 
 
 @pytest.mark.parametrize(
-    "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["in turn", "every look"]
+    "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["in turn", "all"]
 )
 def test_every_page_is_accessible_and_fits_a_phone(page: Page, server: lab.LabServer, every: bool):
-    for number, name in enumerate(PAGES):
+    for number, name in enumerate(PAGES if every else PAGES_BY_DEFAULT):
         go(page, server, name)
         page.wait_for_load_state("networkidle") if name == "compare" else None
         expect(page.locator("main")).not_to_contain_text("Loading…")
@@ -238,6 +239,7 @@ def test_a_reservation_conflicts_is_extended_and_broken(
     expect(page.get_by_role("region", name="Calendar")).to_contain_text("grace")
 
 
+@pytest.mark.slow
 def test_a_reservation_has_its_events(page: Page, member: Page, server: lab.LabServer):
     start = datetime.now().replace(minute=0, second=0, microsecond=0) + timedelta(days=9)
     go(member, server, "reservations")
@@ -450,6 +452,7 @@ def test_a_late_answer_to_the_search_before_is_not_shown(
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_metrics_come_back_after_an_answer_that_failed(page: Page, server: lab.LabServer):
     failed: list[str] = []
 
@@ -499,6 +502,7 @@ def test_what_a_server_that_starts_does_not_answer_is_asked_again(
     assert len(failed) > 2
 
 
+@pytest.mark.slow
 def test_a_token_has_its_events_for_its_user_and_for_admins(
     page: Page, member: Page, server: lab.LabServer
 ):

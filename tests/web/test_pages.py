@@ -271,7 +271,11 @@ def _assert_no_code_is_left(page: Page) -> None:
 
 
 @pytest.mark.parametrize("in_same_tab", [False, True], ids=["new tab", "same tab"])
-@pytest.mark.parametrize("other_user", [False, True], ids=["same user", "another user"])
+@pytest.mark.parametrize(
+    "other_user",
+    [pytest.param(False, marks=pytest.mark.slow), True],
+    ids=["same user", "another user"],
+)
 def test_a_login_link_is_redeemed_by_a_browser_that_has_a_session(
     page: Page, server: Server, other_user: bool, in_same_tab: bool
 ):

@@ -217,6 +217,7 @@ class Dies(LocalFolder):
             raise Killed
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_any_step_resumes_to_identical_bytes(make):
     calm = make("calm", unit_samples=12)
     extraction.run(calm, settings(name="w"))
@@ -286,7 +287,7 @@ def run_worker(
 @pytest.mark.parametrize(
     "compression, batching, kernel, sums_rows",
     [
-        ("none", "bucket", None, False),
+        pytest.param("none", "bucket", None, False, marks=pytest.mark.slow),
         pytest.param("none", "bucket", None, True, marks=pytest.mark.slow),
         pytest.param("zstd", "bucket", None, False, marks=pytest.mark.slow),
         pytest.param("none", "auto", "varlen", False, marks=pytest.mark.slow),
@@ -323,11 +324,13 @@ def test_units_that_share_batches_have_the_same_files_as_alone(
     "dtype, keep, batching, kernel, mesh",
     [
         pytest.param("bf16", "all", "bucket", None, None, marks=pytest.mark.slow),
-        ("f16", "last", "bucket", None, None),
+        pytest.param("f16", "last", "bucket", None, None, marks=pytest.mark.slow),
         pytest.param("int8", "all", "bucket", None, None, marks=pytest.mark.slow),
         pytest.param("f32", "all", "pack", None, None, marks=pytest.mark.slow),
         ("bf16", "no-special", "auto", "varlen", None),
-        ("bf16", "all", "bucket", None, {"data": 2, "tensor": 2}),
+        pytest.param(
+            "bf16", "all", "bucket", None, {"data": 2, "tensor": 2}, marks=pytest.mark.slow
+        ),
         pytest.param("bf16", "all", "auto", "varlen", {"data": 2}, marks=pytest.mark.slow),
     ],
 )
@@ -495,7 +498,7 @@ def shortened(path: Path) -> None:
         rewritten,
         pytest.param(replaced, marks=pytest.mark.slow),
         pytest.param(shortened, marks=pytest.mark.slow),
-        Path.unlink,
+        pytest.param(Path.unlink, marks=pytest.mark.slow),
     ],
 )
 def test_data_that_changes_during_a_run_is_never_stored(make, tmp_path, change, preparers):
