@@ -102,7 +102,7 @@ class ServiceComponents:
     channel_secrets: ChannelSecrets
     outbox: NotificationOutbox
     audit_log: AuditLog
-    openapi: bytes = b""
+    openapi: Callable[[], bytes] = bytes
 
     @property
     def job_files(self) -> JobFiles:

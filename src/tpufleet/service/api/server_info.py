@@ -59,4 +59,4 @@ def get_metrics(call: ApiCall) -> Response:
 
 @router.route("GET", "/openapi.json", role=Role.VIEWER, summary="This document", response=dict)
 def get_openapi(call: ApiCall) -> Response:
-    return Response(call.components.openapi, media_type=MediaType.JSON.value)
+    return Response(call.components.openapi(), media_type=MediaType.JSON.value)
