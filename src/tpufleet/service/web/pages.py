@@ -6,6 +6,7 @@ import gzip
 import mimetypes
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from starlette.requests import Request
@@ -39,12 +40,15 @@ HEADERS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class StaticFile:
     content: bytes
-    zipped: bytes
     media_type: str
     cache: str
+
+    @cached_property
+    def zipped(self) -> bytes:
+        return gzip.compress(self.content, mtime=0)
 
 
 class WebPages:
@@ -110,7 +114,6 @@ def _read(folder: Path) -> dict[str, StaticFile]:
         forever = name.startswith(ASSET_PREFIX)
         files[name] = StaticFile(
             content=content,
-            zipped=gzip.compress(content, mtime=0),
             media_type=mimetypes.guess_type(name)[0] or "application/octet-stream",
             cache="public, max-age=31536000, immutable" if forever else "no-cache",
         )
