@@ -8,8 +8,10 @@ import os
 import random
 import resource
 import signal
+import subprocess
 import sys
 from collections import Counter
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -410,6 +412,44 @@ def test_only_samples_of_a_damaged_record_cannot_be_read(folder):
     monitor.status()
     record.write_bytes(intact)
     assert monitor.status()["status"] == "DONE" and not monitor.status()["damaged"]
+
+
+def test_a_stream_of_a_dataset_that_has_grown_is_not_resumed(folder):
+    synthetic.extract(folder, synthetic.plan(samples=21, unit_samples=7, dtype="f32"))
+    complete = datasets.Dataset(folder)
+    partial = datasets.Dataset(folder)
+    partial.commits = {unit: commit for unit, commit in complete.commits.items() if unit}
+    assert partial.fingerprint != complete.fingerprint == datasets.Dataset(folder).fingerprint
+    options = {"batch": 2, "seed": 1, "skip": 1}
+    with pytest.raises(Conflict, match=r"another: 3 of 3 units are committed now"):
+        datasets.shuffled_batches(
+            complete, synthetic.SITES, expected=partial.fingerprint, **options
+        )
+    resumed = datasets.shuffled_batches(
+        complete, synthetic.SITES, expected=complete.fingerprint, **options
+    )
+    _, second = islice(datasets.shuffled_batches(complete, synthetic.SITES, batch=2, seed=1), 2)
+    assert next(resumed).samples.tolist() == second.samples.tolist()
+
+
+def test_a_script_that_ends_with_an_unfinished_stream_says_nothing(folder):
+    """Modules are gone when the stream is closed."""
+    synthetic.extract(folder, synthetic.plan(samples=21, unit_samples=7, dtype="f32"))
+    script = f"""
+import concurrent.futures.thread
+from tpufleet.workloads.activations.io import datasets
+dataset = datasets.open_dataset({str(folder.path)!r})
+kept = datasets.shuffled_rows(dataset, {synthetic.SITES[0]!r}, batch=2, blocks_in_memory=2)
+next(kept)
+class Last:
+    def __del__(self, kept=kept, futures=concurrent.futures.thread):
+        futures.queue = None
+        kept.close()
+last = Last()
+del kept
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_one_site_of_a_shuffled_stream_may_be_named_without_a_list(folder):

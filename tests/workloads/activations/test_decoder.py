@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -316,6 +319,29 @@ def test_a_kernel_that_fails_on_this_machine_is_not_used(platform, head_dim, fai
     )
     assert unavailable == failed
     assert ("cudnn attention disabled for head_dim 64" in caplog.text) == bool(failed)
+
+
+def test_an_int8_row_that_is_not_finite_reads_as_nan():
+    """With XLA's own settings: optimized, its maximum ignores NaN at some widths."""
+    script = """
+import jax, numpy as np
+from tpufleet.workloads.activations.model import decoder
+to_int8 = jax.jit(lambda given: decoder.to_stored_dtype(given, "int8"))
+for width in (4, 8, 16, 256):
+    for value in (np.nan, np.inf, -np.inf):
+        values = np.random.default_rng(0).standard_normal((3, width)).astype(np.float32)
+        values[1, width // 2] = value
+        coded, scale = map(np.asarray, to_int8(values))
+        assert np.isnan(scale).tolist() == [False, True, False], (width, value, scale)
+        assert np.isnan(coded[1] * scale[1]).all(), (width, value)
+        read = coded[::2] * scale[::2, None]
+        np.testing.assert_allclose(read, values[::2], atol=scale[::2].max())
+"""
+    plain = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=plain, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_int8_rounding_error_is_at_most_half_a_step():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -78,6 +79,17 @@ class Dataset:
     @property
     def complete(self) -> bool:
         return len(self.commits) == self.plan.units
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the plan and the rows of each committed unit: what the order of shuffled rows depends
+        on, besides the seed."""
+        rows = [
+            [unit, *(self.row_count(unit, file) for file in range(len(self.files(unit))))]
+            for unit in sorted(self.commits)
+        ]
+        text = json.dumps([self.plan.identity, rows], separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
         return sum(len(self.plan.sample_range(unit)) for unit in self.commits)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, Conflict
 from tpufleet.workloads.activations.io import scattered_reads
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class _Block(NamedTuple):
 
 
 def shuffled_rows(
-    dataset: Dataset, site: str, *, batch: int, **options: int
+    dataset: Dataset, site: str, *, batch: int, **options: Any
 ) -> Iterator[np.ndarray]:
     """The values of `shuffled_batches` for one site."""
     batches = _shuffled(dataset, [site], batch=batch, labelled=False, **options)
@@ -60,6 +61,7 @@ def shuffled_batches(
     rank: int = 0,
     world_size: int = 1,
     skip: int = 0,
+    expected: str = "",
 ) -> Iterator[RowBatch]:
     """Every stored row of one or several sites once, shuffled over the dataset.
 
@@ -68,8 +70,13 @@ def shuffled_batches(
     its own rows, as many as every other, so that all ranks take the same number of steps: of the
     stored rows, the last `rows % world_size` of the shuffled order are dropped.
 
+    The first batches hold rows of few samples: of `blocks_in_memory` blocks of `block` rows. Larger
+    numbers of smaller blocks shuffle better, and read more slowly.
+
     `skip` leaves out the first batches without reading them: a training run that took so many
-    steps continues exactly where it was.
+    steps continues exactly where it was, if the dataset has the same rows. `expected` is the
+    `Dataset.fingerprint` of the earlier steps: with others, which give another order, Conflict is
+    raised.
     """
     return _shuffled(
         dataset,
@@ -81,6 +88,7 @@ def shuffled_batches(
         rank=rank,
         world_size=world_size,
         skip=skip,
+        expected=expected,
     )
 
 
@@ -95,20 +103,28 @@ def _shuffled(
     rank: int = 0,
     world_size: int = 1,
     skip: int = 0,
+    expected: str = "",
     labelled: bool = True,
 ) -> Iterator[RowBatch]:
     positive = {"batch": batch, "block": block, "blocks_in_memory": blocks_in_memory}
     for name, value in {**positive, "world_size": world_size}.items():
         if value < 1:
             raise BadInput(f"{name} is {value}, expected at least 1")
-    if skip < 0:
-        raise BadInput(f"skip is {skip}, expected at least 0")
+    for name, value in {"skip": skip, "seed": seed}.items():
+        if value < 0:
+            raise BadInput(f"{name} is {value}, expected at least 0")
     if not 0 <= rank < world_size:
         raise BadInput(f"rank is {rank}, expected 0 to {world_size - 1} (world_size - 1)")
     for site in sites:
         if site not in dataset.sites:
             raise dataset.missing_site_error(site)
     dataset.check_records()
+    if expected and expected != dataset.fingerprint:
+        raise Conflict(
+            "the dataset has other rows than the steps before were taken with, so their order is "
+            f"another: {len(dataset.commits)} of {dataset.plan.units} units are committed now; "
+            "begin anew, or train on complete datasets only (`Dataset.complete`)"
+        )
     blocks = _own_blocks(dataset, block, seed, rank, world_size)
     batch = max(min(batch, sum(one.height for one in blocks)), 1)  # no memory for more
     random = np.random.default_rng((seed, rank))
@@ -163,6 +179,7 @@ def _left_over(blocks: list[_Block], ends: np.ndarray, rows: np.ndarray) -> _Rou
 
 def _batches(reader: _RowReader, rounds: Iterator[_Round]) -> Iterator[RowBatch]:
     rest: RowBatch | None = None
+    is_finalizing = sys.is_finalizing  # when it says so, modules have lost their names
     threads = ThreadPoolExecutor(READERS, thread_name_prefix="shuffled-rows")
     try:
         reading = [_Reading(reader, each, threads) for each in islice(rounds, 1)]
@@ -173,7 +190,8 @@ def _batches(reader: _RowReader, rounds: Iterator[_Round]) -> Iterator[RowBatch]
             while batches:
                 yield batches.pop()  # no reference is kept, so that its memory can be used again
     finally:
-        threads.shutdown(cancel_futures=True)
+        if not is_finalizing():
+            threads.shutdown(cancel_futures=True)
     if rest is not None:
         yield rest
 

@@ -201,8 +201,12 @@ def to_stored_dtype(values: Any, dtype: str) -> Any:
         wanted = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}[dtype]
         return values.astype(wanted)
     wide = values.astype(jnp.float32)
-    scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=-1), 1e-30) / 127.0
-    return jnp.rint(wide / scale[..., None]).astype(jnp.int8), scale
+    # XLA's maximum on CPUs ignores NaN.
+    finite = jnp.all(jnp.isfinite(wide), axis=-1)
+    largest = jnp.maximum(jnp.max(jnp.abs(wide), axis=-1), 1e-30)
+    scale = jnp.where(finite, largest / 127.0, jnp.nan)
+    rounded = jnp.where(finite[..., None], jnp.rint(wide / scale[..., None]), 0.0)
+    return rounded.astype(jnp.int8), scale
 
 
 def _layer(
