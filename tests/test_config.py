@@ -425,3 +425,18 @@ def test_the_half_life_of_usage(tmp_path):
     for wrong in ("soon", "1s"):
         with pytest.raises(BadInput, match="TPUFLEET_FAIR_SHARE_HALF_LIFE"):
             load(wrong)
+
+
+@pytest.mark.parametrize(
+    "url, shown",
+    [
+        ("sqlite:////srv/fleet.db", "sqlite:////srv/fleet.db"),
+        ("postgresql://ada@db:5432/fleet", "postgresql://ada@db:5432/fleet"),
+        ("postgresql://ada:x@db/fleet", "postgresql://ada:***@db/fleet"),
+        ("postgresql://ada:x#?@y@db,db2/fleet", "postgresql://ada:***@db,db2/fleet"),
+        ("postgresql:///fleet?host=/run&password=x", "postgresql:///fleet?host=/run&password=***"),
+        ("postgresql://[::1]/f?%73slpassword=x&a=b", "postgresql://[::1]/f?%73slpassword=***&a=b"),
+    ],
+)
+def test_the_url_of_a_store_is_shown_without_its_passwords(url, shown):
+    assert config.redacted_store(url) == shown

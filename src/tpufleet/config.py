@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from tpufleet.errors import BadInput, InvalidSettings, Unauthorized
 from tpufleet.model import byte_sizes, durations
@@ -115,6 +115,10 @@ class Config:
     def data(self) -> Path:
         """The folder of what survives a server: secret, code, logs, checkpoints, slices."""
         return self.shared or self.home
+
+    @property
+    def store_url(self) -> str:
+        return self.store or f"sqlite:///{self.home / 'fleet.db'}"
 
     @property
     def shares_files(self) -> bool:
@@ -368,6 +372,19 @@ def embedded_certificate(home: Path, url: str) -> Path | None:
     we can write the record, so the names in the certificate need not match the address."""
     record = _embedded_server(home)
     return record[1] if record is not None and record[0] == url else None
+
+
+def redacted_store(url: str) -> str:
+    """The URL of a store without its passwords, for people and logs. Not with `urlsplit`: Postgres
+    accepts `#` and `?` in a password."""
+    url = re.sub(r"^(\w+://[^:@/]*):[^/]*@", r"\1:***@", url)
+    start, mark, query = url.partition("?")
+    fields = []
+    for each in query.split("&"):
+        name, equals, _ = each.partition("=")
+        private = re.search("password|secret", unquote(name), re.IGNORECASE)
+        fields.append(f"{name}{equals}***" if private and equals else each)
+    return start + mark + "&".join(fields)
 
 
 def embedded_data_folder(home: Path) -> Path | None:

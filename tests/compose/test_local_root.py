@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests import postgres
+from tests.views.cli_runner import Tpu
 from tpufleet.compose import local_root, server_files
+from tpufleet.compose.providers import fleet_id
 from tpufleet.config import Config
 from tpufleet.errors import Conflict
+from tpufleet.model.jobs import Capacity
+from tpufleet.model.slices import SliceId
+from tpufleet.providers.base import Order
+from tpufleet.providers.local.provider import LocalProvider
 from tpufleet.stores.memory import MemoryStore
 from tpufleet.stores.open_store import open_store
 
@@ -102,3 +108,79 @@ def test_a_copy_of_the_secret_is_proposed_only_where_it_is_enough(tmp_path, prov
         server_files.server_secret(settings(tmp_path / "two", providers=providers), store)
     assert ("to a copy of theirs, or TPUFLEET_DATA" in str(refused.value)) == copy
     assert "TPUFLEET_DATA" in str(refused.value)
+
+
+def add_slice(folder: Path, store, server_url: str = "http://127.0.0.1:1") -> LocalProvider:
+    provider = LocalProvider(folder / "local", agent=("sleep", "60"))
+    provider.request(
+        Order(
+            id="order-a",
+            slices=(SliceId("a"),),
+            accelerator="v5litepod-4",
+            zone="local-a",
+            capacity=Capacity.ON_DEMAND,
+            tokens={SliceId("a"): "t"},
+            server_url=server_url,
+            fleet=fleet_id(store),
+        )
+    )
+    return provider
+
+
+def test_a_server_with_another_store_is_refused_where_there_are_slices(tmp_path):
+    store, one = MemoryStore(), tmp_path / "one"
+    url = "postgresql://fleet:pass#word@db/fleet"
+    claimed = local_root.claim(settings(one, store=url), store)
+    add_slice(one, store)
+    claimed.close()
+    with pytest.raises(Conflict, match="simulated slices of another store") as refused:
+        local_root.claim(settings(one), MemoryStore())
+    message = str(refused.value)
+    assert "another store, postgresql://fleet:***@db/fleet: with sqlite:///" in message
+    assert "pass --store" in message and "word" not in message
+    local_root.claim(settings(one, store=url), store).close()
+
+
+def test_the_command_for_a_lost_store_lets_another_take_its_place(tmp_path):
+    one = tmp_path / "one"
+    add_slice(settings(one).data, MemoryStore())  # a folder of an earlier version
+    with pytest.raises(Conflict, match="of another store: with") as refused:
+        local_root.claim(settings(one), MemoryStore())
+    command = str(refused.value).split("`")[1]
+    variable, *arguments = shlex.split(command)
+    assert variable == f"TPUFLEET_DATA={one}" and arguments[0] == "tpu"
+    Tpu(TPUFLEET_HOME=str(tmp_path / "home"), TPUFLEET_DATA=str(one)).ok(*arguments[1:])
+    local_root.claim(settings(one), MemoryStore()).close()
+
+
+def test_a_server_with_another_store_is_refused_while_one_runs(tmp_path):
+    """Its slices, which may be few or none now, would be deleted as soon as they exist."""
+    store, one, two = MemoryStore(), tmp_path / "one", tmp_path / "two"
+    running = local_root.claim(settings(one), store)
+    with pytest.raises(Conflict, match=rf"in use by the server in {one} \(process \d+ on "):
+        local_root.claim(settings(two, shared=one), MemoryStore())
+    assert [each.home for each in local_root.live_servers(one)] == [str(one)]
+    second = local_root.claim(settings(two, shared=one), store)
+    assert len(local_root.live_servers(one)) == 2
+    for each in (running, second):
+        each.close()
+    assert local_root.live_servers(one) == []
+    local_root.claim(settings(two, shared=one), MemoryStore()).close()
+
+
+def test_slices_of_a_store_in_memory_belong_to_nobody_after_it(tmp_path):
+    store, one = MemoryStore(), tmp_path / "one"
+    memory = settings(one, store="memory:")
+    claimed = local_root.claim(memory, store)
+    add_slice(one, store)
+    claimed.close()
+    local_root.claim(memory, MemoryStore()).close()
+
+
+def test_a_restored_store_has_the_slices_of_its_original(tmp_path):
+    """They have the same fleet, which is in the backup."""
+    store, copy, one = MemoryStore(), MemoryStore(), tmp_path / "one"
+    local_root.claim(settings(one), store).close()
+    add_slice(one, store)
+    copy.put_metadata("fleet", fleet_id(store))
+    local_root.claim(settings(one, store="postgresql://db/other"), copy).close()

@@ -142,7 +142,7 @@ def test_a_preempted_node_that_stale_listings_show_as_ready_is_replaced(tpu_vm_f
     assert fleet.nothing_is_paid()
 
 
-def test_an_orphan_is_reported_once_however_long_its_deletion_takes(tpu_vm_fleet):
+def test_an_orphan_is_reported_once_however_long_its_deletion_takes(tpu_vm_fleet, caplog):
     fleet = tpu_vm_fleet("stale", start=7200)
     cloud = fleet.tpus.emulator.cloud
     cloud.latencies = replace(cloud.latencies, deletion=timedelta(minutes=10))
@@ -153,6 +153,9 @@ def test_an_orphan_is_reported_once_however_long_its_deletion_takes(tpu_vm_fleet
         fleet.controllers[0].tick()
     events = fleet.store.events(EventQuery(limit=1000))
     assert [event.state for event in events].count("orphan") == 1
+    assert [record.levelname for record in caplog.records if "left-over" in record.message] == [
+        "WARNING"
+    ]
     assert fleet.nothing_is_paid()
 
 

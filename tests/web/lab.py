@@ -431,7 +431,7 @@ def serve(home: Path, ended: int, listen: str | None = None) -> None:
     if listen is not None:
         settings = replace(settings, listen=listen)
     cloud = FakeProvider(SystemClock(), name=PROVIDER, zones=ZONES)
-    with contextlib.closing(open_store(control_plane.store_url(settings))) as store:
+    with contextlib.closing(open_store(settings.store_url)) as store:
         fill(store, datetime.now(UTC), write_code(home), ended)
         cloud.boot = timedelta(0)
         for each in store.slices():

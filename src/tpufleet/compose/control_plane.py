@@ -83,15 +83,11 @@ def serve(settings: Config, *, embedded: bool) -> int:
 
 
 def _open_store(settings: Config) -> Store:
-    url = store_url(settings)
+    url = settings.store_url
     saved = backup.before_migration(settings, url)
     if saved is not None:
         log.info("backed up the database to %s before migrating it", saved)
     return open_store(url)
-
-
-def store_url(settings: Config) -> str:
-    return settings.store or f"sqlite:///{settings.home / 'fleet.db'}"
 
 
 class ControlPlane:
@@ -111,7 +107,8 @@ class ControlPlane:
         self._clock = SystemClock()
         home = settings.home
         self._secret = server_files.server_secret(settings, store)
-        local_root.claim(settings, store)  # of a server that may use the store
+        # Of a server that may use the store.
+        self._local_claim = local_root.claim(settings, store)
         if settings.admin_token_file is not None:
             self._register_admin_token(settings.admin_token_file)
         else:
@@ -147,6 +144,8 @@ class ControlPlane:
             self._controller.stop()
             for provider in self._providers.values():
                 provider.close()
+            if self._local_claim is not None:
+                self._local_claim.close()
 
     def _record(self) -> dict[str, Any]:
         """For commands on this machine: they connect to loopback, and trust our certificate."""

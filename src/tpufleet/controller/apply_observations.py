@@ -256,6 +256,10 @@ class ObservationApplier:
                 if cloud.id in reported:
                     continue
                 reported.add(cloud.id)
+                self._log(
+                    f"slice {cloud.id} of {result.provider} in {cloud.zone} is not in the store; "
+                    "deleting it"
+                )
                 self._working_set.record_events(
                     Event(
                         at=now,

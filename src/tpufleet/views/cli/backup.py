@@ -48,7 +48,6 @@ def backup(
     keep it private.
     """
     from tpufleet.compose import backup as backups
-    from tpufleet.compose.control_plane import store_url
 
     settings = connection.settings()
     settings = dataclasses.replace(settings, store=store or settings.store)
@@ -56,7 +55,7 @@ def backup(
         report = backups.verify(file)
         output.print_result(report, f"complete: {_describe(report)}", as_json)
         return
-    report = backups.create(settings, store_url(settings), file, optional)
+    report = backups.create(settings, settings.store_url, file, optional)
     if report.skipped:
         names = "\n  ".join(report.first_skipped)
         output.print_status(f"warning: skipped {report.skipped} files or folders:\n  {names}")
@@ -84,11 +83,10 @@ def restore(file: Path, keep_schema: bool, store: str | None, as_json: bool) -> 
     migrated.
     """
     from tpufleet.compose import backup as backups
-    from tpufleet.compose.control_plane import store_url
 
     settings = connection.settings()
     settings = dataclasses.replace(settings, store=store or settings.store)
-    report = backups.restore(settings, store_url(settings), file, keep_schema=keep_schema)
+    report = backups.restore(settings, settings.store_url, file, keep_schema=keep_schema)
     next_step = "install the version that made it, then tpu serve" if keep_schema else "tpu serve"
     message = f"restored {_describe(report)}\n  into {settings.home}\n  next: {next_step}"
     try:
