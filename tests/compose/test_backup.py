@@ -311,6 +311,33 @@ def test_a_copy_is_not_served_while_the_original_runs(tmp_path):
             assert refused.exit_code != 0 and "running" in refused.stderr
 
 
+@pytest.mark.parametrize("keep_schema", [[], ["--keep-schema"]], ids=["", "keep-schema"])
+@pytest.mark.parametrize("password", ["", "pass"], ids=["plain", "password"])
+def test_the_next_step_of_a_restore_starts_the_server_on_its_store(tmp_path, password, keep_schema):
+    old, new = settings(tmp_path / "old"), settings(tmp_path / "new")
+    url = url_of("sqlite", old.home)
+    open_store(url).close()
+    file = tmp_path / "b.tar.gz"
+    backup.create(old, url, file, ())
+    target = f"sqlite:///{tmp_path}/its database.db"
+    shown = f"tpu serve --store '{target}'"
+    if password:
+        target = postgres.fresh_url() + "&sslpassword=pass"
+        shown = f"set TPUFLEET_STORE to the URL of --store ({config.redacted_store(target)}), then"
+    tpu = Tpu(TPUFLEET_HOME=str(new.home))
+    printed = tpu.ok("restore", str(file), "--store", target, *keep_schema)
+    step = printed.partition("next: ")[2].removeprefix("install the version that made it, then ")
+    assert step.startswith(shown) and "=pass" not in printed
+
+
+def test_the_next_step_of_a_restore_into_the_state_folder_has_no_store(tmp_path):
+    old = settings(tmp_path / "old")
+    open_store(url_of("sqlite", old.home)).close()
+    backup.create(old, url_of("sqlite", old.home), tmp_path / "b.tar.gz", ())
+    printed = Tpu(TPUFLEET_HOME=str(tmp_path / "new")).ok("restore", str(tmp_path / "b.tar.gz"))
+    assert printed.endswith("next: tpu serve\n")
+
+
 def enter(context: contextlib.AbstractContextManager[None]) -> None:
     with context:
         pass

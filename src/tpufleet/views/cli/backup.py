@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from tpufleet import config
 from tpufleet.errors import Conflict
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
@@ -87,7 +89,9 @@ def restore(file: Path, keep_schema: bool, store: str | None, as_json: bool) -> 
     settings = connection.settings()
     settings = dataclasses.replace(settings, store=store or settings.store)
     report = backups.restore(settings, settings.store_url, file, keep_schema=keep_schema)
-    next_step = "install the version that made it, then tpu serve" if keep_schema else "tpu serve"
+    next_step = _serve_command(store)
+    if keep_schema:
+        next_step = f"install the version that made it, then {next_step}"
     message = f"restored {_describe(report)}\n  into {settings.home}\n  next: {next_step}"
     try:
         with backups.original_stopped(settings.home):
@@ -95,6 +99,16 @@ def restore(file: Path, keep_schema: bool, store: str | None, as_json: bool) -> 
     except Conflict as error:
         output.print_status(f"warning: {error}")
     output.print_result(report, message, as_json)
+
+
+def _serve_command(store: str | None) -> str:
+    """With the option that the next command needs too. A password is not repeated."""
+    if store is None:
+        return "tpu serve"
+    shown = config.redacted_store(store)
+    if shown != store:
+        return f"set TPUFLEET_STORE to the URL of --store ({shown}), then tpu serve"
+    return f"tpu serve --store {shlex.quote(store)}"
 
 
 def _describe(report: BackupReport) -> str:
