@@ -309,6 +309,10 @@ def test_a_copy_is_not_served_while_the_original_runs(tmp_path):
         for folder in (old.home, other):  # neither the original nor another copy of it
             refused = Tpu(TPUFLEET_HOME=str(folder))("serve")
             assert refused.exit_code != 0 and "running" in refused.stderr
+            assert f"next: TPUFLEET_HOME={new.home} tpu serve --stop" in refused.stderr
+    with server_files.exclusive_lock(old.home):
+        refused = Tpu(TPUFLEET_HOME=str(old.home))("serve")
+        assert f"already running in {old.home}; stop it with `tpu serve --stop`" in refused.stderr
 
 
 @pytest.mark.parametrize("keep_schema", [[], ["--keep-schema"]], ids=["", "keep-schema"])

@@ -187,14 +187,16 @@ def original_stopped(home: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if original is not None:
             try:
-                stack.enter_context(server_files.exclusive_lock(original))
+                stack.enter_context(server_files.exclusive_lock(original, home))
             except OSError:  # of another user
                 logger.warning("cannot lock %s, from which this was restored", original)
             except Conflict as error:
+                running = server_files.lock_holder(original)
+                origin = original if running == original else f"{original}, as was {running}"
                 raise Conflict(
-                    f"{home} was restored from {original}, where a server is still running, or "
-                    "another copy: both would control the same slices\n"
-                    f"  next: TPUFLEET_HOME={original} tpu serve --stop"
+                    f"{home} was restored from {origin}, where a server is still running: both "
+                    "would control the same slices\n"
+                    f"  next: TPUFLEET_HOME={running} tpu serve --stop"
                 ) from error
         yield
 

@@ -109,16 +109,33 @@ def forbid_writes_of_others() -> None:
 
 
 @contextlib.contextmanager
-def exclusive_lock(home: Path) -> Iterator[None]:
-    """Only one server may run in a state folder."""
-    with open(home / "serve.lock", "w") as lock:
+def exclusive_lock(home: Path, holder: Path | None = None) -> Iterator[None]:
+    """Only one server may run in a state folder. `holder`: the state folder of the server, if it
+    was restored from this one and locks it too."""
+    with open(home / "serve.lock", "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            copy = lock_holder(home)
+            if copy != home.resolve():
+                raise Conflict(
+                    f"a control plane is already running in {copy}, which was restored from "
+                    f"{home}: both would control the same slices\n"
+                    f"  next: TPUFLEET_HOME={copy} tpu serve --stop"
+                ) from error
             raise Conflict(
                 f"a control plane is already running in {home}; stop it with `tpu serve --stop`"
             ) from error
+        lock.truncate(0)
+        with contextlib.suppress(OSError):  # a full disk is no reason not to start
+            os.write(lock.fileno(), os.fsencode((holder or home).resolve()))
         yield
+
+
+def lock_holder(home: Path) -> Path:
+    """The state folder of the server that has locked this one."""
+    name = os.fsdecode((home / "serve.lock").read_bytes())
+    return Path(name) if name else home.resolve()
 
 
 def lease_holder(settings: Config) -> str:
