@@ -310,6 +310,8 @@ def test_a_copy_is_not_served_while_the_original_runs(tmp_path):
             refused = Tpu(TPUFLEET_HOME=str(folder))("serve")
             assert refused.exit_code != 0 and "running" in refused.stderr
             assert f"next: TPUFLEET_HOME={new.home} tpu serve --stop" in refused.stderr
+            refused = Tpu(TPUFLEET_HOME=str(folder))("serve", "--stop", "--all")
+            assert refused.exit_code != 0 and f"{new.home}" in refused.stderr
     with server_files.exclusive_lock(old.home):
         refused = Tpu(TPUFLEET_HOME=str(old.home))("serve")
         assert f"already running in {old.home}; stop it with `tpu serve --stop`" in refused.stderr

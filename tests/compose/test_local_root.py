@@ -14,6 +14,7 @@ from tpufleet.compose import local_root, server_files
 from tpufleet.compose.providers import fleet_id
 from tpufleet.config import Config
 from tpufleet.errors import Conflict
+from tpufleet.model.cloud_slices import CloudState
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Order
@@ -184,3 +185,19 @@ def test_a_restored_store_has_the_slices_of_its_original(tmp_path):
     add_slice(one, store)
     copy.put_metadata("fleet", fleet_id(store))
     local_root.claim(settings(one, store="postgresql://db/other"), copy).close()
+
+
+def test_slices_are_not_stopped_while_another_server_has_them(tmp_path):
+    store, one, two = MemoryStore(), tmp_path / "one", tmp_path / "two"
+    running = local_root.claim(settings(one), store)
+    provider = add_slice(one, store)
+    settings(two)
+    stop = Tpu(TPUFLEET_HOME=str(two), TPUFLEET_DATA=str(one))
+    refused = stop("serve", "--stop", "--all")
+    assert refused.exit_code != 0 and f"those of the server in {one} (process" in refused.stderr
+    assert f"next: TPUFLEET_HOME={one} tpu serve --stop, then repeat" in refused.stderr
+    assert [each.state for each in provider.listing()] == [CloudState.CREATING]
+    assert stop("serve", "--stop").exit_code == 0
+    running.close()
+    assert "stopped 0 simulated slices" in stop.ok("serve", "--stop", "--all")
+    assert [each.state for each in provider.listing()] == [CloudState.FAILED]

@@ -106,6 +106,18 @@ def live_servers(data: Path) -> list[LocalServer]:
     return servers
 
 
+def refuse_other_servers(data: Path, home: Path) -> None:
+    """Conflict while a server of another state folder controls the simulated slices."""
+    others = [each for each in live_servers(data) if each.home != str(home.resolve())]
+    if others:
+        raise Conflict(
+            f"the simulated slices in {data / 'local'} are those of {others[0].description} too, "
+            "which would run their jobs again\n"
+            f"  next: TPUFLEET_HOME={others[0].home} tpu serve --stop, then repeat this command; "
+            "or `tpu serve --stop` without --all stops only the server of this state folder"
+        )
+
+
 def _register(folder: Path, server: LocalServer) -> FolderClaim:
     path = folder / _SERVERS / f"{server.pid}-{secrets.token_hex(4)}.json"
     path.parent.mkdir(mode=0o700, exist_ok=True)

@@ -284,6 +284,19 @@ def test_a_partly_moved_order_is_complete_after_a_crash(root):
     assert [found.state for found in successor.listing()] == [CloudState.UP, CloudState.UP]
 
 
+def test_a_slice_without_processes_is_not_counted_as_stopped(root):
+    provider = LocalProvider(root, agent=SLEEP)
+    provider.request(order("a", "b"))
+    provider.advance()
+    killed = [psutil.Process(pid) for pid in pids(root).values()]
+    for process in killed:
+        process.kill()
+    psutil.wait_procs(killed)
+    provider.request(order("c"))  # not booted yet
+    assert LocalProvider(root).stop_all("stopped by hand") == 1
+    assert all(each.state is CloudState.FAILED for each in LocalProvider(root).listing())
+
+
 def test_the_next_server_reads_why_all_slices_were_stopped(root):
     provider = LocalProvider(root, agent=SLEEP)
     provider.request(order("a", "b"))

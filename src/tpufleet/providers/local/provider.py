@@ -177,11 +177,22 @@ class LocalProvider:
         for the next server to read why: then it releases them."""
         with self._records.lock():
             self._records.recover()
-            running = [record for record in self._records.all() if not record.over]
-            for record in running:
+            remaining = [record for record in self._records.all() if not record.over]
+            with_processes = self._with_processes(remaining)
+            for record in remaining:
                 self._records.save(replace(record, failed=reason, swept=False))
         self._sweep_until(lambda: all(each.swept for each in self._records.all()), within)
-        return len(running)
+        return len(with_processes)
+
+    def _with_processes(self, records: Sequence[SliceRecord]) -> list[SliceRecord]:
+        root = self._records.root
+        markers = {each.marker for each in processes.leftovers(root)}
+        return [
+            record
+            for record in records
+            if set(record.agents) - set(self._hosts.dead_hosts(record))
+            or any(each.startswith(processes.slice_marker(root, record.id)) for each in markers)
+        ]
 
     def _sweep_until(self, done: Callable[[], bool], within: timedelta) -> None:
         deadline = time.monotonic() + within.total_seconds()

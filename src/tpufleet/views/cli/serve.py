@@ -67,6 +67,7 @@ def serve(
     over; `tpu serve --stop --all` stops them too, and the next server runs the jobs again.
     """
     from tpufleet.compose.backup import original_stopped
+    from tpufleet.compose.server_files import exclusive_lock
 
     if stop:
         # A typo in the config file must not keep a server running: the folders are enough.
@@ -74,6 +75,10 @@ def serve(
         for error in errors:
             output.print_status(f"warning: {error}")
         data = config.embedded_data_folder(settings.home) or settings.data
+        if everything:
+            from tpufleet.compose import local_root
+
+            local_root.refuse_other_servers(data, settings.home)
         stopped = stop_server(settings.home)
         outcome = (
             "stopped the control plane"
@@ -84,7 +89,9 @@ def serve(
         if everything:
             from tpufleet.compose.providers import stop_local_slices
 
-            with original_stopped(settings.home):
+            settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Also against a copy of this folder, which controls the same slices.
+            with original_stopped(settings.home), exclusive_lock(settings.home):
                 slices = stop_local_slices(data, STOPPED_BY_COMMAND)
             result["slices"] = slices
             outcome += f"; stopped {text.counted(slices, 'simulated slice')}"
