@@ -57,6 +57,25 @@ def test_a_controller_that_dies_after_every_tick_at_this_step_loses_nothing(flee
     assert len(fleet.disk.done[job]) == 1
 
 
+@pytest.mark.parametrize("url, warned", [("http://127.0.0.1", False), ("http://other", True)])
+def test_a_server_that_joins_with_another_url_warns_once(fleet, caplog, url, warned):
+    fleet.run(3)
+    fleet.server_url = url
+    fleet.controllers.append(fleet.new_controller("two"))
+    fleet.run(60)
+    warnings = [record.getMessage() for record in caplog.records if "public_url" in record.msg]
+    assert len(warnings) == warned
+    assert all("leader's to http://127.0.0.1, this one's to http://other" in w for w in warnings)
+
+
+def test_a_server_that_succeeds_another_does_not_compare_its_url(fleet, caplog):
+    fleet.run(3)
+    fleet.server_url = "http://other"
+    fleet.restart_controller()  # the lease of the dead one has not run out yet
+    fleet.run(60)
+    assert not [record for record in caplog.records if "public_url" in record.msg]
+
+
 def test_two_controllers_and_exactly_one_acts(fleet):
     fleet.controllers.append(fleet.new_controller("two"))
     jobs = [fleet.submit() for _ in range(4)]

@@ -92,6 +92,7 @@ class LeadershipTerm:
             lease.holder,
             now,
             installation.settings.default_providers,
+            installation.server_url,
         )
         self._listed_at: dict[str, datetime] = {}
         self._list_now = threading.Event()

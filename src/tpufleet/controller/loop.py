@@ -19,7 +19,9 @@ from tpufleet.controller.leadership import Installation, LeadershipTerm
 from tpufleet.controller.observe import Observation
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.errors import Fenced, Unreachable
+from tpufleet.model import encoding
 from tpufleet.model.hosts import host_id
+from tpufleet.model.server_status import CONTROLLER_REPORT, ControllerReport
 from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.providers.base import Provider
 from tpufleet.stores.base import ChangeSet, Store
@@ -92,6 +94,8 @@ class Controller:
         self._thread: threading.Thread | None = None
         self._renewal: threading.Thread | None = None
         self._holds_lease = False
+        self._started_at = clock.now()
+        self._url_compared = False
         self._tick_started = clock.uptime()
         for provider in providers.values():
             provider.on_change(self._provider_changed)
@@ -134,6 +138,7 @@ class Controller:
         self._holds_lease = lease is not None
         if lease is None:
             self._term = None
+            self._compare_url_with_leader()
             return False
         if term is not None and lease.token == term.lease.token:
             term.lease, term.renewed_at = lease, now
@@ -141,6 +146,25 @@ class Controller:
         self._term = LeadershipTerm(self._installation, lease, now, self._silence, self.wake)
         log.info("took over as %s with token %s", self._holder, lease.token)
         return True
+
+    def _compare_url_with_leader(self) -> None:
+        """Once, with a report of after our start: an earlier one may be of a server that ended."""
+        if self._url_compared:
+            return
+        text = self._store.metadata(CONTROLLER_REPORT)
+        leader = encoding.from_json(text, ControllerReport) if text else None
+        if leader is None or leader.reported_at <= self._started_at:
+            return
+        self._url_compared = True
+        own = self._installation.server_url
+        if leader.server_url and leader.server_url != own:
+            log.warning(
+                "hosts connect only to the server that requested their slice: the leader's to %s, "
+                "this one's to %s; when it stops, their jobs are lost and run again. Set the same "
+                "public_url on all servers, such as that of a load balancer",
+                leader.server_url,
+                own,
+            )
 
     def observe(self) -> Observation:
         return self._current_term().observe()

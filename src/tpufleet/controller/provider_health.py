@@ -30,7 +30,9 @@ class ProviderHealthLog:
         holder: str,
         now: datetime,
         default_providers: Sequence[str] = (),
+        server_url: str = "",
     ) -> None:
+        self._server_url = server_url
         self._zones = {name: tuple(zones) for name, zones in zones_by_provider.items()}
         self._default_providers = tuple(default_providers)
         self._answered_at: dict[str, datetime | None] = dict.fromkeys(self._zones)
@@ -82,6 +84,7 @@ class ProviderHealthLog:
             leader_since=self._leader_since,
             reported_at=now,
             version=tpufleet.__version__,
+            server_url=self._server_url,
             providers=tuple(
                 ProviderHealth(
                     name=name,

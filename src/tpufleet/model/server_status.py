@@ -45,6 +45,7 @@ class ControllerReport:
     reported_at: datetime
     providers: tuple[ProviderHealth, ...] = ()
     version: str = ""  # of tpufleet
+    server_url: str = ""  # that hosts of its slices connect to
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
