@@ -18,6 +18,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model.jobs import Capacity, JobState
 from tpufleet.model.pod_settings import PodSettings
 from tpufleet.model.slices import SliceState
+from tpufleet.model.users import Role, User
 from tpufleet.stores.base import ChangeSet, EventQuery
 from tpufleet.stores.memory import MemoryStore
 
@@ -279,6 +280,52 @@ def test_a_queued_job_fails_with_the_reason_when_its_pool_gets_another_type(flee
     assert fleet.job(first).state is JobState.SUCCEEDED
     assert fleet.job(second).state is JobState.FAILED
     assert "pool lab has v5e-8 slices, but the job needs v5e-16" in fleet.job(second).reason
+
+
+@pytest.mark.parametrize("fields", [{}, {"require_reservation": True}], ids=str)
+def test_a_queued_job_fails_with_the_reason_when_its_owner_is_no_longer_a_member(fleet, fields):
+    members(fleet, "ann", "bob")
+    first = fleet.submit(Program(steps=60), pool="lab")
+    fleet.until_state(first, JobState.RUNNING)
+    queued = fleet.submit(pool="lab", owner="bob", **fields)
+    fleet.run(2)
+    members(fleet, "ann")
+    fleet.settle(first, queued)
+    assert fleet.job(first).state is JobState.SUCCEEDED
+    assert (fleet.job(queued).state, fleet.attempts(queued)) == (JobState.FAILED, [])
+    reason = "cannot be placed: bob is no longer a member of pool lab; an admin can change"
+    assert reason in fleet.job(queued).reason
+
+
+def test_a_running_job_goes_on_when_its_owner_is_no_longer_a_member(fleet):
+    members(fleet, "ann", "bob")
+    job = fleet.submit(Program(steps=60), pool="lab", owner="bob")
+    fleet.until_state(job, JobState.RUNNING)
+    members(fleet, "ann")
+    fleet.settle(job)
+    assert fleet.attempts(job) == ["finished"]
+
+
+def test_jobs_of_admins_run_in_pools_that_they_are_not_members_of(fleet):
+    members(fleet, "ann")
+    fleet.run(2)
+    promoted = User(name="bob", role=Role.ADMIN, created_at=fleet.clock.now())
+    fleet.context("bob")
+    fleet.store.put_user(promoted)
+    job = fleet.submit(pool="lab", owner="root")
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.SUCCEEDED
+    members(fleet, "ann", "bob")
+    job = fleet.submit(pool="lab", owner="bob")
+    members(fleet, "ann")
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.SUCCEEDED
+
+
+def members(fleet, *names: str) -> None:
+    for name in names:
+        fleet.context(name)  # makes the user
+    fleet.put_pool(name="lab", largest=1, members=names)
 
 
 TYPES = ("v5litepod-8", "v5litepod-16", "v5litepod-32")

@@ -124,6 +124,15 @@ def test_a_job_that_can_never_run_is_refused_with_the_reason(service, changes, e
         service.client("mel").submit([new("job-1", **changes)])
 
 
+def test_an_admin_cannot_rerun_a_job_in_a_pool_that_its_owner_may_not_use(service):
+    service.submit("job-1")
+    service.end_job("job-1")
+    lab = Pool(name="lab", provider="local", accelerator="v5litepod-16", largest=2, members=("mo",))
+    service.store.commit(ChangeSet(pools=[lab]))
+    with pytest.raises(Forbidden, match="mel is not a member of lab"):
+        service.client("ada").rerun("job-1", {"pool": "lab"})
+
+
 def test_listing_filters_and_pages(service):
     for number in range(5):
         service.clock.advance(timedelta(seconds=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -187,3 +188,14 @@ def test_a_pool_that_is_deleted_during_a_request_is_not_reserved(service, lab, m
     with pytest.raises(NotFound, match="no pool named 'lab'"):
         reserve(service, "late")
     assert _active(service) == []
+
+
+def test_reservations_of_users_who_are_no_longer_members_end(service):
+    put_pool(service, largest=3, members=("mel", "mo"))
+    for by, name in (("ada", "r1"), ("mel", "r2"), ("mo", "r3")):
+        reserve(service, name, by)
+    ada = service.client("ada")
+    ada.put_pool(replace(ada.pool("lab"), members=("mo",)))
+    assert [each.owner for each in ada.reservations()] == ["ada", "mo"]
+    ended = service.store.document(Reservation, "r2")
+    assert ended.end_reason == "mel is no longer a member of pool lab"

@@ -62,6 +62,10 @@ class ObservationApplier:
             if list(observation.reservations) != list(self._working_set.reservations):
                 self._working_set.placement_due = True
             self._working_set.reservations = observation.reservations
+        if observation.admins is not None:
+            if observation.admins != self._working_set.admins:
+                self._working_set.placement_due = True
+            self._working_set.admins = observation.admins
         for attempt_id, progress in observation.progress.items():
             known = self._working_set.progress.get(attempt_id)
             self._working_set.progress[attempt_id] = observe.merge_progress(known, progress)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -17,12 +17,14 @@ from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.pools import Pool
 from tpufleet.model.reservations import Reservation
 from tpufleet.model.slices import SliceState
+from tpufleet.model.users import Role
 from tpufleet.policy import liveness
 from tpufleet.stores.base import ChangeSet, Store
 
 HANG_CHECK_INTERVAL = timedelta(seconds=30)
 MIN_HANG_CHECK_INTERVAL = timedelta(seconds=1)
 RESERVATION_INTERVAL = timedelta(seconds=30)
+ADMINS_INTERVAL = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +35,7 @@ class Observation:
     edited_jobs: Sequence[Job] = ()
     pools: Sequence[Pool] | None = None  # None: unchanged
     reservations: Sequence[Reservation] | None = None  # None: unchanged
+    admins: frozenset[str] | None = None  # None: unchanged
     silent_hosts: Sequence[HostId] = ()
     due_jobs: Sequence[JobId] = ()  # jobs whose timer has expired
     results: Sequence[CallResult] = ()
@@ -51,6 +54,7 @@ class Observer:
         self._hangs_checked_at = now
         self._unchecked: list[JobId] = []  # in this interval
         self._reservations_read_at: datetime | None = None
+        self._admins_read_at: datetime | None = None
         self._last_consumed = 0
 
     def committed(self, change: ChangeSet) -> None:
@@ -63,13 +67,15 @@ class Observer:
         kinds = {message.kind for message in messages}
         silent = self._silence.check(self._working_set)
         due = self._working_set.pop_due_jobs(now)
+        pools = self._store.pools() if InboxMessageKind.POOL_CHANGED in kinds else None
         return Observation(
             at=now,
             messages=messages,
             new_jobs=self._named(messages, InboxMessageKind.SUBMITTED),
             edited_jobs=self._named(messages, InboxMessageKind.EDITED),
-            pools=self._store.pools() if InboxMessageKind.POOL_CHANGED in kinds else None,
+            pools=pools,
             reservations=self._reservations(kinds, now),
+            admins=self._admins(kinds, pools, now),
             silent_hosts=silent,
             due_jobs=due,
             results=results,
@@ -86,6 +92,23 @@ class Observer:
             return None
         self._reservations_read_at = now
         return [each for each in self._store.documents(Reservation) if each.ends_at > now]
+
+    def _admins(
+        self, kinds: Set[InboxMessageKind], pools: Sequence[Pool] | None, now: datetime
+    ) -> frozenset[str] | None:
+        """Read while a pool has members: now and then, and before a new job or a changed pool is
+        judged, since its owner may just have become one."""
+        known = self._working_set.pools.values() if pools is None else pools
+        if not any(pool.members for pool in known):
+            return None
+        read_at = self._admins_read_at
+        due = read_at is None or now - read_at >= ADMINS_INTERVAL
+        if not due and kinds.isdisjoint(
+            {InboxMessageKind.SUBMITTED, InboxMessageKind.POOL_CHANGED}
+        ):
+            return None
+        self._admins_read_at = now
+        return frozenset(user.name for user in self._store.users() if user.role is Role.ADMIN)
 
     def _named(self, messages: Sequence[InboxMessage], kind: InboxMessageKind) -> list[Job]:
         """The jobs that these messages name, as stored."""

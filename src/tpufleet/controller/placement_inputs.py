@@ -112,6 +112,7 @@ class PlacementInputs:
             slices_per_user=self._settings.slices_per_user,
             reservations=reservations,
             exhausted_budgets=working_set.exhausted_budgets,
+            admins=working_set.admins,
         )
 
     def pool_sources(self, pool: Pool) -> tuple[CapacitySource, ...]:

@@ -35,6 +35,7 @@ class WorkingSet:
         self.progress: dict[AttemptId, Progress] = {}
         self.pools: dict[str, Pool] = {pool.name: pool for pool in live.pools}
         self.reservations: Sequence[Reservation] = ()
+        self.admins: frozenset[str] = frozenset()  # read while a pool has members
         self.refusals = RefusalHistory(live.refusals)
         self.present_since: datetime | None = None  # since when hosts could report without a gap
         # Sources that rejected a job's request as invalid. Not stored: a new controller asks again.

@@ -28,6 +28,10 @@ class Pool:
     idle_after: timedelta = timedelta(minutes=10)  # idle slices above `smallest` are released
     pod: PodSettings = field(default_factory=PodSettings)  # on Kubernetes
 
+    def admits(self, user: str, *, is_admin: bool) -> bool:
+        """Whether the jobs and reservations of this user may have its slices."""
+        return is_admin or not self.members or user in self.members
+
     def provides(self, tpu_slice: TpuSlice, settings: str = "") -> bool:
         """Whether it would request such a slice now. False for one from before a change.
         `settings`: the digest of those it would be requested with; empty: not known."""

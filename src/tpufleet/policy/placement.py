@@ -9,7 +9,7 @@ to end before the head could have started (backfill).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -106,6 +106,7 @@ class Supply:
     slices_per_user: int | None = None  # over all pools
     reservations: Mapping[str, Sequence[Reservation]] = field(default_factory=dict)  # by pool
     exhausted_budgets: Sequence[BudgetUse] = ()
+    admins: Collection[str] = ()  # who may use every pool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,6 +267,13 @@ class _PlacementPass:
             has, needs = short_name(queue.pool.accelerator), short_name(job.spec.accelerator)
             mismatch = f"pool {queue.pool.name} has {has} slices, but the job needs {needs}"
             self._wait(job, mismatch, unsatisfiable=True)
+            return
+        if not queue.pool.admits(job.owner, is_admin=job.owner in self._supply.admins):
+            excluded = (
+                f"{job.owner} is no longer a member of pool {queue.pool.name}; an admin can change "
+                "its members"
+            )
+            self._wait(job, excluded, unsatisfiable=True)
             return
         if job.spec.require_reservation and (lacking := self._no_reservation(job, queue.pool)):
             self._wait(job, *lacking)

@@ -41,6 +41,7 @@ def put_pool(context: CommandContext, pool: Pool, providers: Sequence[str]) -> P
     if before is None:  # of an earlier pool of this name, deleted by an older server
         reservations.end_all(context, pool.name)
     _commit_pool(context, pool.name, "changed", ChangeSet(pools=[pool]))
+    reservations.end_of_former_members(context, pool)
     return pool
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -21,6 +21,7 @@ from tpufleet.model.reservations import (
     Reservation,
     most_reserved,
 )
+from tpufleet.model.users import Role
 from tpufleet.policy import reservation_limits
 from tpufleet.service import identifiers
 from tpufleet.service.commands import CommandContext
@@ -134,12 +135,23 @@ def end_all(context: CommandContext, pool: str, lock: Lease | None = None) -> No
 
 def end_of_user(context: CommandContext, owner: str) -> None:
     """Those of a user who was deleted, so that none is made or extended meanwhile."""
-    reason = f"user {owner} was deleted"
+    lasting = [each for each in listed(context.store, context.now) if each.owner == owner]
+    _end_each(context, lasting, f"user {owner} was deleted")
+
+
+def end_of_former_members(context: CommandContext, pool: Pool) -> None:
+    """Those of users who may no longer use the pool: nobody could use their slices."""
+    admins = {user.name for user in context.store.users() if user.role is Role.ADMIN}
     for each in listed(context.store, context.now):
-        if each.owner == owner:
-            _finish(context, each, reason)
-            message = f"the reservation of {owner} has ended: {reason}"
-            _announce(context, each, "released", message)
+        if each.pool == pool.name and not pool.admits(each.owner, is_admin=each.owner in admins):
+            reason = f"{each.owner} is no longer a member of pool {pool.name}"
+            _end_each(context, [each], reason)
+
+
+def _end_each(context: CommandContext, reservations: Iterable[Reservation], reason: str) -> None:
+    for each in reservations:
+        _finish(context, each, reason)
+        _announce(context, each, "released", f"the reservation of {each.owner} has ended: {reason}")
 
 
 def _finish(
@@ -201,7 +213,7 @@ def _find_pool(context: CommandContext, name: str) -> Pool:
         near = identifiers.suggestion(name, known) or "; create one with `tpu pool create`"
         raise NotFound(f"no pool named {name!r}{near}")
     caller = context.caller
-    if pool.members and caller.name not in pool.members and not caller.is_admin:
+    if not pool.admits(caller.name, is_admin=caller.is_admin):
         raise Forbidden(f"{caller.name} is not a member of pool {name}")
     return pool
 

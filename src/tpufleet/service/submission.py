@@ -28,6 +28,7 @@ from tpufleet.model.jobs import (
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SIMULATED, SIMULATED_PROVIDERS
 from tpufleet.model.topology import short_name
+from tpufleet.model.users import Role
 from tpufleet.service import (
     checkpoint_leases,
     checkpoint_owners,
@@ -317,10 +318,10 @@ class _Checks:
                 identifiers.suggestion(name, self._pools) or "; create one with `tpu pool create`"
             )
             raise BadInput(f"pool: no pool named {name!r}{near}")
-        caller = self._context.caller
-        if pool.members and caller.name not in pool.members and not caller.is_admin:
+        owner = self._owner
+        if not pool.admits(owner, is_admin=self._owner_is_admin()):
             raise Forbidden(
-                f"pool: {caller.name} is not a member of {name}; an admin can change its members"
+                f"pool: {owner} is not a member of {name}; an admin can change its members"
             )
         if pool.accelerator != spec.accelerator:
             raise BadInput(
@@ -331,6 +332,12 @@ class _Checks:
             raise BadInput(
                 f"slices: the job needs {spec.slices}, but pool {name} has at most {pool.largest}"
             )
+
+    def _owner_is_admin(self) -> bool:
+        if self._context.caller.name == self._owner:
+            return self._context.caller.is_admin
+        owner = self._context.store.user(self._owner)
+        return owner is not None and owner.role is Role.ADMIN
 
     def _known_secrets(self) -> frozenset[str]:
         if self._secrets is None:
