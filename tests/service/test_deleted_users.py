@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,59 @@ def test_nothing_is_left_for_a_later_user_of_the_name_if_the_server_stops_half_w
     with pytest.raises(Unreachable):
         user_commands.delete_user(ada, files, "mel")
     assert (files.names("mel"), store.documents(Preferences)) == ((), [])
+
+
+# A later user of the same name.
+
+
+def test_a_new_user_does_not_get_the_jobs_of_a_deleted_one_of_that_name(service):
+    ada = service.client("ada")
+    service.submit("job-1", by="mel")
+    service.end_job("job-1")
+    ada.delete_user("mel")
+    with pytest.raises(Conflict, match=r"a deleted user mel has jobs here.*\n.*--take-over"):
+        ada.put_user("mel", Role.MEMBER)
+    assert service.store.user("mel") is None
+    assert ada.put_user("mel", Role.MEMBER, take_over=True).name == "mel"
+    [entry, *_] = ada.audit(user="ada")
+    assert entry.detail == "role member (new user); takes over the jobs of a deleted user"
+
+
+def test_a_deleted_user_without_jobs_can_be_added_again(service):
+    ada = service.client("ada")
+    ada.delete_user("mel")
+    assert ada.put_user("mel", Role.VIEWER).role is Role.VIEWER
+
+
+@pytest.mark.parametrize(
+    ("members", "left"),
+    [(("mel", "mo"), ("mo",)), (("mel",), ("ada",)), (("mo",), ("mo",)), ((), ())],
+    ids=["one of two", "the only one: closed to all but admins", "not a member", "open to all"],
+)
+def test_a_deleted_user_is_no_longer_a_member_of_pools(service, members, left):
+    ada = service.client("ada")
+    ada.put_pool(replace(ada.pool("lab"), members=members))
+    ada.delete_user("mel")
+    assert ada.pool("lab").members == left
+    message = ada.events(pool="lab").events[-1].message
+    removed = "mel" in members
+    assert (message == "member mel was removed: the user was deleted") is removed
+
+
+def test_a_pool_of_an_admin_who_deletes_themself_is_not_open_to_all(service):
+    ada = service.client("ada")
+    ada.put_user("eve", Role.ADMIN)
+    ada.put_pool(replace(ada.pool("lab"), members=("ada",)))
+    ada.delete_user("ada")
+    assert service.store.pool("lab").members == ("eve",)
+
+
+def test_a_new_user_is_not_a_member_where_an_older_server_kept_the_name(service):
+    ada = service.client("ada")
+    ada.put_pool(replace(ada.pool("lab"), members=("mel", "mo")))
+    service.store.delete_user("mel")  # as an older server did
+    ada.put_user("mel", Role.MEMBER)
+    assert ada.pool("lab").members == ("mo",)
 
 
 # Secrets on the disk of a server.

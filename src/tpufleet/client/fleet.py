@@ -446,8 +446,10 @@ class FleetClient:
     def users(self) -> tuple[User, ...]:
         return self._get("/users", UserPage).users
 
-    def put_user(self, name: str, role: Role, *, service: bool | None = None) -> User:
-        body = NewUser(name=name, role=role, service=service)
+    def put_user(
+        self, name: str, role: Role, *, service: bool | None = None, take_over: bool = False
+    ) -> User:
+        body = NewUser(name=name, role=role, service=service, take_over=take_over)
         return self._transport.call("POST", "/users", User, body=body)
 
     def delete_user(self, name: str) -> None:

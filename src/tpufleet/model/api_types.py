@@ -376,6 +376,7 @@ class NewUser:
     name: str
     role: Role = Role.MEMBER
     service: bool | None = None  # a service account; None: as it was
+    take_over: bool = False  # own the jobs of a deleted user of this name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

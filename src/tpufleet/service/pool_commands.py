@@ -12,6 +12,7 @@ from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.job_file import label_error
 from tpufleet.model.pools import Pool
+from tpufleet.model.users import Role
 from tpufleet.service import identifiers, reservations
 from tpufleet.service.commands import LIVE_STATES, CommandContext
 from tpufleet.stores.base import ChangeSet, JobQuery
@@ -55,6 +56,23 @@ def _check_members(context: CommandContext, members: Sequence[str], before: Sequ
             raise BadInput(f"members: unknown user {member!r}{near}")
 
 
+def remove_member(context: CommandContext, name: str) -> None:
+    """Of all pools, when this user is deleted: a later one of that name is another person. A pool
+    without members would be open to all users, so it gets an admin, who may use it anyway."""
+    for pool in context.store.pools():
+        if name in pool.members:
+            kept = tuple(member for member in pool.members if member != name)
+            changed = replace(pool, members=kept or (_other_admin(context, name),))
+            message = f"member {name} was removed: the user was deleted"
+            _commit_pool(context, pool.name, "changed", ChangeSet(pools=[changed]), message)
+
+
+def _other_admin(context: CommandContext, name: str) -> str:
+    admins = sorted(user.name for user in context.store.users() if user.role is Role.ADMIN)
+    others = [admin for admin in admins if admin != name]
+    return context.caller.name if context.caller.name in others or not others else others[0]
+
+
 def delete_pool(context: CommandContext, name: str) -> None:
     """Its reservations end with it."""
     if context.store.pool(name) is None:
@@ -73,14 +91,16 @@ def delete_pool(context: CommandContext, name: str) -> None:
         _commit_pool(context, name, "dropped", ChangeSet(deleted_pools=[name]))
 
 
-def _commit_pool(context: CommandContext, name: str, state: str, change: ChangeSet) -> None:
+def _commit_pool(
+    context: CommandContext, name: str, state: str, change: ChangeSet, message: str = ""
+) -> None:
     by = context.caller.name
     notice = InboxMessage(kind=InboxMessageKind.POOL_CHANGED, at=context.now, by=by, pool=name)
     event = Event(
         at=context.now,
         kind=EventKind.POOL,
         state=state,
-        message=f"{by} {state} it",
+        message=message or f"{by} {state} it",
         pool=name,
         by=by,
     )

@@ -12,7 +12,7 @@ from tpufleet.model.durations import MAX_DURATION
 from tpufleet.model.notifications import Delivery, NotificationSettings
 from tpufleet.model.preferences import Preferences
 from tpufleet.model.users import Role, Token, User
-from tpufleet.service import auth, identifiers, reservations
+from tpufleet.service import auth, identifiers, pool_commands, reservations
 from tpufleet.service.commands import LIVE_STATES, CommandContext, cancel
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.stores.base import JobQuery
@@ -34,6 +34,11 @@ def put_user(context: CommandContext, new: NewUser) -> User:
         raise BadInput("role: a service account cannot have the admin role")
     if known is not None and known.role is Role.ADMIN and new.role is not Role.ADMIN:
         _require_another_admin(context, new.name)
+    if known is None:
+        if not new.take_over:
+            _require_no_former_jobs(context, new.name)
+        # Of an earlier user of this name, deleted by an older server.
+        pool_commands.remove_member(context, new.name)
     user = User(
         name=new.name,
         role=new.role,
@@ -42,6 +47,15 @@ def put_user(context: CommandContext, new: NewUser) -> User:
     )
     context.store.put_user(user)
     return user
+
+
+def _require_no_former_jobs(context: CommandContext, name: str) -> None:
+    """Whoever owns them runs their code, and reads and overwrites their checkpoints."""
+    if context.store.jobs(JobQuery(owner=name, archived=None, limit=1)):
+        raise Conflict(
+            f"a deleted user {name} has jobs here, which would belong to the new one\n"
+            "  next: choose another name, or pass --take-over if it is the same person"
+        )
 
 
 def delete_user(context: CommandContext, files: SecretFiles, name: str) -> None:
@@ -62,6 +76,7 @@ def _end_and_delete_all_of(context: CommandContext, files: SecretFiles, name: st
         if delivery.owner == name:
             context.store.update_document(Delivery, delivery.id, lambda _: None)
     reservations.end_of_user(context, name)
+    pool_commands.remove_member(context, name)
 
 
 def _cancel_jobs_of(context: CommandContext, owner: str) -> None:

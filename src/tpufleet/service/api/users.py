@@ -29,8 +29,9 @@ def _audit_put_user(call: ApiCall) -> AuditSubject:
     known = call.store.user(new.name)
     kind = "new service account" if new.service else "new user"
     before = kind if known is None else f"was {known.role}"
+    jobs = "; takes over the jobs of a deleted user" if known is None and new.take_over else ""
     return AuditSubject(
-        action=AuditAction.PUT_USER, target=new.name, detail=f"role {new.role} ({before})"
+        action=AuditAction.PUT_USER, target=new.name, detail=f"role {new.role} ({before}){jobs}"
     )
 
 

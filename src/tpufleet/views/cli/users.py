@@ -98,11 +98,16 @@ def user() -> None:
     is_flag=True,
     help="A service account, for programs such as CI: admins create its tokens, which expire.",
 )
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Let them own the jobs of a deleted user of this name: the same person is back.",
+)
 @json_option
-def add(name: str, role: str, service: bool, as_json: bool) -> None:
+def add(name: str, role: str, service: bool, take_over: bool, as_json: bool) -> None:
     """Add user NAME, or change their role."""
     with connection.connect() as client:
-        saved = client.put_user(name, Role(role), service=service or None)
+        saved = client.put_user(name, Role(role), service=service or None, take_over=take_over)
     kind = ", service account" if saved.service else ""
     scope = " --scope submit" if saved.service else ""
     message = f"{saved.name}: {saved.role}{kind}\n  next: tpu token create --user {name}{scope}"
