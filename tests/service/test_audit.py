@@ -186,7 +186,7 @@ def test_the_log_says_who_did_what_from_where_and_when(service):
         (AuditAction.PUT_SECRET, "hf", "shared"),
         (AuditAction.DELETE_SECRET, "hf", "shared"),
         (AuditAction.EXEC, "s1", "host 1: ls -l '/a b'"),
-        (AuditAction.DELETE_USER, "vic", ""),
+        (AuditAction.DELETE_USER, "vic", "with 0 jobs, 1 token, 0 secrets, 0 reservations"),
     ]
     assert {(entry.actor, entry.token_id, entry.address, entry.at) for entry in entries} == {
         ("ada", "ada-1", "127.0.0.1", service.clock.now())

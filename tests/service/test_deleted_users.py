@@ -14,7 +14,7 @@ import pytest
 from tests.service.harness import ServiceHarness
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Conflict, Unreachable
-from tpufleet.model.api_types import NewChannel, NewReservation, SecretValue
+from tpufleet.model.api_types import DeletedUser, NewChannel, NewReservation, SecretValue
 from tpufleet.model.notifications import Delivery, NotificationSettings
 from tpufleet.model.pools import Pool
 from tpufleet.model.preferences import PreferenceChanges, Preferences
@@ -113,6 +113,22 @@ def test_everything_of_a_user_goes_with_them(service):
     assert messages[-1] == "the reservation of mel has ended: user mel was deleted"
     reserve_again = NewReservation(id="r3", pool="lab", slices=2, duration=HOUR)
     assert service.client("mo").reserve(reserve_again).slices == 2
+
+
+def test_the_deletion_of_a_user_says_what_ended_with_them(service):
+    ada, mel = service.client("ada"), service.client("mel")
+    ada.put_pool(replace(ada.pool("lab"), members=("mel", "mo")))
+    service.submit("job-1", by="mel")
+    service.submit("job-2", by="mel")
+    service.end_job("job-2")
+    reserve(mel)
+    mel.put_secret("hf", "hunter2")
+    deleted = ada.delete_user("mel")
+    assert deleted == DeletedUser(jobs=1, tokens=1, secrets=1, reservations=1, pools=("lab",))
+    entry = ada.audit(user="ada")[0]
+    assert entry.detail == "with 1 job, 1 token, 1 secret, 1 reservation; member of lab"
+    messages = [event.message for event in ada.events("job-1").events]
+    assert messages[1:] == ["cancellation requested by ada: user mel was deleted"]
 
 
 def test_nothing_is_left_for_a_later_user_of_the_name_if_the_server_stops_half_way(service):

@@ -554,7 +554,9 @@ def test_users_and_tokens_are_created_and_deleted(world, admin):
     admin.ok("token", "revoke", rows["zoe"]["id"])
     unknown = admin("user", "delete", "zo")  # is not asked about
     assert unknown.exit_code == 1 and "no user named 'zo'" in unknown.stderr
-    admin.ok("user", "delete", "zoe", "--yes")
+    deleted = admin.ok("user", "delete", "zoe", "--yes")
+    what = "cancelled 0 jobs; deleted 0 tokens, 0 secrets; ended 0 reservations"
+    assert deleted.strip() == f"deleted user zoe: {what}"
     assert "zoe" not in [row["name"] for row in admin.json("user", "list")["users"]]
 
 

@@ -26,6 +26,7 @@ from tpufleet.model.api_types import (
     CreatedChannel,
     CreatedToken,
     CurrentUser,
+    DeletedUser,
     DeliveryPage,
     EventPage,
     FaultRequest,
@@ -452,8 +453,8 @@ class FleetClient:
         body = NewUser(name=name, role=role, service=service, take_over=take_over)
         return self._transport.call("POST", "/users", User, body=body)
 
-    def delete_user(self, name: str) -> None:
-        self._transport.call("DELETE", f"/users/{path_segment(name)}")
+    def delete_user(self, name: str) -> DeletedUser:
+        return self._transport.call("DELETE", f"/users/{path_segment(name)}", DeletedUser)
 
     def tokens(self, user: str | None = None) -> tuple[TokenRow, ...]:
         return self._get("/tokens", TokenPage, user=user).tokens

@@ -380,6 +380,18 @@ class NewUser:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DeletedUser:
+    """What ended with the user."""
+
+    done: bool = True
+    jobs: int = 0  # cancelled
+    tokens: int = 0
+    secrets: int = 0
+    reservations: int = 0
+    pools: tuple[str, ...] = ()  # that they were a member of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class UserPage:
     users: tuple[User, ...]
 

@@ -39,7 +39,7 @@ class CommandContext:
     now: datetime
 
 
-def cancel(context: CommandContext, job: Job) -> None:
+def cancel(context: CommandContext, job: Job, reason: str = "") -> None:
     """Request cancellation. Idempotent."""
     context.caller.require_job_owner(job)
     if job.state is JobState.CANCELLED or job.cancel_requested_by is not None:
@@ -53,7 +53,7 @@ def cancel(context: CommandContext, job: Job) -> None:
         at=context.now,
         kind=EventKind.JOB,
         state="cancel_requested",
-        message=f"cancellation requested by {context.caller.name}",
+        message=f"cancellation requested by {context.caller.name}{reason and f': {reason}'}",
         job_id=job.id,
         by=context.caller.name,
     )

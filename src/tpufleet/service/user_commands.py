@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, NotFound
-from tpufleet.model.api_types import CreatedToken, NewToken, NewUser, TokenRotation
+from tpufleet.model.api_types import CreatedToken, DeletedUser, NewToken, NewUser, TokenRotation
 from tpufleet.model.durations import MAX_DURATION
+from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.notifications import Delivery, NotificationSettings
 from tpufleet.model.preferences import Preferences
 from tpufleet.model.users import Role, Token, User
@@ -58,17 +60,39 @@ def _require_no_former_jobs(context: CommandContext, name: str) -> None:
         )
 
 
-def delete_user(context: CommandContext, files: SecretFiles, name: str) -> None:
+def delete_user(context: CommandContext, files: SecretFiles, name: str) -> DeletedUser:
     _require_user(context, name)
     _require_another_admin(context, name)
-    _end_and_delete_all_of(context, files, name)  # so that none is left if the server stops here
+    deleted = ends_with_user(context, files, name)
+    # Before the user, so that none is left if the server stops here.
+    cancelled = _end_and_delete_all_of(context, files, name)
     context.store.delete_user(name)
     # What was written meanwhile can be read now, and nothing is added: see `Store.delete_user`.
-    _end_and_delete_all_of(context, files, name)
+    _end_and_delete_all_of(context, files, name, cancelled)
+    return deleted
 
 
-def _end_and_delete_all_of(context: CommandContext, files: SecretFiles, name: str) -> None:
-    _cancel_jobs_of(context, name)
+def ends_with_user(context: CommandContext, files: SecretFiles, name: str) -> DeletedUser:
+    """What would end if this user were deleted now."""
+    store = context.store
+    lasting = reservations.listed(store, context.now)
+    return DeletedUser(
+        jobs=len(_live_jobs_of(context, name)),
+        tokens=sum(token.session_of is None for token in store.tokens(name)),
+        secrets=len(files.names(name)),
+        reservations=sum(each.owner == name for each in lasting),
+        pools=tuple(sorted(pool.name for pool in store.pools() if name in pool.members)),
+    )
+
+
+def _end_and_delete_all_of(
+    context: CommandContext, files: SecretFiles, name: str, cancelled: Collection[JobId] = ()
+) -> list[JobId]:
+    """The jobs that it cancelled; `cancelled`: those that were before."""
+    jobs = [job for job in _live_jobs_of(context, name) if job.id not in cancelled]
+    for job in jobs:
+        # It would go on with the rights and the secrets of a user who no longer exists.
+        cancel(context, job, f"user {name} was deleted")
     files.delete_all(name)
     for kind in (NotificationSettings, Preferences):
         context.store.update_document(kind, name, lambda _: None)
@@ -77,12 +101,11 @@ def _end_and_delete_all_of(context: CommandContext, files: SecretFiles, name: st
             context.store.update_document(Delivery, delivery.id, lambda _: None)
     reservations.end_of_user(context, name)
     pool_commands.remove_member(context, name)
+    return [job.id for job in jobs]
 
 
-def _cancel_jobs_of(context: CommandContext, owner: str) -> None:
-    """They would go on with the rights and the secrets of a user who no longer exists."""
-    for job in context.store.jobs(JobQuery(owner=owner, states=LIVE_STATES, limit=1_000_000)):
-        cancel(context, job)
+def _live_jobs_of(context: CommandContext, owner: str) -> list[Job]:
+    return context.store.jobs(JobQuery(owner=owner, states=LIVE_STATES, limit=1_000_000))
 
 
 def create_token(context: CommandContext, new: NewToken, *, limit: int) -> CreatedToken:

@@ -6,6 +6,7 @@ from tpufleet.model.api_types import (
     Acknowledgement,
     AuditPage,
     CreatedToken,
+    DeletedUser,
     NewToken,
     NewUser,
     SecretNames,
@@ -16,6 +17,7 @@ from tpufleet.model.api_types import (
 )
 from tpufleet.model.audit import AuditAction
 from tpufleet.model.users import Role, User
+from tpufleet.policy.events import count_of
 from tpufleet.service import commands, queries, user_commands
 from tpufleet.service.api import audit_log
 from tpufleet.service.audit import AuditSubject
@@ -32,6 +34,21 @@ def _audit_put_user(call: ApiCall) -> AuditSubject:
     jobs = "; takes over the jobs of a deleted user" if known is None and new.take_over else ""
     return AuditSubject(
         action=AuditAction.PUT_USER, target=new.name, detail=f"role {new.role} ({before}){jobs}"
+    )
+
+
+def _audit_delete_user(call: ApiCall) -> AuditSubject:
+    name = call.path_param("name")
+    ends = user_commands.ends_with_user(call.context, call.components.storage.secrets, name)
+    counts = (
+        count_of(ends.jobs, "job"),
+        count_of(ends.tokens, "token"),
+        count_of(ends.secrets, "secret"),
+        count_of(ends.reservations, "reservation"),
+    )
+    pools = f"; member of {', '.join(ends.pools)}" if ends.pools else ""
+    return AuditSubject(
+        action=AuditAction.DELETE_USER, target=name, detail=f"with {', '.join(counts)}{pools}"
     )
 
 
@@ -82,15 +99,15 @@ def put_user(call: ApiCall) -> User:
     "/users/{name}",
     role=Role.ADMIN,
     summary="Delete a user with their tokens and secrets, and cancel their jobs",
-    response=Acknowledgement,
-    audit=lambda call: AuditSubject(action=AuditAction.DELETE_USER, target=call.path_param("name")),
+    response=DeletedUser,
+    audit=_audit_delete_user,
 )
-def delete_user(call: ApiCall) -> Acknowledgement:
-    user_commands.delete_user(
+def delete_user(call: ApiCall) -> DeletedUser:
+    deleted = user_commands.delete_user(
         call.context, call.components.storage.secrets, call.path_param("name")
     )
     call.notify()
-    return Acknowledgement()
+    return deleted
 
 
 @router.route(

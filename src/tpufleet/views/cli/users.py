@@ -151,8 +151,14 @@ def delete_user(name: str, yes: bool, as_json: bool) -> None:
                 f"Delete {name} with all their tokens and secrets, and cancel their jobs?",
                 yes or as_json,
             )
-        client.delete_user(name)
-    output.print_result({"deleted": name}, f"deleted user {name}", as_json)
+        ended = client.delete_user(name)
+    pools = f"; removed from pool {', '.join(ended.pools)}" if ended.pools else ""
+    message = (
+        f"deleted user {name}: cancelled {text.counted(ended.jobs, 'job')}; deleted "
+        f"{text.counted(ended.tokens, 'token')}, {text.counted(ended.secrets, 'secret')}; ended "
+        f"{text.counted(ended.reservations, 'reservation')}{pools}"
+    )
+    output.print_result({"deleted": name, "ended": ended}, message, as_json)
 
 
 @click.group()
