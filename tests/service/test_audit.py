@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import FleetError, Forbidden, NotFound
 from tpufleet.model.api_types import PurgeRequest
 from tpufleet.model.audit import AuditAction, AuditOutcome
@@ -192,6 +193,18 @@ def test_the_log_says_who_did_what_from_where_and_when(service):
         ("ada", "ada-1", "127.0.0.1", service.clock.now())
     }
     assert CANARY not in repr(entries) and token.token not in repr(entries)
+
+
+def test_a_token_is_entered_with_the_expiry_that_it_gets_by_default(service):
+    ada = service.client("ada")
+    ada.put_user("ci", Role.MEMBER, service=True)
+    ada.create_token(user="ci", scope=TokenScope.SUBMIT)
+    short = ada.create_token(expires_in=timedelta(hours=1))
+    with FleetClient(service.url, short.token) as brief:
+        brief.create_token()
+    own, requested, of_service, *_ = ada.audit()
+    assert of_service.detail == "scope submit; expires in 90 days, 0:00:00"
+    assert requested.detail == own.detail == "scope full; expires in 1:00:00"
 
 
 def test_a_refused_request_is_entered_with_the_reason(service):

@@ -153,10 +153,9 @@ def _require_few_tokens(context: CommandContext, name: str, limit: int) -> None:
 
 
 def _expiry(context: CommandContext, expires_in: timedelta | None, user: User) -> datetime | None:
-    now, latest = context.now, context.caller.expires_at
+    now = context.now
     if expires_in is None:
-        usual = now + SERVICE_TOKEN_LIFETIME if user.service else None
-        return min((each for each in (usual, latest) if each is not None), default=None)
+        return default_expiry(context, user)
     if not timedelta(0) < expires_in <= MAX_DURATION:
         raise BadInput("expires_in: must be more than zero and at most ten years")
     if user.service and expires_in > MAX_SERVICE_TOKEN_LIFETIME:
@@ -164,6 +163,14 @@ def _expiry(context: CommandContext, expires_in: timedelta | None, user: User) -
         raise BadInput(f"expires_in: tokens of service accounts last at most {days} days")
     _require_within_own_lifetime(context, now + expires_in)
     return now + expires_in
+
+
+def default_expiry(context: CommandContext, user: User | None) -> datetime | None:
+    """Of a token that is requested without one; None: never."""
+    service = user is not None and user.service
+    usual = context.now + SERVICE_TOKEN_LIFETIME if service else None
+    moments = (usual, context.caller.expires_at)
+    return min((each for each in moments if each is not None), default=None)
 
 
 def _require_within_own_lifetime(context: CommandContext, expires_at: datetime | None) -> None:

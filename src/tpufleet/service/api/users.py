@@ -54,12 +54,17 @@ def _audit_delete_user(call: ApiCall) -> AuditSubject:
 
 def _audit_create_token(call: ApiCall) -> AuditSubject:
     new = call.parse_body(NewToken)
-    lifetime = "does not expire" if new.expires_in is None else f"expires in {new.expires_in}"
+    target = new.user or call.user.name
+    span = new.expires_in
+    if span is None:
+        expires_at = user_commands.default_expiry(call.context, call.store.user(target))
+        span = None if expires_at is None else expires_at - call.now
+    lifetime = "does not expire" if span is None else f"expires in {span}"
     note = f"; note: {new.note}" if new.note else ""
     pool = f"; pool {new.pool}" if new.pool else ""
     return AuditSubject(
         action=AuditAction.CREATE_TOKEN,
-        target=new.user or call.user.name,
+        target=target,
         detail=f"scope {new.scope}{pool}; {lifetime}{note}",
     )
 
