@@ -117,6 +117,21 @@ def test_searches(store):
     assert search(store, "train.py") == ["j3", "j2"]
 
 
+def test_searches_for_owners_whose_names_differ_in_case(store):
+    jobs = [a.job("j1", owner="ada"), a.job("j2", at=1, owner="Ada"), a.job("j3", at=2, owner="bo")]
+    store.commit(ChangeSet(new_jobs=jobs))
+    for query, found in {
+        "owner:ada": ["j1"],
+        "owner:Ada": ["j2"],
+        "-owner:Ada": ["j3", "j1"],
+        "owner:ada,bo": ["j3", "j1"],
+        "owner:ADA": ["j2", "j1"],
+        "owner:ada train.py": ["j1"],
+    }.items():
+        wanted = parse_search(query, caller="bo", now=a.NOW).with_exact_owners(["ada", "Ada", "bo"])
+        assert [job.id for job in store.jobs(JobQuery(search=wanted))] == found, query
+
+
 def test_metric_points_are_kept_in_order_and_can_be_thinned(store):
     store.commit(ChangeSet(new_jobs=[a.job("j1")]))
     points = [

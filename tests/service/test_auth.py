@@ -177,6 +177,12 @@ def test_a_new_role_counts_from_the_next_call(service):
     assert service.client("vic").me().role is Role.MEMBER
 
 
+def test_names_of_users_differ_in_more_than_case(service):
+    with pytest.raises(Conflict, match="MEL differs from user mel only in case"):
+        service.client("ada").put_user("MEL", Role.MEMBER)
+    assert service.store.user("MEL") is None
+
+
 def test_the_only_admin_can_neither_go_nor_step_down(service):
     with pytest.raises(Conflict, match="only admin"):
         service.client("ada").delete_user("ada")

@@ -16,6 +16,7 @@ from tpufleet.model.hosts import HostId, HostLiveness, Progress
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.jobs import Capacity, JobId, JobState, ParentRelation
 from tpufleet.model.pools import CapacityRefusal, Pool
+from tpufleet.model.users import Role, User
 from tpufleet.policy import placement
 from tpufleet.stores.base import ChangeSet
 
@@ -131,6 +132,26 @@ def test_an_admin_cannot_rerun_a_job_in_a_pool_that_its_owner_may_not_use(servic
     service.store.commit(ChangeSet(pools=[lab]))
     with pytest.raises(Forbidden, match="mel is not a member of lab"):
         service.client("ada").rerun("job-1", {"pool": "lab"})
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("owner:me", ["job-1"]),
+        ("owner:mel", ["job-1"]),
+        ("owner:Mel", ["job-2"]),
+        ("owner:MEL", ["job-1", "job-2"]),
+    ],
+    ids=["me", "own name", "the other", "neither"],
+)
+def test_the_name_of_a_user_means_no_other_that_differs_in_case(service, query, found):
+    service.submit("job-1", by="mel")
+    other = User(name="Mel", role=Role.MEMBER, created_at=service.clock.now())
+    service.store.put_user(other)  # an older server allowed it
+    theirs = replace(service.store.job("job-1"), id="job-2", owner="Mel")
+    service.store.commit(ChangeSet(new_jobs=[theirs]))
+    rows = service.client("mel").jobs(query=query).jobs
+    assert sorted(row.id for row in rows) == found
 
 
 def test_listing_filters_and_pages(service):

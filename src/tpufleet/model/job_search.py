@@ -11,8 +11,9 @@ import difflib
 import fnmatch
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
 
@@ -44,6 +45,7 @@ class FieldTerm:
     field: SearchField
     values: tuple[str, ...]
     negated: bool = False
+    case_sensitive: frozenset[str] = frozenset()  # those of the values for which case counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,18 @@ class JobSearch:
         return any(
             isinstance(term, FieldTerm) and term.field is SearchField.OWNER for term in self.terms
         )
+
+    def with_exact_owners(self, users: Collection[str]) -> JobSearch:
+        """The name of a user means no other user whose name differs from it in case."""
+        times = Counter(user.lower() for user in users)
+        ambiguous = {user for user in users if times[user.lower()] > 1}
+        terms = tuple(
+            replace(term, case_sensitive=frozenset(ambiguous.intersection(term.values)))
+            if isinstance(term, FieldTerm) and term.field is SearchField.OWNER
+            else term
+            for term in self.terms
+        )
+        return replace(self, terms=terms)
 
 
 OPERATORS = ("<=", ">=", "!=", "<", ">", "=")
@@ -259,6 +273,8 @@ def _matches(job: Job, term: SearchTerm, metrics: Mapping[str, float]) -> bool:
             return any(
                 matches_wildcard(value, each)
                 if has_wildcard(value)
+                else value == each
+                if value in term.case_sensitive
                 else value.lower() == each.lower()
                 for value in term.values
                 for each in known

@@ -37,6 +37,7 @@ def put_user(context: CommandContext, new: NewUser) -> User:
     if known is not None and known.role is Role.ADMIN and new.role is not Role.ADMIN:
         _require_another_admin(context, new.name)
     if known is None:
+        _require_other_in_lower_case(context, new.name)
         if not new.take_over:
             _require_no_former_jobs(context, new.name)
         # Of an earlier user of this name, deleted by an older server.
@@ -49,6 +50,12 @@ def put_user(context: CommandContext, new: NewUser) -> User:
     )
     context.store.put_user(user)
     return user
+
+
+def _require_other_in_lower_case(context: CommandContext, name: str) -> None:
+    same = [user.name for user in context.store.users() if user.name.lower() == name.lower()]
+    if same:
+        raise Conflict(f"{name} differs from user {same[0]} only in case; choose another name")
 
 
 def _require_no_former_jobs(context: CommandContext, name: str) -> None:

@@ -184,14 +184,18 @@ def _state_condition(states: Sequence[str]) -> tuple[str, list[Any]]:
 
 def _field_condition(term: FieldTerm) -> tuple[str, list[Any]]:
     column, in_list = _COLUMNS[term.field], term.field is SearchField.TAG
-    exact = [value.lower() for value in term.values if not has_wildcard(value)]
+    cased = sorted(term.case_sensitive)
+    plain = [value for value in term.values if not has_wildcard(value)]
+    exact = [value.lower() for value in plain if value not in cased]
     patterns = [_like_pattern(value) for value in term.values if has_wildcard(value)]
     if in_list:
         exact, patterns = [], [*map(_escaped, exact), *patterns]
         patterns = [f"%\n{pattern}\n%" for pattern in patterns]
     conditions = [_one_of(column, exact)] if exact else []
     conditions += [_LIKE.format(column=column)] * len(patterns)
-    return " OR ".join(conditions), [*exact, *patterns]
+    conditions += ["(found.owner = ? AND jobs.owner = ?)"] * len(cased)  # only of owners
+    pairs = [text for value in cased for text in (value.lower(), value)]
+    return " OR ".join(conditions), [*exact, *patterns, *pairs]
 
 
 def _one_of(column: str, values: Sequence[str]) -> str:

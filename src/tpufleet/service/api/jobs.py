@@ -273,7 +273,12 @@ def _resubmit(call: ApiCall, relation: ParentRelation) -> JobRow:
 
 def _search(call: ApiCall) -> JobSearch | None:
     text = call.query_text("q")
-    return parse_search(text, caller=call.user.name, now=call.now) if text else None
+    if not text:
+        return None
+    search = parse_search(text, caller=call.user.name, now=call.now)
+    if not search.names_owner:
+        return search
+    return search.with_exact_owners([user.name for user in call.store.users()])
 
 
 def _job_id(text: str | None) -> JobId | None:
