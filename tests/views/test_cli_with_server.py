@@ -377,6 +377,46 @@ def test_pools_are_created_shown_and_deleted(world, admin, tpu):
     assert admin("pool", "delete", "lab").exit_code == 2  # not a terminal
 
 
+def test_settings_of_a_pool_are_changed_without_its_type_and_reset(admin):
+    created = admin.json("pool", "create", "lab", "v5e-16", "--largest", "4")
+    limits = ("--member", "mel", "--per-user", "2", "--zone", "local-a", "--pod", "cpu=4")
+    admin.ok("pool", "create", "lab", *limits)
+    cleared = [
+        word for option in ("member", "per-user", "zone", "pod") for word in ("--clear", option)
+    ]
+    printed = admin.ok("pool", "create", "lab", *cleared)
+    assert "up to 4 × v5e-16" in printed
+    assert "changed: zones, members, slices_per_user, pod" in printed
+    assert admin.json("pool", "list")["pools"] == [created]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("other",), "TYPE: required, because there is no pool named 'other' to change"),
+        (("lab", "--clear", "member", "--member", "mel"), "not together with --member"),
+    ],
+    ids=["a new pool without a type", "cleared and given"],
+)
+def test_a_change_of_a_pool_that_makes_no_sense_is_refused(admin, args, message):
+    admin.ok("pool", "create", "lab", "v5e-16")
+    answer = admin("pool", "create", *args)
+    assert answer.exit_code == 2 and message in answer.stderr
+
+
+@pytest.mark.parametrize(
+    "change", [("v5e-8",), ("--member", "mo")], ids=["another type", "no longer a member"]
+)
+def test_a_change_of_a_pool_that_fails_queued_jobs_is_confirmed(world, admin, change):
+    admin.ok("pool", "create", "lab", "v5e-16", "--largest", "2")
+    world.submit(pool="lab")
+    admin.ok("pool", "create", "lab", "v5e-16", "--largest", "4")  # fails none
+    answer = admin("pool", "create", "lab", *change)
+    assert answer.exit_code == 2 and "pass --yes to confirm" in answer.stderr
+    assert "this fails 1 queued job in pool lab (of mel)" in answer.stderr
+    assert "changed:" in admin.ok("pool", "create", "lab", *change, "--yes")
+
+
 def test_an_owner_injects_faults_by_job_or_slice(world, admin, tpu):
     start_job(world)
     assert "slice-1" in tpu.ok("slices")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput
 from tpufleet.model import durations, pod_fields, topology
 from tpufleet.model.job_file import label_error, zone_error
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import Pool
 from tpufleet.model.topology import short_name
+from tpufleet.model.users import Role
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import Cell, json_option, yes_option
@@ -28,9 +31,10 @@ def pool() -> None:
 @pool.command(
     epilog="\b\nExamples:\n  tpu pool create lab v5e-16 --largest 4\n"
     "  tpu pool create sim v5e-16 --provider local --largest 2 --smallest 1\n"
+    "  tpu pool create lab --largest 8 --clear member\n"
 )
 @click.argument("name")
-@click.argument("accelerator", metavar="TYPE")
+@click.argument("accelerator", metavar="[TYPE]", required=False)
 @click.option("--provider", default="local", show_default=True, help="local, tpu-vm or gke.")
 @click.option(
     "--largest",
@@ -75,12 +79,18 @@ def pool() -> None:
     metavar="NAME=VALUE",
     help="With gke: image, cpu, memory or service_account of the pods; repeatable.",
 )
+@output.repeatable(
+    "--clear",
+    type=click.Choice(["member", "per-user", "zone", "pod"]),
+    help="Reset this setting of an existing pool to its default; repeatable.",
+)
+@yes_option
 @json_option
 @click.pass_context
 def create(
     context: click.Context,
     name: str,
-    accelerator: str,
+    accelerator: str | None,
     provider: str,
     largest: int,
     smallest: int,
@@ -92,14 +102,22 @@ def create(
     hold: str,
     idle_after: str,
     pod: tuple[str, ...],
+    clear: tuple[str, ...],
+    yes: bool,
     as_json: bool,
 ) -> None:
-    """Create pool NAME of slices of TYPE, or change one: options that are not given keep their
-    values. If no server is configured, one is started on this machine."""
+    """Create pool NAME of slices of TYPE, or change one: a TYPE and options that are not given keep
+    their values. If no server is configured, one is started on this machine."""
     idle = durations.parse(idle_after)
-    largest_given = context.get_parameter_source("largest") is not ParameterSource.DEFAULT
+    largest_given = _is_given(context, "largest")
+    cleared = {option.replace("-", "_") for option in clear}
     errors = [
         *(f"name: {error}" for error in [label_error(name)] if error),
+        *(
+            f"--clear {option}: not together with --{option}"
+            for option in clear
+            if _is_given(context, option.replace("-", "_"))
+        ),
         *(f"--zone: {error}" for error in map(zone_error, zone) if error),
         *(
             ["--smallest: must not be larger than --largest"]
@@ -117,7 +135,7 @@ def create(
     wanted = Pool(
         name=name,
         provider=provider,
-        accelerator=topology.find(accelerator).name,
+        accelerator=topology.find(accelerator).name if accelerator is not None else "",
         largest=largest,
         smallest=smallest,
         zones=zone,
@@ -132,10 +150,15 @@ def create(
     with connection.connect(start=True) as client:
         before = next((each for each in client.pools() if each.name == name), None)
         if before is not None:
-            wanted = replace(wanted, **_kept(context, before))
+            wanted = replace(wanted, **_kept(context, before, cleared))
+        elif accelerator is None:
+            raise BadInput(f"TYPE: required, because there is no pool named {name!r} to change")
         if wanted.smallest > wanted.largest:
             raise BadInput("--smallest: must not be larger than --largest")
+        if before is not None and not (yes or as_json):
+            _confirm_failing(client, before, wanted)
         saved = client.put_pool(wanted)
+    accelerator = accelerator or short_name(saved.accelerator)
     changed = "" if before is None else _changes(before, saved)
     output.print_result(
         saved,
@@ -145,20 +168,46 @@ def create(
     )
 
 
-FIELD_OF_OPTION = {
-    "provider": "provider", "largest": "largest", "smallest": "smallest", "zone": "zones",
+FIELD_OF_PARAMETER = {
+    "accelerator": "accelerator", "provider": "provider", "largest": "largest",
+    "smallest": "smallest", "zone": "zones",
     "capacity": "capacity", "member": "members", "per_user": "slices_per_user",
     "supersede": "supersede", "idle_after": "idle_after", "hold": "hold_after_failure",
     "pod": "pod",
 }  # fmt: skip
 
 
-def _kept(context: click.Context, before: Pool) -> dict[str, Any]:
+def _is_given(context: click.Context, parameter: str) -> bool:
+    return context.get_parameter_source(parameter) is not ParameterSource.DEFAULT
+
+
+def _kept(context: click.Context, before: Pool, cleared: Collection[str]) -> dict[str, Any]:
     return {
         field: getattr(before, field)
-        for option, field in FIELD_OF_OPTION.items()
-        if context.get_parameter_source(option) is ParameterSource.DEFAULT
+        for parameter, field in FIELD_OF_PARAMETER.items()
+        if not _is_given(context, parameter) and parameter not in cleared
     }
+
+
+def _confirm_failing(client: FleetClient, before: Pool, wanted: Pool) -> None:
+    """Queued jobs fail when their pool gets another type, or no longer admits their owner."""
+    if (before.accelerator, before.members) == (wanted.accelerator, wanted.members):
+        return
+    queued = list(client.all_jobs(pool=before.name, state="queued,waiting,recovering"))
+    if not queued:
+        return
+    admins = {user.name for user in client.users() if user.role is Role.ADMIN}
+    failing = [
+        job
+        for job in queued
+        if job.accelerator != wanted.accelerator
+        or not wanted.admits(job.owner, is_admin=job.owner in admins)
+    ]
+    if failing:
+        owners = ", ".join(sorted({job.owner for job in failing}))
+        jobs = text.counted(len(failing), "queued job")
+        output.print_status(f"this fails {jobs} in pool {before.name} (of {owners})")
+        output.confirm(f"Change pool {before.name}?", yes=False)
 
 
 def _changes(before: Pool, after: Pool) -> str:
