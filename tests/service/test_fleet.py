@@ -56,6 +56,10 @@ def test_a_pool_that_makes_no_sense_is_refused_in_words(shared_service, changes,
 def test_a_pool_that_a_live_job_uses_stays(service):
     service.client("ada").put_pool(POOL)
     service.submit("job-1", pool="lab")
+    service.submit("job-2", pool="lab")
+    with pytest.raises(Conflict, match="in use by 2 jobs"):
+        service.client("ada").delete_pool("lab")
+    service.end_job("job-2")
     with pytest.raises(Conflict, match="job-1"):
         service.client("ada").delete_pool("lab")
     service.end_job("job-1")

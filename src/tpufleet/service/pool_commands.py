@@ -78,12 +78,16 @@ def delete_pool(context: CommandContext, name: str) -> None:
     if context.store.pool(name) is None:
         known = [pool.name for pool in context.store.pools()]
         raise NotFound(f"no pool named {name!r}{identifiers.suggestion(name, known)}")
-    users = context.store.jobs(JobQuery(pool=name, states=LIVE_STATES, limit=1))
-    if users:
-        user = users[0]
+    jobs = context.store.jobs(JobQuery(pool=name, states=LIVE_STATES, limit=1_000_000))
+    if len(jobs) == 1:
         raise Conflict(
-            f"pool {name} is in use by job {user.id} ({user.spec.name}); wait for it to end, or "
-            f"run `tpu cancel {user.id}`"
+            f"pool {name} is in use by job {jobs[0].id} ({jobs[0].spec.name}); wait for it to end, "
+            f"or run `tpu cancel {jobs[0].id}`"
+        )
+    if jobs:
+        raise Conflict(
+            f"pool {name} is in use by {len(jobs)} jobs; wait for them to end, or cancel them: "
+            f"`tpu jobs --all-users pool:{name} state:live` lists them"
         )
     with reservations.no_changes(context) as lock:
         # First, so that none is left if the server stops between.
