@@ -86,6 +86,10 @@ class Unreachable(FleetError, Temporary):
     """The control plane or its database does not respond."""
 
 
+class NoConnection(Unreachable):
+    """No control plane accepts connections at the address."""
+
+
 class NoAnswer(Unreachable):
     """The control plane accepts connections but does not answer in time."""
 

@@ -11,11 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.journeys.faulty_store import FaultyStore
 from tests.polling import wait_until
+from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
 from tpufleet import config
 from tpufleet.client import snapshots
 from tpufleet.errors import FleetError
+from tpufleet.stores.memory import MemoryStore
 from tpufleet.views.cli import embedded_server
 
 
@@ -81,6 +84,26 @@ def test_a_server_that_does_not_respond_is_replaced(alone_with_cleanup, tmp_path
     answer = alone_with_cleanup("pool", "create", "lab", "v5e-4")
     assert answer.exit_code == 0, answer.output
     assert "started a control plane" in answer.stderr
+
+
+def test_a_running_server_without_its_database_is_not_started_again(alone, tmp_path):
+    """It must not be stopped either: it continues with the database."""
+    store = FaultyStore(MemoryStore())
+    server = ServiceHarness(store, tmp_path)
+    server.start()
+    home = tmp_path / "state"
+    home.mkdir(mode=0o700)
+    (home / "server.json").write_text(json.dumps({"url": server.url, "pid": os.getpid()}))
+    config.write_token(home / "token", server.tokens["ada"])
+    store.fails = lambda name, number: "before"
+    try:
+        answer = alone("pool", "create", "lab", "v5e-4")
+    finally:
+        store.fails = lambda name, number: None
+        server.close()
+    assert answer.exit_code == 1 and "retry" in answer.stderr
+    assert "started" not in answer.stderr and "failed to start" not in answer.stderr
+    assert not (home / "server.log").exists()
 
 
 def test_a_running_server_is_used(tmp_path: Path):

@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 
 from tpufleet import errors
 from tpufleet.client import tls
-from tpufleet.errors import FleetError, NoAnswer, Unreachable
+from tpufleet.errors import FleetError, NoAnswer, NoConnection, Unreachable
 from tpufleet.model.api_types import ERROR_HEADER, ErrorResponse
 from tpufleet.model.encoding import from_json, to_json
 
@@ -159,7 +159,7 @@ class Transport:
                 "  next: for a private CA, set `ca_file` in the config file, or TPUFLEET_CA_FILE, "
                 "to its certificate; for another name, use that as the address"
             )
-        return Unreachable(
+        return NoConnection(
             f"cannot reach the control plane at {self.url} ({error or type(error).__name__}); "
             "start one with `tpu serve`, or pass its address with --server"
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tpufleet import config
-from tpufleet.errors import BadInput, FleetError, NoAnswer, Unauthorized, Unreachable
+from tpufleet.errors import BadInput, NoConnection, NotFound, Unauthorized, Unreachable
 from tpufleet.views.cli import output
 
 if TYPE_CHECKING:
@@ -90,10 +90,8 @@ def _started(read: config.Config, announce: bool) -> str:
         except Unauthorized:  # the server has not written its token yet
             return False
         try:
-            client.me()
-        except NoAnswer:  # it runs: a second one could not start
-            raise
-        except FleetError:
+            client.me()  # another error is an answer, so it runs: a second one could not start
+        except (NoConnection, BadInput, NotFound):  # or another program has its address now
             return False
         finally:
             client.close()
