@@ -94,6 +94,10 @@ class NoAnswer(Unreachable):
     """The control plane accepts connections but does not answer in time."""
 
 
+class DatabaseUnreachable(Unreachable):
+    """The database of the control plane does not respond. Its store logs that."""
+
+
 class StorageFull(Unreachable):
     """The disk of the control plane or its database is full. Nothing was accepted."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tpufleet.errors import Unreachable
+from tpufleet.errors import DatabaseUnreachable
 from tpufleet.stores.base import Store
 
 
@@ -28,10 +28,10 @@ class FaultyStore:
             when = self.fails(name, len(self.calls))
             self.calls.append(name)
             if when == "before":
-                raise Unreachable(f"injected: {name} had no effect")
+                raise DatabaseUnreachable(f"injected: {name} had no effect")
             result = method(*args, **kwargs)
             if when == "after":
-                raise Unreachable(f"injected: the answer of {name} was lost")
+                raise DatabaseUnreachable(f"injected: the answer of {name} was lost")
             return result
 
         return call

@@ -7,6 +7,7 @@ import pytest
 from tpufleet.client.transport import error_from_response
 from tpufleet.errors import (
     DatabaseFull,
+    DatabaseUnreachable,
     PermissionMissing,
     StorageFull,
     StorageUnusable,
@@ -36,11 +37,13 @@ def test_a_head_request_explains_its_error(service):
         (StorageFull("database /srv/fleet.db: full"), "the server's disk is full"),
         (DatabaseFull("the disk of Postgres"), "the disk of the server's database is full"),
         (StorageUnusable("database /srv/fleet.db is read-only"), "cannot write its database"),
-        (Unreachable("database db1: connection refused"), "temporarily unavailable; retry"),
+        (DatabaseUnreachable("db1: connection refused"), "the database does not respond; retry"),
+        (Unreachable("Cloud KMS cannot be reached: db1"), "temporarily unavailable; retry"),
     ],
 )
 def test_a_database_that_takes_nothing_is_explained_without_its_location(error, message):
     response = error_response(error)
     body = response.body.decode()
     assert response.status_code == 503 and message in body
+    assert int(response.headers["Retry-After"]) > 0
     assert "/srv" not in body and "db1" not in body

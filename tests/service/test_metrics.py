@@ -171,6 +171,12 @@ def test_a_server_without_its_database_is_healthy_but_not_ready(tmp_path):
                 answer = http.get(service.url + "/readyz")
                 assert answer.status_code == 503
                 assert answer.text == "the database does not respond\n"
+                assert int(answer.headers["Retry-After"]) > 0
+            token = {"Authorization": f"Bearer {service.tokens['ada']}"}
+            answer = http.get(service.url + "/api/v1/status", headers=token)
+            assert answer.status_code == 503 and int(answer.headers["Retry-After"]) > 0
+            message = answer.json()["error"]["message"]
+            assert message == "the database does not respond; retry"
             assert http.get(service.url + "/healthz").status_code == 200
             store.fails = lambda name, number: None
             service.clock.advance(3 * SECOND)

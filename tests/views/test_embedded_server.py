@@ -101,7 +101,7 @@ def test_a_running_server_without_its_database_is_not_started_again(alone, tmp_p
     finally:
         store.fails = lambda name, number: None
         server.close()
-    assert answer.exit_code == 1 and "retry" in answer.stderr
+    assert answer.exit_code == 1 and "the database does not respond" in answer.stderr
     assert "started" not in answer.stderr and "failed to start" not in answer.stderr
     assert not (home / "server.log").exists()
 

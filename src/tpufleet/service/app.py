@@ -90,6 +90,7 @@ _STATUS: tuple[tuple[type[FleetError], int], ...] = (
 )
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNAVAILABLE = "the server is temporarily unavailable; retry"
+NO_DATABASE = f"{probes.NO_DATABASE}; retry"
 DISK_FULL = (
     "the server's disk is full, so the request was not accepted\n"
     "  next: free space on that disk, then retry; `tpu status` shows the server's errors"
@@ -109,6 +110,7 @@ UNUSABLE = (
     "  next: an admin finds the reason with `tpu status`, or in the server's log"
 )
 _STORAGE = (
+    (errors.DatabaseUnreachable, NO_DATABASE),
     (errors.DatabaseFull, DATABASE_FULL),
     (errors.StorageFull, DISK_FULL),
     (errors.StorageReadOnly, READ_ONLY),
@@ -471,7 +473,9 @@ def error_response(error: FleetError) -> Response:
         message = next((text for kind, text in _STORAGE if isinstance(error, kind)), UNAVAILABLE)
         if isinstance(error, errors.ProviderError):  # of the bucket
             message = f"{error}; retry"
-        return _error(503, "Unreachable", message)
+        response = _error(503, "Unreachable", message)
+        response.headers["Retry-After"] = str(probes.RETRY_AFTER_SECONDS)
+        return response
     if isinstance(error, errors.ProviderError):
         logger.warning("answered %s: %s", status, error)  # `tpu status` shows it to admins
     # Subclasses are reported as the class in `errors` that every client knows.

@@ -23,7 +23,7 @@ _ERRORS = {
     "409": "Conflict with the current state",
     "413": "Request body too large",
     "429": "Too many requests; retry after the number of seconds in Retry-After",
-    "503": "The database does not respond, or the server's disk is full; retry",
+    "503": "The database does not respond, or the disk is full; retry after Retry-After seconds",
 }
 
 

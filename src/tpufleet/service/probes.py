@@ -21,7 +21,8 @@ PATHS = frozenset({"/healthz", "/readyz"})
 # The database is asked this often at the most, whoever probes.
 CHECK_INTERVAL = timedelta(seconds=2)
 READY = (200, "ok")
-NO_ANSWER = (503, "the database does not respond")
+NO_DATABASE = "the database does not respond"
+RETRY_AFTER_SECONDS = 5  # of answers with status 503
 # They name no file: anyone may ask. The log does.
 DISK_FULL = (
     "the server's disk is full: submissions and ends of jobs are not recorded\n"
@@ -65,14 +66,15 @@ class Probes:
             self._checked_at = now  # others need not ask
             self._readiness = await run_in_threadpool(self._find_readiness)
         status, text = self._readiness
-        return PlainTextResponse(f"{text}\n", status_code=status)
+        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == 503 else {}
+        return PlainTextResponse(f"{text}\n", status_code=status, headers=headers)
 
     def _find_readiness(self) -> tuple[int, str]:
         try:
             self._store.metadata(CONTROLLER_REPORT)
         except FleetError as error:
             logger.warning("not ready: %s", error)
-            return NO_ANSWER
+            return 503, NO_DATABASE
         problem = write_problem(self._store, self._state)
         if problem is None:
             return READY

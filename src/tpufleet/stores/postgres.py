@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
-from tpufleet.errors import BadInput, DatabaseFull, FleetError, Unreachable, install_command
+from tpufleet.errors import (
+    BadInput,
+    DatabaseFull,
+    DatabaseUnreachable,
+    FleetError,
+    Unreachable,
+    install_command,
+)
 from tpufleet.stores.base import StoreChange, Subscription
 from tpufleet.stores.database import DatabaseSession, Query, Row
 from tpufleet.stores.postgres_batches import combined
@@ -184,21 +191,21 @@ class PostgresDatabase:
             self._close_idle()
             if time.monotonic() - started >= min(self._timeouts.connect, self._timeouts.response):
                 self._unresponsive = True
-                raise Unreachable(f"database unavailable: {_one_line(error)}") from error
+                raise DatabaseUnreachable(f"database unavailable: {_one_line(error)}") from error
         try:
             return self._use(use)
         except self._lost as error:
-            raise Unreachable(f"database unavailable: {_one_line(error)}") from error
+            raise DatabaseUnreachable(f"database unavailable: {_one_line(error)}") from error
 
     def _try_again(self, use: Callable[[psycopg.Connection], T]) -> T:
         """While the database does not respond, one call at a time tries. The others fail at once,
         so they do not occupy every thread."""
         if not self._probe.acquire(blocking=False):
-            raise Unreachable("database unavailable: it does not respond")
+            raise DatabaseUnreachable("database unavailable: it does not respond")
         try:
             result = self._use(use)
         except self._lost as error:
-            raise Unreachable(f"database unavailable: {_one_line(error)}") from error
+            raise DatabaseUnreachable(f"database unavailable: {_one_line(error)}") from error
         finally:
             self._probe.release()
         self._unresponsive = False
@@ -232,7 +239,7 @@ class PostgresDatabase:
             session.commit()
         except BaseException as error:
             if isinstance(error, self._lost) and session.outcome_unknown:
-                raise Unreachable(
+                raise DatabaseUnreachable(
                     "connection to the database lost during commit; the change may or may not be "
                     f"stored: {_one_line(error)}"
                 ) from error

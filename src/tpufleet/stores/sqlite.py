@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from tpufleet import disk_space
 from tpufleet.errors import (
+    DatabaseUnreachable,
     FleetError,
     StorageFull,
     StorageReadOnly,
@@ -213,7 +214,9 @@ class SqliteDatabase:
             if name == "SQLITE_FULL":
                 raise StorageFull(f"database {self._path}: {error}") from error
             if name.startswith(_TEMPORARY_ERRORS):
-                raise Unreachable(f"database {self._path} is unavailable: {error}") from error
+                raise DatabaseUnreachable(
+                    f"database {self._path} is unavailable: {error}"
+                ) from error
             raise
 
     def _require_files(self) -> None:
