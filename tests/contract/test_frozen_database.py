@@ -117,6 +117,28 @@ def test_leases_are_compared_by_the_clock_of_the_database():
 
 
 @pytest.mark.slow
+def test_a_server_logs_an_outage_of_its_database_in_a_few_lines(proxy, tmp_path):
+    server = Server(tmp_path, TPUFLEET_STORE=proxy.url)
+    server.start()
+    log = tmp_path / "server.log"
+    try:
+        proxy.freeze()
+        assert wait_until(lambda: "does not respond; retrying" in log.read_text())
+        for _ in range(100):
+            answer = httpx.get(f"{server.url}/readyz", timeout=900, trust_env=False)
+            assert answer.status_code == 503
+        proxy.thaw()
+        assert wait_until(lambda: "responds again" in log.read_text())
+    finally:
+        server.cleanup()
+    lines = log.read_text().splitlines()
+    assert not [line for line in lines if line.startswith("Traceback")]
+    assert sum("the database does not respond; retrying" in line for line in lines) == 1
+    assert sum("the database responds again" in line for line in lines) == 1
+    assert sum("WARNING" in line or "ERROR" in line for line in lines) <= 5, lines
+
+
+@pytest.mark.slow
 def test_sigterm_ends_a_server_whose_database_is_frozen(proxy, tmp_path):
     """At the default settings, with requests and heartbeats waiting."""
     server = Server(tmp_path, TPUFLEET_STORE=proxy.url)

@@ -4,15 +4,20 @@ forgotten."""
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
+from typing import cast
 
 import pytest
 
 from tests.journeys.faulty_store import FaultyStore
 from tests.journeys.simulated_fleet import SECOND, SimulatedFleet
 from tests.journeys.simulated_hosts import Program
+from tests.polling import wait_until
+from tests.service.harness import ServiceHarness
 from tpufleet.errors import Unreachable
 from tpufleet.model.jobs import JobState
+from tpufleet.stores.base import Store
 from tpufleet.stores.memory import MemoryStore
 
 
@@ -100,3 +105,23 @@ def test_what_was_observed_and_not_committed_is_observed_again(faulty):
     first = controller.observe()
     assert [message.job_id for message in first.messages] == [job]
     assert controller.observe().messages == first.messages
+
+
+def test_no_loop_logs_an_unreachable_database_which_its_store_logs(fleet, tmp_path, caplog):
+    """Each loop of the controller and of the service, for each of its attempts."""
+    store = FaultyStore(fleet.store)
+    fleet.store = store
+    controller = fleet.new_controller("two")
+    service = ServiceHarness(cast(Store, store), tmp_path)
+    store.fails = lambda name, number: "before"
+    caplog.clear()
+    controller.start()
+    service.start()
+    try:
+        for call in ("time", "last_event", "host_commands"):
+            wait_until(lambda call=call: store.calls.count(call) > 1)
+    finally:
+        controller.stop()
+        service.close()
+    logged = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert [line for line in logged if "retrying in an hour" not in line] == []

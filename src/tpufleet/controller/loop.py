@@ -18,7 +18,7 @@ from tpufleet.controller.host_silence import HostSilence
 from tpufleet.controller.leadership import Installation, LeadershipTerm
 from tpufleet.controller.observe import Observation
 from tpufleet.controller.placement_inputs import ControllerSettings
-from tpufleet.errors import Fenced, Unreachable
+from tpufleet.errors import DatabaseUnreachable, Fenced, Unreachable
 from tpufleet.model import encoding
 from tpufleet.model.hosts import host_id
 from tpufleet.model.server_status import CONTROLLER_REPORT, ControllerReport
@@ -234,6 +234,8 @@ class Controller:
                 self.tick()
             except Fenced:
                 log.warning("another controller has taken over")
+            except DatabaseUnreachable as error:  # logged by its store
+                log.debug("cannot tick: %s", error)
             except Exception:
                 log.exception("unexpected error in a controller tick; continuing")
             rest = 2 * (time.monotonic() - started)
@@ -248,6 +250,8 @@ class Controller:
                 now = self._store.time() or self._clock.now()
                 # When another holder has it, the next commit is fenced and the next tick finds out.
                 self._store.acquire_lease(LEASE, self._holder, LEASE_TTL, now)
+            except DatabaseUnreachable as error:  # logged by its store
+                log.debug("cannot renew the lease: %s", error)
             except Exception as error:
                 log.warning("cannot renew the lease; retrying in %s: %s", RENEW_INTERVAL, error)
 

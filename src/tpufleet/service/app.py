@@ -468,8 +468,9 @@ def error_response(error: FleetError) -> Response:
     if status is None:
         status = 503 if isinstance(error, Temporary) else 400
     if status == 503:
-        # It may name hosts, files and users of the database.
-        logger.warning("answered 503: %s", error)
+        # It may name hosts, files and users of the database, whose store logs its outages.
+        level = logging.DEBUG if isinstance(error, errors.DatabaseUnreachable) else logging.WARNING
+        logger.log(level, "answered 503: %s", error)
         message = next((text for kind, text in _STORAGE if isinstance(error, kind)), UNAVAILABLE)
         if isinstance(error, errors.ProviderError):  # of the bucket
             message = f"{error}; retry"

@@ -14,7 +14,7 @@ from datetime import timedelta
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tpufleet.errors import BadInput, Unauthorized
+from tpufleet.errors import BadInput, DatabaseUnreachable, Unauthorized
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.encoding import to_json
 from tpufleet.model.jobs import Job, JobId
@@ -79,6 +79,8 @@ class EventHub:
                 if newest > self.latest_event:
                     self.latest_event = newest
                     self._wake_streams()
+            except DatabaseUnreachable as error:  # logged by its store
+                logger.debug("cannot read the newest event: %s", error)
             except Exception:
                 logger.exception("cannot read the newest event; retrying")
             await asyncio.sleep(MIN_POLL_SECONDS)
@@ -192,6 +194,8 @@ class EventStream(Response):
                 await asyncio.to_thread(self._check_caller)
             except Unauthorized:
                 return
+            except DatabaseUnreachable as error:  # logged by its store
+                logger.debug("cannot check the caller of a stream: %s", error)
             except Exception:
                 logger.exception("cannot check the caller of a stream; retrying")
 
@@ -203,6 +207,8 @@ class EventStream(Response):
         except OSError as error:
             logger.debug("client of a stream disconnected: %s", error)
             return
+        except DatabaseUnreachable as error:  # logged by its store
+            logger.debug("closing an event stream: %s", error)
         except Exception:
             # The client reconnects with the last event id that it received.
             logger.exception("unexpected error in an event stream; closing it")

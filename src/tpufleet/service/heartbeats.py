@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from tpufleet.errors import BadInput, Unreachable
+from tpufleet.errors import BadInput, DatabaseUnreachable, Unreachable
 from tpufleet.model import topology
 from tpufleet.model.agent_protocol import PROTOCOL, Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.attempts import Attempt
@@ -166,6 +166,8 @@ class Heartbeats:
             await asyncio.sleep(every)
             try:
                 await self.flush()
+            except DatabaseUnreachable as error:  # logged by its store
+                logger.debug("cannot record host liveness: %s", error)
             except Unreachable as error:  # as of a full disk: each attempt has the same stack
                 logger.warning("cannot record host liveness; retrying in %s s: %s", every, error)
             except Exception:
@@ -235,6 +237,9 @@ class Heartbeats:
     async def _count_hosts(self, now: datetime) -> None:
         try:
             hosts = await asyncio.to_thread(self._store.count_seen_hosts, now - _COUNT_WINDOW)
+        except DatabaseUnreachable as error:  # logged by its store
+            logger.debug("cannot count the hosts: %s", error)
+            return
         except Exception as error:
             logger.warning("cannot count the hosts; keeping the heartbeat interval: %s", error)
             return

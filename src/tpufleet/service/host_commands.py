@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.errors import BadInput, Conflict, DatabaseUnreachable, NotFound
 from tpufleet.model.host_commands import (
     MAX_FILE_BYTES,
     HostCommand,
@@ -140,6 +140,8 @@ class HostCommandQueue:
             await asyncio.sleep(every)
             try:
                 await asyncio.to_thread(self.refresh, clock.now())
+            except DatabaseUnreachable as error:  # logged by its store
+                logger.debug("cannot read host commands: %s", error)
             except Exception:
                 logger.exception("cannot read host commands; retrying in %s s", every)
 

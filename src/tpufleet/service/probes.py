@@ -10,7 +10,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse, Response
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import DatabaseFull, FleetError, StorageFull, StorageReadOnly, StorageUnusable
+from tpufleet.errors import (
+    DatabaseFull,
+    DatabaseUnreachable,
+    FleetError,
+    StorageFull,
+    StorageReadOnly,
+    StorageUnusable,
+)
 from tpufleet.model.server_status import CONTROLLER_REPORT
 from tpufleet.service.write_problems import write_problem
 from tpufleet.stores.base import Store
@@ -72,6 +79,9 @@ class Probes:
     def _find_readiness(self) -> tuple[int, str]:
         try:
             self._store.metadata(CONTROLLER_REPORT)
+        except DatabaseUnreachable as error:  # logged by its store
+            logger.debug("not ready: %s", error)
+            return 503, NO_DATABASE
         except FleetError as error:
             logger.warning("not ready: %s", error)
             return 503, NO_DATABASE

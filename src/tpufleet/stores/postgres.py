@@ -26,6 +26,7 @@ from tpufleet.errors import (
 )
 from tpufleet.stores.base import StoreChange, Subscription
 from tpufleet.stores.database import DatabaseSession, Query, Row
+from tpufleet.stores.outage_log import OutageLog
 from tpufleet.stores.postgres_batches import combined
 from tpufleet.stores.postgres_listener import CHANNEL, PostgresListener
 from tpufleet.stores.sql import SqlStore
@@ -125,6 +126,7 @@ class PostgresDatabase:
         self._timeouts = timeouts or Timeouts()
         self._watchdog = _Watchdog(self._timeouts.response)
         self._unresponsive = False
+        self._outages = OutageLog()
         self._probe = threading.Lock()
         errors = _driver().errors
         self._lost = (errors.OperationalError, errors.IdleInTransactionSessionTimeout)
@@ -178,6 +180,15 @@ class PostgresDatabase:
         return _PostgresSession(connection, self._watchdog)
 
     def _with_retry(self, use: Callable[[psycopg.Connection], T]) -> T:
+        try:
+            result = self._retried(use)
+        except DatabaseUnreachable as error:
+            self._outages.failed(error)
+            raise
+        self._outages.succeeded()
+        return result
+
+    def _retried(self, use: Callable[[psycopg.Connection], T]) -> T:
         """Retries once on a new connection when the first was lost, as after a server restart. An
         uncommitted transaction has no effect."""
         if self._unresponsive:

@@ -25,6 +25,7 @@ from tpufleet.errors import (
 )
 from tpufleet.stores.base import StoreChange, Subscription
 from tpufleet.stores.database import DatabaseSession, NoNotifications, Query, Row
+from tpufleet.stores.outage_log import OutageLog
 from tpufleet.stores.sql import SqlStore
 
 T = TypeVar("T")
@@ -117,6 +118,7 @@ class SqliteDatabase:
         self._closed = False
         self._has_log = False
         self._write_error: Unreachable | None = None
+        self._outages = OutageLog()
         # Threads queue here in order; SQLite's own lock makes waiters sleep and poll.
         self._write_lock = _FairLock()
         self._checkpointed_at = time.monotonic()
@@ -203,6 +205,7 @@ class SqliteDatabase:
                 result = use(connection)
                 if written:
                     self._require_files()  # while the connection keeps its log
+                self._outages.succeeded()
                 return result
             finally:
                 self._release(connection)
@@ -214,9 +217,9 @@ class SqliteDatabase:
             if name == "SQLITE_FULL":
                 raise StorageFull(f"database {self._path}: {error}") from error
             if name.startswith(_TEMPORARY_ERRORS):
-                raise DatabaseUnreachable(
-                    f"database {self._path} is unavailable: {error}"
-                ) from error
+                outage = DatabaseUnreachable(f"database {self._path} is unavailable: {error}")
+                self._outages.failed(outage)
+                raise outage from error
             raise
 
     def _require_files(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import FleetError, NotFound, Unreachable
+from tpufleet.errors import DatabaseUnreachable, FleetError, NotFound, Unreachable
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import HostId
 from tpufleet.model.jobs import JobId
@@ -165,6 +165,8 @@ class SharedLogs(LogFiles):
                     self._find_growing()
                     started = True
                 self.compact()
+            except DatabaseUnreachable as error:  # logged by its store
+                logger.debug("cannot move logs to the bucket: %s", error)
             except (FleetError, OSError) as error:
                 logger.warning("cannot move logs to the bucket; retrying: %s", error)
 

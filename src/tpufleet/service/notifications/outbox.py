@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import BadInput, Conflict, FleetError, Temporary
+from tpufleet.errors import BadInput, Conflict, DatabaseUnreachable, FleetError, Temporary
 from tpufleet.model.events import Event
 from tpufleet.model.notifications import (
     ChannelKind,
@@ -72,6 +72,8 @@ class NotificationOutbox:
             try:
                 if self._is_due():
                     self.run_once()
+            except DatabaseUnreachable as error:  # logged by its store
+                logger.debug("cannot read the outbox: %s", error)
             except Exception:
                 logger.exception("unexpected error in the notification outbox; continuing")
 

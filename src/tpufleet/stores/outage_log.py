@@ -1,0 +1,60 @@
+"""Logs that a database does not respond: once, not for each of the calls that fail meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+REPEAT_SECONDS = 60.0
+
+
+class OutageLog:
+    """Of one database, for all threads. Nothing is logged before its first response: whoever opens
+    it gets the error."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._responded = False
+        self._since: float | None = None  # None: it responds
+        self._logged_at = 0.0
+        self._failed_calls = 0
+
+    def failed(self, error: Exception) -> None:
+        with self._lock:
+            if not self._responded:
+                return
+            now = self._now()
+            began = self._since is None
+            if self._since is None:
+                self._since, self._failed_calls = now, 0
+            self._failed_calls += 1
+            if not began and now - self._logged_at < REPEAT_SECONDS:
+                return
+            self._logged_at = now
+            seconds, calls = now - self._since, self._failed_calls
+        if began:
+            logger.warning("the database does not respond; retrying: %s", error)
+        else:
+            logger.warning(
+                "the database has not responded for %.0f s (%s calls failed): %s",
+                seconds,
+                calls,
+                error,
+            )
+
+    def succeeded(self) -> None:
+        if self._responded and self._since is None:
+            return
+        with self._lock:
+            since, calls = self._since, self._failed_calls
+            self._responded, self._since = True, None
+            seconds = self._now() - since if since is not None else 0.0
+        if since is not None:
+            logger.warning(
+                "the database responds again, after %.0f s (%s calls failed)", seconds, calls
+            )

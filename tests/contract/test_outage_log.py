@@ -1,0 +1,48 @@
+"""An unreachable database is logged when that begins, once a minute, and when it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpufleet.errors import DatabaseUnreachable
+from tpufleet.stores.outage_log import REPEAT_SECONDS, OutageLog
+
+REFUSED = DatabaseUnreachable("connection refused")
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture):
+    def read() -> list[str]:
+        messages = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return messages
+
+    return read
+
+
+def test_one_line_at_the_begin_one_a_minute_and_one_at_the_end(lines):
+    now = 0.0
+    log = OutageLog(lambda: now)
+    log.succeeded()
+    for _ in range(100):
+        log.failed(REFUSED)
+    assert lines() == ["the database does not respond; retrying: connection refused"]
+    now = REPEAT_SECONDS
+    for _ in range(100):
+        log.failed(REFUSED)
+    assert lines() == [
+        "the database has not responded for 60 s (101 calls failed): connection refused"
+    ]
+    now += 30
+    for _ in range(100):
+        log.succeeded()
+    assert lines() == ["the database responds again, after 90 s (200 calls failed)"]
+    log.failed(REFUSED)
+    assert lines() == ["the database does not respond; retrying: connection refused"]
+
+
+def test_a_database_that_never_responded_is_an_error_of_whoever_opens_it(lines):
+    log = OutageLog()
+    log.failed(REFUSED)
+    log.succeeded()
+    assert lines() == []
