@@ -89,6 +89,19 @@ def test_two_controllers_and_exactly_one_acts(fleet):
     assert all(fleet.job(job).state is JobState.SUCCEEDED for job in jobs)
 
 
+@pytest.mark.parametrize("successor_leads", [True, False])
+def test_a_leader_that_was_suspended_logs_that_it_lost_the_lease(fleet, caplog, successor_leads):
+    first, second = fleet.controllers[0], fleet.new_controller("two")
+    assert first.tick()
+    fleet.clock.advance(timedelta(seconds=20))
+    assert second.tick()
+    if not successor_leads:
+        fleet.clock.advance(timedelta(seconds=20))
+    assert first.hold_lease() is not successor_leads
+    lost = [each for each in caplog.records if "lost the lease" in each.getMessage()]
+    assert len(lost) == 1
+
+
 def test_a_controller_with_an_expired_lease_cannot_write(fleet):
     job = fleet.submit(Program(steps=100))
     fleet.until_state(job, JobState.RUNNING)

@@ -78,6 +78,9 @@ HEALTHY = ServerStatus(
     ("change", "line"),
     [
         ({}, "server     1.2.0, up 1 h"),
+        ({"server": "server-2"}, "server     server-2, version 1.2.0, up 1 h"),
+        ({"server": "server-2"}, "leader     server-1, for 5 min"),
+        ({"server": "server-1"}, "leader     server-1 (this server), for 5 min"),
         ({}, "leader     server-1, for 5 min"),
         ({}, "jobs       2 queued, 1 running"),
         (

@@ -105,6 +105,7 @@ class ControlPlane:
         self._store = store
         self._providers = providers
         self._clock = SystemClock()
+        self._name = server_files.lease_holder(settings)
         home = settings.home
         self._secret = server_files.server_secret(settings, store)
         # Of a server that may use the store.
@@ -180,6 +181,7 @@ class ControlPlane:
                 retention=retention_rules.parse(self._settings.retention),
                 recent_errors=self._recent_errors,
                 started_at=self._clock.now(),
+                server_name=self._name,
                 local_jobs=next(
                     (
                         each.jobs
@@ -203,7 +205,7 @@ class ControlPlane:
             self._providers,
             self._clock,
             executor=thread_executor(),
-            holder=server_files.lease_holder(self._settings),
+            holder=self._name,
             fleet=fleet_id(self._store),
             server_url=self._settings.public_url or self.url,
             ca_certificates=server_files.ca_certificates(self._settings.ca_file),

@@ -136,13 +136,16 @@ class Controller:
         shared_now = self._store.time() or now
         lease = self._store.acquire_lease(LEASE, self._holder, LEASE_TTL, shared_now)
         self._holds_lease = lease is not None
+        if term is not None and lease is not None and lease.token == term.lease.token:
+            term.lease, term.renewed_at = lease, now
+            return True
+        if term is not None:  # as after this process or its machine was suspended
+            silent = (now - term.renewed_at).total_seconds()
+            log.warning("lost the lease; it was last renewed %.0f s ago", silent)
         if lease is None:
             self._term = None
             self._compare_url_with_leader()
             return False
-        if term is not None and lease.token == term.lease.token:
-            term.lease, term.renewed_at = lease, now
-            return True
         self._term = LeadershipTerm(self._installation, lease, now, self._silence, self.wake)
         log.info("took over as %s with token %s", self._holder, lease.token)
         return True

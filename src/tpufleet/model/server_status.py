@@ -78,5 +78,6 @@ class ServerStatus:
     oldest_queued_at: datetime | None = None  # when the job that waits longest was submitted
     hosts: int = 0  # that sent a heartbeat within two minutes
     started_at: datetime | None = None  # of the server that answers
+    server: str = ""  # the one that answers, named as the holder of the controller's lease
     errors: tuple[LoggedError, ...] = ()  # of the server that answers, in the last hour
     local_jobs: LocalJobs | None = None  # None: the provider is off

@@ -81,6 +81,7 @@ class ServiceDependencies:
     recent_errors: RecentErrors | None = None  # in the log of this server
     local_jobs: LocalJobs | None = None
     started_at: datetime | None = None
+    server_name: str = ""  # for `tpu status`
     notifications: NotificationRules = field(default_factory=NotificationRules)
     prices: Mapping[tuple[str, str], Price] = field(default_factory=price_table)
 

@@ -32,6 +32,7 @@ def status(
     now: datetime,
     *,
     started_at: datetime | None = None,
+    server: str = "",
     errors: tuple[LoggedError, ...] = (),
     local_jobs: LocalJobs | None = None,
 ) -> ServerStatus:
@@ -53,6 +54,7 @@ def status(
         oldest_queued_at=queued[-1].submitted_at if queued else None,
         hosts=len(store.liveness_outside(_EPOCH, now - HOST_SEEN_WITHIN)),
         started_at=started_at,
+        server=server,
         errors=errors,
         local_jobs=local_jobs,
     )

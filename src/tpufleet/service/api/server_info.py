@@ -39,6 +39,7 @@ def get_status(call: ApiCall) -> ServerStatus:
         call.store,
         call.now,
         started_at=deps.started_at,
+        server=deps.server_name,
         local_jobs=deps.local_jobs,
         # They may name hosts, files and users of the database.
         errors=recent.list(call.now) if recent is not None and call.user.is_admin else (),

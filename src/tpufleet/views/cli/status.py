@@ -43,7 +43,8 @@ def problems(status: ServerStatus) -> bool:
 def lines(status: ServerStatus) -> list[str]:
     now, controller = status.now, status.controller
     up = f", up {text.duration(now - status.started_at)}" if status.started_at else ""
-    shown = [f"server     {status.version}{up}"]
+    name = f"{status.server}, version " if status.server else ""
+    shown = [f"server     {name}{status.version}{up}"]
     if controller is None:
         shown.append("leader     none; start a server with `tpu serve`")
     elif status.controller_stale:
@@ -52,7 +53,8 @@ def lines(status: ServerStatus) -> list[str]:
     else:
         since = text.duration(now - controller.leader_since)
         other = f", version {controller.version}" if _is_other_version(status) else ""
-        shown.append(f"leader     {controller.holder}, for {since}{other}")
+        this = " (this server)" if controller.holder == status.server else ""
+        shown.append(f"leader     {controller.holder}{this}, for {since}{other}")
     counts = ", ".join(f"{count} {state}" for state, count in status.jobs.items() if count)
     shown.append(f"jobs       {counts or 'none'}")
     if status.oldest_queued_at is not None:
