@@ -73,6 +73,10 @@ def test_loading_is_deterministic(home):
         ({}, "[1, 2]", "must be a mapping"),
         ({}, "store: x\nlisten: [", "config.yaml:2: not valid YAML"),
         ({}, "store: x\n\nsever: y", "config.yaml:3: sever: unknown field"),
+        ({}, "data: /a\nlisten: 80\ndata: /b", "config.yaml:3: data: duplicate key; remove one"),
+        ({}, "data: /a\nlisten: 80\ndata: /b", "is not an address"),
+        ({}, "retention:\n  logs: none\n  logs: none", "config.yaml:3: logs: duplicate key"),
+        ({"TPUFLEET_CONFIG": "/usr"}, "", "/usr: is a folder; TPUFLEET_CONFIG must name a file"),
     ],
 )  # fmt: skip
 def test_an_invalid_setting_is_reported_with_source_and_hint(home, environ, file, message):

@@ -463,13 +463,17 @@ def _path(text: str, user_home: Path) -> Path:
 
 def _read_file(file: Path) -> tuple[dict[str, Any], list[str]]:
     """The known fields, and what is wrong with the others or the file."""
+    if file.is_dir():
+        return {}, [f"{file}: is a folder; TPUFLEET_CONFIG must name a file"]
     if not file.is_file():
         return {}, []
     import yaml  # slow to import and rarely needed
 
+    from tpufleet.model import unique_keys
+
     try:
         written = file.read_text()
-        values = yaml.safe_load(written)
+        values, duplicates = unique_keys.load(written)
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
         problem = ", ".join(part for part in (error.context, error.problem) if part)
@@ -481,7 +485,7 @@ def _read_file(file: Path) -> tuple[dict[str, Any], list[str]]:
         return {}, []
     if not isinstance(values, dict):
         return {}, [f"{file}: must be a mapping, such as `server: https://fleet.example:8470`"]
-    errors = []
+    errors = [f"{file}:{line}: {key}: duplicate key; remove one" for line, key in duplicates]
     for key in values:
         if key not in KEYS:
             close = difflib.get_close_matches(str(key), KEYS, n=1)

@@ -9,20 +9,7 @@ from typing import Any
 import yaml
 
 from tpufleet.errors import BadInput
-
-
-class _Loader(yaml.SafeLoader):
-    """Rejects duplicate keys, of which YAML would silently keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            if isinstance(key_node, yaml.ScalarNode) and key_node.tag != "tag:yaml.org,2002:merge":
-                if key_node.value in seen:
-                    line = key_node.start_mark.line + 1
-                    raise BadInput(f"line {line}: duplicate key {key_node.value}; remove one")
-                seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
+from tpufleet.model import unique_keys
 
 
 def read(name: str) -> list[tuple[dict[str, Any], Path]]:
@@ -40,7 +27,8 @@ def read(name: str) -> list[tuple[dict[str, Any], Path]]:
 
 def documents(content: str, source: str) -> list[dict[str, Any]]:
     try:
-        loaded = [item for item in yaml.load_all(content, Loader=_Loader) if item is not None]
+        items = yaml.load_all(content, Loader=unique_keys.Loader)
+        loaded = [item for item in items if item is not None]
     except BadInput as error:
         raise BadInput(f"{source}: {error}") from error
     except yaml.MarkedYAMLError as error:
@@ -72,7 +60,7 @@ def with_overrides(document: dict[str, Any], settings: tuple[str, ...]) -> dict[
                 raise BadInput(f"--set {setting}: {parent} is not a mapping; set {parent}=VALUE")
             inner[parent] = inner = dict(existing or {})
         try:
-            inner[last] = yaml.load(value, Loader=_Loader)
+            inner[last] = yaml.load(value, Loader=unique_keys.Loader)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise BadInput(f"--set {setting}: invalid YAML value; quote it") from error
     return changed
