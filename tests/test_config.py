@@ -47,6 +47,17 @@ def test_the_environment_overrides_the_file(home):
     assert (settings.provider, settings.snapshot_limit) == ("gke", 2**30)
 
 
+def test_a_server_with_a_certificate_needs_its_key_from_a_file_or_an_option(home):
+    write_config(home, "tls_cert: cert\nlisten: 80\n")
+    _, errors = config.load_valid({}, home, serve=True)
+    assert len(errors) == 2
+    assert errors[1].endswith("config.yaml: tls_cert: requires tls_key; set both, or neither")
+    _, errors = config.load_valid({}, home, serve=True, tls_options=True)
+    assert len(errors) == 1, "checked with the options"
+    _, errors = config.load_valid({}, home)
+    assert len(errors) == 1, "a client needs neither"
+
+
 def test_an_empty_variable_counts_as_unset(home):
     write_config(home, "server: https://file:1\n")
     assert config.load({"TPUFLEET_SERVER": ""}, home).server == "https://file:1"
@@ -91,8 +102,12 @@ INVALID = {
     "colour": ("x", "unknown field"),
     "server": ("host:80", "is not a server URL"),
     "public_url": ("host", "is not a server URL"),
+    "store": ("mysql://me:pw@host/db", "unknown store 'mysql:…'; write memory:, sqlite:///path"),
+    "provider": ("mars", "unknown provider 'mars'; known providers: local"),
+    "token_file": ("5", "5 is not a path; write /path/to/file"),
+    "tls_key": ("[a]", "['a'] is not a path"),
     "providers": ("[clowd]", "unknown provider 'clowd'"),
-    "listen": ("80", "is not an address"),
+    "listen": ("127.0.0.1:99999", "is not an address"),
     "request_timeout": ("soon", "request_timeout"),
     "insecure_http": ("maybe", "is neither true nor false"),
     "snapshot_limit": ("lots", "is not a size in bytes"),
@@ -100,9 +115,9 @@ INVALID = {
     "log_format": ("xml", "is not a log format"),
     "secrets_kms_key": ("k", "secrets_kms_key"),
     "local_containers": ("maybe", "is neither true nor false"),
-    "local_hosts": ("-1", "local_hosts"),
-    "slices_per_user": ("none", "slices_per_user"),
-    "tokens_per_user": ("many", "tokens_per_user"),
+    "local_hosts": ("-1", "'-1' is not a number of hosts"),
+    "slices_per_user": ("none", "'none' is not a number of slices"),
+    "tokens_per_user": ("many", "'many' is not a number of tokens"),
     "fair_share_half_life": ("long", "fair_share_half_life"),
     "max_hosts_lost_percent": ("200", "is not a percentage"),
     "bucket": ("s3://x", "is not a Cloud Storage location"),

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from tpufleet.errors import BadInput, InvalidSettings, Unauthorized
-from tpufleet.model import byte_sizes, durations
+from tpufleet.model import byte_sizes, durations, store_urls
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -194,11 +194,15 @@ def load(
     *,
     serve: bool = False,
     enable: Sequence[str] = (),
+    tls_options: bool = False,
 ) -> Config:
     """Deterministic: the same environment and file give the same configuration. All errors are
     reported at once. `serve`: the sections of the providers must be complete, of those that are
-    enabled or, if `enable` names any, of these."""
-    config, errors = load_valid(environ, user_home, serve=serve, enable=enable)
+    enabled or, if `enable` names any, of these; and a certificate needs a key, unless
+    `tls_options`: one of them may be named on the command line."""
+    config, errors = load_valid(
+        environ, user_home, serve=serve, enable=enable, tls_options=tls_options
+    )
     if errors:
         raise BadInput("\n".join(errors))
     return config
@@ -210,6 +214,7 @@ def load_valid(
     *,
     serve: bool = False,
     enable: Sequence[str] = (),
+    tls_options: bool = False,
 ) -> tuple[Config, list[str]]:
     """The valid settings, with defaults in place of invalid ones; and all errors."""
     base = environ.get("XDG_CONFIG_HOME") or str(user_home / ".config")
@@ -235,8 +240,12 @@ def load_valid(
     def mapping(key: str) -> Mapping[str, Any] | None:
         return checked(lambda: _mapping(key, environ, values, file), None)
 
-    def path(text: str, source: str) -> Path:
-        return _path(text, user_home)
+    def path(key: str) -> Path | None:
+        written = values.get(key)
+        if not environ.get(f"TPUFLEET_{key.upper()}") and not isinstance(written, str | None):
+            errors.append(f"{file}: {key}: {written!r} is not a path; write /path/to/file")
+            return None
+        return read(key, lambda text, source: _path(text, user_home), None)
 
     def plain(text: str, source: str) -> str:
         return text
@@ -245,33 +254,33 @@ def load_valid(
         home=_path(environ.get("TPUFLEET_HOME") or "~/.local/share/tpufleet", user_home),
         config_file=file,
         server=read("server", check_server_url, None),
-        token_file=read("token_file", path, None),
-        store=read("store", plain, None),
-        provider=read("provider", plain, None),
+        token_file=path("token_file"),
+        store=read("store", _store, None),
+        provider=read("provider", _provider, None),
         providers=checked(lambda: _providers(environ, values, file), None),
         listen=read("listen", check_listen_address, "127.0.0.1:0"),
         public_url=read("public_url", check_server_url, None),
-        tls_cert=read("tls_cert", path, None),
-        tls_key=read("tls_key", path, None),
-        ca_file=read("ca_file", path, None),
+        tls_cert=path("tls_cert"),
+        tls_key=path("tls_key"),
+        ca_file=path("ca_file"),
         request_timeout=read("request_timeout", _timeout, None),
         insecure_http=read("insecure_http", _flag, False),
         snapshot_limit=read("snapshot_limit", _size, DEFAULT_SNAPSHOT_LIMIT),
         log_limit=read("log_limit", _size, DEFAULT_LOG_LIMIT),
         log_format=read("log_format", _log_format, "text"),
-        slices_per_user=read("slices_per_user", _count, None),
-        local_hosts=read("local_hosts", _count, DEFAULT_LOCAL_HOSTS),
-        tokens_per_user=read("tokens_per_user", _count, DEFAULT_TOKENS_PER_USER),
+        slices_per_user=read("slices_per_user", _count_of("slices"), None),
+        local_hosts=read("local_hosts", _count_of("hosts"), DEFAULT_LOCAL_HOSTS),
+        tokens_per_user=read("tokens_per_user", _count_of("tokens"), DEFAULT_TOKENS_PER_USER),
         fair_share_half_life=read("fair_share_half_life", _half_life, timedelta(days=7)),
         max_hosts_lost_percent=read("max_hosts_lost_percent", _percent, 20),
-        shared=read("data", path, None),
-        secret_file=read("secret_file", path, None),
-        admin_token_file=read("admin_token_file", path, None),
+        shared=path("data"),
+        secret_file=path("secret_file"),
+        admin_token_file=path("admin_token_file"),
         bucket=read("bucket", _bucket, None),
         tpu_vm=_tpu_vm(environ, mapping("tpu_vm")),
         gke=_with_variables("gke", environ, mapping("gke")),
         secrets_kms_key=read("secrets_kms_key", _kms_key, None),
-        secrets_age_identity=read("secrets_age_identity", path, None),
+        secrets_age_identity=path("secrets_age_identity"),
         local_user=read("local_user", plain, None),
         local_containers=read("local_containers", _flag, False),
         local_env=_names("local_env", environ, values, file)[0],
@@ -280,6 +289,11 @@ def load_valid(
         budgets=mapping("budgets"),
         notifications=mapping("notifications"),
     )
+    if serve and not tls_options and (config.tls_cert is None) != (config.tls_key is None):
+        named, missing = ("tls_cert", "tls_key") if config.tls_cert else ("tls_key", "tls_cert")
+        if not any(f"{missing}: " in error for error in errors):
+            source = _source_of(named, config, environ)
+            errors.append(f"{source}: {named}: requires {missing}; set both, or neither")
     complete = frozenset((enable or config.enabled_providers) if serve else ())
     invalid: dict[str, Any] = {}
     for section in SECTIONS:
@@ -594,8 +608,21 @@ def check_providers(names: Sequence[str], source: str) -> None:
             raise BadInput(f"{source}: unknown provider {name!r}; known providers: {known}")
 
 
+def _provider(text: str, source: str) -> str:
+    check_providers([text], source)
+    return text
+
+
+def _store(text: str, source: str) -> str:
+    try:
+        return store_urls.check(text)
+    except BadInput as error:
+        raise BadInput(f"{source}: {error}") from error
+
+
 def check_listen_address(text: str, source: str) -> str:
-    if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]{1,5}", text):
+    match = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):([0-9]{1,5})", text)
+    if match is None or int(match[2]) > 65535:
         raise BadInput(
             f"{source}: {text!r} is not an address; use host:port, such as 127.0.0.1:8470"
         )
@@ -623,12 +650,15 @@ def _log_format(text: str, source: str) -> str:
     return text
 
 
-def _count(text: str, source: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or int(text) < 1:
-        raise BadInput(
-            f"{source}: {text!r} is not a number of slices; use a whole number of at least 1"
-        )
-    return int(text)
+def _count_of(things: str) -> Callable[[str, str], int]:
+    def parse(text: str, source: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or int(text) < 1:
+            raise BadInput(
+                f"{source}: {text!r} is not a number of {things}; use a whole number of at least 1"
+            )
+        return int(text)
+
+    return parse
 
 
 def _timeout(text: str, source: str) -> timedelta:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tpufleet.errors import BadInput
+from tpufleet.model import store_urls
 from tpufleet.stores.base import Store
 from tpufleet.stores.database import Database
 
@@ -23,17 +24,13 @@ def open_store(url: str) -> Store:
 
 def open_database(url: str) -> Database:
     """The SQL database itself, which is not migrated."""
-    scheme, _, rest = url.partition(":")
-    if scheme == "sqlite" and rest.startswith("///") and rest != "///":
+    scheme, _, rest = store_urls.check(url).partition(":")
+    if scheme == "memory":
+        raise BadInput("memory: is not a database; write sqlite:///path/fleet.db")
+    if scheme == "sqlite":
         from tpufleet.stores.sqlite import SqliteDatabase
 
         return SqliteDatabase(Path(rest.removeprefix("///")))
-    if scheme in ("postgresql", "postgres") and rest.startswith("//"):
-        from tpufleet.stores.postgres import PostgresDatabase
+    from tpufleet.stores.postgres import PostgresDatabase
 
-        return PostgresDatabase(url)
-    # The URL may contain a password, so only its scheme is shown.
-    raise BadInput(
-        f"unknown store {scheme + ':…'!r}; "
-        "write memory:, sqlite:///path/fleet.db or postgresql://user@host/database"
-    )
+    return PostgresDatabase(url)

@@ -24,18 +24,22 @@ NO_SERVER = (
 
 
 def settings(
-    *, new_file: bool = False, serve: bool = False, enable: Sequence[str] = ()
+    *,
+    new_file: bool = False,
+    serve: bool = False,
+    enable: Sequence[str] = (),
+    tls_options: bool = False,
 ) -> config.Config:
     """Read for each command: the environment of this process and the user's config file.
-    `new_file`: the command may create the file that TPUFLEET_CONFIG names. `serve` and `enable`:
-    see `config.load`."""
+    `new_file`: the command may create the file that TPUFLEET_CONFIG names. The others: see
+    `config.load`."""
     named = os.environ.get("TPUFLEET_CONFIG")
     if named and not new_file and not Path(named).exists():
         raise BadInput(
             f"TPUFLEET_CONFIG: no such file: {named}\n"
             "  next: correct or unset the variable, or write the file with `tpu init`"
         )
-    return config.load(os.environ, Path.home(), serve=serve, enable=enable)
+    return config.load(os.environ, Path.home(), serve=serve, enable=enable, tls_options=tls_options)
 
 
 def connect(*, start: bool = False, announce: bool = True, follow: bool = False) -> FleetClient:

@@ -106,7 +106,7 @@ def serve(
         config.check_listen_address(listen, "--listen")
     if enable:
         config.check_providers(enable, "--enable")
-    settings = connection.settings(serve=True, enable=enable)
+    settings = connection.settings(serve=True, enable=enable, tls_options=bool(tls_cert or tls_key))
     # uvicorn shuts down on SIGTERM, then raises it again: by default that would kill the process
     # before the server has cleaned up. As an exception it passes through every `finally`.
     signal.signal(signal.SIGTERM, _exit)
