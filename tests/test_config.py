@@ -148,13 +148,20 @@ def test_all_errors_of_a_config_file_are_reported_at_once(keys):
 NESTED = """
     sever: x
     retention: {logs: {age: 5x, size: big}, cod: none, events: {size: 1G}, code: 3}
-    budgets: {user: {}, users: {alice: much, bob: {usd: 3, perod: day}}, pools: 3, period: year}
+    budgets:
+      {user: {}, users: {alice: much, bob: {usd: 3, perod: day}}, pools: {lab: {usd: x}},
+       period: year}
     prices: {v99: {spot: 1}, v5e: {spto: 1, spot: -1}, v4: 3}
-    notifications: {alow: [], allow: [10.0.0.1/8], smtp: {host: h, sender: me, port: "x"}}
+    notifications:
+      {alow: [], allow: [10.0.0.1/8], email_domains: [a b, example.com],
+       smtp: {host: h, sender: me, port: 99999, username: 5, starttls: "x"}}
     tpu_vm:
       {project: X, zones: [moon], tags: [A B], valid_for: soon, bundle: x, wheel: y, netwrk: z,
-       metadata: {startup-script: x}, external_ips: 3}
-    gke: {image: a b, zones: us-central1, cpu: lots, user: root, reservations: {v99-4: x}, qeue: q}
+       metadata: {startup-script: x, owner: 5}, external_ips: 3, runtimes: {v99: x}, endpoint: foo,
+       queue: [spto, spot], data_disks: 5}
+    gke:
+      {image: a b, zones: us-central1, cpu: lots, user: root, reservations: {v99-4: x}, qeue: q,
+       platform: gpu, pull_policy: Sometimes, extra_selector: 3, pull_secrets: 5}
 """
 NESTED_ERRORS = {
     "sever": "did you mean server?",
@@ -166,7 +173,7 @@ NESTED_ERRORS = {
     "budgets.user": "did you mean users?",
     "budgets.users.alice": "must be an amount in dollars, such as 100",
     "budgets.users.bob.perod": "unknown field; write usd and period",
-    "budgets.pools": "must be a mapping of names to dollars",
+    "budgets.pools.lab.usd": "must be an amount in dollars",
     "budgets.period": "'year' is not a period; write day",
     "prices.v99": "unknown generation; write one of",
     "prices.v5e.spto": "unknown capacity; write one of spot",
@@ -175,7 +182,11 @@ NESTED_ERRORS = {
     "notifications.alow": "unknown field; write allow",
     "notifications.allow": "'10.0.0.1/8' is neither a host name nor a network",
     "notifications.smtp.sender": "must be an e-mail address",
-    "notifications.smtp.port": "must be int",
+    "notifications.email_domains": "'a b' is not a domain; write one such as example.com",
+    "notifications.smtp.port": "99999 is not a port; write a number from 1 to 65535",
+    "notifications.smtp.username": "5 is not text; put it in quotes",
+    "notifications.smtp.starttls": "'x' is neither true nor false",
+    "notifications.smtp.password_file": "required with a username",
     "tpu_vm.project": "'X' is not a project id; run `gcloud projects list`",
     "tpu_vm.zones": "'moon' is not a zone; for example us-central1-a",
     "tpu_vm.tags": "'A B' is not a network tag",
@@ -183,7 +194,16 @@ NESTED_ERRORS = {
     "tpu_vm.wheel": "replaced by bundle",
     "tpu_vm.netwrk": "did you mean network?",
     "tpu_vm.metadata.startup-script": "reserved; choose another key",
-    "tpu_vm.external_ips": "not a valid bool",
+    "tpu_vm.metadata.owner": "5 is not text; put it in quotes",
+    "tpu_vm.external_ips": "3 is neither true nor false",
+    "tpu_vm.runtimes.v99": "unknown generation; write one of tpu7x, v2",
+    "tpu_vm.endpoint": "'foo' is not an address; write host:port",
+    "tpu_vm.queue": "'spto' is not one of spot, on-demand, reserved, queued",
+    "tpu_vm.data_disks": "must be a list of data disks, such as [{source: projects/",
+    "gke.platform": "'gpu' is not a platform; write cpu",
+    "gke.pull_policy": "'Sometimes' is not one of Always, IfNotPresent, Never",
+    "gke.extra_selector": "must be a mapping of names to values",
+    "gke.pull_secrets": "must be a list of pull secrets, such as [NAME]",
     "gke.image": "'a b' is not an image reference",
     "gke.zones": "'us-central1' is not a zone",
     "gke.cpu": "'lots' is not a quantity",
@@ -204,6 +224,28 @@ def test_all_errors_of_all_sections_are_reported_at_once_with_their_path(home):
     assert [path for path, text in NESTED_ERRORS.items() if text not in reported[path]] == []
     settings, _ = config.load_valid({}, home)
     assert (settings.retention, settings.tpu_vm, settings.gke) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("tpu_vm: {zones: moon}", "tpu_vm.zones: must be a list of zones, such as [us-central1-a]"),
+        ("tpu_vm: {queue: spot}", "tpu_vm.queue: must be a list of values, such as [spot]"),
+        ("tpu_vm: {data_disks: [{}]}", "tpu_vm.data_disks.source: required"),
+        ("tpu_vm: {data_disks: [{source: 5}]}", "tpu_vm.data_disks: 5 is not text"),
+        ("tpu_vm: {data_disks: [x]}", "tpu_vm.data_disks: 'x' is not a mapping of fields"),
+        ("tpu_vm: {valid_for: none}", "tpu_vm.valid_for: None is not a duration; write 90s"),
+        ("gke: {most_slices: 1.5}", "gke.most_slices: 1.5 is not a whole number"),
+        ("notifications: {allow: [bad host]}", "'bad host' is neither a host name nor a network"),
+        ('notifications: {allow: [""]}', "'' is neither a host name nor a network"),
+        ("notifications: {allow: x}", "must be a list, such as [hooks.lab, 10.0.0.0/8]"),
+        ("budgets: {pools: 3}", "budgets.pools: must be a mapping of names to dollars"),
+    ],
+)
+def test_an_error_in_a_section_is_in_plain_words(home, section, message):
+    write_config(home, section)
+    _, errors = config.load_valid({}, home)
+    assert len(errors) == 1 and message in errors[0]
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,8 @@ def _of_scope(
         own = _period(fields.get("period", period), f"{where}.{name}.period", errors)
         usd = fields.get("usd")
         if isinstance(usd, bool) or not isinstance(usd, int | float) or not 0 <= usd < 1e12:
-            errors.add(f"{where}.{name}", "must be an amount in dollars, such as 100")
+            path = f"{where}.{name}.usd" if isinstance(value, Mapping) else f"{where}.{name}"
+            errors.add(path, "must be an amount in dollars, such as 100")
         else:
             budgets.append(Budget(scope=scope, name=str(name), usd=float(usd), period=own))
     return budgets

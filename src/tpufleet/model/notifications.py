@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from tpufleet.errors import BadInput, SettingErrors
+from tpufleet.model import setting_fields
 
 MAX_CHANNELS = 20  # of a user
 MAX_URL = 2000
@@ -19,6 +20,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 JOB_RULE = re.compile(rf"{_NAME.pattern}(:[a-z]+(\+[a-z]+)*)?")
 # Deliberately narrow: no quoted local parts, no comments, no line breaks.
 _EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@([A-Za-z0-9-]{1,63}\.)+[A-Za-z]{2,24}")
+HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
 
 
 class NotifyOn(StrEnum):
@@ -117,14 +119,20 @@ def _texts(value: Any, key: str, errors: SettingErrors) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        errors.add(key, "must be a list of texts")
+        example = "hooks.lab, 10.0.0.0/8" if key == "allow" else "example.com"
+        errors.add(key, f"must be a list, such as [{example}]")
         return ()
+    for each in value if key == "email_domains" else ():
+        if not HOST.fullmatch(each):
+            errors.add(key, f"{each!r} is not a domain; write one such as example.com")
     for each in value if key == "allow" else ():
         if re.search(r"[/:]", each) or re.fullmatch(r"[0-9.]+", each):
             try:
                 ipaddress.ip_network(each)
             except ValueError as error:
                 errors.add(key, f"{each!r} is neither a host name nor a network: {error}")
+        elif not HOST.fullmatch(each):
+            errors.add(key, f"{each!r} is neither a host name nor a network")
     return tuple(value)
 
 
@@ -141,7 +149,9 @@ def _smtp(value: Any, errors: SettingErrors) -> SmtpSettings | None:
         if key not in types:
             errors.add(f"smtp.{key}", f"unknown field; write {', '.join(types)}")
         elif type(given) is not types[key]:
-            errors.add(f"smtp.{key}", f"must be {types[key].__name__}")
+            errors.add(f"smtp.{key}", f"{given!r} {setting_fields.PROBLEMS[types[key]]}")
+        elif key == "port" and not 1 <= given <= 65535:
+            errors.add("smtp.port", f"{given} is not a port; write a number from 1 to 65535")
         else:
             valid[key] = given
     if not value.get("host"):

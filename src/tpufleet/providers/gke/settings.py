@@ -16,6 +16,7 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # of a Kubernetes obje
 ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-(ai[0-9]+)?[a-z]")
 IMAGE = re.compile(r"[a-z0-9]([a-zA-Z0-9._:/@-]*[a-zA-Z0-9])?")
 VOLUME_PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
+PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 # Of a section that does not have them yet.
 REQUIRED_EXAMPLE: Mapping[str, Any] = {"image": "registry/tpufleet:1", "zones": ["us-central1-a"]}
 
@@ -128,6 +129,15 @@ def _check(settings: GkeSettings) -> None:
         source = OBJECT_NAME.fullmatch(claim) or BUCKET.fullmatch(claim)
         if not VOLUME_PATH.fullmatch(path) or not source:
             errors.add("volumes", f"{path}={claim} is not /PATH=CLAIM or /PATH=gs://BUCKET")
+    if settings.pull_policy not in PULL_POLICIES:
+        known = ", ".join(PULL_POLICIES)
+        errors.add("pull_policy", f"{settings.pull_policy!r} is not one of {known}")
+    if settings.platform not in ("", "cpu"):
+        errors.add(
+            "platform",
+            f"{settings.platform!r} is not a platform; write cpu where chips are simulated, or "
+            "leave it out",
+        )
     if settings.user < 1:
         errors.add("user", "pods must not run as root; set a UID of 1 or more")
     errors.raise_all()

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from tpufleet.errors import SettingErrors
-from tpufleet.model import durations, setting_fields
+from tpufleet.model import durations, setting_fields, topology
 from tpufleet.model.fleets import check_zone
 from tpufleet.model.jobs import Capacity
 
@@ -20,6 +20,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 # The same expressions as in startup.sh: values become lines of a systemd unit.
 PROXY = re.compile(r"https?://[A-Za-z0-9._:@-]+/?")
 NO_PROXY = re.compile(r"[A-Za-z0-9.,:*/_-]+")
+ENDPOINT = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/]+):[0-9]{1,5}")
 EMAIL = re.compile(r"[^@\s/]+@[^@\s/]+|default")
 # Set by tpufleet, or changing how a host boots.
 RESERVED_METADATA = ("startup-script", "startup-script-url", "shutdown-script")
@@ -122,6 +123,18 @@ def _check(settings: TpuVmSettings) -> None:
         errors.add(
             "https_proxy",
             f"{settings.https_proxy!r} is not a proxy; for example http://proxy.example.com:3128",
+        )
+    generations = sorted({kind.generation for kind in topology.all_types().values()})
+    for generation in settings.runtimes:
+        if generation not in generations:
+            errors.add(
+                f"runtimes.{generation}",
+                f"unknown generation; write one of {', '.join(generations)}",
+            )
+    if settings.endpoint and not ENDPOINT.fullmatch(settings.endpoint):
+        errors.add(
+            "endpoint",
+            f"{settings.endpoint!r} is not an address; write host:port, such as 127.0.0.1:8490",
         )
     if settings.no_proxy and not NO_PROXY.fullmatch(settings.no_proxy):
         errors.add(
