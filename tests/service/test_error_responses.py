@@ -47,3 +47,11 @@ def test_a_database_that_takes_nothing_is_explained_without_its_location(error, 
     assert response.status_code == 503 and message in body
     assert int(response.headers["Retry-After"]) > 0
     assert "/srv" not in body and "db1" not in body
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/users"])
+def test_an_invalid_body_is_not_named_by_an_internal_type(service, path):
+    with service.http(service.tokens["ada"]) as http:
+        answer = http.post(f"{service.url}/api/v1{path}", content=b"{")
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 400 and message.startswith("not a valid request body: ")

@@ -31,11 +31,13 @@ def to_builtins(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
-def from_json(data: bytes | str, kind: type[T]) -> T:
+def from_json(data: bytes | str, kind: type[T], name: str = "") -> T:
+    """`name`: what errors call it, where readers do not know the name of the type."""
     try:
         return _decoder(kind).decode(data)
     except _DECODE_ERRORS as error:
-        raise BadInput(f"not a valid {getattr(kind, '__name__', kind)}: {error}") from error
+        called = name or getattr(kind, "__name__", kind)
+        raise BadInput(f"not a valid {called}: {error}") from error
 
 
 def from_builtins(value: Any, kind: type[T]) -> T:

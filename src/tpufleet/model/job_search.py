@@ -1,8 +1,8 @@
 """The query language of job lists: `owner:me tag:sweep-* loss<0.3 since:7d -state:failed resnet`.
 
 Terms are separated by spaces and all must match; `-` or `!` negates a term; `a,b` means either;
-`*` and `?` are wildcards. A word without a key is searched in name, command, notes and tags. Case
-is ignored.
+`*` and `?` are wildcards in the values of keys, except states and times. A word without a key is
+searched in name, command, notes and tags. Case is ignored.
 """
 
 from __future__ import annotations

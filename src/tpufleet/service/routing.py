@@ -286,7 +286,7 @@ class ApiCall:
         return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
     def parse_body(self, kind: type[T]) -> T:
-        return check_bounds(from_json(self.body, kind))
+        return check_bounds(from_json(self.body, kind, "request body"))
 
     def read_query(self) -> None:
         known = [param.name for param in self.route.params]

@@ -136,7 +136,7 @@ def submit(context: CommandContext, storage: JobStorage, body: bytes) -> list[Jo
 
 
 def _read(context: CommandContext, storage: JobStorage, body: bytes) -> dict[JobId, Job]:
-    submission = from_json(body, RawSubmission)
+    submission = from_json(body, RawSubmission, "request body")
     if not 0 < len(submission.jobs) <= MAX_JOBS_PER_CALL:
         raise BadInput(f"jobs: must be 1 to {MAX_JOBS_PER_CALL} jobs, not {len(submission.jobs)}")
     check = _Checks(context, storage, context.caller.name)
