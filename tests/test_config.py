@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import textwrap
 from datetime import timedelta
 from pathlib import Path
@@ -56,6 +57,34 @@ def test_a_server_with_a_certificate_needs_its_key_from_a_file_or_an_option(home
     assert len(errors) == 1, "checked with the options"
     _, errors = config.load_valid({}, home)
     assert len(errors) == 1, "a client needs neither"
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("TPUFLEET_BUDGET", "TPUFLEET_BUDGETS"),
+        ("TPUFLEET_LOG_FROMAT", "TPUFLEET_LOG_FORMAT"),
+        ("TPUFLEET_server", "TPUFLEET_SERVER"),
+        ("TPUFLEET_HOM", "TPUFLEET_HOME"),
+    ],
+)
+def test_a_misspelt_variable_is_named_with_the_one_that_was_meant(variable, meant):
+    warnings = config.misspelt_variables({variable: "x", meant: "y", "PATH": "/bin"})
+    assert warnings == [f"{variable}: unknown variable; did you mean {meant}?"]
+
+
+def test_variables_of_jobs_agents_and_tests_are_not_misspelt():
+    root = Path(config.__file__).parents[2]
+    sources = [*root.rglob("src/tpufleet/**/*.py"), *root.rglob("src/tpufleet/**/*.sh")]
+    sources += [*root.glob("tests/*.py"), *root.glob("scripts/*.py")]
+    named = {
+        name
+        for path in sources
+        for name in re.findall(r"\bTPUFLEET_[A-Z][A-Z_]*[A-Z]\b", path.read_text())
+    }
+    assert len(named) > 50
+    typos = {"TPUFLEET_BUDGET", "TPUFLEET_LOG_FROMAT", "TPUFLEET_HOM"}
+    assert config.misspelt_variables(dict.fromkeys(named - typos, "x")) == []
 
 
 def test_an_empty_variable_counts_as_unset(home):

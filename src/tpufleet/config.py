@@ -67,6 +67,8 @@ KEYS = (
     "notifications",
 )
 SECTIONS = ("tpu_vm", "gke", "retention", "prices", "budgets", "notifications")  # of settings
+_OTHER_VARIABLES = ("CONFIG", "HOME", "DEBUG", "TPU_VM_ENDPOINT")
+_MISSPELT = 0.85  # least similarity; none of our other variables is as near to a setting
 LOG_FORMATS = ("text", "json")
 PROVIDERS = ("local", "tpu-vm", "gke")
 
@@ -361,6 +363,20 @@ def _source_of(path: str, config: Config, environ: Mapping[str, str]) -> str:
         if environ.get(variable := f"TPUFLEET_{name.upper()}"):
             return variable
     return str(config.config_file)
+
+
+def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
+    """Warnings about variables that nothing reads and that are spelt nearly like one of ours. Jobs,
+    agents and tests have other variables with this prefix."""
+    known = [*(key.upper() for key in KEYS), *_OTHER_VARIABLES]
+    warnings = []
+    for variable in sorted(environ):
+        name = variable.removeprefix("TPUFLEET_")
+        if name == variable or name in known or name.startswith("GKE_") or not environ[variable]:
+            continue
+        if close := difflib.get_close_matches(name.upper(), known, n=1, cutoff=_MISSPELT):
+            warnings.append(f"{variable}: unknown variable; did you mean TPUFLEET_{close[0]}?")
+    return warnings
 
 
 def origin(config: Config, key: str, environ: Mapping[str, str]) -> str:

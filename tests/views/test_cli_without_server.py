@@ -382,3 +382,9 @@ def test_a_dry_run_of_a_simulated_job_says_so_and_names_no_price(alone):
 
 def test_the_version_is_an_option_too(alone):
     assert alone.ok("--version") == alone.ok("version") == f"tpufleet {tpufleet.__version__}\n"
+
+
+def test_a_command_warns_once_of_a_misspelt_variable(tmp_path):
+    tpu = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path / "state"), TPUFLEET_SERVR="x")
+    warning = "warning: TPUFLEET_SERVR: unknown variable; did you mean TPUFLEET_SERVER?"
+    assert tpu("jobs").stderr.count(warning) == 1

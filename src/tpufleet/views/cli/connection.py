@@ -33,6 +33,7 @@ def settings(
     """Read for each command: the environment of this process and the user's config file.
     `new_file`: the command may create the file that TPUFLEET_CONFIG names. The others: see
     `config.load`."""
+    _warn_once()
     named = os.environ.get("TPUFLEET_CONFIG")
     if named and not new_file and not Path(named).exists():
         raise BadInput(
@@ -40,6 +41,16 @@ def settings(
             "  next: correct or unset the variable, or write the file with `tpu init`"
         )
     return config.load(os.environ, Path.home(), serve=serve, enable=enable, tls_options=tls_options)
+
+
+def _warn_once() -> None:
+    """About misspelt variables; a command may read its settings several times."""
+    context = click.get_current_context(silent=True)
+    if context is None or context.meta.setdefault("tpufleet.warned", False):
+        return
+    context.meta["tpufleet.warned"] = True
+    for warning in config.misspelt_variables(os.environ):
+        output.print_status(f"warning: {warning}")
 
 
 def connect(*, start: bool = False, announce: bool = True, follow: bool = False) -> FleetClient:
