@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 
 import pytest
@@ -18,9 +19,11 @@ from tpufleet.model.server_status import (
     LoggedError,
     ProviderHealth,
     ProviderProblem,
+    SeenServer,
     ServerStatus,
 )
 from tpufleet.model.slices import SliceId, SliceState
+from tpufleet.service import server_presence
 from tpufleet.stores.base import ChangeSet
 from tpufleet.views.cli.status import lines
 
@@ -59,6 +62,18 @@ def test_hosts_of_deleted_slices_do_not_count_as_reporting(world, tpu):
     assert "slices     1, 4 hosts reporting" in tpu("status").stdout
 
 
+def test_servers_of_one_store_are_listed_until_they_stop(world, tpu):
+    now, stopping = world.clock.now(), threading.Event()
+    server_presence.announce(world.store, "one", now - timedelta(minutes=70))
+    server_presence.announce(world.store, "two", now)
+    shown = tpu("status").stdout
+    assert "other      two, version" in shown and "other      one" not in shown
+    assert [each.name for each in world.store.objects("servers/")] == ["servers/two"]
+    stopping.set()
+    server_presence.announce_until(stopping, world.store, "two", world.clock)
+    assert "other" not in tpu("status").stdout
+
+
 MINUTE = timedelta(minutes=1)
 HEALTHY = ServerStatus(
     version="1.2.0",
@@ -80,6 +95,10 @@ HEALTHY = ServerStatus(
         ({}, "server     1.2.0, up 1 h"),
         ({"server": "server-2"}, "server     server-2, version 1.2.0, up 1 h"),
         ({"server": "server-2"}, "leader     server-1, for 5 min"),
+        (
+            {"servers": (SeenServer(name="server-3", version="1.1.0", seen_at=NOW - MINUTE),)},
+            "other      server-3, version 1.1.0, seen 1 min ago",
+        ),
         ({"server": "server-1"}, "leader     server-1 (this server), for 5 min"),
         ({}, "leader     server-1, for 5 min"),
         ({}, "jobs       2 queued, 1 running"),

@@ -36,7 +36,7 @@ def from_json(data: bytes | str, kind: type[T], name: str = "") -> T:
     try:
         return _decoder(kind).decode(data)
     except _DECODE_ERRORS as error:
-        called = name or getattr(kind, "__name__", kind)
+        called = name or getattr(kind, "__name__", str(kind))
         raise BadInput(f"not a valid {called}: {error}") from error
 
 

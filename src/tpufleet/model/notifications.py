@@ -150,7 +150,7 @@ def _smtp(value: Any, errors: SettingErrors) -> SmtpSettings | None:
             errors.add(f"smtp.{key}", f"unknown field; write {', '.join(types)}")
         elif type(given) is not types[key]:
             errors.add(f"smtp.{key}", f"{given!r} {setting_fields.PROBLEMS[types[key]]}")
-        elif key == "port" and not 1 <= given <= 65535:
+        elif key == "port" and given not in range(1, 65536):
             errors.add("smtp.port", f"{given} is not a port; write a number from 1 to 65535")
         else:
             valid[key] = given

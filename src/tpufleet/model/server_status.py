@@ -67,6 +67,15 @@ class LocalJobs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SeenServer:
+    """A server that uses the same store."""
+
+    name: str
+    version: str
+    seen_at: datetime  # when it last said that it runs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ServerStatus:
     version: str
     now: datetime
@@ -79,5 +88,6 @@ class ServerStatus:
     hosts: int = 0  # that sent a heartbeat within two minutes
     started_at: datetime | None = None  # of the server that answers
     server: str = ""  # the one that answers, named as the holder of the controller's lease
+    servers: tuple[SeenServer, ...] = ()  # of the last hour, with this one, if several may run
     errors: tuple[LoggedError, ...] = ()  # of the server that answers, in the last hour
     local_jobs: LocalJobs | None = None  # None: the provider is off

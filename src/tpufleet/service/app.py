@@ -38,6 +38,7 @@ from tpufleet.service import (
     housekeeping,
     openapi,
     probes,
+    server_presence,
     signed_links,
     token_scopes,
 )
@@ -143,6 +144,11 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
             target=components.outbox.run_until, args=(stopping,), name="notifications", daemon=True
         ).start()
         uploads: list[asyncio.Future[None]] = []
+        if deps.announced:
+            presence = asyncio.to_thread(
+                server_presence.announce_until, stopping, deps.store, deps.server_name, deps.clock
+            )
+            uploads.append(asyncio.ensure_future(presence))
         if isinstance(components.logs, ArchivedLogs):
             upload = asyncio.to_thread(components.logs.upload_until, stopping)
             uploads.append(asyncio.ensure_future(upload))

@@ -15,6 +15,7 @@ from tpufleet.model.server_status import (
     LoggedError,
     ServerStatus,
 )
+from tpufleet.service import server_presence
 from tpufleet.stores.base import JobQuery, Store
 
 # The leader reports every 15 seconds, and another takes over within 15.
@@ -55,6 +56,7 @@ def status(
         hosts=len(store.liveness_outside(_EPOCH, now - HOST_SEEN_WITHIN)),
         started_at=started_at,
         server=server,
+        servers=tuple(server_presence.servers(store, now)),
         errors=errors,
         local_jobs=local_jobs,
     )

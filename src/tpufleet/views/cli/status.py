@@ -55,6 +55,10 @@ def lines(status: ServerStatus) -> list[str]:
         other = f", version {controller.version}" if _is_other_version(status) else ""
         this = " (this server)" if controller.holder == status.server else ""
         shown.append(f"leader     {controller.holder}{this}, for {since}{other}")
+    for server in status.servers:
+        if server.name != status.server:
+            seen = text.age(server.seen_at, now)
+            shown.append(f"other      {server.name}, version {server.version}, seen {seen}")
     counts = ", ".join(f"{count} {state}" for state, count in status.jobs.items() if count)
     shown.append(f"jobs       {counts or 'none'}")
     if status.oldest_queued_at is not None:
