@@ -98,8 +98,47 @@ def test_an_export_does_not_replace_that_of_another_dataset(tmp_path, kind):
     export = [tmp_path / "target", "--format", kind]
     assert tpu("export", tmp_path / "a", *export)[0] == 0
     code, text = tpu("export", tmp_path / "b", *export)
-    assert code == 1 and "not of an earlier export of this dataset" in text
+    assert code == 1 and f"an export of another dataset with --format {kind}" in text
     assert tpu("export", tmp_path / "a", *export)[0] == 0
+
+
+@pytest.mark.parametrize("kind, other", [("pickle", "hf"), ("hf", "pickle")])
+def test_an_export_does_not_write_into_one_of_another_format(tmp_path, kind, other):
+    synthetic.extract(LocalFolder(tmp_path / "a"), synthetic.plan(samples=9))
+    export = ["export", tmp_path / "a", tmp_path / "target", "--format"]
+    assert tpu(*export, other)[0] == 0
+    before = contents(tmp_path / "target")
+    code, text = tpu(*export, kind)
+    assert code == 1 and f"an export of this dataset with --format {other}" in text
+    assert "choose an empty folder, or delete that export first" in text
+    assert contents(tmp_path / "target") == before
+    assert tpu(*export, other)[0] == 0
+
+
+@pytest.mark.parametrize("kind", EXPORTS)
+@pytest.mark.parametrize("folder", ["a", "a/shards", "a/exported", "b", "b/shards", "linked/new"])
+def test_an_export_does_not_write_into_a_dataset(tmp_path, kind, folder):
+    for name, seed in (("a", 1), ("b", 2)):
+        synthetic.extract(LocalFolder(tmp_path / name), synthetic.plan(samples=9, seed=seed))
+    (tmp_path / "linked").symlink_to(tmp_path / "b")
+    before = contents(tmp_path)
+    code, text = tpu("export", tmp_path / "a", tmp_path / folder, "--format", kind)
+    assert code == 1 and "the folder of a dataset; choose" in text, text
+    assert contents(tmp_path) == before
+
+
+def test_an_export_does_not_write_into_a_dataset_in_a_bucket(cloud, tmp_path):
+    from tpufleet.workloads.activations.io.storage import open_storage
+
+    address = f"{cloud}://activations/{tmp_path.name}-{cloud}/acts"
+    synthetic.extract(open_storage(address), synthetic.plan(samples=2))
+    for target in (address, f"{address}/deeper/export"):
+        code, text = tpu("export", address, target)
+        assert code == 1 and "the folder of a dataset; choose" in text, text
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(

@@ -3,36 +3,84 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
-from tpufleet.errors import Conflict, NotFound
-from tpufleet.workloads.activations.io.storage import Storage
-from tpufleet.workloads.activations.plans import ExtractionPlan
+from tpufleet.errors import Conflict, FleetError, NotFound
+from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.io.storage import LocalFolder, Storage, open_storage
 
 # Written before the first file, so that an interrupted export can be repeated.
 MARKER = ".tpufleet-export.json"
+# By file of a folder of a dataset: a key that only tpufleet writes.
+_DATASET_KEYS = {plans.PLAN_FILE: "unit_samples", plans.STRIPE_FILE: "dataset"}
 
 
 def take(
     target: Storage,
-    plan: ExtractionPlan,
+    plan: plans.ExtractionPlan,
     kind: str,
     *,
     replaces: Callable[[str], bool] = lambda name: True,
 ) -> None:
-    """Mark a folder as that of an export, or raise Conflict if it holds other files. `replaces`
-    says which names an export would delete or overwrite."""
+    """Mark a folder as that of an export, or raise Conflict if it holds other files, another
+    export or a dataset, or is inside one. `replaces` says which names an export would delete or
+    overwrite."""
+    _check_outside_datasets(target)
     own = {"plan": plan.identity, "format": kind}
-    try:
-        marked = json.loads(target.read(MARKER))
-    except (NotFound, ValueError):
-        marked = None
+    marked = _read_json(target, MARKER)
     if marked == own:
         return
-    files = [name for name in target.names("") if replaces(name) and name != MARKER]
-    if files:
+    files = [name for name in target.names("") if name != MARKER]
+    if marked and files:
+        owner = "this" if marked.get("plan") == plan.identity else "another"
         raise Conflict(
-            f"{target.url} holds {files[0]}, which is not of an earlier export of this dataset; "
+            f"{target.url} holds an export of {owner} dataset with --format "
+            f"{marked.get('format')}; choose an empty folder, or delete that export first"
+        )
+    replaced = [name for name in files if replaces(name)]
+    if replaced:
+        raise Conflict(
+            f"{target.url} holds {replaced[0]}, which is not of an earlier export of this dataset; "
             "choose an empty folder"
         )
     target.replace(MARKER, json.dumps(own).encode())
+
+
+def _check_outside_datasets(target: Storage) -> None:
+    if _holds_dataset(target):
+        raise Conflict(f"{target.url} is the folder of a dataset; choose an empty folder")
+    for folder in _parents(target):
+        if _holds_dataset(folder):
+            raise Conflict(
+                f"{target.url} is inside {folder.url}, the folder of a dataset; choose a folder "
+                "outside of it"
+            )
+
+
+def _parents(target: Storage) -> Iterator[Storage]:
+    if isinstance(target, LocalFolder):
+        yield from (LocalFolder(path) for path in target.path.resolve().parents)
+        return
+    parts = urlsplit(target.url)
+    for path in Path(parts.path).parents:
+        yield open_storage(f"{parts.scheme}://{parts.netloc}{path}")
+
+
+def _holds_dataset(folder: Storage) -> bool:
+    """False where it cannot be read, as parents often cannot."""
+    try:
+        return any(key in _read_json(folder, name) for name, key in _DATASET_KEYS.items())
+    except (FleetError, OSError):
+        return False
+
+
+def _read_json(folder: Storage, name: str) -> dict[str, Any]:
+    """Empty if there is no such file, or one of another program."""
+    try:
+        body = json.loads(folder.read(name))
+    except (NotFound, ValueError):
+        return {}
+    return body if isinstance(body, dict) else {}
