@@ -464,6 +464,40 @@ def test_invalid_options_of_a_run_are_invalid_input(tmp_path):
     assert code == 2 and "invalid mesh" in text
 
 
+INVALID_PLANS = [
+    ["--stride", "8"],
+    ["--too-long", "split", "--stride", "100", "--max-length", "64"],
+    ["--site", "foo.1"],
+    ["--site", "resid_post.9"],
+    ["--site", "resid_post.-1"],
+    ["--chips", "v9-1"],
+    ["--stripe", "out/inside"],
+]
+
+
+@pytest.mark.parametrize("more", INVALID_PLANS, ids=" ".join)
+def test_the_exit_status_of_the_program_says_that_a_plan_is_invalid(
+    tmp_path, arc, model_folder, monkeypatch, more
+):
+    """`tpu` itself, which handles the errors of its command groups."""
+    monkeypatch.chdir(tmp_path)
+    planned = ["plan", "out", "--model", str(model_folder), "--data", str(arc), *more]
+    result = Tpu()("extract", *planned)
+    assert result.exit_code == 2, result.output
+
+
+@pytest.mark.parametrize(
+    "command", [["run", "acts", "--mesh", "data=two"], ["export", "acts", "x", "--site", "mlp.1"]]
+)
+def test_the_exit_status_of_the_program_says_that_an_option_is_invalid(
+    tmp_path, monkeypatch, command
+):
+    monkeypatch.chdir(tmp_path)
+    plans.write(LocalFolder("acts"), synthetic.plan())
+    result = Tpu()("extract", *command)
+    assert result.exit_code == 2, result.output
+
+
 @pytest.mark.parametrize(
     "more, message",
     [

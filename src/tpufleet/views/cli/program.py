@@ -26,7 +26,7 @@ def run(args: Sequence[str]) -> int:
     except click.UsageError as error:
         return _report_usage(error)
     except click.ClickException as error:
-        return _report(error.format_message(), error, FAILED)
+        return _report(error.format_message(), error, error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except BadInput as error:
