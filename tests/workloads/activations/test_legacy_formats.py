@@ -137,6 +137,37 @@ def test_an_export_does_not_write_into_a_dataset_in_a_bucket(cloud, tmp_path):
         assert code == 1 and "the folder of a dataset; choose" in text, text
 
 
+@pytest.mark.parametrize("existing", [True, False], ids=["existing", "new"])
+@pytest.mark.parametrize(
+    "command, advice",
+    [
+        (["export", "acts", "TARGET"], "the export is incomplete; run it again"),
+        (["export", "acts", "TARGET", "--format", "hf"], "the export is incomplete; run it again"),
+        (["import", "old", "TARGET"], "run the import again"),
+        (["plan", "TARGET", "--model", "MODEL", "--data", "data.jsonl"], "then run `tpu extract"),
+    ],
+    ids=["pickle", "hf", "import", "plan"],
+)
+def test_a_full_disk_is_reported_as_one(
+    small_disk, tmp_path, model_folder, monkeypatch, command, advice, existing
+):
+    monkeypatch.chdir(tmp_path)
+    synthetic.extract(LocalFolder("acts"), synthetic.plan(samples=9))
+    old_shard(tmp_path / "old" / "shard_0001.pkl.gz", range(4))
+    (tmp_path / "data.jsonl").write_text('{"text": "one"}')
+    target = small_disk.folder / "target"
+    if existing:
+        target.mkdir()
+    small_disk.fill([])
+    command = [{"TARGET": target, "MODEL": model_folder}.get(word, word) for word in command]
+    code, text = tpu(*command)
+    assert code == 1 and f"no space left on device at {target} (0.0 GiB free)" in text, text
+    assert advice in text and "tpu extract stripe" not in text
+    small_disk.free([])
+    code, text = tpu(*command)
+    assert code == 0, text
+
+
 def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from datetime import timedelta
 from typing import Any
@@ -47,6 +48,11 @@ class ExtractGroup(click.Group):
                 f"{error}; run `tpu extract repair` with the folder of the dataset"
             ) from error
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+                raise click.ClickException(
+                    "no space left on device, perhaps for downloads or temporary files; free some, "
+                    "or set XDG_CACHE_HOME and TMPDIR to folders on a larger disk"
+                ) from error
             if error.filename is None:
                 raise
             raise click.ClickException(f"{error.filename}: {error.strerror}") from error

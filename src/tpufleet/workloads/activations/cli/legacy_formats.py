@@ -49,16 +49,17 @@ def export(
     shards (shard_0001.pkl.gz), metadata.json and checkpoint_worker_0.json.
     """
     from tpufleet.workloads.activations.io import datasets
-    from tpufleet.workloads.activations.io.storage import open_storage
+    from tpufleet.workloads.activations.io.storage import open_storage, translate_disk_errors
 
+    again = "the export is incomplete; run it again, which replaces its files"
     if kind == "hf":
         if pad_to or no_compress:
             raise click.UsageError("--pad-to and --no-compress apply to pickle shards only")
         from tpufleet.workloads.activations.io import parquet_export
 
-        exported = parquet_export.export_parquet(
-            datasets.open_dataset(out), open_storage(folder), sites=[site] if site else []
-        )
+        dataset, target = datasets.open_dataset(out), open_storage(folder)
+        with translate_disk_errors(target, again):
+            exported = parquet_export.export_parquet(dataset, target, sites=[site] if site else [])
         click.echo(
             f"{exported['rows']:,} rows of {exported['samples']:,} samples in "
             f"{exported['files']:,} Parquet files\n"
@@ -68,14 +69,16 @@ def export(
         return
     from tpufleet.workloads.activations.legacy import pickle_shards
 
-    summary = pickle_shards.export_shards(
-        datasets.open_dataset(out),
-        open_storage(folder),
-        site=site or "resid_post",
-        shard_bytes=int(shard_gb * 2**30),
-        pad_to=pad_to,
-        compress=not no_compress,
-    )
+    dataset, target = datasets.open_dataset(out), open_storage(folder)
+    with translate_disk_errors(target, again):
+        summary = pickle_shards.export_shards(
+            dataset,
+            target,
+            site=site or "resid_post",
+            shard_bytes=int(shard_gb * 2**30),
+            pad_to=pad_to,
+            compress=not no_compress,
+        )
     click.echo(f"{summary['total_shards']:,} shards, {summary['total_unique_samples']:,} samples")
 
 

@@ -162,7 +162,7 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
     from tpufleet.workloads.activations.cli import output
     from tpufleet.workloads.activations.inputs import sources
     from tpufleet.workloads.activations.io import striped_folder
-    from tpufleet.workloads.activations.io.storage import open_storage
+    from tpufleet.workloads.activations.io.storage import open_storage, translate_disk_errors
     from tpufleet.workloads.activations.pipeline import planning
 
     prices = context.obj
@@ -202,9 +202,10 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
     )
     budget.check(planning.Estimate(**new_plan.estimate))
     if storage is not None:
-        stored = plans.write(storage, new_plan)
-        if options["stripes"]:
-            striped_folder.set_folders(striped_folder.local_folder(out), options["stripes"])
+        with translate_disk_errors(storage, f"then run `tpu extract plan {out} …` again"):
+            stored = plans.write(storage, new_plan)
+            if options["stripes"]:
+                striped_folder.set_folders(striped_folder.local_folder(out), options["stripes"])
         if stored is new_plan:
             click.echo(f"plan written; run it with `tpu extract run {out}`", err=options["as_json"])
         else:

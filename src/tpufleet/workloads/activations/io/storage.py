@@ -82,18 +82,24 @@ def translate_disk_errors(storage: Storage, resume: str = "") -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             if isinstance(storage, LocalFolder):
                 where = storage.fullest_disk()
-                hint = f", or add a disk with `tpu extract stripe {storage.url} FOLDER`"
+                disk = f", or add a disk with `tpu extract stripe {storage.url} FOLDER`"
+                hint = disk if runs else ""
             else:
                 where, hint = _staging(storage), ", or set TMPDIR to a folder on a larger disk"
-            free = shutil.disk_usage(where).free
-            need = f"{hint}. Concurrent units of --shard-gb each need space there" if runs else ""
+            free = shutil.disk_usage(_nearest_existing(where)).free
+            need = ". Concurrent units of --shard-gb each need space there" if runs else ""
             raise DiskFull(
-                f"no space left on device at {where} ({free / 2**30:.1f} GiB free); free some{need}"
-                f"; {resume}"
+                f"no space left on device at {where} ({free / 2**30:.1f} GiB free); free some{hint}"
+                f"{need}; {resume}"
             ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO):
             raise DiskUnusable(f"cannot read or write: {error}; {resume}") from error
         raise
+
+
+def _nearest_existing(path: Path) -> Path:
+    """A folder may not exist yet because its disk is full."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def _staging(storage: Storage) -> Path:

@@ -21,7 +21,7 @@ from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.runtime.units import Claim, Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io import remote_files, unit_writer
-from tpufleet.workloads.activations.io.storage import Storage
+from tpufleet.workloads.activations.io.storage import Storage, translate_disk_errors
 from tpufleet.workloads.activations.legacy import pickle_shards
 from tpufleet.workloads.activations.model import sites
 
@@ -133,36 +133,37 @@ def import_shards(
         )
     order = [sample for sample in legacy.records if sample not in incomplete]
     names = tuple(f"{sites.parse_site(site)}.{layer}" for layer in legacy.layers)
-    plan = plans.write(
-        storage,
-        plans.ExtractionPlan(
-            model=legacy.checkpoint_value("model_path"),
-            model_digest="unknown",
-            tokenizer="unknown",
-            tokenizer_digest="unknown",
-            data={
-                "kind": "former-shards",
-                "path": source,
-                "dataset": legacy.checkpoint_value("dataset_path"),
-            },
-            data_digest=legacy.digest,
-            samples=len(order),
-            # About as many as in a shard, so that few shards are in memory at a time.
-            unit_samples=max(len(order) // legacy.shards, MIN_UNIT_SAMPLES),
-            sites=names,
-            widths=dict.fromkeys(names, legacy.width),
-            dtype=legacy.dtype,
-        ),
-    )
-    name = f"import-{legacy.digest[:12]}"
-    units = Units(storage, count=plan.units, worker=name, incarnation=time.time_ns())
-    loaded: dict[Path, Any] = {}
-    while (claim := units.claim()) is not None:
-        samples = (legacy.records[order[index]] for index in plan.sample_range(claim.unit))
-        needed = {location.path for layers in samples for location in layers.values()}
-        loaded = {path: loaded.get(path) or pickle_shards.read_shard(path) for path in needed}
-        files = _record(storage, plan, claim, order, legacy, loaded)
-        units.commit(claim, unit_writer.commit_outcome(plan, claim.unit, files))
+    with translate_disk_errors(storage, "units that are imported are kept; run the import again"):
+        plan = plans.write(
+            storage,
+            plans.ExtractionPlan(
+                model=legacy.checkpoint_value("model_path"),
+                model_digest="unknown",
+                tokenizer="unknown",
+                tokenizer_digest="unknown",
+                data={
+                    "kind": "former-shards",
+                    "path": source,
+                    "dataset": legacy.checkpoint_value("dataset_path"),
+                },
+                data_digest=legacy.digest,
+                samples=len(order),
+                # About as many as in a shard, so that few shards are in memory at a time.
+                unit_samples=max(len(order) // legacy.shards, MIN_UNIT_SAMPLES),
+                sites=names,
+                widths=dict.fromkeys(names, legacy.width),
+                dtype=legacy.dtype,
+            ),
+        )
+        name = f"import-{legacy.digest[:12]}"
+        units = Units(storage, count=plan.units, worker=name, incarnation=time.time_ns())
+        loaded: dict[Path, Any] = {}
+        while (claim := units.claim()) is not None:
+            samples = (legacy.records[order[index]] for index in plan.sample_range(claim.unit))
+            needed = {location.path for layers in samples for location in layers.values()}
+            loaded = {path: loaded.get(path) or pickle_shards.read_shard(path) for path in needed}
+            files = _record(storage, plan, claim, order, legacy, loaded)
+            units.commit(claim, unit_writer.commit_outcome(plan, claim.unit, files))
     if not units.finished():
         raise Conflict("another import into this dataset is running; retry when it has finished")
     return plan, legacy
