@@ -187,6 +187,26 @@ def test_the_readme_of_an_export_does_not_say_where_the_model_was(tmp_path, mode
     assert f"# Activations of {name}\n" in (tmp_path / "target/README.md").read_text()
 
 
+def test_an_export_counts_the_samples_that_have_rows(tmp_path, model_folder):
+    lines = ['{"text": "one"}', '{"text": ""}', '{"text": "three"}', '{"other": 1}']
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    planned = ["--model", model_folder, "--data", tmp_path / "data.jsonl", "--site", "resid_post.0"]
+    assert tpu("plan", tmp_path / "a", *planned)[0] == 0
+    assert tpu("run", tmp_path / "a", "--quiet")[0] == 0
+    code, text = tpu("export", tmp_path / "a", tmp_path / "hf", "--format", "hf")
+    assert code == 0 and "8 rows of 2 samples in 1 Parquet file; 2 samples without rows" in text
+    assert "8 rows of 2 samples." in (tmp_path / "hf" / "README.md").read_text()
+    assert tpu("export", tmp_path / "a", tmp_path / "old")[1] == "1 shard, 2 samples\n"
+
+
+@pytest.mark.parametrize("option", [["--shard-gb", 1], ["--pad-to", 9], ["--no-compress"]])
+def test_options_of_pickle_shards_are_refused_with_parquet_files(tmp_path, option):
+    synthetic.extract(LocalFolder(tmp_path / "a"), synthetic.plan(samples=2))
+    code, text = tpu("export", tmp_path / "a", tmp_path / "hf", "--format", "hf", *option)
+    assert code == 2 and option[0] in text and "apply to pickle shards only" in text
+    assert not (tmp_path / "hf").exists()
+
+
 def test_export_pads_when_asked(tmp_path):
     folder = LocalFolder(tmp_path / "a")
     synthetic.extract(folder, synthetic.plan(samples=2))

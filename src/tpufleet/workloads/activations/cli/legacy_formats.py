@@ -30,7 +30,9 @@ def example_epilog(line: str) -> str:
     help="Such as resid_post, for all layers; with hf also resid_post.8.  [default: resid_post; "
     "with hf all]",
 )
-@click.option("--shard-gb", type=NOT_NEGATIVE, default=1.0, show_default=True)
+@click.option(
+    "--shard-gb", type=NOT_NEGATIVE, help="Size of a pickle shard, about.  [default: 1.0]"
+)
 @click.option("--pad-to", type=click.IntRange(1), help="Pad samples with zeros to this many rows.")
 @click.option("--no-compress", is_flag=True, help="Write .pkl instead of .pkl.gz.")
 def export(
@@ -38,7 +40,7 @@ def export(
     folder: str,
     kind: str,
     site: str | None,
-    shard_gb: float,
+    shard_gb: float | None,
     pad_to: int | None,
     no_compress: bool,
 ) -> None:
@@ -53,19 +55,22 @@ def export(
 
     again = "the export is incomplete; run it again, which replaces its files"
     if kind == "hf":
-        if pad_to or no_compress:
-            raise click.UsageError("--pad-to and --no-compress apply to pickle shards only")
+        if pad_to or no_compress or shard_gb is not None:
+            raise click.UsageError(
+                "--shard-gb, --pad-to and --no-compress apply to pickle shards only"
+            )
         from tpufleet.workloads.activations.io import parquet_export
 
         dataset, target = datasets.open_dataset(out), open_storage(folder)
         with translate_disk_errors(target, again):
             exported = parquet_export.export_parquet(dataset, target, sites=[site] if site else [])
+        others = exported["without_rows"]
         click.echo(
-            f"{exported['rows']:,} rows of {exported['samples']:,} samples in "
-            f"{exported['files']:,} Parquet files\n"
-            f"load them with `datasets.load_dataset({folder!r})`, or upload them with "
-            f"`hf upload NAME {folder} --repo-type dataset`"
+            f"{exported['rows']:,} rows of {_count(exported['samples'], 'sample')} in "
+            f"{_count(exported['files'], 'Parquet file')}"
+            + (f"; {_count(others, 'sample')} without rows, such as skipped ones" if others else "")
         )
+        click.echo(_next_step(folder))
         return
     from tpufleet.workloads.activations.legacy import pickle_shards
 
@@ -75,11 +80,24 @@ def export(
             dataset,
             target,
             site=site or "resid_post",
-            shard_bytes=int(shard_gb * 2**30),
+            shard_bytes=int((1.0 if shard_gb is None else shard_gb) * 2**30),
             pad_to=pad_to,
             compress=not no_compress,
         )
-    click.echo(f"{summary['total_shards']:,} shards, {summary['total_unique_samples']:,} samples")
+    shards, samples = summary["total_shards"], summary["total_unique_samples"]
+    click.echo(f"{_count(shards, 'shard')}, {_count(samples, 'sample')}")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _next_step(folder: str) -> str:
+    """How to use an export for Hugging Face."""
+    return (
+        f"load them with `datasets.load_dataset({folder!r})`, or upload them with "
+        f"`hf upload NAME {folder} --repo-type dataset`"
+    )
 
 
 @click.command("import", epilog=example_epilog("tpu extract import old-shards acts"))

@@ -76,7 +76,8 @@ def export_parquet(
         + [("token", pa.int32())]
         + [(name, pa.list_(pa.float32(), dataset.plan.widths[name])) for name in names]
     )
-    tables = _tables(dataset, names, schema, max(ROW_GROUP_BYTES // row_bytes, 1))
+    exported: set[int] = set()  # samples with rows: others were skipped, or have none that is kept
+    tables = _tables(dataset, names, schema, max(ROW_GROUP_BYTES // row_bytes, 1), exported)
     rest: pa.Table | None = None
     for number in range(files):
         name = FILE.format(number=number, files=files)
@@ -104,10 +105,16 @@ def export_parquet(
         model=model_name(dataset.plan.model),
         sites=", ".join(names),
         rows=rows,
-        samples=len(dataset),
+        samples=len(exported),
     )
     target.replace("README.md", card.encode())
-    return {"files": files, "rows": rows, "sites": list(names), "samples": len(dataset)}
+    return {
+        "files": files,
+        "rows": rows,
+        "sites": list(names),
+        "samples": len(exported),
+        "without_rows": len(dataset) - len(exported),
+    }
 
 
 def model_name(model: str) -> str:
@@ -127,11 +134,13 @@ def _blocks(dataset: Dataset, height: int) -> Iterator[tuple[int, int, int, int]
 
 
 def _tables(
-    dataset: Dataset, names: Sequence[str], schema: pa.Schema, height: int
+    dataset: Dataset, names: Sequence[str], schema: pa.Schema, height: int, exported: set[int]
 ) -> Iterator[pa.Table]:
+    """All rows. Adds their samples to `exported`."""
     for unit, file, start, stop in _blocks(dataset, height):
         samples = dataset.row_samples(unit, file, start, stop)
         ids = {sample: _id(dataset, sample) for sample in np.unique(samples).tolist()}
+        exported.update(ids)
         columns = [
             pa.array(samples, pa.int64()),
             pa.array([ids[sample] for sample in samples.tolist()], pa.string()),
