@@ -199,6 +199,20 @@ def test_an_export_counts_the_samples_that_have_rows(tmp_path, model_folder):
     assert tpu("export", tmp_path / "a", tmp_path / "old")[1] == "1 shard, 2 samples\n"
 
 
+def test_an_export_to_a_bucket_is_loaded_by_its_files(cloud, tmp_path):
+    """`load_dataset` takes folders, names on the Hub, and data files, but no address of a bucket;
+    `hf upload` takes folders only."""
+    synthetic.extract(LocalFolder(tmp_path / "a"), synthetic.plan(samples=9))
+    address = f"{cloud}://activations/{tmp_path.name}-{cloud}/hf"
+    code, text = tpu("export", tmp_path / "a", f"{address}/", "--format", "hf")
+    assert code == 0 and "hf upload" not in text
+    files = f"{address}/data/train-*.parquet"
+    assert f"`datasets.load_dataset('parquet', data_files='{files}')`" in text
+    from tpufleet.workloads.activations.io.storage import open_storage
+
+    assert open_storage(address).names("data/train-") == ["data/train-00000-of-00001.parquet"]
+
+
 @pytest.mark.parametrize("option", [["--shard-gb", 1], ["--pad-to", 9], ["--no-compress"]])
 def test_options_of_pickle_shards_are_refused_with_parquet_files(tmp_path, option):
     synthetic.extract(LocalFolder(tmp_path / "a"), synthetic.plan(samples=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 
@@ -47,7 +48,8 @@ def export(
     """Export the samples of OUT that are committed so far.
 
     FOLDER is a path, gs://… or s3://…. With --format hf it becomes a dataset repository of Parquet
-    files with a row for each token, for `datasets.load_dataset(FOLDER)`. Otherwise it gets pickle
+    files with a row for each token, for `datasets.load_dataset(FOLDER)`, or in a bucket
+    `datasets.load_dataset("parquet", data_files="FOLDER/data/*.parquet")`. Otherwise it gets pickle
     shards (shard_0001.pkl.gz), metadata.json and checkpoint_worker_0.json.
     """
     from tpufleet.workloads.activations.io import datasets
@@ -93,7 +95,13 @@ def _count(number: int, noun: str) -> str:
 
 
 def _next_step(folder: str) -> str:
-    """How to use an export for Hugging Face."""
+    """How to use an export for Hugging Face, whose commands take no buckets."""
+    if package := {"gs": "gcsfs", "s3": "s3fs"}.get(urlsplit(folder).scheme):
+        files = f"{folder.rstrip('/')}/data/train-*.parquet"
+        return (
+            f"load them with `datasets.load_dataset('parquet', data_files={files!r})`, which needs "
+            f"{package}"
+        )
     return (
         f"load them with `datasets.load_dataset({folder!r})`, or upload them with "
         f"`hf upload NAME {folder} --repo-type dataset`"
