@@ -464,6 +464,28 @@ def test_invalid_options_of_a_run_are_invalid_input(tmp_path):
     assert code == 2 and "invalid mesh" in text
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--max-tasks", "1"],
+        ["--grid-encoder", "GridShapeEncoder(MinimalGridEncoder())"],
+        ["--prompt-version", "output-from-examples-v0"],
+        ["--prompt-file", "prompt.toml"],
+        ["--predictions-per-task", "2"],
+        ["--streams", "0-7"],
+        ["--skip-completed"],
+    ],
+    ids=lambda more: more[0],
+)
+def test_options_of_arc_data_are_refused_with_other_data(tmp_path, model_folder, monkeypatch, more):
+    monkeypatch.chdir(tmp_path)
+    Path("data.jsonl").write_text('{"text": "one"}')
+    Path("prompt.toml").write_text('system = "a"\nuser = "b"\nanswer = "c"\n')
+    code, text = tpu("plan", "out", "--model", model_folder, "--data", "data.jsonl", *more)
+    assert code == 2 and f"{more[0]} applies to ARC data only; data.jsonl is jsonl data" in text
+    assert not Path("out").exists()
+
+
 INVALID_PLANS = [
     ["--stride", "8"],
     ["--too-long", "split", "--stride", "100", "--max-length", "64"],

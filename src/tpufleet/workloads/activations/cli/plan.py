@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,17 @@ _PLAN_OPTIONS = (
     "rate",
     "price",
 )
+
+_ARC_OPTIONS = (
+    "max_tasks",
+    "grid_encoder",
+    "prompt_version",
+    "predictions_per_task",
+    "streams",
+    "skip_completed",
+)
+# Options that are keys of a plan's `data` under the same name.
+_DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples", *_ARC_OPTIONS)
 
 
 @click.command(
@@ -166,15 +178,16 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
     from tpufleet.workloads.activations.pipeline import planning
 
     prices = context.obj
-    fields = ("text_field", "id_field", "split", "max_samples", "max_tasks")
-    arc = ("grid_encoder", "prompt_version", "predictions_per_task", "streams", "skip_completed")
-    data = {name: options[name] for name in (*fields, *arc) if options[name] not in (None, False)}
+    path = options["data"] if "://" in options["data"] else str(Path(options["data"]).absolute())
+    kind = options["kind"] or sources.detect_kind(path)
+    data = {name: options[name] for name in _DATA_OPTIONS if options[name] not in (None, False)}
+    if kind != "arc":
+        _refuse_arc_options(options, kind)
     if options["prompt_file"]:
         from tpufleet.workloads.activations.inputs.arc import prompt_templates
 
         data["prompt"] = prompt_templates.read_template(options["prompt_file"])
-    path = options["data"] if "://" in options["data"] else str(Path(options["data"]).absolute())
-    data |= {"kind": options["kind"] or sources.detect_kind(path), "path": path}
+    data |= {"kind": kind, "path": path}
     if options["chips"] and prices is not None:
         # Prices and types come from the top layer: a workload has no table of them.
         price = prices(options["chips"], options["capacity"])
@@ -210,6 +223,17 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
             click.echo(f"plan written; run it with `tpu extract run {out}`", err=options["as_json"])
         else:
             output.show_existing(open_storage(out), out, as_json=options["as_json"])
+
+
+def _refuse_arc_options(options: Mapping[str, Any], kind: str) -> None:
+    """They would do nothing, but belong to the plan, which then differs from one without them."""
+    names = [name for name in (*_ARC_OPTIONS, "prompt_file") if options[name] not in (None, False)]
+    if names:
+        spelled = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+        raise BadInput(
+            f"{spelled} {'applies' if len(names) == 1 else 'apply'} to ARC data only; "
+            f"{options['data']} is {kind} data"
+        )
 
 
 def _sites(sites: tuple[str, ...], kind: str | None, layers: str | None) -> list[str]:
