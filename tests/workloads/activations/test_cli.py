@@ -27,7 +27,7 @@ from tpufleet.model import prices, topology
 from tpufleet.runtime.units import Units
 from tpufleet.views.cli.extract import extract as extract_group
 from tpufleet.workloads.activations import fleet, formatting, inputs, plans
-from tpufleet.workloads.activations.io import datasets, unit_writer
+from tpufleet.workloads.activations.io import datasets, shards, unit_writer
 from tpufleet.workloads.activations.io.storage import LocalFolder
 from tpufleet.workloads.activations.pipeline import dataset_status, extraction, planning
 
@@ -77,6 +77,20 @@ def test_verify_fails_for_a_damaged_dataset(tmp_path):
     code, text = tpu("verify", tmp_path)
     assert code == 1 and "checksum mismatch in resid_post.0" in text and "FAILED" in text
     assert tpu("verify", tmp_path, "--quick")[0] == 0
+
+
+@pytest.mark.parametrize("change", [(b"[", b"("), (b'"sample"', b'"simple"'), (b'"id"', b'"\xff"')])
+def test_a_damaged_table_of_samples_is_one_problem(tmp_path, change):
+    folder = LocalFolder(tmp_path)
+    synthetic.extract(folder, synthetic.plan(samples=8))
+    shard = datasets.Dataset(folder).files(1)[0]
+    path, start = folder.local_path(shard.name), shard.tensors[shards.METADATA].offset
+    data = path.read_bytes()
+    changed = data[start:].replace(*change, 1)
+    path.write_bytes((data[:start] + changed).ljust(len(data))[: len(data)])
+    code, text = tpu("verify", tmp_path, "--quick")
+    assert code == 1 and text.count("problem:") == 1, text
+    assert f"unit 1: {shard.name}: sample metadata cannot be read" in text
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ READ_BYTES = 8 * shards.PIECE  # in one request
 _TEMPORARY = re.compile(
     r"gangs/[0-9a-f]{32}-(\d{6,}|\d{8,}-\d{4,}-\d{3,})\.json|parts/[0-9a-f]{32}-\d{3,}"
 )
+# Errors of a table of samples whose bytes have changed: not JSON, or other keys and values.
+_DAMAGED_METADATA = (ValueError, KeyError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,20 +205,24 @@ def _unit_problems(dataset: datasets.Dataset, unit: int) -> Iterator[str]:
         yield "written for a different plan"
     counts: Counter[tuple[int, int]] = Counter()  # by sample and context
     contexts: dict[int, int] = {}
+    readable = True
     for number, file in enumerate(dataset.files(unit)):
         try:
             entries = dataset.file_metadata(unit, number)
-        except (ValueError, OSError, FleetError) as error:
-            yield f"{file.name}: sample metadata cannot be read: {error}"
+            stored = [(entry["sample"], entry.get("context", 0)) for entry in entries]
+            known = {entry["sample"]: entry.get("contexts", 1) for entry in entries}
+            lengths = sum(entry["tokens"] for entry in entries)
+        except (*_DAMAGED_METADATA, OSError, FleetError) as error:
+            yield f"{file.name}: sample metadata cannot be read: {error!r}"
+            readable = False
             continue
-        counts.update((entry["sample"], entry.get("context", 0)) for entry in entries)
-        contexts.update((entry["sample"], entry.get("contexts", 1)) for entry in entries)
+        counts.update(stored)
+        contexts.update(known)
         rows = file.tensors[shards.TOKENS].shape[0]
         for site in dataset.sites:
             shape = file.uncompressed.get(site, ("", file.tensors[site].shape))[1]
             if shape != (rows, dataset.plan.widths[site]):
                 yield f"{file.name}: {site} has shape {list(shape)}, expected {rows} rows"
-        lengths = sum(entry["tokens"] for entry in entries)
         if lengths != rows:
             yield f"{file.name}: samples have {lengths} tokens, but {rows} rows are stored"
     expected = set(dataset.plan.sample_range(unit))
@@ -226,6 +232,8 @@ def _unit_problems(dataset: datasets.Dataset, unit: int) -> Iterator[str]:
         elif count > 1:
             part = f"context {context} of " if contexts[sample] > 1 else ""
             yield f"{part}sample {sample} is stored {count} times"
+    if not readable:
+        return  # which of them are missing is unknown
     for sample in sorted(expected - set(contexts)):
         yield f"sample {sample} is missing"
     for sample, number in sorted(contexts.items()):
