@@ -756,6 +756,25 @@ def test_positions_of_scaled_embeddings(tmp_path, model_folder, rope, limit):
     assert f"limit of {limit:,} tokens" in tpu(*command, "--max-length", limit + 1)[1]
 
 
+def test_a_run_of_a_complete_dataset_loads_nothing(tmp_path):
+    plan = synthetic.plan(samples=4, model="/nowhere")
+    synthetic.extract(LocalFolder(tmp_path), plan)
+    code, text = tpu("run", tmp_path)
+    assert code == 0 and "loading" not in text, text
+    assert f"{tmp_path} is already complete: 4 samples in 1 unit; nothing to run" in text
+    code, text = tpu("run", tmp_path, "--json")
+    assert code == 0 and json.loads(text)["samples"] == json.loads(text)["total"] == 4
+
+
+def test_a_run_says_which_model_it_loads(tmp_path, model_folder):
+    (tmp_path / "data.jsonl").write_text('{"text": "one"}')
+    shutil.copytree(model_folder, tmp_path / "moved")
+    planned = ["--model", model_folder, "--data", tmp_path / "data.jsonl"]
+    assert tpu("plan", tmp_path / "out", *planned, "--site", "resid_post.0")[0] == 0
+    code, text = tpu("run", tmp_path / "out", "--model", tmp_path / "moved")
+    assert code == 0 and f"1 samples in 1 unit; loading {tmp_path / 'moved'} and" in text, text
+
+
 @pytest.mark.parametrize("writes", ["auto", "buffered"])
 def test_a_run_of_a_complete_dataset_on_a_read_only_disk_has_nothing_to_do(small_disk, writes):
     out = small_disk.folder / "acts"
@@ -764,7 +783,7 @@ def test_a_run_of_a_complete_dataset_on_a_read_only_disk_has_nothing_to_do(small
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk.folder)], check=True)
     code, text = tpu("run", out, "--disk", writes)
     assert code == 0, text
-    assert f"{out} is complete: 4 samples in {plan.units} unit" in text
+    assert f"{out} is already complete: 4 samples in {plan.units} unit" in text
     code, text = tpu("run", out, "--disk", writes, "--json", "--quiet")
     assert code == 0 and json.loads(text)["samples"] == 4
 

@@ -169,8 +169,19 @@ def run(context: click.Context, out: str, **options: Any) -> None:
             raise
         output.show_complete(planned, out, as_json=options["as_json"])
         return
+    if options["mesh"]:
+        from tpufleet.workloads.activations.model import meshes
+
+        meshes.parse_mesh(options["mesh"])
+    # Processes of a gang join each other first: one may see the last commit, and others not yet.
+    alone = runtime.context().num_processes == 1 and options["scope"] == "local"
+    if alone and dataset_status.DatasetMonitor(storage).complete():
+        samples = planned.samples
+        runtime.progress(samples, total=samples, checkpoint_step=samples)
+        output.show_complete(planned, out, as_json=options["as_json"])
+        return
     if not options["quiet"]:
-        output.show_start(planned)
+        output.show_start(planned, options["model"] or planned.model)
         screen = output.ProgressLine()
     # JAX, which takes a second to import; then the devices, which start during other imports.
     from tpufleet.workloads.activations.model import devices, meshes

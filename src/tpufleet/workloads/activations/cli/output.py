@@ -94,7 +94,8 @@ def show_complete(plan: plans.ExtractionPlan, out: str, *, as_json: bool) -> Non
         show_end(Meter(plan, samples_before=plan.samples), as_json=True)
         return
     click.echo(
-        f"{out} is complete: {plan.samples:,} samples in {_units(plan.units)}; nothing to run",
+        f"{out} is already complete: {plan.samples:,} samples in {_units(plan.units)}; nothing to "
+        "run",
         err=True,
     )
 
@@ -114,9 +115,9 @@ def show_stripes(stripes: Sequence[StripeStatus], *, as_json: bool) -> None:
         click.echo(line.rstrip())
 
 
-def show_start(plan: plans.ExtractionPlan) -> None:
+def show_start(plan: plans.ExtractionPlan, model: str) -> None:
     click.echo(
-        f"{plan.samples:,} samples in {plan.units:,} units; loading {plan.model} and compiling "
+        f"{plan.samples:,} samples in {_units(plan.units)}; loading {model} and compiling "
         "the first batch",
         err=True,
     )
