@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 
@@ -319,6 +321,47 @@ def test_ctrl_c_stops_a_run_and_prints_how_to_resume(tmp_path, model_folder):
     assert f"Resume with `tpu extract run {out}`" in errors
     # It released its units, so the next worker can claim them at once.
     assert dataset_status.DatasetMonitor(LocalFolder(out)).status()["healthy"] == 0
+
+
+@contextlib.contextmanager
+def interrupted_while_reading(path: Path):
+    """Replace a file by a pipe, and send SIGINT to the process that reads it."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    done = threading.Event()
+
+    def interrupt() -> None:
+        with path.open("wb"):  # waits for the reader
+            os.kill(os.getpid(), signal.SIGINT)
+            done.wait()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    yield
+    done.set()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    "command, state",
+    [
+        (["verify", "acts"], "the dataset is unchanged"),
+        (["stats", "acts"], "the dataset is unchanged"),
+        (["export", "acts", "target"], "the export is incomplete; run it again"),
+        (
+            ["plan", "acts", "--model", "acts", "--data", "acts/plan.json", "--kind", "jsonl"],
+            "again",
+        ),
+    ],
+    ids=["verify", "stats", "export", "plan"],
+)
+def test_ctrl_c_says_what_state_is_left(tmp_path, monkeypatch, command, state):
+    monkeypatch.chdir(tmp_path)
+    synthetic.extract(LocalFolder("acts"), synthetic.plan())
+    Path("acts/config.json").symlink_to("plan.json")
+    with interrupted_while_reading(Path("acts/plan.json")):
+        code, text = tpu(*command)
+    assert code == 130 and "interrupted; " in text and state in text, text
 
 
 def test_a_plan_over_budget_is_rejected_and_not_written(tmp_path, arc, model_folder):

@@ -31,6 +31,19 @@ LEGACY_OPTIONS = {
 }
 
 
+# What an interrupted command leaves, by name. `run` says more, and `status --watch` ends so.
+STATE_AFTER_INTERRUPT = {
+    "plan": "the plan may be missing; run `tpu extract plan` again",
+    "verify": "the dataset is unchanged",
+    "stats": "the dataset is unchanged",
+    "show": "the dataset is unchanged",
+    "repair": "units that were reopened are extracted by `tpu extract run`, or another repair",
+    "export": "the export is incomplete; run it again, which replaces its files",
+    "import": "units that are imported are kept; run the import again",
+    "streams": "the streams may be incomplete; run it again with --overwrite",
+}
+
+
 class InvalidInput(click.ClickException):
     """With the exit status that every command has for it."""
 
@@ -43,6 +56,12 @@ class ExtractGroup(click.Group):
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
+        except KeyboardInterrupt:
+            state = STATE_AFTER_INTERRUPT.get(context.invoked_subcommand or "")
+            if state is None:
+                raise
+            click.echo(f"\ninterrupted; {state}", err=True)
+            context.exit(INTERRUPTED)
         except DamagedRecord as error:
             raise click.ClickException(
                 f"{error}; run `tpu extract repair` with the folder of the dataset"
