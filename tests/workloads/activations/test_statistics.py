@@ -10,6 +10,7 @@ import pytest
 from tests.workloads.activations import synthetic
 from tests.workloads.activations.tiny_model import tpu
 from tpufleet.errors import NotFound
+from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io import (
     datasets,
     dtypes,
@@ -107,6 +108,15 @@ def test_units_of_older_versions_have_no_statistics(folder):
     with pytest.raises(NotFound, match="older version"):
         dataset.mean("resid_post.0")
     assert "-" in tpu("stats", folder.path)[1].splitlines()[1].split()
+
+
+def test_statistics_of_no_rows_are_unknown(folder):
+    plans.write(folder, synthetic.plan())
+    assert tpu("stats", folder.path)[1].splitlines()[1].split()[2:5] == ["-", "-", "-"]
+    found = json.loads(tpu("stats", folder.path, "--json")[1])["resid_post.0"]
+    assert found == {
+        "rows": 0, "finite_rows": 0, "mean": None, "norm": None, "max": None, "nonfinite": 0
+    }  # fmt: skip
 
 
 def test_stats_are_printed(folder):

@@ -314,7 +314,12 @@ def show_sample(dataset: Dataset, sample: int, *, as_json: bool) -> None:
 def show_statistics(dataset: Dataset, *, as_json: bool) -> None:
     found = dataset.statistics()
     if as_json:
-        click.echo(json.dumps({site: value.to_json() for site, value in found.items()}))
+        unknown = dict.fromkeys(("mean", "norm", "max"))  # of no rows
+        bodies = {
+            site: value.to_json() | ({} if value.finite_rows else unknown)
+            for site, value in found.items()
+        }
+        click.echo(json.dumps(bodies))
         return
     table = [("SITE", "ROWS", "MEAN", "NORM", "MAX", "NON-FINITE")]
     for site, value in found.items():
