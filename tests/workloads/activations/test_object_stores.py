@@ -10,6 +10,7 @@ from tests.workloads.activations import synthetic
 from tests.workloads.activations.object_store_servers import failing_proxy
 from tests.workloads.activations.test_datasets import assert_labels_equal_contents
 from tpufleet.errors import BadInput, NotFound, PermissionMissing
+from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io import verification
 from tpufleet.workloads.activations.io.storage import open_storage
 
@@ -42,6 +43,11 @@ def bucket_at(request):
         return S3Bucket("activations", prefix, other)
 
     return client.meta.endpoint_url, through
+
+
+def test_a_missing_bucket_is_named(cloud, tmp_path):
+    with pytest.raises(NotFound, match=f"the bucket {cloud}://no-such-bucket does not exist"):
+        plans.write(open_storage(f"{cloud}://no-such-bucket/run1"), synthetic.plan())
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["refused", "answer-lost"])

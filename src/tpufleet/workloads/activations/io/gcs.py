@@ -97,7 +97,8 @@ class GcsBucket:
             return self._blob(name).download_as_bytes()
 
     def names(self, prefix: str, start: str = "", end: str = "") -> list[str]:
-        with self._translate_errors(prefix):
+        # A prefix without objects is no error: what may be missing is the bucket.
+        with translate_errors(f"the bucket gs://{self._bucket.name}"):
             blobs = self._client.list_blobs(
                 self._bucket,
                 prefix=self._prefix + prefix,

@@ -72,7 +72,8 @@ class S3Bucket:
 
     def names(self, prefix: str, start: str = "", end: str = "") -> list[str]:
         names: list[str] = []
-        with self._translate_errors(prefix):
+        # A prefix without objects is no error: what may be missing is the bucket.
+        with _translate_errors(f"the bucket s3://{self._bucket}"):
             # StartAfter leaves out the name itself, which is no object for the ranges in use.
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket,
