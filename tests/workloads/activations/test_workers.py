@@ -866,6 +866,9 @@ def test_a_worker_that_waits_for_a_dead_one_says_for_how_long_and_why(make):
     line = waits(claims)
     assert "waiting for unit" in line and "held by dead-worker" in line
     assert "last heartbeat 20 s ago, taken over in 40 s" in line and " left" not in line
+    meter.claimed += 1
+    assert "waiting" not in progress_line(meter.snapshot()), "it computes a unit of its own"
+    meter.fenced += 1
     clock.now += 30
     units.heartbeat()
     assert "last heartbeat 50 s ago, taken over in 10 s" in waits(claims)
@@ -883,11 +886,11 @@ class ManualClock:
 
 
 def test_progress_is_reported_while_waiting(make):
-    """A run whose last unit is held by a worker that just died does not look finished."""
+    """A run whose units are held by a worker that just died does not look finished."""
     folder = make("held", unit_samples=12)
     plan = plans.load(folder)
     dead = Units(folder, count=plan.units, worker="dead-worker")
-    assert dead.claim() is not None
+    assert [dead.claim() is not None for _ in range(plan.units)] == [True, True]
     lines: list[str] = []
     extraction.run(
         folder,

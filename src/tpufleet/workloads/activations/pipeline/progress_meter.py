@@ -43,7 +43,9 @@ class Meter:
         self._first_arrived: float | None = None
         self._pipeline: stages.Pipeline | None = None
         self._queues: Mapping[str, stages.StageQueue] = {}
-        self.waiting_for: Sequence[HeldUnit] = ()  # all that is left is held by other workers
+        self.claimed = 0  # units that this worker has begun
+        # What this worker could not claim, because others hold it.
+        self.waiting_for: Sequence[HeldUnit] = ()
 
     def attach(self, pipeline: stages.Pipeline, queues: Mapping[str, stages.StageQueue]) -> None:
         self._pipeline, self._queues = pipeline, queues
@@ -133,11 +135,15 @@ class Meter:
 
     def seconds_left(self) -> float | None:
         """Assuming that no other worker helps. None if it depends on other workers."""
-        if self.waiting_for:
+        if self._waiting():
             return None
         left = self.plan.samples - self.samples_before - self.samples
         seconds = self.seconds()
         return left * seconds / self.samples if self.samples and seconds else None
+
+    def _waiting(self) -> Sequence[HeldUnit]:
+        """What this worker waits for: nothing, as long as it has units of its own."""
+        return self.waiting_for if self.claimed <= self.units + self.fenced else ()
 
     def snapshot(self) -> dict[str, Any]:
         return {
@@ -159,5 +165,5 @@ class Meter:
             "limit": self.bottleneck(),
             "busy_seconds": {name: round(busy, 2) for name, busy in self.stage_seconds().items()},
             "seconds_left": self.seconds_left(),
-            "waiting": formatting.format_waiting(self.waiting_for),
+            "waiting": formatting.format_waiting(self._waiting()),
         }

@@ -230,6 +230,7 @@ class Worker:
             if pipeline.failed:
                 return
             if claim is not None:
+                self.meter.claimed += 1
                 waiting.append((claim, preparers.submit(claim.unit)))
                 if len(waiting) < self._options.prefetch_units:
                     continue  # the first units need not wait for the engine
