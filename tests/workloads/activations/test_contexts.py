@@ -72,6 +72,13 @@ KEPT = [
 ]  # fmt: skip
 
 
+def test_a_sample_whose_answer_was_cut_off_says_so(tokenizer):
+    [done] = tokenization.tokenize([CHAT], tokenizer, max_length=9, too_long="cut", keep="answer")
+    assert not len(done.tokens)
+    full = done.metadata["full_length"]
+    assert f"the answer was cut off: the sample has {full} tokens" in done.metadata["skipped"]
+
+
 @pytest.mark.parametrize("sample, keep, text", KEPT)
 def test_tokens_are_kept_as_asked(tokenizer, sample, keep, text):
     assert stored_text(tokenizer, sample, keep) == text

@@ -177,6 +177,11 @@ def _select(
         else:
             offsets = tokenizer.encode_offsets(text)[:size]
             mask = np.array([start <= low < stop and low < high for low, high in offsets], bool)
+            if full := done.metadata.get("full_length"):
+                reason = (
+                    f"the answer was cut off: the sample has {full} tokens, more than {size}; "
+                    "raise --max-length, or pass --too-long split"
+                )
     if not mask.any():
         metadata = {**done.metadata, "skipped": reason}
         return replace(done, tokens=np.empty(0, np.int32), metadata=metadata)
