@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -153,6 +154,15 @@ def test_a_missing_or_truncated_shard_is_reported(folder):
     problems = "\n".join(verification.verify(folder, deep=False).problems)
     assert f"{first} is missing" in problems
     assert f"{second} has" in problems
+
+
+def test_reading_a_deleted_shard_names_the_command_that_finds_it(folder):
+    synthetic.extract(folder, synthetic.plan())
+    path = folder.local_path(datasets.Dataset(folder).files(0)[0].name)
+    path.unlink()
+    hint = f"{re.escape(str(path))} does not exist; run `tpu extract verify {folder.url}`"
+    with pytest.raises(NotFound, match=hint):
+        datasets.Dataset(folder).read(0, "resid_post.0")
 
 
 def test_duplicate_and_missing_samples_are_reported(folder):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from io import FileIO
 from pathlib import Path
@@ -27,7 +28,7 @@ from tpufleet.workloads.activations.io.aligned_memory import MemoryPool
 from tpufleet.workloads.activations.io.shuffling import shuffled_batches as shuffled_batches
 from tpufleet.workloads.activations.io.shuffling import shuffled_rows as shuffled_rows
 from tpufleet.workloads.activations.io.site_statistics import SiteStatistics
-from tpufleet.workloads.activations.io.storage import Storage, open_storage
+from tpufleet.workloads.activations.io.storage import DiskMissing, Storage, open_storage
 
 MAPPED_FROM = 128 << 10  # smaller reads are faster as a copy than as a map
 
@@ -300,7 +301,8 @@ class Dataset:
         if size == 0:
             return b""
         if not self._local:
-            return self.storage.read_range(shard.name, begin, size)
+            with self._naming_verify():
+                return self.storage.read_range(shard.name, begin, size)
         if size < MAPPED_FROM:
             opened = self._file(shard.name)  # not closed before it has been read
             data = os.pread(opened.fileno(), size, begin)
@@ -316,6 +318,16 @@ class Dataset:
             f"`tpu extract verify {self.storage.url}`"
         )
 
+    @contextmanager
+    def _naming_verify(self) -> Iterator[None]:
+        """A shard that is gone is reported with the command that finds all such shards."""
+        try:
+            yield
+        except DiskMissing:
+            raise
+        except NotFound as error:
+            raise NotFound(f"{error}; run `tpu extract verify {self.storage.url}`") from error
+
     def _open_map(self, name: str) -> np.ndarray:
         # Slices of a memmap are slow.
         return np.asarray(np.memmap(self._path(name), np.uint8, mode="r"))
@@ -324,7 +336,8 @@ class Dataset:
         return FileIO(self._path(name))  # closed once nobody reads it
 
     def _path(self, name: str) -> Path:
-        path = self.storage.local_path(name)
+        with self._naming_verify():
+            path = self.storage.local_path(name)
         assert path is not None  # since that of the plan is not
         return path
 

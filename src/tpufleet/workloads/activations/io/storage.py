@@ -68,6 +68,10 @@ class DiskUnusable(FleetError, Permanent):
     """The disk of a dataset cannot be written."""
 
 
+class DiskMissing(NotFound):
+    """A disk with shards is not mounted, or lost. The message says what to do."""
+
+
 @contextmanager
 def translate_disk_errors(storage: Storage, resume: str = "") -> Iterator[None]:
     """Turn a full or unwritable disk into an error that names it and says how to go on: by default

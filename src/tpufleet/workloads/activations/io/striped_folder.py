@@ -25,7 +25,7 @@ from tpufleet.runtime.units import Claim, Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io import shards
 from tpufleet.workloads.activations.io.shard_writer import DraftFile, MemoryFile
-from tpufleet.workloads.activations.io.storage import LocalFolder, open_storage
+from tpufleet.workloads.activations.io.storage import DiskMissing, LocalFolder, open_storage
 
 STRIPES_FILE = "stripes.json"  # in the first folder: the id of the dataset, and the other folders
 MARKER = plans.STRIPE_FILE  # in each of the others: an empty mount point has none
@@ -62,9 +62,9 @@ class StripedFolder(LocalFolder):
             try:
                 owner = _owner(folder)
             except OSError as error:
-                raise NotFound(self._lost(folder, str(error))) from error
+                raise DiskMissing(self._lost(folder, str(error))) from error
             if owner is None:
-                raise NotFound(self._lost(folder, f"no {MARKER} there"))
+                raise DiskMissing(self._lost(folder, f"no {MARKER} there"))
             if owner != self._id:
                 raise Conflict(f"{folder} holds shards of another dataset than {self.url}")
         first = LocalFolder(self.path, self._disk)
