@@ -135,7 +135,11 @@ _DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples", *_ARC_OPTIONS
 )
 @click.option("--seed", default=42, show_default=True, help="Random seed of augmentations.")
 @click.option("--text-field", help="Field with the text.  [default: text, else prompt]")
-@click.option("--id-field", help="Field with the sample id.  [default: id, else task_id]")
+@click.option(
+    "--id-field",
+    help="Field with the sample id; ids need not be unique.  [default: id, else task_id, else the "
+    "index of the sample]",
+)
 @click.option("--split", help="Split of a saved dataset; `file`: each text file is one sample.")
 @click.option("--max-samples", type=COUNT, help="Use only the first N samples.")
 @click.option("--max-tasks", type=COUNT, help="ARC: use only the first N tasks.")
