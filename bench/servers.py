@@ -116,7 +116,7 @@ def serve(home: Path, stock: int | None, store_url: str | None) -> None:
         store=store_url,
     )
     cloud = FakeProvider(SystemClock(), name=fleets.PROVIDER, zones=fleets.ZONES)
-    with contextlib.closing(open_store(control_plane.store_url(settings))) as store:
+    with contextlib.closing(open_store(settings.store_url)) as store:
         fleets.build_machines(cloud, store.slices())
         if stock is not None:
             cloud.stock = {

@@ -121,9 +121,9 @@ def _shuffled(
     dataset.check_records()
     if expected and expected != dataset.fingerprint:
         raise Conflict(
-            "the dataset has other rows than the steps before were taken with, so their order is "
-            f"another: {len(dataset.commits)} of {dataset.plan.units} units are committed now; "
-            "begin anew, or train on complete datasets only (`Dataset.complete`)"
+            "the dataset has other rows than in the earlier run, so their order is another: "
+            f"{len(dataset.commits)} of {dataset.plan.units} units are committed now; start over, "
+            "and only when the dataset is complete"
         )
     blocks = _own_blocks(dataset, block, seed, rank, world_size)
     batch = max(min(batch, sum(one.height for one in blocks)), 1)  # no memory for more
