@@ -67,6 +67,7 @@ def shells(cloud: Cloud, tmp_path: Path) -> Path:
         "FAKE_GCLOUD": str(tmp_path),
         "REAL_PYTHON": real,
         "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+        "TMPDIR": str(tmp_path),  # the stand-in for rm deletes nothing
     }
     (tmp_path / "answer").write_text(SEEN + "\n")
     (tmp_path / "disks").write_text("")
