@@ -353,11 +353,11 @@ class _PostgresSession:
 
     @property
     def outcome_unknown(self) -> bool:
-        """Whether a commit was sent whose effect the database did not tell."""
+        """Whether a commit was sent, and the database has neither confirmed nor rejected it."""
         if not self._committing:
             return False
-        told = (_driver().pq.TransactionStatus.INERROR, _driver().pq.TransactionStatus.IDLE)
-        return self._connection.info.transaction_status not in told
+        status = _driver().pq.TransactionStatus
+        return self._connection.info.transaction_status not in (status.INERROR, status.IDLE)
 
     def roll_back(self) -> None:
         if not self._begin and self._connection.info.transaction_status:

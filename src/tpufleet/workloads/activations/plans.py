@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
-from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.errors import BadInput, Conflict, FleetError, NotFound
 from tpufleet.runtime.object_store import ObjectStore
 
 PLAN_FILE = "plan.json"
@@ -106,6 +106,18 @@ def load(objects: ObjectStore) -> ExtractionPlan:
     except NotFound:
         location = getattr(objects, "url", "this folder")
         raise NotFound(f"{location} has no plan.json; create one with `tpu extract plan`") from None
+
+
+def holds_dataset(objects: ObjectStore) -> bool:
+    """Whether it is a folder of a dataset, by what only tpufleet writes. False where it cannot be
+    read, as parents of folders often cannot."""
+    for name, key in ((PLAN_FILE, "unit_samples"), (STRIPE_FILE, "dataset")):
+        try:
+            if key in json.loads(objects.read(name)):
+                return True
+        except (FleetError, OSError, ValueError, TypeError):
+            continue  # there is none, or one of another program
+    return False
 
 
 def check_free(objects: ObjectStore) -> None:

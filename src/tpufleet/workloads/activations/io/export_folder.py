@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tpufleet.errors import Conflict, FleetError, NotFound
+from tpufleet.errors import Conflict, NotFound
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io.storage import LocalFolder, Storage, open_storage
 
 # Written before the first file, so that an interrupted export can be repeated.
 MARKER = ".tpufleet-export.json"
-# By file of a folder of a dataset: a key that only tpufleet writes.
-_DATASET_KEYS = {plans.PLAN_FILE: "unit_samples", plans.STRIPE_FILE: "dataset"}
 
 
 def take(
@@ -30,7 +28,7 @@ def take(
     overwrite."""
     _check_outside_datasets(target)
     own = {"plan": plan.identity, "format": kind}
-    marked = _read_json(target, MARKER)
+    marked = _read_marker(target)
     if marked == own:
         return
     files = [name for name in target.names("") if name != MARKER]
@@ -50,10 +48,10 @@ def take(
 
 
 def _check_outside_datasets(target: Storage) -> None:
-    if _holds_dataset(target):
+    if plans.holds_dataset(target):
         raise Conflict(f"{target.url} is the folder of a dataset; choose an empty folder")
     for folder in _parents(target):
-        if _holds_dataset(folder):
+        if plans.holds_dataset(folder):
             raise Conflict(
                 f"{target.url} is inside {folder.url}, the folder of a dataset; choose a folder "
                 "outside of it"
@@ -69,18 +67,10 @@ def _parents(target: Storage) -> Iterator[Storage]:
         yield open_storage(f"{parts.scheme}://{parts.netloc}{path}")
 
 
-def _holds_dataset(folder: Storage) -> bool:
-    """False where it cannot be read, as parents often cannot."""
+def _read_marker(folder: Storage) -> dict[str, Any]:
+    """Empty if there is none, or one of another program."""
     try:
-        return any(key in _read_json(folder, name) for name, key in _DATASET_KEYS.items())
-    except (FleetError, OSError):
-        return False
-
-
-def _read_json(folder: Storage, name: str) -> dict[str, Any]:
-    """Empty if there is no such file, or one of another program."""
-    try:
-        body = json.loads(folder.read(name))
+        body = json.loads(folder.read(MARKER))
     except (NotFound, ValueError):
         return {}
     return body if isinstance(body, dict) else {}

@@ -260,19 +260,10 @@ def _check_usable(folder: Path, out: LocalFolder, dataset: str) -> None:
             f"{folder / SHARDS} holds files that are not of {out.url}; choose another folder"
         )
     for parent in folder.resolve().parents:
-        if _is_of_dataset(parent):
+        if plans.holds_dataset(LocalFolder(parent)):
             raise Conflict(
                 f"{folder} is inside {parent}, the folder of another dataset; choose another folder"
             )
-
-
-def _is_of_dataset(folder: Path) -> bool:
-    if (folder / MARKER).exists():
-        return True
-    try:
-        return "unit_samples" in json.loads((folder / plans.PLAN_FILE).read_bytes())
-    except (OSError, ValueError, TypeError):  # of another program
-        return False
 
 
 def _check_unneeded(folder: Path, out: LocalFolder, others: Sequence[Path]) -> None:
