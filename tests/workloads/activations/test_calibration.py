@@ -99,6 +99,33 @@ def test_the_smallest_batch_near_the_best_rate_is_chosen(
     assert found.tokens_per_second == pytest.approx(rates[chosen])
 
 
+class PageLocking(Device):
+    """Allocates page-locked memory when more batches are in flight than ever before."""
+
+    in_flight = most = 0
+
+    def start(self, batch):
+        done = super().start(batch)
+        self.in_flight += 1
+        if self.in_flight > self.most:
+            self.most, self.now = self.in_flight, self.now + 0.1
+
+        def finish():
+            self.in_flight -= 1
+            return done()
+
+        return finish
+
+
+def test_the_rate_is_that_of_a_device_whose_memory_is_allocated(tmp_path):
+    device = PageLocking(H200)
+    found = calibration.calibrate(
+        device, plan(0.01), LocalFolder(tmp_path), clock=lambda: device.now
+    )
+    assert found.tokens_per_second == pytest.approx(H200[32768])
+    assert found.batches_in_flight(3, 7168, 128 << 30) == 3
+
+
 def test_a_size_that_was_given_is_kept(tmp_path):
     given = plan(2.0, estimate={"tokens": 10**12, "default_batch": False})
     device = Device({32768: 7e5})
@@ -149,7 +176,7 @@ def test_the_next_run_measures_nothing(tmp_path):
             device, plan(0.01), LocalFolder(tmp_path / dataset), clock=lambda: device.now
         )
         assert found.tokens_per_second == pytest.approx(670_993)
-    assert len(device.sizes) == 1 + calibration.STEPS
+    assert len(device.sizes) == 1 + 2 * calibration.STEPS  # not timed, then timed
 
 
 @pytest.mark.parametrize(

@@ -609,6 +609,11 @@ def test_the_number_of_writers_does_not_change_the_files(make):
     assert files("many", writers=8, committers=3) == alone
 
 
+@pytest.mark.parametrize("gigabytes, tasks", [(4, 64), (64, 122), (128, 245), (1440, 256)])
+def test_more_rows_wait_for_writers_on_a_machine_with_more_memory(gigabytes, tasks):
+    assert workers.default_backlog(gigabytes << 30) == tasks
+
+
 def test_a_failed_upload_leaves_no_drafts(make):
     folder = make("full")
 

@@ -253,8 +253,12 @@ def layer_loaders(
                 one(f"mlp.{name}_proj.{part}", inner, *tail)(checkpoint, layer)
                 for name in ("gate", "up")
             ]
-            joined = np.stack(pieces)
-            return np.moveaxis(joined, -1, 0) if tail else joined
+            if not tail:
+                return np.stack(pieces)
+            joined = np.empty((hidden, len(pieces), inner), pieces[0].dtype)
+            for number, piece in enumerate(pieces):  # several times faster than all at once
+                joined[:, number] = piece.T
+            return joined
 
         return read
 

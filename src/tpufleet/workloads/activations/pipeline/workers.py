@@ -92,6 +92,10 @@ class ModelEngine(Protocol):
     def calibration(self) -> calibration.Calibration | None: ...
 
 
+# Tasks that wait for a writer: this share of the host's memory, within these limits.
+BACKLOG_SHARE, FEWEST_WAITING, MOST_WAITING = 0.03, 64, 256
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerOptions:
     """Concurrency and queue sizes. None of it changes what is written."""
@@ -103,7 +107,8 @@ class WorkerOptions:
     batches_in_flight: int = 3  # on the devices; a calibrated engine has its own
     batches_fetched: int = 3  # in host memory, waiting to be written
     writers: int = 8  # threads that hash and write
-    backlog: int = 64  # tasks waiting for a writer, each of at most `shard_writer.TASK` bytes
+    # Tasks waiting for a writer, each of at most `shard_writer.TASK` bytes.
+    backlog: int = FEWEST_WAITING
     upload_streams: int = 8  # files sent to a bucket concurrently
     committers: int = 2  # units flushed and committed concurrently
 
@@ -117,8 +122,18 @@ def default_options(
     if preparers is None:
         preparers, most = (2, max(cores // 4, 2)) if cores >= 8 else (0, 0)
     return WorkerOptions(
-        preparers=preparers, most_preparers=most, writers=writers or min(max(cores, 8), 32)
+        preparers=preparers,
+        most_preparers=most,
+        writers=writers or min(max(cores, 8), 32),
+        backlog=default_backlog(calibration.host_memory()),
     )
+
+
+def default_backlog(host_bytes: float) -> int:
+    """Tasks that may wait for a writer. When the units of a group are committed and the next ones
+    are opened, writers fall behind for some tenths of a second, and devices must not wait."""
+    fitting = int(BACKLOG_SHARE * host_bytes / shard_writer.TASK)
+    return min(max(fitting, FEWEST_WAITING), MOST_WAITING)
 
 
 # Units that share batches take at most this long, so that little is lost with a worker.
