@@ -340,6 +340,28 @@ def test_hosts_that_report_less_than_once_a_minute_count_for_the_interval(servic
     assert service.send_heartbeat("s1/0").next_heartbeat == expected > timedelta(seconds=9)
 
 
+def test_a_large_fleet_is_counted_less_often(service, monkeypatch):
+    """All rows are read for it, which in a database takes tens of milliseconds."""
+    service.add_slice("s1", None)
+    count, counted = service.store.count_seen_hosts, []
+    monkeypatch.setattr(
+        service.store, "count_seen_hosts", lambda since: counted.append(since) or count(since)
+    )
+    hosts = 80_000
+    service.store.record_liveness(
+        [
+            HostLiveness(host_id=HostId(f"s9/{number}"), seen_at=service.clock.now())
+            for number in range(hosts)
+        ]
+    )
+    for _ in range(10):
+        service.send_heartbeat("s1/0")
+        service.clock.advance(timedelta(seconds=6))
+    interval = liveness.heartbeat_interval(hosts)
+    wait_until(lambda: len(counted) >= timedelta(seconds=54) // (interval / 10))
+    assert len(counted) <= 5
+
+
 def test_a_full_disk_is_told_without_a_stack_for_every_retry(caplog):
     class FullStore(MemoryStore):
         def record_liveness(self, reports):

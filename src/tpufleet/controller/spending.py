@@ -43,9 +43,9 @@ class SpendingMonitor:
         if self._checked_at is not None and now - self._checked_at < CHECK_INTERVAL:
             return
         self._checked_at = now
-        for job in list(self._working_set.jobs.values()):
-            limited = job.spec.max_cost is not None or job.spec.max_hours is not None
-            if limited and not job.ended and not job.over_limit:
+        for job_id in sorted(self._working_set.limited_jobs):
+            job = self._working_set.jobs[job_id]
+            if not job.ended and not job.over_limit:
                 rows = self._rows_of(job, now)
                 self._stop(job, budgets.job_limit(job.spec, rows, self._prices))
         if self._budgets:
@@ -55,10 +55,7 @@ class SpendingMonitor:
             self._left_from_before = False
 
     def next_check_at(self) -> datetime | None:
-        limited = self._budgets or any(
-            job.spec.max_cost is not None or job.spec.max_hours is not None
-            for job in self._working_set.jobs.values()
-        )
+        limited = self._budgets or self._working_set.limited_jobs
         return self._checked_at + CHECK_INTERVAL if limited and self._checked_at else None
 
     def save(self) -> None:

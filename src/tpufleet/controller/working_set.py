@@ -64,6 +64,7 @@ class WorkingSet:
         self._pending: dict[JobId, PendingJob] = {}  # jobs that lack slices
         self._pending_sorted = True
         self.stopping_jobs: set[JobId] = set()  # jobs whose attempt is stopping
+        self.limited_jobs: set[JobId] = set()  # jobs with a limit of cost or hours
 
         self.dirty_jobs: set[JobId] = set()  # jobs to step
         self.placement_due = True
@@ -137,16 +138,23 @@ class WorkingSet:
     # Writing: every put goes into the next commit.
     def add_job(self, job: Job) -> None:
         """Add a job that the store already has."""
-        self.jobs[job.id] = job
+        self._set_job(job)
         self.dirty_jobs.add(job.id)
+
+    def _set_job(self, job: Job) -> None:
+        self.jobs[job.id] = job
+        if job.spec.max_cost is not None or job.spec.max_hours is not None:
+            self.limited_jobs.add(job.id)
+        else:
+            self.limited_jobs.discard(job.id)
 
     def apply_edits(self, stored: Job) -> None:
         """Take over what users changed of a job; the store already has it."""
         job = self.jobs.get(stored.id)
         if job is None:
             return
-        self.jobs[job.id] = replace(
-            job, spec=stored.spec, held_by=stored.held_by, queued_at=stored.queued_at
+        self._set_job(
+            replace(job, spec=stored.spec, held_by=stored.held_by, queued_at=stored.queued_at)
         )
         self.dirty_jobs.add(job.id)
         self._pending.pop(job.id, None)  # it may have another place in the queue
@@ -154,7 +162,7 @@ class WorkingSet:
 
     def put_job(self, job: Job) -> None:
         if self.jobs.get(job.id) is not job:
-            self.jobs[job.id] = job
+            self._set_job(job)
             self._changed_jobs[job.id] = job
 
     def put_attempt(self, attempt: Attempt) -> None:
@@ -294,6 +302,7 @@ class WorkingSet:
     def drop_job(self, job_id: JobId) -> None:
         """Forget a job that has ended and holds no slices."""
         self.jobs.pop(job_id, None)
+        self.limited_jobs.discard(job_id)
         self.attempts.pop(job_id, None)
         self.slices_by_job.pop(job_id, None)
         self._pending.pop(job_id, None)
