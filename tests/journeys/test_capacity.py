@@ -14,6 +14,7 @@ from tpufleet.errors import (
 )
 from tpufleet.model.jobs import JobState
 from tpufleet.model.users import Role
+from tpufleet.policy import placement
 from tpufleet.providers.base import Fault
 from tpufleet.service import job_queue
 from tpufleet.service.auth import Caller
@@ -45,6 +46,24 @@ def test_requests_back_off_during_a_stockout(fleet):
     gaps = [(after - before).total_seconds() for before, after in itertools.pairwise(refused)]
     assert len(refused) < 10
     assert all(after > before for before, after in itertools.pairwise(gaps))
+
+
+def test_jobs_in_a_long_queue_are_not_written_whenever_capacity_is_tried(fleet, monkeypatch):
+    fleet.cloud.stock[("zone-a", TYPE)] = 0
+    jobs = [fleet.submit() for _ in range(40)]
+    fleet.run(60)
+    written, commit = [], fleet.store.commit
+
+    def counting(change, **options):
+        written.append(len(change.jobs))
+        return commit(change, **options)
+
+    monkeypatch.setattr(fleet.store, "commit", counting)
+    refused_at = fleet.store.refusals()[0].refused_at
+    fleet.run(900)
+    assert fleet.store.refusals()[0].refused_at > refused_at
+    assert max(written) <= placement.MAX_PROBES
+    assert all("no v5litepod-16 in zone-a" in fleet.job(job).reason for job in jobs[10:])
 
 
 def test_a_retry_does_not_wait_for_the_backoff(fleet):

@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from tests import postgres
 from tests.contract import store_builders as a
 from tests.service.harness import ServiceHarness
+from tpufleet.client.fleet import new_job_id
 from tpufleet.model.jobs import JobState
 from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.model.users import Role
@@ -120,3 +121,11 @@ def test_a_page_takes_few_queries_with_a_thousand_jobs(service, path):
         answer = http.get(path, timeout=900)
     assert answer.status_code == 200, answer.text
     assert 0 < len(database.statements) <= MOST_QUERIES, database.statements[:30]
+
+
+def test_a_submission_reads_nothing_but_who_it_is_from(service):
+    harness, database = service
+    harness.client("mel").me()  # its use is recorded
+    database.statements.clear()
+    harness.submit(new_job_id())
+    assert len(database.statements) == 1 and "tokens" in database.statements[0]

@@ -10,9 +10,7 @@ from typing import Any
 
 # Python's default is (700, 10, 10): fewer collections of new objects, and each still short.
 THRESHOLDS = (2_000, 5, 20)
-LONGEST_SECONDS = 0.003
-# Python itself collects all only when a quarter of the objects are new, which takes long then.
-INTERVAL_SECONDS = 10.0
+LONGEST_SECONDS = 0.01
 FULL_INTERVAL_SECONDS = 3600.0
 
 
@@ -20,13 +18,8 @@ class ShortCollections:
     """What survives a full collection that took long is left out of the next ones. Objects that are
     no longer used are freed as ever; cycles among those that were left out, once an hour."""
 
-    def __init__(
-        self,
-        longest_seconds: float = LONGEST_SECONDS,
-        interval_seconds: float = INTERVAL_SECONDS,
-    ) -> None:
+    def __init__(self, longest_seconds: float = LONGEST_SECONDS) -> None:
         self._longest_seconds = longest_seconds
-        self._interval_seconds = interval_seconds
         self._started = 0.0
         self._stopping = threading.Event()
 
@@ -45,13 +38,8 @@ class ShortCollections:
         gc.collect()
 
     def _run(self) -> None:
-        full_at = time.monotonic() + FULL_INTERVAL_SECONDS
-        while not self._stopping.wait(self._interval_seconds):
-            if time.monotonic() < full_at:
-                gc.collect()
-            else:
-                self.collect_all()
-                full_at = time.monotonic() + FULL_INTERVAL_SECONDS
+        while not self._stopping.wait(FULL_INTERVAL_SECONDS):
+            self.collect_all()
 
     def _on_collection(self, phase: str, info: dict[str, Any]) -> None:
         if phase == "start":

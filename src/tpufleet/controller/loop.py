@@ -43,6 +43,8 @@ STOP_TIMEOUT = timedelta(seconds=15)
 MIN_REST, MAX_REST = 0.02, 0.25
 # When nothing changes, tick anyway.
 MAX_TICK_INTERVAL = timedelta(seconds=1)
+# What happens within this time is handled together, and whoever caused it has its answer before.
+GATHER_SECONDS = 0.005
 
 
 class Controller:
@@ -243,7 +245,8 @@ class Controller:
                 log.exception("unexpected error in a controller tick; continuing")
             rest = 2 * (time.monotonic() - started)
             self._stopping.wait(min(max(rest, MIN_REST), MAX_REST))
-            self._changed.wait(self._seconds_until_due())
+            if self._changed.wait(self._seconds_until_due()):
+                self._stopping.wait(GATHER_SECONDS)
 
     def _renew_lease(self) -> None:
         while not self._stopping.wait(RENEW_INTERVAL.total_seconds()):

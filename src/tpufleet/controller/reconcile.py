@@ -251,6 +251,8 @@ class Reconciler:
         self._place_again_at(wait.until)
         if job.reason == wait.reason:
             return
+        if wait.asking and working_set.waits_since_refusal(job):
+            return
         waiting = job.state in (JobState.QUEUED, JobState.WAITING, JobState.RECOVERING)
         if waiting and working_set.live_attempt(job.id) is None:
             working_set.put_job(replace(job, reason=wait.reason))

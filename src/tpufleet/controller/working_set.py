@@ -280,6 +280,10 @@ class WorkingSet:
         self._last_wait[job_id] = key
         return known != key
 
+    def waits_since_refusal(self, job: Job) -> bool:
+        """Whether its reason is still the one that was news in this attempt."""
+        return self._last_wait.get(job.id) == (len(self.attempts.get(job.id, ())), job.reason)
+
     def record_events(self, *events: Event) -> None:
         self._events.extend(events)
 

@@ -135,6 +135,9 @@ class Wait(NamedTuple):
     reason: str
     until: datetime | None = None
     unsatisfiable: bool = False  # waiting cannot help
+    # Until the answer to requests of other jobs: a refusal that the job waits for stays its reason,
+    # or every attempt to get capacity would rewrite the rows of all jobs in the queue, twice.
+    asking: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -443,7 +446,8 @@ class _PlacementPass:
     ) -> bool:
         requested, accelerator = self._pending_requests[source], pending.job.spec.accelerator
         if self._is_probed(source, accelerator, count):
-            self._wait(pending.job, f"waits for the answer to requests in {source}, which refused")
+            reason = f"waits for the answer to requests in {source}, which refused"
+            self.decisions.append(Wait(pending.job.id, reason, asking=True))
             return False
         if requested and requested + count > MAX_PENDING_REQUESTS:
             self._pending_requests[source] = MAX_PENDING_REQUESTS  # later jobs must not overtake

@@ -479,6 +479,27 @@ def test_a_units_samples_keep_their_order_beside_other_units():
         assert order(part) == [n for n in together if n in part]
 
 
+@pytest.mark.parametrize("batching", ["bucket", "varlen"])
+def test_samples_of_one_length_come_from_all_units(batching):
+    """One thread at a time can write to a file, so a batch has rows for the files of all units."""
+    units = [unit for unit in range(4) for _ in range(24)]
+    made = list(
+        batches.make_batches(
+            [np.ones(64, np.int32) for _ in units],
+            batching=batching,
+            buckets=(64,),
+            batch_tokens=64 * 16,
+            units=units,
+        )
+    )
+    for batch in made:
+        beside = [units[span.sample] for span in batch.spans]
+        assert beside == sorted([*range(4)] * 4)  # adjacent, and as many of each
+    for unit in range(4):
+        order = [s.sample for batch in made for s in batch.spans if units[s.sample] == unit]
+        assert order == [*range(24 * unit, 24 * (unit + 1))]
+
+
 @pytest.mark.parametrize(
     "planned, lengths, varlen, used",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -142,13 +143,16 @@ def make_batches(
     each filled with the samples that fit best) or "varlen" (one long row per device, filled in
     order: a single shape and hardly any padding, if attention does not pay for the row's length).
 
-    `units` are those of the samples. In a varlen row a unit's samples are adjacent, so that they
-    are written as one piece of memory.
+    `units` are those of the samples. Samples of one length come from all units in turn, so that
+    their files are written at the same time: one thread at a time can write to a file. In a batch a
+    unit's samples are adjacent, so that they are written as one piece of memory.
 
     The order of a unit's samples does not depend on the batch size or the number of devices.
     """
+    within = _numbers_within(units) if units is not None else range(len(tokens))
     order = sorted(
-        (n for n in range(len(tokens)) if len(tokens[n])), key=lambda n: (-len(tokens[n]), n)
+        (n for n in range(len(tokens)) if len(tokens[n])),
+        key=lambda n: (-len(tokens[n]), within[n], n),
     )
     if order and len(tokens[order[0]]) > buckets[-1]:
         raise BadInput(
@@ -160,9 +164,23 @@ def make_batches(
         yield from _varlen(tokens, order, buckets[-1], batch_tokens, row_multiple, units)
     elif batching == "bucket":
         make = _filled if fill else _bucketed
-        yield from make(tokens, order, buckets, batch_tokens, row_multiple)
+        yield from make(tokens, order, buckets, batch_tokens, row_multiple, units)
     else:
         raise BadInput(f"batching {batching!r} is not one of bucket, pack, varlen")
+
+
+def _numbers_within(units: Sequence[int]) -> list[int]:
+    """The number of each sample within its unit."""
+    seen: Counter[int] = Counter()
+    numbers = []
+    for unit in units:
+        numbers.append(seen[unit])
+        seen[unit] += 1
+    return numbers
+
+
+def _adjacent(members: list[int], units: Sequence[int] | None) -> list[int]:
+    return members if units is None else sorted(members, key=units.__getitem__)
 
 
 def _bucketed(
@@ -171,6 +189,7 @@ def _bucketed(
     buckets: Sequence[int],
     batch_tokens: int,
     multiple: int,
+    units: Sequence[int] | None,
 ) -> Iterator[Batch]:
     """Every sample is in a batch of the smallest length that holds it, so the shape it is computed
     in, and with it every bit of the result, does not depend on the samples beside it."""
@@ -180,7 +199,7 @@ def _bucketed(
         rows = rows_for(length, batch_tokens, multiple)
         members = [sample for _, sample in group]
         for at in range(0, len(members), rows):
-            yield _padded(tokens, members[at : at + rows], rows, length)
+            yield _padded(tokens, _adjacent(members[at : at + rows], units), rows, length)
 
 
 def _filled(
@@ -189,12 +208,13 @@ def _filled(
     buckets: Sequence[int],
     batch_tokens: int,
     multiple: int,
+    units: Sequence[int] | None,
 ) -> Iterator[Batch]:
     at = 0
     while at < len(order):
         length = next(size for size in buckets if size >= len(tokens[order[at]]))
         rows = rows_for(length, batch_tokens, multiple)
-        yield _padded(tokens, order[at : at + rows], rows, length)
+        yield _padded(tokens, _adjacent(order[at : at + rows], units), rows, length)
         at += rows
 
 
@@ -261,8 +281,7 @@ def _varlen(
             room = length
         bins[-1].append(sample)
         room -= len(tokens[sample])
-    if units is not None:
-        bins = [sorted(members, key=units.__getitem__) for members in bins]
+    bins = [_adjacent(members, units) for members in bins]
     for at in range(0, len(bins), multiple):
         yield _pack(tokens, bins[at : at + multiple], multiple, length)
 
