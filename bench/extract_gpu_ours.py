@@ -14,6 +14,7 @@ from extract_gpu_files import plain_writing
 from extract_gpu_shape import BATCHES, LENGTH, ROWS, SHAPE, SIDE, WIDTH, emit, paces
 
 LAYERS = {1: [23], 4: [5, 11, 17, 23]}
+LARGEST_DIFFERENCE = 0.01  # of bf16; another sample's activations differ by more than 1
 
 
 def build(
@@ -182,6 +183,7 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     meter = worker.run()
     whole_run = time.perf_counter() - began
     report = verification.verify(storage, deep=False)
+    difference = largest_difference(storage, engine)
     facts = {
         # From the second batch to the last commit, without starting the tokenizing processes.
         "tokens_per_second": meter.tokens / meter.seconds(),
@@ -193,22 +195,31 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
         "busy": {name: round(busy, 2) for name, busy in meter.stage_seconds().items()},
         "seconds": meter.seconds(),
         "whole": report.intact,
-        "as_computed": as_computed(storage, engine),
+        "largest_difference": difference,
+        "as_computed": difference < LARGEST_DIFFERENCE,
     }
     shutil.rmtree(folder)
     return facts
 
 
-def as_computed(storage, engine) -> bool:
-    """Whether stored samples are bitwise equal to a new forward pass. All batches have the same
-    tokens."""
+def largest_difference(storage, engine) -> float:
+    """Of stored samples from a new forward pass, relative. Not 0 on a GPU: there the place of a
+    sample in its batch changes the last bits."""
+    import numpy as np
+
     from tpufleet.workloads.activations.io import datasets
 
     dataset = datasets.Dataset(storage)
     values = engine.start(batch_of(ROWS))()[0].values
     step = max(len(dataset) // 100, 1)
-    return all(
-        dataset.read(sample, site).tobytes() == values[site][sample % ROWS].tobytes()
+
+    def difference(sample: int, site: str) -> float:
+        stored, computed = dataset.read(sample, site), values[site][sample % ROWS]
+        ours, theirs = stored.astype(np.float32), computed.astype(np.float32)
+        return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+
+    return max(
+        difference(sample, site)
         for sample in range(0, len(dataset), step)
         for site in dataset.sites
     )
