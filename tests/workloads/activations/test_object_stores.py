@@ -46,8 +46,10 @@ def bucket_at(request):
 
 
 def test_a_missing_bucket_is_named(cloud, tmp_path):
-    with pytest.raises(NotFound, match=f"the bucket {cloud}://no-such-bucket does not exist"):
-        plans.write(open_storage(f"{cloud}://no-such-bucket/run1"), synthetic.plan())
+    missing = open_storage(f"{cloud}://no-such-bucket/run1")
+    for use in (lambda: plans.write(missing, synthetic.plan()), lambda: plans.load(missing)):
+        with pytest.raises(NotFound, match=f"the bucket {cloud}://no-such-bucket does not exist"):
+            use()
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["refused", "answer-lost"])

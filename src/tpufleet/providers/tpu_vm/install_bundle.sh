@@ -61,7 +61,7 @@ attribute_or() { attribute "$1" 2>/dev/null || printf '%s' "$2"; }
 # gs:// with the host's service account, https:// without credentials.
 download() {
   local source="$1" target="$2" token errors
-  errors="$(mktemp)"
+  errors="$target.errors" # deleted with the draft if this fails
   case "$source" in
     gs://*)
       token="$(metadata service-accounts/default/token 2>"$errors" \

@@ -104,6 +104,7 @@ def load(objects: ObjectStore) -> ExtractionPlan:
     try:
         return from_json(objects.read(PLAN_FILE))
     except NotFound:
+        objects.names(PLAN_FILE)  # raises if there is no such bucket
         location = getattr(objects, "url", "this folder")
         raise NotFound(f"{location} has no plan.json; create one with `tpu extract plan`") from None
 
