@@ -19,6 +19,7 @@ from tpufleet.client import snapshots
 from tpufleet.client.fleet import FleetClient, new_job_id
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.jobs import JobState
+from tpufleet.model.pools import Pool
 from tpufleet.service.web.pages import STATIC_FOLDER
 
 WAIT = 120.0
@@ -237,6 +238,47 @@ def test_two_users_have_different_rights(browser: Browser, server: Server):
         page.reload()
         expect(page.get_by_label("Token")).to_be_visible()
     server.client.cancel(job)
+
+
+def test_a_pool_change_that_fails_queued_jobs_is_confirmed(page: Page, server: Server):
+    pool = Pool(name="small", provider="local", accelerator="v5litepod-1", largest=1)
+    server.client.put_pool(pool)
+    blocker = submit(server, "import time; time.sleep(600)", "blocker", pool="small")
+    with FleetClient(server.url, token_of(server, "grace", "member")) as grace:
+        spec = {"name": "queued", "command": ["true"], "accelerator": "v5e-1", "pool": "small"}
+        job = NewJob(id=new_job_id(), spec=spec)
+        grace.submit([job])
+        page.goto(f"{server.url}/#/pools/small")
+        page.get_by_role("button", name="Edit").click()
+        dialog = page.get_by_role("dialog")
+        token_of(server, "ada", "member")
+        dialog.get_by_label("Members").fill("ada")
+        dialog.get_by_role("button", name="Save").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("fails 1 queued job in the pool")
+        screenshot(page, "pool-change")
+        assert grace.job(job.id).job.state == "queued"
+        dialog.get_by_role("button", name="Save").click()
+        expect(dialog).to_have_count(0)
+        wait_until(lambda: grace.job(job.id).job.state == "failed")
+        server.client.cancel(blocker)
+
+
+def test_the_jobs_of_a_deleted_user_are_taken_over_only_when_asked(page: Page, server: Server):
+    with FleetClient(server.url, token_of(server, "former", "member")) as former:
+        spec = {"name": "old", "command": ["true"], "accelerator": "v5e-1"}
+        former.submit([NewJob(id=new_job_id(), spec=spec)])
+    server.client.delete_user("former")
+    page.goto(f"{server.url}/#/people/users")
+    page.get_by_role("button", name="Create a user").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("former")
+    dialog.get_by_role("button", name="Create").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("a deleted user former has jobs here")
+    dialog.get_by_label("Jobs of a deleted user who was called so").select_option("take-over")
+    expect(dialog).to_contain_text("tpu user add former --role member --take-over")
+    dialog.get_by_role("button", name="Create").click()
+    expect(dialog).to_have_count(0)
+    assert "former" in {user.name for user in server.client.users()}
 
 
 def test_text_of_jobs_is_never_markup(page: Page, server: Server):

@@ -39,12 +39,20 @@ function Users() {
       ...(user
         ? []
         : [{ name: "kind", label: "Kind", type: "select" as const, options: [["person", "person"], ["service", "service account: a program"]] as [string, string][] }]),
+      ...(user
+        ? []
+        : [
+            {
+              name: "former", label: "Jobs of a deleted user who was called so", type: "select" as const,
+              options: [["refuse", "refuse: it may have been another person"], ["take-over", "belong to this user: the same person"]] as [string, string][],
+            },
+          ]),
     ],
     line: (values) =>
-      `tpu user add ${word(user?.name ?? (values["name"] || "NAME"))} --role ${values["role"]}${values["kind"] === "service" ? " --service" : ""}`,
+      `tpu user add ${word(user?.name ?? (values["name"] || "NAME"))} --role ${values["role"]}${values["kind"] === "service" ? " --service" : ""}${values["former"] === "take-over" ? " --take-over" : ""}`,
     run: async (values) => {
       const name = user?.name ?? values["name"]!;
-      await post("/users", { name, role: values["role"], ...(user ? {} : { service: values["kind"] === "service" }) });
+      await post("/users", { name, role: values["role"], ...(user ? {} : { service: values["kind"] === "service", take_over: values["former"] === "take-over" }) });
       reload();
       return user ? `${name} has the ${values["role"]} role` : `created ${name}; next, create a token for ${name}`;
     },

@@ -1,5 +1,5 @@
 import type { ComponentChildren } from "preact";
-import { type Pool, type SliceRow, eventsOf, put, remove } from "../api";
+import { type JobRow, type Pool, type SliceRow, type User, eventsOf, get, put, remove } from "../api";
 import { type Question, useAsk } from "../dialogs";
 import { duration, plural, span, typeName, word } from "../format";
 import { Age, Cli, Empty, Facts, Failure, JobLink, PoolLink, ResourceEvents, SliceLink, State, Table, Tabs, Title, useData, useFleetChange } from "../parts";
@@ -168,8 +168,22 @@ function createLine(pool: Pool): string {
 
 const list = (text: string) => text.split(/[\s,]+/).filter(Boolean);
 
+/** Queued jobs that fail if the pool is changed: it gets another type, or no longer admits their owner. */
+async function failing(before: Pool, wanted: Pool): Promise<JobRow[]> {
+  const sameType = typeName(before.accelerator) === typeName(wanted.accelerator);
+  if (sameType && before.members.join() === wanted.members.join()) return [];
+  const queued = await get<{ jobs: JobRow[] }>(`/jobs?pool=${encodeURIComponent(before.name)}&state=queued,waiting,recovering&limit=10000`);
+  if (!queued.jobs.length) return [];
+  const { users } = await get<{ users: User[] }>("/users");
+  const admitted = new Set([...wanted.members, ...users.filter((user) => user.role === "admin").map((user) => user.name)]);
+  return queued.jobs.filter(
+    (job) => typeName(job.accelerator) !== typeName(wanted.accelerator) || (wanted.members.length && !admitted.has(job.owner)),
+  );
+}
+
 /** Create a pool, or change one. */
 function edit(pool: Pool | null, done: () => void): Question {
+  let confirmed = "";
   const wanted = (values: Record<string, string>): Pool => ({
     name: pool?.name ?? values["name"]!,
     provider: values["provider"]!,
@@ -209,6 +223,12 @@ function edit(pool: Pool | null, done: () => void): Question {
     line: (values) => createLine(wanted(values)),
     run: async (values) => {
       const body = wanted(values);
+      const jobs = pool && confirmed !== JSON.stringify(body) ? await failing(pool, body) : [];
+      if (jobs.length) {
+        confirmed = JSON.stringify(body);
+        const owners = [...new Set(jobs.map((job) => job.owner))].sort().join(", ");
+        throw new Error(`This fails ${jobs.length} queued job${jobs.length > 1 ? "s" : ""} in the pool (of ${owners}). Save again to do it.`);
+      }
       await put(`/pools/${encodeURIComponent(body.name)}`, body);
       done();
       return `saved pool ${body.name}`;
