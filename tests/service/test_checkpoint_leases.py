@@ -257,6 +257,48 @@ def test_a_rerun_does_not_lead_to_a_location_of_another_user(service):
         service.client("mo").rerun("job-2", changes={"checkpoint": "gs://lab/run1"})
 
 
+def test_the_folder_of_a_restart_from_scratch_belongs_to_the_owner_of_the_location(service):
+    run_and_end(service, "job-1", "mel", "gs://lab/run1")
+    for location in ("gs://lab/run1/from-attempt-1", "gs://lab/run1/from-attempt-1/from-attempt-2"):
+        with pytest.raises(Forbidden, match="gs://lab/run1 belongs to mel"):
+            service.submit("job-2", by="mo", checkpoint=location)
+    service.submit("job-3", by="mel", checkpoint="gs://lab/run1/from-attempt-1")
+
+
+def test_the_id_of_a_rerun_does_not_lead_to_the_checkpoints_of_another_user(service):
+    service.submit("start-z1", by="mel")
+    run_and_end(service, "job-1", "mel", "gs://lab/runs-2")
+    mo = service.client("mo")
+    service.submit("start", by="mo")
+    service.end_job("start")
+    root = service.store.job(JobId("start")).checkpoint.rpartition("/")[0]
+    run_and_end(service, "inside", "mo", f"{root}/start")
+    run_and_end(service, "outside", "mo", "gs://lab/runs")
+    mo.rerun("inside", job_id=JobId("z1"))
+    assert service.store.job(JobId("z1")).checkpoint == f"{root}/z1"
+    with pytest.raises(Forbidden, match="gs://lab/runs-2 belongs to mel"):
+        mo.rerun("outside", job_id=JobId("2"))
+    mo.rerun("outside", job_id=JobId("z2"))
+    assert service.store.job(JobId("z2")).checkpoint == "gs://lab/runs-z2"
+
+
+def test_the_id_of_a_rerun_does_not_lead_to_the_state_of_the_server(service):
+    start, _, end = str(service.folder).rpartition("-")  # of the folder of all tests
+    run_and_end(service, "job-1", "mo", start)
+    with pytest.raises(BadInput, match="overlaps the state folder of the server"):
+        service.client("mo").rerun("job-1", job_id=JobId(end.split("/")[0]))
+
+
+def test_a_location_that_was_released_and_used_by_another_user_is_not_resumed(service):
+    run_and_end(service, "job-1", "mo", "gs://lab/run1")
+    service.client("mo").release_checkpoint_location("gs://lab/run1")
+    service.clock.advance(timedelta(seconds=1))
+    run_and_end(service, "job-2", "mel", "gs://lab/run1")
+    with pytest.raises(Forbidden, match="belongs to mel"):
+        service.client("mo").resume("job-1")
+    service.client("mel").resume("job-2")
+
+
 def test_a_job_that_never_ran_claims_nothing_after_its_end(service):
     service.submit("job-1", by="mo", checkpoint="gs://lab/run1")
     service.end_job("job-1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -152,6 +153,11 @@ def checkpoint_location(job: Job) -> str:
     """Where its attempts keep checkpoints. A restart from scratch uses a new location, so that
     later attempts do not see the earlier checkpoints."""
     return f"{job.checkpoint}/from-attempt-{job.fresh_from}" if job.fresh_from else job.checkpoint
+
+
+def job_location(location: str) -> str:
+    """The location of a job that restarts from scratch in this one."""
+    return re.sub(r"(/from-attempt-\d+)+/*$", "", location)
 
 
 def _stop(attempt: Attempt) -> EndReason | None:

@@ -15,6 +15,7 @@ from tpufleet.errors import BadInput, Forbidden, NotFound
 from tpufleet.model.checkpoint_locations import spelled
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.service import checkpoint_leases
+from tpufleet.service.assignments import job_location
 from tpufleet.service.auth import Caller
 from tpufleet.service.lineages import batches
 from tpufleet.stores.base import JobQuery, Store, location_reference, location_references
@@ -22,7 +23,11 @@ from tpufleet.stores.base import JobQuery, Store, location_reference, location_r
 
 def require_owned(store: Store, caller: Caller, jobs: Sequence[Job]) -> None:
     """Forbidden when a job names a location of another user. An admin may use any."""
-    locations = {location_reference(job.checkpoint): job.checkpoint for job in jobs}
+    locations = {
+        location_reference(location): location
+        for job in jobs
+        for location in (job.checkpoint, job_location(job.checkpoint))
+    }
     if not locations:
         return
     users = {user.name for user in store.users()}

@@ -202,14 +202,17 @@ def resubmit(
     if known is not None:
         return _require_match(known, job)
     _require_unused_as_names(context, [job])
-    if spec.checkpoint != parent.spec.checkpoint:
+    # Whoever chooses the id of a rerun chooses the end of its location, so that is checked as well.
+    own = job.checkpoint == _default_checkpoint(storage, job_id)
+    continued = job.checkpoint == checkpoint_location(parent)
+    if not own and not continued:
         _require_own_locations(context, storage, [job])
     with checkpoint_leases.exclusive(context.store, context.now) as lease:
         # Under the lease: it may be cleaned, or resumed by another request, at the same time.
         retention.require_files(context.store, parent, f"so it cannot be {verb}; submit a new job")
         if relation is ParentRelation.RESUME:
             _require_no_live_relative(context, parent)
-        if spec.checkpoint is not None and spec.checkpoint != parent.spec.checkpoint:
+        if not own and not _is_in_folder_of_server(job.checkpoint, storage):
             checkpoint_owners.require_owned(context.store, context.caller, [job])
         checkpoint_leases.require_free(context.store, [job])
         return _insert(context, {job.id: job}, lease)[0]
@@ -359,7 +362,7 @@ def _new_job(
         owner=context.caller.name,
         submitted_at=moment,
         snapshot=new.snapshot,
-        checkpoint=spec.checkpoint or f"{storage.checkpoints}/{job_id}",
+        checkpoint=spec.checkpoint or _default_checkpoint(storage, job_id),
         reason=SIMULATED if storage.simulates(spec, context.store) else "submitted",
     )
 
@@ -471,10 +474,7 @@ def _require_own_locations(
             raise BadInput(f"checkpoint: {job.checkpoint[:200]!r} {error}")
         _refuse_system_folder(job)
         location = checkpoint_leases.normalized(job.checkpoint)
-        if not any(
-            _is_below(location, each) or _is_below(job.checkpoint, each)
-            for each in (root, real_root)
-        ):
+        if not _is_in_folder_of_server(job.checkpoint, storage):
             _refuse_state_folder(job, storage.state)
             continue
         parts = location.removeprefix(real_root).strip("/").split("/")
@@ -543,10 +543,21 @@ def _resubmit_checkpoint(
         return spec.checkpoint
     if relation is ParentRelation.RESUME:
         return checkpoint_location(parent)
-    if spec.checkpoint is None:
-        return f"{storage.checkpoints}/{job_id}"
+    if spec.checkpoint is None or _is_in_folder_of_server(spec.checkpoint, storage):
+        return _default_checkpoint(storage, job_id)
     # Next to the location in the job file, which has the checkpoints of the parent.
-    return f"{spec.checkpoint.rstrip('/')}-{job_id}"
+    return f"{spelled(spec.checkpoint)}-{job_id}"
+
+
+def _default_checkpoint(storage: JobStorage, job_id: JobId) -> str:
+    return f"{storage.checkpoints}/{job_id}"
+
+
+def _is_in_folder_of_server(location: str, storage: JobStorage) -> bool:
+    """Whether each job has a folder of its own there, which others cannot name."""
+    root = storage.checkpoints.rstrip("/")
+    real_root, real = (checkpoint_leases.normalized(each) for each in (root, location))
+    return any(_is_below(each, above) for each in (location, real) for above in (root, real_root))
 
 
 def _located(message: str, prefix: str) -> str:
