@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -12,6 +14,8 @@ import pytest
 from tpufleet.errors import Forbidden, Unauthorized
 from tpufleet.service import event_streams, user_commands
 from tpufleet.service.web import sessions
+from tpufleet.stores.memory import MemoryStore
+from tpufleet.stores.open_store import open_store
 
 SECRET, NOW = b"s" * 32, datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -39,7 +43,7 @@ def test_a_cookie_lasts_a_week_and_cannot_be_changed():
 
 
 def test_a_link_is_no_cookie_and_works_once():
-    links = sessions.LoginLinks(SECRET)
+    links = sessions.LoginLinks(SECRET, MemoryStore())
     code = links.create("abc", NOW)
     with pytest.raises(Unauthorized):
         sessions.read_cookie(SECRET, code.removeprefix(sessions.LINK_PREFIX), NOW)
@@ -50,6 +54,50 @@ def test_a_link_is_no_cookie_and_works_once():
         links.redeem(code.replace(".", "=."), NOW + timedelta(minutes=1))  # the same code
     with pytest.raises(Unauthorized):
         links.redeem(links.create("abc", NOW), NOW + timedelta(minutes=3))
+
+
+def test_a_link_works_once_on_all_servers_of_a_store(tmp_path):
+    url = f"sqlite:///{tmp_path}/fleet.db"
+    stores = [open_store(url), open_store(url)]
+    code = sessions.LoginLinks(SECRET, stores[0]).create("abc", NOW)
+    barrier = threading.Barrier(8, timeout=900)
+
+    def redeem(number: int) -> bool:
+        links = sessions.LoginLinks(SECRET, stores[number % 2])
+        barrier.wait()
+        try:
+            return links.redeem(code, NOW) == "abc"
+        except Unauthorized:
+            return False
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(redeem, range(8))) == 1
+    for store in stores:
+        store.close()
+
+
+def test_records_of_used_links_are_deleted_once_no_server_accepts_the_links():
+    store = MemoryStore()
+    links = sessions.LoginLinks(SECRET, store)
+    for hours in (0, 0, 2):
+        moment = NOW + timedelta(hours=hours)
+        links.redeem(links.create("abc", moment), moment)
+    (left,) = store.objects("")
+    assert left.at == NOW + timedelta(hours=2)
+    with pytest.raises(Unauthorized):
+        links.redeem("tpl_made-up.code", NOW)
+    assert len(store.objects("")) == 1, "only links of this server are recorded"
+
+
+def test_a_link_that_was_used_is_refused_after_a_restart(service):
+    code = service.client("ada").login_link().path.removeprefix("/#/login/")
+    link = {"Authorization": f"Bearer {code}"}
+    with service.http() as http:
+        assert http.post("/session", headers=link).status_code == 200
+    service.stop()
+    service.start()
+    with service.http() as http:
+        assert http.post("/session", headers=link).status_code == 401
 
 
 def test_a_change_needs_the_token_of_the_page():

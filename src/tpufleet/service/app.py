@@ -237,7 +237,7 @@ class AuthMiddleware:
             if signature is not None:
                 token, token_hash = signature, auth.token_hash(signature)
             else:
-                token, token_hash, session = self._credentials(scope, header, address)
+                token, token_hash, session = await self._credentials(scope, header, address)
             self._limiter.check_address(address, token_hash)
             if signature is not None:
                 check_caller = partial(self._link_caller, scope["path"], query)
@@ -279,7 +279,9 @@ class AuthMiddleware:
 
         await self._app(scope, receive, send_agent_response)
 
-    def _credentials(self, scope: Scope, header: str | None, address: str) -> tuple[str, str, str]:
+    async def _credentials(
+        self, scope: Scope, header: str | None, address: str
+    ) -> tuple[str, str, str]:
         """The token of the request, its hash, and the id of the session. Browsers send a cookie, or
         a login link, instead of a token; then only the hash is known."""
         now = self._deps.clock.now()
@@ -298,7 +300,7 @@ class AuthMiddleware:
             raise
         if token.startswith(sessions.LINK_PREFIX) and _creates_session(scope):
             self._limiter.check_address(address, "")
-            return "", self._links.redeem(token, now), ""
+            return "", await run_in_threadpool(self._links.redeem, token, now), ""
         return token, auth.token_hash(token), ""
 
     def _caller(self, token: str, token_hash: str, session: str) -> Caller:
@@ -583,7 +585,7 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
         ended_job_rows=EndedJobRows(),
         host_commands=HostCommandQueue(deps.store),
         metrics=ServerMetrics(deps.store, deps.clock, deps.state),
-        login_links=LoginLinks(deps.secret),
+        login_links=LoginLinks(deps.secret, deps.store),
         channel_secrets=channel_secrets,
         outbox=NotificationOutbox(
             deps.store, deps.clock, channel_secrets, deps.notifications, lambda: hub.latest_event

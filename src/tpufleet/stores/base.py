@@ -444,7 +444,8 @@ class Store(Protocol):
         or that changed it."""
         ...
 
-    # Small objects that all servers share: the newest part of logs, and encrypted secrets.
+    # Small objects that all servers share: the newest part of logs, encrypted secrets, and which
+    # login links were used.
     def objects(self, prefix: str, since: str | None = None) -> list[StoredObject]:
         """By name. With `since`, only from the last one whose name is not after it."""
         ...

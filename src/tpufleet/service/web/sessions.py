@@ -8,11 +8,11 @@ import base64
 import binascii
 import hmac
 import secrets
-from collections import OrderedDict
 from datetime import UTC, datetime, timedelta
 from http.cookies import CookieError, SimpleCookie
 
 from tpufleet.errors import Forbidden, Unauthorized
+from tpufleet.stores.base import Store
 
 COOKIE = "tpufleet_session"
 CSRF_HEADER = "x-tpufleet-csrf"
@@ -20,7 +20,9 @@ LIFETIME = timedelta(days=7)
 LINK_LIFETIME = timedelta(minutes=2)
 LINK_PREFIX = "tpl_"
 SAFE_METHODS = frozenset({"GET", "HEAD"})
-_MAX_USED_LINKS = 10_000
+USED_LINKS = "login-links/"  # prefix of the objects that record their use
+# Far longer than a link lasts, because the clocks of servers differ.
+USED_LINKS_KEPT = timedelta(hours=1)
 
 
 def sign_cookie(secret: bytes, token_hash: str, session_id: str, now: datetime) -> str:
@@ -58,11 +60,12 @@ def cookie_from(header: str | None) -> str | None:
 
 
 class LoginLinks:
-    """Codes that log a browser in, once, within two minutes. Shown by `tpu dash`."""
+    """Codes that log a browser in, once, within two minutes. Shown by `tpu dash`. Their use is
+    recorded in the store, for all servers and after a restart."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, store: Store) -> None:
         self._secret = secret
-        self._used: OrderedDict[str, None] = OrderedDict()
+        self._store = store
 
     def create(self, token_hash: str, now: datetime) -> str:
         nonce = secrets.token_hex(8)
@@ -70,14 +73,16 @@ class LoginLinks:
         return LINK_PREFIX + signed
 
     def redeem(self, code: str, now: datetime) -> str:
-        """The hash of the user token."""
+        """The hash of the user token. Writes to the store, if the code is valid."""
         value = _verify(self._secret, "link", code.removeprefix(LINK_PREFIX), now)
         token_hash, _, nonce = (value or "").partition(".")
-        if value is None or nonce in self._used:
+        # Of several callers, only one creates the object.
+        if value is None or not self._store.put_object(USED_LINKS + nonce, b"", now):
             raise Unauthorized("the login link was used already, or is older than 2 minutes")
-        self._used[nonce] = None
-        while len(self._used) > _MAX_USED_LINKS:
-            self._used.popitem(last=False)
+        used = self._store.objects(USED_LINKS)
+        old = [each.name for each in used if now - each.at > USED_LINKS_KEPT]
+        if old:
+            self._store.delete_objects(old)
         return token_hash
 
 
