@@ -17,6 +17,7 @@ from tpufleet.service.redaction import RedactionFilter
 MAX_PER_MESSAGE = 60
 MAX_MESSAGES = 1_000
 WINDOW_SECONDS = 60.0
+UVICORN_LOGGER = "uvicorn.error"  # of its messages of every level
 
 
 def set_up(log_format: str) -> RecentErrors:
@@ -27,7 +28,9 @@ def set_up(log_format: str) -> RecentErrors:
     handler.addFilter(RepeatFilter())
     handler.addFilter(RedactionFilter())
     recent = RecentErrors()
-    logging.basicConfig(level=logging.INFO, handlers=[handler, recent])
+    # `recent` first: the filters of the other one change the record.
+    logging.basicConfig(level=logging.INFO, handlers=[recent, handler])
+    logging.getLogger(UVICORN_LOGGER).addFilter(ClientErrorFilter())
     for client in ("httpx", "httpx2"):  # ours, and that of the Kubernetes client
         logging.getLogger(client).setLevel(logging.WARNING)
     return recent
@@ -89,5 +92,31 @@ class RepeatFilter(logging.Filter):
             count = self._counts[key] = self._counts.get(key, 0) + 1
             left_out = self._left_out.pop(key, 0) if count == 1 else 0
         if left_out:
-            record.msg = f"{record.msg} ({left_out} more like this were left out)"
+            _append_count(record, left_out)
         return count <= self._most
+
+
+class ClientErrorFilter(RepeatFilter):
+    """For uvicorn's warnings, such as those of invalid requests, which every client can cause
+    without a token: each of them once per minute."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(most=1, now=now)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        if "No supported WebSocket library" in str(record.msg):
+            return False  # advises to install one, which would change nothing: see `make_server`
+        return super().filter(record)
+
+
+def _append_count(record: logging.LogRecord, left_out: int) -> None:
+    """As an argument where possible: messages are the same when their format is, also for
+    `RecentErrors`."""
+    if isinstance(record.args, tuple):
+        text = str(record.msg) if record.args else str(record.msg).replace("%", "%%")
+        record.msg = f"{text} (%s more like this were left out)"
+        record.args = (*record.args, left_out)
+    else:
+        record.msg = f"{record.msg} ({left_out} more like this were left out)"
