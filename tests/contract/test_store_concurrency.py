@@ -611,6 +611,29 @@ def test_nothing_of_a_deleted_user_appears_after_the_deletion(pair, write):
     assert any(known) == (write is not put_token), "tokens go with the user"
 
 
+def test_of_many_concurrent_tokens_each_is_checked_against_the_ones_before(pair):
+    for name in ("ada", "bob"):
+        pair[0].put_user(a.user(name))
+    pair[0].put_token(a.token("other", of="bob", digest="other"))
+
+    def at_most_five(tokens):
+        assert {token.user for token in tokens} <= {"ada"}
+        if len(tokens) >= 5:
+            raise Conflict("5 tokens")
+
+    def put(number):
+        new = a.token(f"t{number}", of="ada", digest=f"d{number}")
+        try:
+            pair[number % 2].put_token(new, check=at_most_five)
+        except Conflict:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(put, range(16))) == 5
+    assert len(pair[1].tokens("ada")) == 5
+
+
 def test_a_user_is_not_deleted_while_something_of_them_is_written(pair):
     one, two = pair
     one.put_user(a.user("ada"))

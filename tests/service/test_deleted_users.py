@@ -36,9 +36,9 @@ class StoreThatDeletesTheUser(MemoryStore):
 
     outrun = False
 
-    def put_token(self, token: Any) -> None:
+    def put_token(self, token: Any, **more: Any) -> None:
         self._delete(token.user)
-        super().put_token(token)
+        super().put_token(token, **more)
 
     def update_document(self, *arguments: Any, **more: Any) -> Any:
         self._delete(more.get("required_user", ""))

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from tests.service.harness import SPEC, ServiceHarness
 from tpufleet import config
 from tpufleet.errors import BadInput, Conflict
-from tpufleet.model.api_types import JobChanges, NewJob
+from tpufleet.model.api_types import JobChanges, NewJob, NewToken
+from tpufleet.model.users import Role, Token, User
+from tpufleet.service import user_commands
 from tpufleet.service.api import costs
+from tpufleet.service.auth import Caller
+from tpufleet.service.commands import CommandContext
+from tpufleet.stores.memory import MemoryStore
 
 DAY = timedelta(days=1)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def test_a_user_has_a_limited_number_of_valid_tokens(service: ServiceHarness):
@@ -30,6 +39,35 @@ def test_a_user_has_a_limited_number_of_valid_tokens(service: ServiceHarness):
     mel.create_token()
     service.clock.advance(2 * DAY)
     mel.create_token()  # those that expired do not count
+
+
+class StoreWhoseTokensAreWrittenAtOnce(MemoryStore):
+    """No token is written before all requests have been checked."""
+
+    writers = threading.Barrier(1)
+
+    def put_token(self, token: Token, **options: Any) -> None:
+        self.writers.wait(timeout=900)
+        super().put_token(token, **options)
+
+
+def test_requests_at_the_same_time_make_no_more_tokens_than_the_limit():
+    store = StoreWhoseTokensAreWrittenAtOnce()
+    store.put_user(User(name="mel", role=Role.MEMBER, created_at=NOW))
+    caller = Caller(name="mel", role=Role.MEMBER, token_id="t1")
+    context = CommandContext(store=store, caller=caller, now=NOW)
+    store.writers = threading.Barrier(8)
+
+    def create(_: int) -> bool:
+        try:
+            user_commands.create_token(context, NewToken(), limit=5)
+        except Conflict:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(create, range(8))) == 5
+    assert len(store.tokens("mel")) == 5
 
 
 def test_replacing_a_token_makes_no_more_tokens_than_the_limit_twice(service: ServiceHarness):

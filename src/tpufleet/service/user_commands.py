@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -130,7 +130,6 @@ def create_token(context: CommandContext, new: NewToken, *, limit: int) -> Creat
             "a service account cannot create tokens; it can replace its own with "
             "`tpu token rotate`, and an admin can create more"
         )
-    _require_few_tokens(context, name, limit)
     return _put_token(
         context,
         Token(
@@ -143,20 +142,8 @@ def create_token(context: CommandContext, new: NewToken, *, limit: int) -> Creat
             scope=new.scope,
             pool=new.pool,
         ),
+        limit,
     )
-
-
-def _require_few_tokens(context: CommandContext, name: str, limit: int) -> None:
-    valid = [
-        token
-        for token in context.store.tokens(name)
-        if token.session_of is None and not token.expired(context.now)
-    ]
-    if len(valid) >= limit:
-        raise Conflict(
-            f"{name} has {len(valid)} tokens, the limit of this server\n"
-            "  next: `tpu token list`, then `tpu token revoke ID`"
-        )
 
 
 def _expiry(context: CommandContext, expires_in: timedelta | None, user: User) -> datetime | None:
@@ -208,7 +195,6 @@ def rotate_token(
     if not itself and context.caller.limited:
         raise Forbidden(f"token {context.caller.token_id} can only replace itself")
     _require_not_replaced(token)
-    _require_few_tokens(context, token.user, 2 * limit)
     lifetime = None if token.expires_at is None else token.expires_at - token.created_at
     if not itself:
         _require_within_own_lifetime(context, None if lifetime is None else context.now + lifetime)
@@ -221,6 +207,7 @@ def rotate_token(
             last_used_at=None,
             expires_at=None if lifetime is None else context.now + lifetime,
         ),
+        2 * limit,
     )
     ends = context.now + rotation.overlap
 
@@ -246,9 +233,21 @@ def _require_not_replaced(token: Token) -> None:
         )
 
 
-def _put_token(context: CommandContext, token: Token) -> CreatedToken:
+def _put_token(context: CommandContext, token: Token, limit: int) -> CreatedToken:
+    """`limit`: of valid tokens of its user."""
+
+    def require_fewer(tokens: Sequence[Token]) -> None:
+        valid = [
+            each for each in tokens if each.session_of is None and not each.expired(context.now)
+        ]
+        if len(valid) >= limit:
+            raise Conflict(
+                f"{token.user} has {len(valid)} tokens, the limit of this server\n"
+                "  next: `tpu token list`, then `tpu token revoke ID`"
+            )
+
     text = auth.new_token()
-    context.store.put_token(replace(token, hash=auth.token_hash(text)))
+    context.store.put_token(replace(token, hash=auth.token_hash(text)), check=require_fewer)
     return CreatedToken(
         id=token.id,
         user=token.user,

@@ -410,8 +410,11 @@ class Store(Protocol):
         what earlier ones wrote can be read."""
         ...
 
-    def put_token(self, token: Token) -> None:
-        """Conflict unless its user exists."""
+    def put_token(
+        self, token: Token, *, check: Callable[[Sequence[Token]], None] | None = None
+    ) -> None:
+        """Conflict unless its user exists. `check` is called with the tokens of that user, to which
+        none is added until the write; an error that it raises prevents the write."""
         ...
 
     def token_by_hash(self, digest: str) -> Token | None: ...

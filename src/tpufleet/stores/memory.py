@@ -572,9 +572,13 @@ class MemoryStore:
             self._users.pop(name, None)
             self._tokens = {key: token for key, token in self._tokens.items() if token.user != name}
 
-    def put_token(self, token: Token) -> None:
+    def put_token(
+        self, token: Token, *, check: Callable[[Sequence[Token]], None] | None = None
+    ) -> None:
         with self._lock:
             invariants.check_required_user(token.user, token.user in self._users)
+            if check is not None:
+                check(self.tokens(token.user))
             self._tokens[token.id] = token
 
     def token_by_hash(self, digest: str) -> Token | None:

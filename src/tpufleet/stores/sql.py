@@ -64,6 +64,7 @@ ON CONFLICT (host_id) DO UPDATE SET
         THEN pulses.progress ELSE excluded.progress END,
     attempt_id = excluded.attempt_id
 """
+_TOKENS_OF_USER = "SELECT data FROM tokens WHERE owner = ? ORDER BY created_at, id"
 _LIVE = {
     Job: "SELECT data FROM jobs WHERE ended = 0 ORDER BY submitted_at, id",
     Attempt: "SELECT data FROM attempts WHERE job_id IN (SELECT id FROM jobs WHERE ended = 0) "
@@ -531,11 +532,15 @@ class SqlStore:
 
         self._database.write(work)
 
-    def put_token(self, token: Token) -> None:
+    def put_token(
+        self, token: Token, *, check: Callable[[Sequence[Token]], None] | None = None
+    ) -> None:
         statement = sql_commit.upsert("tokens", "id, owner, hash, created_at, data")
 
         def work(session: DatabaseSession) -> None:
-            self._require_user(session, token.user)
+            self._require_user(session, token.user)  # locks, so that others wait before `check`
+            if check is not None:
+                check(sql_rows.decode_all(session.rows(_TOKENS_OF_USER, token.user), Token))
             session.run(statement, *sql_rows.token_row(token))
 
         self._database.write(work)
@@ -556,9 +561,7 @@ class SqlStore:
     def tokens(self, user: str | None = None) -> list[Token]:
         if user is None:
             return self._all(Token, "SELECT data FROM tokens ORDER BY created_at, id")
-        return self._all(
-            Token, "SELECT data FROM tokens WHERE owner = ? ORDER BY created_at, id", user
-        )
+        return self._all(Token, _TOKENS_OF_USER, user)
 
     def update_token(self, token_id: str, change: Callable[[Token], Token]) -> Token | None:
         def work(session: DatabaseSession) -> Token | None:
