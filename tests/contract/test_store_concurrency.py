@@ -634,6 +634,24 @@ def test_of_many_concurrent_tokens_each_is_checked_against_the_ones_before(pair)
     assert len(pair[1].tokens("ada")) == 5
 
 
+def test_parallel_writes_do_not_exceed_the_limit_of_a_prefix(pair):
+    pair[0].put_user(a.user("ada"))
+
+    def put(number: int) -> bool:
+        return pair[number % 2].put_object(
+            f"own/ada/{number}",
+            b"sealed",
+            a.NOW,
+            replace=True,
+            required_user="ada",
+            limit=("own/ada/", 10),
+        )
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(put, range(40))) == 10
+    assert len(pair[1].objects("own/ada/")) == 10
+
+
 def test_a_user_is_not_deleted_while_something_of_them_is_written(pair):
     one, two = pair
     one.put_user(a.user("ada"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -938,6 +939,20 @@ def test_what_belongs_to_a_user_is_refused_once_they_are_deleted(store, write):
     with pytest.raises(Conflict, match="user ada was deleted"):
         write(store)
     assert (store.tokens(), store.objects("x"), store.documents(Preferences)) == ([], [], [])
+
+
+def test_a_new_object_above_the_limit_of_its_prefix_is_refused(store):
+    store.put_user(a.user("ada"))
+    put = functools.partial(
+        store.put_object, at=a.NOW, replace=True, required_user="ada", limit=("own/ada/", 2)
+    )
+    assert put("own/ada/1", b"1") and put("own/ada/2", b"2")
+    assert not put("own/ada/3", b"3")
+    assert put("own/ada/2", b"changed")
+    assert [each.name for each in store.objects("own/")] == ["own/ada/1", "own/ada/2"]
+    assert store.read_objects(["own/ada/2"]) == {"own/ada/2": b"changed"}
+    store.delete_objects(["own/ada/1"])
+    assert put("own/ada/3", b"3")
 
 
 def test_tokens_are_found_by_hash_listed_oldest_first_and_deleted(store):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -108,6 +111,33 @@ def test_a_user_cannot_fill_the_disk_with_secrets(service, monkeypatch):
         client.put_secret("hf-3", CANARY)
     client.put_secret("hf-1", "another value")
     service.client("mo").put_secret("hf-3", CANARY)
+
+
+def test_parallel_requests_do_not_exceed_the_limit_of_secrets(tmp_path, monkeypatch):
+    all_have_counted = threading.Barrier(8, timeout=0.5)
+
+    class FilesCountedAtOnce(SecretFiles):
+        """All requests count before the first one writes, unless they wait for each other."""
+
+        def names(self, owner: str | None = None) -> tuple[str, ...]:
+            counted = super().names(owner)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                all_have_counted.wait()
+            return counted
+
+    monkeypatch.setattr(secret_files, "MAX_SECRETS", 3)
+    files = FilesCountedAtOnce(tmp_path, KEYS)
+
+    def put(number: int) -> bool:
+        try:
+            files.put(f"hf-{number}", CANARY, "mel")
+        except Conflict:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(put, range(8))) == 3
+    assert len(files.names("mel")) == 3
 
 
 def test_a_secret_that_a_live_job_needs_cannot_be_dropped(service):

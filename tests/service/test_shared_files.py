@@ -13,11 +13,12 @@ import pytest
 
 from tests import postgres
 from tpufleet.clocks import ManualClock
-from tpufleet.errors import NotFound
+from tpufleet.errors import Conflict, NotFound
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import HostId
 from tpufleet.model.jobs import JobId
 from tpufleet.model.users import Role, User
+from tpufleet.service.files import secrets as secrets_module
 from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.logs import LogGap
@@ -269,6 +270,27 @@ def test_secrets_are_shared_and_encrypted(store, clock):
         first.delete("TOKEN")
     first.delete_all("ada")
     assert second.get("TOKEN", "ada") is None
+
+
+def test_two_servers_do_not_exceed_the_limit_of_secrets_together(store, clock, monkeypatch):
+    """The other server stores one after this one has sealed its own."""
+    monkeypatch.setattr(secrets_module, "MAX_SECRETS", 3)
+    store.put_user(ADA)
+    first, second = (SharedSecrets(store, [derived_key(b"server secret")], clock) for _ in range(2))
+    first.put("ONE", "value-one", "ada")
+    first.put("TWO", "value-two", "ada")
+    seal = first._sealed.seal
+
+    def seal_slowly(name: str, value: str) -> bytes:
+        second.put("THREE", "value-three", "ada")
+        return seal(name, value)
+
+    monkeypatch.setattr(first._sealed, "seal", seal_slowly)
+    with pytest.raises(Conflict, match=r"3 secrets, the limit\n.*tpu secret delete"):
+        first.put("FOUR", "value-four", "ada")
+    assert first.names("ada") == ("ONE", "THREE", "TWO")
+    first.put("TWO", "value-changed", "ada")
+    assert second.get("TWO", "ada") == "value-changed"
 
 
 def test_a_secret_that_was_copied_to_another_name_cannot_be_read(store, clock, caplog):

@@ -465,8 +465,12 @@ class Store(Protocol):
         *,
         replace: bool = False,
         required_user: str = "",
+        limit: tuple[str, int] | None = None,
     ) -> bool:
-        """False when it exists, and is kept. Conflict unless the user exists."""
+        """False when it exists, and is kept. Conflict unless the user exists.
+
+        `limit` (prefix, count): False too when it is new and that many objects have the prefix.
+        Exact among the writes that require the same user; others may exceed it at the same time."""
         ...
 
     def delete_objects(self, names: Sequence[str]) -> None:

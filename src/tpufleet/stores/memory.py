@@ -645,11 +645,16 @@ class MemoryStore:
         *,
         replace: bool = False,
         required_user: str = "",
+        limit: tuple[str, int] | None = None,
     ) -> bool:
         with self._lock:
             invariants.check_required_user(required_user, required_user in self._users)
             if name in self._objects and not replace:
                 return False
+            if limit is not None and name not in self._objects:
+                prefix, most = limit
+                if sum(each.startswith(prefix) for each in self._objects) >= most:
+                    return False
             self._objects[name] = (StoredObject(name=name, size=len(data), at=at), data)
             return True
 

@@ -654,6 +654,7 @@ class SqlStore:
         *,
         replace: bool = False,
         required_user: str = "",
+        limit: tuple[str, int] | None = None,
     ) -> bool:
         statement = (
             sql_commit.upsert("objects", "name, at, size, data")
@@ -665,6 +666,11 @@ class SqlStore:
 
         def work(session: DatabaseSession) -> bool:
             self._require_user(session, required_user)
+            if limit is not None:
+                select, prefix = sql_queries.select_objects(limit[0], None)
+                known = {row[0] for row in session.rows(select, *prefix)}
+                if len(known) >= limit[1] and name not in known:
+                    return False
             return bool(session.rows(f"{statement} RETURNING 1", *values))
 
         return self._database.write(work)

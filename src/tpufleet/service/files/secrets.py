@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,6 +76,7 @@ class SecretFiles:
     def __init__(self, folder: Path, keys: Sequence[bytes]) -> None:
         self._folder = folder
         self._sealed = SealedValues(keys)
+        self._lock = threading.Lock()
 
     def encrypt_all(self) -> int:
         """Encrypt files that earlier versions, or an earlier key, wrote. Returns how many."""
@@ -120,13 +122,12 @@ class SecretFiles:
             raise BadInput(
                 "value: must not start with `file:`; put the file reference in the job file instead"
             )
-        known = self.names(owner)
-        if len(known) >= MAX_SECRETS and name not in known:
+        if not self._write_within_limit(name, value, owner):
+            count = len(self.names(owner))
             raise Conflict(
-                f"there are {len(known)} secrets, the limit\n"
+                f"there are {count} secrets, the limit\n"
                 "  next: `tpu secret list`, then `tpu secret delete NAME`"
             )
-        self._write(name, value, owner)
 
     def delete(self, name: str, owner: str | None = None) -> None:
         if not self._remove(identifiers.check_secret_name(name), owner):
@@ -154,6 +155,14 @@ class SecretFiles:
             return text, False  # written by an earlier version
         sealed = base64.b64decode(text.removeprefix(_SEALED_PREFIX))
         return self._sealed.open_with_age(_object_name(name, owner), sealed)
+
+    def _write_within_limit(self, name: str, value: str, owner: str | None) -> bool:
+        with self._lock:
+            known = self.names(owner)
+            if len(known) >= MAX_SECRETS and name not in known:
+                return False
+            self._write(name, value, owner)
+            return True
 
     def _write(self, name: str, value: str, owner: str | None) -> None:
         folder = self._folder_of(owner)
@@ -231,11 +240,22 @@ class SharedSecrets(SecretFiles):
         sealed = self._store.read_objects([key]).get(key)
         return None if sealed is None else self._sealed.open(key, sealed)
 
+    def _write_within_limit(self, name: str, value: str, owner: str | None) -> bool:
+        return self._put_object(name, value, owner, MAX_SECRETS)
+
     def _write(self, name: str, value: str, owner: str | None) -> None:
+        self._put_object(name, value, owner, None)
+
+    def _put_object(self, name: str, value: str, owner: str | None, limit: int | None) -> bool:
         key = _object_name(name, owner)
-        sealed = self._sealed.seal(key, value)
-        now = self._clock.now()
-        self._store.put_object(key, sealed, now, replace=True, required_user=owner or "")
+        return self._store.put_object(
+            key,
+            self._sealed.seal(key, value),
+            self._clock.now(),
+            replace=True,
+            required_user=owner or "",
+            limit=None if limit is None else (_object_name("", owner), limit),
+        )
 
     def _remove(self, name: str, owner: str | None) -> bool:
         key = _object_name(name, owner)
