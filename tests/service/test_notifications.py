@@ -36,6 +36,7 @@ from tpufleet.model.notifications import (
 )
 from tpufleet.model.users import Role, User
 from tpufleet.policy import notifications as policy
+from tpufleet.service import redaction
 from tpufleet.service.notifications import channels, destinations, outbox, senders
 from tpufleet.service.notifications.channels import ChannelSecrets
 from tpufleet.service.notifications.outbox import NotificationOutbox
@@ -379,6 +380,20 @@ def test_old_messages_are_deleted(fleet, receiver):
     fleet.clock.advance(outbox.KEPT_FOR + timedelta(hours=1))
     fleet.outbox().run_once()
     assert not fleet.deliveries()
+
+
+def test_the_url_of_a_channel_is_masked_in_the_log_while_the_channel_exists(
+    fleet, receiver, monkeypatch
+):
+    url = f"{receiver.url}/very-secret"
+    fleet.add_channel(ChannelKind.SLACK, url)
+    assert redaction.redact(f"cannot reach {url}") == "cannot reach ***(secret of mel)"
+    channels.delete(fleet.store, "mel", "team")
+    assert redaction.redact(url) == url
+    monkeypatch.setattr(channels, "MAX_CHANNELS", 0)
+    with pytest.raises(BadInput, match="more than 0 channels"):
+        fleet.add_channel(ChannelKind.SLACK, url)
+    assert redaction.redact(url) == url
 
 
 def test_urls_and_keys_are_sealed(fleet, receiver):

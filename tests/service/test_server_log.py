@@ -37,12 +37,12 @@ class Collector(logging.Handler):
 
 
 def test_values_of_secrets_are_removed():
-    redaction.remember("wandb-4711-key")
+    redaction.remember("ada", "secret/wandb", "wandb-4711-key")
     entry = record("cannot use %s", "wandb-4711-key", error=ValueError("bad wandb-4711-key"))
     assert redaction.RedactionFilter().filter(entry)
     for formatter in (logging.Formatter(), server_log.JsonFormatter()):
         line = formatter.format(entry)
-        assert "4711" not in line and "cannot use ***" in line and "bad ***" in line
+        assert "4711" not in line and "cannot use ***(secret of ada)" in line and "bad ***" in line
 
 
 def test_json_has_one_object_per_line():

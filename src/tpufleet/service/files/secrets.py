@@ -103,16 +103,15 @@ class SecretFiles:
     def get(self, name: str, owner: str) -> str | None:
         """The value for a job of this user: their own secret, else the shared one."""
         identifiers.check_secret_name(name)
-        value = self._read(name, owner)
-        if value is None:
-            value = self._read(name, None)
-        if value is not None:
-            redaction.remember(value)
-        return value
+        for holder in (owner, None):
+            value = self._read(name, holder)
+            if value is not None:
+                redaction.remember(holder, _log_source(name), value)
+                return value
+        return None
 
     def put(self, name: str, value: str, owner: str | None = None) -> None:
         identifiers.check_secret_name(name)
-        redaction.remember(value)
         if "\0" in value or len(value.encode()) > MAX_SECRET_BYTES:
             raise BadInput(
                 f"value: must be text of at most {MAX_SECRET_BYTES} bytes, without null characters"
@@ -128,12 +127,14 @@ class SecretFiles:
                 f"there are {count} secrets, the limit\n"
                 "  next: `tpu secret list`, then `tpu secret delete NAME`"
             )
+        redaction.remember(owner, _log_source(name), value)
 
     def delete(self, name: str, owner: str | None = None) -> None:
         if not self._remove(identifiers.check_secret_name(name), owner):
             kind = "shared secret" if owner is None else "secret"
             near = identifiers.suggestion(name, self.names(owner))
             raise NotFound(f"no {kind} named {name!r}{near}")
+        redaction.forget(owner, _log_source(name))
 
     def delete_all(self, owner: str) -> None:
         """So that a later user of the same name does not get them."""
@@ -142,6 +143,7 @@ class SecretFiles:
         with contextlib.suppress(FileNotFoundError):
             self._folder_of(owner).rename(deleted)
             shutil.rmtree(deleted)
+        redaction.forget_all(owner)
 
     def _read(self, name: str, owner: str | None) -> str | None:
         return self._open(name, owner)[0]
@@ -234,6 +236,7 @@ class SharedSecrets(SecretFiles):
     def delete_all(self, owner: str) -> None:
         prefix = _object_name("", owner)
         self._store.delete_objects([each.name for each in self._store.objects(prefix)])
+        redaction.forget_all(owner)
 
     def _read(self, name: str, owner: str | None) -> str | None:
         key = _object_name(name, owner)
@@ -268,6 +271,10 @@ def _object_name(name: str, owner: str | None) -> str:
     if owner is None:
         return f"secrets/shared/{name}"
     return f"secrets/own/{identifiers.check_user_name(owner)}/{name}"
+
+
+def _log_source(name: str) -> str:
+    return f"secret/{name}"
 
 
 def _cipher(key: bytes) -> AESGCM:

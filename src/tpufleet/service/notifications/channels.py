@@ -39,8 +39,6 @@ class ChannelSecrets:
         self._sealed = SealedValues(keys)
 
     def seal(self, owner: str, name: str, secret: ChannelSecret) -> str:
-        redaction.remember(secret.url)
-        redaction.remember(secret.key)
         sealed = self._sealed.seal(_sealed_name(owner, name), to_json(secret).decode())
         return base64.b64encode(sealed).decode()
 
@@ -50,9 +48,13 @@ class ChannelSecrets:
         if text is None:
             raise BadInput("its URL cannot be decrypted; add the channel again")
         secret = from_json(text.encode(), ChannelSecret)
-        redaction.remember(secret.url)
-        redaction.remember(secret.key)
+        _hide_in_log(owner, channel.name, secret)
         return secret
+
+
+def _hide_in_log(owner: str, name: str, secret: ChannelSecret) -> None:
+    redaction.remember(owner, f"channel/{name}/url", secret.url)
+    redaction.remember(owner, f"channel/{name}/key", secret.key)
 
 
 def _sealed_name(owner: str, name: str) -> str:
@@ -99,6 +101,7 @@ def put(
         return NotificationSettings(owner=owner, channels={**known, name: channel})
 
     store.update_document(NotificationSettings, owner, add, required_user=owner)
+    _hide_in_log(owner, name, secret)
     return CreatedChannel(channel=public(channel), signing_key=key)
 
 
@@ -129,6 +132,8 @@ def delete(store: Store, owner: str, name: str) -> NotificationChannel:
         return replace(before, channels=left) if left else None
 
     store.update_document(NotificationSettings, owner, remove)
+    for part in ("url", "key"):
+        redaction.forget(owner, f"channel/{name}/{part}")
     return deleted
 
 
