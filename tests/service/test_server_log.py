@@ -141,7 +141,7 @@ from tpufleet.compose import server_log
 from tpufleet.service import redaction
 
 recent = server_log.set_up("text")
-redaction.remember("wandb-4711-key")
+redaction.remember("mel", "wandb", "wandb-4711-key")
 for number in range(5):
     logging.getLogger(server_log.UVICORN_LOGGER).warning("invalid request")
     logging.getLogger("tpufleet").warning("failed with %s: %s", number, "wandb-4711-key")
