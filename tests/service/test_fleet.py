@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -10,10 +11,11 @@ from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound, Unreachable
-from tpufleet.model.host_commands import HostCommandKind, HostCommandRequest
+from tpufleet.model.host_commands import MAX_TIMEOUT, HostCommandKind, HostCommandRequest
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceState
+from tpufleet.service.host_commands import MAX_PENDING_PER_HOST
 from tpufleet.stores.base import ChangeSet
 
 POOL = Pool(name="lab", provider="local", accelerator="v5e-16", largest=4)
@@ -177,6 +179,40 @@ def test_members_run_no_commands_where_agents_run_as_the_server(service):
         "s1", HostCommandRequest(id="d1", kind=HostCommandKind.DIAGNOSE)
     )
     ON_SLICES["exec"](service.client("ada"), "s1")
+
+
+@pytest.mark.parametrize(
+    ("timeout", "accepted"),
+    [
+        pytest.param(MAX_TIMEOUT, True, id="the longest"),
+        pytest.param(MAX_TIMEOUT + timedelta(seconds=1), False, id="longer"),
+        pytest.param(timedelta(days=3000), False, id="years"),
+        pytest.param(timedelta(0), False, id="zero"),
+        pytest.param(timedelta(seconds=-1), False, id="negative"),
+    ],
+)
+def test_the_timeout_of_a_host_command_is_limited(service, timeout, accepted):
+    service.submit("job-1")
+    service.add_slice("s1", "job-1")
+    request = HostCommandRequest(id="d1", kind=HostCommandKind.DIAGNOSE, timeout=timeout)
+    if accepted:
+        service.client("mel").send_host_command("s1", request)
+    else:
+        with pytest.raises(BadInput, match=r"timeout: must be more than 0 s and at most 1h"):
+            service.client("mel").send_host_command("s1", request)
+
+
+def test_a_burst_of_host_commands_is_refused_with_a_time_to_retry(service):
+    service.submit("job-1")
+    service.add_slice("s1", "job-1")
+    with service.http(service.tokens["mel"]) as http:
+        answers = [
+            http.post("/slices/s1/errands", json={"id": f"g{number}", "kind": "diagnose"})
+            for number in range(MAX_PENDING_PER_HOST + 1)
+        ]
+    assert [answer.status_code for answer in answers] == [*[200] * MAX_PENDING_PER_HOST, 429]
+    assert answers[-1].headers["Retry-After"]
+    assert "20 host commands without a result" in answers[-1].json()["error"]["message"]
 
 
 def test_a_command_of_an_owner_is_withdrawn_when_the_slice_changes_hands(service):

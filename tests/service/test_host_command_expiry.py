@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from tests.contract.store_builders import tpu_slice
 from tpufleet.clocks import ManualClock
 from tpufleet.model.host_commands import HostCommand, HostCommandKind, SentHostCommand
 from tpufleet.service.host_commands import HostCommandQueue
+from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 
 
 def test_one_endless_command_does_not_stop_the_others():
     store, now = MemoryStore(), ManualClock().now()
+    store.commit(ChangeSet(slices=[tpu_slice("s1")]))
     for command_id, timeout in (("endless", timedelta.max), ("short", timedelta(seconds=1))):
         command = HostCommand(
             id=command_id, kind=HostCommandKind.COMMAND, command=("true",), timeout=timeout

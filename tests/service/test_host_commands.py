@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.contract.store_builders import tpu_slice
 from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.model.host_commands import (
+    HEARTBEAT_ALLOWANCE,
     MAX_FILE_BYTES,
+    MAX_TIMEOUT,
+    HostCommand,
+    HostCommandKind,
     HostCommandRequest,
     HostCommandResult,
+    SentHostCommand,
 )
 from tpufleet.model.hosts import HostId
-from tpufleet.model.slices import SliceId
-from tpufleet.service.host_commands import RETENTION, HostCommandQueue
+from tpufleet.model.slices import SliceId, SliceState
+from tpufleet.service.host_commands import (
+    MAX_KEPT_PER_HOST,
+    MAX_PENDING_PER_HOST,
+    RETENTION,
+    HostCommandQueue,
+)
+from tpufleet.service.rate_limiter import TooManyRequests
+from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 
 HOSTS = (HostId("a/0"), HostId("a/1"))
@@ -28,7 +42,9 @@ def result(host: str, output: str = "") -> HostCommandResult:
 
 @pytest.fixture
 def store() -> MemoryStore:
-    return MemoryStore()
+    store = MemoryStore()
+    store.commit(ChangeSet(slices=[tpu_slice("a", state=SliceState.READY)]))
+    return store
 
 
 @pytest.fixture
@@ -119,3 +135,81 @@ def test_a_file_is_forgotten_with_its_command(commands, store):
     commands.append_file("e1", HOSTS[0], 0, b"x", NOW)
     commands.refresh(NOW + DATE.timeout + RETENTION + timedelta(seconds=1))
     assert store.objects("") == []
+
+
+# Limits
+
+
+def diagnose(number: int) -> HostCommandRequest:
+    return HostCommandRequest(id=f"d{number}", kind=HostCommandKind.DIAGNOSE)
+
+
+def test_a_host_has_a_limited_number_of_commands_without_a_result(commands, store):
+    for number in range(1, MAX_PENDING_PER_HOST):
+        commands.send(diagnose(number), SliceId("a"), HOSTS[:1], NOW)
+    with pytest.raises(TooManyRequests, match=r"host a/0 has 20 host commands without a result"):
+        commands.send(diagnose(20), SliceId("a"), HOSTS, NOW)
+    assert store.host_command("d20") is None
+    commands.send(diagnose(1), SliceId("a"), HOSTS[:1], NOW)  # a resend is the same command
+    commands.send(diagnose(21), SliceId("a"), HOSTS[1:], NOW)  # another host
+    commands.record_result("d1", result("a/0"), NOW)
+    commands.send(diagnose(20), SliceId("a"), HOSTS, NOW)
+    assert len(commands.pending_for(HOSTS[0])) == MAX_PENDING_PER_HOST
+
+
+def test_a_command_is_not_sent_to_hosts_after_its_sender_has_stopped_waiting(commands):
+    end = NOW + DATE.timeout + HEARTBEAT_ALLOWANCE
+    commands.refresh(end)
+    assert len(commands.pending_for(HOSTS[0])) == 1
+    commands.refresh(end + timedelta(seconds=1))
+    assert commands.pending_for(HOSTS[0]) == ()
+    commands.record_result("e1", result("a/0"), end)  # of a host that started it before
+    assert len(commands.report("e1", "a", end).results) == 1
+
+
+def test_commands_of_an_earlier_release_are_sent_in_part_and_expire(store):
+    for number in range(MAX_PENDING_PER_HOST + 5):
+        command = HostCommand(
+            id=f"d{number}", kind=HostCommandKind.DIAGNOSE, timeout=timedelta(days=3000)
+        )
+        store.put_host_command(
+            SentHostCommand(host_command=command, slice_id=SliceId("a"), hosts=HOSTS, sent_at=NOW)
+        )
+    queue = HostCommandQueue(store)
+    queue.refresh(NOW)
+    assert len(queue.pending_for(HOSTS[0])) == MAX_PENDING_PER_HOST
+    queue.refresh(NOW + MAX_TIMEOUT + RETENTION + timedelta(seconds=1))
+    assert store.host_commands() == []
+
+
+def test_commands_of_a_slice_that_is_gone_are_deleted_with_their_files(commands, store):
+    long = HostCommandRequest(id="long", command=("date",), timeout=MAX_TIMEOUT)
+    commands.send(long, SliceId("a"), HOSTS, NOW)
+    commands.append_file("long", HOSTS[0], 0, b"x", NOW)
+    gone = tpu_slice("a", state=SliceState.GONE, gone_at=NOW)
+    store.commit(ChangeSet(slices=[gone]))
+    commands.refresh(NOW + RETENTION)
+    assert commands.pending_for(HOSTS[0]) == ()
+    assert b"".join(commands.read_file("long", "a", HOSTS[0])) == b"x"  # a download may be running
+    commands.refresh(NOW + RETENTION + timedelta(seconds=1))
+    assert store.host_commands() == [] and store.objects("") == []
+
+
+def test_the_newest_results_of_a_host_are_kept(commands, store):
+    """Otherwise quick commands with a long timeout fill the store, which is read every second."""
+    for number in range(MAX_KEPT_PER_HOST + 2):
+        request = replace(diagnose(number), timeout=MAX_TIMEOUT)
+        at = NOW + timedelta(seconds=number)
+        commands.send(request, SliceId("a"), HOSTS[:1], at)
+        commands.append_file(request.id, HOSTS[0], 0, b"x", at)
+        commands.record_result(request.id, result("a/0"), at)
+    ids = [sent.host_command.id for sent in store.host_commands()]
+    # Both hosts still have to answer the first one.
+    assert ids == ["e1", *(f"d{number}" for number in range(2, MAX_KEPT_PER_HOST + 2))]
+    assert len(store.objects("")) == MAX_KEPT_PER_HOST
+
+
+def test_commands_of_an_unknown_slice_are_deleted(commands, store):
+    commands.send(diagnose(1), SliceId("unknown"), (HostId("unknown/0"),), NOW)
+    commands.refresh(NOW)
+    assert [sent.host_command.id for sent in store.host_commands()] == ["e1"]

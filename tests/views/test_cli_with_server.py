@@ -447,6 +447,16 @@ def test_exec_takes_a_job_and_runs_on_all_of_its_slices(world, tpu):
     assert answers[0].stdout == "[slice-1/0] I am slice-1\n[slice-2/0] I am slice-2\n"
 
 
+@pytest.mark.parametrize(
+    ("timeout", "message"),
+    [("0s", "a limit is required"), ("none", "a limit is required"), ("2h", "at most 1h")],
+)
+def test_exec_names_the_limit_of_its_timeout(tpu, timeout, message):
+    refused = tpu("exec", "train", "--timeout", timeout, "--", "date")
+    assert refused.exit_code == 2 and f"--timeout: {message}" in refused.stderr
+    assert "at most 1h" in tpu.ok("exec", "--help")
+
+
 def test_commands_on_hosts_explain_what_they_could_not_find(world, tpu):
     assert "no slice or job 'nothing'" in tpu("exec", "nothing", "--", "date").stderr
     world.submit("job-1", slices=2)

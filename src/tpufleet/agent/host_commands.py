@@ -1,4 +1,5 @@
-"""Runs host commands beside the workload: each once, with a timeout, and reports the result."""
+"""Runs host commands beside the workload: each once, with a timeout, a few at a time, and reports
+the results."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 from tpufleet.agent import threads
 from tpufleet.agent.workload import processes, profiles
@@ -25,6 +28,9 @@ from tpufleet.model.hosts import HostId
 
 MAX_OUTPUT_BYTES = 256 * 1024
 REMEMBERED_COMMANDS = 1000
+# They run outside the limits of the job. More than one, so that a diagnosis need not wait for a
+# command that takes an hour.
+MAX_CONCURRENT = 4
 
 
 class HostCommandRunner:
@@ -46,28 +52,83 @@ class HostCommandRunner:
         self._send_result = send_result
         self._send_file = send_file
         self._running_attempt = running_attempt
-        self._started: dict[str, None] = {}
+        self._lock = Lock()  # for what follows
+        self._waiting: dict[str, tuple[HostCommand, timedelta]] = {}  # and the uptime on receipt
+        self._running: set[str] = set()
+        self._finished: dict[str, None] = {}
+        self._workers = 0
 
     def start_new(self, commands: Sequence[HostCommand]) -> None:
-        """Start the commands that were not started before."""
-        for command in commands:
-            if command.id not in self._started:
-                self._started[command.id] = None
-                threads.start(f"host command {command.id}", partial(self._run, command))
-        for old in list(self._started)[:-REMEMBERED_COMMANDS]:
-            del self._started[old]
+        """Start or queue the commands that were not started before. Returns at once.
 
-    def _run(self, command: HostCommand) -> None:
-        try:
-            if command.kind is HostCommandKind.PROFILE:
-                result = self._profile(command)
+        `commands` are all that the control plane wants to be run now. One that waits and is not
+        among them was withdrawn: the slice may have been given to another user.
+        """
+        now = self._clock.uptime()
+        with self._lock:
+            self._waiting = {
+                command.id: (command, self._waiting.get(command.id, (command, now))[1])
+                for command in commands
+                if command.id not in self._running and command.id not in self._finished
+            }
+            expired = {
+                command: now - since
+                for command, since in self._waiting.values()
+                if now - since > command.timeout
+            }
+            if expired:
+                threads.start("expired host commands", partial(self._report_expired, expired))
+            for command in expired:
+                self._running.add(command.id)
+                del self._waiting[command.id]
+            for _ in range(min(MAX_CONCURRENT - self._workers, len(self._waiting))):
+                threads.start("host commands", self._run_waiting)
+                self._workers += 1
+
+    def _run_waiting(self) -> None:
+        while (next_one := self._take_waiting()) is not None:
+            command, waited = next_one
+            if waited > command.timeout:
+                self._run(command, partial(self._expired, waited))
+            elif command.kind is HostCommandKind.PROFILE:
+                self._run(command, partial(self._profile, command))
             else:
-                result = self._execute(command)
-            self._send_result(command.id, result)
+                self._run(command, partial(self._execute, command))
+
+    def _take_waiting(self) -> tuple[HostCommand, timedelta] | None:
+        with self._lock:
+            if not self._waiting:
+                self._workers -= 1
+                return None
+            command, since = self._waiting.pop(next(iter(self._waiting)))
+            self._running.add(command.id)
+            return command, self._clock.uptime() - since
+
+    def _report_expired(self, expired: Mapping[HostCommand, timedelta]) -> None:
+        for command, waited in expired.items():
+            self._run(command, partial(self._expired, waited))
+
+    def _run(self, command: HostCommand, get_result: Callable[[], HostCommandResult]) -> None:
+        finished = True
+        try:
+            self._send_result(command.id, get_result())
         except FleetError as error:
             # The next heartbeat reply asks for it again; then it runs and is reported again.
             threads.log(f"cannot report the result of host command {command.id}: {error}")
-            self._started.pop(command.id, None)
+            finished = False
+        except Exception:
+            threads.log_exception(f"unexpected error in host command {command.id}; continuing")
+        with self._lock:
+            self._running.discard(command.id)
+            if finished:
+                self._finished[command.id] = None
+            for old in list(self._finished)[:-REMEMBERED_COMMANDS]:
+                del self._finished[old]
+
+    def _expired(self, waited: timedelta) -> HostCommandResult:
+        seconds = waited.total_seconds()
+        message = f"not run: waited {seconds:.0f} s for {MAX_CONCURRENT} other host commands"
+        return self._result(None, b"", message=message)
 
     def _profile(self, command: HostCommand) -> HostCommandResult:
         try:

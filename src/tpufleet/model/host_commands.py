@@ -14,6 +14,9 @@ from tpufleet.model.slices import SliceId
 MAX_FILE_BYTES = 64 * 1024 * 1024
 FILE_CHUNK_BYTES = 2 * 1024 * 1024
 MAX_PROFILE = timedelta(minutes=1)
+MAX_TIMEOUT = timedelta(hours=1)
+# An agent gets the command with its next heartbeat and reports with the one after.
+HEARTBEAT_ALLOWANCE = timedelta(seconds=20)
 
 
 class HostCommandKind(StrEnum):

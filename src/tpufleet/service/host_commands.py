@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from threading import Lock
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, Conflict, DatabaseUnreachable, NotFound
 from tpufleet.model.host_commands import (
+    HEARTBEAT_ALLOWANCE,
     MAX_FILE_BYTES,
+    MAX_TIMEOUT,
     HostCommand,
     HostCommandReport,
     HostCommandRequest,
@@ -23,13 +27,19 @@ from tpufleet.model.host_commands import (
 )
 from tpufleet.model.hosts import HostId
 from tpufleet.model.jobs import JobId
-from tpufleet.model.slices import SliceId
+from tpufleet.model.slices import SliceId, SliceState, TpuSlice
+from tpufleet.service.rate_limiter import TooManyRequests
 from tpufleet.stores.base import Store
 
 logger = logging.getLogger(__name__)
 
 # How long results can be read after the command's own timeout.
 RETENTION = timedelta(minutes=10)
+# Per host and not per slice, because a profile of all hosts is one command for each.
+MAX_PENDING_PER_HOST = 20
+# Of commands that need no more results, the newest are kept: all are read every second.
+MAX_KEPT_PER_HOST = 50
+_RETRY = timedelta(seconds=5)
 
 
 class HostCommandQueue:
@@ -37,6 +47,8 @@ class HostCommandQueue:
         self._store = store
         # Replaced, never modified: heartbeats read it from another thread.
         self._pending: Mapping[HostId, tuple[HostCommand, ...]] = {}
+        # A burst of requests must not pass the limit together.
+        self._send_lock = Lock()
 
     def send(
         self,
@@ -57,10 +69,25 @@ class HostCommandQueue:
         sent = SentHostCommand(
             host_command=command, slice_id=slice_id, hosts=hosts, sent_at=now, job_id=job_id
         )
-        known = self._store.put_host_command(sent)
+        with self._send_lock:
+            self._check_limit(sent, now)
+            known = self._store.put_host_command(sent)
         if (known.host_command, known.slice_id, known.hosts) != (command, slice_id, hosts):
             raise Conflict(f"host command id {request.id} is already in use")
         self.refresh(now)
+
+    def _check_limit(self, new: SentHostCommand, now: datetime) -> None:
+        if self._store.host_command(new.host_command.id) is not None:
+            return  # a resend
+        same_slice = [each for each in self._store.host_commands() if each.slice_id == new.slice_id]
+        pending = self._pending_by_host(same_slice, self._slices_of(same_slice), now)
+        for host in new.hosts:
+            if len(pending.get(host, ())) >= MAX_PENDING_PER_HOST:
+                raise TooManyRequests(
+                    f"host {host} has {MAX_PENDING_PER_HOST} host commands without a result; "
+                    "wait until some of them have ended or timed out",
+                    _RETRY,
+                )
 
     def pending_for(self, host: HostId) -> tuple[HostCommand, ...]:
         """Commands without a result from this host, as of the last refresh."""
@@ -109,31 +136,52 @@ class HostCommandQueue:
     def refresh(self, now: datetime) -> None:
         """Reload what is pending from the store, and delete what has expired."""
         sent = self._store.host_commands()
+        slices = self._slices_of(sent)
         expired = {
             each.host_command.id
             for each in sent
-            # In this order nothing overflows, whatever the timeout.
-            if now - each.sent_at - RETENTION > each.host_command.timeout
+            if now - each.sent_at > _timeout(each) + RETENTION
+            or _was_deleted(slices[each.slice_id], now - RETENTION)
         }
-        if expired:
-            self._store.delete_host_commands(sorted(expired))
-            files = [self._store.objects(_files(each)) for each in sorted(expired)]
-            self._store.delete_objects([part.name for parts in files for part in parts])
         current = [each for each in sent if each.host_command.id not in expired]
-        results = self._store.host_command_results([each.host_command.id for each in current])
+        self._pending = self._pending_by_host(current, slices, now)
+        pending = {each.id for commands in self._pending.values() for each in commands}
+        settled = [each for each in current if each.host_command.id not in pending]
+        self._delete(expired | _surplus(settled))
+
+    def _delete(self, command_ids: Collection[str]) -> None:
+        if not command_ids:
+            return
+        self._store.delete_host_commands(sorted(command_ids))
+        files = [self._store.objects(_files(each)) for each in sorted(command_ids)]
+        self._store.delete_objects([part.name for parts in files for part in parts])
+
+    def _pending_by_host(
+        self,
+        sent: Iterable[SentHostCommand],
+        slices: Mapping[SliceId, TpuSlice | None],
+        now: datetime,
+    ) -> dict[HostId, tuple[HostCommand, ...]]:
+        """What each host is to run: not answered, not withdrawn, and still waited for."""
+        wanted = [
+            each
+            for each in sent
+            if now - each.sent_at <= _timeout(each) + HEARTBEAT_ALLOWANCE
+            and _may_run(each, slices[each.slice_id])
+        ]
+        results = self._store.host_command_results([each.host_command.id for each in wanted])
         pending: dict[HostId, tuple[HostCommand, ...]] = {}
-        for each in current:
-            if each.job_id is not None and not self._is_held(each.slice_id, each.job_id):
-                continue
+        for each in wanted:
             answered = {result.host_id for result in results.get(each.host_command.id, ())}
             for host in each.hosts:
-                if host not in answered:
-                    pending[host] = (*pending.get(host, ()), each.host_command)
-        self._pending = pending
+                earlier = pending.get(host, ())
+                # There are more if several servers accepted some at the same time.
+                if host not in answered and len(earlier) < MAX_PENDING_PER_HOST:
+                    pending[host] = (*earlier, each.host_command)
+        return pending
 
-    def _is_held(self, slice_id: SliceId, job_id: JobId) -> bool:
-        tpu_slice = self._store.slice(slice_id)
-        return tpu_slice is not None and tpu_slice.job_id == job_id
+    def _slices_of(self, sent: Iterable[SentHostCommand]) -> dict[SliceId, TpuSlice | None]:
+        return {slice_id: self._store.slice(slice_id) for slice_id in {e.slice_id for e in sent}}
 
     async def refresh_forever(self, clock: Clock, every: float = 1.0) -> None:
         while True:
@@ -144,6 +192,34 @@ class HostCommandQueue:
                 logger.debug("cannot read host commands: %s", error)
             except Exception:
                 logger.exception("cannot read host commands; retrying in %s s", every)
+
+
+def _timeout(sent: SentHostCommand) -> timedelta:
+    """Earlier releases accepted any."""
+    return min(sent.host_command.timeout, MAX_TIMEOUT)
+
+
+def _was_deleted(tpu_slice: TpuSlice | None, before: datetime) -> bool:
+    if tpu_slice is None:
+        return True
+    return tpu_slice.gone_since is not None and tpu_slice.gone_since < before
+
+
+def _may_run(sent: SentHostCommand, tpu_slice: TpuSlice | None) -> bool:
+    if tpu_slice is None or tpu_slice.state is SliceState.GONE:
+        return False
+    return sent.job_id is None or tpu_slice.job_id == sent.job_id
+
+
+def _surplus(settled: Sequence[SentHostCommand]) -> set[str]:
+    """The commands, sorted by age, that are not among the newest of any of their hosts."""
+    kept: Counter[HostId] = Counter()
+    surplus = set()
+    for each in reversed(settled):
+        if all(kept[host] >= MAX_KEPT_PER_HOST for host in each.hosts):
+            surplus.add(each.host_command.id)
+        kept.update(each.hosts)
+    return surplus
 
 
 def _files(command_id: str, host: HostId | None = None) -> str:

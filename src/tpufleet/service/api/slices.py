@@ -19,6 +19,7 @@ from tpufleet.model.api_types import (
 from tpufleet.model.audit import AuditAction
 from tpufleet.model.host_commands import (
     MAX_PROFILE,
+    MAX_TIMEOUT,
     HostCommandKind,
     HostCommandReport,
     HostCommandRequest,
@@ -145,6 +146,8 @@ def send_host_command(call: ApiCall) -> Acknowledgement:
         raise BadInput("id: must be 1 to 64 letters and digits")
     if request.kind is HostCommandKind.COMMAND and not request.command:
         raise BadInput("command: missing; give the command to run")
+    if not timedelta(0) < request.timeout <= MAX_TIMEOUT:
+        raise BadInput("timeout: must be more than 0 s and at most 1h; run longer work in a job")
     profile = request.kind is HostCommandKind.PROFILE
     if profile and not timedelta(0) < request.duration <= MAX_PROFILE:
         raise BadInput("duration: of a profile must be more than 0 s and at most 1m")

@@ -11,6 +11,7 @@ import click
 from tpufleet.errors import BadInput
 from tpufleet.model import encoding
 from tpufleet.model.host_commands import (
+    HEARTBEAT_ALLOWANCE,
     CheckResult,
     DiagnosticReport,
     Health,
@@ -21,7 +22,7 @@ from tpufleet.model.host_commands import (
 from tpufleet.model.slices import SliceState
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.host_commands import HEARTBEAT_ALLOWANCE, find_slice, wait_for_results
+from tpufleet.views.cli.host_commands import find_slice, wait_for_results
 from tpufleet.views.cli.output import json_option
 
 if TYPE_CHECKING:

@@ -10,11 +10,15 @@ import click
 from tpufleet.errors import BadInput, FleetError
 from tpufleet.model import durations
 from tpufleet.model.field_types import SHELL
-from tpufleet.model.host_commands import HostCommandRequest, HostCommandResult
+from tpufleet.model.host_commands import (
+    HEARTBEAT_ALLOWANCE,
+    MAX_TIMEOUT,
+    HostCommandRequest,
+    HostCommandResult,
+)
 from tpufleet.views import text
 from tpufleet.views.cli import connection, job_options, output
 from tpufleet.views.cli.host_commands import (
-    HEARTBEAT_ALLOWANCE,
     find_slices,
     unanswered_hosts,
     wait_for_results,
@@ -32,7 +36,12 @@ from tpufleet.views.cli.output import json_option
 @click.argument("target", metavar="JOB|SLICE")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @host_option("Only this host (default: all).")
-@click.option("--timeout", default="1m", show_default=True, help="Kill the command after this.")
+@click.option(
+    "--timeout",
+    default="1m",
+    show_default=True,
+    help="Kill the command after this long; at most 1h.",
+)
 @json_option
 def exec_(
     target: str, command: tuple[str, ...], host: int | None, timeout: str, as_json: bool
@@ -83,6 +92,8 @@ def _time_limit(timeout: str) -> timedelta:
         raise BadInput(f"--timeout: {error}") from error
     if not limit:
         raise BadInput("--timeout: a limit is required, such as 1m")
+    if limit > MAX_TIMEOUT:
+        raise BadInput("--timeout: at most 1h; run longer work in a job")
     return limit
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tpufleet.model.api_types import SliceRow
 
 POLL_SECONDS = 0.3
-# An agent gets the command with its next heartbeat and reports with the one after.
-HEARTBEAT_ALLOWANCE = timedelta(seconds=20)
 # After this long, the user sees which hosts have not answered.
 STATUS_AFTER_SECONDS = 5.0
 

@@ -15,10 +15,15 @@ import click
 
 from tpufleet.errors import BadInput, FleetError
 from tpufleet.model import topology
-from tpufleet.model.host_commands import MAX_PROFILE, HostCommandKind, HostCommandRequest
+from tpufleet.model.host_commands import (
+    HEARTBEAT_ALLOWANCE,
+    MAX_PROFILE,
+    HostCommandKind,
+    HostCommandRequest,
+)
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.host_commands import HEARTBEAT_ALLOWANCE, find_slices, wait_for_results
+from tpufleet.views.cli.host_commands import find_slices, wait_for_results
 from tpufleet.views.cli.host_numbers import host_option
 from tpufleet.views.cli.output import json_option
 
