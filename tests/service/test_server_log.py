@@ -155,5 +155,5 @@ def test_the_log_and_the_recent_errors_of_a_server_are_limited():
         [sys.executable, "-c", LOG], capture_output=True, text=True, check=True, timeout=900
     )
     assert done.stderr.count("invalid request") == 1
-    assert done.stdout.splitlines() == ["5 failed with 4: ***", "1 invalid request"]
+    assert done.stdout.splitlines() == ["5 failed with 4: ***(secret of mel)", "1 invalid request"]
     assert "4711" not in done.stderr
