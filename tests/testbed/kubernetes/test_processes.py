@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from tpufleet.testbed.kubernetes import processes
@@ -21,6 +22,18 @@ def test_processes_are_recorded_in_start_order_and_stopped(tmp_path):
     running = [record.process for record in reopened.all()]
     reopened.stop()
     assert reopened.all() == [] and not any(process.is_running() for process in running)
+
+
+def test_processes_are_stopped_after_the_clock_was_set(tmp_path, monkeypatch):
+    registry = ProcessRegistry(tmp_path)
+    registry.start(Component(name="one", argv=("sleep", "100")))
+    (record,) = registry.all()
+    create_time, boot_time = psutil.Process.create_time, psutil.boot_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: create_time(self) + 74)
+    monkeypatch.setattr(psutil, "boot_time", lambda: boot_time() + 74)
+    assert record.process is not None
+    registry.stop()
+    assert registry.all() == [] and record.process is None
 
 
 # Starts a component and never reaps it.

@@ -35,12 +35,16 @@ class ProcessRecord:
     name: str
     pid: int
     started_at: float
+    since_boot: float | None = None  # seconds; None: recorded by an earlier version
 
     @property
     def process(self) -> psutil.Process | None:
         try:
             process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started_at) < 1.0
+            if self.since_boot is None:
+                same = abs(process.create_time() - self.started_at) < 1.0
+            else:
+                same = abs(_since_boot(process) - self.since_boot) < 1.0
             return process if same and process.status() != psutil.STATUS_ZOMBIE else None
         except psutil.NoSuchProcess:
             return None
@@ -79,8 +83,9 @@ class ProcessRegistry:
                 start_new_session=True,
                 env={**os.environ, **component.environment},
             )
+        started = psutil.Process(process.pid)
         record = ProcessRecord(
-            component.name, process.pid, psutil.Process(process.pid).create_time()
+            component.name, process.pid, started.create_time(), _since_boot(started)
         )
         self._save([*(other for other in self.all() if other.name != component.name), record])
         _CHILDREN[process.pid] = process
@@ -142,6 +147,11 @@ class ProcessRegistry:
         draft = self._path.with_suffix(".draft")
         draft.write_text(json.dumps([asdict(record) for record in processes], indent=1))
         draft.replace(self._path)
+
+
+def _since_boot(process: psutil.Process) -> float:
+    """When it was started. Its time of day changes when the clock is set."""
+    return process.create_time() - psutil.boot_time()
 
 
 # Child processes must be reaped, or they stay as zombies.
