@@ -203,8 +203,8 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
 
 
 def largest_difference(storage, engine) -> float:
-    """Of stored samples from a new forward pass, relative. Not 0 on a GPU: there the place of a
-    sample in its batch changes the last bits."""
+    """Of stored samples from a new forward pass, relative. On a GPU they need not be equal bit for
+    bit: samples are at other places in their batches than in this pass."""
     import numpy as np
 
     from tpufleet.workloads.activations.io import datasets

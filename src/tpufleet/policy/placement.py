@@ -447,7 +447,7 @@ class _PlacementPass:
         requested, accelerator = self._pending_requests[source], pending.job.spec.accelerator
         if self._is_probed(source, accelerator, count):
             reason = f"waits for the answer to requests in {source}, which refused"
-            self.decisions.append(Wait(pending.job.id, reason, asking=True))
+            self._wait(pending.job, reason, asking=True)
             return False
         if requested and requested + count > MAX_PENDING_REQUESTS:
             self._pending_requests[source] = MAX_PENDING_REQUESTS  # later jobs must not overtake
@@ -528,9 +528,15 @@ class _PlacementPass:
         self.decisions.append(ReleaseGang(job_id=job.id, reason=reason))
 
     def _wait(
-        self, job: Job, reason: str, until: datetime | None = None, unsatisfiable: bool = False
+        self,
+        job: Job,
+        reason: str,
+        until: datetime | None = None,
+        unsatisfiable: bool = False,
+        *,
+        asking: bool = False,
     ) -> None:
-        self.decisions.append(Wait(job.id, reason, until, unsatisfiable))
+        self.decisions.append(Wait(job.id, reason, until, unsatisfiable, asking))
 
 
 def _may_not_reuse(pending: PendingJob, queue: _PoolQueue) -> str | None:
