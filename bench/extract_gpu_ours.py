@@ -71,10 +71,11 @@ def tokens_of(rows: int):
     return np.random.default_rng(0).integers(0, SHAPE["vocab_size"], (rows, LENGTH), np.int32)
 
 
-def batch_of(rows: int):
-    from tpufleet.workloads.activations.pipeline import batches
+def batch_of(rows: int, engine=None):
+    """For an engine that sums rows, as in a run: that is another program."""
+    from tpufleet.workloads.activations.pipeline import batches, stored_tiles
 
-    return next(
+    batch = next(
         batches.make_batches(
             list(tokens_of(rows)),
             batching="bucket",
@@ -82,6 +83,9 @@ def batch_of(rows: int):
             batch_tokens=rows * LENGTH,
         )
     )
+    if engine is None or not engine.sums_rows:
+        return batch
+    return stored_tiles.without_rows(batch, engine.row_multiple)
 
 
 def forward_paces(engine, rows: int) -> dict[str, float]:
@@ -138,6 +142,7 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     from tpufleet.workloads.activations.inputs import sources
     from tpufleet.workloads.activations.io import verification
     from tpufleet.workloads.activations.io.storage import LocalFolder
+    from tpufleet.workloads.activations.model import host_memory
     from tpufleet.workloads.activations.pipeline import gangs, locations, workers
 
     engine = build([f"resid_post.{layer}" for layer in layers])
@@ -167,15 +172,16 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
             buckets=(LENGTH,),
             batch_tokens=ROWS * LENGTH,
             batching="auto",
-            estimate={"tokens": count * ROWS * LENGTH},
+            estimate=dict.fromkeys(("tokens", "stored_tokens"), count * ROWS * LENGTH),
         ),
     )
-    for _ in range(4):  # compile, and let page-locked memory grow, before the clock starts
-        engine.start(batch_of(ROWS))()
+    options = workers.default_options(os.cpu_count() or 1)  # as the command
+    host_memory.reserve(engine.mesh, "auto", workers.outputs_on_host(plan, options))
+    for _ in range(4):  # compile before the clock starts
+        engine.start(batch_of(ROWS, engine))()
     alone = forward_paces(engine, ROWS)["lasting"]
     units = Units(storage, count=plan.units, worker="bench")
     coordinator = gangs.SoloCoordinator(units, lambda: False, poll=0.01)
-    options = workers.default_options(os.cpu_count() or 1)  # as the command
     worker = workers.Worker(
         storage, plan, locations.resolve_plan(plan), engine, coordinator, options=options
     )
@@ -203,14 +209,14 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
 
 
 def largest_difference(storage, engine) -> float:
-    """Of stored samples from a new forward pass, relative. On a GPU they need not be equal bit for
-    bit: samples are at other places in their batches than in this pass."""
+    """Of stored samples from a new forward pass of the same program, relative. On a GPU they need
+    not be equal bit for bit: samples are at other places in their batches than in this pass."""
     import numpy as np
 
     from tpufleet.workloads.activations.io import datasets
 
     dataset = datasets.Dataset(storage)
-    values = engine.start(batch_of(ROWS))()[0].values
+    values = engine.start(batch_of(ROWS, engine))()[0].values
     step = max(len(dataset) // 100, 1)
 
     def difference(sample: int, site: str) -> float:

@@ -98,8 +98,9 @@ def command(inputs: Path, out: Path, layers: list[int], cache: Path, lengths: li
     # The group alone: the machine with the GPU needs no control plane.
     group = "from tpufleet.workloads.activations.cli.extract import extract; extract()"
     tpu = [sys.executable, "-c", group]
-    # Not the cache of the other measurements: a first run compiles everything.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_COMPILATION")}
+    # Not the settings of the other measurements, nor their cache: a first run compiles everything.
+    others = ("JAX_COMPILATION", "XLA_PYTHON_CLIENT")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     subprocess.run(
         [*tpu, "plan", str(out), *data, *sites, *limit],
         check=True,
@@ -212,7 +213,7 @@ def shapes() -> dict:
     emit(results)
     for name, shape, sizes in (
         ("gemma-2-2b", GEMMA_2_2B, (ROWS,)),
-        ("qwen2.5-7b", QWEN_7B, (ROWS, 2 * ROWS)),
+        ("qwen2.5-7b", QWEN_7B, (ROWS, 3 * ROWS // 2)),  # of --batch-tokens
     ):
         if TOY:
             shape = {**shape, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -11,7 +14,7 @@ import pytest
 
 from tests.workloads.activations.test_decoder import QWEN
 from tpufleet.errors import BadInput
-from tpufleet.workloads.activations.model import engines, gated_mlp, meshes
+from tpufleet.workloads.activations.model import gated_mlp, host_memory, meshes
 
 
 @pytest.fixture
@@ -65,6 +68,17 @@ def test_the_hopper_kernel_is_chosen_only_where_supported(change, mesh, monkeypa
     assert gated_mlp.choose_kernel(**asked, mesh=mesh(sizes)) == "plain"
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_the_kernel_can_be_compiled_without_a_gpu(activation):
+    """As far as JAX compiles it; the rest is up to CUDA."""
+    kernel = jax.jit(partial(gated_mlp.gated, activation=activation, kernel="hopper"))
+    arguments = (
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1, 512, 256), (256, 2, 256))
+    )
+    text = kernel.trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+    assert "mosaic_gpu" in text
+
+
 def test_a_kernel_that_fails_its_self_test_is_not_used():
     gated_mlp.kernel_works.cache_clear()
     assert gated_mlp.kernel_works("silu") is False  # there is no GPU among the devices of the tests
@@ -112,11 +126,45 @@ def device(platform: str, *kinds: str):
 )
 def test_page_locked_memory_is_used_on_gpus(memory, where, kind):
     mesh = SimpleNamespace(devices=np.array([where]))
-    assert engines.host_memory_kind(mesh, memory) == kind
+    assert host_memory.memory_kind(mesh, memory) == kind
 
 
 @pytest.mark.parametrize("memory, message", [("pinned", "no page-locked"), ("warm", "plain")])
 def test_unavailable_host_memory_is_rejected(memory, message):
     mesh = SimpleNamespace(devices=np.array([device("gpu", "device")]))
     with pytest.raises(BadInput, match=message):
-        engines.host_memory_kind(mesh, memory)
+        host_memory.memory_kind(mesh, memory)
+
+
+def test_a_view_of_host_memory_outlives_the_array_that_it_is_of():
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    values = np.arange(24, dtype=jnp.bfloat16).reshape(2, 3, 4)
+    array = jax.device_put(values, place)
+    alive = weakref.ref(array)
+    view = host_memory.view(array)
+    row = view[1, 2]
+    assert not view.flags.writeable and view.__array_interface__["data"][0] == (
+        array.unsafe_buffer_pointer()
+    )
+    np.testing.assert_array_equal(view, values)
+    del array, view
+    gc.collect()
+    np.testing.assert_array_equal(row, values[1, 2])
+    assert alive() is not None
+    del row
+    gc.collect()
+    assert alive() is None, "the memory is used again"
+    empty = host_memory.view(jax.device_put(values[:0], place))
+    assert empty.shape == (0, 3, 4) and empty.dtype == values.dtype
+
+
+def test_memory_is_allocated_ahead_where_it_is_page_locked(monkeypatch):
+    mesh = meshes.build_mesh(jax.devices()[:1], {}, QWEN)
+    host_memory.reserve(mesh, "pinned", [4096, 1024])
+    host_memory.reserve(mesh, "auto", [1 << 60])  # not on a CPU
+    monkeypatch.setattr(jax, "device_put", _no_memory)
+    host_memory.reserve(mesh, "pinned", [4096])  # an advantage, not a need
+
+
+def _no_memory(*_):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of host memory")

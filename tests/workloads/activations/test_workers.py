@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import queue
 import re
 import shutil
 import signal
@@ -38,6 +39,7 @@ from tpufleet.workloads.activations.io.storage import DiskFull, LocalFolder
 from tpufleet.workloads.activations.model import devices, engines, meshes
 from tpufleet.workloads.activations.pipeline import (
     batches,
+    calibration,
     extraction,
     gangs,
     locations,
@@ -614,6 +616,20 @@ def test_more_rows_wait_for_writers_on_a_machine_with_more_memory(gigabytes, tas
     assert workers.default_backlog(gigabytes << 30) == tasks
 
 
+def test_memory_for_the_first_batches_is_allocated_ahead(make, monkeypatch):
+    """As many outputs as are on the host at a time, but no more than the run has."""
+    plan = plans.load(make("reserved"))
+    options = workers.WorkerOptions(batches_in_flight=3, batches_fetched=3)
+    row = calibration.token_bytes(plan)
+    size = plan.batch_tokens * row
+    stored = plan.estimate["stored_tokens"] * row
+    assert workers.outputs_on_host(plan, options) == [size] * min(8, stored // size)
+    many = replace(plan, estimate={**plan.estimate, "stored_tokens": 10**9})
+    assert workers.outputs_on_host(many, options) == [size] * 8
+    monkeypatch.setattr(calibration, "host_memory", lambda: 25.0 * size)
+    assert workers.outputs_on_host(many, options) == [size] * 2
+
+
 def test_a_failed_upload_leaves_no_drafts(make):
     folder = make("full")
 
@@ -882,6 +898,28 @@ def test_a_worker_that_waits_for_a_dead_one_says_for_how_long_and_why(make):
     assert "waiting" not in progress_line(meter.snapshot())
 
 
+def test_a_run_ends_with_its_last_commit_and_not_at_the_next_poll(make):
+    folder = make("ends", unit_samples=12)
+    plan = plans.load(folder)
+    units = Units(folder, count=plan.units, worker="alone")
+    coordinator = gangs.SoloCoordinator(units, lambda: False, poll=600.0)
+    found: queue.Queue = queue.Queue()
+
+    def run() -> None:
+        for claim in coordinator.claims():
+            found.put(claim)
+        found.put("ended")
+
+    threading.Thread(target=run, daemon=True).start()
+    claimed = [found.get(timeout=60) for _ in range(plan.units)]
+    assert found.get(timeout=60) is None, "it waits, since no unit is left to claim"
+    for claim in claimed:
+        coordinator.commit(
+            claim, [], lambda files, unit=claim.unit: unit_writer.commit_outcome(plan, unit, files)
+        )
+    assert found.get(timeout=60) == "ended"
+
+
 @dataclass
 class ManualClock:
     now: float = 1_000.0
@@ -943,6 +981,30 @@ copies = [
 ]
 print(json.dumps([len(jax.devices()), engine.row_multiple, max(map(len, copies))]))
 """
+
+
+@pytest.mark.parametrize(
+    "weight_bytes, given, expected",
+    [
+        (1e9, {}, {"PREALLOCATE": "false"}),
+        (16e9, {}, {}),
+        (0, {}, {}),
+        (1e9, {"MEM_FRACTION": "0.5"}, {"MEM_FRACTION": "0.5"}),
+        (1e9, {"PREALLOCATE": "true"}, {"PREALLOCATE": "true"}),
+    ],
+    ids=["small", "large", "unknown", "fraction", "asked for"],
+)
+def test_a_small_model_does_not_take_the_whole_gpu(weight_bytes, given, expected, monkeypatch):
+    prefix = "XLA_PYTHON_CLIENT_"
+    for name in devices.MEMORY_OPTIONS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(prefix + name, value)
+    devices.start(weight_bytes=weight_bytes).join()
+    set_now = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+    for name in devices.MEMORY_OPTIONS:
+        monkeypatch.delenv(name, raising=False)
+    assert set_now == {prefix + name: value for name, value in expected.items()}
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,18 @@ log = logging.getLogger(__name__)
 # as many as a large machine has cores.
 MOST_CPU_DEVICES = 4
 FORCED = "xla_force_host_platform_device_count"
+# JAX takes most of a GPU's memory when it starts, against fragmentation: two seconds. A model with
+# fewer bytes of weights than this leaves even a small GPU so much room that it need not.
+SMALL_MODEL = 2e9
+MEMORY_OPTIONS = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
-def start(mesh: Mapping[str, int] | None = None) -> threading.Thread:
+def start(mesh: Mapping[str, int] | None = None, *, weight_bytes: float = 0) -> threading.Thread:
     """Start the devices for a mesh of these sizes in the background. Whoever asks JAX for them
-    meanwhile waits, and gets the error if there is one. After `jax.distributed.initialize`."""
+    meanwhile waits, and gets the error if there is one. After `jax.distributed.initialize`.
+    `weight_bytes` of the model, if known."""
+    if 0 < weight_bytes < SMALL_MODEL and not any(name in os.environ for name in MEMORY_OPTIONS):
+        os.environ[MEMORY_OPTIONS[0]] = "false"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     _divide_cpu(cpu_devices(cores, mesh or {}))
     thread = threading.Thread(target=_start, name="extract-devices", daemon=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from tpufleet.workloads.activations.io.shards import SCALE
 from tpufleet.workloads.activations.model import (
     architectures,
     decoder,
+    host_memory,
     kernel_choice,
     meshes,
     row_sums,
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 # head size 64. Tested by `-m versions`.
 OLDEST_JAX = (0, 7, 2)
 COMPILERS = 4  # programs compiled at once
-MEMORY_CHOICES = ("auto", "pinned", "plain")
-PINNED_HOST = "pinned_host"
-GPUS = ("gpu", "cuda", "rocm")
 # Dense bf16 peak of one device, in operations per second, by a part of its name.
 PEAKS = {
     "v4": 275e12,
@@ -77,14 +75,14 @@ class Engine:
         cache: ProgramCache | None = None,
         sums_rows: bool | None = None,
     ):
-        """`memory` is how outputs are copied to the host: see `host_memory_kind`. Programs are
-        taken from `cache`, and kept there. `sums_rows`: whether the devices are to sum stored rows;
+        """`memory` is how outputs are copied to the host: see `host_memory`. Programs are taken
+        from `cache`, and kept there. `sums_rows`: whether the devices are to sum stored rows;
         None: if they are GPUs, the only ones where that was measured."""
         self.forward, self.params, self.mesh, self._cache = forward, params, mesh, cache
         self._batch = meshes.batch_sharding(mesh)
-        kind = host_memory_kind(mesh, memory)
+        kind = host_memory.memory_kind(mesh, memory)
         self._host = None if kind is None else meshes.output_sharding(mesh, kind)
-        gpu = mesh.devices.flat[0].platform in GPUS
+        gpu = mesh.devices.flat[0].platform in host_memory.GPUS
         self.sums_rows = gpu if sums_rows is None else sums_rows
         self.step = jax.jit(self._step, out_shardings=meshes.output_sharding(mesh))
         self._programs: dict[tuple[tuple[int, ...] | bool | None, ...], Future[Any]] = {}
@@ -120,8 +118,9 @@ class Engine:
         if self._host is not None:
             outputs = jax.device_put(outputs, self._host)
         shards = [self._own_shards(array) for array in jax.tree.leaves(outputs)]
-        for shard in jax.tree.leaves(shards):
-            shard.copy_to_host_async()
+        if self._host is None:
+            for shard in jax.tree.leaves(shards):
+                shard.copy_to_host_async()
         return lambda: self._fetch(shards)
 
     def compute(self, batch: Batch) -> Any:
@@ -252,10 +251,11 @@ class Engine:
     def _fetch(self, shards: list[list[jax.Array]]) -> list[OutputBlock]:
         """`shards` of the outputs: all stacks, with their scales, and then the sums of each."""
         names = self.forward.output_sites
+        to_numpy = np.asarray if self._host is None else host_memory.view
         blocks = []
         for part, (number, _) in enumerate(self._own_parts()):
             values: dict[str, np.ndarray] = {}
-            arrays = iter([np.asarray(stack[part]) for stack in shards])
+            arrays = iter([to_numpy(stack[part]) for stack in shards])
             for group in names:
                 stack = next(arrays)
                 values.update((name, stack[n]) for n, name in enumerate(group))
@@ -280,22 +280,6 @@ def check_jax_version(version: str = jax.__version__) -> None:
         raise BadInput(f"JAX {version} is too old\n  next: {install_command(f'jax>={oldest}')}")
 
 
-def host_memory_kind(mesh: Mesh, memory: str) -> str | None:
-    """The JAX memory kind that outputs are transferred to, or None for plain copies.
-
-    Page-locked memory ("pinned") is filled by DMA while the next batch runs, and is read in place.
-    On GPUs that is many times faster than a copy into pageable memory ("plain").
-    """
-    if memory not in MEMORY_CHOICES:
-        raise BadInput(f"memory {memory!r} is not one of {', '.join(MEMORY_CHOICES)}")
-    device = mesh.devices.flat[0]
-    available = PINNED_HOST in {space.kind for space in device.addressable_memories()}
-    if memory == "pinned" and not available:
-        raise BadInput(f"{device.device_kind} has no page-locked host memory; pass --memory plain")
-    wanted = memory == "pinned" or (memory == "auto" and device.platform in GPUS)
-    return PINNED_HOST if wanted and available else None
-
-
 def open_engine(
     folder: Path,
     site_names: tuple[str, ...],
@@ -312,11 +296,12 @@ def open_engine(
     cache: ProgramCache | None = None,
     times: StartTimes | None = None,
     sums_rows: bool | None = None,
+    reserve: Sequence[int] = (),
 ) -> Engine:
     """Load a model onto `devices`, by default all local ones. `architecture` avoids reading
     config.json again. `packed`: batches may have several samples in a row. Programs for
-    `first_batches` are compiled, or taken from `cache`, while the weights are read. `sums_rows` as
-    of `Engine`."""
+    `first_batches` are compiled, or taken from `cache`, while the weights are read; and host memory
+    for outputs of `reserve` bytes is allocated. `sums_rows` as of `Engine`."""
     check_jax_version()
     dtypes.check_compute_dtype(compute)
     times = times or StartTimes()
@@ -334,12 +319,18 @@ def open_engine(
         with times.measure("weights"):
             return weights.load_parameters(folder, arch, **shaped)
 
-    with ThreadPoolExecutor(1) as threads:
+    def allocate() -> None:
+        with times.measure("memory"):
+            host_memory.reserve(mesh, memory, reserve)
+
+    with ThreadPoolExecutor(2) as threads:
         loading = threads.submit(load)
         with times.measure("kernels"):
             unavailable, gate_kernel = kernel_choice.choose_kernels(
                 arch, compute, mesh, packed=packed, cache=cache
             )
+        # Not while kernels are tried, nor while batches run: see `_program`.
+        allocating = threads.submit(allocate)
         forward = decoder.Forward(
             architecture=arch,
             sites=site_names,
@@ -355,4 +346,5 @@ def open_engine(
         with times.measure("programs"):
             engine.compile_ahead(first_batches(engine))
         engine.params = loading.result()
+        allocating.result()
     return engine

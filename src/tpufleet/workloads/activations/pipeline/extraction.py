@@ -19,6 +19,7 @@ from tpufleet.errors import BadInput, Conflict
 from tpufleet.runtime.units import INDEXED_UNITS, LEASE, Commit, HeldUnit, Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.inputs import sources, tokenization
+from tpufleet.workloads.activations.io import dtypes
 from tpufleet.workloads.activations.io.storage import Storage, translate_disk_errors
 from tpufleet.workloads.activations.model import devices, engines, program_cache, weights
 from tpufleet.workloads.activations.pipeline import (
@@ -49,7 +50,7 @@ class ExtractionSettings:
     mesh: Mapping[str, int] = field(default_factory=dict)
     scope: str = "local"  # a mesh of this process's devices, or "global" over all processes
     kernel: str | None = None
-    memory: str = "auto"  # or "pinned", "plain": see `engines.host_memory_kind`
+    memory: str = "auto"  # or "pinned", "plain": see `host_memory.memory_kind`
     lease: timedelta = LEASE
     steal_after: timedelta | None = None
     # None: on accelerators, and other sizes of batches in long runs only; True: those too
@@ -92,7 +93,7 @@ def run(
         raise BadInput(f"scope {settings.scope!r} is not one of local, global")
     plan = plans.load(storage)
     compute = compute_dtype(plan, settings.compute)
-    devices.start(settings.mesh)
+    devices.start(settings.mesh, weight_bytes=_weight_bytes(plan, compute))
     with times.measure("data"):
         resolved = locations.resolve_plan(plan, model=model, data=data)
         resolved = check_digests(plan, resolved)
@@ -134,6 +135,7 @@ def run(
                 first_batches=functools.partial(_known_shapes, plan),
                 cache=program_cache.open_cache(settings.compile_cache, chosen),
                 times=times,
+                reserve=workers.outputs_on_host(plan, options),
             )
             meter.peak = engine.peak_flops()
             if not is_gang and _calibrates(settings.calibrate, chosen[0].platform):
@@ -178,6 +180,12 @@ def run(
                     units.write_index()
                 recount()
                 return meter
+
+
+def _weight_bytes(plan: plans.ExtractionPlan, compute: str) -> float:
+    """About, before the model is opened: each weight of a layer is two operations for a token."""
+    tokens, operations = (plan.estimate.get(name, 0) for name in ("tokens", "operations"))
+    return operations / 2 / tokens * dtypes.stored_dtype(compute).itemsize if tokens else 0.0
 
 
 def _calibrates(wanted: bool | None, platform: str) -> bool:

@@ -8,6 +8,7 @@ programs.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -47,29 +48,47 @@ class SoloCoordinator:
         none when it no longer waits."""
         self._units, self._should_stop, self._poll = units, should_stop, poll
         self._on_wait = on_wait
+        self._own: set[Claim] = set()  # not committed yet
+        self._own_ended = threading.Event()
+        self._lock = threading.Lock()  # several threads commit
 
     def claims(self) -> Iterator[Claim | None]:
         """Units to run, until all are committed or this process is asked to stop. None: all
         remaining units are held by other workers, which may still die."""
         idle = 0
         while not self._should_stop():
+            self._own_ended.clear()  # before looking: a commit after that ends the wait
             claim = self._units.claim()
             if claim is None and self._units.finished():
                 self._on_wait(())
                 return
             self._on_wait(self._units.held if claim is None else ())
+            if claim is not None:
+                with self._lock:
+                    self._own.add(claim)
             yield claim
             idle = idle + 1 if claim is None else 0
             for _ in range(min(idle, MAX_IDLE_POLLS)):
-                if not self._should_stop():
-                    time.sleep(self._poll)
+                if self._should_stop() or self._own_ended.wait(self._poll):
+                    break
 
     def should_stop(self) -> bool:
         """Whether to drop unfinished units."""
         return self._should_stop()
 
     def commit(self, claim: Claim, files: ShardFiles, outcome: Outcome) -> None:
-        self._units.commit(claim, outcome(files))
+        try:
+            self._units.commit(claim, outcome(files))
+        finally:
+            self._end(claim)
+
+    def _end(self, claim: Claim) -> None:
+        """Committed, or fenced. After the last one nothing is worth waiting for, but for units of
+        other workers."""
+        with self._lock:
+            self._own.discard(claim)
+            if not self._own:
+                self._own_ended.set()
 
 
 class GangLeader(SoloCoordinator):
@@ -106,8 +125,8 @@ class GangLeader(SoloCoordinator):
         """Commit once the parts of all members have arrived."""
         objects = self._units.objects
         names = [_part_name(self._gang, claim, part) for part in range(1, self.parts)]
-        parts = [files, *(_wait_for(objects, name, self._poll, self._timeout) for name in names)]
-        self._units.commit(claim, outcome([file for part in parts for file in part]))
+        parts = [_wait_for(objects, name, self._poll, self._timeout) for name in names]
+        super().commit(claim, [file for part in (files, *parts) for file in part], outcome)
 
     def _publish(self, number: int, body: Any) -> None:
         self._units.objects.create(_claim_name(self._gang, number), json.dumps(body).encode())

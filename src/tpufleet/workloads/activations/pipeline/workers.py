@@ -7,6 +7,7 @@ and writes pieces of several shards at once.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
@@ -15,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -136,6 +137,19 @@ def default_backlog(host_bytes: float) -> int:
     return min(max(fitting, FEWEST_WAITING), MOST_WAITING)
 
 
+def outputs_on_host(plan: plans.ExtractionPlan, options: WorkerOptions) -> list[int]:
+    """The bytes of each batch's outputs that are in host memory at a time, while writers keep up:
+    those being copied there, and those that wait to be divided into tasks."""
+    rows = calibration.token_bytes(plan)
+    size = plan.batch_tokens * rows
+    count = options.batches_in_flight + 1 + options.batches_fetched + 1
+    most = min(
+        calibration.MEMORY_SHARE * calibration.host_memory(),
+        float(plan.estimate.get("stored_tokens", 0) * rows),
+    )
+    return [size] * min(count, int(most // max(size, 1)))
+
+
 # Units that share batches take at most this long, so that little is lost with a worker.
 SHARED_SECONDS = 20.0
 # Incomplete batches are at most this part of the tokens of units that share batches, if longer.
@@ -154,15 +168,24 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A batch in the pipeline, or with `batch` None the end of one unit of the group; `drop` means
-    not to commit that unit."""
+    """A batch in the pipeline, or without `batch` the end of a group's last units; `drop` means
+    not to commit them."""
 
     group: _Group
     batch: batches.Batch | None = None
-    unit: int = 0  # within the group
+    ended: range = range(0)  # units of the group that are complete after it
     fetch: Callable[[], list[engines.OutputBlock]] | None = None
     blocks: Sequence[engines.OutputBlock] = ()
     drop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _WrittenUnit:
+    """All rows of a unit are with its writer."""
+
+    claim: Claim
+    unit: preparation.PreparedUnit
+    writer: unit_writer.UnitWriter
 
 
 class Worker:
@@ -200,7 +223,8 @@ class Worker:
             self._plan, self._locations, options.preparers, options.most_preparers
         )
         self._preparers = preparers
-        sizes = (1, options.batches_in_flight, options.batches_fetched, 1)
+        # Devices must not wait while the units of a group, which end together, are committed.
+        sizes = (1, options.batches_in_flight, options.batches_fetched, options.shared_units)
         ready, computed, fetched, written = (stages.StageQueue(pipeline, size) for size in sizes)
         self.meter.attach(
             pipeline, {"ready": ready, "computed": computed, "fetched": fetched, "written": written}
@@ -208,7 +232,7 @@ class Worker:
         for name, process, source, output, threads in (
             ("prepare", self._batch, self._submitted(pipeline, preparers), ready, 1),
             ("fetch", self._fetch, computed, fetched, 1),
-            ("write", self._write, fetched, written, 1),
+            ("write", functools.partial(self._write, written), fetched, written, 1),
             ("commit", self._commit, written, None, options.committers),
         ):
             stages.Stage(pipeline, name, process, source, output, threads).start()
@@ -340,16 +364,17 @@ class Worker:
                 if self._coordinator.should_stop():
                     break
                 fetch = self._engine.start(batch)
-                computed.put(_Step(group, batch, fetch=fetch))
+                first = ended
+                while ended < len(last) and last[ended] <= position:
+                    ended += 1
+                computed.put(_Step(group, batch, range(first, ended), fetch=fetch))
                 self.meter.started(batch)
                 self.meter.compiled(self._engine.programs, self._engine.compile_seconds)
                 on_progress(self.meter)
-                while ended < len(last) and last[ended] <= position:
-                    computed.put(_Step(group, unit=ended))
-                    ended += 1
             stop = self._coordinator.should_stop()
-            for unit in range(ended, len(group.claims)):
-                computed.put(_Step(group, unit=unit, drop=stop))
+            if ended < len(group.claims):
+                rest = range(ended, len(group.claims))
+                computed.put(_Step(group, ended=rest, drop=stop))
             if stop:
                 break
         for _ in groups:
@@ -363,24 +388,25 @@ class Worker:
         self.meter.arrived(step.batch, self._engine.flops(step.batch))
         return replace(step, fetch=None, blocks=blocks)
 
-    def _write(self, step: _Step) -> Any:
+    def _write(self, written: stages.StageQueue, step: _Step) -> None:
+        group = step.group
         if not self._writers:
-            self._writers = self._open_writers(step.group)
+            self._writers = self._open_writers(group)
             self._unfinished.update(self._writers)
-        if step.batch is None:
-            writer = self._writers[step.unit]
-            if step.unit == len(step.group.claims) - 1:
-                self._writers = []
-            if not step.drop:
-                return step, writer
-            writer.abandon()
-            self._unfinished.discard(writer)
-            return None
         for block in step.blocks:
+            assert step.batch is not None
             if self._plan.dtype == "f16":
                 _check_range(step, block)
-            _append(self._writers, step.group.prepared, step.batch, block)
-        return None
+            _append(self._writers, group.prepared, step.batch, block)
+        for unit in step.ended:
+            writer = self._writers[unit]
+            if step.drop:
+                writer.abandon()
+                self._unfinished.discard(writer)
+            else:
+                written.put(_WrittenUnit(group.claims[unit], group.prepared.units[unit], writer))
+        if len(group.claims) - 1 in step.ended:
+            self._writers = []
 
     def _open_writers(self, group: _Group) -> list[unit_writer.UnitWriter]:
         part = self._coordinator.part
@@ -400,11 +426,10 @@ class Worker:
             for claim, own in zip(group.claims, samples, strict=True)
         ]
 
-    def _commit(self, item: tuple[_Step, unit_writer.UnitWriter]) -> None:
-        step, writer = item
-        claim, compute = step.group.claims[step.unit], self._engine.compute_type
-        files = writer.finish()
-        self._unfinished.discard(writer)
+    def _commit(self, written: _WrittenUnit) -> None:
+        claim, compute = written.claim, self._engine.compute_type
+        files = written.writer.finish()
+        self._unfinished.discard(written.writer)
         try:
             self._coordinator.commit(
                 claim,
@@ -417,7 +442,7 @@ class Worker:
                 self._storage.delete(file["name"])
             self.meter.fenced += 1
             return
-        self.meter.committed(step.group.prepared.units[step.unit])
+        self.meter.committed(written.unit)
 
 
 class HeartbeatThread:
