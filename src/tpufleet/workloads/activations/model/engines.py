@@ -82,7 +82,9 @@ class Engine:
         self._batch = meshes.batch_sharding(mesh)
         kind = host_memory.memory_kind(mesh, memory)
         self._host = None if kind is None else meshes.output_sharding(mesh, kind)
-        gpu = mesh.devices.flat[0].platform in host_memory.GPUS
+        platform = mesh.devices.flat[0].platform
+        self._in_place = kind is not None and platform in host_memory.ADDRESSABLE
+        gpu = platform in host_memory.GPUS
         self.sums_rows = gpu if sums_rows is None else sums_rows
         self.step = jax.jit(self._step, out_shardings=meshes.output_sharding(mesh))
         self._programs: dict[tuple[tuple[int, ...] | bool | None, ...], Future[Any]] = {}
@@ -118,7 +120,7 @@ class Engine:
         if self._host is not None:
             outputs = jax.device_put(outputs, self._host)
         shards = [self._own_shards(array) for array in jax.tree.leaves(outputs)]
-        if self._host is None:
+        if not self._in_place:
             for shard in jax.tree.leaves(shards):
                 shard.copy_to_host_async()
         return lambda: self._fetch(shards)
@@ -251,7 +253,7 @@ class Engine:
     def _fetch(self, shards: list[list[jax.Array]]) -> list[OutputBlock]:
         """`shards` of the outputs: all stacks, with their scales, and then the sums of each."""
         names = self.forward.output_sites
-        to_numpy = np.asarray if self._host is None else host_memory.view
+        to_numpy = host_memory.view if self._in_place else np.asarray
         blocks = []
         for part, (number, _) in enumerate(self._own_parts()):
             values: dict[str, np.ndarray] = {}

@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 MEMORY_CHOICES = ("auto", "pinned", "plain")
 PAGE_LOCKED = "pinned_host"
 GPUS = ("gpu", "cuda", "rocm")
+ADDRESSABLE = (*GPUS, "cpu")  # where arrays in page-locked memory have an address: see `view`
 
 
 def memory_kind(mesh: Mesh, memory: str) -> str | None:
