@@ -316,6 +316,12 @@ def test_a_token_file_readable_by_others_is_rejected(home):
     assert config.read_token(settings, "https://fleet") == "abc"
 
 
+@pytest.mark.parametrize("url", ["HTTPS://Fleet:1", "Https://Fleet:1/", "https://Fleet:1"])
+def test_the_scheme_of_a_server_may_be_in_capitals(home, url):
+    settings = config.load({"TPUFLEET_SERVER": url, "TPUFLEET_PUBLIC_URL": url}, home)
+    assert settings.server == settings.public_url == "https://Fleet:1"
+
+
 def test_the_token_in_the_state_folder_is_only_sent_to_this_machine(home):
     settings = config.load({"TPUFLEET_HOME": str(home)}, home)
     (home / "token").write_text("local")

@@ -612,7 +612,7 @@ def check_server_url(text: str, source: str) -> str:
         valid = False
     if not valid:
         raise BadInput(f"{source}: {text!r} is not a server URL; use https://host:port")
-    return text.rstrip("/")
+    return parts._replace(scheme=parts.scheme.lower()).geturl().rstrip("/")
 
 
 def check_providers(names: Sequence[str], source: str) -> None:

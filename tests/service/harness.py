@@ -90,6 +90,7 @@ class ServiceHarness:
         self,
         make_server: Callable[[Starlette], FleetServer] = make_server,
         limiter: RateLimiter | None = None,
+        public_url: str = "",
     ) -> None:
         deps = ServiceDependencies(
             store=cast(Store, LoopGuard(self.store)),
@@ -102,6 +103,7 @@ class ServiceHarness:
             snapshot_limit=1024 * 1024,
             local_hosts=DEFAULT_LOCAL_HOSTS,
             notifications=self.notifications,
+            public_url=public_url,
         )
         self.app = create_app(deps, limiter)
         listener = listen(port=self.port)

@@ -109,6 +109,31 @@ def test_a_change_needs_the_token_of_the_page():
             sessions.check_csrf(SECRET, cookie, sent)
 
 
+@pytest.mark.parametrize(
+    "public_url, host, secure",
+    [
+        ("https://fleet.example", "fleet.example", True),
+        ("https://fleet.example", "Fleet.Example:443", True),
+        ("https://fleet.example", "127.0.0.1", False),
+        ("http://fleet.example", "fleet.example", False),
+        ("", "fleet.example", False),
+    ],
+)
+def test_a_cookie_is_for_encrypted_connections_behind_a_proxy_too(
+    service, public_url, host, secure
+):
+    """The proxy speaks plain HTTP to this server, and tells nothing of the browser's connection."""
+    service.stop()
+    service.start(public_url=public_url)
+    with service.http() as http:
+        answer = http.post("/session", headers={**bearer(service), "Host": host})
+    assert answer.status_code == 200 and ("Secure" in answer.headers["set-cookie"]) == secure
+
+
+def bearer(service) -> dict[str, str]:
+    return {"Authorization": f"Bearer {service.tokens['ada']}"}
+
+
 def test_a_session_over_http(service):
     url, token = service.url, service.tokens["ada"]
     with httpx.Client(base_url=f"{url}/api/v1", timeout=900) as browser:

@@ -87,6 +87,23 @@ def test_an_unknown_certificate_and_plain_http_are_rejected(secure):
             client.me()
 
 
+@pytest.mark.parametrize("scheme", ["HTTPS", "Https", "hTTps"])
+def test_certificates_are_checked_however_the_scheme_is_written(secure, scheme):
+    url = f"{scheme}://127.0.0.1:{secure.port}"
+    with (
+        FleetClient(url, secure.tokens["mel"]) as client,
+        pytest.raises(Unreachable, match="certificate verify failed"),
+    ):
+        client.me()
+    assert tls.proxy_for(url, {"HTTPS_PROXY": "proxy:1", "NO_PROXY": "none"}) == "http://proxy:1"
+    agent = AgentClient(url, secure.slice_token("s1"))
+    try:
+        with pytest.raises(Exception, match="certificate verify failed"):
+            agent.send_heartbeat(secure.make_heartbeat("s1/0"))
+    finally:
+        agent.close()
+
+
 def test_a_certificate_that_is_not_trusted_comes_with_the_setting_for_it(secure):
     with (
         FleetClient(f"https://127.0.0.1:{secure.port}", secure.tokens["mel"]) as client,

@@ -388,3 +388,28 @@ def test_a_command_warns_once_of_a_misspelt_variable(tmp_path):
     tpu = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path / "state"), TPUFLEET_SERVR="x")
     warning = "warning: TPUFLEET_SERVR: unknown variable; did you mean TPUFLEET_SERVER?"
     assert tpu("jobs").stderr.count(warning) == 1
+
+
+@pytest.mark.parametrize(
+    "server, insecure, warns",
+    [
+        ("http://192.0.2.7:1", "", True),
+        ("http://192.0.2.7:1", "true", False),
+        ("http://127.0.0.1:1", "", False),
+        ("https://192.0.2.7:1", "", False),
+    ],
+)
+def test_a_token_that_is_sent_unencrypted_to_another_machine_is_warned_of(
+    tmp_path, server, insecure, warns
+):
+    token = tmp_path / "token"
+    token.write_text("tpf_x")
+    token.chmod(0o600)
+    tpu = Tpu(
+        HOME=str(tmp_path),
+        TPUFLEET_SERVER=server,
+        TPUFLEET_TOKEN_FILE=str(token),
+        TPUFLEET_INSECURE_HTTP=insecure,
+        TPUFLEET_REQUEST_TIMEOUT="1s",
+    )
+    assert ("your token can be read on the way" in tpu("jobs").stderr) == warns

@@ -374,3 +374,18 @@ def test_the_page_is_small_and_strict(server: Server):
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy
     assert httpx.get(f"{server.url}/assets/../../auth.py", timeout=900).status_code in (401, 404)
+
+
+@pytest.mark.parametrize(
+    "place, shown",
+    [
+        ("queue?pool=x%3Bid%0A", "tpu queue --pool 'x;id\n'"),
+        ("people/tokens/%24(id)", "tpu audit --token '$(id)'"),
+        ("reservations/%24(id)", "tpu events --reservation '$(id)'"),
+    ],
+)
+def test_a_link_cannot_put_a_program_into_a_command_to_copy(
+    page: Page, server: Server, place: str, shown: str
+):
+    page.goto(f"{server.url}/#/{place}")
+    expect(page.locator("body")).to_contain_text(shown.replace("\n", " "), timeout=WAIT * 1000)

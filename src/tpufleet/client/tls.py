@@ -25,7 +25,7 @@ def verification(
     `ca_certificates`: CAs in PEM, besides those of the file and the system's. `certificate`: that
     of the server itself, on this machine; then it is the only one that is trusted, whatever names
     it has."""
-    if not url.startswith("https:"):
+    if _scheme(url) == "http":
         return False
     if certificate is not None:
         return _only(certificate)
@@ -43,6 +43,11 @@ def verification(
         where = ca_file if ca_file is not None else "the certificates that the server passed on"
         raise BadInput(f"ca_file: cannot read certificates from {where}: {error}") from error
     return context
+
+
+def _scheme(url: str) -> str:
+    """In lower case: "HTTPS://" is encrypted too."""
+    return urlsplit(url).scheme
 
 
 def _only(certificate: Path) -> ssl.SSLContext:
@@ -67,7 +72,7 @@ def proxy_for(url: str, environ: Mapping[str, str]) -> str | None:
     from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
     proxy = environ.get("HTTPS_PROXY") or environ.get("https_proxy")
-    if not proxy or not url.startswith("https:"):
+    if not proxy or _scheme(url) == "http":
         return None
     excluded = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
     host = urlsplit(url).hostname or ""

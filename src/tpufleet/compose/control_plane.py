@@ -182,6 +182,7 @@ class ControlPlane:
                 recent_errors=self._recent_errors,
                 started_at=self._clock.now(),
                 server_name=self._name,
+                public_url=self._settings.public_url or "",
                 announced=self._settings.store is not None,
                 local_jobs=next(
                     (

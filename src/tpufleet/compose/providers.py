@@ -80,9 +80,17 @@ def _provider(name: str, settings: Config, store: Store) -> Provider:
 
 
 def _private_paths(settings: Config) -> list[Path]:
-    """What no job may read: token, secret, database, configuration with credentials."""
-    files = [path for path in (settings.token_file, settings.config_file) if path is not None]
-    return [*dict.fromkeys((settings.home, settings.data)), *files]
+    """What no job may read: token, secret, database, configuration with credentials, keys."""
+    files = (
+        settings.token_file,
+        settings.config_file,
+        settings.secret_file,
+        settings.admin_token_file,
+        settings.tls_key,
+        settings.secrets_age_identity,
+    )
+    found = (settings.home, settings.data, *(path for path in files if path is not None))
+    return list(dict.fromkeys(found))
 
 
 def _gke(document: Mapping[str, Any], store: Store) -> Provider:

@@ -5,8 +5,11 @@ It needs only two guarantees: create-if-absent, and atomic writes.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
+import time
 import uuid
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +21,8 @@ from tpufleet.runtime import filesystem
 PARALLEL_READS = 16
 # Errors of file systems without hard links.
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+_DRAFT_NAME = re.compile(r"\..+\.[0-9a-f]{32}")
+STALE_DRAFT_SECONDS = 3600.0  # by far longer than any process needs one, or clocks differ
 
 
 class ObjectStore(Protocol):
@@ -104,6 +109,19 @@ class FolderStore:
 
     def delete(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
+
+    def remove_stale_drafts(self, *folders: str) -> None:
+        """Delete what killed processes have left in these folders: drafts exist for an instant."""
+        for folder in folders:
+            with contextlib.suppress(FileNotFoundError), os.scandir(self.path / folder) as entries:
+                stale = [
+                    entry.path
+                    for entry in entries
+                    if _DRAFT_NAME.fullmatch(entry.name)
+                    and time.time() - entry.stat().st_mtime > STALE_DRAFT_SECONDS
+                ]
+                for path in stale:
+                    Path(path).unlink(missing_ok=True)
 
     def _target(self, name: str) -> Path:
         target = self.path / name

@@ -82,6 +82,7 @@ class ServiceDependencies:
     local_jobs: LocalJobs | None = None
     started_at: datetime | None = None
     server_name: str = ""  # for `tpu status`
+    public_url: str = ""  # under which others reach this server, if not by its own address
     announced: bool = False  # other servers may use this store
     notifications: NotificationRules = field(default_factory=NotificationRules)
     prices: Mapping[tuple[str, str], Price] = field(default_factory=price_table)

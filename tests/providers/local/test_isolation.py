@@ -13,8 +13,10 @@ import pytest
 
 from tests.polling import wait_until
 from tests.server_process import Server
+from tpufleet import config
 from tpufleet.agent.workload import containment
 from tpufleet.client.fleet import FleetClient, new_job_id
+from tpufleet.compose import providers
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.users import Role
 
@@ -99,6 +101,37 @@ def test_a_job_reads_neither_the_state_folder_nor_the_environment_of_the_server(
     assert [line for line in lines if line.startswith("[0] READ")] == []
     assert [line for line in lines if line.startswith("[0] done")]
     assert (server.home / "checkpoints" / job / "step_3").read_text() == "kept"
+
+
+def test_a_job_reads_no_credential_of_the_server_outside_its_state_folder(tmp_path):
+    secret = tmp_path / "keys" / "secret"
+    secret.parent.mkdir()
+    secret.write_text("5" * 64)
+    secret.chmod(0o600)
+    server = Server(tmp_path / "home", TPUFLEET_SECRET_FILE=str(secret))
+    if not containment.detect(server.home, hidden=(server.home,)).isolated:
+        pytest.skip("this host offers no namespaces")
+    server.start()
+    try:
+        job = submit(server.client, "sh", "-c", f"cat {secret}; echo looked")
+        wait_until(
+            lambda: server.client.job(job).job.state.value == "succeeded",
+            describe=lambda: log_of(server, job),
+        )
+        log = log_of(server, job)
+        assert "looked" in log and "555" not in log
+    finally:
+        stop_all(server)
+        server.cleanup()
+
+
+def test_every_credential_of_a_server_is_hidden_from_jobs(tmp_path):
+    names = ("token_file", "secret_file", "admin_token_file", "tls_key", "secrets_age_identity")
+    files = {name: tmp_path / name for name in names}
+    variables = {f"TPUFLEET_{name.upper()}": str(file) for name, file in files.items()}
+    settings = config.load({**variables, "TPUFLEET_TLS_CERT": str(tmp_path / "cert")}, tmp_path)
+    hidden = providers._private_paths(settings)
+    assert {*files.values(), settings.home, settings.data, settings.config_file} <= {*hidden}
 
 
 # Uses `tpu` on its own job, and on another one.

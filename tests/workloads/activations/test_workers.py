@@ -928,6 +928,20 @@ class ManualClock:
         return self.now
 
 
+def test_records_that_a_killed_worker_was_writing_are_deleted_later(make):
+    folder = make("drafts", unit_samples=12)
+    name = ".00000001-0001.json." + "5b" * 16
+    old, new = (folder.path / kind / name for kind in ("units", "workers"))
+    for draft in (old, new):
+        draft.parent.mkdir(exist_ok=True)
+        draft.write_text("{")
+    hours_ago = old.stat().st_mtime - 7200
+    os.utime(old, (hours_ago, hours_ago))
+    extraction.run(folder, settings())
+    assert not old.exists()
+    assert new.exists(), "another worker may be writing it"
+
+
 def test_progress_is_reported_while_waiting(make):
     """A run whose units are held by a worker that just died does not look finished."""
     folder = make("held", unit_samples=12)

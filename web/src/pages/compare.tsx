@@ -1,5 +1,5 @@
 import type { Comparison } from "../api";
-import { number } from "../format";
+import { number, word } from "../format";
 import { Empty, Failure, JobLink, State, Table, Title, useData } from "../parts";
 import { Curves } from "./curves";
 import { CodeDiff, ConfigDiff } from "./diff";
@@ -11,7 +11,7 @@ export function Compare({ ids }: { ids: string[] }) {
   const metrics = Object.entries(data.metrics);
   return (
     <>
-      <Title line={`tpu compare ${ids.join(" ")}`}>Compare</Title>
+      <Title line={`tpu compare ${ids.map(word).join(" ")}`}>Compare</Title>
       <Table
         name="compared"
         rows={jobs.map((job, index) => ({ job, index }))}

@@ -68,7 +68,7 @@ export function JobPage({ id }: { id: string }) {
         <Logs id={id} processes={data.processes} attempts={data.attempts.length} />
       ) : tab === "metrics" ? (
         <>
-          <Cli line={`tpu metrics ${id}`} />
+          <Cli line={`tpu metrics ${word(id)}`} />
           <Curves ids={[id]} />
         </>
       ) : tab === "events" ? (
@@ -90,7 +90,7 @@ function cancel(row: JobRow): Question {
     title: `Cancel ${row.name}?`,
     action: "Cancel job",
     danger: true,
-    line: () => `tpu cancel ${row.id}`,
+    line: () => `tpu cancel ${word(row.id)}`,
     body: <p>Its processes get SIGTERM, and its slices are released. Checkpoints stay.</p>,
     run: async () => {
       await post(`${jobPath(row.id)}/cancel`);
@@ -177,7 +177,7 @@ function Events({ id, state }: { id: string; state: string }) {
   const { data, error } = useData<{ events: FleetEvent[] }>(`${jobPath(id)}/events?limit=1000`, state, 5);
   return (
     <>
-      <Cli line={`tpu events ${id}`} />
+      <Cli line={`tpu events ${word(id)}`} />
       <Failure message={error} />
       <EventTable events={data?.events ?? []} />
     </>
@@ -188,7 +188,7 @@ function Config({ detail }: { detail: JobDetail }) {
   const fields = Object.entries(detail.job.spec).filter(([, value]) => !isEmpty(value));
   return (
     <section aria-label="Configuration">
-      <Cli line={`tpu show ${detail.row.id}`} />
+      <Cli line={`tpu show ${word(detail.row.id)}`} />
       <div class="wide">
         <table class="config">
           <thead>
@@ -223,7 +223,7 @@ function Diff({ id, parent }: { id: string; parent: string }) {
   if (!data) return error ? <Failure message={error} /> : <Empty>Loading…</Empty>;
   return (
     <>
-      <Cli line={`tpu compare ${parent} ${id}`} />
+      <Cli line={`tpu compare ${word(parent)} ${word(id)}`} />
       <h2>Configuration</h2>
       <ConfigDiff config={data.config} names={["parent", "this job"]} />
       <h2>Code</h2>

@@ -342,7 +342,7 @@ function Bulk(props: { chosen: Set<string>; mine: JobRow[]; archived: boolean; a
         disabled={none}
         onClick={() =>
           act(
-            { title: `Cancel ${plural(mine.length, "job")}?`, action: "Cancel jobs", danger: true, line: () => `tpu cancel ${ids.join(" ")}` },
+            { title: `Cancel ${plural(mine.length, "job")}?`, action: "Cancel jobs", danger: true, line: () => `tpu cancel ${ids.map(word).join(" ")}` },
             (row) => post(`${jobPath(row.id)}/cancel`),
             (count) => `cancelled ${plural(count, "job")}`,
           )
@@ -358,7 +358,7 @@ function Bulk(props: { chosen: Set<string>; mine: JobRow[]; archived: boolean; a
             {
               title: `Run ${plural(mine.length, "job")} again?`,
               action: "Rerun",
-              line: () => ids.map((id) => `tpu rerun --detach ${id}`).join("; "),
+              line: () => ids.map((id) => `tpu rerun --detach ${word(id)}`).join("; "),
             },
             (row) => post(`${jobPath(row.id)}/rerun`, { id: newJobId(), changes: {} }),
             (count) => `submitted ${plural(count, "job")} again`,
@@ -376,7 +376,7 @@ function Bulk(props: { chosen: Set<string>; mine: JobRow[]; archived: boolean; a
               title: `Tag ${plural(mine.length, "job")}`,
               action: "Add tags",
               fields: [{ name: "tags", label: "Tags, separated by spaces", required: true }],
-              line: ({ tags }) => ids.map((id) => `tpu tag ${id} ${tags || "TAG"}`).join("; "),
+              line: ({ tags }) => ids.map((id) => `tpu tag ${word(id)} ${(tags || "TAG").split(/\s+/).filter(Boolean).map(word).join(" ")}`).join("; "),
             },
             (row, { tags }) => patch(jobPath(row.id), { add_tags: tags!.split(/\s+/).filter(Boolean) }),
             (count) => `tagged ${plural(count, "job")}`,
@@ -400,7 +400,7 @@ function archive(rows: JobRow[], archived: boolean, body: Question["body"], onDo
   return {
     title: archived ? `List ${plural(rows.length, "job")} again?` : `Archive ${plural(rows.length, "ended job")}?`,
     action: archived ? "Unarchive jobs" : "Archive jobs",
-    line: () => `tpu ${verb} ${ids.join(" ")}`,
+    line: () => `tpu ${verb} ${ids.map(word).join(" ")}`,
     body,
     run: async () => {
       const { jobs } = await post<{ jobs: JobRow[] }>(`/${verb}`, { jobs: ids });

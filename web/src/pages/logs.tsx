@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { jobPath, listen } from "../api";
-import { plural } from "../format";
+import { plural, word } from "../format";
 import { Cli, Empty } from "../parts";
 
 const KEPT_LINES = 20_000;
@@ -92,7 +92,7 @@ export function Logs({ id, processes, attempts }: { id: string; processes: numbe
         <a href={`/api/v1${jobPath(id)}/logs?${selection}`} download={`${id}.log`}>
           Download
         </a>
-        <Cli line={`tpu logs -f ${id}${options}`} />
+        <Cli line={`tpu logs -f ${word(id)}${options}`} />
       </div>
       {matching.length > shown.length ? <p class="quiet">The last {plural(shown.length, "line")} are shown; search to see others.</p> : null}
       <div class="log" ref={box} tabIndex={0} role="log" aria-label="Log lines">

@@ -1,7 +1,7 @@
 // The first tab of a job: why it waits or how it ended, attempts, cost, hosts.
 import type { CostRow, Explanation, JobDetail, JobRow, SourceRow } from "../api";
 import { jobPath } from "../api";
-import { amount, clock, duration, number, percent, plural, tone, usd } from "../format";
+import { amount, clock, duration, number, percent, plural, tone, usd, word } from "../format";
 import { Age, Cli, Empty, Facts, JobLink, Progress, SliceLink, State, Table, useData } from "../parts";
 import { now } from "../state";
 
@@ -16,7 +16,7 @@ export function Overview({ detail, row }: { detail: JobDetail; row: JobRow }) {
         <section aria-labelledby="why" class="card">
           <div class="line">
             <h2 id="why">Why</h2>
-            <Cli line={`tpu why ${row.id}`} />
+            <Cli line={`tpu why ${word(row.id)}`} />
           </div>
           {why ? (
             <div class="why">

@@ -1,6 +1,6 @@
 import { type QueueEntry, jobPath, post } from "../api";
 import { type Question, useAsk } from "../dialogs";
-import { amount, minutes, needs } from "../format";
+import { amount, minutes, needs, word } from "../format";
 import { Empty, Failure, JobLink, PoolLink, State, Table, Title, useData, useFleetChange } from "../parts";
 import { go, isAdmin, isMe, mayChange, now, query, session } from "../state";
 
@@ -15,7 +15,7 @@ export function Queue() {
   const { ask, dialog } = useAsk();
   const entries = data?.entries ?? [];
   const queues = [...new Set(entries.map((entry) => entry.queue))];
-  const line = `tpu queue${pool ? ` --pool ${pool}` : ""}${mine ? " --mine" : ""}`;
+  const line = `tpu queue${pool ? ` --pool ${word(pool)}` : ""}${mine ? " --mine" : ""}`;
   return (
     <>
       <Title

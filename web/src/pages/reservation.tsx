@@ -46,7 +46,7 @@ function end(each: Reservation, done: () => void): Question {
     action: mine ? "Release" : "Break",
     danger: true,
     fields: mine ? [] : [{ name: "reason", label: "Reason", required: true, hint: `${each.owner} sees it` }],
-    line: ({ reason }) => (mine ? `tpu release ${each.id}` : `tpu reservations break ${each.id} --reason ${word(reason || "REASON")}`),
+    line: ({ reason }) => (mine ? `tpu release ${word(each.id)}` : `tpu reservations break ${word(each.id)} --reason ${word(reason || "REASON")}`),
     body: <Body each={each} />,
     run: async ({ reason }) => {
       await remove(`/reservations/${each.id}${mine ? "" : `?reason=${encodeURIComponent(reason!)}`}`);
@@ -67,7 +67,7 @@ export function Actions({ each, ask, onDone }: { each: Reservation; ask: (questi
             title: "Extend this reservation",
             action: "Extend",
             fields: [{ name: "for", label: "By", type: "select", value: "30m", options: LENGTHS }],
-            line: (values) => `tpu reservations extend ${each.id} --for ${values["for"]}`,
+            line: (values) => `tpu reservations extend ${word(each.id)} --for ${word(values["for"]!)}`,
             body: <Body each={each} />,
             run: async (values) => {
               const made = await patch<Reservation>(`/reservations/${each.id}`, { extend_by: iso(values["for"]!) });
@@ -120,7 +120,7 @@ export function ReservationPage({ id }: { id: string }) {
           />
         </>
       ) : null}
-      <ResourceEvents path={eventsOf("reservation", id)} line={`tpu events --reservation ${id}`} />
+      <ResourceEvents path={eventsOf("reservation", id)} line={`tpu events --reservation ${word(id)}`} />
       {dialog}
     </>
   );

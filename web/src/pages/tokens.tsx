@@ -145,7 +145,7 @@ export function Sessions() {
                     title: `Log out ${each.user}?`,
                     action: "Log out",
                     danger: true,
-                    line: () => `tpu token revoke ${each.id}`,
+                    line: () => `tpu token revoke ${word(each.id)}`,
                     body: <p>The browser has to log in again. Other sessions of {each.user} stay open.</p>,
                     run: async () => {
                       await remove(`/tokens/${each.id}`);
@@ -188,7 +188,7 @@ function TokenButtons(props: { token: TokenRow; ask: (question: Question) => voi
             title: `Rotate token ${token.id}?`,
             action: "Rotate",
             fields: [{ name: "overlap", label: "The old one stays valid for", type: "select", value: "1h", options: [["0s", "no time"], ["1h", "1 hour"], ["24h", "1 day"], ["168h", "7 days"]] }],
-            line: ({ overlap }) => `tpu token rotate ${token.id} --overlap ${overlap}`,
+            line: ({ overlap }) => `tpu token rotate ${word(token.id)} --overlap ${word(overlap!)}`,
             body: <p>A new token with the same rights replaces it.</p>,
             run: async ({ overlap }) => {
               const hours = overlap!.endsWith("h") ? parseInt(overlap!, 10) : 0;
@@ -209,7 +209,7 @@ function TokenButtons(props: { token: TokenRow; ask: (question: Question) => voi
             title: `Revoke token ${token.id}?`,
             action: "Revoke",
             danger: true,
-            line: () => `tpu token revoke ${token.id}`,
+            line: () => `tpu token revoke ${word(token.id)}`,
             body: <p>Programs that use it, and browsers that logged in with it, lose access at once.</p>,
             run: async () => {
               await remove(`/tokens/${token.id}`);
@@ -263,7 +263,7 @@ export function TokenPage({ id }: { id: string }) {
         <section aria-labelledby="events-title">
           <h2 id="events-title">Events</h2>
           <p class="quiet">Requests of the audit log that were made with this token, or that changed it.</p>
-          <AuditLog path={`/tokens/${encodeURIComponent(id)}/audit`} line={`tpu audit --token ${id}`} />
+          <AuditLog path={`/tokens/${encodeURIComponent(id)}/audit`} line={`tpu audit --token ${word(id)}`} />
         </section>
       ) : null}
       {dialog}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from starlette.responses import Response
 
 from tpufleet.errors import NotFound
@@ -37,9 +39,17 @@ def create_session(call: ApiCall) -> Response:
         max_age=int(sessions.LIFETIME.total_seconds()),
         httponly=True,
         samesite="strict",
-        secure=call.request.url.scheme == "https",
+        secure=_is_encrypted(call),
     )
     return response
+
+
+def _is_encrypted(call: ApiCall) -> bool:
+    """Between the browser and this server, or a proxy in front of it that does not say so."""
+    public, asked = urlsplit(call.components.deps.public_url), call.request.url
+    return asked.scheme == "https" or (
+        public.scheme == "https" and public.hostname == (asked.hostname or "").lower()
+    )
 
 
 @router.route(

@@ -76,6 +76,12 @@ def client_for(
     from tpufleet.client.fleet import FleetClient  # imports the HTTP client
     from tpufleet.client.transport import CALL_SECONDS
 
+    if url.startswith("http:") and not config.is_loopback(url) and not read.insecure_http:
+        click.echo(
+            f"warning: {url} is not encrypted, and your token can be read on the way; use https, "
+            "or set insecure_http: true on a network that you trust",
+            err=True,
+        )
     timeout = read.request_timeout
     return FleetClient(
         url,

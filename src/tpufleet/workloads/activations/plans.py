@@ -78,6 +78,13 @@ class ExtractionPlan:
         text = json.dumps(_comparable(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def weight_bytes(self, compute: str | None = None) -> float:
+        """Of the model's layers, about, before it is opened: each weight is two operations for a
+        token. 0 if unknown. `compute` for plans that do not have it."""
+        tokens, operations = (self.estimate.get(name, 0) for name in ("tokens", "operations"))
+        size = 4 if (self.compute or compute) == "f32" else 2
+        return operations / 2 / tokens * size if tokens else 0.0
+
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), indent=2, sort_keys=True).encode()
 

@@ -15,7 +15,7 @@ from tpufleet.workloads.activations.cli import legacy_formats, plan
 from tpufleet.workloads.activations.cli.legacy_formats import example_epilog
 from tpufleet.workloads.activations.cli.parameter_types import COUNT, SECONDS
 
-INTERRUPTED = 130  # exit status after SIGINT, by shell convention
+INTERRUPTED, TERMINATED = 130, 143  # exit status after SIGINT and SIGTERM, by shell convention
 # Options of the older scripts that have another name now.
 LEGACY_OPTIONS = {
     "model-path": "model",
@@ -207,7 +207,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
 
     runtime.initialize()
     mesh = meshes.parse_mesh(options["mesh"])
-    devices.start(mesh)
+    devices.start(mesh, weight_bytes=planned.weight_bytes(options["compute"]))
     from tpufleet.workloads.activations.pipeline import extraction, workers
 
     steal = options["steal_after"]
@@ -239,7 +239,13 @@ def run(context: click.Context, out: str, **options: Any) -> None:
             err=True,
         )
         context.exit(INTERRUPTED)
-    output.show_end(meter, as_json=options["as_json"])
+    stopped = runtime.should_stop() and not meter.complete
+    output.show_end(meter, as_json=options["as_json"], stopped=stopped)
+    if stopped:
+        click.echo(
+            f"stopped; committed units are kept. Resume with `tpu extract run {out}`", err=True
+        )
+        context.exit(TERMINATED)
 
 
 @extract.command(epilog=example_epilog("tpu extract status acts --watch 5"))

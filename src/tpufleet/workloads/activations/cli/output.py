@@ -201,10 +201,11 @@ def _batches(chosen: Mapping[str, Any]) -> str:
     return f"batches of {chosen['batch_tokens']:,} tokens, {chosen['batches_in_flight']} in flight"
 
 
-def show_end(meter: Meter, *, as_json: bool = False) -> None:
+def show_end(meter: Meter, *, as_json: bool = False, stopped: bool = False) -> None:
+    """`stopped`: the run was asked to, before all was committed."""
     snapshot = meter.snapshot()
     if as_json:
-        click.echo(json.dumps(snapshot))
+        click.echo(json.dumps({**snapshot, "stopped": stopped}))
         return
     writes = f", {WRITE_MODES[snapshot['writes']]}" if snapshot["writes"] else ""
     rate, padding = snapshot["tokens_per_second"], snapshot["padding"]
@@ -213,6 +214,11 @@ def show_end(meter: Meter, *, as_json: bool = False) -> None:
         + (f" at {rate:,.0f} tokens/s" if rate is not None else "")
         + f"; {snapshot['samples']:,} of "
         f"{snapshot['total']:,} samples are committed; {snapshot['skipped']:,} skipped here; "
+        + (
+            f"{_units(snapshot['fenced'])} left to other workers, which had taken over; "
+            if snapshot["fenced"]
+            else ""
+        )
         + (f"padding {padding:.0%}, " if padding is not None else "")
         + f"{_programs(snapshot['programs'])} compiled in "
         f"{snapshot['compile_seconds']:.0f} s{_start(snapshot)}{writes}"

@@ -6,7 +6,7 @@ import functools
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tpufleet.errors import BadInput, install_command
+from tpufleet.workloads.activations.daemon_threads import DaemonThreads
 from tpufleet.workloads.activations.io import dtypes
 from tpufleet.workloads.activations.io.shards import SCALE
 from tpufleet.workloads.activations.model import (
@@ -89,7 +90,9 @@ class Engine:
         self.step = jax.jit(self._step, out_shardings=meshes.output_sharding(mesh))
         self._programs: dict[tuple[tuple[int, ...] | bool | None, ...], Future[Any]] = {}
         # Processes of one mesh may have to compile the same program at the same time.
-        self._compilers = ThreadPoolExecutor(1 if jax.process_count() > 1 else COMPILERS)
+        self._compilers = DaemonThreads(
+            1 if jax.process_count() > 1 else COMPILERS, "extract-compiler"
+        )
         self.compile_seconds = 0.0  # that batches have waited for
         self.calibration: Calibration | None = None
 
@@ -325,7 +328,7 @@ def open_engine(
         with times.measure("memory"):
             host_memory.reserve(mesh, memory, reserve)
 
-    with ThreadPoolExecutor(2) as threads:
+    with DaemonThreads(2, "extract-loader") as threads:
         loading = threads.submit(load)
         with times.measure("kernels"):
             unavailable, gate_kernel = kernel_choice.choose_kernels(

@@ -8,7 +8,6 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tpufleet.errors import BadInput, NotFound
+from tpufleet.workloads.activations.daemon_threads import DaemonThreads
 from tpufleet.workloads.activations.io import dtypes, shards
 from tpufleet.workloads.activations.model import meshes
 from tpufleet.workloads.activations.model.architectures import Architecture
@@ -181,13 +181,14 @@ def load_parameters(
                 for index, target in zip(indexes, filled, strict=True):
                     (target.view(BITS) if exact else target)[layer] = values[index[1:]]
 
-            list(threads.map(fill, range(depth)))
+            threads.map(fill, range(depth))
             return filled
 
         sharding = meshes.parameter_sharding(mesh, name)
         return meshes.shard_in_passes(shapes["layers"][name], wanted, sharding, read, host_bytes)
 
-    with ThreadPoolExecutor(READERS) as threads, ThreadPoolExecutor(1) as beside:
+    readers, other = DaemonThreads(READERS, "extract-reader"), DaemonThreads(1, "extract-reader")
+    with readers as threads, other as beside:
         table = checkpoint.read("embed_tokens.weight", (arch.vocabulary, arch.hidden))
         embed = beside.submit(put, "embed", table)
         layers = {name: stack(name) for name in rules} if depth else {}

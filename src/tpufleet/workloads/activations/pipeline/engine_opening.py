@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
+from tpufleet.workloads.activations.daemon_threads import DaemonThreads
 from tpufleet.workloads.activations.model import engines
 from tpufleet.workloads.activations.pipeline import batches
 from tpufleet.workloads.activations.pipeline.calibration import Calibration
@@ -15,9 +15,8 @@ class OpeningEngine:
     """Opens an engine in a thread. What needs it waits, or raises why it could not be opened."""
 
     def __init__(self, open_engine: Callable[[], ModelEngine]):
-        thread = ThreadPoolExecutor(1, thread_name_prefix="extract-engine")
-        self._opened = thread.submit(open_engine)
-        thread.shutdown(wait=False)
+        with DaemonThreads(1, "extract-engine") as thread:
+            self._opened = thread.submit(open_engine)
 
     @property
     def _engine(self) -> ModelEngine:

@@ -16,10 +16,10 @@ from datetime import timedelta
 
 from tpufleet import runtime
 from tpufleet.errors import BadInput, Conflict
+from tpufleet.runtime.object_store import FolderStore
 from tpufleet.runtime.units import INDEXED_UNITS, LEASE, Commit, HeldUnit, Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.inputs import sources, tokenization
-from tpufleet.workloads.activations.io import dtypes
 from tpufleet.workloads.activations.io.storage import Storage, translate_disk_errors
 from tpufleet.workloads.activations.model import devices, engines, program_cache, weights
 from tpufleet.workloads.activations.pipeline import (
@@ -93,10 +93,12 @@ def run(
         raise BadInput(f"scope {settings.scope!r} is not one of local, global")
     plan = plans.load(storage)
     compute = compute_dtype(plan, settings.compute)
-    devices.start(settings.mesh, weight_bytes=_weight_bytes(plan, compute))
+    devices.start(settings.mesh, weight_bytes=plan.weight_bytes(compute))
     with times.measure("data"):
         resolved = locations.resolve_plan(plan, model=model, data=data)
         resolved = check_digests(plan, resolved)
+    if isinstance(storage, FolderStore):
+        storage.remove_stale_drafts("units", "workers")
     options = settings.options
     pool = preparation.PreparerPool(plan, resolved, options.preparers, options.most_preparers)
     with closing(pool) as preparers:
@@ -180,12 +182,6 @@ def run(
                     units.write_index()
                 recount()
                 return meter
-
-
-def _weight_bytes(plan: plans.ExtractionPlan, compute: str) -> float:
-    """About, before the model is opened: each weight of a layer is two operations for a token."""
-    tokens, operations = (plan.estimate.get(name, 0) for name in ("tokens", "operations"))
-    return operations / 2 / tokens * dtypes.stored_dtype(compute).itemsize if tokens else 0.0
 
 
 def _calibrates(wanted: bool | None, platform: str) -> bool:

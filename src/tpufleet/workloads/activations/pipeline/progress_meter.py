@@ -91,6 +91,11 @@ class Meter:
         with self._lock:
             self.samples_before = max(samples - self.samples, 0)
 
+    @property
+    def complete(self) -> bool:
+        """Whether every sample is committed, as far as this worker knows."""
+        return self.samples_before + self.samples >= self.plan.samples
+
     def seconds(self) -> float:
         return 0.0 if self._began is None else self._clock() - self._began
 
