@@ -54,6 +54,9 @@ class Devices:
     def compile_ahead(self, batches) -> None:
         """There is nothing to compile."""
 
+    def finish_saving(self) -> None:
+        """Nor to save."""
+
     def flops(self, batch: batches.Batch) -> float:
         return 1.0
 

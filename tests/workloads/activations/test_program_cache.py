@@ -69,7 +69,7 @@ def engine(model_folder, folder, sites=("resid_post.1",)) -> engines.Engine:
 
 def outputs(opened: engines.Engine, given: batches.Batch) -> bytes:
     result = b"".join(values.tobytes() for values in opened.start(given)()[0].values.values())
-    opened._compilers.shutdown()  # the program is stored
+    opened.finish_saving()
     return result
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -93,6 +94,8 @@ class Engine:
         self._compilers = DaemonThreads(
             1 if jax.process_count() > 1 else COMPILERS, "extract-compiler"
         )
+        weakref.finalize(self, self._compilers.close)
+        self._saved: list[Future[None]] = []
         self.compile_seconds = 0.0  # that batches have waited for
         self.calibration: Calibration | None = None
 
@@ -196,8 +199,13 @@ class Engine:
             segments = tokens if packed else None
             program = self.step.lower(self.params, tokens, tokens, segments, places).compile()
             if self._cache is not None:
-                self._compilers.submit(self._cache.save, parts, program)
+                self._saved.append(self._compilers.submit(self._cache.save, parts, program))
         return program
+
+    def finish_saving(self) -> None:
+        """Wait until the programs are in the cache, for the next run."""
+        for saved in self._saved:
+            saved.result()
 
     def _description(self) -> tuple[Any, ...]:
         """What a program depends on, apart from the shape of the batch."""

@@ -64,3 +64,6 @@ class OpeningEngine:
 
     def compile_ahead(self, ahead: Sequence[batches.Batch]) -> None:
         self._engine.compile_ahead(ahead)
+
+    def finish_saving(self) -> None:
+        self._engine.finish_saving()

@@ -83,6 +83,8 @@ class ModelEngine(Protocol):
 
     def compile_ahead(self, batches: Sequence[batches.Batch]) -> None: ...
 
+    def finish_saving(self) -> None: ...
+
     @property
     def programs(self) -> int: ...
 
@@ -252,6 +254,8 @@ class Worker:
             self._writer_pool.close()
             if self._upload_pool is not None:
                 self._upload_pool.close()
+        if not self._coordinator.should_stop():
+            self._engine.finish_saving()
         on_progress(self.meter)
         return self.meter
 
