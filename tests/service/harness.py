@@ -27,6 +27,8 @@ from tpufleet.model.jobs import Capacity, JobId, JobState
 from tpufleet.model.notifications import NotificationRules
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.users import Role, Token, User
+from tpufleet.policy import rate_limits
+from tpufleet.policy.rate_limits import ConcurrencyLimit
 from tpufleet.service import auth
 from tpufleet.service.app import create_app
 from tpufleet.service.http_server import FleetServer, listen, make_server
@@ -91,6 +93,7 @@ class ServiceHarness:
         make_server: Callable[[Starlette], FleetServer] = make_server,
         limiter: RateLimiter | None = None,
         public_url: str = "",
+        concurrency: ConcurrencyLimit = rate_limits.CONCURRENT_PER_USER,
     ) -> None:
         deps = ServiceDependencies(
             store=cast(Store, LoopGuard(self.store)),
@@ -105,7 +108,7 @@ class ServiceHarness:
             notifications=self.notifications,
             public_url=public_url,
         )
-        self.app = create_app(deps, limiter)
+        self.app = create_app(deps, limiter, concurrency)
         listener = listen(port=self.port)
         self.port = listener.getsockname()[1]
         self.server = make_server(self.app)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
-from starlette.concurrency import run_in_threadpool
 
 from tests import postgres
 from tests.contract import store_builders as a
@@ -19,6 +18,7 @@ from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.model.users import Role
 from tpufleet.service import app
 from tpufleet.service.api.routes import ROUTES
+from tpufleet.service.worker_threads import WorkerThreads
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.database import Database, DatabaseSession
 from tpufleet.stores.open_store import open_database
@@ -46,9 +46,10 @@ JOB_PAGES = ["/jobs/j0001", "/jobs/j0001/why", "/jobs/j0000/cost", "/jobs/j0000/
 _of_a_request = ContextVar("of a request", default=False)
 
 
-async def mark_and_run(function: Callable[..., T], *args: Any) -> T:
-    _of_a_request.set(True)
-    return await run_in_threadpool(function, *args)
+class ThreadsOfRequests(WorkerThreads):
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        _of_a_request.set(True)
+        return await super().run(function, *args)
 
 
 class CountingDatabase:
@@ -90,7 +91,8 @@ def service(request, tmp_path_factory) -> Iterator[tuple[ServiceHarness, Countin
     fill(store)
     service = ServiceHarness(store, folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app, "run_in_threadpool", mark_and_run)
+        for group in ("USERS", "AUTHENTICATION"):
+            patch.setattr(app, group, ThreadsOfRequests(group, 8))
         service.start()
         yield service, database
         service.close()

@@ -1,4 +1,5 @@
-"""Rate limits: how many requests a caller may send, as a token bucket."""
+"""Rate limits: how many requests a caller may send, as a token bucket; and how many may run at a
+time."""
 
 from __future__ import annotations
 
@@ -20,9 +21,24 @@ class TokenBucket:
     at: datetime
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConcurrencyLimit:
+    """Of the requests of one caller."""
+
+    running: int  # at a time, until the client has received the response
+    waiting: int  # for one of the others to end
+    wait: timedelta
+    downloads: int  # of files, which take as long as the client does
+
+
 # Far above what people and scripts do, and below what one server answers. Of all tokens of a user
 # together; and of the processes of their jobs, and of links, which must not lock the user out.
 PER_USER = RateLimit(per_second=500, burst=10_000)
+# Browsers open six connections. A user, their jobs and their links are three callers, which
+# together must leave worker threads to other users.
+CONCURRENT_PER_USER = ConcurrencyLimit(
+    running=8, waiting=256, wait=timedelta(seconds=10), downloads=200
+)
 # What a user does that is entered into the audit log, or is refused. A script that sets up a team
 # does a few hundred in a row.
 AUDITED_PER_USER = RateLimit(per_second=1, burst=1_000)

@@ -17,11 +17,10 @@ from dataclasses import replace
 from functools import partial
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -32,6 +31,7 @@ from tpufleet.model.audit import AuditAction
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import JOB_TOKEN_PREFIX, Role
 from tpufleet.policy import rate_limits
+from tpufleet.policy.rate_limits import ConcurrencyLimit
 from tpufleet.service import (
     audit,
     auth,
@@ -46,7 +46,8 @@ from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.audit import AuditLog, AuditSubject
 from tpufleet.service.auth import Caller
-from tpufleet.service.connection_limits import AUTHENTICATED
+from tpufleet.service.checkpoint_leases import LocationsBusy
+from tpufleet.service.connection_limits import AUTHENTICATED, RESPONSE_RECEIVED
 from tpufleet.service.event_streams import EventHub
 from tpufleet.service.fast_heartbeats import FastHeartbeats
 from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults, ArchivedSnapshots
@@ -62,9 +63,11 @@ from tpufleet.service.notifications.channels import ChannelSecrets
 from tpufleet.service.notifications.outbox import NotificationOutbox
 from tpufleet.service.queries import EndedJobRows
 from tpufleet.service.rate_limiter import RateLimiter, TooManyRequests
+from tpufleet.service.request_slots import RequestSlot, RequestSlots
 from tpufleet.service.routing import (
     API_PREFIX,
     SLICE_TOKEN,
+    SLOW_BODY,
     ApiCall,
     MediaType,
     Route,
@@ -76,6 +79,7 @@ from tpufleet.service.submission import JobStorage
 from tpufleet.service.web import sessions
 from tpufleet.service.web.pages import WebPages
 from tpufleet.service.web.sessions import LoginLinks
+from tpufleet.service.worker_threads import AGENTS, AUTHENTICATION, USERS
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +123,11 @@ _STORAGE = (
 )
 
 
-def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) -> Starlette:
+def create_app(
+    deps: ServiceDependencies,
+    limiter: RateLimiter | None = None,
+    concurrency: ConcurrencyLimit = rate_limits.CONCURRENT_PER_USER,
+) -> Starlette:
     """The application; `app.state.hub` wakes and closes its streams, and
     `app.state.heartbeat_endpoint` answers heartbeats without its middleware and routes."""
     components = _components(deps)
@@ -175,6 +183,7 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
                 AuthMiddleware,
                 deps=deps,
                 limiter=limiter,
+                slots=RequestSlots(concurrency),
                 pages=WebPages(),
                 links=components.login_links,
             )
@@ -198,12 +207,14 @@ class AuthMiddleware:
         app: ASGIApp,
         deps: ServiceDependencies,
         limiter: RateLimiter,
+        slots: RequestSlots,
         pages: WebPages,
         links: LoginLinks,
     ) -> None:
         self._app = app
         self._deps = deps
         self._limiter = limiter
+        self._slots = slots
         self._probes = probes.Probes(deps.store, deps.clock, deps.state)
         self._pages = pages
         self._links = links
@@ -231,6 +242,7 @@ class AuthMiddleware:
             return
         address, token, token_hash, session, caller = _address(scope), "", "", "", None
         check_caller: Callable[[], Caller] | None = None
+        limits_key = ""
         try:
             header, query = _header(scope, b"authorization"), scope["query_string"]
             signature = None if header else signed_links.signature_of(scope["method"], query)
@@ -241,16 +253,18 @@ class AuthMiddleware:
             self._limiter.check_address(address, token_hash)
             if signature is not None:
                 check_caller = partial(self._link_caller, scope["path"], query)
-                caller = await run_in_threadpool(check_caller)
-                self._limiter.check_caller(f"links:{caller.name}", rate_limits.PER_USER)
+                caller = await AUTHENTICATION.run(check_caller)
+                limits_key = f"links:{caller.name}"
+                self._limiter.check_caller(limits_key, rate_limits.PER_USER)
                 self._accept(scope, token_hash)
                 scope["query_string"] = signed_links.without_signature(query)
             elif self._is_agent_path(scope["path"]):
                 self._limiter.check_caller(f"slice:{token_hash}", rate_limits.PER_SLICE_TOKEN)
             else:
                 check_caller = partial(self._caller, token, token_hash, session)
-                caller = await run_in_threadpool(check_caller)
-                self._limiter.check_caller(caller.limits_key, rate_limits.PER_USER)
+                caller = await AUTHENTICATION.run(check_caller)
+                limits_key = caller.limits_key
+                self._limiter.check_caller(limits_key, rate_limits.PER_USER)
                 self._accept(scope, token_hash)
         except FleetError as error:
             if isinstance(error, Unauthorized):
@@ -265,7 +279,7 @@ class AuthMiddleware:
         scope["tpufleet.token_hash"] = token_hash
         scope["tpufleet.check_caller"] = check_caller or _refuse_agent
         if caller is not None:
-            await self._app(scope, receive, send)
+            await self._respond(scope, receive, send, RequestSlot(self._slots, limits_key))
             return
 
         async def send_agent_response(message: Message) -> None:
@@ -278,6 +292,16 @@ class AuthMiddleware:
             await send(message)
 
         await self._app(scope, receive, send_agent_response)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send, slot: RequestSlot) -> None:
+        """Keeps the slot until the client has received the response: it is in memory as long."""
+        scope["tpufleet.slot"] = slot
+        try:
+            await self._app(scope, receive, send)
+            if slot.held and RESPONSE_RECEIVED in scope:
+                await scope[RESPONSE_RECEIVED]()
+        finally:
+            slot.close()
 
     async def _credentials(
         self, scope: Scope, header: str | None, address: str
@@ -300,7 +324,7 @@ class AuthMiddleware:
             raise
         if token.startswith(sessions.LINK_PREFIX) and _creates_session(scope):
             self._limiter.check_address(address, "")
-            return "", await run_in_threadpool(self._links.redeem, token, now), ""
+            return "", await AUTHENTICATION.run(self._links.redeem, token, now), ""
         return token, auth.token_hash(token), ""
 
     def _caller(self, token: str, token_hash: str, session: str) -> Caller:
@@ -340,6 +364,7 @@ def _endpoint(
                 token=request.scope["tpufleet.token"],
                 token_hash=request.scope["tpufleet.token_hash"],
                 caller=request.scope["tpufleet.caller"],
+                slot=request.scope.get("tpufleet.slot"),
                 check_caller=request.scope["tpufleet.check_caller"],
                 checked_at=components.deps.clock.uptime(),
             )
@@ -351,7 +376,13 @@ def _endpoint(
                 await call.read_body()
             if route.is_async:
                 return _response(await route.handler(call))
-            return await run_in_threadpool(lambda: _response(_handle(call)))
+            if call.slot is None:
+                return await AGENTS.run(_respond, call)
+            await _take_slot(call, call.slot)
+            response = await USERS.run(_respond, call)
+            if isinstance(response, FileResponse | StreamingResponse):
+                call.slot.become_download()
+            return response
         except FleetError as error:
             return error_response(error)
         except OSError as error:
@@ -367,9 +398,21 @@ def _endpoint(
     return endpoint
 
 
+def _respond(call: ApiCall) -> Response:
+    return _response(_handle(call))
+
+
+async def _take_slot(call: ApiCall, slot: RequestSlot) -> None:
+    clock = call.components.deps.clock
+    since = clock.uptime()
+    await slot.acquire()
+    if clock.uptime() - since > SLOW_BODY:
+        await _check_again(call)
+
+
 async def _check_again(call: ApiCall) -> None:
-    """What was checked before the body, for what happened while it arrived."""
-    call.caller = await run_in_threadpool(call.check_caller)
+    """What was checked before the body, for what happened while it arrived or waited."""
+    call.caller = await AUTHENTICATION.run(call.check_caller)
     call.now = call.components.deps.clock.now()
     await _require_rights(call)
 
@@ -387,7 +430,7 @@ async def _require_rights(call: ApiCall) -> None:
             refused = audit.entry(subject, call.user, call.address, call.now)
             log = call.components.audit_log
             log.check_limit(call.user.name)
-            await run_in_threadpool(log.record_refusal, refused, error)
+            await USERS.run(log.record_refusal, refused, error)
         raise
 
 
@@ -399,7 +442,7 @@ async def _refused_subject(call: ApiCall) -> AuditSubject | None:
             call.read_query()
             await call.read_body()
             if route.audit is not None:
-                return await run_in_threadpool(route.audit, call)
+                return await USERS.run(route.audit, call)
         except FleetError as error:
             logger.info("%s is refused and cannot be read: %s", route.operation_id, error)
     return _foreign_subject(call)
@@ -482,6 +525,8 @@ def error_response(error: FleetError) -> Response:
         message = next((text for kind, text in _STORAGE if isinstance(error, kind)), UNAVAILABLE)
         if isinstance(error, errors.ProviderError):  # of the bucket
             message = f"{error}; retry"
+        elif isinstance(error, LocationsBusy):
+            message = str(error)
         response = _error(503, "Unreachable", message)
         response.headers["Retry-After"] = str(probes.RETRY_AFTER_SECONDS)
         return response

@@ -26,18 +26,31 @@ LEASE_TTL = timedelta(seconds=60)
 WAIT_SECONDS = 10.0
 RETRY_SECONDS = 0.05
 _NO_LIMIT = 10_000_000
-_lock = threading.Lock()  # requests of one server wait here, in order
+_lock = threading.Lock()  # requests of one server wait here
+
+
+class LocationsBusy(Unreachable):
+    """Other requests are checking checkpoint locations, or a large folder is being deleted."""
+
+    def __init__(self) -> None:
+        super().__init__("checkpoint locations are busy with other requests; retry")
 
 
 @contextmanager
 def exclusive(store: Store, now: datetime) -> Iterator[Lease]:
-    """Commit with the lease as fence, so that nothing is written after it has expired."""
-    with _lock:
-        lease = _acquire(store, now)
+    """Commit with the lease as fence, so that nothing is written after it has expired. Raises
+    LocationsBusy."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    if not _lock.acquire(timeout=WAIT_SECONDS):
+        raise LocationsBusy
+    try:
+        lease = _acquire(store, now, deadline)
         try:
             yield lease
         finally:
             store.release_lease(lease)
+    finally:
+        _lock.release()
 
 
 def require_free(store: Store, jobs: Iterable[Job]) -> None:
@@ -86,10 +99,10 @@ def normalized(location: str) -> str:
     return spelled(location) if "://" in location else posixpath.normpath(location)
 
 
-def _acquire(store: Store, now: datetime) -> Lease:
-    holder, deadline = secrets.token_hex(8), time.monotonic() + WAIT_SECONDS
+def _acquire(store: Store, now: datetime, deadline: float) -> Lease:
+    holder = secrets.token_hex(8)
     while (lease := store.acquire_lease(LEASE_NAME, holder, LEASE_TTL, now)) is None:
         if time.monotonic() >= deadline:
-            raise Unreachable("another server is checking checkpoint locations; retry")
+            raise LocationsBusy
         time.sleep(RETRY_SECONDS)
     return lease

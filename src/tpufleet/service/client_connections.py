@@ -18,6 +18,7 @@ from tpufleet.service.connection_limits import (
     ConnectionTable,
     LimitedConnection,
     RestingConnection,
+    unreceived_bytes,
 )
 
 HEARTBEAT_PATH = "/api/v1/agent/beat"
@@ -215,6 +216,23 @@ class ClientConnection(asyncio.Protocol):
         if _END_OF_HEAD in self._received:
             return seconds > limits.body_grace_seconds
         return seconds > limits.header_seconds
+
+    def pause_writing(self) -> None:
+        self._table.start_sending(self)  # an agent that does not read the replies
+
+    def resume_writing(self) -> None:
+        self._table.end_sending(self)
+
+    @property
+    def unsent(self) -> int:
+        return self._table.unsent(self._transport)
+
+    @property
+    def unreceived(self) -> int:
+        return unreceived_bytes(self._table, self._transport)
+
+    def on_sent(self) -> None:
+        pass
 
     def abort(self) -> None:
         self._transport.abort()

@@ -1,5 +1,5 @@
 """Limits on connections: how many there may be, and how long a client may take for its TLS
-handshake and to send a request.
+handshake, to send a request, and to receive a response.
 
 When there are too many, the oldest connection without a valid token is closed. So strangers cannot
 use up the connections that agents need for their heartbeats.
@@ -8,19 +8,26 @@ use up the connections that agents need for their heartbeats.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import resource
 import ssl
+import sys
+import termios
 import time
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import h11
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 AUTHENTICATED = "tpufleet.authenticated"  # set in the scope of a request with a valid token
+# In the scope: a coroutine function that returns once the client has the response, or is gone.
+RESPONSE_RECEIVED = "tpufleet.response_received"
 
 # File descriptors for the database, logs, uploads and simulated hosts.
 RESERVED_DESCRIPTORS = 256
@@ -28,6 +35,7 @@ SWEEP_SECONDS = 1.0
 # Idle connections that are kept; a connection that rests takes about 5 kB.
 MAX_KEPT = 50_000
 _MAX_CLOSED_AT_ONCE = 1000
+MIN_POLL_SECONDS, MAX_POLL_SECONDS = 0.01, 0.2  # whether a response was received
 TLS_CLOSE_SECONDS = 1.0  # for the client to confirm; idle clients do not
 
 
@@ -39,6 +47,11 @@ class ConnectionLimits:
     header_seconds: float = 10.0  # from the first byte, or the connection, to the last header
     body_grace_seconds: float = 30.0
     body_bytes_per_second: int = 4 * 1024  # after the grace period, on average
+
+    # Without a byte that the client takes of a response. A client with a valid token that leaves a
+    # little of it, such as one whose output is read in a pager, may do so for `idle_seconds`.
+    unread_seconds: float = 30.0
+    unread_bytes: int = 2**20
 
     # Of clients with a valid token. Longer than the longest heartbeat interval, so that agents keep
     # their connection.
@@ -82,6 +95,30 @@ class RestingConnection(TrackedConnection, Protocol):
         ...
 
 
+class SendingConnection(TrackedConnection, Protocol):
+    """A connection with a response that the client has not received."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes in memory."""
+        ...
+
+    @property
+    def unreceived(self) -> int:
+        """Bytes that the client has not confirmed; more than `unsent` where the system tells."""
+        ...
+
+    def on_sent(self) -> None:
+        """Nothing is left in memory."""
+        ...
+
+
+@dataclass(slots=True)
+class _Sending:
+    unreceived: int
+    since: float  # when it last became less
+
+
 class ConnectionTable:
     """The connections of one server."""
 
@@ -94,6 +131,9 @@ class ConnectionTable:
         self._strangers: dict[TrackedConnection, None] = {}
         # Those that rest after a request with a valid token, and since when; oldest first.
         self._idle: dict[TrackedConnection, float] = {}
+        self._sending: dict[SendingConnection, _Sending] = {}
+        # Below encrypted transports, which do not count what these have in memory.
+        self._sockets: WeakKeyDictionary[asyncio.Transport, asyncio.Transport] = WeakKeyDictionary()
         self._sweep: asyncio.TimerHandle | None = None
         self._stood_still = 0.0  # seconds in which this process did not run
 
@@ -109,6 +149,8 @@ class ConnectionTable:
     def remove(self, connection: TrackedConnection) -> None:
         self.end_request(connection)
         self._idle.pop(connection, None)
+        # The table does not look at the kind of a connection that it forgets.
+        self._sending.pop(connection, None)  # type: ignore[call-overload]
         self._connections.discard(connection)
 
     def rest(self, connection: TrackedConnection) -> None:
@@ -135,6 +177,25 @@ class ConnectionTable:
     def end_request(self, connection: TrackedConnection) -> None:
         self._receiving.pop(connection, None)
         self._strangers.pop(connection, None)
+
+    def start_sending(self, connection: SendingConnection) -> None:
+        """It has a response in memory. Until `end_sending`, or until nothing is left of it, the
+        client must make progress."""
+        if connection not in self._sending:
+            self._sending[connection] = _Sending(connection.unreceived, self._now())
+            self._schedule_sweep()
+
+    def end_sending(self, connection: SendingConnection) -> None:
+        self._sending.pop(connection, None)
+
+    def add_encrypted(self, encrypted: asyncio.Transport, socket: asyncio.Transport) -> None:
+        self._sockets[encrypted] = socket
+
+    def unsent(self, transport: asyncio.Transport) -> int:
+        below = self._sockets.get(transport)
+        return transport.get_write_buffer_size() + (
+            below.get_write_buffer_size() if below is not None else 0
+        )
 
     def close_handshakes(self) -> None:
         """At shutdown. Connections with requests are closed by uvicorn."""
@@ -164,14 +225,33 @@ class ConnectionTable:
             if now - since <= self.limits.idle_seconds:
                 break
             self._drop(idle)
+        for sending, progress in list(self._sending.items()):
+            self._check_progress(sending, progress, now)
         self._schedule_sweep()
+
+    def _check_progress(
+        self, connection: SendingConnection, progress: _Sending, now: float
+    ) -> None:
+        if not connection.unsent:
+            self.end_sending(connection)
+            connection.on_sent()
+            return
+        unreceived = connection.unreceived
+        if unreceived < progress.unreceived:
+            progress.since = now
+        progress.unreceived = unreceived
+        small = connection.authenticated and connection.unsent <= self.limits.unread_bytes
+        if now - progress.since > (
+            self.limits.idle_seconds if small else self.limits.unread_seconds
+        ):
+            self._drop(connection)
 
     def _now(self) -> float:
         """A clock on which a client that we did not read from is not slow."""
         return time.monotonic() - self._stood_still
 
     def _schedule_sweep(self) -> None:
-        if self._sweep is None and (self._receiving or self._idle):
+        if self._sweep is None and (self._receiving or self._idle or self._sending):
             self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._close_slow)
 
     def _drop(self, connection: TrackedConnection) -> None:
@@ -197,6 +277,18 @@ class LimitedConnection(H11Protocol):
         self._resting = resting
         self._bytes = 0  # of the request that is being received
         self.authenticated = False  # has sent a request with a valid token
+        self._handle_request, self.app = self.app, self._handle_request_of_client
+
+    async def _handle_request_of_client(self, scope: Any, receive: Any, send: Any) -> None:
+        scope[RESPONSE_RECEIVED] = self._until_received
+        await self._handle_request(scope, receive, send)
+
+    async def _until_received(self) -> None:
+        # Transports report this only where nothing is encrypted.
+        pause = MIN_POLL_SECONDS
+        while self in self._table and self.unsent > HIGH_WATER_LIMIT:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_POLL_SECONDS)
 
     # The base class narrows the parameter as well.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -222,11 +314,45 @@ class LimitedConnection(H11Protocol):
         self.authenticated = self.authenticated or self._token_was_valid
         self._table.end_request(self)
         super().on_response_complete()
+        if self.unsent:
+            self._unset_keepalive_if_required()  # the client is still receiving
+            self._table.start_sending(self)
+        elif not self.transport.is_closing():
+            self._rest()
+
+    def _rest(self) -> None:
         if self.authenticated and self._table.keeps_idle and self._is_between_requests:
             self._unset_keepalive_if_required()
             self.connections.discard(self)
             self._table.remove(self)
             self._resting.resume(self.authenticated)
+
+    def on_sent(self) -> None:
+        if self.cycle is None or not self.cycle.response_complete or self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+        self._rest()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.authenticated = self.authenticated or self._token_was_valid
+        self._table.start_sending(self)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.cycle is None or not self.cycle.response_complete:
+            self._table.end_sending(self)
+
+    @property
+    def unsent(self) -> int:
+        return self._table.unsent(self.transport)
+
+    @property
+    def unreceived(self) -> int:
+        return unreceived_bytes(self._table, self.transport)
 
     @property
     def _is_between_requests(self) -> bool:
@@ -294,6 +420,7 @@ class TlsConnection(asyncio.Protocol):
         if encrypted is None or encrypted.is_closing():
             self._transport.abort()
         else:
+            self._table.add_encrypted(encrypted, self._transport)
             encrypted.set_protocol(self._connection)
             self._connection.connection_made(encrypted)
             for data in self._early_data:
@@ -307,6 +434,17 @@ class TlsConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         self._transport.abort()
+
+
+def unreceived_bytes(table: ConnectionTable, transport: asyncio.Transport) -> int:
+    """With those that the system has, and the client has not confirmed: it takes new ones only when
+    a third is sent, so a slow client would seem to receive nothing for a while."""
+    connection = transport.get_extra_info("socket")
+    try:
+        answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+    except (OSError, ValueError):  # closed, or not known here
+        return table.unsent(transport)
+    return table.unsent(transport) + int.from_bytes(answer, sys.byteorder)
 
 
 def _raise_descriptor_limit() -> int:

@@ -20,6 +20,7 @@ from tpufleet.model.encoding import to_json
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.service import queries
 from tpufleet.service.rate_limiter import TooManyRequests
+from tpufleet.service.worker_threads import AUTHENTICATION
 from tpufleet.stores.base import EventQuery, Store, Subscription
 
 logger = logging.getLogger(__name__)
@@ -191,7 +192,7 @@ class EventStream(Response):
         while True:
             await asyncio.sleep(RECHECK_SECONDS)
             try:
-                await asyncio.to_thread(self._check_caller)
+                await AUTHENTICATION.run(self._check_caller)
             except Unauthorized:
                 return
             except DatabaseUnreachable as error:  # logged by its store

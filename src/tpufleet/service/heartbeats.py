@@ -33,6 +33,7 @@ from tpufleet.policy import liveness
 from tpufleet.service import identifiers
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.metric_series import MetricRecorder
+from tpufleet.service.worker_threads import HEARTBEATS
 from tpufleet.stores.base import ChangeSet, Store
 
 logger = logging.getLogger(__name__)
@@ -153,12 +154,12 @@ class Heartbeats:
     async def flush(self) -> None:
         """Write the liveness and the metrics gathered since the last flush."""
         if self._metrics.pending:
-            await asyncio.to_thread(self._metrics.flush)
+            await HEARTBEATS.run(self._metrics.flush)
         if not self._liveness:
             return
         gathered, self._liveness = self._liveness, {}
         try:
-            await asyncio.to_thread(self._store.record_liveness, list(gathered.values()))
+            await HEARTBEATS.run(self._store.record_liveness, list(gathered.values()))
         except Exception:
             self._liveness = gathered | self._liveness  # what came in meanwhile is newer
             raise
@@ -192,7 +193,7 @@ class Heartbeats:
             batch, self._lookups = self._lookups, []
             results: Sequence[_HostState | Exception]
             try:
-                results = await asyncio.to_thread(self._read, batch)
+                results = await HEARTBEATS.run(self._read, batch)
             except Exception as error:  # no thread to be had: the server is shutting down
                 results = [error] * len(batch)
             for lookup, result in zip(batch, results, strict=True):
@@ -239,7 +240,7 @@ class Heartbeats:
 
     async def _count_hosts(self, now: datetime) -> None:
         try:
-            hosts = await asyncio.to_thread(self._store.count_seen_hosts, now - _COUNT_WINDOW)
+            hosts = await HEARTBEATS.run(self._store.count_seen_hosts, now - _COUNT_WINDOW)
         except DatabaseUnreachable as error:  # logged by its store
             logger.debug("cannot count the hosts: %s", error)
             return
@@ -302,7 +303,7 @@ class Heartbeats:
             batch, self._changes = self._changes, []
             messages = [message for message, _ in batch]
             try:
-                await asyncio.to_thread(self._store.commit, ChangeSet(messages=messages))
+                await HEARTBEATS.run(self._store.commit, ChangeSet(messages=messages))
             except Exception as error:
                 for _, written in batch:
                     if not written.done():

@@ -29,6 +29,7 @@ from tpufleet.model.hosts import HostId
 from tpufleet.model.jobs import JobId
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.service.rate_limiter import TooManyRequests
+from tpufleet.service.worker_threads import HEARTBEATS
 from tpufleet.stores.base import Store
 
 logger = logging.getLogger(__name__)
@@ -187,7 +188,7 @@ class HostCommandQueue:
         while True:
             await asyncio.sleep(every)
             try:
-                await asyncio.to_thread(self.refresh, clock.now())
+                await HEARTBEATS.run(self.refresh, clock.now())
             except DatabaseUnreachable as error:  # logged by its store
                 logger.debug("cannot read host commands: %s", error)
             except Exception:

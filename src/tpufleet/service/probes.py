@@ -6,7 +6,6 @@ import logging
 from datetime import timedelta
 from pathlib import Path
 
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse, Response
 
 from tpufleet.clocks import Clock
@@ -19,6 +18,7 @@ from tpufleet.errors import (
     StorageUnusable,
 )
 from tpufleet.model.server_status import CONTROLLER_REPORT
+from tpufleet.service.worker_threads import PROBES
 from tpufleet.service.write_problems import write_problem
 from tpufleet.stores.base import Store
 
@@ -71,7 +71,7 @@ class Probes:
         now = self._clock.uptime()
         if self._checked_at is None or now - self._checked_at >= CHECK_INTERVAL:
             self._checked_at = now  # others need not ask
-            self._readiness = await run_in_threadpool(self._find_readiness)
+            self._readiness = await PROBES.run(self._find_readiness)
         status, text = self._readiness
         headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == 503 else {}
         return PlainTextResponse(f"{text}\n", status_code=status, headers=headers)

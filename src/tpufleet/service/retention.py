@@ -4,10 +4,11 @@ are kept either way."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 
 from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, ProviderError
@@ -99,15 +100,17 @@ def purge(
     # From here until they are marked, none of them can be resumed.
     with checkpoint_leases.exclusive(context.store, context.now) as lease:
         plan = _plan(context, request, MAX_PURGED, whole_lineages)
-        report = plan.report(files)
         if not plan.selected:
-            return report
+            return plan.report(files)
         context.store.commit(ChangeSet(), fence=lease)  # still held
         context.store.mark_files_deleted(list(plan.selected), context.now)
         gone = [job_id for job_id, chosen in plan.with_checkpoints.items() if chosen]
         context.store.mark_deleted(gone, FileKind.CHECKPOINTS)
         _being_purged.update(plan.selected)
     try:
+        # Without the lease, which everyone waits for: a folder of checkpoints may be very large.
+        report = plan.report(files, skip_errors=True)
+        plan = _without_code_in_use(context.store, plan)
         failed = _delete_all(files, plan)
     finally:
         _being_purged.difference_update(plan.selected)
@@ -119,6 +122,16 @@ def purge(
     for job_id, error in failed.items():  # the rest is deleted
         raise _undeletable(job_id, error)
     return report
+
+
+def _without_code_in_use(store: Store, plan: _PurgePlan) -> _PurgePlan:
+    """Jobs may have been submitted with the same code while the files were counted."""
+    references = {digest: code_reference(digest) for digest in plan.unused_code}
+    users = store.referring_jobs(list(references.values()), with_files=True)
+    unused = [
+        digest for digest in plan.unused_code if users[references[digest]] <= plan.selected.keys()
+    ]
+    return replace(plan, unused_code=unused)
 
 
 def _delete_all(files: JobFiles, plan: _PurgePlan) -> dict[JobId, DeletionError]:
@@ -174,14 +187,25 @@ class _PurgePlan:
     unused_code: list[str]
     more: bool
 
-    def report(self, files: JobFiles) -> PurgeReport:
-        """Without jobs of which an earlier purge has left nothing."""
+    def report(self, files: JobFiles, *, skip_errors: bool = False) -> PurgeReport:
+        """Without jobs of which an earlier purge has left nothing. With `skip_errors`, what cannot
+        be counted counts as nothing: its deletion will say what is wrong."""
+
+        def measure(size: Callable[[JobId], int], job: Job) -> int:
+            try:
+                return size(job.id)
+            except DELETION_ERRORS as error:
+                if not skip_errors:
+                    raise
+                logger.warning("cannot count the files of job %s: %s", job.id, error)
+                return 0
+
         code = {digest: files.snapshots.size(digest) for digest in self.unused_code}
         fresh = {job.id for job in self.fresh}
         jobs = list(self.selected.values())
         with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
-            sizes = list(threads.map(lambda job: files.size(job.id), jobs))
-            checkpoint_sizes = list(threads.map(lambda job: files.checkpoint_size(job.id), jobs))
+            sizes = list(threads.map(partial(measure, files.size), jobs))
+            checkpoint_sizes = list(threads.map(partial(measure, files.checkpoint_size), jobs))
         rows = tuple(
             PurgedJob(
                 id=job.id,

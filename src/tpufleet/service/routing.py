@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -40,11 +40,14 @@ from tpufleet.service.notifications.channels import ChannelSecrets
 from tpufleet.service.notifications.outbox import NotificationOutbox
 from tpufleet.service.queries import EndedJobRows
 from tpufleet.service.recent_errors import RecentErrors
+from tpufleet.service.request_slots import RequestSlot
 from tpufleet.service.submission import JobStorage
 from tpufleet.service.web.sessions import LoginLinks
+from tpufleet.service.worker_threads import USERS
 from tpufleet.stores.base import Store
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 API_PREFIX = "/api/v1"
 SLICE_TOKEN = "slice"  # instead of a role: called by agents, with the token of their slice
@@ -208,6 +211,7 @@ class ApiCall:
     token: str
     token_hash: str = ""
     caller: Caller | None = None  # None on the routes for agents
+    slot: RequestSlot | None = None  # among the requests of the caller; None for agents
     # Authenticates the caller again. Raises Unauthorized when the token was revoked or has expired,
     # or its user was deleted.
     check_caller: Callable[[], Caller]
@@ -252,6 +256,15 @@ class ApiCall:
         if job is None or ref not in (job.id, job.spec.name):
             raise Forbidden(f"this token is limited to job {job_id}")
         return job
+
+    async def run_in_thread(self, function: Callable[[*Arguments], T], *args: *Arguments) -> T:
+        """For handlers of users that run in the event loop: with a slot, but only until it ends."""
+        assert self.slot is not None
+        await self.slot.acquire()
+        try:
+            return await USERS.run(function, *args)
+        finally:
+            self.slot.release()
 
     def notify(self) -> None:
         """After a commit: wake the controller and the event streams."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeVar
 
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, Response
 
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound, Unauthorized
@@ -36,6 +35,7 @@ from tpufleet.service.routing import (
     Router,
     ServiceComponents,
 )
+from tpufleet.service.worker_threads import AGENTS
 
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 MIN_NONCE_LENGTH, MAX_NONCE_LENGTH = 16, 128
@@ -125,7 +125,7 @@ async def append_log(call: ApiCall) -> object:
     host = HostId(call.query_text("host") or "")
     slice_id = _authenticated_slice(call, host)
     await call.read_body()
-    return await run_in_threadpool(_append_log, call, host, slice_id)
+    return await AGENTS.run(_append_log, call, host, slice_id)
 
 
 def _append_log(call: ApiCall, host: HostId, slice_id: SliceId) -> object:
@@ -176,7 +176,7 @@ async def put_host_command_file(call: ApiCall) -> Acknowledgement:
     _authenticated_slice(call, host)
     await call.read_body()
     offset = call.query_int("offset", 0) or 0
-    await run_in_threadpool(
+    await AGENTS.run(
         call.components.host_commands.append_file,
         call.path_param("errand"), host, offset, call.body, call.now,
     )  # fmt: skip
@@ -198,7 +198,7 @@ async def put_result(call: ApiCall) -> Acknowledgement:
     host = HostId(call.query_text("host") or "")
     slice_id = _authenticated_slice(call, host)
     await call.read_body()
-    return await run_in_threadpool(_put_result, call, host, slice_id)
+    return await AGENTS.run(_put_result, call, host, slice_id)
 
 
 def _put_result(call: ApiCall, host: HostId, slice_id: SliceId) -> Acknowledgement:
@@ -216,7 +216,7 @@ def _put_result(call: ApiCall, host: HostId, slice_id: SliceId) -> Acknowledgeme
     media_type=MediaType.ARCHIVE,
 )
 async def fetch_snapshot(call: ApiCall) -> Response:
-    path = await run_in_threadpool(_snapshot_path, call)
+    path = await AGENTS.run(_snapshot_path, call)
     return FileResponse(path, media_type=MediaType.ARCHIVE.value)
 
 

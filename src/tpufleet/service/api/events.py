@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from tpufleet.errors import BadInput
@@ -64,7 +63,7 @@ async def stream_events(call: ApiCall) -> Response:
     ref = call.query_text("job")
     if ref is None and (call.user.pool is not None or call.user.scope is TokenScope.SUBMIT):
         raise BadInput("job: required with a limited token")
-    job = await run_in_threadpool(call.find_job, ref) if ref else None
+    job = await call.run_in_thread(call.find_job, ref) if ref else None
     after = event_streams.parse_last_event_id(last_id)
     hub = call.components.hub
     chunks = event_streams.stream_changes(

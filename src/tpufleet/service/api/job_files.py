@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from tpufleet.errors import BadInput
@@ -70,7 +69,7 @@ def get_job_logs(call: ApiCall) -> Response:
     media_type=MediaType.EVENTS,
 )
 async def stream_logs(call: ApiCall) -> Response:
-    job = await run_in_threadpool(_job_with_files, call)
+    job = await call.run_in_thread(_job_with_files, call)
     selection = _selection(call)
     selection.validate(job)
     follower = log_streams.LogFollower(
