@@ -18,6 +18,7 @@ from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, NotFound
 from tpufleet.model.api_types import NewJob, PurgeRequest
 from tpufleet.model.audit import AuditAction
 from tpufleet.model.jobs import JobId
+from tpufleet.service import checkpoint_leases
 from tpufleet.stores.open_store import open_store
 
 
@@ -394,3 +395,16 @@ def test_a_location_in_use_or_of_nobody_is_not_released(service):
     service.add_attempt("job-1", 0)
     with pytest.raises(Conflict, match="in use by job job-1"):
         service.client("mo").release_checkpoint_location("gs://lab/run1")
+
+
+def test_a_request_that_waits_too_long_for_the_locations_is_told_to_retry(service, monkeypatch):
+    monkeypatch.setattr(checkpoint_leases, "WAIT_SECONDS", 0.1)
+    with (
+        checkpoint_leases.exclusive(service.store, service.clock.now()),
+        service.http(service.tokens["mel"]) as http,
+    ):
+        job = {"id": "job-1", "spec": {**SPEC, "checkpoint": "gs://lab/run1"}}
+        answer = http.post("/jobs", json={"jobs": [job]})
+        assert answer.status_code == 503 and int(answer.headers["Retry-After"]) >= 1
+        assert "checkpoint locations are busy" in answer.json()["error"]["message"]
+    service.submit("job-1", checkpoint="gs://lab/run1")

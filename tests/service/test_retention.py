@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import pytest
@@ -16,6 +16,12 @@ from tests.service.test_files import packed
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model.api_types import ArchiveRequest, NewJob, PurgeRequest
 from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
+from tpufleet.model.users import Role
+from tpufleet.service import retention
+from tpufleet.service.auth import Caller
+from tpufleet.service.commands import CommandContext
+from tpufleet.service.files.job_files import JobFiles
+from tpufleet.service.files.snapshots import SnapshotFiles
 
 
 def leave(
@@ -387,3 +393,62 @@ def test_code_that_another_job_needs_is_not_reported_as_deleted(service, tmp_pat
         client.purge(PurgeRequest(jobs=(name,)))
     assert purge_events(service, "one") == ["purged by mel: deleted logs and results"]
     assert purge_events(service, "two") == ["purged by mel: deleted logs, results and code"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowlyCountedFiles(JobFiles):
+    """Counting checkpoints takes until a test allows it."""
+
+    counting: threading.Event
+    may_end: threading.Event
+
+    def checkpoint_size(self, job_id: JobId) -> int:
+        self.counting.set()
+        self.may_end.wait(60)
+        return super().checkpoint_size(job_id)
+
+
+def slow_purge(service: ServiceHarness) -> tuple[CommandContext, SlowlyCountedFiles]:
+    files = SlowlyCountedFiles(
+        state=service.folder,
+        snapshots=SnapshotFiles(service.folder / "snapshots"),
+        counting=threading.Event(),
+        may_end=threading.Event(),
+    )
+    context = CommandContext(
+        store=service.store, caller=Caller(name="mel", role=Role.MEMBER), now=service.clock.now()
+    )
+    return context, files
+
+
+def test_others_do_not_wait_while_the_files_of_a_purge_are_counted(service):
+    leave(service, "one")
+    service.submit("two", by="mo")
+    service.end_job("two")
+    context, files = slow_purge(service)
+    request = PurgeRequest(jobs=("one",), checkpoints=True)
+    with ThreadPoolExecutor(1) as threads:
+        purge = threads.submit(retention.purge, context, files, request)
+        assert files.counting.wait(60)
+        try:
+            service.client("mo", timeout=20).resume("two")
+            with pytest.raises(Conflict, match="were deleted"):
+                service.client("mel").resume("one")
+        finally:
+            files.may_end.set()
+        assert purge.result(60).size == 9
+    assert left(service, "one") == set()
+
+
+def test_code_that_is_submitted_again_while_files_are_counted_is_kept(service, tmp_path_factory):
+    digest, _ = jobs_with_the_same_code(service, tmp_path_factory)
+    context, files = slow_purge(service)
+    with ThreadPoolExecutor(1) as threads:
+        purge = threads.submit(retention.purge, context, files, PurgeRequest(jobs=("one", "two")))
+        assert files.counting.wait(60)
+        try:
+            service.client("mel").submit([NewJob(id=JobId("three"), spec=SPEC, snapshot=digest)])
+        finally:
+            files.may_end.set()
+        purge.result(60)
+    assert files.snapshots.has(digest)
