@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ import pytest
 from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
 from tests.service.test_connection_limits import is_closed
+from tests.service.test_tls import make_certificate
 from tpufleet.model.events import Event, EventKind
 from tpufleet.policy import rate_limits
 from tpufleet.policy.rate_limits import ConcurrencyLimit
@@ -185,11 +187,15 @@ def ask(service: ServiceHarness, *, connection: str = "keep-alive") -> socket.so
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect(("127.0.0.1", service.port))
-    client.sendall(
-        f"GET /api/v1/events?limit=1000 HTTP/1.1\r\nHost: fleet\r\nConnection: {connection}\r\n"
-        f"Authorization: Bearer {service.tokens['vic']}\r\n\r\n".encode()
-    )
+    client.sendall(large_request(service, connection))
     return client
+
+
+def large_request(service: ServiceHarness, connection: str = "keep-alive") -> bytes:
+    return (
+        f"GET /api/v1/events?limit=1000 HTTP/1.1\r\nHost: fleet\r\nConnection: {connection}\r\n"
+        f"Authorization: Bearer {service.tokens['vic']}\r\n\r\n"
+    ).encode()
 
 
 def restart(service: ServiceHarness, **limits: float) -> None:
@@ -228,6 +234,28 @@ def test_a_client_that_reads_nothing_of_a_response_is_disconnected(service, conn
                 size += len(chunk)
         assert size < 12_000_000
     assert status_of_next(service) == 200
+
+
+def test_over_tls_a_client_that_reads_nothing_is_disconnected(service, tmp_path_factory):
+    certificate = make_certificate(tmp_path_factory.mktemp("tls"))
+    service.stop()
+    limits = ConnectionLimits(connections=50, strangers=20, unread_seconds=0.5)
+    service.start(
+        make_server=lambda app: make_server(
+            app, limits, tls_cert=certificate.cert, tls_key=certificate.key
+        ),
+    )
+    add_large_events(service)
+    context = ssl.create_default_context(cafile=certificate.cert)
+    with (
+        socket.create_connection(("127.0.0.1", service.port)) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as client,
+    ):
+        state = service.server.server_state
+        client.sendall(large_request(service))
+        wait_until(lambda: state.tasks)
+        wait_until(lambda: not state.tasks)
+        wait_until(lambda: not state.connections)
 
 
 def test_a_client_that_reads_slowly_is_not_disconnected(service):
