@@ -10,12 +10,17 @@ import socketserver
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
 
 from tests.polling import wait_until
 from tests.server_process import Server
@@ -29,7 +34,7 @@ from tpufleet.errors import Unreachable
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.jobs import JobId, JobState
 from tpufleet.service.connection_limits import ConnectionLimits
-from tpufleet.service.http_server import make_server
+from tpufleet.service.http_server import listen, make_server
 from tpufleet.service.tls_certificate import CHECK_SECONDS, RenewedCertificate
 
 
@@ -85,6 +90,34 @@ def test_an_unknown_certificate_and_plain_http_are_rejected(secure):
             pytest.raises(Unreachable, match="cannot reach the control plane"),
         ):
             client.me()
+
+
+def test_a_slow_client_receives_all_of_a_response_after_which_the_connection_closes(
+    certificate,
+):
+    size = 8 << 20
+    whole = Route("/whole", lambda request: Response(b"x" * size))
+    app = Starlette(routes=[whole])
+    app.state.heartbeat_endpoint, app.state.hub = None, SimpleNamespace(close=lambda: None)
+    server = make_server(app, tls_cert=certificate.cert, tls_key=certificate.key)
+    listener = listen()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        with socket.create_connection(listener.getsockname()) as plain:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            context = ssl.create_default_context(cafile=certificate.cert)
+            with context.wrap_socket(plain, server_hostname="127.0.0.1") as client:
+                client.sendall(b"GET /whole HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+                received = 0
+                while data := client.recv(1 << 16):
+                    received += len(data)
+                    time.sleep(0.01)
+    finally:
+        server.should_exit = True
+        thread.join(timeout=900)
+    assert received > size
 
 
 @pytest.mark.parametrize("scheme", ["HTTPS", "Https", "hTTps"])

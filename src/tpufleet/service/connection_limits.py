@@ -16,7 +16,7 @@ import sys
 import termios
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
 import h11
@@ -420,9 +420,10 @@ class TlsConnection(asyncio.Protocol):
         if encrypted is None or encrypted.is_closing():
             self._transport.abort()
         else:
-            self._table.add_encrypted(encrypted, self._transport)
             encrypted.set_protocol(self._connection)
-            self._connection.connection_made(encrypted)
+            transport = cast(asyncio.Transport, FlushedTransport(encrypted, self._table))
+            self._table.add_encrypted(transport, self._transport)
+            self._connection.connection_made(transport)
             for data in self._early_data:
                 self._connection.data_received(data)
 
@@ -434,6 +435,40 @@ class TlsConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         self._transport.abort()
+
+
+class FlushedTransport:
+    """An encrypted transport that sends what was written before it closes. asyncio's own has
+    TLS_CLOSE_SECONDS for both, and a client may need longer for a large response."""
+
+    def __init__(self, transport: asyncio.Transport, table: ConnectionTable) -> None:
+        self._transport = transport
+        self._table = table
+        self._closing: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        if self.is_closing():
+            return
+        if not self._unsent():
+            self._transport.close()
+            return
+        self._transport.pause_reading()
+        self._closing = asyncio.get_running_loop().create_task(self._close_when_sent())
+
+    async def _close_when_sent(self) -> None:
+        """The table ends connections that make no progress."""
+        while self._unsent() and not self._transport.is_closing():
+            await asyncio.sleep(MIN_POLL_SECONDS)
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._closing is not None or self._transport.is_closing()
+
+    def _unsent(self) -> int:
+        return self._table.unsent(cast(asyncio.Transport, self))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 def unreceived_bytes(table: ConnectionTable, transport: asyncio.Transport) -> int:
