@@ -16,6 +16,7 @@ from tpufleet.agent.workload.log_metrics import LogMetrics
 from tpufleet.agent.workload.logs import LogFile
 from tpufleet.agent.workload.progress import ProgressReader, step_from_name
 from tpufleet.clocks import ManualClock, SystemClock
+from tpufleet.model.redaction import Redactor
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,21 @@ def reader(tmp_path, clock):
     (tmp_path / "run").mkdir(exist_ok=True)
     checkpoint = str(tmp_path / "checkpoints")
     return ProgressReader(tmp_path, checkpoint, clock=clock)
+
+
+def test_the_secrets_of_a_job_are_masked_in_its_progress(tmp_path, clock, capfd):
+    reading = reader(tmp_path, clock)
+    reading.redact(Redactor(["s3cr3t-value"]))
+    recent = {"at": "2026-01-01T00:00:00", "metrics": {"s3cr3t-value of old": 2.0}}
+    file = {"message": "msg s3cr3t-value", "metrics": {"s3cr3t-value": 1.0}, "recent": [recent]}
+    (tmp_path / "run" / "progress.json").write_text(json.dumps(file))
+    reading.poll()
+    assert (reading.latest.message, reading.latest.metrics) == ("msg ***", {"***": 1.0})
+    points = [each.metrics for each in reading.points_after(None)]
+    assert points == [{"*** of old": 2.0}, {"***": 1.0}]
+    (tmp_path / "run" / "progress.json").write_text('{"metrics": {"loss": "s3cr3t-value"}}')
+    reading.poll()
+    assert "s3cr3t" not in "".join(capfd.readouterr())
 
 
 def test_only_a_new_checkpoint_counts_as_progress(tmp_path, clock):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from tpufleet.agent.workload.attempt_folder import AttemptFolder
-from tpufleet.agent.workload.results import read_result
+from tpufleet.agent.workload.results import read_result, redact_result
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import Phase
+from tpufleet.model.redaction import Redactor
 
 WRITE_RESULT = "import os; open(os.environ['TPUFLEET_RUN_DIR'] + '/result', 'w').write('forty-two')"
 
@@ -34,6 +37,18 @@ def test_only_a_regular_file_is_uploaded(harness, kind):
     )
     harness.start()
     assert harness.wait_for_exit().clean and harness.control_plane.results == {}
+
+
+@pytest.mark.parametrize(
+    ("data", "uploaded"),
+    [
+        (b"key: s3cr3t-value\n", b"key: ***\n"),
+        (pickle.dumps({"key": "s3cr3t-value"}), pickle.dumps({"key": "s3cr3t-value"})),
+    ],
+    ids=["text", "binary"],
+)
+def test_secrets_are_masked_in_results_that_are_text(data, uploaded):
+    assert redact_result(data, Redactor(["s3cr3t-value"])) == uploaded
 
 
 def test_a_run_folder_that_became_a_link_leads_the_agent_nowhere(tmp_path):

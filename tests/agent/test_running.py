@@ -370,6 +370,27 @@ def test_the_values_of_secrets_do_not_reach_the_log(harness):
     assert "key is ***" in harness.log() and "*** in two writes" in harness.log()
 
 
+def test_the_values_of_secrets_do_not_reach_progress_and_results(harness):
+    harness.assign_python(
+        "import json, os\n"
+        "key, folder = os.environ['KEY'], os.environ['TPUFLEET_RUN_DIR']\n"
+        "point = {'at': '2026-01-01T00:00:00Z', 'metrics': {'recent ' + key: 2.0}}\n"
+        "report = {'message': 'msg ' + key, 'metrics': {key: 1.0}, 'recent': [point]}\n"
+        "open(folder + '/result', 'w').write(json.dumps({'key': key}))\n"
+        "open(folder + '/.new', 'w').write(json.dumps(report))\n"
+        "os.rename(folder + '/.new', folder + '/progress.json')",
+        secrets={"KEY": "s3cr3t-value"},
+    )
+    harness.start()
+    harness.wait_for_exit()
+    heartbeats = [each for each in harness.control_plane.heartbeats if each.progress]
+    progress = heartbeats[-1].progress
+    assert (progress.message, progress.metrics) == ("msg ***", {"***": 1.0})
+    assert {"recent ***": 2.0} in [point.metrics for each in heartbeats for point in each.points]
+    assert "s3cr3t" not in repr(harness.control_plane.heartbeats)
+    assert harness.control_plane.results == {"j1.0": b'{"key": "***"}'}
+
+
 def test_a_short_program_reports_a_point_for_every_step(harness):
     harness.assign_python(
         "from tpufleet.runtime import progress\n"

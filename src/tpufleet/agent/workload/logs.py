@@ -12,7 +12,7 @@ import select
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from tpufleet.agent import threads
@@ -177,10 +177,10 @@ class PipeReader:
         self._lock = threading.Lock()
         self._thread = threads.start("log pipe", self._copy)
 
-    def redact(self, values: Iterable[str]) -> None:
-        """Remove these values from what is read from now on."""
+    def redact(self, redactor: Redactor) -> None:
+        """Apply it to what is read from now on."""
         with self._lock:
-            self._redactor = Redactor(values)
+            self._redactor = redactor
 
     def flush(self) -> None:
         """Copy everything written so far, so that later notes come after it."""

@@ -25,6 +25,7 @@ from tpufleet.model.hosts import (
     ProgressFile,
     ProgressPoint,
 )
+from tpufleet.model.redaction import Redactor
 from tpufleet.runtime import gcs
 from tpufleet.runtime.gcs import Bucket
 
@@ -153,6 +154,7 @@ class ProgressReader:
             self._folder = open_bucket(checkpoint)
         elif checkpoint and "://" not in checkpoint:
             self._folder = LocalCheckpointFolder(Path(checkpoint), list_folder)
+        self._redactor = Redactor(())
         self._clock = clock
         self._next_folder_poll: datetime | None = None
         self._file_version: tuple[int, int, int] | None = None
@@ -175,6 +177,11 @@ class ProgressReader:
         finally:
             if self._log_metrics is not None:
                 self._log_metrics.close()
+            self._redactor = Redactor(())  # keeps no secrets after the attempt
+
+    def redact(self, redactor: Redactor) -> None:
+        """Apply it to what is read from now on."""
+        self._redactor = redactor
 
     def poll(self, *, last: bool = False) -> None:
         self._read_file()
@@ -247,13 +254,26 @@ class ProgressReader:
             total=_bounded(file.total),
             checkpoint_step=_bounded(file.checkpoint_step),
             at=at,
+            message=self._redactor.text(file.message),
+            metrics=self._redacted(file.metrics),
         )
         for point in file.recent[-MAX_RECENT_POINTS:]:
-            self._add_point(replace(point, at=_utc(point.at), step=_bounded(point.step)))
+            self._add_point(
+                ProgressPoint(
+                    at=_utc(point.at),
+                    step=_bounded(point.step),
+                    metrics=self._redacted(point.metrics),
+                )
+            )
+
+    def _redacted(self, metrics: dict[str, float] | None) -> dict[str, float] | None:
+        if metrics is None:
+            return None
+        return {self._redactor.text(name): value for name, value in metrics.items()}
 
     def _ignore_file(self, error: str) -> None:
         if error != self._file_error:  # it is read twice a second
-            threads.log(f"ignoring progress.json: {error}")
+            threads.log(f"ignoring progress.json: {self._redactor.text(error)}")
             self._file_error = error
 
     def _read_folder(self, last: bool) -> None:

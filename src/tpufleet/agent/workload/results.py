@@ -10,6 +10,7 @@ from tpufleet.agent import threads
 from tpufleet.agent.workload import untrusted_files
 from tpufleet.backoff import Backoff
 from tpufleet.errors import FleetError, Unreachable
+from tpufleet.model.redaction import Redactor
 
 RESULT_FILE = "run/result"
 MAX_RESULT_BYTES = 64 * 1024 * 1024
@@ -25,6 +26,15 @@ def read_result(attempt_folder: Path) -> bytes | None:
     except OSError as error:
         threads.log(f"ignoring {attempt_folder / RESULT_FILE}: {error.strerror}")
         return None
+
+
+def redact_result(data: bytes, redactor: Redactor) -> bytes:
+    """Only text: a pickle, for example, could not be read any more."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return data
+    return redactor.data(data)
 
 
 def upload_result(send: Callable[[], None], timeout: float, paused: Callable[[], bool]) -> bool:

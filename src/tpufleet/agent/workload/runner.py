@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Event, Thread
+from threading import Event
 
 from tpufleet.agent import threads
 from tpufleet.agent.settings import AgentSettings
@@ -44,6 +44,7 @@ from tpufleet.model.attempts import EnvironmentReport
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import Exit, Phase, Progress, ProgressPoint
 from tpufleet.model.jobs import IMAGES_REFUSED
+from tpufleet.model.redaction import Redactor
 
 # For processes that outlive the command by a moment, as the workers of a data loader do.
 LINGER_SECONDS = 2.0
@@ -91,6 +92,7 @@ class Workload:
         self._sigterm_sent = False
         self._wakeups: SimpleQueue[None] = SimpleQueue()  # something changed: check again
         self._secrets: dict[str, str] = {}
+        self._redactor = Redactor(())
         self._steps: list[StepProcess] = []
         self._container: AttemptProcesses | None = None
         self._python: JobPython | None = None
@@ -129,6 +131,7 @@ class Workload:
     def drop_secrets(self) -> None:
         self.assignment = replace(self.assignment, secrets={}, token="")
         self._secrets = {}
+        self._redactor = Redactor(())
 
     def abandon_upload(self) -> None:
         """The folder is about to be deleted: stop uploading its log."""
@@ -159,9 +162,10 @@ class Workload:
         pipe = PipeReader(log)
         self._log_shipper = LogShipper(log, self._send_log)
         ended = Event()
-        progress_thread = self._follow_progress(log, ended)
+        self._progress_reader = progress = self._open_progress(log)
+        progress_thread = threads.start("progress", lambda: progress.watch(ended))
         try:
-            exit = self._run_steps(log, pipe)
+            exit = self._run_steps(log, pipe, progress)
         finally:
             self._end_all()
             pipe.close()
@@ -197,7 +201,7 @@ class Workload:
 
         shipper.drain(LOG_UPLOAD_TIMEOUT_SECONDS, paused)
 
-    def _run_steps(self, log: LogFile, pipe: PipeReader) -> Exit:
+    def _run_steps(self, log: LogFile, pipe: PipeReader, progress: ProgressReader) -> Exit:
         try:
             self._secrets = environment.resolve_secrets(
                 self.assignment.secrets,
@@ -205,7 +209,9 @@ class Workload:
                 hidden=self._containment.hidden,
                 user=self._containment.user_ids,
             )
-            pipe.redact([*self._secrets.values(), self.assignment.token])
+            self._redactor = Redactor([*self._secrets.values(), self.assignment.token])
+            pipe.redact(self._redactor)
+            progress.redact(self._redactor)
             self.folder.write_credentials(
                 self.assignment.token, self._context.settings.certificates
             )
@@ -455,6 +461,7 @@ class Workload:
         data = results.read_result(self.folder.path)
         if data is None:
             return
+        data = results.redact_result(data, self._redactor)
         results.upload_result(
             lambda: self._context.client.send_result(
                 self.assignment.attempt_id, self._context.settings.host_id, data
@@ -463,18 +470,17 @@ class Workload:
             self._waiting_for_server,
         )
 
-    def _follow_progress(self, log: LogFile, ended: Event) -> Thread:
+    def _open_progress(self, log: LogFile) -> ProgressReader:
         checkpoint = self.assignment.checkpoint
         if "://" in checkpoint and self.assignment.process_id != 0:
             checkpoint = ""  # one host of the gang lists a bucket
-        self._progress_reader = reader = ProgressReader(
+        return ProgressReader(
             self.folder.path,
             checkpoint,
             clock=self._context.clock,
             log_metrics=LogMetrics(log, self.assignment.metrics),
             list_folder=lambda path: self._containment.list_folder(path, checkpoint),
         )
-        return threads.start("progress", lambda: reader.watch(ended))
 
     def _exit_without_process(self, message: str, *, stopped: bool = False) -> Exit:
         return Exit(
