@@ -46,8 +46,9 @@ class Redactor:
                 self._short.setdefault(beginning, []).append(part)
             else:
                 self._long.setdefault(beginning, []).append(_LongPart(part))
-        self._shorter = _shorter_parts(part for part in self._parts if len(part) < _LONG)
-        self._beginnings = _beginnings(self._parts)
+        short = [part for part in self._parts if len(part) < _LONG]
+        self._shorter = _shorter_parts(short)
+        self._beginnings = _beginnings(short)
         # The end of what was fed, while it may be the beginning of a value, and that value.
         self._held, self._expected = b"", b""
         self._masked_bytes = 0  # of what is held: the end of an occurrence that began before it
@@ -98,7 +99,6 @@ class Redactor:
     def _occurrences(self, data: bytes) -> tuple[list[_Range], dict[_LongPart, int]]:
         """Ranges that cover all occurrences, and where each long part may start first."""
         ranges: list[_Range] = []
-        first: dict[bytes, int] = {}
         for match in self._beginnings.finditer(data):
             start = match.start()
             beginning = data[start : start + MIN_VALUE_LENGTH]
@@ -109,10 +109,11 @@ class Redactor:
                     ranges[-1] = (ranges[-1][0], max(end, ranges[-1][1]))
                 elif part:
                     ranges.append((start, end))
-            if beginning in self._long:
-                first.setdefault(beginning, start)
         long_parts = {
-            part: start for beginning, start in first.items() for part in self._long[beginning]
+            part: start
+            for beginning, parts in self._long.items()
+            if (start := data.find(beginning)) >= 0
+            for part in parts
         }
         for long_part, start in long_parts.items():
             ranges += long_part.occurrences(data, start)
