@@ -172,11 +172,11 @@ def test_a_fault_of_the_weights_is_found_by_the_plan(tmp_path, model_folder, cha
 @pytest.mark.parametrize(
     "lines, message",
     [
-        (['{"text": ""}'] * 3, "all 3 samples of .* would be skipped, mostly: no tokens"),
+        (['{"text": ""}'] * 3, "all 3 samples of .* would be skipped, mostly .3.: no tokens"),
         (['{"other": 1}'] * 3_000, "all 600 checked samples .*no text field"),
-        (['{"text": null}'] * 3, "mostly: field 'text' is null instead of text"),
-        (['{"text": ["a"]}'] * 3, "mostly: field 'text' is of type list instead of text"),
-        (['{"text": "long enough"}'] * 2, "mostly: 11 tokens, more than 4"),
+        (['{"text": null}'] * 3, "mostly .3.: field 'text' is null instead of text"),
+        (['{"text": ["a"]}'] * 3, "mostly .3.: field 'text' is of type list instead of text"),
+        (['{"text": "long enough"}'] * 2, "mostly .2.: longer than --max-length 4; pass --too-long"),
         ([], "has no samples"),
     ],
     ids=["empty", "fields", "null", "list", "too-long", "nothing"],
@@ -187,6 +187,22 @@ def test_a_plan_that_would_skip_every_sample_fails(tmp_path, model_folder, lines
     code, text = tpu("plan", tmp_path / "out", *planned)
     assert code == 2 and re.search(message, text)
     assert not (tmp_path / "out" / "plan.json").exists()
+
+
+def test_a_plan_counts_kinds_of_reasons_for_skipped_samples(tmp_path, model_folder):
+    """Each length, and each position of an error in JSON, has a reason of its own."""
+    lines = [json.dumps({"text": "x" * (20 + n)}) for n in range(6)]
+    lines += ['{"text": 1}'] * 3 + [f'{{"text": {" " * n}x' for n in range(4)]
+    lines += ['{"text": "short"}'] * 2
+    path, out = tmp_path / "data.jsonl", tmp_path / "out"
+    path.write_text("\n".join(lines))
+    planned = [out, "--model", model_folder, "--data", path]
+    code, text = tpu("plan", *planned, "--max-length", 8, "--dry-run")
+    wanted = "15 (13 skipped, mostly (6): longer than --max-length 8; pass --too-long cut or split"
+    assert code == 0 and wanted in text
+    code, text = tpu("plan", *planned)
+    assert code == 0 and "15 (7 skipped, mostly (4): not JSON: Expecting value: line 1" in text
+    assert json.loads((out / "plan.json").read_bytes())["estimate"]["skipped_most"] == 4
 
 
 def cut_in_half(path: Path) -> None:

@@ -149,7 +149,7 @@ def test_only_kept_tokens_are_stored_at_their_positions(tmp_path, model_folder):
         "resid_post.1", "--dtype", "f32", "--compute", "f32",
     )  # fmt: skip
     code, printed = tpu(*common, "--keep", "answer", "--exact")
-    assert code == 0 and "1 skipped, mostly: it is not a conversation" in printed, printed
+    assert code == 0 and "1 skipped, mostly (1): it is not a conversation" in printed, printed
     assert tpu("run", out, "--quiet", "--mesh", "data=8")[0] == 0
     assert verification.verify(open_storage(out)).intact
     dataset = datasets.open_dataset(str(out))

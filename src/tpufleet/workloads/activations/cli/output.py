@@ -370,9 +370,9 @@ def show_report(report: VerificationReport, out: str, *, as_json: bool) -> None:
 
 
 def _skip_reason(estimate: Mapping[str, Any]) -> str:
-    """The most frequent reason for skipped samples."""
-    reason = estimate.get("why_skipped") or ""
-    return f", mostly: {reason[:120]}" if reason else ""
+    """The most frequent kind of reason for skipped samples, and how many have it."""
+    reason = estimate["why_skipped"]
+    return f", mostly ({estimate['skipped_most']:,}): {reason[:120]}" if reason else ""
 
 
 def _stored(estimate: Mapping[str, Any]) -> str:

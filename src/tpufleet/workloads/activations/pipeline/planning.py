@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any
 from tpufleet.errors import BadInput, FleetError, Permanent
 from tpufleet.workloads.activations import formatting, plans
 from tpufleet.workloads.activations.inputs import contexts, sources, tokenization
-from tpufleet.workloads.activations.inputs.samples import SampleSource
+from tpufleet.workloads.activations.inputs.samples import SampleSource, TokenizedSample
 from tpufleet.workloads.activations.io import dtypes
 from tpufleet.workloads.activations.model import architectures, sites, weights
 from tpufleet.workloads.activations.pipeline import batches, locations
@@ -59,7 +60,8 @@ class Estimate:
     operations: float
     hours: float | None = None
     cost: float | None = None
-    why_skipped: str = ""  # the most frequent reason
+    why_skipped: str = ""  # the most frequent kind of reason
+    skipped_most: int = 0  # samples skipped for it
     default_batch: bool = False  # the size of batches was not given: devices may choose another
     longest: int | None = None  # tokens of the longest context that was tokenized
     model_limit: int | None = None  # tokens that the model was made for; None: unknown
@@ -131,6 +133,7 @@ def make_plan(
     measured = measure_lengths(source, reader, options, wanted, arch.vocabulary)
     lengths, skipped = measured.lengths, measured.skipped
     check_usable(measured, count, str(data["path"]))
+    why_skipped, most = next(iter(skipped.most_common(1)), ("", 0))
     row = sum(dtypes.bytes_per_row(width, options["dtype"]) for width in widths.values())
     mean, stored = sum(lengths) / measured.samples, measured.stored / measured.samples
     scale = count / measured.samples
@@ -152,7 +155,8 @@ def make_plan(
         tokens=round(sum(lengths) * scale),
         exact=measured.samples == count,
         skipped=round(skipped.total() * scale),
-        why_skipped=next((reason for reason, _ in skipped.most_common(1)), ""),
+        why_skipped=why_skipped,
+        skipped_most=round(most * scale),
         bytes=round(measured.stored * scale * row),
         bytes_if_padded=round(len(lengths) * scale) * options["max_length"] * row,
         stored_tokens=round(measured.stored * scale),
@@ -212,7 +216,7 @@ class MeasuredSamples:
     samples: int
     lengths: list[int]  # of the contexts that the model sees; 0 for a skipped sample
     stored: int  # tokens whose activations are stored
-    skipped: Counter[str]  # reasons
+    skipped: Counter[str]  # by the first reason of each kind
 
 
 def measure_lengths(
@@ -230,6 +234,7 @@ def measure_lengths(
     )
     lengths: list[int] = []
     skipped: Counter[str] = Counter()
+    kinds: dict[str, str] = {}  # the first reason of each
     samples = stored = 0
     stride = options.get("stride") or options["max_length"]
     for span in spans:
@@ -246,8 +251,19 @@ def measure_lengths(
                 lengths.append(context.stop - context.start)
                 stored += sum(stop - start for start, stop in context.runs)
             if not len(sample.tokens):
-                skipped[sample.metadata["skipped"]] += 1
+                reason = _skip_reason(sample, options)
+                # Token counts and positions in JSON differ from sample to sample.
+                skipped[kinds.setdefault(re.sub(r"\d+", "N", reason), reason)] += 1
     return MeasuredSamples(samples=samples, lengths=lengths, stored=stored, skipped=skipped)
+
+
+def _skip_reason(sample: TokenizedSample, options: Mapping[str, Any]) -> str:
+    if options["too_long"] == "skip" and "full_length" in sample.metadata:
+        return (
+            f"longer than --max-length {options['max_length']}; pass --too-long cut or split, or a "
+            "larger --max-length"
+        )
+    return sample.metadata["skipped"]
 
 
 def check_usable(measured: MeasuredSamples, count: int, path: str) -> None:
@@ -256,8 +272,10 @@ def check_usable(measured: MeasuredSamples, count: int, path: str) -> None:
         raise BadInput(f"{path} has no samples")
     if measured.skipped.total() == measured.samples:
         number = f"{count:,}" if measured.samples == count else f"{measured.samples:,} checked"
-        reason = measured.skipped.most_common(1)[0][0]
-        raise BadInput(f"all {number} samples of {path} would be skipped, mostly: {reason}")
+        reason, most = measured.skipped.most_common(1)[0]
+        raise BadInput(
+            f"all {number} samples of {path} would be skipped, mostly ({most:,}): {reason}"
+        )
 
 
 def with_cost(
