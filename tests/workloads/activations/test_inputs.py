@@ -121,6 +121,42 @@ def test_the_kind_is_detected_from_the_name_and_the_first_line(tmp_path, name, c
     assert sources.detect_kind(str(tmp_path)) == kind
 
 
+MIXED_FOLDERS = {
+    "a.jsonl b.parquet": "jsonl and parquet data.*--kind jsonl.parquet",
+    "a.jsonl b.parquet c.txt": r"jsonl, parquet and text data.*\*\.jsonl",
+    "a.parquet c.txt": "parquet and text data",
+    "tasks.jsonl c.txt": "arc and text data",
+}
+
+
+@pytest.mark.parametrize("names, message", MIXED_FOLDERS.items(), ids=list(MIXED_FOLDERS))
+def test_a_folder_with_data_of_several_kinds_is_refused(tmp_path, names, message):
+    for name in names.split():
+        (tmp_path / name).write_text(json.dumps(task(0)) if name == "tasks.jsonl" else "x")
+    with pytest.raises(BadInput, match=message):
+        sources.detect_kind(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "names, kind",
+    [
+        ("a.jsonl README.md", "jsonl"),
+        ("a.jsonl README.txt LICENSE.txt", "jsonl"),
+        ("a.jsonl dataset_info.json", "jsonl"),
+        ("a.jsonl .b.parquet .notes.txt", "jsonl"),
+        ("a.parquet dataset_info.json README.md", "parquet"),
+        ("a.txt metadata.json", "text"),
+        ("README.txt", "text"),
+        ("task.json README.txt", "arc"),
+        ("other.json", "jsonl"),
+    ],
+)
+def test_files_beside_the_data_do_not_change_its_kind(tmp_path, names, kind):
+    for name in names.split():
+        (tmp_path / name).write_text(json.dumps(task(0)) if name == "task.json" else "{}")
+    assert sources.detect_kind(str(tmp_path)) == kind
+
+
 def test_invalid_sources_are_rejected_with_a_message(tmp_path):
     with pytest.raises(BadInput, match="kind"):
         sources.open_source({"kind": "csv", "path": "x"})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -26,7 +26,11 @@ from tpufleet.workloads.activations.inputs.samples import Sample, SampleSource
 from tpufleet.workloads.activations.io.remote_files import fetch, list_names
 
 KINDS = ("jsonl", "parquet", "hf", "text", "arc")
-SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
+DATA_SUFFIXES = {".jsonl": "jsonl", ".parquet": "parquet", ".txt": "text"}
+SUFFIXES = (*DATA_SUFFIXES, ".json")
+# Text files beside data of another kind that are no data.
+NOTES = ("readme", "license", "licence", "notice", "copying", "citation", "changelog",
+         "requirements", "checksums", "md5sums", "sha256sums")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,12 +160,35 @@ def detect_kind(path: str) -> str:
         return "hf"
     if stream_manifests.MASTER_METADATA in entries:
         return "arc"
-    for suffix, kind in ((".jsonl", "jsonl"), (".json", "jsonl"), (".parquet", "parquet")):
-        if name.endswith(suffix) or any(entry.endswith(suffix) for entry in entries):
-            return "arc" if kind == "jsonl" and _holds_tasks(path) else kind
-    if name.endswith(".txt") or any(entry.endswith(".txt") for entry in entries):
-        return "text"
+    if not entries:
+        entries = {name}
+    kind = _kind_of_files(path, {entry for entry in entries if not entry.startswith(".")})
+    kind = kind or _kind_of_files(path, entries)
+    if kind is not None:
+        return kind
     raise BadInput(f"cannot detect the kind of data at {path}; pass --kind {'|'.join(KINDS)}")
+
+
+def _kind_of_files(path: str, names: Set[str]) -> str | None:
+    """By suffix; .json files are ARC tasks, or describe the other files."""
+    present = {suffix for suffix in SUFFIXES if any(name.endswith(suffix) for name in names)}
+    kinds = {suffix: kind for suffix, kind in DATA_SUFFIXES.items() if suffix in present}
+    tasks = present & {".jsonl", ".json"}
+    if tasks and _holds_tasks(path):
+        kinds = {max(tasks): "arc"} | {s: kind for s, kind in kinds.items() if s not in tasks}
+    elif tasks and not kinds:
+        return "jsonl"
+    text = [name for name in names if name.endswith(".txt")]
+    if len(kinds) > 1 and text and all(Path(name).stem.lower() in NOTES for name in text):
+        del kinds[".txt"]
+    if len(kinds) > 1:
+        *others, last = kinds.values()
+        first = f", or a path such as '{path.rstrip('/')}/*{next(iter(kinds))}'"
+        raise BadInput(
+            f"{path} holds {', '.join(others)} and {last} data; pass --kind "
+            f"{'|'.join(kinds.values())}{'' if '://' in path else first}"
+        )
+    return next(iter(kinds.values()), None)
 
 
 def read_records(path: str) -> Iterator[Mapping[str, Any]]:
