@@ -559,6 +559,24 @@ def test_options_of_arc_data_are_refused_with_other_data(tmp_path, model_folder,
     assert not Path("out").exists()
 
 
+@pytest.mark.parametrize(
+    "name, split, message",
+    [
+        ("a.jsonl", "train", "--split applies to datasets written by save_to_disk.*is jsonl data"),
+        ("a.jsonl", "file", "is jsonl data"),
+        ("a.parquet", "train", "is parquet data"),
+        ("a.txt", "train", "--split train: text data has no splits, only --split file"),
+        ("a.txt", "file", None),
+    ],
+)
+def test_a_split_of_data_without_splits_is_refused(tmp_path, model_folder, name, split, message):
+    (tmp_path / name).write_text('{"text": "one"}')
+    planned = ["--model", model_folder, "--data", tmp_path / name, "--split", split]
+    code, text = tpu("plan", tmp_path / "out", *planned)
+    assert code == (2 if message else 0) and re.search(message or "samples", text), text
+    assert (tmp_path / "out").exists() is (message is None)
+
+
 INVALID_PLANS = [
     ["--stride", "8"],
     ["--too-long", "split", "--stride", "100", "--max-length", "64"],

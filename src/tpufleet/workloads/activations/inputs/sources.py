@@ -74,6 +74,20 @@ def resolve(data: Mapping[str, Any]) -> DataFiles:
     return DataFiles(data=data, paths=tuple(paths))
 
 
+def check_split(data: Mapping[str, Any]) -> None:
+    """Raise if a split is chosen of data that has none, all of which would be read."""
+    split, kind = data.get("split"), data.get("kind")
+    if split is None or (kind, split) == ("text", "file"):
+        return
+    if kind == "text":
+        raise BadInput(f"--split {split}: text data has no splits, only --split file")
+    if kind != "hf":
+        raise BadInput(
+            f"--split applies to datasets written by save_to_disk, and as --split file to text "
+            f"data; {data['path']} is {kind} data"
+        )
+
+
 def open_files(files: DataFiles, seed: int = 42) -> SampleSource:
     data, paths = files.data, list(files.paths)
     kind, limit = data["kind"], data.get("max_samples")

@@ -111,6 +111,7 @@ def make_plan(
     **settings: Any,
 ) -> plans.ExtractionPlan:
     """A plan with its estimate. `settings` are fields of the plan: dtype, max_length, seed, …"""
+    sources.check_split(data)
     resolved = locations.resolve(model=model, tokenizer=tokenizer, data=data)
     arch = resolved.architecture
     reader = tokenization.Tokenizer(resolved.tokenizer)
