@@ -304,6 +304,27 @@ def test_show_prints_a_stored_sample(tmp_path):
     assert code == 1 and "the dataset has 6 samples" in text
 
 
+@pytest.mark.parametrize("bits, largest", [(b"\xff\xff", "nan"), (b"\x80\x7f", "inf")])
+def test_values_that_are_not_finite_are_null_in_json(tmp_path, bits, largest):
+    folder = LocalFolder(tmp_path)
+    synthetic.extract(folder, synthetic.plan(samples=4))
+    shard = datasets.Dataset(folder).files(0)[0]
+    path = folder.local_path(shard.name)
+    data = bytearray(path.read_bytes())
+    start = shard.tensors["resid_post.0"].offset
+    data[start : start + 2] = bits  # of the longest sample, which is stored first
+    path.write_bytes(data)
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    facts = json.loads(tpu("show", tmp_path, 2, "--json")[1], parse_constant=refuse)
+    site = facts["sites"]["resid_post.0"]
+    assert site["mean"] is None and site["largest"] is None
+    assert facts["sites"]["resid_post.3"]["mean"] is not None
+    assert f"largest {largest}" in tpu("show", tmp_path, 2)[1]
+
+
 def test_adjacent_missing_units_are_one_problem_and_nothing_is_deleted(tmp_path):
     folder = LocalFolder(tmp_path)
     wanted = plans.write(folder, synthetic.plan(samples=4_000, unit_samples=2))

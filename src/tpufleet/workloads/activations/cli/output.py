@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -37,10 +38,23 @@ WRITE_MODES = {
 HEADINGS = ("DATASET", "STATUS", "SAMPLES", "SHARDS", "STORED")
 
 
+def print_json(value: Any) -> None:
+    """JSON has no numbers that are not finite; they become null."""
+    click.echo(json.dumps(_finite(value), allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def show_plan(plan: plans.ExtractionPlan, *, as_json: bool) -> None:
     estimate = plan.estimate
     if as_json:
-        click.echo(json.dumps({"identity": plan.identity, **estimate}))
+        print_json({"identity": plan.identity, **estimate})
         return
     about = "" if estimate["exact"] else "about "
     skipped = f"{about}{estimate['skipped']:,} skipped{_skip_reason(estimate)}"
@@ -103,7 +117,7 @@ def show_complete(plan: plans.ExtractionPlan, out: str, *, as_json: bool) -> Non
 def show_stripes(stripes: Sequence[StripeStatus], *, as_json: bool) -> None:
     if as_json:
         fields = [{**asdict(stripe), "folder": str(stripe.folder)} for stripe in stripes]
-        click.echo(json.dumps(fields))
+        print_json(fields)
         return
     width = max(len(str(stripe.folder)) for stripe in stripes)
     click.echo(f"{'FOLDER':<{width}}  {'SHARDS':>8}  {'STORED':>10}  {'FREE':>10}")
@@ -205,7 +219,7 @@ def show_end(meter: Meter, *, as_json: bool = False, stopped: bool = False) -> N
     """`stopped`: the run was asked to, before all was committed."""
     snapshot = meter.snapshot()
     if as_json:
-        click.echo(json.dumps({**snapshot, "stopped": stopped}))
+        print_json({**snapshot, "stopped": stopped})
         return
     writes = f", {WRITE_MODES[snapshot['writes']]}" if snapshot["writes"] else ""
     rate, padding = snapshot["tokens_per_second"], snapshot["padding"]
@@ -251,7 +265,7 @@ def watch_status(storages: Mapping[str, Storage], *, as_json: bool, every: float
 
 def show_status(rows: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(rows))
+        print_json(rows)
         return
     table = [
         (
@@ -302,7 +316,7 @@ def show_sample(dataset: Dataset, sample: int, *, as_json: bool) -> None:
         }
     tokens = dataset.tokens(sample).tolist()
     if as_json:
-        click.echo(json.dumps({**metadata, "token_ids": tokens, "sites": sites}))
+        print_json({**metadata, "token_ids": tokens, "sites": sites})
         return
     for name, value in {**metadata, "token_ids": tokens}.items():
         text = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else repr(value)
@@ -325,7 +339,7 @@ def show_statistics(dataset: Dataset, *, as_json: bool) -> None:
             site: value.to_json() | ({} if value.finite_rows else unknown)
             for site, value in found.items()
         }
-        click.echo(json.dumps(bodies))
+        print_json(bodies)
         return
     table = [("SITE", "ROWS", "MEAN", "NORM", "MAX", "NON-FINITE")]
     for site, value in found.items():
@@ -344,7 +358,7 @@ def show_statistics(dataset: Dataset, *, as_json: bool) -> None:
 
 def show_report(report: VerificationReport, out: str, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({**asdict(report), "whole": report.intact}))
+        print_json({**asdict(report), "whole": report.intact})
         return
     click.echo(
         f"{report.committed:,} of {report.units:,} units, {report.samples:,} samples, "
