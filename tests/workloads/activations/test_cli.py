@@ -101,6 +101,7 @@ def test_a_damaged_table_of_samples_is_one_problem(tmp_path, change):
         (1_000, 300.0, 1_792, 5),  # 0.5 GB of one layer: units of four batches
         (100_000, 300.0, 1_792, 51),  # 54 GB: shards of 1 GiB
         (4_000, 2_048.0, 100, 16),  # little output, much to compute
+        (4_001, 2_048.0, 100, 16),  # not divisible by 16
         (10, 10.0, 1_792, 1),  # less than a batch
         (3, 40_000.0, 4_096, 3),  # long documents
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -207,7 +208,7 @@ def samples_per_unit(
     but never less than fill several batches."""
     largest = shard_bytes / max(mean_tokens * row_bytes, 1.0)
     smallest = MIN_UNIT_BATCHES * batch_tokens / max(mean_tokens, 1.0)
-    return int(min(largest, max(count / PARALLEL_UNITS, smallest)))
+    return int(min(largest, max(math.ceil(count / PARALLEL_UNITS), smallest)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
