@@ -423,6 +423,17 @@ def test_a_plan_over_budget_is_rejected_and_not_written(tmp_path, arc, model_fol
     assert code == 0 and not (tmp_path / "out" / "plan.json").exists()
 
 
+def test_a_plan_is_written_although_its_output_is_not_read(tmp_path, arc, model_folder):
+    """As with `tpu extract plan … | head -1`."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "tpufleet", "extract", "plan", str(out)]
+    command += ["--model", str(model_folder), "--data", str(arc)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process.stdout.close()
+    process.wait(60)
+    assert (out / "plan.json").exists()
+
+
 def test_the_cost_estimate_uses_the_configured_prices(tmp_path, arc, model_folder):
     whole = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path / "state"))
     asked = ["extract", "plan", str(tmp_path / "out"), "--model", str(model_folder), "--dry_run"]

@@ -209,24 +209,27 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
         shard_bytes=int(options["shard_gb"] * 2**30),
         **{name: options[name] for name in _PLAN_OPTIONS},
     )
-    output.show_plan(new_plan, as_json=options["as_json"])
-    default = context.get_parameter_source("max_length") is click.core.ParameterSource.DEFAULT
-    output.warn_of_positions(new_plan, chosen=not default)
     budget = planning.PlanLimits(
         bytes=None if options["max_gb"] is None else options["max_gb"] * 1e9,
         hours=options["max_hours"],
         cost=options["max_cost"],
     )
-    budget.check(planning.Estimate(**new_plan.estimate))
-    if storage is not None:
-        with translate_disk_errors(storage, f"then run `tpu extract plan {out} …` again"):
-            stored = plans.write(storage, new_plan)
-            if options["stripes"]:
-                striped_folder.set_folders(striped_folder.local_folder(out), options["stripes"])
-        if stored is new_plan:
-            click.echo(f"plan written; run it with `tpu extract run {out}`", err=options["as_json"])
-        else:
-            output.show_existing(open_storage(out), out, as_json=options["as_json"])
+    stored = None
+    try:  # the plan is written first: the reader of the output may close it after a few lines
+        budget.check(planning.Estimate(**new_plan.estimate))
+        if storage is not None:
+            with translate_disk_errors(storage, f"then run `tpu extract plan {out} …` again"):
+                stored = plans.write(storage, new_plan)
+                if options["stripes"]:
+                    striped_folder.set_folders(striped_folder.local_folder(out), options["stripes"])
+    finally:
+        output.show_plan(new_plan, as_json=options["as_json"])
+        default = context.get_parameter_source("max_length") is click.core.ParameterSource.DEFAULT
+        output.warn_of_positions(new_plan, chosen=not default)
+    if stored is new_plan:
+        click.echo(f"plan written; run it with `tpu extract run {out}`", err=options["as_json"])
+    elif stored is not None:
+        output.show_existing(open_storage(out), out, as_json=options["as_json"])
 
 
 def _refuse_arc_options(options: Mapping[str, Any], kind: str) -> None:
