@@ -157,6 +157,28 @@ def test_files_beside_the_data_do_not_change_its_kind(tmp_path, names, kind):
     assert sources.detect_kind(str(tmp_path)) == kind
 
 
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("a.jsonl.gz", "compressed files are not read: .*a.jsonl.gz; decompress them first"),
+        ("a.txt.zst", "compressed files are not read"),
+        ("a.jsonl.bz2", "compressed files are not read"),
+        ("a.csv.xz", "compressed files are not read"),
+        ("a.csv", "CSV files are not read: .*a.csv; convert them to JSONL or Parquet"),
+        ("a.tsv", "CSV files are not read"),
+    ],
+)
+def test_compressed_and_csv_files_are_refused(tmp_path, name, message):
+    (tmp_path / name).write_bytes(b"\x1f\x8b")
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(BadInput, match=message):
+            sources.detect_kind(str(path))
+    if name.endswith(sources.COMPRESSED):
+        for kind in ("jsonl", "text", "parquet"):
+            with pytest.raises(BadInput, match=message):
+                sources.open_source({"kind": kind, "path": str(tmp_path / name)})
+
+
 def test_invalid_sources_are_rejected_with_a_message(tmp_path):
     with pytest.raises(BadInput, match="kind"):
         sources.open_source({"kind": "csv", "path": "x"})

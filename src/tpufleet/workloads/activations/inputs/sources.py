@@ -28,6 +28,8 @@ from tpufleet.workloads.activations.io.remote_files import fetch, list_names
 KINDS = ("jsonl", "parquet", "hf", "text", "arc")
 DATA_SUFFIXES = {".jsonl": "jsonl", ".parquet": "parquet", ".txt": "text"}
 SUFFIXES = (*DATA_SUFFIXES, ".json")
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+CSV = (".csv", ".tsv")
 # Text files beside data of another kind that are no data.
 NOTES = ("readme", "license", "licence", "notice", "copying", "citation", "changelog",
          "requirements", "checksums", "md5sums", "sha256sums")  # fmt: skip
@@ -71,6 +73,7 @@ def resolve(data: Mapping[str, Any]) -> DataFiles:
     else:
         suffix = {"jsonl": "*.jsonl", "parquet": "*.parquet", "text": "*.txt"}[kind]
         paths = find_files(path, (suffix,))
+        _check_readable([file.name for file in paths], COMPRESSED)
     return DataFiles(data=data, paths=tuple(paths))
 
 
@@ -180,7 +183,18 @@ def detect_kind(path: str) -> str:
     kind = kind or _kind_of_files(path, entries)
     if kind is not None:
         return kind
+    _check_readable(sorted(entries), (*COMPRESSED, *CSV))
     raise BadInput(f"cannot detect the kind of data at {path}; pass --kind {'|'.join(KINDS)}")
+
+
+def _check_readable(names: Sequence[str], suffixes: tuple[str, ...]) -> None:
+    """Raise for files that no kind of data can be."""
+    for name in names:
+        if not name.lower().endswith(suffixes):
+            continue
+        if name.lower().endswith(CSV):
+            raise BadInput(f"CSV files are not read: {name}; convert them to JSONL or Parquet")
+        raise BadInput(f"compressed files are not read: {name}; decompress them first")
 
 
 def _kind_of_files(path: str, names: Set[str]) -> str | None:
