@@ -177,7 +177,10 @@ def test_a_fault_of_the_weights_is_found_by_the_plan(tmp_path, model_folder, cha
         (['{"other": 1}'] * 3_000, "all 600 checked samples .*no text field"),
         (['{"text": null}'] * 3, "mostly .3.: field 'text' is null instead of text"),
         (['{"text": ["a"]}'] * 3, "mostly .3.: field 'text' is of type list instead of text"),
-        (['{"text": "long enough"}'] * 2, "mostly .2.: longer than --max-length 4; pass --too-long"),
+        (
+            ['{"text": "long enough"}'] * 2,
+            "mostly .2.: longer than --max-length 4; pass",
+        ),
         ([], "has no samples"),
     ],
     ids=["empty", "fields", "null", "list", "too-long", "nothing"],
@@ -324,6 +327,40 @@ def test_values_that_are_not_finite_are_null_in_json(tmp_path, bits, largest):
     assert site["mean"] is None and site["largest"] is None
     assert facts["sites"]["resid_post.3"]["mean"] is not None
     assert f"largest {largest}" in tpu("show", tmp_path, 2)[1]
+
+
+def test_statistics_without_committed_units_say_so(tmp_path):
+    plans.write(LocalFolder(tmp_path), synthetic.plan())
+    code, text = tpu("stats", tmp_path)
+    assert code == 0 and "no unit of 3 is committed yet" in text
+
+
+def test_stripe_counts_only_shards(tmp_path):
+    synthetic.extract(LocalFolder(tmp_path), synthetic.plan())
+    before = json.loads(tpu("stripe", tmp_path, "--json")[1])[0]
+    (tmp_path / "shards" / "notes.txt").write_text("not a shard")
+    after = json.loads(tpu("stripe", tmp_path, "--json")[1])[0]
+    assert (after["shards"], after["bytes"]) == (before["shards"], before["bytes"])
+
+
+def test_an_export_that_cannot_pad_its_samples_leaves_nothing(tmp_path):
+    synthetic.extract(LocalFolder(tmp_path / "acts"), synthetic.plan())
+    code, text = tpu("export", tmp_path / "acts", tmp_path / "export", "--pad-to", 2)
+    assert code == 2 and "more than --pad-to 2" in text
+    assert not (tmp_path / "export").exists()
+
+
+def test_one_sample_and_one_unit_are_not_plural(tmp_path):
+    synthetic.extract(LocalFolder(tmp_path), synthetic.plan(samples=1))
+    assert "1 of 1 unit, 1 sample, " in tpu("verify", tmp_path)[1]
+
+
+def test_a_sample_number_that_is_no_integer_is_invalid(tmp_path):
+    synthetic.extract(LocalFolder(tmp_path), synthetic.plan())
+    data = datasets.open_dataset(str(tmp_path))
+    with pytest.raises(BadInput, match=r"sample 1\.5 is not an integer"):
+        data.read(1.5, "resid_post.0")
+    assert len(data.read(np.int64(1), "resid_post.0")) == synthetic.length(1)
 
 
 def test_adjacent_missing_units_are_one_problem_and_nothing_is_deleted(tmp_path):
@@ -521,6 +558,8 @@ def test_chip_counts_agree_with_the_topology_table():
         (["--prompt-version", "none-v9"], "output-from-examples-v0"),
         (["--grid-encoder", "open('x')"], "GridShapeEncoder"),
         (["--model", "nowhere"], "no model at nowhere"),
+        (["--tokenizer", "nowhere"], "no tokenizer at nowhere"),
+        (["--site", "resid_post.[2,"], r"invalid site 'resid_post\.\[2,'"),
         (["--data", "nowhere.jsonl"], "no data at"),
         (["--data", "gs:///x"], "gs://bucket"),
     ],

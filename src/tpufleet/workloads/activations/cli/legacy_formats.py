@@ -125,7 +125,7 @@ def import_shards(folder: str, out: str, site: str, skip_torn: bool) -> None:
     plan, legacy = importer.import_shards(
         folder, open_storage(out), site=site, skip_incomplete=skip_torn
     )
-    click.echo(f"{plan.samples:,} samples, {len(plan.sites)} sites")
+    click.echo(f"{_count(plan.samples, 'sample')}, {_count(len(plan.sites), 'site')}")
     if len(legacy.records) > plan.samples:
         click.echo(f"skipped {len(legacy.records) - plan.samples:,} samples with missing layers")
     if legacy.reported_samples is not None and legacy.reported_samples > len(legacy.records):

@@ -67,7 +67,7 @@ def show_plan(plan: plans.ExtractionPlan, *, as_json: bool) -> None:
             "padded",
             f"{format_bytes(estimate['bytes_if_padded'])}, if every sample were padded",
         ),
-        ("units", f"{estimate['units']:,} of {plan.unit_samples:,} samples"),
+        ("units", f"{estimate['units']:,} of {_samples(plan.unit_samples)}"),
         ("hours", format_amount(estimate["hours"], "", "unknown; pass --chips or --rate")),
         ("cost", format_amount(estimate["cost"], "$", "unknown")),
     ]
@@ -108,7 +108,7 @@ def show_complete(plan: plans.ExtractionPlan, out: str, *, as_json: bool) -> Non
         show_end(Meter(plan, samples_before=plan.samples), as_json=True)
         return
     click.echo(
-        f"{out} is already complete: {plan.samples:,} samples in {_units(plan.units)}; nothing to "
+        f"{out} is already complete: {_samples(plan.samples)} in {_units(plan.units)}; nothing to "
         "run",
         err=True,
     )
@@ -131,7 +131,7 @@ def show_stripes(stripes: Sequence[StripeStatus], *, as_json: bool) -> None:
 
 def show_start(plan: plans.ExtractionPlan, model: str) -> None:
     click.echo(
-        f"{plan.samples:,} samples in {_units(plan.units)}; loading {model} and compiling "
+        f"{_samples(plan.samples)} in {_units(plan.units)}; loading {model} and compiling "
         "the first batch",
         err=True,
     )
@@ -200,6 +200,10 @@ def _progress_parts(snapshot: Mapping[str, Any]) -> dict[str, str]:
     if snapshot["seconds_left"] is not None and snapshot["samples"] < snapshot["total"]:
         parts["left"] = f"{format_duration(snapshot['seconds_left'])} left"
     return parts
+
+
+def _samples(count: int) -> str:
+    return "1 sample" if count == 1 else f"{count:,} samples"
 
 
 def _units(count: int) -> str:
@@ -350,7 +354,9 @@ def show_statistics(dataset: Dataset, *, as_json: bool) -> None:
     for row in table:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
         click.echo("  ".join([row[0].ljust(widths[0]), *cells[1:]]))
-    if not dataset.complete:
+    if not dataset.commits:
+        click.echo(f"no unit of {dataset.plan.units:,} is committed yet", err=True)
+    elif not dataset.complete:
         click.echo(f"of {len(dataset.commits):,} of {dataset.plan.units:,} units", err=True)
     if any(value.nonfinite for value in found.values()):
         click.echo("rows with values that are not finite are left out of MEAN, NORM and MAX")
@@ -361,7 +367,7 @@ def show_report(report: VerificationReport, out: str, *, as_json: bool) -> None:
         print_json({**asdict(report), "whole": report.intact})
         return
     click.echo(
-        f"{report.committed:,} of {report.units:,} units, {report.samples:,} samples, "
+        f"{report.committed:,} of {_units(report.units)}, {_samples(report.samples)}, "
         f"{report.tokens:,} tokens, {format_bytes(report.bytes)}"
     )
     for problem in report.problems:

@@ -68,7 +68,7 @@ _DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples", *_ARC_OPTIONS
     type=click.Choice(["residual", "mlp", "attn"]),
     help="Legacy name of a site, for all layers or --layers.",
 )
-@click.option("--layers", help='For --activation-type: "0 5 11" or 0-23.')
+@click.option("--layers", help='Of --activation-type, or else of resid_post: "0 5 11" or 0-23.')
 @click.option("--tokenizer", help="Location of the tokenizer, if not in the model folder.")
 @click.option(
     "--dtype",

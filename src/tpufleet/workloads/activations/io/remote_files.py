@@ -65,15 +65,18 @@ def list_names(path: str) -> set[str]:
     return {file.name for file in folder.iterdir()} if folder.is_dir() else set()
 
 
-def model_folder(model: str) -> Path:
-    """The local folder of a model: a path, a bucket prefix, or a name on the Hugging Face Hub."""
+def model_folder(model: str, what: str = "model") -> Path:
+    """The local folder of a model: a path, a bucket prefix, or a name on the Hugging Face Hub.
+
+    `what` it is called in errors.
+    """
     folder = fetch(model, patterns=MODEL_FILES)
     if (folder / "config.json").exists():
         return folder
     if folder.exists():
         raise BadInput(f"{model} has no config.json")
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise NotFound(f"no model at {model}")
+        raise NotFound(f"no {what} at {model}")
     return _from_hub(model, allow_patterns=MODEL_FILES)
 
 

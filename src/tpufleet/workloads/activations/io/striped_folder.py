@@ -365,7 +365,11 @@ def _status(folder: Path, dataset: str | None = None) -> StripeStatus:
     sizes = []
     if (folder / SHARDS).is_dir():
         with os.scandir(folder / SHARDS) as entries:
-            sizes = [entry.stat().st_size for entry in entries if entry.is_file()]
+            sizes = [
+                entry.stat().st_size
+                for entry in entries
+                if entry.is_file() and shards.parse_name(SHARDS + entry.name) is not None
+            ]
     return StripeStatus(
         folder=folder,
         missing=False,

@@ -106,6 +106,9 @@ def export_shards(
     if not wanted:
         raise dataset.missing_site_error(site)
     dataset.check_records()
+    if pad_to is not None:
+        for sample in dataset:
+            _check_padding(len(dataset.tokens(sample)), pad_to)
     export_folder.take(storage, dataset.plan, "pickle", replaces=_is_exported)
     shards: list[dict[str, Any]] = []
     buffer: dict[int, list[dict[str, Any]]] = {}
@@ -163,11 +166,14 @@ def _preview(metadata: Mapping[str, Any]) -> str:
     return f"Task: {metadata['id']}, Prompt: {metadata.get('preview', '')}"[:200]
 
 
+def _check_padding(rows: int, length: int) -> None:
+    if rows > length:
+        raise BadInput(f"a sample has {rows} rows, more than --pad-to {length}")
+
+
 def _padded(values: np.ndarray, length: int | None) -> np.ndarray:
     if length is None:
         return values
-    if len(values) > length:
-        raise BadInput(f"a sample has {len(values)} rows, more than --pad-to {length}")
     full = np.zeros((length, values.shape[1]), values.dtype)
     full[: len(values)] = values
     return full

@@ -54,6 +54,9 @@ def parse_site(name: str) -> Site:
 def split_choices(choices: Iterable[str]) -> Iterator[str]:
     """Split choices at commas outside brackets."""
     for choice in choices:
+        if choice.count("[") != choice.count("]"):  # invalid, and reported as a whole
+            yield choice
+            continue
         yield from re.split(r",(?![^\[]*\])", choice)
 
 

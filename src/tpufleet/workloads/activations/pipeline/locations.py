@@ -33,7 +33,7 @@ def resolve(*, model: str, tokenizer: str | None, data: Mapping[str, Any]) -> Lo
     return Locations(
         model=folder,
         architecture=architectures.from_folder(folder),
-        tokenizer=remote_files.model_folder(tokenizer) if tokenizer else folder,
+        tokenizer=remote_files.model_folder(tokenizer, "tokenizer") if tokenizer else folder,
         data=sources.resolve(data),
     )
 
