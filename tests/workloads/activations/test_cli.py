@@ -921,7 +921,7 @@ def test_a_run_says_which_model_it_loads(tmp_path, model_folder):
     planned = ["--model", model_folder, "--data", tmp_path / "data.jsonl"]
     assert tpu("plan", tmp_path / "out", *planned, "--site", "resid_post.0")[0] == 0
     code, text = tpu("run", tmp_path / "out", "--model", tmp_path / "moved")
-    assert code == 0 and f"1 samples in 1 unit; loading {tmp_path / 'moved'} and" in text, text
+    assert code == 0 and f"1 sample in 1 unit; loading {tmp_path / 'moved'} and" in text, text
 
 
 @pytest.mark.parametrize("writes", ["auto", "buffered"])
