@@ -73,6 +73,35 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
     raise AssertionError(f"the run has ended with {process.wait()}")
 
 
+# JAX has a function of this name that Python calls, and whose exceptions it ignores.
+COLLECTED = """
+import gc, signal, time
+from tpufleet.workloads.activations.cli.interrupts import delivered_interrupts
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
+sent = []
+def _xla_gc_callback(phase, info):
+    if not sent:
+        sent.append(phase)
+        signal.raise_signal(signal.SIGINT)
+gc.callbacks.append(_xla_gc_callback)
+try:
+    with delivered_interrupts():
+        gc.collect()
+        print("goes on", flush=True)
+        time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted", sent, signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+def test_an_interrupt_during_garbage_collection_is_not_lost():
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTED], capture_output=True, text=True, timeout=50, check=True
+    )
+    assert done.stdout == "goes on\ninterrupted ['start'] True\n" and not done.stderr
+
+
 def test_results_and_errors_come_from_daemon_threads():
     with DaemonThreads(2, "worker") as threads:
         assert threads.map(lambda number: number**2, range(100)) == [n**2 for n in range(100)]

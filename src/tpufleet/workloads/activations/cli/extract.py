@@ -12,6 +12,7 @@ import click
 from tpufleet.errors import BadInput, FleetError, install_command
 from tpufleet.runtime.units import DamagedRecord
 from tpufleet.workloads.activations.cli import legacy_formats, plan
+from tpufleet.workloads.activations.cli.interrupts import delivered_interrupts
 from tpufleet.workloads.activations.cli.legacy_formats import example_epilog
 from tpufleet.workloads.activations.cli.parameter_types import COUNT, SECONDS
 
@@ -55,7 +56,8 @@ class ExtractGroup(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         try:
-            return super().invoke(context)
+            with delivered_interrupts():
+                return super().invoke(context)
         except KeyboardInterrupt:
             state = STATE_AFTER_INTERRUPT.get(context.invoked_subcommand or "")
             if state is None:
