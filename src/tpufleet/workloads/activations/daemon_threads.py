@@ -37,7 +37,7 @@ class DaemonThreads:
         return [future.result() for future in [self.submit(work, item) for item in items]]
 
     def close(self) -> None:
-        """Threads end when the tasks are done; nobody waits for them."""
+        """Threads end once the tasks are done. Does not wait for them."""
         with self._lock:
             self._count = 0
             for _ in range(self._started):
