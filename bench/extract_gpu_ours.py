@@ -46,7 +46,12 @@ def build(
         final_norm=False,
     )
     chosen = gate or gated_mlp.choose_kernel(
-        device=device, dtype=jnp.bfloat16, activation=arch.activation, biased=False, mesh=mesh
+        device=device,
+        dtype=jnp.bfloat16,
+        activation=arch.activation,
+        biased=False,
+        width=arch.hidden,
+        mesh=mesh,
     )
     forward = decoder.Forward(
         architecture=arch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.workloads.activations.test_decoder import QWEN
 from tpufleet.errors import BadInput
-from tpufleet.workloads.activations.model import gated_mlp, host_memory, meshes
+from tpufleet.workloads.activations.model import gated_mlp, host_memory, kernel_choice, meshes
 
 
 @pytest.fixture
@@ -28,21 +29,22 @@ def numbers(*shape: int, seed: int = 0, dtype=jnp.float32):
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_the_gate_is_applied_to_one_half_of_the_product(activation):
-    values, weight, bias = numbers(2, 3, 8), numbers(8, 2, 5, seed=1), numbers(2, 5, seed=2)
-    gate, up = (np.asarray(values @ weight[:, n] + bias[n], np.float64) for n in range(2))
+    values, stack, bias = numbers(2, 3, 8), numbers(3, 8, 2, 5, seed=1), numbers(2, 5, seed=2)
+    gate, up = (np.asarray(values @ stack[1, :, n] + bias[n], np.float64) for n in range(2))
     activated = {
         "silu": gate / (1 + np.exp(-gate)),
         "gelu_tanh": gate / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3))),
     }
-    result = gated_mlp.gated(values, weight, bias, activation=activation)
+    result = gated_mlp.gated(values, stack, 1, bias, activation=activation)
     np.testing.assert_allclose(result, activated[activation] * up, rtol=1e-4, atol=1e-4)
 
 
 def test_unsupported_shapes_fall_back_to_the_plain_kernel():
-    values, weight = numbers(1, 7, 64, dtype=jnp.bfloat16), numbers(64, 2, 128, dtype=jnp.bfloat16)
+    values = numbers(1, 7, 64, dtype=jnp.bfloat16)
+    stack = numbers(2, 64, 2, 128, dtype=jnp.bfloat16)
     assert not gated_mlp.supports_shape(7, 64, 128)
-    result = gated_mlp.gated(values, weight, activation="silu", kernel="hopper")
-    np.testing.assert_array_equal(result, gated_mlp.gated(values, weight, activation="silu"))
+    result = gated_mlp.gated(values, stack, 1, activation="silu", kernel="hopper")
+    np.testing.assert_array_equal(result, gated_mlp.gated(values, stack, 1, activation="silu"))
 
 
 HOPPER = SimpleNamespace(compute_capability="9.0")
@@ -60,20 +62,31 @@ HOPPER = SimpleNamespace(compute_capability="9.0")
     ],
 )
 def test_the_hopper_kernel_is_chosen_only_where_supported(change, mesh, monkeypatch):
-    monkeypatch.setattr(gated_mlp, "kernel_works", lambda activation: True)
+    monkeypatch.setattr(gated_mlp, "kernel_works", lambda *_: True)
     fit = {"device": HOPPER, "dtype": jnp.bfloat16, "activation": "silu", "biased": False}
+    fit["width"] = 896
     assert gated_mlp.choose_kernel(**fit, mesh=mesh({})) == "hopper"
     asked = {**fit, **change}
     sizes = asked.pop("sizes", {})
     assert gated_mlp.choose_kernel(**asked, mesh=mesh(sizes)) == "plain"
 
 
+def test_tiles_are_as_deep_as_the_width_allows():
+    assert gated_mlp.choose_tiling(896) == gated_mlp.TILING
+    assert gated_mlp.choose_tiling(576) == gated_mlp.SHALLOW
+    assert gated_mlp.supports_shape(512, 896, 4864) and gated_mlp.supports_shape(512, 576, 1536)
+    assert not gated_mlp.supports_shape(512, 80, 1536)
+
+
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_the_kernel_can_be_compiled_without_a_gpu(activation):
+@pytest.mark.parametrize("width", [256, 192])
+def test_the_kernel_can_be_compiled_without_a_gpu(activation, width):
     """As far as JAX compiles it; the rest is up to CUDA."""
     kernel = jax.jit(partial(gated_mlp.gated, activation=activation, kernel="hopper"))
     arguments = (
-        jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((1, 512, 256), (256, 2, 256))
+        jax.ShapeDtypeStruct((1, 512, width), jnp.bfloat16),
+        jax.ShapeDtypeStruct((28, width, 2, 256), jnp.bfloat16),
+        jax.ShapeDtypeStruct((), jnp.int32),
     )
     text = kernel.trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
     assert "mosaic_gpu" in text
@@ -85,24 +98,32 @@ def test_a_kernel_that_fails_its_self_test_is_not_used():
     gated_mlp.kernel_works.cache_clear()
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_the_kernel_computes_the_gate(activation):
+@pytest.mark.parametrize(
+    "activation, tiling",
+    [
+        ("silu", gated_mlp.TILING),
+        ("gelu_tanh", gated_mlp.TILING),
+        ("silu", replace(gated_mlp.SHALLOW, stages=2)),
+    ],
+)
+def test_the_kernel_computes_the_gate_of_one_layer(activation, tiling):
     """Its every copy, barrier and product is played by JAX's interpreter for such kernels."""
     pytest.importorskip("absl", reason="JAX's GPU kernels need absl")
     gpu = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
     if not hasattr(gpu, "InterpretGPUParams"):
         pytest.skip("this JAX does not interpret GPU kernels")
-    values, weight = numbers(512, 128, dtype=jnp.bfloat16), numbers(128, 512, seed=1) / 8
-    weight = weight.astype(jnp.bfloat16)
+    values, stack = numbers(512, 128, dtype=jnp.bfloat16), numbers(3, 128, 2, 256, seed=1) / 8
+    stack = stack.astype(jnp.bfloat16)
     result = gated_mlp.hopper_kernel(
         values,
-        weight,
-        tiling=gated_mlp.Tiling(stages=2),
+        stack.reshape(3 * 128, 512),
+        1,
+        tiling=tiling,
         activation=activation,
         grid=(1,),
         interpret=gpu.InterpretGPUParams(),
     )
-    plain = gated_mlp.gated(values[None], weight.reshape(128, 2, 256), activation=activation)[0]
+    plain = gated_mlp.gated(values[None], stack, 1, activation=activation)[0]
     gap = np.linalg.norm(np.float32(result) - np.float32(plain))
     assert gap < 0.01 * np.linalg.norm(np.float32(plain))
 
@@ -168,3 +189,13 @@ def test_memory_is_allocated_ahead_where_it_is_page_locked(monkeypatch):
 
 def _no_memory(*_):
     raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of host memory")
+
+
+def test_options_that_the_compiler_does_not_know_are_left_out(mesh, monkeypatch, caplog):
+    gpu = SimpleNamespace(size=1, devices=np.array([device("gpu")]))
+    assert kernel_choice.compiler_options(gpu, None) == kernel_choice.GPU_OPTIONS
+    assert kernel_choice.compiler_options(SimpleNamespace(size=2, devices=gpu.devices), None) == {}
+    assert kernel_choice.compiler_options(mesh({}), None) == {}
+    monkeypatch.setattr(kernel_choice, "GPU_OPTIONS", {"xla_gpu_no_such_option": True})
+    assert kernel_choice.compiler_options(gpu, None) == {}
+    assert "xla_gpu_no_such_option" in caplog.text

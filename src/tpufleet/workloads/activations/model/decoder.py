@@ -170,7 +170,7 @@ class Forward:
                 carry,
                 tables[0] if len(tables) == 1 else _choose(tables, kind),
                 lambda *parts: attend(is_local, *parts),
-                gate,
+                functools.partial(gate, stack=layers["gate_up"], layer=number),
             )
             return carry, {site: to_stored_dtype(values[site], self.dtype) for site in group.sites}
 
@@ -215,7 +215,7 @@ def _layer(
     stream: Any,
     rotation: Any,
     attend: Callable[..., Any],
-    gate: Callable[[Any, Any, Any], Any],
+    gate: Callable[..., Any],
 ) -> tuple[Any, dict[Site, Any]]:
     batch, length, _ = stream.shape
     before = stream
@@ -231,7 +231,7 @@ def _layer(
         attended = _norm(attended, weight["attention_post_norm"], arch)
     stream = stream + attended
     normed = _norm(stream, weight["mlp_norm"], arch) if arch.pre_norms else stream
-    hidden = gate(normed, weight["gate_up"], weight.get("gate_up_bias"))
+    hidden = gate(normed, bias=weight.get("gate_up_bias"))
     mlp_out = biased_product("bsd,df->bsf", hidden, weight["down"], weight.get("down_bias"))
     if arch.post_norms:
         mlp_out = _norm(mlp_out, weight["mlp_post_norm"], arch)

@@ -88,7 +88,12 @@ class Engine:
         self._in_place = kind is not None and platform in host_memory.ADDRESSABLE
         gpu = platform in host_memory.GPUS
         self.sums_rows = gpu if sums_rows is None else sums_rows
-        self.step = jax.jit(self._step, out_shardings=meshes.output_sharding(mesh))
+        self._options = kernel_choice.compiler_options(mesh, cache)
+        self.step = jax.jit(
+            self._step,
+            out_shardings=meshes.output_sharding(mesh),
+            compiler_options=self._options,
+        )
         self._programs: dict[tuple[tuple[int, ...] | bool | None, ...], Future[Any]] = {}
         # Processes of one mesh may have to compile the same program at the same time.
         self._compilers = DaemonThreads(
@@ -212,7 +217,7 @@ class Engine:
         forward = self.forward
         params = jax.tree.map(lambda one: (one.shape, str(one.dtype)), self.params)
         settings = (forward.sites, forward.dtype, forward.kernel, sorted(forward.unavailable))
-        kernels = (forward.gate_kernel, forward.platform)
+        kernels = (forward.gate_kernel, forward.platform, sorted(self._options))
         return (forward.architecture, *settings, *kernels, params, list(self.mesh.shape.items()))
 
     def finding(self, parts: Any, find: Callable[[], Any]) -> Any:

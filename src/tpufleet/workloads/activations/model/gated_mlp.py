@@ -34,10 +34,10 @@ class Tiling:
 
     rows: int = 64  # per warpgroup, of which there are two
     columns: int = 128  # of the gate, and as many of the up projection
-    depth: int = 64
-    stages: int = 4  # tiles in flight to shared memory
-    band: int = 16  # adjacent tiles that share the L2 cache
-    stored: int = 64  # columns written at a time
+    depth: int = 128
+    stages: int = 2  # tiles in flight to shared memory
+    band: int = 8  # adjacent tiles that share the L2 cache
+    stored: int = 128  # columns written at a time
 
     @property
     def block(self) -> int:
@@ -46,31 +46,40 @@ class Tiling:
 
 
 TILING = Tiling()
+SHALLOW = Tiling(depth=64, stages=4, band=16, stored=64)  # the same shared memory
+
+
+def choose_tiling(width: int) -> Tiling:
+    """Deep tiles have fewer steps, and so draw less power, which is what limits the chip."""
+    return TILING if width % TILING.depth == 0 else SHALLOW
 
 
 def gated(
     values: Any,
-    weight: Any,
+    stack: Any,
+    layer: Any,
     bias: Any = None,
     *,
     activation: str,
     kernel: str = "plain",
     mesh: Mesh | None = None,
 ) -> Any:
-    """values [batch, length, width] and weight [width, 2, hidden] give [batch, length, hidden]."""
+    """values [batch, length, width] and a layer of the stack [layers, width, 2, hidden] give
+    [batch, length, hidden]."""
     batch, length, width = values.shape
-    if kernel == "hopper" and supports_shape(batch * length, width, weight.shape[-1], mesh):
+    if kernel == "hopper" and supports_shape(batch * length, width, stack.shape[-1], mesh):
         work = functools.partial(_hopper_rows, activation=activation)
         if mesh is None or mesh.size == 1:
-            return work(values, weight)
+            return work(values, stack, layer)
         spread = PartitionSpec(meshes.BATCH_AXES, None, None)
         return jax.shard_map(
             work,
             mesh=mesh,
-            in_specs=(spread, PartitionSpec()),
+            in_specs=(spread, PartitionSpec(), PartitionSpec()),
             out_specs=spread,
             check_vma=False,
-        )(values, weight)
+        )(values, stack, layer)
+    weight = lax.dynamic_index_in_dim(stack, layer, keepdims=False)
     pair = biased_product("bsd,dcf->bscf", values, weight, bias)
     return activate(pair[:, :, 0], activation) * pair[:, :, 1]
 
@@ -82,37 +91,46 @@ def activate(values: Any, activation: str) -> Any:
 
 
 def choose_kernel(
-    *, device: Any, dtype: Any, activation: str, biased: bool, mesh: Mesh | None = None
+    *,
+    device: Any,
+    dtype: Any,
+    activation: str,
+    biased: bool,
+    width: int,
+    mesh: Mesh | None = None,
 ) -> str:
     """The kernel for this device and model; unsupported shapes fall back to the plain one."""
     unsharded = mesh is None or mesh.shape["fsdp"] == mesh.shape["tensor"] == 1
     is_hopper = getattr(device, "compute_capability", "") == "9.0"
     supported = not biased and jnp.dtype(dtype) == jnp.bfloat16
-    if is_hopper and unsharded and supported and kernel_works(activation):
+    if is_hopper and unsharded and supported and kernel_works(activation, choose_tiling(width)):
         return "hopper"
     return "plain"
 
 
 def supports_shape(rows: int, width: int, hidden: int, mesh: Mesh | None = None) -> bool:
-    parts = 1 if mesh is None else meshes.batch_shards(mesh)
+    parts, tiling = 1 if mesh is None else meshes.batch_shards(mesh), choose_tiling(width)
     return (
-        rows % (TILING.block * parts) == 0
-        and width % TILING.depth == 0
-        and hidden % TILING.columns == 0
+        rows % (tiling.block * parts) == 0
+        and width % tiling.depth == 0
+        and hidden % tiling.columns == 0
     )
 
 
 @functools.cache
-def kernel_works(activation: str) -> bool:
+def kernel_works(activation: str, tiling: Tiling = TILING) -> bool:
     """Whether the kernel compiles here and agrees with NumPy on a small example, which compiles
     nothing else. It uses an experimental JAX API that may change."""
     random = np.random.default_rng(0)
-    values = random.standard_normal((1, 2 * TILING.block, 256)).astype(jnp.bfloat16)
-    weight = (random.standard_normal((256, 2, 2 * TILING.columns)) / 16).astype(jnp.bfloat16)
+    width = 3 * tiling.depth
+    values = random.standard_normal((1, 2 * tiling.block, width)).astype(jnp.bfloat16)
+    stack = random.standard_normal((3, width, 2, 2 * tiling.columns)) / 16
+    stack = stack.astype(jnp.bfloat16)
     try:
         kernel = jax.jit(functools.partial(gated, activation=activation, kernel="hopper"))
-        ours = np.float32(kernel(values, weight))
-        gate, up = np.moveaxis(np.einsum("bsd,dcf->bscf", *map(np.float32, (values, weight))), 2, 0)
+        ours = np.float32(kernel(values, stack, 1))
+        pair = np.einsum("bsd,dcf->bscf", *map(np.float32, (values, stack[1])))
+        gate, up = np.moveaxis(pair, 2, 0)
         slope = -gate if activation == "silu" else (GELU_LINEAR + GELU_CUBIC * gate**2) * gate
         theirs = gate * up / (1 + np.exp(slope))
         return bool(np.linalg.norm(ours - theirs) <= 0.01 * np.linalg.norm(theirs))
@@ -122,12 +140,13 @@ def kernel_works(activation: str) -> bool:
         return False
 
 
-def _hopper_rows(values: Any, weight: Any, *, activation: str) -> Any:
+def _hopper_rows(values: Any, stack: Any, layer: Any, *, activation: str) -> Any:
     batch, length, width = values.shape
     flat = hopper_kernel(
         values.reshape(batch * length, width),
-        weight.reshape(width, -1),
-        tiling=TILING,
+        stack.reshape(stack.shape[0] * width, -1),
+        layer,
+        tiling=choose_tiling(width),
         activation=activation,
     )
     return flat.reshape(batch, length, -1)
@@ -135,13 +154,15 @@ def _hopper_rows(values: Any, weight: Any, *, activation: str) -> Any:
 
 def hopper_kernel(
     values: Any,
-    weight: Any,
+    weights: Any,
+    layer: Any,
     *,
     tiling: Tiling = TILING,
     activation: str = "silu",
     **overrides: Any,
 ) -> Any:
-    """activation(values @ gate) * (values @ up) of [rows, width] and [width, gate | up].
+    """activation(values @ gate) * (values @ up) of [rows, width] and one of the layers of
+    [layers * width, gate | up], which would have to be copied to be an array of its own.
 
     Two thread blocks share each tile of the weights. In a block, two warpgroups multiply 64 rows
     each with a tile of the gate and the same columns of the up projection, while a third warpgroup
@@ -151,7 +172,7 @@ def hopper_kernel(
     from jax.experimental.pallas import mosaic_gpu as gpu
 
     rows, width = values.shape
-    hidden = weight.shape[1] // 2
+    hidden = weights.shape[1] // 2
     high, wide = 2 * tiling.rows, tiling.columns
     grid = (rows // tiling.block, hidden // wide)
 
@@ -190,14 +211,16 @@ def hopper_kernel(
             return jnp.exp(-gate)
         return jnp.exp((GELU_LINEAR + GELU_CUBIC * gate * gate) * gate)
 
-    def kernel(values: Any, weight: Any, out: Any) -> None:
+    def kernel(values: Any, weights: Any, layer: Any, out: Any) -> None:
+        own = pl.ds(layer[0] * width, width)
+
         def no_op(*_: Any, **__: Any) -> None: ...
 
         slots = min(2, wide // tiling.stored)
 
         @functools.partial(
             pl.run_scoped,
-            buffers=pipeline(no_op, no_op).get_allocations(values, weight, weight),
+            buffers=pipeline(no_op, no_op).get_allocations(values, weights, weights),
             staging=gpu.SMEM(
                 (2, slots, tiling.rows, tiling.stored), out.dtype, transforms=tiles(tiling.stored)
             ),
@@ -239,8 +262,8 @@ def hopper_kernel(
 
                 pipeline(multiply, context)(
                     values.at[below, :],
-                    weight.at[:, beside],
-                    weight.at[:, rest],
+                    weights.at[own, beside],
+                    weights.at[own, rest],
                     allocations=buffers,
                 )
 
@@ -259,7 +282,7 @@ def hopper_kernel(
             lowering_semantics=gpu.LoweringSemantics.Warpgroup, approx_math=True
         ),
         **options,
-    )(values, weight)
+    )(values, weights, jnp.asarray(layer, jnp.int32).reshape(1))
 
 
 def _multiprocessors() -> int:

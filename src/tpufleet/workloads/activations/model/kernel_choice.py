@@ -1,15 +1,21 @@
-"""The kernels of attention and the MLP that work on given devices."""
+"""The kernels of attention and the MLP, and the options of the compiler, for given devices."""
 
 from __future__ import annotations
 
+import logging
+
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from tpufleet.workloads.activations.model import attention, gated_mlp
+from tpufleet.workloads.activations.model import attention, gated_mlp, host_memory
 from tpufleet.workloads.activations.model.architectures import Architecture
 from tpufleet.workloads.activations.model.program_cache import ProgramCache
 
 COMPUTE_DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
+# Products read the weights of a layer where they are in the stack of all layers; XLA would copy
+# them first.
+GPU_OPTIONS = {"xla_gpu_enable_dynamic_slice_fusion": True}
 
 
 def choose_kernels(
@@ -35,6 +41,7 @@ def choose_kernels(
         "dtype": COMPUTE_DTYPES[compute],
         "activation": arch.activation,
         "biased": arch.mlp_bias,
+        "width": arch.hidden,
     }
     find_attention = lambda: sorted(attention.unavailable_kernels(**attends))
     find_gate = lambda: gated_mlp.choose_kernel(device=device, mesh=mesh, **gates)
@@ -49,3 +56,23 @@ def choose_kernels(
         ("gate", described[1], shape), find_gate, keep=lambda kernel: kernel != "plain"
     )
     return frozenset(unavailable), gate
+
+
+def compiler_options(mesh: Mesh, cache: ProgramCache | None) -> dict[str, bool]:
+    """Options of XLA that this version knows, for one GPU, where they were measured."""
+    if mesh.size > 1 or mesh.devices.flat[0].platform not in host_memory.GPUS:
+        return {}
+    known = lambda: options_known(GPU_OPTIONS)
+    parts = ("compiler options", sorted(GPU_OPTIONS))
+    is_known = known() if cache is None else cache.finding(parts, known, keep=bool)
+    return GPU_OPTIONS if is_known else {}
+
+
+def options_known(options: dict[str, bool]) -> bool:
+    try:
+        jax.jit(lambda: jnp.zeros(()), compiler_options=options)()
+    except jax.errors.JaxRuntimeError as error:
+        # Without them a program gives the same results, only slower.
+        logging.getLogger(__name__).warning("compiler options not used: %s", error)
+        return False
+    return True
