@@ -53,7 +53,7 @@ STORAGE = "extract_storage"
 STORAGE_OPTIONS = ("--mib", "8", "--rounds", "1", "--units", "1000")
 # With a test of their own. That of the provisioner needs a control plane:
 # tests/k8s/test_provisioner_bench.py.
-ELSEWHERE = ("extract_cpu", "extract_gpu", STORAGE, "provisioner")
+ELSEWHERE = ("extract_cpu", "extract_gpu", "extract_parity", STORAGE, "provisioner")
 GPU_MODULES = (
     "extract_gpu_files",
     "extract_gpu_ours",
@@ -128,6 +128,14 @@ def test_cpu_extraction_runs_and_ends_with_json():
     for package in ("jax", "safetensors"):
         pytest.importorskip(package, reason=f"needs the package {package}")
     assert "ours" in last_line(run("extract_cpu", **TOY))
+
+
+@pytest.mark.slow
+def test_parity_with_transformers_is_met_and_ends_with_json():
+    for package in ("jax", "torch", "transformers"):
+        pytest.importorskip(package, reason=f"needs the package {package}")
+    result = last_line(run("extract_parity", "--models", "google/gemma-3-270m", **TOY))
+    assert result["met"] and result["models"] == 1
 
 
 @pytest.mark.slow

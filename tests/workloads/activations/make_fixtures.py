@@ -106,7 +106,7 @@ def sites(model, ids: np.ndarray) -> dict[str, np.ndarray]:
     def keep(name, which):
         def hook(module, arguments, keywords, output=None):
             value = which(arguments, keywords, output)
-            seen[name] = value.detach().float().numpy().copy()
+            seen[name] = value.detach().float().cpu().numpy().copy()
 
         return hook
 
@@ -130,7 +130,7 @@ def sites(model, ids: np.ndarray) -> dict[str, np.ndarray]:
         before(layer.self_attn.o_proj, f"attn_heads.{number}")
     after(decoder.norm, "final_norm")
     with torch.no_grad():
-        model(input_ids=torch.tensor(ids))
+        model(input_ids=torch.tensor(ids, device=model.device))
     for hook in hooks:
         hook.remove()
     return seen

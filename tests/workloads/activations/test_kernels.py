@@ -192,10 +192,14 @@ def _no_memory(*_):
 
 
 def test_options_that_the_compiler_does_not_know_are_left_out(mesh, monkeypatch, caplog):
-    gpu = SimpleNamespace(size=1, devices=np.array([device("gpu")]))
-    assert kernel_choice.compiler_options(gpu, None) == kernel_choice.GPU_OPTIONS
-    assert kernel_choice.compiler_options(SimpleNamespace(size=2, devices=gpu.devices), None) == {}
-    assert kernel_choice.compiler_options(mesh({}), None) == {}
-    monkeypatch.setattr(kernel_choice, "GPU_OPTIONS", {"xla_gpu_no_such_option": True})
-    assert kernel_choice.compiler_options(gpu, None) == {}
+    one = SimpleNamespace(size=1, devices=np.array([device("gpu")]))
+    two = SimpleNamespace(size=2, devices=one.devices)
+    options = lambda where, dtype: kernel_choice.compiler_options(where, dtype, None)
+    assert options(one, jnp.bfloat16) == kernel_choice.IN_PLACE
+    assert options(one, jnp.float32) == kernel_choice.IN_PLACE | kernel_choice.NO_TRITON
+    assert options(two, jnp.bfloat16) == {}
+    assert options(two, jnp.float32) == kernel_choice.NO_TRITON
+    assert options(mesh({}), jnp.float32) == {}
+    monkeypatch.setattr(kernel_choice, "IN_PLACE", {"xla_gpu_no_such_option": True})
+    assert options(one, jnp.bfloat16) == {}
     assert "xla_gpu_no_such_option" in caplog.text

@@ -88,7 +88,7 @@ class Engine:
         self._in_place = kind is not None and platform in host_memory.ADDRESSABLE
         gpu = platform in host_memory.GPUS
         self.sums_rows = gpu if sums_rows is None else sums_rows
-        self._options = kernel_choice.compiler_options(mesh, cache)
+        self._options = kernel_choice.compiler_options(mesh, params["embed"].dtype, cache)
         self.step = jax.jit(
             self._step,
             out_shardings=meshes.output_sharding(mesh),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,9 @@ from tpufleet.workloads.activations.model.program_cache import ProgramCache
 COMPUTE_DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 # Products read the weights of a layer where they are in the stack of all layers; XLA would copy
 # them first.
-GPU_OPTIONS = {"xla_gpu_enable_dynamic_slice_fusion": True}
+IN_PLACE = {"xla_gpu_enable_dynamic_slice_fusion": True}
+# For full float32 products, XLA would try kernels that take minutes to compile.
+NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
 
 
 def choose_kernels(
@@ -58,14 +61,18 @@ def choose_kernels(
     return frozenset(unavailable), gate
 
 
-def compiler_options(mesh: Mesh, cache: ProgramCache | None) -> dict[str, bool]:
-    """Options of XLA that this version knows, for one GPU, where they were measured."""
-    if mesh.size > 1 or mesh.devices.flat[0].platform not in host_memory.GPUS:
+def compiler_options(mesh: Mesh, dtype: Any, cache: ProgramCache | None) -> dict[str, bool]:
+    """Options of XLA for parameters of this type, if this version knows them. Those that change
+    how memory is used are for one GPU, where they were measured."""
+    if mesh.devices.flat[0].platform not in host_memory.GPUS:
         return {}
-    known = lambda: options_known(GPU_OPTIONS)
-    parts = ("compiler options", sorted(GPU_OPTIONS))
+    options = IN_PLACE if mesh.size == 1 else {}
+    if jnp.dtype(dtype) == jnp.float32:
+        options = {**options, **NO_TRITON}
+    known = lambda: options_known(options)
+    parts = ("compiler options", sorted(options))
     is_known = known() if cache is None else cache.finding(parts, known, keep=bool)
-    return GPU_OPTIONS if is_known else {}
+    return options if is_known else {}
 
 
 def options_known(options: dict[str, bool]) -> bool:
