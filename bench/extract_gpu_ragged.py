@@ -95,9 +95,7 @@ def command(inputs: Path, out: Path, layers: list[int], cache: Path, lengths: li
     sites = [f"--site=resid_post.{layer}" for layer in layers]
     data = ["--model", str(inputs), "--data", str(inputs / "data.jsonl")]
     limit = ["--max-length", str(MAX_LENGTH), "--max-samples", str(len(lengths))]
-    # The group alone: the machine with the GPU needs no control plane.
-    group = "from tpufleet.workloads.activations.cli.extract import extract; extract()"
-    tpu = [sys.executable, "-c", group]
+    tpu = [sys.executable, "-m", "tpufleet", "extract"]
     # Not the settings of the other measurements, nor their cache: a first run compiles everything.
     others = ("JAX_COMPILATION", "XLA_PYTHON_CLIENT")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(others)}
