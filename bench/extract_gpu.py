@@ -40,7 +40,7 @@ LIMITS = {
     "shapes": 100,
     "host_24": 60,
     "torch": 110,
-    "disk_4": 70,
+    "disk_4": 90,
     "writers": 40,
 }
 CHILDREN = {

@@ -193,18 +193,19 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     began = time.perf_counter()
     meter = worker.run()
     whole_run = time.perf_counter() - began
+    rate, seconds = meter.tokens_per_second(), meter.seconds()  # before the checks below
     report = verification.verify(storage, deep=False)
     difference = largest_difference(storage, engine)
     facts = {
-        # From the second batch to the last commit, without starting the tokenizing processes.
-        "tokens_per_second": meter.tokens / meter.seconds(),
+        # As the command says: from the first batch to the last commit.
+        "tokens_per_second": rate,
         "tokens_per_second_whole_run": count * ROWS * LENGTH / whole_run,
         "forward_alone": alone,
         "gigabytes": report.bytes / 1e9,
-        "bytes_per_second": report.bytes / meter.seconds(),
+        "bytes_per_second": report.bytes / seconds,
         "limit": meter.bottleneck(),
         "busy": {name: round(busy, 2) for name, busy in meter.stage_seconds().items()},
-        "seconds": meter.seconds(),
+        "seconds": seconds,
         "whole": report.intact,
         "largest_difference": difference,
         "as_computed": difference < LARGEST_DIFFERENCE,
