@@ -78,7 +78,19 @@ def test_verify_fails_for_a_damaged_dataset(tmp_path):
     path.write_bytes(data)
     code, text = tpu("verify", tmp_path)
     assert code == 1 and "checksum mismatch in resid_post.0" in text and "FAILED" in text
-    assert tpu("verify", tmp_path, "--quick")[0] == 0
+    code, text = tpu("verify", tmp_path, "--quick")
+    assert code == 0 and "all sizes match; checksums were not checked" in text
+    assert "not checked" in tpu("repair", tmp_path, "--quick")[1]
+    for options, checked in ([], True), (["--quick"], False):
+        report = json.loads(tpu("verify", tmp_path, "--json", *options)[1])
+        assert report["checksums"] is checked and report["whole"] is not checked
+
+
+def test_commands_can_be_copied_whatever_the_name_of_the_folder(tmp_path, arc, model_folder):
+    out = tmp_path / "my acts"
+    options = ["--model", model_folder, "--data", arc, "--kind", "arc"]
+    assert f"`tpu extract run '{out}'`" in tpu("plan", out, *options)[1]
+    assert f"`tpu extract run '{out}'`" in tpu("verify", out)[1]
 
 
 @pytest.mark.parametrize("change", [(b"[", b"("), (b'"sample"', b'"simple"'), (b'"id"', b'"\xff"')])

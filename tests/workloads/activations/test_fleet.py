@@ -160,6 +160,9 @@ def test_dry_run_and_skip_launch_submit_nothing(world, tmp_path, model_folder):
     out = f"file://{tmp_path / 'out'}"
     data = write_pairs(tmp_path / "pairs.jsonl", 2)
     tpu = cli_for_user(world, tmp_path, "mel")
+    printed = tpu(*arguments(out, model_folder, data, "--dry-run", "--json"))
+    documents = json.loads(printed.stdout)
+    assert documents and all(document["command"] for document in documents)
     dry = tpu(*arguments(out, model_folder, data, "--dry-run"))
     assert dry.exit_code == 0 and dry.stdout.count('"command"') == 2
     assert not fleet.is_planned(out)

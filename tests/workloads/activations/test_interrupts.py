@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -54,6 +55,21 @@ def test_a_run_that_is_asked_to_stop_says_that_it_is_incomplete(make):  # noqa: 
         errors
     )
     assert extraction.run(folder, settings()).complete
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_stopped_at_its_start_prints_json(make, number, status):  # noqa: F811
+    folder = make("early", unit_samples=12)
+    command = [sys.executable, "-m", "tpufleet", "extract", "run", str(folder.path), "--json"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        wait_for(process, "loading")  # before JAX is imported
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=120)
+    assert process.returncode == status and "Traceback" not in errors, errors
+    assert f"committed units are kept. Resume with `tpu extract run {folder.path}`" in errors
+    summary = json.loads(output)
+    assert summary["stopped"] is True and summary["samples"] < summary["total"]
 
 
 def run_slowly(folder: Path, seconds: float) -> subprocess.Popen[str]:

@@ -144,7 +144,10 @@ def test_an_export_does_not_write_into_a_dataset_in_a_bucket(cloud, tmp_path):
         (["export", "acts", "TARGET"], "the export is incomplete; run it again"),
         (["export", "acts", "TARGET", "--format", "hf"], "the export is incomplete; run it again"),
         (["import", "old", "TARGET"], "run the import again"),
-        (["plan", "TARGET", "--model", "MODEL", "--data", "data.jsonl"], "then run `tpu extract"),
+        (
+            ["plan", "TARGET", "--model", "MODEL", "--data", "data.jsonl"],
+            "no plan was written; run",
+        ),
     ],
     ids=["pickle", "hf", "import", "plan"],
 )
@@ -284,6 +287,14 @@ def test_the_streams_command_splits_a_dataset(tmp_path):
     assert [file.read_text() for file in foreign] == ["of somebody else"] * 2
     streams = sorted(one for one in (tmp_path / "streams").iterdir() if one not in foreign)
     assert [one.name for one in streams] == ["stream_000.jsonl"]
+
+
+def test_rows_without_pairs_make_no_streams(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"examples": "a text"}\n{"text": "another"}\n')
+    code, text = tpu("streams", path, tmp_path / "streams", "--streams", 2)
+    assert code == 2 and "none of 2 rows" in text and "column 'examples'" in text
+    assert list((tmp_path / "streams").iterdir()) == []
 
 
 def old_shard(path, samples, layers=(0, 1), value=0.0):

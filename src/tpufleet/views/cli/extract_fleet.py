@@ -21,6 +21,7 @@ from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.submit import DETACHED
 from tpufleet.workloads.activations import fleet
 from tpufleet.workloads.activations.cli.parameter_types import SECONDS
+from tpufleet.workloads.activations.formatting import extract_command
 
 TITLES = ("TPU NAME", "STATUS", "SAMPLES", "SHARDS", "GCS")
 PREFIX = "activations"  # folder in --gcs-bucket
@@ -97,7 +98,10 @@ def deploy(
     )
     specs = [job_file.parse_job(document) for document in documents]
     if options["dry_run"]:
-        click.echo(fleet.to_job_file(documents), nl=False)
+        if options["as_json"]:
+            output.print_json(documents)
+        else:
+            click.echo(fleet.to_job_file(documents), nl=False)
         return
     _prepare_dataset(location, len(documents), options)
     if not options["skip_launch"]:
@@ -226,8 +230,8 @@ def _watch(out: str, interval: float | None, as_json: bool) -> int:
     except KeyboardInterrupt:
         output.print_status(
             "\ndetached; the workers continue\n"
-            f"  next: `tpu extract board {out}` shows them, `tpu jobs --tag {tag}` lists their "
-            "jobs, `tpu cancel JOB` cancels one"
+            f"  next: {extract_command('board', out)} shows them, `tpu jobs --tag {tag}` lists "
+            "their jobs, `tpu cancel JOB` cancels one"
         )
         return DETACHED
 

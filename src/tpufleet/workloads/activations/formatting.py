@@ -1,10 +1,16 @@
-"""Numbers formatted for people."""
+"""Numbers and commands formatted for people."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from tpufleet.runtime.units import HeldUnit
+
+
+def extract_command(*words: str) -> str:
+    """`tpu extract run 'my acts'`: as a shell takes it."""
+    return f"`{shlex.join(['tpu', 'extract', *words])}`"
 
 
 def format_bytes(count: float) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +16,12 @@ from tpufleet.workloads.activations.cli import legacy_formats, plan
 from tpufleet.workloads.activations.cli.interrupts import delivered_interrupts
 from tpufleet.workloads.activations.cli.legacy_formats import example_epilog
 from tpufleet.workloads.activations.cli.parameter_types import COUNT, SECONDS
+from tpufleet.workloads.activations.formatting import extract_command
+
+if TYPE_CHECKING:
+    from tpufleet.workloads.activations.io.storage import Storage
+    from tpufleet.workloads.activations.pipeline.progress_meter import Meter
+    from tpufleet.workloads.activations.plans import ExtractionPlan
 
 INTERRUPTED, TERMINATED = 130, 143  # exit status after SIGINT and SIGTERM, by shell convention
 # Options of the older scripts that have another name now.
@@ -172,15 +179,42 @@ def run(context: click.Context, out: str, **options: Any) -> None:
     from tpufleet import runtime
     from tpufleet.workloads.activations import plans
     from tpufleet.workloads.activations.cli import output
-    from tpufleet.workloads.activations.io.storage import (
-        DiskUnusable,
-        open_storage,
-        translate_disk_errors,
-    )
+    from tpufleet.workloads.activations.io.storage import open_storage
+
+    if runtime.context().num_processes == 1:  # JAX has a handler of its own in larger groups
+        runtime.install_stop_handler()
+    storage = open_storage(out, disk=options["disk"])
+    planned = plans.load(storage)
+    meters: list[Meter] = []
+    try:
+        meter = _run(storage, planned, out, meters.append, options)
+    except KeyboardInterrupt:
+        last = meters[-1] if meters else None
+        output.show_interrupted(planned, storage, out, as_json=options["as_json"], meter=last)
+        context.exit(INTERRUPTED)
+    if meter is None:
+        return
+    stopped = runtime.should_stop() and not meter.complete
+    output.show_end(meter, as_json=options["as_json"], stopped=stopped)
+    if stopped:
+        resume = extract_command("run", out)
+        click.echo(f"stopped; committed units are kept. Resume with {resume}", err=True)
+        context.exit(TERMINATED)
+
+
+def _run(
+    storage: Storage,
+    planned: ExtractionPlan,
+    out: str,
+    on_progress: Callable[[Meter], None],
+    options: Mapping[str, Any],
+) -> Meter | None:
+    """None if there is nothing to do."""
+    from tpufleet import runtime
+    from tpufleet.workloads.activations.cli import output
+    from tpufleet.workloads.activations.io.storage import DiskUnusable, translate_disk_errors
     from tpufleet.workloads.activations.pipeline import dataset_status
 
-    storage = open_storage(out, disk=options["disk"])
-    planned, screen = plans.load(storage), None
     try:
         with translate_disk_errors(storage):
             storage.write_mode()  # finds missing disks before the model is loaded
@@ -189,7 +223,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
         if not dataset_status.DatasetMonitor(storage).complete():
             raise
         output.show_complete(planned, out, as_json=options["as_json"])
-        return
+        return None
     if options["mesh"]:
         from tpufleet.workloads.activations.model import meshes
 
@@ -200,10 +234,17 @@ def run(context: click.Context, out: str, **options: Any) -> None:
         samples = planned.samples
         runtime.progress(samples, total=samples, checkpoint_step=samples)
         output.show_complete(planned, out, as_json=options["as_json"])
-        return
+        return None
+    screen = None
     if not options["quiet"]:
         output.show_start(planned, options["model"] or planned.model)
         screen = output.ProgressLine()
+
+    def report(meter: Meter) -> None:
+        on_progress(meter)
+        if screen is not None:
+            screen(meter)
+
     # JAX, which takes a second to import; then the devices, which start during other imports.
     from tpufleet.workloads.activations.model import devices, meshes
 
@@ -227,27 +268,9 @@ def run(context: click.Context, out: str, **options: Any) -> None:
             os.cpu_count() or 1, preparers=options["preparers"], writers=options["writers"]
         ),
     )
-    try:
-        meter = extraction.run(
-            storage,
-            settings,
-            model=options["model"],
-            data=options["data"],
-            on_progress=screen,
-        )
-    except KeyboardInterrupt:
-        click.echo(
-            f"\ninterrupted; committed units are kept. Resume with `tpu extract run {out}`",
-            err=True,
-        )
-        context.exit(INTERRUPTED)
-    stopped = runtime.should_stop() and not meter.complete
-    output.show_end(meter, as_json=options["as_json"], stopped=stopped)
-    if stopped:
-        click.echo(
-            f"stopped; committed units are kept. Resume with `tpu extract run {out}`", err=True
-        )
-        context.exit(TERMINATED)
+    return extraction.run(
+        storage, settings, model=options["model"], data=options["data"], on_progress=report
+    )
 
 
 @extract.command(epilog=example_epilog("tpu extract status acts --watch 5"))
@@ -349,15 +372,18 @@ def repair(
     if not report.bad_units:
         missing = report.units - report.committed
         hint = (
-            f"; {missing:,} are not committed yet, run `tpu extract run {out}`" if missing else ""
+            f"; {missing:,} are not committed yet, run {extract_command('run', out)}"
+            if missing
+            else ""
         )
-        click.echo(f"no damaged units{hint}")
+        by = "" if report.checksums else " by records and sizes; checksums were not checked"
+        click.echo(f"no damaged units{by}{hint}")
         return
     with translate_disk_errors(storage):
         reopened = verification.reopen(storage, report.bad_units)
     click.echo(f"reopened {len(reopened):,} of {report.units:,} units")
     if reopen_only:
-        click.echo(f"rebuild them with `tpu extract run {out}`, on any number of machines")
+        click.echo(f"rebuild them with {extract_command('run', out)}, on any number of machines")
         return
     runtime.initialize()
     settings = extraction.ExtractionSettings(compute=report.compute or None)
@@ -368,7 +394,7 @@ def repair(
     after = verification.verify(storage, deep=not quick, only=report.bad_units)
     output.show_report(after, out, as_json=False)
     if after.intact and after.replaced:
-        click.echo(f"delete the damaged shards with `tpu extract verify --sweep {out}`")
+        click.echo(f"delete the damaged shards with {extract_command('verify', '--sweep', out)}")
     context.exit(0 if after.intact else 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -104,7 +105,7 @@ def _next_step(folder: str) -> str:
         )
     return (
         f"load them with `datasets.load_dataset({folder!r})`, or upload them with "
-        f"`hf upload NAME {folder} --repo-type dataset`"
+        f"`hf upload NAME {shlex.quote(folder)} --repo-type dataset`"
     )
 
 
@@ -147,9 +148,10 @@ def streams(
 ) -> None:
     """Split a dataset of ARC pairs into stream_NNN.jsonl files.
 
-    DATA is Parquet, JSONL, or a dataset saved to disk.
+    DATA is Parquet, JSONL, or a dataset saved to disk. A task is a list of [input, output] pairs in
+    the column; the last pair is the test.
     """
-    from tpufleet.errors import Conflict
+    from tpufleet.errors import BadInput, Conflict
     from tpufleet.workloads.activations.inputs import sources
     from tpufleet.workloads.activations.inputs.arc import tasks
 
@@ -162,6 +164,13 @@ def streams(
     counts = tasks.write_streams(
         (row.get(column) for row in rows), count, folder, max_samples=max_samples
     )
+    if not counts["tasks"]:
+        for number in range(count):
+            (folder / f"stream_{number:03d}.jsonl").unlink()
+        raise BadInput(
+            f"none of {_count(counts['invalid'], 'row')} of {data} has two or more [input, output] "
+            f"pairs of grids in its column {column!r}\n  next: name the column with --column"
+        )
     for path in existing:  # from an earlier call with more streams
         if int(path.stem.rpartition("_")[2]) >= count:
             path.unlink()

@@ -15,6 +15,7 @@ import click
 
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.formatting import (
+    extract_command,
     format_amount,
     format_bytes,
     format_duration,
@@ -95,7 +96,7 @@ def show_existing(storage: Storage, out: str, *, as_json: bool) -> None:
     done = status["status"] == "DONE"
     click.echo(
         f"this plan exists already, {status['samples']:,} of {status['total']:,} samples done"
-        + ("" if done else f"; continue with `tpu extract run {out}`"),
+        + ("" if done else f"; continue with {extract_command('run', out)}"),
         err=as_json,
     )
 
@@ -112,6 +113,21 @@ def show_complete(plan: plans.ExtractionPlan, out: str, *, as_json: bool) -> Non
         "run",
         err=True,
     )
+
+
+def show_interrupted(
+    plan: plans.ExtractionPlan, storage: Storage, out: str, *, as_json: bool, meter: Meter | None
+) -> None:
+    """Of a run that Ctrl-C ended, perhaps before it had a meter."""
+    from tpufleet.workloads.activations.pipeline.progress_meter import Meter
+
+    if as_json:
+        if meter is None:
+            samples = dataset_status.DatasetMonitor(storage).status()["samples"]
+            meter = Meter(plan, samples_before=samples)
+        show_end(meter, as_json=True, stopped=True)
+    resume = extract_command("run", out)
+    click.echo(f"\ninterrupted; committed units are kept. Resume with {resume}", err=True)
 
 
 def show_stripes(stripes: Sequence[StripeStatus], *, as_json: bool) -> None:
@@ -380,13 +396,15 @@ def show_report(report: VerificationReport, out: str, *, as_json: bool) -> None:
         click.echo(f"  of a unit that is not committed yet: {name}")
     for name in report.foreign:
         click.echo(f"  not of this dataset, kept: {name}")
-    if report.intact:
+    if report.intact and report.checksums:
         click.echo("OK: every sample stored exactly once, all checksums match")
+    elif report.intact:
+        click.echo("OK: every sample recorded once, all sizes match; checksums were not checked")
     elif report.bad_units:
-        count = len(report.bad_units)
-        click.echo(f"FAILED: {count:,} damaged units; rebuild them with `tpu extract repair {out}`")
+        repair = extract_command("repair", out)
+        click.echo(f"FAILED: {len(report.bad_units):,} damaged units; rebuild them with {repair}")
     else:
-        click.echo(f"FAILED: incomplete; continue with `tpu extract run {out}`")
+        click.echo(f"FAILED: incomplete; continue with {extract_command('run', out)}")
 
 
 def _skip_reason(estimate: Mapping[str, Any]) -> str:

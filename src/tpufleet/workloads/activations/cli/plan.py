@@ -12,6 +12,7 @@ import click
 from tpufleet.errors import BadInput
 from tpufleet.workloads.activations.cli.legacy_formats import example_epilog
 from tpufleet.workloads.activations.cli.parameter_types import COUNT, NOT_NEGATIVE, POSITIVE
+from tpufleet.workloads.activations.formatting import extract_command
 
 # Options that are arguments of `make_plan` under the same name.
 _PLAN_OPTIONS = (
@@ -218,7 +219,8 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
     try:  # the plan is written first: the reader of the output may close it after a few lines
         budget.check(planning.Estimate(**new_plan.estimate))
         if storage is not None:
-            with translate_disk_errors(storage, f"then run `tpu extract plan {out} …` again"):
+            again = "no plan was written; run the same command again afterwards"
+            with translate_disk_errors(storage, again):
                 stored = plans.write(storage, new_plan)
                 if options["stripes"]:
                     striped_folder.set_folders(striped_folder.local_folder(out), options["stripes"])
@@ -227,7 +229,8 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
         default = context.get_parameter_source("max_length") is click.core.ParameterSource.DEFAULT
         output.warn_of_positions(new_plan, chosen=not default)
     if stored is new_plan:
-        click.echo(f"plan written; run it with `tpu extract run {out}`", err=options["as_json"])
+        command = extract_command("run", out)
+        click.echo(f"plan written; run it with {command}", err=options["as_json"])
     elif stored is not None:
         output.show_existing(open_storage(out), out, as_json=options["as_json"])
 

@@ -17,6 +17,7 @@ import numpy as np
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.runtime.units import Commit, DamagedRecord, Units
 from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.formatting import extract_command
 from tpufleet.workloads.activations.io import (
     dtypes,
     scattered_reads,
@@ -317,7 +318,7 @@ class Dataset:
     def _truncated(self, shard: shards.ShardFile) -> NotFound:
         return NotFound(
             f"{self._path(shard.name)} ends before its {shard.size:,} bytes; run "
-            f"`tpu extract verify {self.storage.url}`"
+            f"{extract_command('verify', self.storage.url)}"
         )
 
     @contextmanager
@@ -328,7 +329,7 @@ class Dataset:
         except DiskMissing:
             raise
         except NotFound as error:
-            raise NotFound(f"{error}; run `tpu extract verify {self.storage.url}`") from error
+            raise NotFound(f"{error}; run {extract_command('verify', self.storage.url)}") from error
 
     def _open_map(self, name: str) -> np.ndarray:
         # Slices of a memmap are slow.

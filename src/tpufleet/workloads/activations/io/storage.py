@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from tpufleet.errors import BadInput, FleetError, NotFound, Permanent, Temporary, install_command
 from tpufleet.runtime import filesystem
 from tpufleet.runtime.object_store import FolderStore, ObjectStore
+from tpufleet.workloads.activations.formatting import extract_command
 from tpufleet.workloads.activations.io.aligned_memory import MemoryPool
 from tpufleet.workloads.activations.io.direct_file import DirectFile, takes_direct_writes
 from tpufleet.workloads.activations.io.shard_writer import BufferStream, DraftFile, MemoryFile
@@ -81,12 +82,12 @@ def translate_disk_errors(storage: Storage, resume: str = "") -> Iterator[None]:
     except OSError as error:
         runs = not resume
         resume = resume or (
-            f"committed units are kept; continue with `tpu extract run {storage.url}`"
+            f"committed units are kept; continue with {extract_command('run', storage.url)}"
         )
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             if isinstance(storage, LocalFolder):
                 where = storage.fullest_disk()
-                disk = f", or add a disk with `tpu extract stripe {storage.url} FOLDER`"
+                disk = f", or add a disk with {extract_command('stripe', storage.url, 'FOLDER')}"
                 hint = disk if runs else ""
             else:
                 where, hint = _staging(storage), ", or set TMPDIR to a folder on a larger disk"

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from tpufleet.errors import BadInput, Conflict, FleetError, NotFound
 from tpufleet.runtime.units import Claim, Units
 from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.formatting import extract_command
 from tpufleet.workloads.activations.io import shards
 from tpufleet.workloads.activations.io.shard_writer import DraftFile, MemoryFile
 from tpufleet.workloads.activations.io.storage import DiskMissing, LocalFolder, open_storage
@@ -78,15 +79,15 @@ class StripedFolder(LocalFolder):
             if (folder / plans.PLAN_FILE).exists():
                 raise Conflict(
                     f"{folder}, one of the folders of {self.url}, holds a dataset of its own; run "
-                    f"`tpu extract stripe {self.url} --without {folder}`"
+                    f"{extract_command('stripe', self.url, '--without', str(folder))}"
                 )
         return self._folders
 
     def _lost(self, folder: Path, reason: str) -> str:
+        leave_out = extract_command("stripe", self.url, "--without", str(folder))
         return (
             f"{folder}, which holds shards of {self.url}, is missing ({reason}); mount its disk. "
-            f"If it is lost, run `tpu extract stripe {self.url} --without {folder}`, then "
-            f"`tpu extract repair {self.url}`"
+            f"If it is lost, run {leave_out}, then {extract_command('repair', self.url)}"
         )
 
     def new_shard(self, name: str, draft: str) -> DraftFile | MemoryFile:
@@ -223,7 +224,7 @@ def leave_out(out: LocalFolder, folders: Sequence[str | Path]) -> StripedFolder:
         if folder not in others:
             raise BadInput(
                 f"{folder} is not one of the folders of {out.url}; "
-                f"`tpu extract stripe {out.url}` shows them"
+                f"{extract_command('stripe', out.url)} shows them"
             )
     return set_folders(out, [folder for folder in others if folder not in unwanted])
 

@@ -45,6 +45,7 @@ class VerificationReport:
     foreign: tuple[str, ...] = ()  # other files among the shards, which are never deleted
     bad_units: tuple[int, ...] = ()  # committed, but to be rebuilt
     compute: str = ""  # the dtype that good units were computed in
+    checksums: bool = True  # whether every byte was read and hashed
 
     @property
     def intact(self) -> bool:
@@ -95,6 +96,7 @@ def verify(
         **unreferenced,
         bad_units=tuple(sorted(bad)),
         compute=compute,
+        checksums=deep,
     )
 
 
