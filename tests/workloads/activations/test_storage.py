@@ -17,7 +17,7 @@ from tests.workloads.activations import synthetic
 from tests.workloads.activations.test_crash_safety import Clock, Killed
 from tests.workloads.activations.test_datasets import assert_labels_equal_contents
 from tests.workloads.activations.test_inputs import make_dataset
-from tpufleet.errors import NotFound
+from tpufleet.errors import BadInput, NotFound
 from tpufleet.workloads.activations.inputs import sources
 from tpufleet.workloads.activations.io import remote_files, verification
 from tpufleet.workloads.activations.io.shard_writer import BufferStream
@@ -218,6 +218,59 @@ def test_data_in_a_bucket_is_cached_and_refreshed(google, tmp_path, monkeypatch)
     assert remote_files.fetch(f"{bucket.url}/streams/a.jsonl").read_bytes() == b'{"text": "uno"}\n'
     with pytest.raises(NotFound):
         remote_files.fetch(f"{bucket.url}/none")
+
+
+def create_objects(url, objects):
+    """Through the clients of the services: names may be empty or end with a slash."""
+    bucket = open_storage(url)
+    for name, data in objects.items():
+        bucket.replace(name, data)
+
+
+def test_folder_markers_of_consoles_are_no_files(cloud, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    url = f"{cloud}://activations/{uuid.uuid4().hex}"
+    create_objects(f"{url}/lines", {"": b"", "a.jsonl": b'{"text": "one"}\n', "old/": b""})
+    assert sources.detect_kind(f"{url}/lines") == "jsonl"
+    for path in (f"{url}/lines", f"{url}/lines/"):
+        assert sources.open_source({"kind": "jsonl", "path": path}).count() == 1
+    make_dataset(tmp_path / "saved", 30)
+    files = {
+        str(path.relative_to(tmp_path / "saved")): path.read_bytes()
+        for path in sorted((tmp_path / "saved").rglob("*.*"))
+    }
+    create_objects(f"{url}/saved", {"": b"", "train/": b"", **files})
+    assert sources.open_source({"kind": "hf", "path": f"{url}/saved"}).count() == 30
+    create_objects(f"{url}/model", {"": b"", "config.json": b"{}", "original/": b""})
+    folder = remote_files.model_folder(f"{url}/model")
+    assert [path.name for path in folder.glob("[!.]*")] == ["config.json"]
+    create_objects(f"{url}/empty", {"": b""})
+    with pytest.raises(NotFound, match="no objects at"):
+        remote_files.fetch(f"{url}/empty")
+
+
+def test_a_cached_object_may_become_a_folder(cloud, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    url = f"{cloud}://activations/{uuid.uuid4().hex}"
+    create_objects(url, {"train": b"x"})
+    remote_files.fetch(url, recursive=True)
+    open_storage(url).delete("train")
+    create_objects(url, {"train/a.jsonl": b"y"})
+    assert (remote_files.fetch(url, recursive=True) / "train" / "a.jsonl").read_bytes() == b"y"
+
+
+def test_objects_are_not_copied_out_of_the_cache(tmp_path, monkeypatch, amazon):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", amazon.meta.endpoint_url)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    prefix = uuid.uuid4().hex
+    for name in (f"/{tmp_path}/out", "../../../out"):
+        amazon.put_object(Bucket="activations", Key=f"{prefix}/{name}", Body=b"x")
+        with pytest.raises(BadInput, match="its name is not a file path"):
+            remote_files.fetch(f"s3://activations/{prefix}", recursive=True)
+        amazon.delete_object(Bucket="activations", Key=f"{prefix}/{name}")
+    assert not list(tmp_path.rglob("out"))
 
 
 @pytest.mark.parametrize("kind", ["gs", "s3"])

@@ -42,11 +42,14 @@ def fetch(path: str, *, recursive: bool = False, patterns: Sequence[str] = ("*",
     storage = open_storage(path)
     names = [
         entry
-        for entry in storage.names("")
+        for entry in _file_names(storage)
         if (recursive or "/" not in entry) and any(fnmatch(entry, pattern) for pattern in patterns)
     ]
     if not names:
         raise NotFound(f"no objects at {path}")
+    for entry in names:
+        if entry.startswith("/") or ".." in entry.split("/"):
+            raise BadInput(f"{storage.url}/{entry} cannot be copied: its name is not a file path")
     for entry in names:
         _copy(storage, entry, target / entry)
     # Objects that were deleted from the bucket are deleted from the cache too.
@@ -56,11 +59,16 @@ def fetch(path: str, *, recursive: bool = False, patterns: Sequence[str] = ("*",
     return target
 
 
+def _file_names(storage: Storage) -> list[str]:
+    """The names below a prefix, without the empty objects that consoles create as folders."""
+    return [name for name in storage.names("") if name and not name.endswith("/")]
+
+
 def list_names(path: str) -> set[str]:
     """Names of the files directly in a folder or bucket prefix."""
     parts = urlsplit(path)
     if parts.scheme in ("gs", "s3"):
-        return {name for name in open_storage(path).names("") if "/" not in name}
+        return {name for name in _file_names(open_storage(path)) if "/" not in name}
     folder = fetch(path)
     return {file.name for file in folder.iterdir()} if folder.is_dir() else set()
 
@@ -114,7 +122,7 @@ def _copy(storage: Storage, name: str, target: Path) -> Path:
     stamp = target.with_name(f".{target.name}.version")
     if target.exists() and stamp.exists() and stamp.read_text() == f"{size} {version}":
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(target.parent)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
 
     def piece(start: int) -> None:
@@ -130,3 +138,13 @@ def _copy(storage: Storage, name: str, target: Path) -> Path:
         draft.unlink(missing_ok=True)
     stamp.write_text(f"{size} {version}")
     return target
+
+
+def _make_folder(folder: Path) -> None:
+    """In the place of cached objects that have become folders, too."""
+    for path in (folder, *folder.parents):
+        if path == cache_folder():
+            break
+        if path.is_file():
+            path.unlink()
+    folder.mkdir(parents=True, exist_ok=True)
