@@ -6,6 +6,7 @@ The object stores are local servers, used through the official clients: see
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -17,7 +18,7 @@ from tests.workloads.activations import synthetic
 from tests.workloads.activations.test_crash_safety import Clock, Killed
 from tests.workloads.activations.test_datasets import assert_labels_equal_contents
 from tests.workloads.activations.test_inputs import make_dataset
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.workloads.activations.inputs import sources
 from tpufleet.workloads.activations.io import remote_files, verification
 from tpufleet.workloads.activations.io.shard_writer import BufferStream
@@ -271,6 +272,47 @@ def test_objects_are_not_copied_out_of_the_cache(tmp_path, monkeypatch, amazon):
             remote_files.fetch(f"s3://activations/{prefix}", recursive=True)
         amazon.delete_object(Bucket="activations", Key=f"{prefix}/{name}")
     assert not list(tmp_path.rglob("out"))
+
+
+class Rewritten:
+    """A storage in which an object is replaced before each of its first reads of a range."""
+
+    def __init__(self, inner, contents, start=0):
+        self._inner, self._contents, self._start = inner, iter(contents), start
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def read_range(self, name, start, size):
+        for content in itertools.islice(self._contents, int(start == self._start)):
+            self._inner.replace(name, content)
+        return self._inner.read_range(name, start, size)
+
+
+@pytest.mark.parametrize("last", [b"two", b"longer than two", b"", b"x"], ids=repr)
+def test_an_object_that_is_replaced_during_its_download_is_read_again(storage, tmp_path, last):
+    storage.create("a.bin", b"one!")
+    target = tmp_path / "cache" / "a.bin"
+    for _ in range(2):
+        copied = remote_files.copy_object(Rewritten(storage, [b"1" * 40, last]), "a.bin", target)
+        assert copied.read_bytes() == last
+    assert remote_files.copy_object(storage, "a.bin", target).read_bytes() == last
+
+
+def test_pieces_are_of_one_version(storage, tmp_path):
+    size = remote_files.PIECE + 1
+    storage.create("a.bin", b"A" * size)
+    changing = Rewritten(storage, [b"B" * size], start=remote_files.PIECE)
+    copied = remote_files.copy_object(changing, "a.bin", tmp_path / "a.bin")
+    assert copied.read_bytes() == b"B" * size
+
+
+def test_an_object_that_is_always_replaced_is_not_used(storage, tmp_path):
+    storage.create("a.bin", b"first")
+    changing = Rewritten(storage, (b"%d" % number for number in range(100)))
+    with pytest.raises(Conflict, match="was replaced during each of 5 downloads"):
+        remote_files.copy_object(changing, "a.bin", tmp_path / "cache" / "a.bin")
+    assert not any((tmp_path / "cache").iterdir())
 
 
 @pytest.mark.parametrize("kind", ["gs", "s3"])

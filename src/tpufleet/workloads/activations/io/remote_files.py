@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput, Conflict, FleetError, NotFound
 from tpufleet.workloads.activations.io.storage import Storage, open_storage
 
 PIECE = 32 << 20
 READERS = 8  # pieces downloaded concurrently
+COPY_TRIES = 5  # of an object that is replaced while it is downloaded
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 DATA_SUFFIXES = (".parquet", ".jsonl")
 DATA_FILES = [f"*{suffix}" for suffix in DATA_SUFFIXES]
@@ -38,7 +39,7 @@ def fetch(path: str, *, recursive: bool = False, patterns: Sequence[str] = ("*",
     target = cache_folder() / hashlib.sha256(path.encode()).hexdigest()[:16]
     parent = open_storage(folder)
     if name and name in parent.names(name):
-        return _copy(parent, name, target / name)
+        return copy_object(parent, name, target / name)
     storage = open_storage(path)
     names = [
         entry
@@ -51,7 +52,7 @@ def fetch(path: str, *, recursive: bool = False, patterns: Sequence[str] = ("*",
         if entry.startswith("/") or ".." in entry.split("/"):
             raise BadInput(f"{storage.url}/{entry} cannot be copied: its name is not a file path")
     for entry in names:
-        _copy(storage, entry, target / entry)
+        copy_object(storage, entry, target / entry)
     # Objects that were deleted from the bucket are deleted from the cache too.
     for cached in target.rglob("[!.]*") if recursive else target.glob("[!.]*"):
         if cached.is_file() and str(cached.relative_to(target)) not in names:
@@ -116,28 +117,46 @@ def _from_hub(name: str, **options: Any) -> Path:
         ) from error
 
 
-def _copy(storage: Storage, name: str, target: Path) -> Path:
-    """A local copy, refreshed when the object's version has changed."""
-    size, version = storage.size(name), storage.version(name)
+def copy_object(storage: Storage, name: str, target: Path) -> Path:
+    """A local copy of one version of the object, refreshed when that has changed."""
     stamp = target.with_name(f".{target.name}.version")
-    if target.exists() and stamp.exists() and stamp.read_text() == f"{size} {version}":
+    for _ in range(COPY_TRIES):
+        # Read before everything else of the object, and again after it.
+        version = storage.version(name)
+        size = storage.size(name)
+        if target.exists() and stamp.exists() and stamp.read_text() == f"{size} {version}":
+            return target
+        _make_folder(target.parent)
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            try:
+                _download(storage, name, size, draft)
+            except FleetError:
+                # An object that has become shorter lacks the rest of its ranges.
+                if storage.version(name) == version:
+                    raise
+                continue
+            if storage.version(name) != version:
+                continue
+            stamp.unlink(missing_ok=True)
+            os.replace(draft, target)
+        finally:
+            draft.unlink(missing_ok=True)
+        stamp.write_text(f"{size} {version}")
         return target
-    _make_folder(target.parent)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    raise Conflict(
+        f"{storage.url}/{name} was replaced during each of {COPY_TRIES} downloads; run again when "
+        "it is no longer written"
+    )
 
+
+def _download(storage: Storage, name: str, size: int, draft: Path) -> None:
     def piece(start: int) -> None:
         data = storage.read_range(name, start, min(PIECE, size - start))
         os.pwrite(file.fileno(), data, start)
 
-    try:
-        with open(draft, "wb") as file, ThreadPoolExecutor(READERS) as readers:
-            list(readers.map(piece, range(0, size, PIECE)))
-        stamp.unlink(missing_ok=True)
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
-    stamp.write_text(f"{size} {version}")
-    return target
+    with open(draft, "wb") as file, ThreadPoolExecutor(READERS) as readers:
+        list(readers.map(piece, range(0, size, PIECE)))
 
 
 def _make_folder(folder: Path) -> None:
