@@ -274,6 +274,21 @@ def test_objects_are_not_copied_out_of_the_cache(tmp_path, monkeypatch, amazon):
     assert not list(tmp_path.rglob("out"))
 
 
+@pytest.mark.parametrize("slash", ["", "/"], ids=["bucket", "slash"])
+def test_inputs_may_be_a_whole_bucket(cloud, request, tmp_path, monkeypatch, slash):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    bucket = f"inputs-{uuid.uuid4().hex}"
+    if cloud == "gs":
+        request.getfixturevalue("google").create_bucket(bucket)
+    else:
+        request.getfixturevalue("amazon").create_bucket(Bucket=bucket)
+    create_objects(f"{cloud}://{bucket}", {"a.jsonl": b'{"text": "one"}\n', "config.json": b"{}"})
+    path = f"{cloud}://{bucket}{slash}"
+    assert sources.detect_kind(path) == "jsonl"
+    assert sources.open_source({"kind": "jsonl", "path": path}).count() == 1
+    assert (remote_files.model_folder(path) / "config.json").read_bytes() == b"{}"
+
+
 class Rewritten:
     """A storage in which an object is replaced before each of its first reads of a range."""
 

@@ -37,9 +37,10 @@ def fetch(path: str, *, recursive: bool = False, patterns: Sequence[str] = ("*",
         return Path(parts.path if parts.scheme == "file" else path)
     folder, _, name = path.rpartition("/")
     target = cache_folder() / hashlib.sha256(path.encode()).hexdigest()[:16]
-    parent = open_storage(folder)
-    if name and name in parent.names(name):
-        return copy_object(parent, name, target / name)
+    if name and parts.path:  # not a whole bucket
+        parent = open_storage(folder)
+        if name in parent.names(name):
+            return copy_object(parent, name, target / name)
     storage = open_storage(path)
     names = [
         entry
