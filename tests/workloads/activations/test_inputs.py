@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from random import Random
 
 import numpy as np
@@ -201,6 +202,74 @@ def test_a_damaged_table_is_reported(tmp_path, name, content, kind):
     (tmp_path / "a.arrow").write_bytes(b"nor arrow")
     with pytest.raises(BadInput, match="cannot be read"):
         sources.open_source({"kind": kind, "path": str(tmp_path)})
+
+
+def odd_columns():
+    """Values without an equal in Python's datetime: of other precision, range or time zone."""
+    import pyarrow as pa
+
+    nanoseconds = pa.timestamp("ns")
+    return {
+        "nanoseconds": pa.array([1000, 1_700_000_000_123_456_789], nanoseconds),
+        "duration": pa.array([1000, 1_234_567], pa.duration("ns")),
+        "time": pa.array([1000, 1_234_567], pa.time64("ns")),
+        "far": pa.array([0, 10**13], pa.timestamp("s")),
+        "zone": pa.array([0, 1_700_000_000], pa.timestamp("s", tz="Mars/Base")),
+        "day": pa.array([0, 10**8], pa.date32()),
+        "nested": pa.array(
+            [[{"at": 1000}], [{"at": 1_700_000_000_123_456_789}]],
+            pa.list_(pa.struct({"at": nanoseconds})),
+        ),
+    }
+
+
+ODD_COLUMNS = ("nanoseconds", "duration", "time", "far", "zone", "day", "nested")
+
+
+@pytest.fixture
+def without_pandas(monkeypatch):
+    """With pandas, pyarrow has values for some of them; extraction does not install it."""
+    monkeypatch.setitem(sys.modules, "pandas", None)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "hf"])
+@pytest.mark.parametrize("name", ODD_COLUMNS)
+def test_a_column_that_python_cannot_represent_costs_no_rows(tmp_path, without_pandas, name, kind):
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({"text": ["one", "two"], name: odd_columns()[name]})
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(table, path)
+    if kind == "hf":
+        path = tmp_path
+        with pyarrow.ipc.new_stream(path / "a.arrow", table.schema) as writer:
+            writer.write_table(table)
+        (path / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
+    data = {"kind": kind, "path": str(path)}
+    assert texts(sources.open_source(data)) == ["one", "two"]
+    # As an id, it is the same however the samples are divided into units.
+    named = sources.open_source({**data, "id_field": name})
+    ids = [sample.id for sample in named.read(range(2))]
+    assert ids == [named.read(range(n, n + 1))[0].id for n in range(2)]
+    assert len(set(ids)) == 2 and "None" not in ids
+    assert [record["text"] for record in sources.read_records(str(path))] == ["one", "two"]
+    other = sources.open_source({**data, "text_field": "body"}).read(range(1))[0]
+    assert other.skip_reason == f"no text field 'body'; fields: {', '.join(sorted([name, 'text']))}"
+
+
+def test_messages_with_odd_times_are_read(tmp_path, without_pandas):
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    message = pa.struct({"role": pa.string(), "content": pa.string(), "at": pa.timestamp("ns")})
+    chat = [{"role": "user", "content": "hi", "at": 1_700_000_000_123_456_789}]
+    table = pa.table({"messages": pa.array([chat], pa.list_(message))})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    source = sources.open_source({"kind": "parquet", "path": str(tmp_path)})
+    (read,) = source.read(range(1))[0].messages
+    # A pandas.Timestamp, where pyarrow has imported pandas before.
+    assert (read["content"], str(read["at"])) == ("hi", "2023-11-14 22:13:20.123456789")
 
 
 def test_a_damaged_page_costs_only_the_rows_that_cannot_be_decoded(tmp_path):

@@ -30,6 +30,8 @@ DATA_SUFFIXES = {".jsonl": "jsonl", ".parquet": "parquet", ".txt": "text"}
 SUFFIXES = (*DATA_SUFFIXES, ".json")
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 CSV = (".csv", ".tsv")
+TEXT_FIELDS = ("text", "prompt")  # the first that a record has, without --text-field
+ID_FIELDS = ("id", "task_id")
 # Text files beside data of another kind that are no data.
 NOTES = ("readme", "license", "licence", "notice", "copying", "citation", "changelog",
          "requirements", "checksums", "md5sums", "sha256sums")  # fmt: skip
@@ -103,7 +105,7 @@ def open_files(files: DataFiles, seed: int = 42) -> SampleSource:
     fields = {name: data.get(name) for name in ("text_field", "id_field")}
     if kind == "jsonl":
         return JsonLinesSource(IndexedLines(paths), limit=limit, **fields)
-    return TableSource(_open_tables(kind, paths), limit=limit, **fields)
+    return TableSource(_open_tables(kind, paths, used_fields(**fields)), limit=limit, **fields)
 
 
 class PlannedSource:
@@ -337,10 +339,16 @@ class TableSource:
         return content_digest(self._rows.paths, *self._fields, self._limit)
 
 
+def used_fields(text_field: str | None, id_field: str | None) -> Set[str]:
+    """The fields whose values `sample_from_record` uses; of the others it uses the names."""
+    texts = (text_field,) if text_field else ("messages", "tools", "tokens", *TEXT_FIELDS)
+    return {*texts, *((id_field,) if id_field else ID_FIELDS)}
+
+
 def sample_from_record(
     record: Mapping[str, Any], index: int, text_field: str | None, id_field: str | None
 ) -> Sample:
-    id_keys = (id_field,) if id_field else ("id", "task_id")
+    id_keys = (id_field,) if id_field else ID_FIELDS
     found = (record[key] for key in id_keys if record.get(key) is not None)
     sample_id = str(next(found, index))
     present = ", ".join(sorted(map(str, record))) or "none"
@@ -352,7 +360,7 @@ def sample_from_record(
         return Sample(index=index, id=sample_id, messages=record["messages"], tools=tools)
     if text_field is None and isinstance(record.get("tokens"), list):
         return Sample(index=index, id=sample_id, tokens=record["tokens"])
-    text_key = text_field or next((key for key in ("text", "prompt") if key in record), "text")
+    text_key = text_field or next((key for key in TEXT_FIELDS if key in record), "text")
     text = record.get(text_key)
     if not isinstance(text, str):
         reason = f"no text field {text_key!r}; fields: {present}"
@@ -367,10 +375,11 @@ def apply_limit(count: int, limit: int | None) -> int:
     return count if limit is None else min(count, limit)
 
 
-def _open_tables(kind: str, paths: list[Path]) -> Rows:
+def _open_tables(kind: str, paths: list[Path], columns: Set[str] | None = None) -> Rows:
+    """`columns` None: all."""
     from tpufleet.workloads.activations.inputs import tables  # pyarrow is an optional dependency
 
-    return tables.ParquetRows(paths) if kind == "parquet" else tables.ArrowRows(paths)
+    return (tables.ParquetRows if kind == "parquet" else tables.ArrowRows)(paths, columns)
 
 
 def _dataset_files(path: str, split: str | None) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,18 @@ import pyarrow.parquet
 from tpufleet.errors import BadInput, NotFound
 
 SALVAGE_ROWS = 16  # rows decoded at a time in a damaged row group
+# Raised for times that are too precise or too far for `datetime`, or of an unknown time zone.
+UNREPRESENTABLE = (pyarrow.ArrowException, ValueError, OverflowError)
 
 
 class ParquetRows:
-    """Blocks are row groups."""
+    """Blocks are row groups. Only `columns` are read, or all; the others are None."""
 
-    def __init__(self, paths: list[Path]):
-        self.paths = paths
+    def __init__(self, paths: list[Path], columns: Set[str] | None = None):
+        self.paths, self._columns = paths, columns
         self._blocks: list[tuple[Path, int]] = []
         self.sizes: list[int] = []
-        self._cached: tuple[int, pyarrow.Table] | None = None
+        self._cached: tuple[int, pyarrow.Table, list[str]] | None = None
         self._damage: dict[int, str] = {}
         for path in paths:
             with _naming(path):
@@ -33,32 +35,36 @@ class ParquetRows:
                 self.sizes.append(metadata.row_group(group).num_rows)
 
     def records(self, block: int, start: int, stop: int) -> Iterator[Mapping[str, Any]]:
-        yield from self._read(block).slice(start, stop - start).to_pylist()
+        table, names = self._read(block)
+        yield from _records(table.slice(start, stop - start), names)
 
-    def _read(self, block: int) -> pyarrow.Table:
-        """A whole row group. The last one is cached: the next unit is likely to need it too."""
+    def _read(self, block: int) -> tuple[pyarrow.Table, list[str]]:
+        """A whole row group, and the names of all columns. The last one is cached: the next unit is
+        likely to need it too."""
         if self._cached is None or self._cached[0] != block:
             path, group = self._blocks[block]
             file = pyarrow.parquet.ParquetFile(path)
+            names = file.schema_arrow.names
+            columns = [name for name in names if self._columns is None or name in self._columns]
             try:
-                table = file.read_row_group(group)
+                table = file.read_row_group(group, columns=columns)
             except (pyarrow.ArrowException, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # the disk failed, not the data: another try may succeed
                 self._damage[block] = f"row group {group} of {path.name} is damaged: {error}"
-                table = _readable_part(file, group)
-            self._cached = (block, table)
-        return self._cached[1]
+                table = _readable_part(file, group, columns)
+            self._cached = (block, table, names)
+        return self._cached[1:]
 
     def damage(self, block: int) -> str:
         return self._damage[block]
 
 
 class ArrowRows:
-    """Blocks are record batches of memory-mapped Arrow streams."""
+    """Blocks are record batches of memory-mapped Arrow streams; `columns` as above."""
 
-    def __init__(self, paths: list[Path]):
-        self.paths = paths
+    def __init__(self, paths: list[Path], columns: Set[str] | None = None):
+        self.paths, self._columns = paths, columns
         self._batches: list[pyarrow.RecordBatch] = []
         for path in paths:
             with _naming(path), pyarrow.memory_map(str(path)) as mapped:
@@ -66,21 +72,94 @@ class ArrowRows:
         self.sizes = [batch.num_rows for batch in self._batches]
 
     def records(self, block: int, start: int, stop: int) -> Iterator[Mapping[str, Any]]:
-        yield from self._batches[block].slice(start, stop - start).to_pylist()
+        batch = self._batches[block]
+        names = batch.schema.names
+        used = [
+            number
+            for number, name in enumerate(names)
+            if self._columns is None or name in self._columns
+        ]
+        yield from _records(batch.select(used).slice(start, stop - start), names)
 
     def damage(self, block: int) -> str:
         raise AssertionError("a record batch is read as a whole")
 
 
-def _readable_part(file: pyarrow.parquet.ParquetFile, group: int) -> pyarrow.Table:
+def _records(
+    rows: pyarrow.Table | pyarrow.RecordBatch, names: Sequence[str]
+) -> Iterator[Mapping[str, Any]]:
+    absent = dict.fromkeys(names)
+    try:
+        records = rows.to_pylist()
+    except UNREPRESENTABLE:
+        columns = ([_python_value(value) for value in column] for column in rows.columns)
+        values = zip(*columns, strict=True)
+        records = [dict(zip(rows.schema.names, row, strict=True)) for row in values]
+    for record in records:
+        yield {**absent, **record}
+
+
+def _python_value(value: pyarrow.Scalar) -> Any:
+    """With times as text if Python has no equal of them. Decided by the value alone, so that it
+    does not depend on the rows that are read together."""
+    try:
+        return value.as_py()
+    except UNREPRESENTABLE:
+        column = pyarrow.array([value], value.type)
+    try:
+        return column.cast(_with_text(value.type))[0].as_py()
+    except pyarrow.ArrowException:  # an unknown time zone
+        column = column.cast(_without_zones(value.type))
+    return column.cast(_with_text(column.type))[0].as_py()
+
+
+def _with_text(kind: pyarrow.DataType) -> pyarrow.DataType:
+    return _replace_leaves(
+        kind, lambda leaf: pyarrow.string() if pyarrow.types.is_temporal(leaf) else leaf
+    )
+
+
+def _without_zones(kind: pyarrow.DataType) -> pyarrow.DataType:
+    return _replace_leaves(
+        kind,
+        lambda leaf: pyarrow.timestamp(leaf.unit) if pyarrow.types.is_timestamp(leaf) else leaf,
+    )
+
+
+def _replace_leaves(
+    kind: pyarrow.DataType, replace: Callable[[pyarrow.DataType], pyarrow.DataType]
+) -> pyarrow.DataType:
+    types = pyarrow.types
+    if types.is_struct(kind):
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        return pyarrow.struct(
+            [field.with_type(_replace_leaves(field.type, replace)) for field in fields]
+        )
+    if types.is_map(kind):
+        item = _replace_leaves(kind.item_type, replace)
+        return pyarrow.map_(_replace_leaves(kind.key_type, replace), item)
+    if types.is_fixed_size_list(kind):
+        return pyarrow.list_(_replace_leaves(kind.value_type, replace), kind.list_size)
+    if types.is_list(kind) or types.is_large_list(kind):
+        make = pyarrow.list_ if types.is_list(kind) else pyarrow.large_list
+        return make(_replace_leaves(kind.value_type, replace))
+    return replace(kind)
+
+
+def _readable_part(
+    file: pyarrow.parquet.ParquetFile, group: int, columns: list[str]
+) -> pyarrow.Table:
     """The rows of a row group before the first page that cannot be decoded."""
     batches: list[pyarrow.RecordBatch] = []
     try:
-        batches.extend(file.iter_batches(batch_size=SALVAGE_ROWS, row_groups=[group]))
+        batches.extend(
+            file.iter_batches(batch_size=SALVAGE_ROWS, row_groups=[group], columns=columns)
+        )
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-    return pyarrow.Table.from_batches(batches, schema=file.schema_arrow)
+    schema = batches[0].schema if batches else file.schema_arrow
+    return pyarrow.Table.from_batches(batches, schema=schema)
 
 
 def dataset_files(folder: Path, split: str | None) -> list[Path]:
