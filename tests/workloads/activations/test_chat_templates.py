@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from datetime import date
 
@@ -102,6 +103,69 @@ def test_the_whole_tokenizer_renders_as_in_transformers(tmp_path):
     for tools in (None, TOOLS):
         expected = theirs.apply_chat_template(CHAT, tools=tools, tokenize=False)
         assert ours.render(CHAT, tools=tools) == expected
+
+
+# Files of a folder, and the template of its tokenizer_config.json.
+SEVERAL_TEMPLATES = {
+    "default and tools": (("chat_template", "tool_use"), None),
+    "default and others": (("chat_template", "rag"), None),
+    "one file": (("chat_template",), None),
+    "before the config": (("chat_template", "tool_use"), "config"),
+    "before a list": (
+        ("chat_template",),
+        [{"name": "default", "template": "list"}, {"name": "tool_use", "template": "list tools"}],
+    ),
+    "a list": ((), [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]),
+    "a list without tools": ((), [{"name": "default", "template": "a"}]),
+    "default twice": (("chat_template", "default"), None),
+    "no default": (("tool_use",), "config"),
+}
+
+
+def write_templates(folder, files, config=None):
+    write_tokenizer(folder)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings |= {"chat_template": config} if config else {}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / "additional_chat_templates").mkdir()
+    for name in files:
+        parent = folder if name == "chat_template" else folder / "additional_chat_templates"
+        text = f"ü {name} {{{{ tools | length if tools else 0 }}}}"
+        (parent / f"{name}.jinja").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS, []], ids=["plain", "tools", "no tools"])
+@pytest.mark.parametrize("name", SEVERAL_TEMPLATES)
+def test_one_of_several_templates_is_chosen_as_in_transformers(tmp_path, name, tools):
+    transformers = pytest.importorskip("transformers")
+    write_templates(tmp_path, *SEVERAL_TEMPLATES[name])
+    theirs, ours = (
+        transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path),
+        tokenization.Tokenizer(tmp_path),
+    )
+    try:
+        expected = theirs.apply_chat_template(CHAT, tools=tools, tokenize=False)
+    except ValueError:
+        with pytest.raises(BadInput, match="no chat template"):
+            ours.render(CHAT, tools=tools)
+    else:
+        assert ours.render(CHAT, tools=tools) == expected
+
+
+def test_additional_templates_are_part_of_the_digest(tmp_path):
+    write_templates(tmp_path, ["chat_template"])
+    digest = tokenization.Tokenizer(tmp_path).digest()
+    names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+    content = b"".join((tmp_path / name).read_bytes() for name in names)
+    assert digest == hashlib.sha256(content).hexdigest(), "plans without such files stay valid"
+    digests = {digest}
+    for name, text in (("a", "x"), ("a", "y"), ("b", "x")):
+        path = tmp_path / "additional_chat_templates" / f"{name}.jinja"
+        path.write_text(text)
+        digests.add(tokenization.Tokenizer(tmp_path).digest())
+        path.unlink()
+    assert len(digests) == 4
 
 
 def test_tools_of_a_sample_reach_the_template(tmp_path):

@@ -250,6 +250,22 @@ def test_folder_markers_of_consoles_are_no_files(cloud, tmp_path, monkeypatch):
         remote_files.fetch(f"{url}/empty")
 
 
+def test_a_model_in_a_bucket_has_its_chat_templates(cloud, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    url = f"{cloud}://activations/{uuid.uuid4().hex}"
+    templates = ("chat_template.jinja", "additional_chat_templates/tool_use.jinja")
+    names = ("config.json", *templates, "original/params.json", "onnx/chat.jinja")
+    create_objects(url, dict.fromkeys(names, b"{}"))
+
+    def copied():
+        folder = remote_files.model_folder(url)
+        return {str(path.relative_to(folder)) for path in folder.rglob("[!.]*") if path.is_file()}
+
+    assert copied() == {"config.json", *templates}
+    open_storage(url).delete(templates[1])
+    assert copied() == {"config.json", templates[0]}
+
+
 def test_a_cached_object_may_become_a_folder(cloud, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     url = f"{cloud}://activations/{uuid.uuid4().hex}"

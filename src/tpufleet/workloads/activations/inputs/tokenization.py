@@ -22,7 +22,7 @@ TOO_LONG = ("skip", "cut", "refuse", "split")
 
 
 class Tokenizer:
-    """tokenizer.json, tokenizer_config.json and chat_template.jinja of a model folder."""
+    """tokenizer.json, tokenizer_config.json and chat templates of a model folder."""
 
     def __init__(self, folder: Path, chat_date: str = ""):
         """`chat_date` (2026-11-15) is the day for chat templates that state it; else today."""
@@ -86,7 +86,12 @@ class Tokenizer:
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             path = self._folder / name
             digest.update(path.read_bytes() if path.exists() else b"-")
+        for path in self._additional_templates():
+            digest.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
         return digest.hexdigest()
+
+    def _additional_templates(self) -> list[Path]:
+        return sorted((self._folder / "additional_chat_templates").glob("*.jinja"))
 
     def _chat(self, with_tools: bool) -> chat_templates.ChatTemplate:
         if with_tools not in self._templates:
@@ -103,10 +108,14 @@ class Tokenizer:
         return self._templates[with_tools]
 
     def _template_text(self, with_tools: bool) -> str | None:
-        path = self._folder / "chat_template.jinja"
-        if path.exists():
-            return path.read_text()
-        return chat_templates.select(self._settings.get("chat_template"), with_tools=with_tools)
+        default = self._folder / "chat_template.jinja"
+        files = {"default": default} if default.exists() else {}
+        files |= {path.name.removesuffix(".jinja"): path for path in self._additional_templates()}
+        # As in transformers, one file is enough for the configuration to be ignored.
+        templates = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+        return chat_templates.select(
+            templates or self._settings.get("chat_template"), with_tools=with_tools
+        )
 
 
 def tokenize(

@@ -17,7 +17,13 @@ from tpufleet.workloads.activations.io.storage import Storage, open_storage
 PIECE = 32 << 20
 READERS = 8  # pieces downloaded concurrently
 COPY_TRIES = 5  # of an object that is replaced while it is downloaded
-MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+MODEL_FILES = [
+    "*.json",
+    "*.safetensors",
+    "*.jinja",
+    "additional_chat_templates/*.jinja",
+    "tokenizer.model",
+]
 DATA_SUFFIXES = (".parquet", ".jsonl")
 DATA_FILES = [f"*{suffix}" for suffix in DATA_SUFFIXES]
 
@@ -30,8 +36,16 @@ def cache_folder() -> Path:
 def fetch(path: str, *, recursive: bool = False, patterns: Sequence[str] = ("*",)) -> Path:
     """The local path of `path`: itself, or for an object or prefix in a bucket, a local copy.
 
-    `recursive` includes objects in sub-folders; `patterns` selects names.
+    `patterns` selects names: of sub-folders only those that a pattern contains, or all of them with
+    `recursive`.
     """
+
+    def selected(entry: str) -> bool:
+        return any(
+            fnmatch(entry, pattern) and (recursive or entry.count("/") == pattern.count("/"))
+            for pattern in patterns
+        )
+
     parts = urlsplit(path)
     if parts.scheme not in ("gs", "s3"):
         return Path(parts.path if parts.scheme == "file" else path)
@@ -42,11 +56,7 @@ def fetch(path: str, *, recursive: bool = False, patterns: Sequence[str] = ("*",
         if name in parent.names(name):
             return copy_object(parent, name, target / name)
     storage = open_storage(path)
-    names = [
-        entry
-        for entry in _file_names(storage)
-        if (recursive or "/" not in entry) and any(fnmatch(entry, pattern) for pattern in patterns)
-    ]
+    names = list(filter(selected, _file_names(storage)))
     if not names:
         raise NotFound(f"no objects at {path}")
     for entry in names:
@@ -55,8 +65,9 @@ def fetch(path: str, *, recursive: bool = False, patterns: Sequence[str] = ("*",
     for entry in names:
         copy_object(storage, entry, target / entry)
     # Objects that were deleted from the bucket are deleted from the cache too.
-    for cached in target.rglob("[!.]*") if recursive else target.glob("[!.]*"):
-        if cached.is_file() and str(cached.relative_to(target)) not in names:
+    for cached in target.rglob("[!.]*"):
+        entry = str(cached.relative_to(target))
+        if cached.is_file() and entry not in names and selected(entry):
             cached.unlink(missing_ok=True)
     return target
 
