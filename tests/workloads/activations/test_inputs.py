@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import subprocess
 import sys
 from random import Random
 
@@ -17,7 +20,7 @@ from tests.workloads.activations.tiny_model import task
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.workloads.activations.inputs import sources, tokenization
 from tpufleet.workloads.activations.inputs.samples import Sample
-from tpufleet.workloads.activations.io import shards, unit_writer
+from tpufleet.workloads.activations.io import parquet_export, remote_files, shards, unit_writer
 from tpufleet.workloads.activations.pipeline import batches
 
 
@@ -304,6 +307,43 @@ def test_a_damaged_page_costs_only_the_rows_that_cannot_be_decoded(tmp_path):
     assert again == samples
     with pytest.raises(BadInput, match="row group 1"):
         list(sources.read_records(str(path)))
+
+
+COMMIT = "0123456789abcdef" * 2 + "01234567"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("models/my model", "neither a folder here nor a name on the Hugging Face Hub"),
+        ("models/a--b", "neither a folder here nor a name on the Hugging Face Hub"),
+        ("models/.hidden", "neither a folder here nor a name on the Hugging Face Hub"),
+        (f"models/my model@{COMMIT}", "neither a folder here nor a name on the Hugging Face Hub"),
+        ("Qwen/Qwen2.5-0.5B@main", "pass its commit, Qwen/Qwen2.5-0.5B@COMMIT"),
+        ("Qwen/Qwen2.5-0.5B@", "pass its commit, Qwen/Qwen2.5-0.5B@COMMIT"),
+        ("Qwen/Qwen2.5-0.5B@refs/pr/1", "pass its commit, Qwen/Qwen2.5-0.5B@COMMIT"),
+        ("Qwen2.5", "no model at Qwen2.5"),
+    ],
+)
+def test_a_name_that_is_not_on_the_hub_is_refused(name, message):
+    with pytest.raises((BadInput, NotFound), match=re.escape(message)):
+        remote_files.model_folder(name)
+
+
+def test_a_commit_of_a_model_is_read_from_the_hub(tmp_path):
+    snapshots = tmp_path / "models--lab--tiny" / "snapshots"
+    for commit in (COMMIT, COMMIT[::-1]):
+        (snapshots / commit).mkdir(parents=True)
+        (snapshots / commit / "config.json").write_text("{}")
+    code = "import sys; from tpufleet.workloads.activations.io import remote_files\n"
+    code += "print(remote_files.model_folder(sys.argv[1]))"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, f"lab/tiny@{COMMIT}"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(snapshots / COMMIT), done.stderr
+    assert parquet_export.model_name(f"lab/tiny@{COMMIT}") == "lab/tiny"
 
 
 BAD_RECORDS = {

@@ -50,7 +50,9 @@ _DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples", *_ARC_OPTIONS
 )
 @click.argument("out")
 @click.option(
-    "--model", required=True, help="Folder, gs:// or s3:// prefix, or Hugging Face Hub name."
+    "--model",
+    required=True,
+    help="Folder, gs:// or s3:// prefix, or Hugging Face Hub name: NAME or NAME@COMMIT.",
 )
 @click.option("--data", required=True, help="File, folder, glob, gs:// or s3:// path.")
 @click.option(

@@ -120,7 +120,7 @@ def export_parquet(
 def model_name(model: str) -> str:
     """The name on the Hugging Face Hub, or else the last part of the path: an export is public."""
     if model.count("/") == 1 and not model.startswith((".", "/", "~")):
-        return model
+        return model.partition("@")[0]  # without a commit
     return model.rstrip("/").rpartition("/")[2]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
@@ -24,6 +25,7 @@ MODEL_FILES = [
     "additional_chat_templates/*.jinja",
     "tokenizer.model",
 ]
+COMMIT = re.compile("[0-9a-f]{40}")
 DATA_SUFFIXES = (".parquet", ".jsonl")
 DATA_FILES = [f"*{suffix}" for suffix in DATA_SUFFIXES]
 
@@ -96,7 +98,7 @@ def model_folder(model: str, what: str = "model") -> Path:
         return folder
     if folder.exists():
         raise BadInput(f"{model} has no config.json")
-    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+    if not _may_be_on_hub(model):
         raise NotFound(f"no {what} at {model}")
     return _from_hub(model, allow_patterns=MODEL_FILES)
 
@@ -106,7 +108,7 @@ def dataset_folder(dataset: str) -> Path:
     local = fetch(dataset, recursive=True)
     if local.exists():
         return local
-    if dataset.count("/") != 1 or dataset.startswith((".", "/", "~")):
+    if not _may_be_on_hub(dataset):
         raise NotFound(f"no dataset at {dataset}")
     folder = _from_hub(dataset, repo_type="dataset", allow_patterns=DATA_FILES)
     folders = sorted({path.parent for path in folder.rglob("*") if path.suffix in DATA_SUFFIXES})
@@ -118,11 +120,29 @@ def dataset_folder(dataset: str) -> Path:
     return folders[0]
 
 
+def _may_be_on_hub(name: str) -> bool:
+    return name.partition("@")[0].count("/") == 1 and not name.startswith((".", "/", "~"))
+
+
 def _from_hub(name: str, **options: Any) -> Path:
+    """A snapshot of NAME, or of NAME@COMMIT. A branch is not accepted: it is in the plan, and would
+    be another commit for later workers."""
     import huggingface_hub
 
+    repository, at, commit = name.partition("@")
+    if at and not COMMIT.fullmatch(commit):
+        raise BadInput(
+            f"{name} is not a folder here, and {commit!r} is not a commit of the Hugging Face Hub; "
+            f"pass its commit, {repository}@COMMIT, with 40 hexadecimal digits"
+        )
     try:
-        return Path(huggingface_hub.snapshot_download(name, **options))
+        snapshot = huggingface_hub.snapshot_download(repository, revision=commit or None, **options)
+        return Path(snapshot)
+    except huggingface_hub.errors.HFValidationError as error:
+        raise NotFound(
+            f"{name} is neither a folder here nor a name on the Hugging Face Hub, such as "
+            "Qwen/Qwen2.5-0.5B"
+        ) from error
     except (OSError, huggingface_hub.errors.HfHubHTTPError) as error:
         raise NotFound(
             f"{name} is not a local folder, and the Hugging Face Hub returned: {error}"
