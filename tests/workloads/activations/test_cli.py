@@ -661,6 +661,47 @@ def test_a_split_of_data_without_splits_is_refused(tmp_path, model_folder, name,
     assert (tmp_path / "out").exists() is (message is None)
 
 
+@pytest.mark.parametrize(
+    "splits, split, message",
+    [
+        (["train", "test"], None, "using the split train; choose another with --split: test"),
+        (["train", "test"], "test", "samples"),
+        (["dev", "held"], None, "has no split 'train'; choose one with --split: dev, held"),
+        (["dev"], None, "samples"),
+        ([], "dev", "is one dataset, the split 'all'; omit --split"),
+        ([], "all", "samples"),
+        ([], None, "samples"),
+    ],
+)
+def test_the_split_of_a_saved_dataset_is_never_guessed(
+    tmp_path, model_folder, splits, split, message
+):
+    datasets_ = pytest.importorskip("datasets")
+    rows = {"text": ["one", "two"]}
+    if splits:
+        saved = datasets_.DatasetDict({name: datasets_.Dataset.from_dict(rows) for name in splits})
+    else:
+        saved = datasets_.Dataset.from_dict(rows, split="all")
+    saved.save_to_disk(tmp_path / "data")
+    chosen = [] if split is None else ["--split", split]
+    planned = ["--model", model_folder, "--data", tmp_path / "data", *chosen]
+    code, text = tpu("plan", tmp_path / "out", *planned)
+    assert message in text and (code == 0) is (tmp_path / "out").exists(), text
+    assert code == (2 if "--split" in message and "using" not in message else 0)
+
+
+def test_missing_data_is_said_to_be_missing(tmp_path, model_folder):
+    out, data = tmp_path / "out", tmp_path / "data.jsonl"
+    for missing in ("nowhere", "no*where", "a/b.jsonl"):
+        code, text = tpu("plan", out, "--model", model_folder, "--data", tmp_path / missing)
+        assert code == 1 and f"no data at {tmp_path / missing}" in text, text
+    data.write_text('{"text": "one"}\n' * 3)
+    assert tpu("plan", out, "--model", model_folder, "--data", data, "--max-length", 64)[0] == 0
+    data.rename(tmp_path / "moved.jsonl")
+    code, text = tpu("run", out, "--quiet")
+    assert code == 1 and "no data at" in text and "with --model or --data" in text
+
+
 INVALID_PLANS = [
     ["--stride", "8"],
     ["--too-long", "split", "--stride", "100", "--max-length", "64"],

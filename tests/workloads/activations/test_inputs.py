@@ -188,8 +188,11 @@ def test_invalid_sources_are_rejected_with_a_message(tmp_path):
         sources.open_source({"kind": "csv", "path": "x"})
     with pytest.raises(NotFound):
         sources.open_source({"kind": "jsonl", "path": str(tmp_path / "none.jsonl")})
+    with pytest.raises(NotFound, match="no data at"):
+        sources.detect_kind(str(tmp_path / "something"))
+    (tmp_path / "something").touch()
     with pytest.raises(BadInput, match="--kind"):
-        sources.detect_kind("something")
+        sources.detect_kind(str(tmp_path / "something"))
 
 
 @pytest.mark.parametrize(

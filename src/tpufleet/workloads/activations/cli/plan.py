@@ -195,6 +195,11 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
 
         data["prompt"] = prompt_templates.read_template(options["prompt_file"])
     data |= {"kind": kind, "path": path}
+    sources.check_split(data)
+    if others := sources.unused_splits(data):
+        click.echo(
+            f"using the split train; choose another with --split: {', '.join(others)}", err=True
+        )
     if options["chips"] and prices is not None:
         # Prices and types come from the top layer: a workload has no table of them.
         price = prices(options["chips"], options["capacity"])

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+DEFAULT_SPLIT = "train"  # of a dataset with several
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:

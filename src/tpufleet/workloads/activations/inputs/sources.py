@@ -22,7 +22,7 @@ from tpufleet.workloads.activations.inputs.files import (
     file_versions,
     find_files,
 )
-from tpufleet.workloads.activations.inputs.samples import Sample, SampleSource
+from tpufleet.workloads.activations.inputs.samples import DEFAULT_SPLIT, Sample, SampleSource
 from tpufleet.workloads.activations.io.remote_files import fetch, list_names
 
 KINDS = ("jsonl", "parquet", "hf", "text", "arc")
@@ -30,6 +30,7 @@ DATA_SUFFIXES = {".jsonl": "jsonl", ".parquet": "parquet", ".txt": "text"}
 SUFFIXES = (*DATA_SUFFIXES, ".json")
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 CSV = (".csv", ".tsv")
+LIST_FIELDS = ("messages", "tokens")
 TEXT_FIELDS = ("text", "prompt")  # the first that a record has, without --text-field
 ID_FIELDS = ("id", "task_id")
 # Text files beside data of another kind that are no data.
@@ -80,17 +81,32 @@ def resolve(data: Mapping[str, Any]) -> DataFiles:
 
 
 def check_split(data: Mapping[str, Any]) -> None:
-    """Raise if a split is chosen of data that has none, all of which would be read."""
+    """Raise if a split is chosen of data that has none, all of which would be read; or none of data
+    with several."""
     split, kind = data.get("split"), data.get("kind")
+    if kind == "hf":
+        from tpufleet.workloads.activations.inputs import tables
+
+        tables.check_split(fetch(data["path"], recursive=True), split)
+        return
     if split is None or (kind, split) == ("text", "file"):
         return
     if kind == "text":
         raise BadInput(f"--split {split}: text data has no splits, only --split file")
-    if kind != "hf":
-        raise BadInput(
-            f"--split applies to datasets written by save_to_disk, and as --split file to text "
-            f"data; {data['path']} is {kind} data"
-        )
+    raise BadInput(
+        f"--split applies to datasets written by save_to_disk, and as --split file to text "
+        f"data; {data['path']} is {kind} data"
+    )
+
+
+def unused_splits(data: Mapping[str, Any]) -> list[str]:
+    """Those of a saved dataset that are not used because no split is chosen."""
+    if data.get("kind") != "hf" or data.get("split") is not None:
+        return []
+    from tpufleet.workloads.activations.inputs import tables
+
+    splits = tables.dataset_splits(fetch(data["path"], recursive=True))
+    return [name for name in splits if name != DEFAULT_SPLIT] if len(splits) > 1 else []
 
 
 def open_files(files: DataFiles, seed: int = 42) -> SampleSource:
@@ -186,6 +202,8 @@ def detect_kind(path: str) -> str:
     if kind is not None:
         return kind
     _check_readable(sorted(entries), (*COMPRESSED, *CSV))
+    if "://" not in path:
+        find_files(path, ("*",))  # raises if nothing is there
     raise BadInput(f"cannot detect the kind of data at {path}; pass --kind {'|'.join(KINDS)}")
 
 
@@ -273,7 +291,7 @@ class JsonLinesSource:
         except (ValueError, RecursionError) as error:
             return Sample(index=index, id=str(index), skip_reason=f"not JSON: {error}")
         if not isinstance(record, dict):
-            return Sample(index=index, id=str(index), skip_reason="not a JSON object")
+            return Sample(index=index, id=str(index), skip_reason="not a JSON object on one line")
         return sample_from_record(record, index, *self._fields)
 
 
@@ -341,7 +359,7 @@ class TableSource:
 
 def used_fields(text_field: str | None, id_field: str | None) -> Set[str]:
     """The fields whose values `sample_from_record` uses; of the others it uses the names."""
-    texts = (text_field,) if text_field else ("messages", "tools", "tokens", *TEXT_FIELDS)
+    texts = (text_field,) if text_field else (*LIST_FIELDS, "tools", *TEXT_FIELDS)
     return {*texts, *((id_field,) if id_field else ID_FIELDS)}
 
 
@@ -364,7 +382,13 @@ def sample_from_record(
     text = record.get(text_key)
     if not isinstance(text, str):
         reason = f"no text field {text_key!r}; fields: {present}"
-        if text_key in record:
+        if text_field is None and text_key not in record:
+            text_key = next((key for key in LIST_FIELDS if key in record), text_key)
+            text = record.get(text_key)
+        if text_key in LIST_FIELDS:
+            kind = "null" if text is None else f"of type {type(text).__name__}"
+            reason = f"field {text_key!r} is {kind} instead of a list"
+        elif text_key in record:
             kind = "null" if text is None else f"of type {type(text).__name__}"
             reason = f"field {text_key!r} is {kind} instead of text"
         return Sample(index=index, id=sample_id, skip_reason=reason)

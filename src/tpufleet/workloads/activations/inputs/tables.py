@@ -12,6 +12,7 @@ import pyarrow
 import pyarrow.parquet
 
 from tpufleet.errors import BadInput, NotFound
+from tpufleet.workloads.activations.inputs.samples import DEFAULT_SPLIT
 
 SALVAGE_ROWS = 16  # rows decoded at a time in a damaged row group
 # Raised for times that are too precise or too far for `datetime`, or of an unknown time zone.
@@ -162,12 +163,36 @@ def _readable_part(
     return pyarrow.Table.from_batches(batches, schema=schema)
 
 
+def dataset_splits(folder: Path) -> list[str]:
+    """The splits of a DatasetDict written by `save_to_disk`; none of a single Dataset."""
+    path = folder / "dataset_dict.json"
+    if not path.exists():
+        return []
+    with _naming(path):
+        return list(json.loads(path.read_text())["splits"])
+
+
+def check_split(folder: Path, split: str | None) -> None:
+    """Raise if it is not clear which of the data a new plan is to use."""
+    splits, state = dataset_splits(folder), folder / "state.json"
+    if splits and split is None and DEFAULT_SPLIT not in splits and len(splits) > 1:
+        raise BadInput(
+            f"{folder} has no split {DEFAULT_SPLIT!r}; choose one with --split: {', '.join(splits)}"
+        )
+    if not splits and split is not None and state.exists():
+        with _naming(state):
+            own = json.loads(state.read_text()).get("_split")
+        if split != own:
+            raise BadInput(
+                f"{folder} is one dataset{f', the split {own!r}' if own else ' without splits'}; "
+                "omit --split"
+            )
+
+
 def dataset_files(folder: Path, split: str | None) -> list[Path]:
     """The Arrow files written by `save_to_disk`, in the order of the dataset."""
-    if (folder / "dataset_dict.json").exists():
-        with _naming(folder / "dataset_dict.json"):
-            splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
-        wanted = split or ("train" if "train" in splits else splits[0])
+    if splits := dataset_splits(folder):
+        wanted = split or (DEFAULT_SPLIT if DEFAULT_SPLIT in splits else splits[0])
         if wanted not in splits:
             raise NotFound(f"{folder} has no split {wanted!r}; splits: {', '.join(splits)}")
         folder = folder / wanted

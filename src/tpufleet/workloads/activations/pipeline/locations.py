@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tpufleet.errors import NotFound
 from tpufleet.workloads.activations.inputs import sources
 from tpufleet.workloads.activations.io import remote_files
 from tpufleet.workloads.activations.model import architectures
@@ -44,4 +45,9 @@ def resolve_plan(
     """The locations of a plan. `model` and `data` override where they were when planned."""
     tokenizer = None if plan.tokenizer == plan.model else plan.tokenizer
     described = plan.data if data is None else {**plan.data, "path": data}
-    return resolve(model=model or plan.model, tokenizer=tokenizer, data=described)
+    try:
+        return resolve(model=model or plan.model, tokenizer=tokenizer, data=described)
+    except NotFound as error:
+        if model and data:
+            raise
+        raise NotFound(f"{error}\n  next: pass where it is now with --model or --data") from error
