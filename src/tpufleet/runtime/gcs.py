@@ -6,21 +6,15 @@ An object becomes visible as a whole, so the object uploaded last can commit the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tpufleet.errors import (
-    BadInput,
-    NotFound,
-    PermissionMissing,
-    ProviderUnavailable,
-    install_command,
-)
+from tpufleet.errors import BadInput, install_command
+from tpufleet.runtime.gcs_errors import translate_errors
 
 SCHEME = "gs://"
 TIMEOUT_SECONDS = 60.0
@@ -174,28 +168,3 @@ def connect() -> Any:
     if os.environ.get("STORAGE_EMULATOR_HOST"):
         return storage.Client(credentials=AnonymousCredentials(), project="emulated")
     return storage.Client()
-
-
-@contextmanager
-def translate_errors(what: str) -> Iterator[None]:
-    """Translate Google's errors into ours."""
-    import requests
-    from google.api_core import exceptions
-    from google.auth import exceptions as auth
-
-    try:
-        yield
-    except exceptions.NotFound as error:
-        raise NotFound(f"{what} does not exist") from error
-    except (auth.DefaultCredentialsError, auth.RefreshError) as error:
-        raise PermissionMissing(
-            f"{what}: no valid credentials: {str(error).rstrip('.')}; run "
-            "`gcloud auth application-default login` on the machine that uses the bucket, or give "
-            "it a service account"
-        ) from error
-    except (exceptions.Forbidden, exceptions.Unauthorized, auth.GoogleAuthError) as error:
-        raise PermissionMissing(
-            f"{what}: {error}; grant roles/storage.objectUser on the bucket to this identity"
-        ) from error
-    except (exceptions.GoogleAPIError, requests.RequestException) as error:
-        raise ProviderUnavailable(f"{what}: {error}") from error

@@ -13,7 +13,8 @@ from google.cloud import storage  # type: ignore[attr-defined]  # a namespace pa
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from tpufleet.errors import NotFound
-from tpufleet.runtime.gcs import connect, in_new_sessions, translate_errors
+from tpufleet.runtime.gcs import connect, in_new_sessions
+from tpufleet.runtime.gcs_errors import translate_errors
 from tpufleet.workloads.activations.io.shard_writer import (
     BufferStream,
     DraftFile,

@@ -1,0 +1,53 @@
+"""Translates errors of the Cloud Storage client into ours, with what to do about each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tpufleet.errors import NotFound, PermissionMissing, ProviderUnavailable
+
+_PERMISSION = re.compile(r"storage\.[a-zA-Z]+\.[a-zA-Z]+(?= access|'? denied| is denied)")
+
+
+@contextmanager
+def translate_errors(what: str) -> Iterator[None]:
+    """Translate Google's errors into ours."""
+    import requests
+    from google.api_core import exceptions
+    from google.auth import exceptions as auth
+
+    try:
+        yield
+    except exceptions.NotFound as error:
+        raise NotFound(f"{what} does not exist") from error
+    except (auth.DefaultCredentialsError, auth.RefreshError) as error:
+        raise PermissionMissing(
+            f"{what}: no valid credentials: {str(error).rstrip('.')}; run "
+            "`gcloud auth application-default login` on the machine that uses the bucket, or give "
+            "it a service account"
+        ) from error
+    except (exceptions.Forbidden, exceptions.Unauthorized, auth.GoogleAuthError) as error:
+        raise PermissionMissing(f"{what}: {error}; {_grant(str(error))}") from error
+    except (exceptions.GoogleAPIError, requests.RequestException) as error:
+        raise ProviderUnavailable(f"{what}: {error}") from error
+
+
+def _grant(answer: str) -> str:
+    """The role that this identity needs. Google checks the permission to list objects on the
+    bucket, where a condition on the names of objects never holds, and answers 403 for a missing
+    object to an identity without it (cloud.google.com/storage/docs/access-control/iam)."""
+    permission = _PERMISSION.search(answer)
+    if permission is None:
+        return "grant roles/storage.objectUser on the bucket to this identity"
+    if permission[0] == "storage.objects.list":
+        return (
+            "grant storage.objects.list on the bucket to this identity, by "
+            "roles/storage.objectUser without a condition, or by roles/storage.legacyBucketReader "
+            "in addition to a role with a condition on resource.name"
+        )
+    return (
+        f"grant {permission[0]} to this identity, by roles/storage.objectUser on the bucket; if it "
+        "has that role, its condition excludes this object"
+    )
