@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, install_command
-from tpufleet.runtime.gcs_errors import translate_errors
+from tpufleet.runtime.gcs_errors import is_damaged_upload, translate_errors
 
 SCHEME = "gs://"
 TIMEOUT_SECONDS = 60.0
@@ -135,16 +135,24 @@ class Bucket:
 
 def in_new_sessions(upload: Callable[[], None]) -> None:
     """Google ends an upload session that it has lost with 404 or 410, and asks for a new one
-    (cloud.google.com/storage/docs/performing-resumable-uploads#handling_errors)."""
-    from google.api_core import exceptions
-
+    (cloud.google.com/storage/docs/performing-resumable-uploads#handling_errors). What was damaged
+    on the way is sent again, too."""
     for attempt in range(UPLOAD_SESSIONS):
         try:
             return upload()
-        except exceptions.GoogleAPICallError as error:
-            lost = error.code in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
-            if not lost or attempt == UPLOAD_SESSIONS - 1:
+        except Exception as error:
+            repeatable = _is_lost_session(error) or is_damaged_upload(error)
+            if not repeatable or attempt == UPLOAD_SESSIONS - 1:
                 raise
+
+
+def _is_lost_session(error: Exception) -> bool:
+    from google.api_core import exceptions
+
+    return isinstance(error, exceptions.GoogleAPICallError) and error.code in (
+        HTTPStatus.NOT_FOUND,
+        HTTPStatus.GONE,
+    )
 
 
 def _retry() -> Any:

@@ -32,6 +32,26 @@ def translate_errors(what: str) -> Iterator[None]:
         raise PermissionMissing(f"{what}: {error}; {_grant(str(error))}") from error
     except (exceptions.GoogleAPIError, requests.RequestException) as error:
         raise ProviderUnavailable(f"{what}: {error}") from error
+    except data_corruption() as error:
+        raise ProviderUnavailable(f"{what}: damaged in transfer: {error}") from error
+
+
+def data_corruption() -> type[Exception]:
+    """What the client raises when a checksum does not match."""
+    try:
+        from google.cloud.storage.exceptions import DataCorruption
+    except ImportError:  # before version 3
+        from google.resumable_media import DataCorruption
+    return DataCorruption
+
+
+def is_damaged_upload(error: Exception) -> bool:
+    """Whether what arrived differs from what was sent. Google rejects a single request for that
+    with 400; after a session the client compares, and deletes the object."""
+    from google.api_core import exceptions
+
+    rejected = isinstance(error, exceptions.BadRequest) and "CRC32C" in str(error)
+    return rejected or isinstance(error, data_corruption())
 
 
 def _grant(answer: str) -> str:

@@ -152,6 +152,8 @@ class ArchivedLogs(LogFiles):
                 self.upload_changes()
             except (FleetError, OSError) as error:
                 log.warning("cannot upload logs to the bucket; retrying: %s", error)
+            except Exception:
+                log.exception("unexpected error while uploading logs; retrying")
             if last:
                 return
 

@@ -123,7 +123,8 @@ class GcsBucket:
         size = draft.stat().st_size
         with self._translate_errors(name):
             if size < PARALLEL_FROM:
-                self._blob(name).upload_from_filename(str(draft), checksum="crc32c", **RETRY)
+                with FilePart(draft, 0, size) as content:
+                    _upload(self._blob(name), content)
             else:
                 self._upload_in_parts(draft, name, size)
         draft.unlink()

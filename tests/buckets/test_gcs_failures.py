@@ -1,0 +1,191 @@
+"""Failures of Cloud Storage that fake-gcs-server does not have, from a server that answers as its
+documentation says."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+pytest.importorskip("google.cloud.storage", reason="pip install 'tpufleet[gcs]'")
+
+import google_crc32c
+
+from tests.buckets.http_server import serve
+from tpufleet.errors import ProviderUnavailable
+from tpufleet.model.attempts import AttemptId
+from tpufleet.model.hosts import HostId
+from tpufleet.runtime import gcs
+from tpufleet.service.files.archived import ArchivedLogs
+from tpufleet.workloads.activations.io.shard_writer import BufferStream
+from tpufleet.workloads.activations.io.storage import open_storage
+
+SESSION_BYTES = 9 << 20  # the client uploads more than 8 MiB in a session
+
+
+def crc32c(data: bytes) -> str:
+    return base64.b64encode(google_crc32c.Checksum(data).digest()).decode()
+
+
+class Storage(BaseHTTPRequestHandler):
+    """One object, which is uploaded in one request or in a session."""
+
+    protocol_version = "HTTP/1.1"
+    stored: bytes | None
+    requests: list[str]
+
+    def do_POST(self) -> None:
+        self.requests.append("POST")
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if "uploadType=resumable" in self.path:
+            return self.answer(200, Location=f"http://{self.headers['Host']}/session")
+        return self.store(body.split(b"\r\n\r\n", 2)[2].rpartition(b"\r\n--")[0])
+
+    def do_PUT(self) -> None:
+        self.requests.append("PUT")
+        self.store(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def do_GET(self) -> None:
+        self.requests.append("GET")
+        if "alt=media" not in self.path:
+            return self.answer_json({"items": []})
+        return self.media()
+
+    def media(self) -> None:
+        if self.stored is None:
+            return self.answer(404)
+        return self.answer(200, self.stored, **{"X-Goog-Hash": f"crc32c={crc32c(self.stored)}"})
+
+    def do_DELETE(self) -> None:
+        self.requests.append("DELETE")
+        type(self).stored = None
+        self.answer(204)
+
+    def store(self, data: bytes) -> None:
+        type(self).stored = data
+        self.answer_json({"name": "x", "size": str(len(data)), "crc32c": crc32c(data)})
+
+    def answer_json(self, body: object, status: int = 200) -> None:
+        self.answer(status, json.dumps(body).encode(), **{"Content-Type": "application/json"})
+
+    def answer(self, status: int, content: bytes = b"", **headers: str) -> None:
+        self.send_response_only(status)
+        for key, value in (headers | {"Content-Length": str(len(content))}).items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def storage_server(handler: type[Storage], patch: pytest.MonkeyPatch) -> Iterator[type[Storage]]:
+    """Serves an own copy of the handler's state."""
+
+    class Own(handler):  # type: ignore[valid-type,misc]
+        stored = None
+        requests: list[str] = []
+
+    with serve(Own) as url:
+        patch.setenv("STORAGE_EMULATOR_HOST", url)
+        yield Own
+
+
+class Damaging(Storage):
+    """Damages the first uploads on the way."""
+
+    damaged = 1
+
+    def store(self, data: bytes) -> None:
+        if type(self).damaged == 0:
+            return super().store(data)
+        type(self).damaged -= 1
+        return super().store(b"?" + data[1:])
+
+
+class Forgetting(Storage):
+    """Loses the first session."""
+
+    lost = 1
+
+    def store(self, data: bytes) -> None:
+        if type(self).lost == 0:
+            return super().store(data)
+        type(self).lost -= 1
+        return self.answer(410)
+
+
+class AlwaysDamaging(Damaging):
+    damaged = 1000
+
+    def media(self) -> None:
+        self.answer(200, b"hello", **{"X-Goog-Hash": f"crc32c={crc32c(b'other')}"})
+
+
+def uploads(tmp_path):
+    """Every way to upload a file of this size."""
+    data = bytes(range(256)) * (SESSION_BYTES // 256)
+    for name in ("draft", "file"):
+        (tmp_path / name).write_bytes(data)
+    dataset = open_storage("gs://lab/run")
+    return data, {
+        "put": lambda: dataset.put(BufferStream([memoryview(data)]), "shards/1"),
+        "upload": lambda: dataset.upload(tmp_path / "draft", "shards/1"),
+        "bucket": lambda: gcs.Bucket("gs://lab/x").upload("y", tmp_path / "file"),
+        "create": lambda: gcs.Bucket("gs://lab/x").create("y", tmp_path / "file"),
+    }
+
+
+WAYS = ["put", "upload", "bucket", "create"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("failure", [Damaging, Forgetting])
+def test_an_upload_that_is_damaged_or_lost_is_sent_again(failure, way, tmp_path, monkeypatch):
+    with storage_server(failure, monkeypatch) as server:
+        data, ways = uploads(tmp_path)
+        ways[way]()
+        assert server.stored == data
+        assert server.requests.count("PUT") == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_upload_that_is_always_damaged_is_a_temporary_error(way, tmp_path, monkeypatch):
+    with storage_server(AlwaysDamaging, monkeypatch) as server:
+        _, ways = uploads(tmp_path)
+        with pytest.raises(ProviderUnavailable, match="damaged in transfer"):
+            ways[way]()
+        assert server.requests.count("PUT") == gcs.UPLOAD_SESSIONS
+        assert server.stored is None
+
+
+def test_a_damaged_download_is_a_temporary_error(tmp_path, monkeypatch):
+    with storage_server(AlwaysDamaging, monkeypatch):
+        bucket, dataset = gcs.Bucket("gs://lab/x"), open_storage("gs://lab/run")
+        for read in (
+            lambda: bucket.download("y", tmp_path / "y"),
+            lambda: bucket.read("y"),
+            lambda: dataset.read("units/1"),
+        ):
+            with pytest.raises(ProviderUnavailable, match="damaged in transfer"):
+                read()
+        assert not (tmp_path / "y").exists()
+
+
+def test_logs_are_archived_although_an_upload_was_damaged(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("google.cloud.storage.blob._MAX_MULTIPART_SIZE", 1)
+    with storage_server(AlwaysDamaging, monkeypatch) as server:
+        logs = ArchivedLogs(tmp_path, gcs.Bucket("gs://lab/x"))
+        logs.append(AttemptId("job.0"), HostId("slice-a/0"), 0, b"hello\n")
+        ended = threading.Event()
+        ended.set()
+        logs.upload_until(ended)
+        assert "cannot upload logs to the bucket; retrying" in caplog.text
+        server.damaged = 0
+        logs.upload_until(ended)
+        assert server.stored == b"hello\n"
