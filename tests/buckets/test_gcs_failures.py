@@ -189,3 +189,40 @@ def test_logs_are_archived_although_an_upload_was_damaged(tmp_path, monkeypatch,
         server.damaged = 0
         logs.upload_until(ended)
         assert server.stored == b"hello\n"
+
+
+class Breaking(Storage):
+    """Breaks the first connections, each after longer than the client repeats requests."""
+
+    broken = 2
+    seconds = 0.3
+
+    def do_PUT(self) -> None:
+        if type(self).broken == 0:
+            return super().do_PUT()
+        type(self).broken -= 1
+        self.requests.append("PUT")
+        threading.Event().wait(self.seconds)
+        self.close_connection = True
+        return None
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_upload_that_breaks_after_the_clients_deadline_is_repeated(way, tmp_path, monkeypatch):
+    monkeypatch.setattr(gcs, "RETRY_SECONDS", Breaking.seconds / 3)
+    with storage_server(Breaking, monkeypatch) as server:
+        data, ways = uploads(tmp_path)
+        ways[way]()
+        assert server.stored == data
+        server.broken = 1000
+        _, ways = uploads(tmp_path)
+        with pytest.raises(ProviderUnavailable):
+            ways[way]()
+        assert server.requests.count("PUT") == 2 * gcs.REQUEST_TRIES
+
+
+def test_the_time_to_send_a_request_fits_its_size_and_a_slow_uplink():
+    sending, answer = gcs.upload_options(64 << 20)["timeout"]
+    assert sending >= (64 << 20) * 8 / 1.2e6  # at 1.2 Mbit/s
+    assert answer == gcs.TIMEOUT_SECONDS
+    assert gcs.upload_options(1 << 40)["timeout"] == gcs.upload_options(100 << 20)["timeout"]

@@ -5,7 +5,9 @@ An object becomes visible as a whole, so the object uploaded last can commit the
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -19,6 +21,10 @@ from tpufleet.runtime.gcs_errors import is_damaged_upload, translate_errors
 SCHEME = "gs://"
 TIMEOUT_SECONDS = 60.0
 UPLOAD_SESSIONS = 3
+RETRY_SECONDS = 120.0  # the client's own deadline
+REQUEST_TRIES = 3  # of one request, after that deadline
+SLOWEST_UPLINK = 128 << 10  # bytes per second of one connection
+LARGEST_REQUEST = 100 << 20  # the client divides larger uploads
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +78,7 @@ class Bucket:
             self._blob(name).upload_from_string(
                 data,
                 content_type="application/octet-stream",
-                timeout=TIMEOUT_SECONDS,
-                retry=_retry(),
+                **upload_options(len(data)),
             )
 
     def create(self, name: str, path: Path) -> bool:
@@ -91,7 +96,7 @@ class Bucket:
     def upload(self, name: str, path: Path) -> ObjectInfo:
         with translate_errors(f"{self.url}/{name}"):
             blob = self._blob(name)
-            self._send(blob, path, retry=_retry())
+            self._send(blob, path)
             return ObjectInfo(blob.size, blob.crc32c)
 
     def download(self, name: str, path: Path) -> None:
@@ -117,11 +122,8 @@ class Bucket:
             )
 
     def _send(self, blob: Any, path: Path, **options: Any) -> None:
-        in_new_sessions(
-            lambda: blob.upload_from_filename(
-                str(path), checksum="crc32c", timeout=TIMEOUT_SECONDS, **options
-            )
-        )
+        options |= upload_options(path.stat().st_size)
+        in_new_sessions(lambda: blob.upload_from_filename(str(path), checksum="crc32c", **options))
 
     def _blob(self, name: str) -> Any:
         return self._bucket.blob(self._prefix + name)
@@ -155,12 +157,32 @@ def _is_lost_session(error: Exception) -> bool:
     )
 
 
-def _retry() -> Any:
-    """For writes of which each has one writer, so that repeating them is safe. Before version 3 the
-    client repeats none without it (cloud.google.com/storage/docs/retry-strategy)."""
+def upload_options(size: int) -> dict[str, Any]:
+    """For writes of which each has one writer, so that repeating them is safe: how often, and for
+    how long. Before version 3 the client repeats none without a policy
+    (cloud.google.com/storage/docs/retry-strategy)."""
+    # While a request is sent, the connection has the first timeout, for all of its bytes.
+    sending = TIMEOUT_SECONDS + min(size, LARGEST_REQUEST) / SLOWEST_UPLINK
+    return {"retry": _upload_retry(), "timeout": (sending, TIMEOUT_SECONDS)}
+
+
+def _upload_retry() -> Any:
+    """The client counts its deadline from the start of a request, so that one that takes longer is
+    never repeated. Here each request has a few tries, however long they take."""
+    from google.api_core.retry import Retry
     from google.cloud.storage.retry import DEFAULT_RETRY
 
-    return DEFAULT_RETRY
+    class UploadRetry(Retry):
+        def __call__(self, func: Any, on_error: Any = None) -> Any:
+            started, tries = time.monotonic(), itertools.count(1)
+
+            def repeats(error: Exception) -> bool:
+                early = time.monotonic() - started < RETRY_SECONDS
+                return (next(tries) < REQUEST_TRIES or early) and DEFAULT_RETRY._predicate(error)
+
+            return DEFAULT_RETRY.with_predicate(repeats).with_timeout(None)(func, on_error)
+
+    return UploadRetry()
 
 
 def connect() -> Any:

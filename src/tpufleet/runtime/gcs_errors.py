@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ _PERMISSION = re.compile(r"storage\.[a-zA-Z]+\.[a-zA-Z]+(?= access|'? denied| is
 def translate_errors(what: str) -> Iterator[None]:
     """Translate Google's errors into ours."""
     import requests
+    import urllib3
     from google.api_core import exceptions
     from google.auth import exceptions as auth
 
@@ -30,7 +32,13 @@ def translate_errors(what: str) -> Iterator[None]:
         ) from error
     except (exceptions.Forbidden, exceptions.Unauthorized, auth.GoogleAuthError) as error:
         raise PermissionMissing(f"{what}: {error}; {_grant(str(error))}") from error
-    except (exceptions.GoogleAPIError, requests.RequestException) as error:
+    except (
+        exceptions.GoogleAPIError,
+        requests.RequestException,
+        urllib3.exceptions.HTTPError,
+        http.client.HTTPException,
+        ConnectionError,
+    ) as error:
         raise ProviderUnavailable(f"{what}: {error}") from error
     except data_corruption() as error:
         raise ProviderUnavailable(f"{what}: damaged in transfer: {error}") from error

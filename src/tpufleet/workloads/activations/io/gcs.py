@@ -13,7 +13,7 @@ from google.cloud import storage  # type: ignore[attr-defined]  # a namespace pa
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from tpufleet.errors import NotFound
-from tpufleet.runtime.gcs import connect, in_new_sessions
+from tpufleet.runtime.gcs import connect, in_new_sessions, upload_options
 from tpufleet.runtime.gcs_errors import translate_errors
 from tpufleet.workloads.activations.io.shard_writer import (
     BufferStream,
@@ -57,7 +57,8 @@ class FilePart(UploadStream):
 def _upload(blob: Any, content: UploadStream) -> None:
     def send() -> None:
         content.seek(0)
-        blob.upload_from_file(content, size=content.size, checksum="crc32c", **RETRY)
+        options = upload_options(content.size)
+        blob.upload_from_file(content, size=content.size, checksum="crc32c", **options)
 
     in_new_sessions(send)
 
@@ -81,7 +82,10 @@ class GcsBucket:
             try:
                 # Generation 0: only if the object does not exist.
                 self._blob(name).upload_from_string(
-                    data, if_generation_match=0, content_type="application/octet-stream"
+                    data,
+                    if_generation_match=0,
+                    content_type="application/octet-stream",
+                    **upload_options(len(data)),
                 )
             except exceptions.PreconditionFailed:
                 return False
@@ -90,7 +94,7 @@ class GcsBucket:
     def replace(self, name: str, data: bytes) -> None:
         with self._translate_errors(name):
             self._blob(name).upload_from_string(
-                data, content_type="application/octet-stream", **RETRY
+                data, content_type="application/octet-stream", **upload_options(len(data))
             )
 
     def read(self, name: str) -> bytes:
