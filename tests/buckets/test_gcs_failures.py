@@ -226,3 +226,15 @@ def test_the_time_to_send_a_request_fits_its_size_and_a_slow_uplink():
     assert sending >= (64 << 20) * 8 / 1.2e6  # at 1.2 Mbit/s
     assert answer == gcs.TIMEOUT_SECONDS
     assert gcs.upload_options(1 << 40)["timeout"] == gcs.upload_options(100 << 20)["timeout"]
+
+
+def test_credentials_of_a_user_without_a_project_are_enough(tmp_path, monkeypatch):
+    user = {"type": "authorized_user", "client_id": "x", "client_secret": "y", "refresh_token": "z"}
+    (tmp_path / "application_default_credentials.json").write_text(json.dumps(user))
+    for name in ("GOOGLE_CLOUD_PROJECT", "GCLOUD_PROJECT", "STORAGE_EMULATOR_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    assert open_storage("gs://lab/run").url == "gs://lab/run"
+    assert gcs.connect().project is None

@@ -197,4 +197,4 @@ def connect() -> Any:
         ) from error
     if os.environ.get("STORAGE_EMULATOR_HOST"):
         return storage.Client(credentials=AnonymousCredentials(), project="emulated")
-    return storage.Client()
+    return storage.Client(project=None)  # objects are accessed without one

@@ -88,7 +88,7 @@ class BucketResults:
                 "the Cloud Storage client is not installed\n"
                 f"  next: {install_command('tpufleet[gcs]')}"
             ) from error
-        self._bucket: Any = storage.Client().bucket(bucket)
+        self._bucket: Any = storage.Client(project=None).bucket(bucket)
         self._folder = folder
 
     def put(self, job_id: JobId, text: str) -> str:
