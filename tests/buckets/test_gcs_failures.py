@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -238,3 +241,54 @@ def test_credentials_of_a_user_without_a_project_are_enough(tmp_path, monkeypatc
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     assert open_storage("gs://lab/run").url == "gs://lab/run"
     assert gcs.connect().project is None
+
+
+class MetadataServer(BaseHTTPRequestHandler):
+    """Of a VM of Google Cloud."""
+
+    protocol_version = "HTTP/1.1"
+    token_status = 503
+
+    def do_GET(self) -> None:
+        status, body, kind = 200, b"", "text/plain"
+        if "/token" in self.path:
+            status = self.token_status
+        elif "recursive" in self.path:
+            body, kind = b'{"email": "a@b", "scopes": ["x"], "aliases": []}', "application/json"
+        elif "universe" in self.path:
+            body = b"googleapis.com"
+        self.send_response_only(status)
+        self.send_header("Metadata-Flavor", "Google")
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+class WithoutAccount(MetadataServer):
+    token_status = 404
+
+
+@pytest.mark.parametrize(
+    ("handler", "error"),
+    [(MetadataServer, "ProviderUnavailable"), (WithoutAccount, "PermissionMissing")],
+    ids=["outage", "no account"],
+)
+def test_an_outage_of_the_metadata_server_is_temporary(handler, error, tmp_path):
+    program = (
+        "import time; time.sleep = lambda seconds: None\n"
+        "from tpufleet.runtime import gcs\n"
+        "gcs.Bucket('gs://lab/x').names()"
+    )
+    kept = {"PATH", "PYTHONPATH"}
+    with serve(handler) as url:
+        environ = {name: value for name, value in os.environ.items() if name in kept}
+        hosts = ("GCE_METADATA_HOST", "GCE_METADATA_IP", "GCE_METADATA_ROOT")
+        environ |= dict.fromkeys(hosts, url.removeprefix("http://"))
+        environ |= {"HOME": str(tmp_path), "CLOUDSDK_CONFIG": str(tmp_path)}
+        ran = subprocess.run(
+            [sys.executable, "-c", program], env=environ, capture_output=True, text=True
+        )
+    assert f"tpufleet.errors.{error}: gs://lab/x: " in ran.stderr

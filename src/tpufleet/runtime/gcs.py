@@ -16,7 +16,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, install_command
-from tpufleet.runtime.gcs_errors import is_damaged_upload, translate_errors
+from tpufleet.runtime.gcs_errors import (
+    is_credentials_outage,
+    is_damaged_upload,
+    translate_errors,
+)
 
 SCHEME = "gs://"
 TIMEOUT_SECONDS = 60.0
@@ -178,7 +182,8 @@ def _upload_retry() -> Any:
 
             def repeats(error: Exception) -> bool:
                 early = time.monotonic() - started < RETRY_SECONDS
-                return (next(tries) < REQUEST_TRIES or early) and DEFAULT_RETRY._predicate(error)
+                temporary = DEFAULT_RETRY._predicate(error) or is_credentials_outage(error)
+                return (next(tries) < REQUEST_TRIES or early) and temporary
 
             return DEFAULT_RETRY.with_predicate(repeats).with_timeout(None)(func, on_error)
 

@@ -6,6 +6,7 @@ import http.client
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 
 from tpufleet.errors import NotFound, PermissionMissing, ProviderUnavailable
 
@@ -24,12 +25,12 @@ def translate_errors(what: str) -> Iterator[None]:
         yield
     except exceptions.NotFound as error:
         raise NotFound(f"{what} does not exist") from error
-    except (auth.DefaultCredentialsError, auth.RefreshError) as error:
-        raise PermissionMissing(
-            f"{what}: no valid credentials: {str(error).rstrip('.')}; run "
-            "`gcloud auth application-default login` on the machine that uses the bucket, or give "
-            "it a service account"
-        ) from error
+    except (auth.RefreshError, auth.TransportError) as error:
+        if is_credentials_outage(error):
+            raise ProviderUnavailable(f"{what}: cannot get credentials: {error}") from error
+        raise _no_credentials(what, error) from error
+    except auth.DefaultCredentialsError as error:
+        raise _no_credentials(what, error) from error
     except (exceptions.Forbidden, exceptions.Unauthorized, auth.GoogleAuthError) as error:
         raise PermissionMissing(f"{what}: {error}; {_grant(str(error))}") from error
     except (
@@ -42,6 +43,29 @@ def translate_errors(what: str) -> Iterator[None]:
         raise ProviderUnavailable(f"{what}: {error}") from error
     except data_corruption() as error:
         raise ProviderUnavailable(f"{what}: damaged in transfer: {error}") from error
+
+
+def _no_credentials(what: str, error: Exception) -> PermissionMissing:
+    return PermissionMissing(
+        f"{what}: no valid credentials: {str(error).rstrip('.')}; run "
+        "`gcloud auth application-default login` on the machine that uses the bucket, or give it a "
+        "service account"
+    )
+
+
+def is_credentials_outage(error: Exception) -> bool:
+    """Whether the server that issues credentials, such as the metadata server of a VM, did not
+    answer or failed, and did not refuse them."""
+    from google.auth import exceptions as auth
+
+    if isinstance(error, auth.RefreshError) and not error.retryable:
+        cause = error.__cause__
+        return isinstance(cause, auth.TransportError) and is_credentials_outage(cause)
+    if isinstance(error, auth.TransportError):
+        # The metadata server's answer, unless it was repeated in vain: 404 without an account.
+        status = getattr(error.args[-1], "status", None)
+        return status is None or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return isinstance(error, auth.RefreshError)
 
 
 def data_corruption() -> type[Exception]:
