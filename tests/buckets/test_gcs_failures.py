@@ -20,7 +20,7 @@ pytest.importorskip("google.cloud.storage", reason="pip install 'tpufleet[gcs]'"
 import google_crc32c
 
 from tests.buckets.http_server import serve
-from tpufleet.errors import ProviderUnavailable
+from tpufleet.errors import BadRequest, PermissionMissing, ProviderUnavailable
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import HostId
 from tpufleet.runtime import gcs
@@ -292,3 +292,58 @@ def test_an_outage_of_the_metadata_server_is_temporary(handler, error, tmp_path)
             [sys.executable, "-c", program], env=environ, capture_output=True, text=True
         )
     assert f"tpufleet.errors.{error}: gs://lab/x: " in ran.stderr
+
+
+class Refusing(Storage):
+    refusal: tuple[int, str, str]
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        code, text, reason = self.refusal
+        error = {"message": text, "domain": "global", "reason": reason}
+        self.answer_json({"error": {"code": code, "message": text, "errors": [error]}}, code)
+
+    do_GET = do_POST
+
+
+# cloud.google.com/storage/docs/json_api/v1/status-codes
+REFUSALS = {
+    "a retention policy protects the object": (
+        403,
+        "Object 'lab/run/w' is subject to bucket's retention policy or object retention and cannot "
+        "be deleted or overwritten until 2026-12-01",
+        "retentionPolicyNotMet",
+    ),
+    "--no-temporary-hold": (
+        403,
+        "Object 'lab/run/w' is under active Temporary hold and cannot be deleted, overwritten or "
+        "archived until hold is removed.",
+        "objectUnderActiveHold",
+    ),
+    "Requester Pays are not supported": (
+        400, "Bucket is a requester pays bucket but no user project provided.", "required",
+    ),
+    "gcloud billing projects link": (
+        403,
+        "The billing account for the owning project is disabled in state absent",
+        "accountDisabled",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("advice", REFUSALS)
+def test_a_refusal_that_no_role_changes_says_what_to_do(advice, monkeypatch):
+    with storage_server(Refusing, monkeypatch) as server:
+        server.refusal = REFUSALS[advice]
+        dataset = open_storage("gs://lab/run")
+        for use in (lambda: dataset.replace("w", b"{}"), lambda: dataset.names("")):
+            with pytest.raises(BadRequest, match=advice) as refused:
+                use()
+            assert "roles/" not in str(refused.value)
+
+
+def test_other_refusals_name_the_role(monkeypatch):
+    with storage_server(Refusing, monkeypatch) as server:
+        server.refusal = (403, "x does not have storage.objects.create access", "forbidden")
+        with pytest.raises(PermissionMissing, match=r"grant storage\.objects\.create"):
+            open_storage("gs://lab/run").replace("w", b"{}")

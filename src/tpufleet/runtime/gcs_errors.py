@@ -7,10 +7,39 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from typing import Any
 
-from tpufleet.errors import NotFound, PermissionMissing, ProviderUnavailable
+from tpufleet.errors import BadRequest, NotFound, PermissionMissing, ProviderUnavailable
 
 _PERMISSION = re.compile(r"storage\.[a-zA-Z]+\.[a-zA-Z]+(?= access|'? denied| is denied)")
+
+_RETENTION = (
+    "a retention policy protects the object: wait until it expires, or use a bucket without one"
+)
+_HOLD = (
+    "a hold protects the object: release it with `gcloud storage objects update OBJECT "
+    "--no-temporary-hold --no-event-based-hold`, or use another bucket"
+)
+_BILLING = (
+    "billing is disabled for the project of the bucket: enable it with `gcloud billing projects "
+    "link PROJECT --billing-account ACCOUNT`"
+)
+_REQUESTER_PAYS = (
+    "buckets with Requester Pays are not supported: disable it with `gcloud storage buckets update "
+    "BUCKET --no-requester-pays`, or use another bucket"
+)
+# What to do about reasons for 400 and 403 that no role changes
+# (cloud.google.com/storage/docs/json_api/v1/status-codes). Some answers have only words.
+_REFUSALS = {
+    "retentionPolicyNotMet": _RETENTION,
+    "retention policy": _RETENTION,
+    "objectUnderActiveHold": _HOLD,
+    "hold and cannot be": _HOLD,
+    "accountDisabled": _BILLING,
+    "billing account": _BILLING,
+    "requester pays": _REQUESTER_PAYS,
+    "UserProjectMissing": _REQUESTER_PAYS,
+}
 
 
 @contextmanager
@@ -31,7 +60,13 @@ def translate_errors(what: str) -> Iterator[None]:
         raise _no_credentials(what, error) from error
     except auth.DefaultCredentialsError as error:
         raise _no_credentials(what, error) from error
-    except (exceptions.Forbidden, exceptions.Unauthorized, auth.GoogleAuthError) as error:
+    except (exceptions.Forbidden, exceptions.BadRequest) as error:
+        if advice := _refusal(error):
+            raise BadRequest(f"{what}: {error}; {advice}") from error
+        if isinstance(error, exceptions.BadRequest):
+            raise ProviderUnavailable(f"{what}: {error}") from error
+        raise PermissionMissing(f"{what}: {error}; {_grant(str(error))}") from error
+    except (exceptions.Unauthorized, auth.GoogleAuthError) as error:
         raise PermissionMissing(f"{what}: {error}; {_grant(str(error))}") from error
     except (
         exceptions.GoogleAPIError,
@@ -43,6 +78,12 @@ def translate_errors(what: str) -> Iterator[None]:
         raise ProviderUnavailable(f"{what}: {error}") from error
     except data_corruption() as error:
         raise ProviderUnavailable(f"{what}: damaged in transfer: {error}") from error
+
+
+def _refusal(error: Any) -> str | None:
+    """What to do about a refusal that no role changes. Uploads have Google's answer as text."""
+    answer = f"{error} {error.errors}"
+    return next((advice for sign, advice in _REFUSALS.items() if sign in answer), None)
 
 
 def _no_credentials(what: str, error: Exception) -> PermissionMissing:
