@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, install_command
+from tpufleet.runtime.bucket_urls import split_bucket_url
 from tpufleet.runtime.gcs_errors import (
     is_credentials_outage,
     is_damaged_upload,
@@ -43,12 +43,12 @@ class Bucket:
     """Objects below one prefix, by names relative to it."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "gs" or not parts.netloc:
+        scheme, bucket, folder = split_bucket_url(url)
+        if scheme != "gs" or not bucket:
             raise BadInput(f"{url!r} is not a Cloud Storage location; use gs://bucket/folder")
         self.url = url.rstrip("/")
-        self._prefix = f"{parts.path.strip('/')}/" if parts.path.strip("/") else ""
-        self._name = parts.netloc
+        self._prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
+        self._name = bucket
         self._opened: Any = None
 
     def names(self, prefix: str = "") -> dict[str, ObjectInfo]:

@@ -114,3 +114,23 @@ def test_missing_credentials_are_reported(monkeypatch, tmp_path):
 def test_a_url_without_a_bucket_is_rejected():
     with pytest.raises(BadInput, match="gs://bucket/folder"):
         open_storage("gs:///x")
+
+
+def test_names_with_the_marks_of_web_addresses_are_different_datasets(cloud):
+    folder = f"{cloud}://activations/{uuid.uuid4().hex}"
+    for name in ("run", "run#1", "run#2", "run?x=2"):
+        dataset = open_storage(f"{folder}/{name}")
+        assert dataset.url == f"{folder}/{name}"
+        assert dataset.create("plan.json", name.encode()), "another dataset has this name"
+    assert open_storage(f"{folder}/run#2").read("plan.json") == b"run#2"
+    assert open_storage(f"{folder}/run").names("") == ["plan.json"]
+
+
+def test_buckets_of_jobs_keep_the_marks_of_web_addresses(google):
+    from tpufleet.runtime import gcs
+
+    folder = f"gs://activations/{uuid.uuid4().hex}"
+    for name in ("jobs#7", "jobs?8"):
+        gcs.Bucket(f"{folder}/{name}").write("a", name.encode())
+    assert gcs.Bucket(folder).read("jobs#7/a") == b"jobs#7"
+    assert gcs.Bucket(f"{folder}/jobs?8").read("a") == b"jobs?8"

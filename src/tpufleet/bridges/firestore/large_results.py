@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, Unreachable, install_command
 from tpufleet.model.jobs import JobId
@@ -28,9 +27,9 @@ def result_store(location: str | None, link: Callable[[JobId], str]) -> ResultSt
     control plane, at `link`."""
     if location is None:
         return ControlPlaneResults(link)
-    parts = urlsplit(location)
-    if parts.scheme == "gs" and parts.netloc:
-        return BucketResults(parts.netloc, parts.path.strip("/"))
+    bucket, _, folder = location.removeprefix("gs://").partition("/")
+    if location.startswith("gs://") and bucket:
+        return BucketResults(bucket, folder.strip("/"))
     if location.startswith("/"):
         return FolderResults(Path(location))
     raise BadInput(

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from tpufleet.errors import Conflict, NotFound
+from tpufleet.runtime.bucket_urls import split_bucket_url
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io.storage import LocalFolder, Storage, open_storage
 
@@ -62,9 +62,9 @@ def _parents(target: Storage) -> Iterator[Storage]:
     if isinstance(target, LocalFolder):
         yield from (LocalFolder(path) for path in target.path.resolve().parents)
         return
-    parts = urlsplit(target.url)
-    for path in Path(parts.path).parents:
-        yield open_storage(f"{parts.scheme}://{parts.netloc}{path}")
+    scheme, bucket, name = split_bucket_url(target.url)
+    for path in Path(f"/{name}").parents:
+        yield open_storage(f"{scheme}://{bucket}{path}")
 
 
 def _read_marker(folder: Storage) -> dict[str, Any]:

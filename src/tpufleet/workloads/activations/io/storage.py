@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, FleetError, NotFound, Permanent, Temporary, install_command
 from tpufleet.runtime import filesystem
+from tpufleet.runtime.bucket_urls import split_bucket_url
 from tpufleet.runtime.object_store import FolderStore, ObjectStore
 from tpufleet.workloads.activations.formatting import extract_command
 from tpufleet.workloads.activations.io.aligned_memory import MemoryPool
@@ -188,28 +188,28 @@ class LocalFolder(FolderStore):
 def open_storage(url: str | Path, *, disk: str = "auto") -> Storage:
     """The storage at a path, `gs://bucket/prefix` or `s3://bucket/prefix`. `disk` is how shards are
     written to a path: see `DISK_CHOICES`."""
-    parts = urlsplit(str(url))
-    if parts.scheme in ("gs", "s3") and not parts.netloc:
-        raise BadInput(f"{url} has no bucket name; expected {parts.scheme}://bucket/folder")
+    scheme, bucket, name = split_bucket_url(str(url))
+    if scheme in ("gs", "s3") and not bucket:
+        raise BadInput(f"{url} has no bucket name; expected {scheme}://bucket/folder")
     try:
-        if parts.scheme == "gs":
+        if scheme == "gs":
             from tpufleet.workloads.activations.io.gcs import GcsBucket
 
-            return GcsBucket(parts.netloc, parts.path)
-        if parts.scheme == "s3":
+            return GcsBucket(bucket, name)
+        if scheme == "s3":
             from tpufleet.workloads.activations.io.s3 import S3Bucket
 
-            return S3Bucket(parts.netloc, parts.path)
+            return S3Bucket(bucket, name)
     except ImportError as error:
-        extra = {"gs": "gcs"}.get(parts.scheme, parts.scheme)
+        extra = {"gs": "gcs"}.get(scheme, scheme)
         raise BadInput(
-            f"{parts.scheme}:// needs {error.name}\n  next: {install_command(f'tpufleet[{extra}]')}"
+            f"{scheme}:// needs {error.name}\n  next: {install_command(f'tpufleet[{extra}]')}"
         ) from error
-    if parts.scheme not in ("", "file"):
+    if scheme not in ("", "file"):
         raise BadInput(
             f"unsupported storage {url}; expected a folder, gs://bucket/… or s3://bucket/…"
         )
-    folder = LocalFolder(parts.path if parts.scheme else url, disk)
+    folder = LocalFolder(f"/{name.lstrip('/')}" if scheme else url, disk)
     if folder.path.is_file():
         raise BadInput(f"{url} is a file, expected a folder")
     from tpufleet.workloads.activations.io import striped_folder
