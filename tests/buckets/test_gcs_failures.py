@@ -4,8 +4,11 @@ documentation says."""
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import os
+import random
+import re
 import subprocess
 import sys
 import threading
@@ -25,6 +28,7 @@ from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import HostId
 from tpufleet.runtime import gcs
 from tpufleet.service.files.archived import ArchivedLogs
+from tpufleet.workloads.activations.io import remote_files
 from tpufleet.workloads.activations.io.shard_writer import BufferStream
 from tpufleet.workloads.activations.io.storage import open_storage
 
@@ -347,3 +351,40 @@ def test_other_refusals_name_the_role(monkeypatch):
         server.refusal = (403, "x does not have storage.objects.create access", "forbidden")
         with pytest.raises(PermissionMissing, match=r"grant storage\.objects\.create"):
             open_storage("gs://lab/run").replace("w", b"{}")
+
+
+class Compressed(Storage):
+    """An object that was uploaded with `gcloud storage cp --gzip-local`, which is sent as it is
+    stored to clients that accept gzip."""
+
+    text = random.Random(0).randbytes(300_000).hex().encode()
+    content = gzip.compress(text)
+
+    def do_GET(self) -> None:
+        item = {
+            "name": "d/a.jsonl",
+            "size": str(len(self.content)),
+            "generation": "1",
+            "contentEncoding": "gzip",
+        }
+        if "alt=media" in self.path:
+            self.requests.append("GET")
+            assert "gzip" in self.headers["Accept-Encoding"]
+            span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"])
+            part = self.content[int(span[1]) : int(span[2]) + 1]
+            self.answer(206, part, **{"Content-Encoding": "gzip"})
+        elif self.path.split("?")[0].endswith("/o"):
+            self.answer_json({"items": [item]})
+        else:
+            self.answer_json(item)
+
+
+def test_a_compressed_object_is_read_whole_or_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with storage_server(Compressed, monkeypatch) as server:
+        monkeypatch.setattr(remote_files, "PIECE", len(server.content) // 3)
+        with pytest.raises(BadRequest, match="Content-Encoding: gzip"):
+            remote_files.fetch("gs://lab/d/a.jsonl")
+        assert len(server.requests) <= 4, "repeated in vain"
+        monkeypatch.setattr(remote_files, "PIECE", len(server.content))
+        assert remote_files.fetch("gs://lab/d/a.jsonl").read_bytes() == server.text

@@ -68,6 +68,11 @@ def translate_errors(what: str) -> Iterator[None]:
         raise PermissionMissing(f"{what}: {error}; {_grant(str(error))}") from error
     except (exceptions.Unauthorized, auth.GoogleAuthError) as error:
         raise PermissionMissing(f"{what}: {error}; {_grant(str(error))}") from error
+    except requests.exceptions.ContentDecodingError as error:
+        raise BadRequest(
+            f"{what} is stored with Content-Encoding: gzip, of which parts cannot be read; upload "
+            "it uncompressed, without --gzip-local and --gzip-local-all"
+        ) from error
     except (
         exceptions.GoogleAPIError,
         requests.RequestException,
