@@ -127,3 +127,15 @@ def test_decisions_are_numbered_without_holes_and_listed():
     for name in pages:
         title = (folder / name).read_text().splitlines()[0]
         assert f"[{title.removeprefix('# ')}]({name})" in index
+
+
+def test_pages_that_create_a_bucket_say_that_deleted_objects_stay_billed():
+    """cloud.google.com/storage/docs/soft-delete: for 7 days, also what is overwritten."""
+    creating = {
+        path
+        for path in markdown.pages()
+        if "gcloud storage buckets create" in path.read_text() and path.name != "messages.md"
+    }
+    assert {path.name for path in creating} >= {"kubernetes.md", "first-job-on-google-cloud.md"}
+    for path in creating:
+        assert "--clear-soft-delete" in path.read_text(), path.name
