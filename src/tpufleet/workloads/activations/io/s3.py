@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import boto3
-from boto3.exceptions import Boto3Error
+import urllib3
+from boto3.exceptions import Boto3Error, S3UploadFailedError
 from boto3.s3.transfer import TransferConfig
+from botocore import exceptions
+from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from tpufleet.backoff import Backoff
 from tpufleet.errors import NotFound, PermissionMissing, ProviderUnavailable
+from tpufleet.runtime.object_store import PARALLEL_READS
 from tpufleet.workloads.activations.io.shard_writer import BufferStream, DraftFile, MemoryFile
 from tpufleet.workloads.activations.io.staging import StagingFolder
 
@@ -26,10 +33,33 @@ TRANSFER = TransferConfig(
 )
 # Error codes, by what they mean here.
 EXISTS = ("PreconditionFailed", "412")
-CONFLICT = ("ConditionalRequestConflict", "OperationAborted", "409")  # concurrent write: retry
 MISSING = ("NoSuchKey", "NoSuchBucket", "404", "NotFound")
 DENIED = ("AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
-CONFLICT_TRIES = 10
+# Those with a status of 500 or more are too. A conflict: another write of the name is under way.
+TEMPORARY = (
+    *("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"),
+    *("RequestTimeout", "IncompleteBody", "BadDigest"),
+    *("ConditionalRequestConflict", "OperationAborted", "409"),
+)
+# botocore raises those of urllib3 when a connection breaks within the body of a listing.
+FAILURES = (BotoCoreError, ClientError, urllib3.exceptions.HTTPError)
+BROKEN_CONNECTIONS = (
+    exceptions.HTTPClientError,
+    exceptions.ConnectionError,
+    exceptions.IncompleteReadError,
+    exceptions.FlexibleChecksumError,
+    urllib3.exceptions.HTTPError,
+)
+# S3 answers 503 for minutes while it scales to more requests; Google's client waits as long.
+RETRY_SECONDS = 120.0
+LOGGED_FAILURES = 5  # after some seconds
+CONNECT_SECONDS = 10
+READ_SECONDS = 60
+# Of each part of a multipart upload. boto3 repeats those; `S3Bucket` repeats other requests.
+PART_ATTEMPTS = 8
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class S3Bucket:
@@ -38,34 +68,39 @@ class S3Bucket:
     far = True
     file_bytes: int | None = FILE_BYTES
 
-    def __init__(self, bucket: str, prefix: str, client: Any = None):
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        client: Any = None,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self.url = f"s3://{bucket}/{self._prefix}".rstrip("/")
+        self._given_client, self._sleep = client, sleep
         with _translate_errors(self.url):
-            self._client = client or boto3.session.Session().client("s3")
+            self._client = client or _connect(attempts=1)
         self._staging = StagingFolder()
 
     def create(self, name: str, data: bytes) -> bool:
+        """False also when a repeated request finds the object of the first, whose response was
+        lost: callers compare the contents."""
         with self._translate_errors(name):
-            backoff = Backoff(first=0.05, longest=30.0)
-            for _ in range(CONFLICT_TRIES):
-                try:
-                    self._client.put_object(**self._key(name), Body=data, IfNoneMatch="*")
-                    return True
-                except ClientError as error:
-                    if _code(error) in EXISTS:
-                        return False
-                    if _code(error) not in CONFLICT:
-                        raise
-                time.sleep(backoff.failed())
-        raise ProviderUnavailable(
-            f"{self.url}/{name}: {CONFLICT_TRIES} conditional writes conflicted with other writers"
-        )
+            try:
+                self._repeat(
+                    lambda: self._client.put_object(**self._key(name), Body=data, IfNoneMatch="*")
+                )
+            except ClientError as error:
+                if _code(error) in EXISTS:
+                    return False
+                raise
+        return True
 
     def replace(self, name: str, data: bytes) -> None:
         with self._translate_errors(name):
-            self._client.put_object(**self._key(name), Body=data)
+            self._repeat(lambda: self._client.put_object(**self._key(name), Body=data))
 
     def read(self, name: str) -> bytes:
         return self._get(name)
@@ -74,19 +109,24 @@ class S3Bucket:
         names: list[str] = []
         # A prefix without objects is no error: what may be missing is the bucket.
         with _translate_errors(f"the bucket s3://{self._bucket}"):
-            # StartAfter leaves out the name itself, which is no object for the ranges in use.
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._bucket,
-                Prefix=self._prefix + prefix,
-                **({"StartAfter": self._prefix + start} if start else {}),
-            )
-            for page in pages:
+            for page in self._pages(prefix, start):
                 for entry in page.get("Contents", ()):
                     name = entry["Key"].removeprefix(self._prefix)
                     if end and name >= end:
                         return sorted(names)
                     names.append(name)
         return sorted(names)
+
+    def _pages(self, prefix: str, start: str) -> Iterator[dict[str, Any]]:
+        options = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
+        if start:  # leaves out the name itself, which is no object for the ranges in use
+            options["StartAfter"] = self._prefix + start
+        while True:
+            page = self._repeat(lambda: self._client.list_objects_v2(**options))
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            options["ContinuationToken"] = page["NextContinuationToken"]
 
     def new_shard(self, name: str, draft: str) -> DraftFile | MemoryFile:
         return MemoryFile()
@@ -95,16 +135,30 @@ class S3Bucket:
         return "upload"
 
     def put(self, content: BufferStream, name: str) -> None:
-        with self._translate_errors(name):
+        def send() -> None:
+            content.seek(0)
             if content.size <= LARGEST_PUT:
                 self._client.put_object(**self._key(name), Body=content)
             else:
                 key = self._prefix + name
-                self._client.upload_fileobj(content, self._bucket, key, Config=TRANSFER)
+                self._transfer_client.upload_fileobj(content, self._bucket, key, Config=TRANSFER)
+
+        with self._translate_errors(name):
+            self._repeat(send)
 
     def upload(self, draft: Path, name: str) -> None:
+        key = self._prefix + name
+
+        def send() -> None:
+            try:
+                self._transfer_client.upload_file(str(draft), self._bucket, key, Config=TRANSFER)
+            except S3UploadFailedError as error:
+                if isinstance(error.__context__, ClientError):
+                    raise error.__context__ from None
+                raise
+
         with self._translate_errors(name):
-            self._client.upload_file(str(draft), self._bucket, self._prefix + name, Config=TRANSFER)
+            self._repeat(send)
         draft.unlink()
 
     def size(self, name: str) -> int:
@@ -115,14 +169,14 @@ class S3Bucket:
 
     def _head(self, name: str) -> dict[str, Any]:
         with self._translate_errors(name):
-            return self._client.head_object(**self._key(name))
+            return self._repeat(lambda: self._client.head_object(**self._key(name)))
 
     def read_range(self, name: str, start: int, size: int) -> bytes:
         return self._get(name, Range=f"bytes={start}-{start + size - 1}")
 
     def delete(self, name: str) -> None:
         with self._translate_errors(name):
-            self._client.delete_object(**self._key(name))
+            self._repeat(lambda: self._client.delete_object(**self._key(name)))
 
     def local_path(self, name: str) -> Path | None:
         return None
@@ -132,13 +186,53 @@ class S3Bucket:
 
     def _get(self, name: str, **options: Any) -> bytes:
         with self._translate_errors(name):
-            return self._client.get_object(**self._key(name), **options)["Body"].read()
+            return self._repeat(
+                lambda: self._client.get_object(**self._key(name), **options)["Body"].read()
+            )
+
+    def _repeat(self, request: Callable[[], T]) -> T:
+        """The response to a request that is repeated while S3 fails temporarily."""
+        backoff, waited = Backoff(first=0.1, longest=15.0), 0.0
+        while True:
+            try:
+                return request()
+            except FAILURES as error:
+                if waited >= RETRY_SECONDS or not _is_temporary(error):
+                    raise
+                delay = backoff.failed()
+                if backoff.failures >= LOGGED_FAILURES:
+                    log.warning("%s: %s; retrying in %.0f s", self.url, error, delay)
+            self._sleep(delay)
+            waited += delay
+
+    @cached_property
+    def _transfer_client(self) -> Any:
+        return self._given_client or _connect(PART_ATTEMPTS)
 
     def _key(self, name: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._prefix + name}
 
     def _translate_errors(self, name: str) -> Any:
         return _translate_errors(f"{self.url}/{name}")
+
+
+def _connect(attempts: int) -> Any:
+    config = Config(
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=READ_SECONDS,
+        max_pool_connections=PARALLEL_READS,
+    )
+    return boto3.session.Session().client("s3", config=config)
+
+
+def _is_temporary(error: Exception) -> bool:
+    if not isinstance(error, ClientError):
+        return isinstance(error, BROKEN_CONNECTIONS)
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if status == HTTPStatus.NOT_IMPLEMENTED:
+        return False
+    return status >= 500 or status == HTTPStatus.TOO_MANY_REQUESTS or _code(error) in TEMPORARY
 
 
 @contextmanager
@@ -157,7 +251,7 @@ def _translate_errors(url: str) -> Iterator[None]:
             f"{url}: no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
             "or AWS_PROFILE"
         ) from error
-    except (BotoCoreError, Boto3Error) as error:
+    except (BotoCoreError, Boto3Error, urllib3.exceptions.HTTPError) as error:
         raise ProviderUnavailable(f"{url}: {error}") from error
 
 

@@ -1,0 +1,114 @@
+"""S3 that fails as documented, and servers of others that lack something of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.workloads.activations.s3_server import s3_server
+from tpufleet.errors import ProviderUnavailable
+from tpufleet.runtime.units import Units
+from tpufleet.workloads.activations.io.shard_writer import BufferStream
+
+boto3 = pytest.importorskip("boto3")
+from botocore.config import Config  # noqa: E402  # needs boto3
+
+from tpufleet.workloads.activations.io.s3 import S3Bucket  # noqa: E402  # needs boto3
+
+
+@pytest.fixture
+def server(monkeypatch):
+    with s3_server() as state:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", state.url)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.delenv("AWS_PROFILE", raising=False)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "test")
+        yield state
+
+
+class Pause:
+    """Waits without taking time."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+@pytest.fixture
+def pause():
+    return Pause()
+
+
+@pytest.fixture
+def bucket(server, pause):
+    return S3Bucket("lab", "run", sleep=pause)
+
+
+REQUESTS = {
+    "create": lambda bucket: bucket.create("units/a", b"{}"),
+    "replace": lambda bucket: bucket.replace("workers/a", b"{}"),
+    "put": lambda bucket: bucket.put(BufferStream([memoryview(b"shard")]), "shards/a"),
+    "read": lambda bucket: bucket.read("stored"),
+    "read_range": lambda bucket: bucket.read_range("stored", 1, 2),
+    "size": lambda bucket: bucket.size("stored"),
+    "names": lambda bucket: bucket.names("units/"),
+    "delete": lambda bucket: bucket.delete("stored"),
+}
+UNAVAILABLE = {"slow-down": (503, "SlowDown"), "internal-error": (500, "InternalError")}
+
+
+@pytest.mark.parametrize("failure", UNAVAILABLE.values(), ids=UNAVAILABLE)
+@pytest.mark.parametrize("request_name", REQUESTS)
+def test_two_minutes_of_server_errors_are_survived(server, bucket, pause, request_name, failure):
+    server.objects["run/stored"] = b"contents"
+    server.failure = lambda *_: failure if pause.seconds < 110 else None
+    REQUESTS[request_name](bucket)
+    assert 110 <= pause.seconds < 150
+
+
+def test_a_server_that_stays_unavailable_is_an_error_after_two_minutes(server, bucket, pause):
+    server.failure = lambda *_: (503, "SlowDown")
+    with pytest.raises(ProviderUnavailable, match="SlowDown"):
+        bucket.read("a")
+    assert 120 <= pause.seconds < 150
+
+
+def test_a_refused_connection_is_retried(server, pause, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(ProviderUnavailable, match=r"127\.0\.0\.1:9"):
+        S3Bucket("lab", "run", sleep=pause).read("a")
+    assert pause.seconds >= 120
+
+
+def test_a_failed_part_of_a_listing_is_requested_again(server, bucket, pause):
+    server.objects |= {f"run/units/{number}": b"" for number in range(8)}
+    server.broken_bodies = 1
+    failures = [None, (503, "SlowDown"), None]
+    server.failure = lambda *_: failures.pop() if failures else None
+    assert bucket.names("units/") == [f"units/{number}" for number in range(8)]
+    assert len(server.requests) == 3 + 2
+    assert pause.seconds > 0
+
+
+def test_a_failed_file_upload_is_repeated(server, pause, tmp_path):
+    client = boto3.client("s3", config=Config(retries={"total_max_attempts": 1}))
+    server.failure = lambda *_: (503, "SlowDown") if pause.seconds < 110 else None
+    bucket = S3Bucket("lab", "run", client, sleep=pause)
+    draft = tmp_path / "draft"
+    draft.write_bytes(b"shard")
+    bucket.upload(draft, "shards/b")
+    assert bucket.read("shards/b") == b"shard"
+
+
+def test_a_claim_whose_response_is_lost_is_held(server, bucket):
+    units = Units(bucket, count=1, worker="a")
+    units.heartbeat()
+    server.lost_responses = 1
+    claim = units.claim()
+    assert claim is not None and claim.unit == 0
+    server.lost_responses = 1
+    units.commit(claim, {"files": []})
+    assert units.finished()
+    assert bucket.names("units/") == ["units/00000000-0000.json", "units/00000000-0001.json"]
