@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.workloads.activations.s3_server import s3_server
-from tpufleet.errors import ProviderUnavailable
+from tpufleet.errors import Conflict, ProviderUnavailable
 from tpufleet.runtime.units import Units
 from tpufleet.workloads.activations.io.shard_writer import BufferStream
 
@@ -112,3 +112,33 @@ def test_a_claim_whose_response_is_lost_is_held(server, bucket):
     units.commit(claim, {"files": []})
     assert units.finished()
     assert bucket.names("units/") == ["units/00000000-0000.json", "units/00000000-0001.json"]
+
+
+LARGE = bytes(range(256)) * (5 << 12)  # 5 MiB
+
+
+@pytest.mark.parametrize("resets", [True, False], ids=["reset", "closed"])
+def test_a_read_continues_where_its_connection_broke(server, bucket, resets):
+    server.objects["run/a"] = LARGE
+    server.broken_bodies, server.resets = 2, resets
+    assert bucket.read("a") == LARGE
+    assert len(server.requests) == 3
+    if not resets:  # a reset discards what was received and not yet read
+        assert server.sent_bytes < 2 * len(LARGE)
+    server.broken_bodies = 2
+    assert bucket.read_range("a", 1000, 4 << 20) == LARGE[1000 : 1000 + (4 << 20)]
+
+
+@pytest.mark.parametrize("conditions", [True, False], ids=["if-match", "if-match-ignored"])
+def test_an_object_that_is_replaced_during_a_read_is_an_error(server, bucket, conditions):
+    server.objects["run/a"], server.conditions, server.broken_bodies = LARGE, conditions, 1
+    server.on_broken_body = lambda: server.objects.update({"run/a": LARGE[::-1]})
+    with pytest.raises(Conflict, match="s3://lab/run/a was replaced while it was read"):
+        bucket.read("a")
+
+
+def test_a_read_that_breaks_each_time_is_an_error(server, bucket, pause):
+    server.objects["run/a"], server.broken_bodies = LARGE, 1000
+    with pytest.raises(ProviderUnavailable, match="s3://lab/run/a"):
+        bucket.read("a")
+    assert pause.seconds >= 120

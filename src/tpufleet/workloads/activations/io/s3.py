@@ -20,7 +20,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from tpufleet.backoff import Backoff
-from tpufleet.errors import NotFound, PermissionMissing, ProviderUnavailable
+from tpufleet.errors import BadRequest, Conflict, NotFound, PermissionMissing, ProviderUnavailable
 from tpufleet.runtime.object_store import PARALLEL_READS
 from tpufleet.workloads.activations.io.shard_writer import BufferStream, DraftFile, MemoryFile
 from tpufleet.workloads.activations.io.staging import StagingFolder
@@ -28,11 +28,12 @@ from tpufleet.workloads.activations.io.staging import StagingFolder
 FILE_BYTES = 64 << 20  # of a shard: see `gcs`
 # A single request leaves nothing behind when its client dies; S3 takes 5 GB in one.
 LARGEST_PUT = 4 << 30
+CHUNK = 1 << 20  # of a response: at most so much is received twice when a connection breaks
 TRANSFER = TransferConfig(
     multipart_threshold=64 << 20, multipart_chunksize=32 << 20, max_concurrency=8
 )
 # Error codes, by what they mean here.
-EXISTS = ("PreconditionFailed", "412")
+PRECONDITION_FAILED = ("PreconditionFailed", "412")
 MISSING = ("NoSuchKey", "NoSuchBucket", "404", "NotFound")
 DENIED = ("AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
 # Those with a status of 500 or more are too. A conflict: another write of the name is under way.
@@ -93,7 +94,7 @@ class S3Bucket:
                     lambda: self._client.put_object(**self._key(name), Body=data, IfNoneMatch="*")
                 )
             except ClientError as error:
-                if _code(error) in EXISTS:
+                if _code(error) in PRECONDITION_FAILED:
                     return False
                 raise
         return True
@@ -103,7 +104,7 @@ class S3Bucket:
             self._repeat(lambda: self._client.put_object(**self._key(name), Body=data))
 
     def read(self, name: str) -> bytes:
-        return self._get(name)
+        return self._get(name, 0, None)
 
     def names(self, prefix: str, start: str = "", end: str = "") -> list[str]:
         names: list[str] = []
@@ -172,7 +173,7 @@ class S3Bucket:
             return self._repeat(lambda: self._client.head_object(**self._key(name)))
 
     def read_range(self, name: str, start: int, size: int) -> bytes:
-        return self._get(name, Range=f"bytes={start}-{start + size - 1}")
+        return self._get(name, start, start + size)
 
     def delete(self, name: str) -> None:
         with self._translate_errors(name):
@@ -184,11 +185,40 @@ class S3Bucket:
     def staging(self) -> Path:
         return self._staging.path
 
-    def _get(self, name: str, **options: Any) -> bytes:
+    def _get(self, name: str, start: int, end: int | None) -> bytes:
+        """After a broken connection it continues with the next byte of the same version."""
+        chunks: list[bytes] = []
+        etag = ""
+
+        def receive() -> None:
+            nonlocal etag
+            at = start + sum(map(len, chunks))
+            if chunks and at == end:
+                return
+            options = {"IfMatch": etag} if etag else {}
+            if at or end is not None:
+                options["Range"] = f"bytes={at}-{'' if end is None else end - 1}"
+            try:
+                response = self._client.get_object(**self._key(name), **options)
+            except ClientError as error:
+                if etag and _code(error) in PRECONDITION_FAILED:
+                    raise Conflict(replaced) from error
+                if chunks and _code(error) == "InvalidRange":  # nothing is left
+                    return
+                raise
+            if etag and response.get("ETag") != etag:  # a server without If-Match
+                raise Conflict(replaced)
+            status = response["ResponseMetadata"]["HTTPStatusCode"]
+            if "Range" in options and status != HTTPStatus.PARTIAL_CONTENT:
+                raise BadRequest(f"{self.url}/{name}: the server ignores Range; use another one")
+            etag = response.get("ETag", "")
+            while chunk := response["Body"].read(CHUNK):
+                chunks.append(chunk)
+
+        replaced = f"{self.url}/{name} was replaced while it was read; run the command again"
         with self._translate_errors(name):
-            return self._repeat(
-                lambda: self._client.get_object(**self._key(name), **options)["Body"].read()
-            )
+            self._repeat(receive)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _repeat(self, request: Callable[[], T]) -> T:
         """The response to a request that is repeated while S3 fails temporarily."""
