@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.workloads.activations.s3_server import s3_server
-from tpufleet.errors import Conflict, ProviderUnavailable
+from tpufleet.errors import BadInput, Conflict, ProviderUnavailable
 from tpufleet.runtime.units import Units
 from tpufleet.workloads.activations.io.shard_writer import BufferStream
 
@@ -142,3 +142,40 @@ def test_a_read_that_breaks_each_time_is_an_error(server, bucket, pause):
     with pytest.raises(ProviderUnavailable, match="s3://lab/run/a"):
         bucket.read("a")
     assert pause.seconds >= 120
+
+
+IGNORES_CONDITIONS = "does not support conditional writes"
+
+
+def test_a_server_that_ignores_conditions_is_refused_before_a_unit_is_claimed(server, bucket):
+    server.conditions = False
+    units = Units(bucket, count=1, worker="a")
+    for _ in range(2):
+        with pytest.raises(BadInput, match=IGNORES_CONDITIONS):
+            units.claim()
+    assert bucket.names("") == ["workers/a.json"]
+
+
+def test_a_server_that_rejects_conditions_is_refused(server, bucket):
+    server.failure = lambda method, key: (501, "NotImplemented") if method == "PUT" else None
+    with pytest.raises(BadInput, match=IGNORES_CONDITIONS):
+        bucket.create("units/a", b"{}")
+
+
+def test_conditional_writes_are_tested_once_for_each_bucket(server, bucket, pause):
+    bucket.create("a", b"")
+    assert len(server.requests) == 3 + 1
+    bucket.create("b", b"")
+    S3Bucket("lab", "other", sleep=pause).create("a", b"")
+    assert len(server.requests) == 3 + 3
+
+
+def test_reading_does_not_test_conditional_writes(server, bucket):
+    server.objects["run/a"], server.conditions = b"contents", False
+    assert bucket.names("") == ["a"] and bucket.read("a") == b"contents"
+    assert not any(request.startswith("PUT") for request in server.requests)
+
+
+def test_conditional_writes_are_tested_without_permission_to_delete(server, bucket):
+    server.failure = lambda method, key: (403, "AccessDenied") if method == "DELETE" else None
+    assert bucket.create("a", b"")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -20,7 +23,14 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from tpufleet.backoff import Backoff
-from tpufleet.errors import BadRequest, Conflict, NotFound, PermissionMissing, ProviderUnavailable
+from tpufleet.errors import (
+    BadInput,
+    BadRequest,
+    Conflict,
+    NotFound,
+    PermissionMissing,
+    ProviderUnavailable,
+)
 from tpufleet.runtime.object_store import PARALLEL_READS
 from tpufleet.workloads.activations.io.shard_writer import BufferStream, DraftFile, MemoryFile
 from tpufleet.workloads.activations.io.staging import StagingFolder
@@ -34,6 +44,7 @@ TRANSFER = TransferConfig(
 )
 # Error codes, by what they mean here.
 PRECONDITION_FAILED = ("PreconditionFailed", "412")
+NOT_IMPLEMENTED = ("NotImplemented", "501")
 MISSING = ("NoSuchKey", "NoSuchBucket", "404", "NotFound")
 DENIED = ("AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
 # Those with a status of 500 or more are too. A conflict: another write of the name is under way.
@@ -61,6 +72,9 @@ PART_ATTEMPTS = 8
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+# Endpoints and buckets whose conditional writes work.
+_conditional: set[tuple[str, str]] = set()
+_conditional_lock = threading.Lock()
 
 
 class S3Bucket:
@@ -88,16 +102,46 @@ class S3Bucket:
     def create(self, name: str, data: bytes) -> bool:
         """False also when a repeated request finds the object of the first, whose response was
         lost: callers compare the contents."""
+        self._check_conditional_writes()
         with self._translate_errors(name):
-            try:
-                self._repeat(
-                    lambda: self._client.put_object(**self._key(name), Body=data, IfNoneMatch="*")
-                )
-            except ClientError as error:
-                if _code(error) in PRECONDITION_FAILED:
-                    return False
-                raise
+            return self._create(name, data)
+
+    def _create(self, name: str, data: bytes) -> bool:
+        try:
+            self._repeat(
+                lambda: self._client.put_object(**self._key(name), Body=data, IfNoneMatch="*")
+            )
+        except ClientError as error:
+            if _code(error) in PRECONDITION_FAILED:
+                return False
+            raise
         return True
+
+    def _check_conditional_writes(self) -> None:
+        """Some servers of others ignore If-None-Match, and every worker could claim every unit.
+        Tested once in a process, and only before something is created."""
+        key = (self._client.meta.endpoint_url, self._bucket)
+        with _conditional_lock:
+            if key in _conditional:
+                return
+            name = f"probes/{uuid.uuid4().hex}"
+            with self._translate_errors(name):
+                try:
+                    ignored = self._create(name, b"1") and self._create(name, b"2")
+                except ClientError as error:
+                    if _code(error) not in NOT_IMPLEMENTED:
+                        raise
+                    ignored = True
+            # A worker need not be allowed to delete.
+            with contextlib.suppress(PermissionMissing):
+                self.delete(name)
+            if ignored:
+                raise BadInput(
+                    f"{key[0]} does not support conditional writes (PutObject with If-None-Match), "
+                    "so two workers could claim the same unit; upgrade the server, or use Amazon "
+                    "S3, gs://… or a folder"
+                )
+            _conditional.add(key)
 
     def replace(self, name: str, data: bytes) -> None:
         with self._translate_errors(name):
