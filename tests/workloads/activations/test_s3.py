@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.workloads.activations.s3_server import s3_server
-from tpufleet.errors import BadInput, Conflict, ProviderUnavailable
+from tpufleet.errors import (
+    BadInput,
+    BadRequest,
+    Conflict,
+    NotFound,
+    PermissionMissing,
+    ProviderUnavailable,
+)
 from tpufleet.runtime.units import Units
 from tpufleet.workloads.activations.io.shard_writer import BufferStream
 
@@ -179,3 +186,43 @@ def test_reading_does_not_test_conditional_writes(server, bucket):
 def test_conditional_writes_are_tested_without_permission_to_delete(server, bucket):
     server.failure = lambda method, key: (403, "AccessDenied") if method == "DELETE" else None
     assert bucket.create("a", b"")
+
+
+PERMANENT = {
+    "expired-token": (400, "ExpiredToken", PermissionMissing, "aws sso login"),
+    "clock-skew": (403, "RequestTimeTooSkewed", BadRequest, "clock of this machine"),
+    "no-bucket": (404, "NoSuchBucket", NotFound, "bucket s3://lab does not exist"),
+    "access-denied": (403, "AccessDenied", PermissionMissing, "s3:PutObject"),
+    "wrong-key": (403, "InvalidAccessKeyId", PermissionMissing, "AWS_ACCESS_KEY_ID"),
+    "invalid-request": (400, "InvalidRequest", BadRequest, "InvalidRequest"),
+}
+
+
+@pytest.mark.parametrize("case", PERMANENT.values(), ids=PERMANENT)
+def test_a_permanent_error_is_not_repeated_and_says_what_to_do(server, bucket, pause, case):
+    status, code, expected, advice = case
+    server.failure = lambda *_: (status, code)
+    with pytest.raises(expected, match=advice):
+        bucket.replace("a", b"")
+    assert pause.seconds == 0
+
+
+def test_an_unknown_profile_is_named(server, monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "laboratory")
+    with pytest.raises(PermissionMissing, match=r"laboratory.*aws configure list-profiles"):
+        S3Bucket("lab", "run")
+
+
+def test_an_expired_login_says_how_to_renew_it(server, tmp_path, monkeypatch):
+    config = tmp_path / "config"
+    config.write_text(
+        "[profile lab]\nsso_session = lab\nsso_account_id = 123456789012\nsso_role_name = reader\n"
+        "[sso-session lab]\nsso_region = us-east-1\nsso_start_url = https://lab.awsapps.com/start\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with pytest.raises(PermissionMissing, match="aws sso login"):
+        S3Bucket("lab", "run").read("a")

@@ -45,8 +45,18 @@ TRANSFER = TransferConfig(
 # Error codes, by what they mean here.
 PRECONDITION_FAILED = ("PreconditionFailed", "412")
 NOT_IMPLEMENTED = ("NotImplemented", "501")
-MISSING = ("NoSuchKey", "NoSuchBucket", "404", "NotFound")
-DENIED = ("AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
+NO_BUCKET = ("NoSuchBucket",)
+MISSING = ("NoSuchKey", "404", "NotFound")
+DENIED = ("AccessDenied", "AllAccessDisabled", "403", "Forbidden")
+WRONG_KEY = ("InvalidAccessKeyId", "SignatureDoesNotMatch")
+EXPIRED = ("ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired")
+SKEWED = ("RequestTimeTooSkewed",)
+EXPIRED_LOGINS = (
+    exceptions.SSOError,
+    exceptions.TokenRetrievalError,
+    exceptions.NoAuthTokenError,
+    exceptions.CredentialRetrievalError,
+)
 # Those with a status of 500 or more are too. A conflict: another write of the name is under way.
 TEMPORARY = (
     *("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"),
@@ -315,11 +325,45 @@ def _translate_errors(url: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        if _code(error) in MISSING:
+        code = _code(error)
+        if code in NO_BUCKET:
+            bucket = url[url.index("s3://") :].split("/")[2]
+            raise NotFound(
+                f"the bucket s3://{bucket} does not exist; create it with `aws s3 mb s3://{bucket}`"
+            ) from error
+        if code in MISSING:
             raise NotFound(f"{url} does not exist") from error
-        if _code(error) in DENIED:
-            raise PermissionMissing(f"access to {url} denied: {error}") from error
-        raise ProviderUnavailable(f"{url}: {error}") from error
+        if code in EXPIRED:
+            raise PermissionMissing(
+                f"{url}: the AWS credentials have expired ({code}); run `aws sso login`, or renew "
+                "AWS_SESSION_TOKEN"
+            ) from error
+        if code in WRONG_KEY:
+            raise PermissionMissing(
+                f"{url}: {error}; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+            ) from error
+        if code in SKEWED:
+            raise BadRequest(
+                f"{url}: {error}; set the clock of this machine, such as with "
+                "`sudo timedatectl set-ntp true`"
+            ) from error
+        if code in DENIED:
+            raise PermissionMissing(
+                f"access to {url} denied: {error}; grant s3:ListBucket on the bucket, and "
+                "s3:GetObject, s3:PutObject and s3:DeleteObject on its objects, to this identity"
+            ) from error
+        if _is_temporary(error):
+            raise ProviderUnavailable(f"{url}: {error}") from error
+        raise BadRequest(f"{url}: {error}") from error
+    except exceptions.ProfileNotFound as error:
+        raise PermissionMissing(
+            f"{url}: {error}; set AWS_PROFILE to one of `aws configure list-profiles`"
+        ) from error
+    except EXPIRED_LOGINS as error:
+        raise PermissionMissing(
+            f"{url}: no valid AWS credentials: {error}; run `aws sso login`, or renew the "
+            "credentials of AWS_PROFILE"
+        ) from error
     except NoCredentialsError as error:
         raise PermissionMissing(
             f"{url}: no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
