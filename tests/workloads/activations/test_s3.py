@@ -226,3 +226,15 @@ def test_an_expired_login_says_how_to_renew_it(server, tmp_path, monkeypatch):
         monkeypatch.delenv(name)
     with pytest.raises(PermissionMissing, match="aws sso login"):
         S3Bucket("lab", "run").read("a")
+
+
+def test_an_object_that_was_not_stored_completely_is_an_error(server, bucket, tmp_path):
+    server.stored_bytes = 3
+    draft = tmp_path / "draft"
+    draft.write_bytes(b"shard")
+    expected = r"shards/a: 5 bytes sent, 3 stored.*AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
+    with pytest.raises(BadRequest, match=expected):
+        bucket.put(BufferStream([memoryview(b"shard")]), "shards/a")
+    with pytest.raises(BadRequest, match=expected):
+        bucket.upload(draft, "shards/a")
+    assert draft.exists()

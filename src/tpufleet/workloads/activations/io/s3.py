@@ -190,16 +190,19 @@ class S3Bucket:
         return "upload"
 
     def put(self, content: BufferStream, name: str) -> None:
-        def send() -> None:
+        def send() -> dict[str, Any]:
             content.seek(0)
             if content.size <= LARGEST_PUT:
-                self._client.put_object(**self._key(name), Body=content)
-            else:
-                key = self._prefix + name
-                self._transfer_client.upload_fileobj(content, self._bucket, key, Config=TRANSFER)
+                return self._client.put_object(**self._key(name), Body=content)
+            key = self._prefix + name
+            self._transfer_client.upload_fileobj(content, self._bucket, key, Config=TRANSFER)
+            return {}
 
         with self._translate_errors(name):
-            self._repeat(send)
+            response = self._repeat(send)
+        # Amazon returns the checksum that it has compared.
+        if not any(field.startswith("Checksum") for field in response):
+            self._check_size(name, content.size)
 
     def upload(self, draft: Path, name: str) -> None:
         key = self._prefix + name
@@ -214,7 +217,16 @@ class S3Bucket:
 
         with self._translate_errors(name):
             self._repeat(send)
+        self._check_size(name, draft.stat().st_size)
         draft.unlink()
+
+    def _check_size(self, name: str, sent: int) -> None:
+        stored = self.size(name)
+        if stored != sent:
+            raise BadRequest(
+                f"{self.url}/{name}: {sent} bytes sent, {stored} stored; if the server does not "
+                "support checksums, set AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
+            )
 
     def size(self, name: str) -> int:
         return self._head(name)["ContentLength"]
