@@ -183,8 +183,9 @@ def test_reading_does_not_test_conditional_writes(server, bucket):
     assert not any(request.startswith("PUT") for request in server.requests)
 
 
-def test_conditional_writes_are_tested_without_permission_to_delete(server, bucket):
-    server.failure = lambda method, key: (403, "AccessDenied") if method == "DELETE" else None
+@pytest.mark.parametrize("failure", [(403, "AccessDenied"), (501, "NotImplemented")])
+def test_conditional_writes_are_tested_without_deletes(server, bucket, failure):
+    server.failure = lambda method, key: failure if method == "DELETE" else None
     assert bucket.create("a", b"")
 
 

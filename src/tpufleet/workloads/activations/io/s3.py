@@ -29,6 +29,7 @@ from tpufleet.errors import (
     Conflict,
     NotFound,
     PermissionMissing,
+    ProviderError,
     ProviderUnavailable,
 )
 from tpufleet.runtime.object_store import PARALLEL_READS
@@ -142,8 +143,8 @@ class S3Bucket:
                     if _code(error) not in NOT_IMPLEMENTED:
                         raise
                     ignored = True
-            # A worker need not be allowed to delete.
-            with contextlib.suppress(PermissionMissing):
+            # A worker need not be allowed to delete, nor a server able to.
+            with contextlib.suppress(ProviderError):
                 self.delete(name)
             if ignored:
                 raise BadInput(
