@@ -103,7 +103,10 @@ def test_a_child_that_leaves_everything_ends_with_a_cancelled_attempt(
     assert_nothing_writes(beat)
 
 
-@pytest.mark.parametrize("program", [RELAY, BOMB], ids=["relay", "fork bomb"])
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(RELAY, id="relay", marks=pytest.mark.slow), pytest.param(BOMB, id="fork bomb")],
+)
 @pytest.mark.parametrize("mechanism", GUARANTEED)
 def test_processes_that_replicate_end_with_a_cancelled_attempt(
     harness, tmp_path, mechanism, program

@@ -214,7 +214,10 @@ class Breaking(Storage):
         return None
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=() if way == "bucket" else pytest.mark.slow) for way in WAYS],
+)
 def test_an_upload_that_breaks_after_the_clients_deadline_is_repeated(way, tmp_path, monkeypatch):
     monkeypatch.setattr(gcs, "RETRY_SECONDS", Breaking.seconds / 3)
     with storage_server(Breaking, monkeypatch) as server:

@@ -14,7 +14,9 @@ from tests.polling import wait_until
 pytest.importorskip("jax", reason="pip install 'tpufleet[demo]'")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_an_interrupted_demo_leaves_no_process_and_no_folder(tmp_path, number):
     command = [sys.executable, "-m", "tpufleet", "demo"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -59,7 +59,14 @@ def recorded(service: ServiceHarness) -> Progress:
     return (host and host.progress) or Progress()
 
 
-@pytest.mark.parametrize("name", ["step", "total", "checkpoint_step"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "step",
+        pytest.param("total", marks=pytest.mark.slow),
+        pytest.param("checkpoint_step", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("number", NOT_STEPS.values(), ids=NOT_STEPS.keys())
 def test_a_number_that_is_no_step_is_left_out(running, name, number):
     running.clock.advance(MOMENT)

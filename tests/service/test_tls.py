@@ -349,7 +349,13 @@ def test_the_proxy_is_that_of_the_environment_and_never_sees_a_token(url, enviro
 CLIENT_HELLO_PREFIX = bytes.fromhex("1603010200010001fc0303")  # of 517 bytes
 
 
-@pytest.mark.parametrize("sent", [b"", CLIENT_HELLO_PREFIX], ids=["silent", "half a hello"])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="silent", marks=pytest.mark.slow),
+        pytest.param(CLIENT_HELLO_PREFIX, id="half a hello"),
+    ],
+)
 def test_slow_handshakes_do_not_use_up_the_connections(service, certificate, sent):
     service.stop()
     limits = ConnectionLimits(connections=50, strangers=20, handshake_seconds=60)

@@ -72,7 +72,10 @@ def test_caj_lists_the_jobs_of_everybody(tpu: Tpu, jobs):
     assert "train" in shown and "theirs" in shown
 
 
-@pytest.mark.parametrize(("spelling", "others"), [("monitor", False), ("maj", True)])
+@pytest.mark.parametrize(
+    ("spelling", "others"),
+    [pytest.param("monitor", False, marks=pytest.mark.slow), ("maj", True)],
+)
 def test_monitor_refreshes_until_interrupted(world, tpu: Tpu, jobs, spelling, others):
     screen = Terminal(tpu, spelling)
     screen.wait_for("train")

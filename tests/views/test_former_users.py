@@ -48,7 +48,9 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("user", ["mel", "user=mel", "id=3"])
+@pytest.mark.parametrize(
+    "user", ["mel", *(pytest.param(way, marks=pytest.mark.slow) for way in ("user=mel", "id=3"))]
+)
 @pytest.mark.parametrize(("line", "shown"), LINES.values(), ids=LINES)
 def test_my_own_name_is_not_needed(tpu: Tpu, line, shown, user):
     answer = tpu(*line, user)

@@ -470,7 +470,7 @@ def test_metrics_come_back_after_an_answer_that_failed(page: Page, server: lab.L
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
-@pytest.mark.parametrize("answer", ["no answer", "503"])
+@pytest.mark.parametrize("answer", ["no answer", pytest.param("503", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "path",
     [

@@ -133,11 +133,13 @@ def test_an_upload_whose_session_is_lost_is_begun_anew(google, monkeypatch, tmp_
 
 # One byte below, at and above the size from which parts are uploaded, several parts with a short
 # last one, and the default size of a shard.
-SIZES = [(64 << 20) - 1, 64 << 20, (97 << 20) + 5]
-DEFAULT_SHARD = pytest.param(planning.SHARD_BYTES, marks=pytest.mark.slow)
+SIZES = [(64 << 20) - 1, (97 << 20) + 5]
+SLOW_SIZES = [
+    pytest.param(size, marks=pytest.mark.slow) for size in (64 << 20, planning.SHARD_BYTES)
+]
 
 
-@pytest.mark.parametrize("size", [*SIZES, DEFAULT_SHARD], ids=lambda n: f"{n:,}")
+@pytest.mark.parametrize("size", [*SIZES, *SLOW_SIZES], ids=lambda n: f"{n:,}")
 def test_a_file_of_any_size_is_uploaded_at_default_settings(storage, size):
     block = np.random.default_rng(size).bytes((1 << 20) + 1)  # no part is a multiple of it
     draft = storage.staging() / f"{uuid.uuid4().hex}.draft"
