@@ -135,7 +135,9 @@ def test_a_server_logs_an_outage_of_its_database_in_a_few_lines(proxy, tmp_path)
     assert not [line for line in lines if line.startswith("Traceback")]
     assert sum("the database does not respond; retrying" in line for line in lines) == 1
     assert sum("the database responds again" in line for line in lines) == 1
-    assert sum("WARNING" in line or "ERROR" in line for line in lines) <= 5, lines
+    warnings = [line for line in lines if "WARNING" in line or "ERROR" in line]
+    # The longer it lasts on a loaded machine, the more parts of the server say what they miss.
+    assert len(warnings) <= 10, "\n".join(warnings)
 
 
 @pytest.mark.slow
