@@ -29,6 +29,7 @@ def tpu(
     )
 
 
+@pytest.mark.slow
 def test_code_is_submitted_followed_listed_and_shown(harness: BridgeHarness):
     harness.start_bridge()
     done = tpu(harness, "-", "--challenge", "5", "--follow", stdin="result = challenge_number * 2")

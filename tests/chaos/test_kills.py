@@ -30,6 +30,7 @@ def run_chaos(chaos_run, faults=ALL_FAULTS, count=4, gap=2.5, within=150.0):
     chaos_run.finish(within)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1))
 def test_jobs_survive_a_blow_of_each_kind(chaos_run, seed):
     chaos_run = chaos_run(seed)

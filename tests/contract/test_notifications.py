@@ -126,6 +126,7 @@ def test_a_restart_of_the_database_costs_no_announcement():
         database.cleanup()
 
 
+@pytest.mark.slow
 def test_while_nothing_arrives_the_reader_is_told_to_poll():
     """A frozen database, a network that drops packets, or a pooler in transaction mode."""
     proxy = FreezingProxy()

@@ -108,6 +108,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_a_killed_and_stopped_run_ends_like_an_uninterrupted_one(runner):
     uninterrupted = runner.start("uninterrupted", 0)
     assert uninterrupted.wait_for_exit() == [0, 0], uninterrupted.logs()

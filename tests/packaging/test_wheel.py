@@ -58,6 +58,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_wheel_has_the_version_of_the_package(wheel: Path):
     assert wheel.name == f"tpufleet-{tpufleet.__version__}-py3-none-any.whl"
 

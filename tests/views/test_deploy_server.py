@@ -112,6 +112,7 @@ def test_a_server_is_deployed_used_repeated_and_deleted(cloud, machine, tmp_path
     assert not resources(cloud)
 
 
+@pytest.mark.slow
 def test_the_config_file_of_another_server_is_not_changed(cloud, machine, tmp_path):
     file = tmp_path / "laptop/.config/tpufleet/config.yaml"
     file.parent.mkdir(parents=True)

@@ -18,6 +18,7 @@ def end(screen: Terminal) -> None:
     assert screen.end() in (0, 130)
 
 
+@pytest.mark.slow
 def test_a_watched_list_goes_on_after_an_outage(world, tpu: Tpu):
     world.submit("job-1", name="before")
     screen = Terminal(tpu, "jobs", "--watch")

@@ -37,6 +37,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server.cleanup()
 
 
+@pytest.mark.slow
 def test_a_notebook_runs_a_job_and_a_function(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

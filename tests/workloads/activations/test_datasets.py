@@ -477,6 +477,7 @@ def test_shuffled_rows_of_a_missing_site_are_rejected(folder):
         next(datasets.shuffled_rows(datasets.Dataset(folder), "attn_out.0", batch=4))
 
 
+@pytest.mark.slow
 def test_torch_and_jax_see_the_same_bits(folder):
     torch = pytest.importorskip("torch")
     synthetic.extract(folder, synthetic.plan(samples=2))
