@@ -11,14 +11,13 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
 pytest.importorskip("google.cloud.storage", reason="pip install 'tpufleet[gcs]'")
 
-from tests.buckets.http_server import serve
+from tests.buckets.http_server import QuietHandler, serve
 from tests.docs import markdown
 from tpufleet.errors import PermissionMissing
 from tpufleet.runtime import gcs
@@ -68,7 +67,7 @@ def protected(target: str, grants: list[Grant]) -> Iterator[str]:
     """A proxy to a storage server, for an identity with these grants."""
     host = urlsplit(target).netloc
 
-    class Proxy(BaseHTTPRequestHandler):
+    class Proxy(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def check(self) -> None:
@@ -95,7 +94,7 @@ def protected(target: str, grants: list[Grant]) -> Iterator[str]:
                 for key, value in answer.getheaders()
                 if key.lower() not in ("content-length", "transfer-encoding", "connection")
             }
-            return self.answer(answer.status, content, kept)
+            return self.answer(answer.status, content, **kept)
 
         do_GET = do_POST = do_PUT = do_DELETE = check
 
@@ -108,16 +107,7 @@ def protected(target: str, grants: list[Grant]) -> Iterator[str]:
                 f"Storage object. Permission 'storage.objects.{permission}' denied on resource (or "
                 "it may not exist)."
             )
-            self.answer(403, json.dumps({"error": {"code": 403, "message": text}}).encode(), {})
-
-        def answer(self, status: int, content: bytes, headers: dict[str, str]) -> None:
-            self.send_response_only(status)
-            for key, value in (headers | {"Content-Length": str(len(content))}).items():
-                self.send_header(key, value)
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None: ...
+            self.answer(403, json.dumps({"error": {"code": 403, "message": text}}).encode())
 
     with serve(Proxy) as url:
         yield url

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 
 import pytest
 
@@ -22,7 +21,7 @@ pytest.importorskip("google.cloud.storage", reason="pip install 'tpufleet[gcs]'"
 
 import google_crc32c
 
-from tests.buckets.http_server import serve
+from tests.buckets.http_server import QuietHandler, serve
 from tpufleet.errors import BadRequest, PermissionMissing, ProviderUnavailable
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import HostId
@@ -39,7 +38,7 @@ def crc32c(data: bytes) -> str:
     return base64.b64encode(google_crc32c.Checksum(data).digest()).decode()
 
 
-class Storage(BaseHTTPRequestHandler):
+class Storage(QuietHandler):
     """One object, which is uploaded in one request or in a session."""
 
     protocol_version = "HTTP/1.1"
@@ -79,15 +78,6 @@ class Storage(BaseHTTPRequestHandler):
 
     def answer_json(self, body: object, status: int = 200) -> None:
         self.answer(status, json.dumps(body).encode(), **{"Content-Type": "application/json"})
-
-    def answer(self, status: int, content: bytes = b"", **headers: str) -> None:
-        self.send_response_only(status)
-        for key, value in (headers | {"Content-Length": str(len(content))}).items():
-            self.send_header(key, value)
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None: ...
 
 
 @contextmanager
@@ -250,7 +240,7 @@ def test_credentials_of_a_user_without_a_project_are_enough(tmp_path, monkeypatc
     assert gcs.connect().project is None
 
 
-class MetadataServer(BaseHTTPRequestHandler):
+class MetadataServer(QuietHandler):
     """Of a VM of Google Cloud."""
 
     protocol_version = "HTTP/1.1"
@@ -264,14 +254,7 @@ class MetadataServer(BaseHTTPRequestHandler):
             body, kind = b'{"email": "a@b", "scopes": ["x"], "aliases": []}', "application/json"
         elif "universe" in self.path:
             body = b"googleapis.com"
-        self.send_response_only(status)
-        self.send_header("Metadata-Flavor", "Google")
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None: ...
+        self.answer(status, body, **{"Metadata-Flavor": "Google", "Content-Type": kind})
 
 
 class WithoutAccount(MetadataServer):

@@ -11,17 +11,16 @@ import itertools
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 import pytest
 
 from tests import fake_gcs
+from tests.buckets.http_server import QuietHandler, serve
 from tests.polling import Patience
 from tpufleet.runtime import gcs
 
@@ -99,7 +98,7 @@ def failing_proxy(target: str, every: int, *, after: bool) -> Iterator[str]:
     writes = itertools.count(1)
     host = urlsplit(target).netloc
 
-    class Proxy(BaseHTTPRequestHandler):
+    class Proxy(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def handle_one(self) -> None:
@@ -133,15 +132,6 @@ def failing_proxy(target: str, every: int, *, after: bool) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serve(Proxy) as url:
+        yield url
     assert next(writes) > every, "no write failed"

@@ -183,6 +183,19 @@ def test_compressed_and_csv_files_are_refused(tmp_path, name, message):
                 sources.open_source({"kind": kind, "path": str(tmp_path / name)})
 
 
+@pytest.mark.parametrize(
+    "record, reason",
+    [
+        ({"messages": None}, "field 'messages' is null instead of a list"),
+        ({"tokens": "1 2"}, "field 'tokens' is of type str instead of a list"),
+        ({"messages": None, "text": 7}, "field 'text' is of type int instead of text"),
+        ({"body": "a"}, "no text field 'text'; fields: body"),
+    ],
+)
+def test_a_skipped_record_names_the_field_that_it_lacks(record, reason):
+    assert sources.sample_from_record(record, 0, None, None).skip_reason == reason
+
+
 def test_invalid_sources_are_rejected_with_a_message(tmp_path):
     with pytest.raises(BadInput, match="kind"):
         sources.open_source({"kind": "csv", "path": "x"})

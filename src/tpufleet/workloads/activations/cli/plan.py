@@ -195,11 +195,6 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
 
         data["prompt"] = prompt_templates.read_template(options["prompt_file"])
     data |= {"kind": kind, "path": path}
-    sources.check_split(data)
-    if others := sources.unused_splits(data):
-        click.echo(
-            f"using the split train; choose another with --split: {', '.join(others)}", err=True
-        )
     if options["chips"] and prices is not None:
         # Prices and types come from the top layer: a workload has no table of them.
         price = prices(options["chips"], options["capacity"])
@@ -217,6 +212,10 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
         shard_bytes=int(options["shard_gb"] * 2**30),
         **{name: options[name] for name in _PLAN_OPTIONS},
     )
+    if others := sources.unused_splits(data):
+        click.echo(
+            f"using the split train; choose another with --split: {', '.join(others)}", err=True
+        )
     budget = planning.PlanLimits(
         bytes=None if options["max_gb"] is None else options["max_gb"] * 1e9,
         hours=options["max_hours"],

@@ -381,16 +381,15 @@ def sample_from_record(
     text_key = text_field or next((key for key in TEXT_FIELDS if key in record), "text")
     text = record.get(text_key)
     if not isinstance(text, str):
-        reason = f"no text field {text_key!r}; fields: {present}"
+        wanted = "text"
         if text_field is None and text_key not in record:
+            wanted = "a list"
             text_key = next((key for key in LIST_FIELDS if key in record), text_key)
-            text = record.get(text_key)
-        if text_key in LIST_FIELDS:
-            kind = "null" if text is None else f"of type {type(text).__name__}"
-            reason = f"field {text_key!r} is {kind} instead of a list"
-        elif text_key in record:
-            kind = "null" if text is None else f"of type {type(text).__name__}"
-            reason = f"field {text_key!r} is {kind} instead of text"
+        reason = f"no text field {text_key!r}; fields: {present}"
+        if text_key in record:
+            value = record[text_key]
+            kind = "null" if value is None else f"of type {type(value).__name__}"
+            reason = f"field {text_key!r} is {kind} instead of {wanted}"
         return Sample(index=index, id=sample_id, skip_reason=reason)
     return Sample(index=index, id=sample_id, text=text)
 
