@@ -48,8 +48,8 @@ def ours(folder: Path) -> Callable[[], object]:
     """One batch, with every layer's output as numpy arrays, in float32."""
     import numpy as np
 
-    from tpufleet.workloads.activations.model import architectures, devices, engines, sites
-    from tpufleet.workloads.activations.pipeline import batches
+    from tpufleet_activations.model import architectures, devices, engines, sites
+    from tpufleet_activations.pipeline import batches
 
     arch = architectures.from_config((folder / "config.json").read_text())
     names = sites.resolve(["resid_post.*"], arch)

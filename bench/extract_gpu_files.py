@@ -54,7 +54,7 @@ def writers() -> dict:
     import ml_dtypes
     import numpy as np
 
-    from tpufleet.workloads.activations.io import shard_writer, shards, zstd_shards
+    from tpufleet_activations.io import shard_writer, shards, zstd_shards
 
     chance = np.random.default_rng(0)
     toy = bool(os.environ.get("EXTRACT_BENCH_TOY"))

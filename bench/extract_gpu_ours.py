@@ -23,7 +23,7 @@ def build(
     import jax
     import jax.numpy as jnp
 
-    from tpufleet.workloads.activations.model import (
+    from tpufleet_activations.model import (
         architectures,
         attention,
         decoder,
@@ -32,7 +32,7 @@ def build(
         meshes,
         weights,
     )
-    from tpufleet.workloads.activations.model import sites as site_names
+    from tpufleet_activations.model import sites as site_names
 
     arch = architectures.from_config(json.dumps(shape or SHAPE))
     names = site_names.resolve(sites, arch)
@@ -78,7 +78,7 @@ def tokens_of(rows: int):
 
 def batch_of(rows: int, engine=None):
     """For an engine that sums rows, as in a run: that is another program."""
-    from tpufleet.workloads.activations.pipeline import batches, stored_tiles
+    from tpufleet_activations.pipeline import batches, stored_tiles
 
     batch = next(
         batches.make_batches(
@@ -98,7 +98,7 @@ def forward_paces(engine, rows: int) -> dict[str, float]:
     import jax
     import numpy as np
 
-    from tpufleet.workloads.activations.model import meshes
+    from tpufleet_activations.model import meshes
 
     batch = batch_of(rows)
     placed = [
@@ -143,12 +143,12 @@ def matrix_paces() -> dict[str, float]:
 def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     """The real pipeline: units, tokens from a file, shards with digests, commit records."""
     from tpufleet.runtime.units import Units
-    from tpufleet.workloads.activations import plans
-    from tpufleet.workloads.activations.inputs import sources
-    from tpufleet.workloads.activations.io import verification
-    from tpufleet.workloads.activations.io.storage import LocalFolder
-    from tpufleet.workloads.activations.model import host_memory
-    from tpufleet.workloads.activations.pipeline import gangs, locations, workers
+    from tpufleet_activations import plans
+    from tpufleet_activations.inputs import sources
+    from tpufleet_activations.io import verification
+    from tpufleet_activations.io.storage import LocalFolder
+    from tpufleet_activations.model import host_memory
+    from tpufleet_activations.pipeline import gangs, locations, workers
 
     engine = build([f"resid_post.{layer}" for layer in layers])
     data = folder / "data.jsonl"
@@ -219,7 +219,7 @@ def largest_difference(storage, engine) -> float:
     not be equal bit for bit: samples are at other places in their batches than in this pass."""
     import numpy as np
 
-    from tpufleet.workloads.activations.io import datasets
+    from tpufleet_activations.io import datasets
 
     dataset = datasets.Dataset(storage)
     values = engine.start(batch_of(ROWS, engine))()[0].values

@@ -180,8 +180,8 @@ def packed_paces(engine) -> dict[str, float]:
     from extract_gpu_shape import paces
     from extract_gpu_torch_packed import TOKENS as BATCH
     from extract_gpu_torch_packed import lognormal_lengths
-    from tpufleet.workloads.activations.model import meshes
-    from tpufleet.workloads.activations.pipeline import batches
+    from tpufleet_activations.model import meshes
+    from tpufleet_activations.pipeline import batches
 
     chance, size = np.random.default_rng(0), 512 if TOY else BATCH
     tokens = [

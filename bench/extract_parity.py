@@ -31,7 +31,7 @@ import reporting
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-PUBLISHED = ROOT / "tests/workloads/activations/published_configs.json"
+PUBLISHED = ROOT / "packages/tpufleet-activations/tests/activations/published_configs.json"
 LENGTHS = (1, 17, 64, 130, 300, 700)
 WINDOW, VOCABULARY, HEADS, INNER = 96, 1000, 4, 768
 SITES = ("resid_post.*", "attn_out.*", "mlp_hidden.*", "final_norm")
@@ -67,7 +67,7 @@ def reduce(config: dict[str, Any]) -> dict[str, Any]:
 
 def distinct(patterns: list[str]) -> list[list[str]]:
     """Published models by what is left of them when they are reduced: one of each is compared."""
-    from tpufleet.workloads.activations.model import architectures
+    from tpufleet_activations.model import architectures
 
     alike: dict[Any, list[str]] = {}
     for name, config in json.loads(PUBLISHED.read_text()).items():
@@ -103,7 +103,7 @@ def write_model(config: dict[str, Any], folder: Path) -> Any:
 
 def theirs(model: Any, samples: list[np.ndarray], wanted: set[str]) -> list[dict[str, np.ndarray]]:
     """{site: [length, width]} of each sample alone."""
-    from tests.workloads.activations import make_fixtures
+    from tests.activations import make_fixtures
 
     found = [make_fixtures.sites(model, sample[None]) for sample in samples]
     return [{name: sites[name][0] for name in wanted} for sites in found]
@@ -111,8 +111,8 @@ def theirs(model: Any, samples: list[np.ndarray], wanted: set[str]) -> list[dict
 
 def ours(folder: Path, samples: list[np.ndarray], compute: str) -> tuple[dict, dict]:
     """For each way of batching the sites of each sample; and the kernels."""
-    from tpufleet.workloads.activations.model import architectures, engines, sites
-    from tpufleet.workloads.activations.pipeline import batches
+    from tpufleet_activations.model import architectures, engines, sites
+    from tpufleet_activations.pipeline import batches
 
     arch = architectures.from_folder(folder)
     names = sites.resolve(list(SITES), arch)
@@ -150,7 +150,7 @@ def compare(name: str) -> dict[str, Any]:
     import jax
     import torch
 
-    from tpufleet.workloads.activations.model import architectures, sites
+    from tpufleet_activations.model import architectures, sites
 
     began = time.perf_counter()
     torch.set_num_threads(max((os.cpu_count() or 1) // 8, 1))

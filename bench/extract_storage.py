@@ -31,13 +31,12 @@ import reporting
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests import fake_gcs
-
 from tpufleet.runtime import commit_index, index_parts
 from tpufleet.runtime import units as unit_records
-from tpufleet.workloads.activations import plans
-from tpufleet.workloads.activations.io import datasets, dtypes, shard_writer, unit_writer
-from tpufleet.workloads.activations.io.storage import LocalFolder, Storage, open_storage
-from tpufleet.workloads.activations.pipeline import planning, workers
+from tpufleet_activations import plans
+from tpufleet_activations.io import datasets, dtypes, shard_writer, unit_writer
+from tpufleet_activations.io.storage import LocalFolder, Storage, open_storage
+from tpufleet_activations.pipeline import planning, workers
 
 WIDTH, SITES = 896, ("resid_post.8", "resid_post.16")
 LENGTH = 512  # tokens of a sample

@@ -37,11 +37,11 @@ from reporting import Measure, report, run_benchmark
 from tpufleet.clocks import SystemClock
 from tpufleet.kubernetes.connections import JOBSET, NAMESPACE, NODE, POD, Connection
 from tpufleet.kubernetes.watch_cache import WatchCache
-from tpufleet.provisioner.settings import ProvisionerSettings
-from tpufleet.testbed.gke.grpc_server import GkeServer
-from tpufleet.testbed.gke.kwok_backend import KwokNodes
-from tpufleet.testbed.gke.node_pools import GkeEmulator
-from tpufleet.testbed.kubernetes import cluster
+from tpufleet_gke.provisioner.settings import ProvisionerSettings
+from tpufleet_testbed.gke.grpc_server import GkeServer
+from tpufleet_testbed.gke.kwok_backend import KwokNodes
+from tpufleet_testbed.gke.node_pools import GkeEmulator
+from tpufleet_testbed.kubernetes import cluster
 
 ZONE = "us-central1-a"
 SHAPES = {1: "2x2", 2: "2x4", 4: "4x4", 8: "4x8", 16: "8x8"}  # topology by nodes of 4 chips

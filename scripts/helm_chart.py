@@ -131,7 +131,10 @@ def template(document: dict[str, Any]) -> str:
 
 
 def files(documents: Sequence[dict[str, Any]]) -> dict[str, str]:
-    version = re.search(r'__version__ = "([^"]+)"', (ROOT / "src/tpufleet/__init__.py").read_text())
+    version = re.search(
+        r'__version__ = "([^"]+)"',
+        (ROOT / "packages/tpufleet/src/tpufleet/__init__.py").read_text(),
+    )
     assert version
     chart = {
         "apiVersion": "v2",

@@ -3,7 +3,7 @@
     .venv/bin/python scripts/messages.py                 # a Markdown table for each package
     .venv/bin/python scripts/messages.py --kind error    # errors alone
     .venv/bin/python scripts/messages.py --json
-    .venv/bin/python scripts/messages.py --write         # update docs/messages.md
+    .venv/bin/python scripts/messages.py --count         # how many there are, by distribution
 
 Messages are found in the syntax tree: errors, output of commands, help texts, events and reasons,
 log lines, and other sentences in the code (`text`). A part that is only known at run time is shown
@@ -17,13 +17,14 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = ROOT / "src" / "tpufleet"
-PAGE = ROOT / "docs" / "messages.md"
+SOURCES = sorted(ROOT.glob("packages/*/src/*"))
+CORE = ROOT / "packages/tpufleet/src/tpufleet"
 
 KINDS = ("error", "output", "help", "event", "log", "text")
 
@@ -56,17 +57,17 @@ class Message:
 
 def error_classes() -> set[str]:
     """Names of the exceptions whose text reaches a person."""
-    tree = ast.parse((SOURCE / "errors.py").read_text())
+    tree = ast.parse((CORE / "errors.py").read_text())
     ours = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
     return ours | {"UsageError", "ClickException", "BadParameter"}
 
 
-def collect(source: Path = SOURCE) -> list[Message]:
-    """Every message below a folder, in the order of the files."""
+def collect(sources: Sequence[Path] = SOURCES) -> list[Message]:
+    """Every message of some import packages, in the order of the files."""
     errors = error_classes()
     messages = []
-    for path in sorted(source.rglob("*.py")):
-        module = ".".join(path.relative_to(source).with_suffix("").parts)
+    for path in sorted(file for source in sources for file in source.rglob("*.py")):
+        module = ".".join(path.relative_to(_source(path).parent).with_suffix("").parts)
         package = module.partition(".")[0]
         seen: set[tuple[str, str]] = set()
         for kind, line, text in sorted(_of_module(path, errors), key=lambda item: item[1]):
@@ -76,6 +77,10 @@ def collect(source: Path = SOURCE) -> list[Message]:
                     Message(package=package, module=module, kind=kind, text=text, line=line)
                 )
     return messages
+
+
+def _source(path: Path) -> Path:
+    return next(source for source in SOURCES if path.is_relative_to(source))
 
 
 def _of_module(path: Path, errors: set[str]) -> Iterator[tuple[str, int, str]]:
@@ -187,8 +192,7 @@ def _literal(node: ast.expr) -> str:
 def markdown(messages: Iterable[Message]) -> str:
     lines = [
         "# Messages",
-        "All user-facing texts, to review the wording in one place. Generated: "
-        "`python scripts/messages.py --write` updates this page. `{…}` is filled in at run time.",
+        "All user-facing texts, to review the wording in one place. `{…}` is filled in at run time.",
     ]
     package = ""
     for message in messages:
@@ -215,18 +219,19 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, action="append", help="only this kind; repeatable")
     parser.add_argument("--package", action="append", help="only this package; repeatable")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--count", action="store_true", help="print only how many there are")
     options = parser.parse_args()
-    if options.write:
-        PAGE.write_text(markdown(collect()))
-        return
     kept = [
         message
         for message in collect()
         if (not options.kind or message.kind in options.kind)
         and (not options.package or message.package in options.package)
     ]
-    if options.json:
+    if options.count:
+        for package, count in Counter(message.package for message in kept).items():
+            print(f"{count:6} {package}")
+        print(f"{len(kept):6} in all")
+    elif options.json:
         json.dump([asdict(message) for message in kept], sys.stdout, ensure_ascii=False)
         print()
     else:

@@ -5,7 +5,7 @@
 
 The provider itself is not needed: its typed bindings are generated from its schema, and are parsed
 here as text. Argument names, their types, which are required, nested blocks, and computed
-attributes go to src/tpufleet/testbed/terraform/google_provider_schema.json.
+attributes go to packages/tpufleet-testbed/src/tpufleet_testbed/terraform/google_provider_schema.json.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-TARGET = ROOT / "src/tpufleet/testbed/terraform/google_provider_schema.json"
+TARGET = (
+    ROOT / "packages/tpufleet-testbed/src/tpufleet_testbed/terraform/google_provider_schema.json"
+)
 RESOURCES = (
     "artifact_registry_repository", "artifact_registry_repository_iam_member", "billing_budget",
     "compute_network", "compute_resource_policy", "compute_router", "compute_router_nat",

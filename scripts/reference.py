@@ -29,7 +29,7 @@ def commands_page() -> str:
         "Every command has `--help`. Exit status: 0 success, 1 failure, 2 invalid input, ",
         "130 interrupted.\n",
     ]
-    for section, commands in registry.SECTIONS.items():
+    for section, commands in registry.sections().items():
         parts.append(f"\n## {section}\n")
         for name, entry in commands.items():
             command = entry.load()

@@ -14,10 +14,10 @@ import numpy as np
 import safetensors.numpy
 import tokenizers
 
-from tpufleet.workloads.activations import plans
-from tpufleet.workloads.activations.io import datasets, verification
-from tpufleet.workloads.activations.io.storage import LocalFolder
-from tpufleet.workloads.activations.pipeline import extraction, planning
+from tpufleet_activations import plans
+from tpufleet_activations.io import datasets, verification
+from tpufleet_activations.io.storage import LocalFolder
+from tpufleet_activations.pipeline import extraction, planning
 
 HIDDEN, INNER, LAYERS, VOCABULARY = 32, 64, 2, ["the", "cat", "sat", "on", "a", "mat", "?"]
 

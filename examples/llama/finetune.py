@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import model
 import numpy as np
 import optax
 import safetensors
@@ -22,7 +23,6 @@ import safetensors.numpy
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import model
 from tpufleet import runtime
 
 SETTINGS = {

@@ -15,10 +15,9 @@ import time
 from dataclasses import replace
 
 import jax
+import model
 import numpy as np
 import pretrain
-
-import model
 
 SETTINGS = {"model": "1b", "batch": 8, "length": 4096, "remat": "none", "steps": 20, "skip": 5}
 TRIALS = (

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import model
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -21,7 +22,6 @@ from etils import epath
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import model
 from tpufleet import runtime
 
 SETTINGS = {

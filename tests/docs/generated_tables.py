@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tests.docs import markdown
-from tpufleet.environment.config import starter_file
-from tpufleet.environment.config.field_kinds import default_of, is_required
-from tpufleet.environment.config.sections import Environment
 from tpufleet.model.end_reasons import END_REASONS
 from tpufleet.model.job_file import FIELDS
 from tpufleet.model.jobs import Rule
 from tpufleet.model.users import Role
 from tpufleet.policy import retry_rules
 from tpufleet.service.api.routes import ROUTES
+from tpufleet_gke.environment.config import starter_file
+from tpufleet_gke.environment.config.field_kinds import default_of, is_required
+from tpufleet_gke.environment.config.sections import Environment
 
 
 def lines(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -19,8 +19,8 @@ from tests import fake_gcs
 from tests.docs import markdown
 from tests.views.server_machine import ServerMachine
 from tpufleet.providers.local import processes
-from tpufleet.testbed.cloud_tpu.emulator import Emulator
-from tpufleet.testbed.cloud_tpu.locations import Latencies
+from tpufleet_testbed.cloud_tpu.emulator import Emulator
+from tpufleet_testbed.cloud_tpu.locations import Latencies
 
 PAGE = "first-job-on-google-cloud.md"
 # Enables APIs and creates buckets, by the same requests as the real one.

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from tests.k8s.rigs import Rig
-from tpufleet.testbed.kubernetes import binaries, cluster
-from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
+from tpufleet_testbed.kubernetes import binaries, cluster
+from tpufleet_testbed.kubernetes.control_plane import KubernetesControlPlane
 
 PREFIX = "tpufleet-test-cluster-"
 _numbers = itertools.count(1)

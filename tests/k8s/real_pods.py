@@ -17,12 +17,12 @@ import yaml
 from tests.k8s.rigs import eventually
 from tests.views.cli_runner import Tpu
 from tpufleet.errors import FleetError
-from tpufleet.testbed.kubernetes import cluster_layout
-from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
-from tpufleet.testbed.kubernetes.image import builder, chroot
-from tpufleet.testbed.kubernetes.image.chroot import ImageBuildError
-from tpufleet.testbed.kubernetes.node import job_namespace, node_images, real_node
-from tpufleet.testbed.kubernetes.node.node_config import NodeLayout
+from tpufleet_testbed.kubernetes import cluster_layout
+from tpufleet_testbed.kubernetes.control_plane import KubernetesControlPlane
+from tpufleet_testbed.kubernetes.image import builder, chroot
+from tpufleet_testbed.kubernetes.image.chroot import ImageBuildError
+from tpufleet_testbed.kubernetes.node import job_namespace, node_images, real_node
+from tpufleet_testbed.kubernetes.node.node_config import NodeLayout
 
 HOSTS = 4  # of the slice that the node stands for
 

@@ -20,13 +20,13 @@ from tests.polling import wait_until
 from tpufleet.clocks import SystemClock
 from tpufleet.errors import FleetError
 from tpufleet.kubernetes.connections import EVENT, JOBSET, NAMESPACE, NODE, POD
-from tpufleet.provisioner.main import ProvisionerOptions, ProvisionerProgram
-from tpufleet.provisioner.settings import from_environ as settings_from_environ
-from tpufleet.testbed.gke.grpc_server import GkeServer
-from tpufleet.testbed.gke.kwok_backend import KwokNodes
-from tpufleet.testbed.gke.node_pools import GkeEmulator
-from tpufleet.testbed.kubernetes import kwok_nodes
-from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
+from tpufleet_gke.provisioner.main import ProvisionerOptions, ProvisionerProgram
+from tpufleet_gke.provisioner.settings import from_environ as settings_from_environ
+from tpufleet_testbed.gke.grpc_server import GkeServer
+from tpufleet_testbed.gke.kwok_backend import KwokNodes
+from tpufleet_testbed.gke.node_pools import GkeEmulator
+from tpufleet_testbed.kubernetes import kwok_nodes
+from tpufleet_testbed.kubernetes.control_plane import KubernetesControlPlane
 
 ZONE = "us-central1-a"
 EXIT_CODE = "local.tpufleet.dev/exit-code"

@@ -11,7 +11,7 @@ import yaml
 from tests.k8s.rigs import eventually
 from tpufleet.errors import Conflict, NotFound
 from tpufleet.kubernetes.connections import JOBSET
-from tpufleet.testbed.kubernetes import binaries, cluster
+from tpufleet_testbed.kubernetes import binaries, cluster
 
 ROOT = Path(__file__).parents[2]
 

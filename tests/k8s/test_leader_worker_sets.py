@@ -6,8 +6,8 @@ import pytest
 
 from tests.k8s.rigs import V5E, eventually
 from tpufleet.kubernetes.connections import EVENT, LEADER_WORKER_SET, NODE, POD
-from tpufleet.provisioner.kube import label_keys
-from tpufleet.testbed.kubernetes import leader_worker_sets
+from tpufleet_gke.provisioner.kube import label_keys
+from tpufleet_testbed.kubernetes import leader_worker_sets
 
 HOSTS = 4
 TOLERATIONS = [{"key": label_keys.TPU, "operator": "Exists"}]

@@ -15,8 +15,8 @@ import yaml
 
 from tpufleet import config
 from tpufleet.providers.gke import kueue, settings
-from tpufleet.provisioner.metrics import ProvisionerMetrics
-from tpufleet.testbed.kubernetes import binaries
+from tpufleet_gke.provisioner.metrics import ProvisionerMetrics
+from tpufleet_testbed.kubernetes import binaries
 
 ROOT = Path(__file__).parents[2] / "deploy" / "k8s"
 OVERLAYS = ["overlays/gke", "overlays/local"]

@@ -57,8 +57,8 @@ class Journey:
 @pytest.fixture
 def journey(rig: Rig, tmp_path: Path) -> Iterator[Journey]:
     pytest.importorskip("google.cloud.tpu_v2", reason="needs the extra `tpu-vm`")
-    from tpufleet.testbed.cloud_tpu.emulator import Emulator
-    from tpufleet.testbed.cloud_tpu.locations import IMMEDIATE
+    from tpufleet_testbed.cloud_tpu.emulator import Emulator
+    from tpufleet_testbed.cloud_tpu.locations import IMMEDIATE
 
     emulator = Emulator(
         zones=(VM_ZONE,),
@@ -91,7 +91,7 @@ def test_a_job_moves_to_the_next_zone(journey):
     assert reason in journey.events(), journey.events()
 
 
-@pytest.mark.scale  # as the one above, and tests/journeys/test_gke_capacity.py
+@pytest.mark.scale  # as the one above, and packages/tpufleet/tests/journeys/test_gke_capacity.py
 def test_a_job_uses_on_demand_when_no_zone_has_spot(journey):
     journey.rig.gke.stock |= {(A, MACHINE, "spot"): 0, (B, MACHINE, "spot"): 0}
     journey.submit(providers=["gke"])

@@ -13,8 +13,8 @@ import pytest
 
 from tests.bench.test_smoke import BENCH, last_line, run
 from tests.polling import wait_until
-from tpufleet.testbed.kubernetes import binaries
-from tpufleet.testbed.kubernetes.processes import ProcessRegistry
+from tpufleet_testbed.kubernetes import binaries
+from tpufleet_testbed.kubernetes.processes import ProcessRegistry
 
 # JobSets of one shape, whose pods go to any pool that is free: also one that is to be deleted.
 OPTIONS = (

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs import markdown
-from tpufleet.testbed.kubernetes import emulated_gke
-from tpufleet.testbed.kubernetes.processes import ProcessRegistry
+from tpufleet_testbed.kubernetes import emulated_gke
+from tpufleet_testbed.kubernetes.processes import ProcessRegistry
 
 
 def commands() -> list[str]:

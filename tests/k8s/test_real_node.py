@@ -17,9 +17,9 @@ import pytest
 
 from tests.k8s.rigs import eventually
 from tpufleet.errors import Conflict, FleetError
-from tpufleet.testbed.kubernetes import cluster
-from tpufleet.testbed.kubernetes.node import bridge_network, node_config, real_node
-from tpufleet.testbed.kubernetes.processes import ProcessRegistry
+from tpufleet_testbed.kubernetes import cluster
+from tpufleet_testbed.kubernetes.node import bridge_network, node_config, real_node
+from tpufleet_testbed.kubernetes.processes import ProcessRegistry
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.k8s.real_pods import HOSTS, Fleet, node_with_image
 from tests.k8s.rigs import eventually
-from tpufleet.testbed.kubernetes.node import job_namespace
+from tpufleet_testbed.kubernetes.node import job_namespace
 
 # By default a pod of the pause image runs on such a node, in test_real_node.py.
 pytestmark = pytest.mark.slow

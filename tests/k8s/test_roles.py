@@ -19,8 +19,8 @@ from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault
 from tpufleet.providers.gke.provider import GkeProvider
 from tpufleet.providers.gke.settings import GkeSettings
-from tpufleet.testbed.kubernetes import components
-from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
+from tpufleet_testbed.kubernetes import components
+from tpufleet_testbed.kubernetes.control_plane import KubernetesControlPlane
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "k8s" / "overlays" / "gke"
 ROLES = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")

@@ -195,8 +195,8 @@ def storage(monkeypatch):
 
 @pytest.mark.slow
 def test_a_job_finishes_although_the_replica_that_leads_is_killed(overlay, storage, tmp_path):
-    from tpufleet.testbed.cloud_tpu.cloud import Latencies
-    from tpufleet.testbed.cloud_tpu.emulator import Emulator
+    from tpufleet_testbed.cloud_tpu.cloud import Latencies
+    from tpufleet_testbed.cloud_tpu.emulator import Emulator
 
     manifests = render(overlay)
     [settings] = [

@@ -12,9 +12,9 @@ import yaml
 
 from tests.environment.environments import environment
 from tests.k8s.rigs import eventually
-from tpufleet.environment.addons import example_jobsets, install, queues
 from tpufleet.kubernetes.connections import JOBSET
-from tpufleet.testbed.kubernetes import binaries
+from tpufleet_gke.environment.addons import example_jobsets, install, queues
+from tpufleet_testbed.kubernetes import binaries
 
 ROOT = Path(__file__).parents[2]
 QUEUE = "kueue.x-k8s.io/queue-name"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tpufleet.testbed.kubernetes import binaries, cluster, earlier_releases
-from tpufleet.testbed.kubernetes.binaries import ControlPlaneBuildError
+from tpufleet_testbed.kubernetes import binaries, cluster, earlier_releases
+from tpufleet_testbed.kubernetes.binaries import ControlPlaneBuildError
 
 ROOT = Path(__file__).parents[2]
 MARKS = "not chaos and not scale and not versions"  # the slow ones too

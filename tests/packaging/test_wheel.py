@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import tpufleet
+from tests.repository import ROOT
 from tpufleet.service.web.pages import STATIC_FOLDER
 
-ROOT = Path(__file__).parents[2]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
@@ -31,12 +31,13 @@ def run(*command: str | Path, cwd: Path, timeout: float = 600) -> subprocess.Com
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By distribution."""
+    folder = tmp_path_factory.mktemp("wheels")
     source = folder / "source"
     # A copy: building writes into the source folder.
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "packages"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -46,42 +47,49 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The web page is built, not tracked.
     page = [str(path.relative_to(ROOT)) for path in STATIC_FOLDER.rglob("*") if path.is_file()]
     for name in [*filter(None, listed.stdout.split("\0")), *page]:
-        if name.startswith(("src/", "pyproject", "README", "LICENSE")) and (ROOT / name).exists():
+        if (
+            "/tests/" not in name
+            and "/web/" not in name.replace("/service/web/", "/")
+            and (ROOT / name).exists()
+        ):
             target = source / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((ROOT / name).read_bytes())
-    built = run(*PIP, "wheel", "--quiet", "--no-deps", "-w", folder, source, cwd=folder)
+    projects = sorted(path.parent for path in source.glob("packages/*/pyproject.toml"))
+    built = run(*PIP, "wheel", "--quiet", "--no-deps", "-w", folder, *projects, cwd=folder)
     if "Could not find a version that satisfies" in built.stderr:
         pytest.skip("the package index is not reachable, so setuptools cannot be installed")
     assert built.returncode == 0, built.stderr
-    [path] = folder.glob("*.whl")
-    return path
+    return {path.name.split("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
 
 
 @pytest.mark.slow
-def test_wheel_has_the_version_of_the_package(wheel: Path):
-    assert wheel.name == f"tpufleet-{tpufleet.__version__}-py3-none-any.whl"
+def test_wheels_have_one_version(wheels: dict[str, Path]):
+    assert set(wheels) == {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
+    assert {path.name.split("-")[1] for path in wheels.values()} == {tpufleet.__version__}
 
 
-def test_wheel_holds_the_web_page(wheel: Path):
+def test_wheel_holds_the_web_page(wheels: dict[str, Path]):
     if not (STATIC_FOLDER / "index.html").is_file():
         pytest.skip("the web page was not built: scripts/build-web")
-    names = zipfile.ZipFile(wheel).namelist()
+    names = zipfile.ZipFile(wheels["tpufleet"]).namelist()
     assert "tpufleet/service/web/static/index.html" in names
     assert any(name.endswith(".js") for name in names)
 
 
-def test_wheel_holds_every_data_file_of_the_package(wheel: Path):
-    listed = subprocess.run(
-        ["git", "ls-files", "src/tpufleet"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    tracked = {name.removeprefix("src/") for name in listed.stdout.splitlines()}
-    tracked = {name for name in tracked if (ROOT / "src" / name).exists()}
-    assert tracked - set(zipfile.ZipFile(wheel).namelist()) == set()
+def test_wheels_hold_every_data_file(wheels: dict[str, Path]):
+    for name, wheel in wheels.items():
+        source = f"packages/{name}/src"
+        listed = subprocess.run(
+            ["git", "ls-files", source], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        tracked = {line.removeprefix(f"{source}/") for line in listed.stdout.splitlines()}
+        tracked = {line for line in tracked if (ROOT / source / line).exists()}
+        assert tracked - set(zipfile.ZipFile(wheel).namelist()) == set()
 
 
 @pytest.mark.slow
-def test_demo_runs_from_the_wheel_in_an_empty_environment(wheel: Path, tmp_path: Path):
+def test_demo_runs_from_the_wheel_in_an_empty_environment(wheels: dict[str, Path], tmp_path: Path):
     environment = tmp_path / "venv"
     venv.create(environment, with_pip=False)
     python = environment / "bin" / "python"
@@ -93,7 +101,7 @@ def test_demo_runs_from_the_wheel_in_an_empty_environment(wheel: Path, tmp_path:
     if "Could not find a version that satisfies" in installed.stderr:
         pytest.skip("the package index is not reachable")
     assert installed.returncode == 0, installed.stderr
-    installed = run(*install, "--no-deps", wheel, cwd=tmp_path)
+    installed = run(*install, "--no-deps", wheels["tpufleet"], cwd=tmp_path)
     assert installed.returncode == 0, installed.stderr
     where = run(python, "-c", "import tpufleet; print(tpufleet.__file__)", cwd=tmp_path)
     assert str(environment) in where.stdout

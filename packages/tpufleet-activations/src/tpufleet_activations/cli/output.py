@@ -1,0 +1,426 @@
+"""Output of `tpu extract`: estimates, progress, status, samples, verification reports."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tpufleet_activations import plans
+from tpufleet_activations.formatting import (
+    extract_command,
+    format_amount,
+    format_bytes,
+    format_duration,
+)
+from tpufleet_activations.io.storage import Storage
+from tpufleet_activations.pipeline import dataset_status
+
+if TYPE_CHECKING:
+    from tpufleet_activations.io.datasets import Dataset
+    from tpufleet_activations.io.striped_folder import StripeStatus
+    from tpufleet_activations.io.verification import VerificationReport
+    from tpufleet_activations.pipeline.progress_meter import Meter
+
+# By `Storage.write_mode`.
+WRITE_MODES = {
+    "direct": "direct writes (O_DIRECT)",
+    "buffered": "buffered writes",
+    "mixed": "direct writes (O_DIRECT) to some disks",
+    "upload": "uploads from memory",
+}
+HEADINGS = ("DATASET", "STATUS", "SAMPLES", "SHARDS", "STORED")
+
+
+def print_json(value: Any) -> None:
+    """JSON has no numbers that are not finite; they become null."""
+    click.echo(json.dumps(_finite(value), allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def show_plan(plan: plans.ExtractionPlan, *, as_json: bool) -> None:
+    estimate = plan.estimate
+    if as_json:
+        print_json({"identity": plan.identity, **estimate})
+        return
+    about = "" if estimate["exact"] else "about "
+    skipped = f"{about}{estimate['skipped']:,} skipped{_skip_reason(estimate)}"
+    rows = [
+        ("samples", f"{estimate['samples']:,} ({skipped})"),
+        ("tokens", f"{about}{estimate['tokens']:,}{_stored(estimate)}"),
+        ("sites", f"{len(plan.sites)}: {_abbreviate(plan.sites)}"),
+        ("output", f"{about}{format_bytes(estimate['bytes'])} as {plan.dtype}{_computed(plan)}"),
+        (
+            "padded",
+            f"{format_bytes(estimate['bytes_if_padded'])}, if every sample were padded",
+        ),
+        ("units", f"{estimate['units']:,} of {_samples(plan.unit_samples)}"),
+        ("hours", format_amount(estimate["hours"], "", "unknown; pass --chips or --rate")),
+        ("cost", format_amount(estimate["cost"], "$", "unknown")),
+    ]
+    for name, value in rows:
+        click.echo(f"{name:>8}  {value}")
+
+
+def warn_of_positions(plan: plans.ExtractionPlan, *, chosen: bool) -> None:
+    """That the model was not made for so many tokens. `chosen`: --max-length was passed; its
+    default matters only for samples that are long."""
+    limit, longest = plan.estimate["model_limit"], plan.estimate["longest"]
+    if limit is None or plan.max_length <= limit or not (chosen or longest > limit):
+        return
+    click.echo(
+        f"warning: --max-length {plan.max_length:,} is beyond the model's limit of {limit:,} "
+        "tokens (max_position_embeddings); activations of later tokens mean little\n"
+        f"  next: pass --max-length {limit}, and --too-long cut or split to keep longer samples",
+        err=True,
+    )
+
+
+def show_existing(storage: Storage, out: str, *, as_json: bool) -> None:
+    """Of a plan that was written before: how far it is."""
+    status = dataset_status.DatasetMonitor(storage).status()
+    done = status["status"] == "DONE"
+    click.echo(
+        f"this plan exists already, {status['samples']:,} of {status['total']:,} samples done"
+        + ("" if done else f"; continue with {extract_command('run', out)}"),
+        err=as_json,
+    )
+
+
+def show_complete(plan: plans.ExtractionPlan, out: str, *, as_json: bool) -> None:
+    """Of a run that has nothing to do."""
+    from tpufleet_activations.pipeline.progress_meter import Meter
+
+    if as_json:
+        show_end(Meter(plan, samples_before=plan.samples), as_json=True)
+        return
+    click.echo(
+        f"{out} is already complete: {_samples(plan.samples)} in {_units(plan.units)}; nothing to "
+        "run",
+        err=True,
+    )
+
+
+def show_interrupted(
+    plan: plans.ExtractionPlan, storage: Storage, out: str, *, as_json: bool, meter: Meter | None
+) -> None:
+    """Of a run that Ctrl-C ended, perhaps before it had a meter."""
+    from tpufleet_activations.pipeline.progress_meter import Meter
+
+    if as_json:
+        if meter is None:
+            samples = dataset_status.DatasetMonitor(storage).status()["samples"]
+            meter = Meter(plan, samples_before=samples)
+        show_end(meter, as_json=True, stopped=True)
+    resume = extract_command("run", out)
+    click.echo(f"\ninterrupted; committed units are kept. Resume with {resume}", err=True)
+
+
+def show_stripes(stripes: Sequence[StripeStatus], *, as_json: bool) -> None:
+    if as_json:
+        fields = [{**asdict(stripe), "folder": str(stripe.folder)} for stripe in stripes]
+        print_json(fields)
+        return
+    width = max(len(str(stripe.folder)) for stripe in stripes)
+    click.echo(f"{'FOLDER':<{width}}  {'SHARDS':>8}  {'STORED':>10}  {'FREE':>10}")
+    for stripe in stripes:
+        cells = [f"{stripe.shards:,}", format_bytes(stripe.bytes), format_bytes(stripe.free)]
+        if stripe.missing:
+            cells = ["missing", "", ""]
+        line = f"{stripe.folder!s:<{width}}  {cells[0]:>8}  {cells[1]:>10}  {cells[2]:>10}"
+        click.echo(line.rstrip())
+
+
+def show_start(plan: plans.ExtractionPlan, model: str) -> None:
+    click.echo(
+        f"{_samples(plan.samples)} in {_units(plan.units)}; loading {model} and compiling "
+        "the first batch",
+        err=True,
+    )
+
+
+class ProgressLine:
+    """A progress line: updated in place on a terminal, else printed every 30 s."""
+
+    def __init__(self, every: float = 1.0):
+        self._live = sys.stderr.isatty()
+        self._every = every if self._live else 30.0
+        self._last = float("-inf")
+
+    def __call__(self, meter: Meter) -> None:
+        now = time.monotonic()
+        if now - self._last < self._every:
+            return
+        self._last = now
+        if self._live:  # a line that wraps could not be replaced
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+            line = progress_line(meter.snapshot(), columns - 1)
+            click.echo(f"\r\x1b[K{line}", err=True, nl=False)
+        else:
+            click.echo(progress_line(meter.snapshot()), err=True)
+
+
+def progress_line(snapshot: Mapping[str, Any], columns: int | None = None) -> str:
+    """With `columns`, what fits: the parts that matter least are left out first."""
+    parts = _progress_parts(snapshot)
+    for name in _DROPPED_FIRST:
+        if columns is None or len(" · ".join(parts.values())) <= columns:
+            break
+        parts.pop(name, None)
+    line = " · ".join(parts.values())
+    return line if columns is None or len(line) <= columns else line[: columns - 1] + "…"
+
+
+_DROPPED_FIRST = (
+    "batches", "writes", "queues", "programs", "padding", "mfu", "limit", "left", "rate",
+)  # fmt: skip
+
+
+def _progress_parts(snapshot: Mapping[str, Any]) -> dict[str, str]:
+    share = snapshot["samples"] / snapshot["total"] if snapshot["total"] else 1.0
+    parts = {"samples": f"{snapshot['samples']:,}/{snapshot['total']:,} samples ({share:.0%})"}
+    if snapshot["tokens_per_second"] is not None:
+        parts["rate"] = f"{snapshot['tokens_per_second']:,.0f} tokens/s"
+    if snapshot["padding"] is not None:
+        parts["padding"] = f"padding {snapshot['padding']:.0%}"
+    if snapshot["mfu"] is not None:
+        parts["mfu"] = f"MFU {snapshot['mfu']:.0%}"
+    if snapshot["programs"]:
+        took = f"{snapshot['compile_seconds']:.0f} s"
+        parts["programs"] = f"{_programs(snapshot['programs'])} compiled in {took}"
+    if snapshot["writes"]:
+        parts["writes"] = WRITE_MODES[snapshot["writes"]]
+    if snapshot["calibration"]:
+        parts["batches"] = _batches(snapshot["calibration"])
+    if snapshot["queues"]:
+        depths = " ".join(f"{name}:{depth}" for name, depth in snapshot["queues"].items())
+        parts["queues"] = f"queues {depths}"
+    if snapshot["waiting"]:
+        parts["waiting"] = snapshot["waiting"]
+    elif snapshot["limit"]:
+        parts["limit"] = f"limited by {snapshot['limit']}"
+    if snapshot["seconds_left"] is not None and snapshot["samples"] < snapshot["total"]:
+        parts["left"] = f"{format_duration(snapshot['seconds_left'])} left"
+    return parts
+
+
+def _samples(count: int) -> str:
+    return "1 sample" if count == 1 else f"{count:,} samples"
+
+
+def _units(count: int) -> str:
+    return "1 unit" if count == 1 else f"{count:,} units"
+
+
+def _programs(count: int) -> str:
+    return "1 program" if count == 1 else f"{count:,} programs"
+
+
+def _batches(chosen: Mapping[str, Any]) -> str:
+    """What a worker uses, and who chose it."""
+    return f"batches of {chosen['batch_tokens']:,} tokens, {chosen['batches_in_flight']} in flight"
+
+
+def show_end(meter: Meter, *, as_json: bool = False, stopped: bool = False) -> None:
+    """`stopped`: the run was asked to, before all was committed."""
+    snapshot = meter.snapshot()
+    if as_json:
+        print_json({**snapshot, "stopped": stopped})
+        return
+    writes = f", {WRITE_MODES[snapshot['writes']]}" if snapshot["writes"] else ""
+    rate, padding = snapshot["tokens_per_second"], snapshot["padding"]
+    click.echo(
+        f"\nthis worker committed {_units(snapshot['units'])}"
+        + (f" at {rate:,.0f} tokens/s" if rate is not None else "")
+        + f"; {snapshot['samples']:,} of "
+        f"{snapshot['total']:,} samples are committed; {snapshot['skipped']:,} skipped here; "
+        + (
+            f"{_units(snapshot['fenced'])} left to other workers, which had taken over; "
+            if snapshot["fenced"]
+            else ""
+        )
+        + (f"padding {padding:.0%}, " if padding is not None else "")
+        + f"{_programs(snapshot['programs'])} compiled in "
+        f"{snapshot['compile_seconds']:.0f} s{_start(snapshot)}{writes}"
+        + (f"; {_batches(snapshot['calibration'])}" if snapshot["calibration"] else ""),
+        err=True,
+    )
+
+
+def _start(snapshot: Mapping[str, Any]) -> str:
+    """How long the first batch had to wait, and for what."""
+    if snapshot["start_seconds"] is None:
+        return ""
+    slow = [f"{name} {took:.1f} s" for name, took in snapshot["start"].items() if took >= 0.1]
+    parts = f" ({', '.join(slow)})" if slow else ""
+    return f"; first batch after {snapshot['start_seconds']:.1f} s{parts}"
+
+
+def watch_status(storages: Mapping[str, Storage], *, as_json: bool, every: float | None) -> None:
+    """Show the status; with `every`, refresh until all datasets are complete."""
+    monitors = {out: dataset_status.DatasetMonitor(storage) for out, storage in storages.items()}
+    while True:
+        rows = {out: monitor.status() for out, monitor in monitors.items()}
+        if every is not None and not as_json and sys.stdout.isatty():
+            click.clear()
+        show_status(rows, as_json=as_json)
+        if every is None or all(row["status"] == "DONE" for row in rows.values()):
+            return
+        time.sleep(every)
+
+
+def show_status(rows: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    table = [
+        (
+            out,
+            row["status"],
+            f"{row['samples']:,}/{row['total']:,}",
+            f"{row['shards']:,}/{row['units']:,}",
+            format_bytes(row["bytes"]),
+        )
+        for out, row in rows.items()
+    ]
+    totals = {
+        name: sum(row[name] for row in rows.values()) for name in ("samples", "shards", "bytes")
+    }
+    total_cells = (
+        f"{totals['samples']:,}",
+        f"{totals['shards']:,}",
+        format_bytes(totals["bytes"]),
+    )
+    table.append(("TOTALS", "", *total_cells))
+    widths = [max(len(row[n]) for row in [HEADINGS, *table]) for n in range(5)]
+    for row in [HEADINGS, *table]:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
+    for out, status in rows.items():
+        for reason in status["damaged"]:
+            click.echo(f"{reason}; run `tpu extract repair {out}`")
+    counts = {
+        name: sum(row[name] for row in rows.values()) for name in ("healthy", "working", "lost")
+    }
+    click.echo(
+        f"Healthy: {counts['healthy']}  Working: {counts['working']}  "
+        f"Needs Recovery: {counts['lost']}  Last update: {time.strftime('%H:%M:%S')}"
+    )
+
+
+def show_sample(dataset: Dataset, sample: int, *, as_json: bool) -> None:
+    metadata = dict(dataset.metadata(sample))
+    sites: dict[str, dict[str, Any]] = {}
+    for name in dataset.sites:
+        values = dataset.read(sample, name)
+        wide = values.astype("float32")
+        sites[name] = {
+            "shape": list(values.shape),
+            "dtype": str(values.dtype),
+            "mean": float(wide.mean()) if wide.size else None,
+            "largest": float(abs(wide).max()) if wide.size else None,
+        }
+    tokens = dataset.tokens(sample).tolist()
+    if as_json:
+        print_json({**metadata, "token_ids": tokens, "sites": sites})
+        return
+    for name, value in {**metadata, "token_ids": tokens}.items():
+        text = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else repr(value)
+        click.echo(f"{name:>14}  {text if len(text) <= 100 else text[:99] + '…'}")
+    for name, summary in sites.items():
+        shape = " × ".join(map(str, summary["shape"]))
+        statistics = (
+            ""
+            if summary["mean"] is None
+            else f"  mean {summary['mean']:+.4g}, largest {summary['largest']:.4g}"
+        )
+        click.echo(f"{name:>14}  {shape} {summary['dtype']}{statistics}")
+
+
+def show_statistics(dataset: Dataset, *, as_json: bool) -> None:
+    found = dataset.statistics()
+    if as_json:
+        unknown = dict.fromkeys(("mean", "norm", "max"))  # of no rows
+        bodies = {
+            site: value.to_json() | ({} if value.finite_rows else unknown)
+            for site, value in found.items()
+        }
+        print_json(bodies)
+        return
+    table = [("SITE", "ROWS", "MEAN", "NORM", "MAX", "NON-FINITE")]
+    for site, value in found.items():
+        numbers = (f"{value.mean:+.4g}", f"{value.norm:.4g}", f"{value.max:.4g}")
+        shown = numbers if value.finite_rows else ("-", "-", "-")
+        table.append((site, f"{value.rows:,}", *shown, f"{value.nonfinite:,}"))
+    widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
+    for row in table:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        click.echo("  ".join([row[0].ljust(widths[0]), *cells[1:]]))
+    if not dataset.commits:
+        click.echo(f"no unit of {dataset.plan.units:,} is committed yet", err=True)
+    elif not dataset.complete:
+        click.echo(f"of {len(dataset.commits):,} of {dataset.plan.units:,} units", err=True)
+    if any(value.nonfinite for value in found.values()):
+        click.echo("rows with values that are not finite are left out of MEAN, NORM and MAX")
+
+
+def show_report(report: VerificationReport, out: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({**asdict(report), "whole": report.intact})
+        return
+    click.echo(
+        f"{report.committed:,} of {_units(report.units)}, {_samples(report.samples)}, "
+        f"{report.tokens:,} tokens, {format_bytes(report.bytes)}"
+    )
+    for problem in report.problems:
+        click.echo(f"  problem: {problem}")
+    for name in report.leftovers:
+        click.echo(f"  leftover of a dead worker (harmless): {name}")
+    for name in report.replaced:
+        click.echo(f"  replaced by a repair (harmless): {name}")
+    for name in report.uncommitted:
+        click.echo(f"  of a unit that is not committed yet: {name}")
+    for name in report.foreign:
+        click.echo(f"  not of this dataset, kept: {name}")
+    if report.intact and report.checksums:
+        click.echo("OK: every sample stored exactly once, all checksums match")
+    elif report.intact:
+        click.echo("OK: every sample recorded once, all sizes match; checksums were not checked")
+    elif report.bad_units:
+        repair = extract_command("repair", out)
+        click.echo(f"FAILED: {len(report.bad_units):,} damaged units; rebuild them with {repair}")
+    else:
+        click.echo(f"FAILED: incomplete; continue with {extract_command('run', out)}")
+
+
+def _skip_reason(estimate: Mapping[str, Any]) -> str:
+    """The most frequent kind of reason for skipped samples, and how many have it."""
+    reason = estimate["why_skipped"]
+    return f", mostly ({estimate['skipped_most']:,}): {reason[:120]}" if reason else ""
+
+
+def _stored(estimate: Mapping[str, Any]) -> str:
+    stored = estimate.get("stored_tokens")
+    return "" if stored in (None, estimate["tokens"]) else f", of which {stored:,} are stored"
+
+
+def _computed(plan: plans.ExtractionPlan) -> str:
+    return f", computed in {plan.compute}" if plan.compute else ""
+
+
+def _abbreviate(names: tuple[str, ...]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]} … {names[-1]}"

@@ -1,0 +1,267 @@
+"""`tpu extract plan`: estimate an extraction and write its plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tpufleet.errors import BadInput
+from tpufleet_activations.cli.legacy_formats import example_epilog
+from tpufleet_activations.cli.parameter_types import COUNT, NOT_NEGATIVE, POSITIVE
+from tpufleet_activations.formatting import extract_command
+
+# Options that are arguments of `make_plan` under the same name.
+_PLAN_OPTIONS = (
+    "tokenizer",
+    "dtype",
+    "compute",
+    "compression",
+    "max_length",
+    "too_long",
+    "stride",
+    "keep",
+    "batching",
+    "batch_tokens",
+    "seed",
+    "exact",
+    "chips",
+    "rate",
+    "price",
+)
+
+_ARC_OPTIONS = (
+    "max_tasks",
+    "grid_encoder",
+    "prompt_version",
+    "predictions_per_task",
+    "streams",
+    "skip_completed",
+)
+# Options that are keys of a plan's `data` under the same name.
+_DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples", *_ARC_OPTIONS)
+
+
+@click.command(
+    epilog=example_epilog("tpu extract plan acts --model Qwen/Qwen2.5-0.5B --data prompts.jsonl")
+)
+@click.argument("out")
+@click.option(
+    "--model",
+    required=True,
+    help="Folder, gs:// or s3:// prefix, or Hugging Face Hub name: NAME or NAME@COMMIT.",
+)
+@click.option("--data", required=True, help="File, folder, glob, gs:// or s3:// path.")
+@click.option(
+    "--kind",
+    type=click.Choice(["jsonl", "parquet", "hf", "text", "arc"]),
+    help="Format of the data.  [default: detected]",
+)
+@click.option(
+    "--site",
+    "sites",
+    multiple=True,
+    help="Such as mlp_out.3 or resid_post.[4,8]; repeatable.  [default: resid_post.*]",
+)
+@click.option(
+    "--activation-type",
+    type=click.Choice(["residual", "mlp", "attn"]),
+    help="Legacy name of a site, for all layers or --layers.",
+)
+@click.option("--layers", help='Of --activation-type, or else of resid_post: "0 5 11" or 0-23.')
+@click.option("--tokenizer", help="Location of the tokenizer, if not in the model folder.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["bf16", "f16", "f32", "int8"]),
+    default="bf16",
+    show_default=True,
+    help="Data type of stored activations.",
+)
+@click.option(
+    "--compute",
+    type=click.Choice(["bf16", "f32"]),
+    default="bf16",
+    show_default=True,
+    help="Data type of the forward pass.",
+)
+@click.option(
+    "--compression", type=click.Choice(["none", "zstd"]), default="none", show_default=True
+)
+@click.option(
+    "--max-length", type=COUNT, default=2048, show_default=True, help="Maximum tokens per sample."
+)
+@click.option(
+    "--too-long",
+    type=click.Choice(["skip", "cut", "split", "refuse"]),
+    default="skip",
+    show_default=True,
+    help="Skip longer samples, cut them to --max-length, split them into contexts, or fail.",
+)
+@click.option(
+    "--stride",
+    type=COUNT,
+    help="Tokens from one context to the next, with --too-long split.  [default: half of "
+    "--max-length]",
+)
+@click.option(
+    "--keep",
+    type=click.Choice(["all", "no-special", "answer", "last"]),
+    default="all",
+    show_default=True,
+    help="Tokens to store: all, none of the special ones, the last answer of a conversation, or "
+    "the last token.",
+)
+@click.option(
+    "--batching",
+    type=click.Choice(["auto", "bucket", "pack"]),
+    default="auto",
+    show_default=True,
+    help="Batch samples of similar length, or pack several into a row; auto: pack on GPUs.",
+)
+@click.option(
+    "--batch-tokens",
+    type=COUNT,
+    help="Tokens per batch.  [default: 32768, less for small datasets]",
+)
+@click.option(
+    "--shard-gb", type=POSITIVE, default=1.0, show_default=True, help="Maximum size of a shard."
+)
+@click.option(
+    "--stripe",
+    "stripes",
+    multiple=True,
+    metavar="FOLDER",
+    help="Also store shards in this folder, on another disk; repeatable.",
+)
+@click.option("--seed", default=42, show_default=True, help="Random seed of augmentations.")
+@click.option("--text-field", help="Field with the text.  [default: text, else prompt]")
+@click.option(
+    "--id-field",
+    help="Field with the sample id; ids need not be unique.  [default: id, else task_id, else the "
+    "index of the sample]",
+)
+@click.option("--split", help="Split of a saved dataset; `file`: each text file is one sample.")
+@click.option("--max-samples", type=COUNT, help="Use only the first N samples.")
+@click.option("--max-tasks", type=COUNT, help="ARC: use only the first N tasks.")
+@click.option("--grid-encoder", help="ARC: such as GridShapeEncoder(MinimalGridEncoder()).")
+@click.option("--prompt-version", help="ARC: such as output-from-examples-v0.")
+@click.option(
+    "--prompt-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="ARC: custom prompt (TOML: system, user, answer).",
+)
+@click.option(
+    "--predictions-per-task", type=COUNT, help="ARC: augmentations per test.  [default: 8]"
+)
+@click.option("--streams", help="ARC, with a stream manifest: only these streams, such as 0-7.")
+@click.option("--skip-completed", is_flag=True, help="ARC: skip streams marked completed.")
+@click.option("--exact", is_flag=True, help="Tokenize every sample instead of estimating.")
+@click.option("--chips", help="TPU type for the estimate, such as v5e-16.")
+@click.option("--rate", type=POSITIVE, help="Measured tokens per second of the whole fleet.")
+@click.option(
+    "--capacity", default="on-demand", show_default=True, help="Capacity type for the price."
+)
+@click.option(
+    "--price",
+    type=NOT_NEGATIVE,
+    help="Dollars per chip-hour (with --rate and no --chips, per hour of the fleet).",
+)
+@click.option("--max-gb", type=POSITIVE, help="Fail if the output would be larger.")
+@click.option("--max-hours", type=POSITIVE, help="Fail if the run would take longer.")
+@click.option("--max-cost", type=POSITIVE, help="Fail if the run would cost more, in dollars.")
+@click.option("--dry-run", is_flag=True, help="Print the estimate, write no plan.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def plan(context: click.Context, out: str, **options: Any) -> None:
+    """Estimate an extraction, and write its plan to OUT."""
+    from tpufleet_activations import plans
+    from tpufleet_activations.cli import output
+    from tpufleet_activations.inputs import sources
+    from tpufleet_activations.io import striped_folder
+    from tpufleet_activations.io.storage import open_storage, translate_disk_errors
+    from tpufleet_activations.pipeline import planning
+
+    prices = context.obj
+    path = options["data"] if "://" in options["data"] else str(Path(options["data"]).absolute())
+    kind = options["kind"] or sources.detect_kind(path)
+    data = {name: options[name] for name in _DATA_OPTIONS if options[name] not in (None, False)}
+    if kind != "arc":
+        _refuse_arc_options(options, kind)
+    if options["prompt_file"]:
+        from tpufleet_activations.inputs.arc import prompt_templates
+
+        data["prompt"] = prompt_templates.read_template(options["prompt_file"])
+    data |= {"kind": kind, "path": path}
+    if options["chips"] and prices is not None:
+        # Prices and types come from the top layer: a workload has no table of them.
+        price = prices(options["chips"], options["capacity"])
+        options["price"] = price if options["price"] is None else options["price"]
+    if options["stripes"]:  # fail before the estimate
+        striped_folder.check_folders(striped_folder.local_folder(out), options["stripes"])
+    storage = None if options["dry_run"] else open_storage(out)
+    if storage is not None:
+        plans.check_free(storage)
+    local = Path(options["model"]).is_dir()
+    new_plan = planning.make_plan(
+        model=str(Path(options["model"]).absolute()) if local else options["model"],
+        data=data,
+        choices=_sites(options["sites"], options["activation_type"], options["layers"]),
+        shard_bytes=int(options["shard_gb"] * 2**30),
+        **{name: options[name] for name in _PLAN_OPTIONS},
+    )
+    if others := sources.unused_splits(data):
+        click.echo(
+            f"using the split train; choose another with --split: {', '.join(others)}", err=True
+        )
+    budget = planning.PlanLimits(
+        bytes=None if options["max_gb"] is None else options["max_gb"] * 1e9,
+        hours=options["max_hours"],
+        cost=options["max_cost"],
+    )
+    stored = None
+    try:  # the plan is written first: the reader of the output may close it after a few lines
+        budget.check(planning.Estimate(**new_plan.estimate))
+        if storage is not None:
+            again = "no plan was written; run the same command again afterwards"
+            with translate_disk_errors(storage, again):
+                stored = plans.write(storage, new_plan)
+                if options["stripes"]:
+                    striped_folder.set_folders(striped_folder.local_folder(out), options["stripes"])
+    finally:
+        output.show_plan(new_plan, as_json=options["as_json"])
+        default = context.get_parameter_source("max_length") is click.core.ParameterSource.DEFAULT
+        output.warn_of_positions(new_plan, chosen=not default)
+    if stored is new_plan:
+        command = extract_command("run", out)
+        click.echo(f"plan written; run it with {command}", err=options["as_json"])
+    elif stored is not None:
+        output.show_existing(open_storage(out), out, as_json=options["as_json"])
+
+
+def _refuse_arc_options(options: Mapping[str, Any], kind: str) -> None:
+    """They would do nothing, but belong to the plan, which then differs from one without them."""
+    names = [name for name in (*_ARC_OPTIONS, "prompt_file") if options[name] not in (None, False)]
+    if names:
+        spelled = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+        raise BadInput(
+            f"{spelled} {'applies' if len(names) == 1 else 'apply'} to ARC data only; "
+            f"{options['data']} is {kind} data"
+        )
+
+
+def _sites(sites: tuple[str, ...], kind: str | None, layers: str | None) -> list[str]:
+    """Add the legacy options: `--activation-type mlp --layers "0 5"` is `mlp.[0,5]`."""
+    if layers and not kind:
+        kind = "residual"
+    selected = list(sites)
+    if kind:
+        wanted = re.sub(r"[\s,]+", ",", (layers or "").strip(" ,[]"))
+        if re.search(r"[^\d,-]", wanted):
+            raise BadInput(
+                f'invalid --layers {layers!r}; expected numbers, such as "0 5 11" or 0-23'
+            )
+        selected.append(f"{kind}.[{wanted}]" if wanted else f"{kind}.*")
+    return selected or ["resid_post.*"]

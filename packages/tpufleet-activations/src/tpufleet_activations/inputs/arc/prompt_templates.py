@@ -1,0 +1,84 @@
+"""Custom prompts: a TOML file with `system`, `user` and `answer`, where `user` is a Jinja template.
+
+`user` may use `train_samples` (each with `input` and `output`), `test_input`, `test_output`,
+`code` and `test_output_choices`; grids are rendered by the grid encoder.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tpufleet.errors import BadInput
+from tpufleet_activations.inputs.arc.grid_encoders import Encoder
+from tpufleet_activations.inputs.arc.prompts import Prompt
+
+PARTS = ("system", "user", "answer")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptTemplate:
+    system: str
+    user: str
+    answer: str
+
+    def prompts(self, task: Mapping[str, Any], encode: Encoder) -> list[Prompt]:
+        """One prompt for each test of the task."""
+        variables = {
+            "train_samples": [_encoded(pair, encode) for pair in task["train"]],
+            **{name: task[name] for name in ("code",) if name in task},
+            **{
+                name: [encode(grid) for grid in task[name]]
+                for name in ("test_output_choices",)
+                if name in task
+            },
+        }
+        return [
+            Prompt(system=self.system, user=self._user(variables, test, encode), answer=self.answer)
+            for test in task["test"]
+        ]
+
+    def _user(self, variables: Mapping[str, Any], test: Mapping[str, Any], encode: Encoder) -> str:
+        grids = {f"test_{name}": text for name, text in _encoded(test, encode).items()}
+        try:
+            return _compiled(self.user).render(**variables, **grids)
+        except jinja2.TemplateError as error:
+            raise BadInput(f"the prompt template cannot be rendered: {error}") from error
+
+
+def read_template(path: Path) -> dict[str, str]:
+    """The parts of a template file."""
+    try:
+        return validate_template(tomllib.loads(path.read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read as a prompt file: {error}") from error
+
+
+def validate_template(parts: Mapping[str, Any]) -> dict[str, str]:
+    """Raise unless all parts are present, are strings, and compile."""
+    if set(parts) != set(PARTS) or not all(isinstance(part, str) for part in parts.values()):
+        raise BadInput(
+            f"a prompt file needs the strings {', '.join(PARTS)}; it has {', '.join(sorted(parts))}"
+        )
+    try:
+        _compiled(parts["user"])
+    except jinja2.TemplateSyntaxError as error:
+        raise BadInput(f"prompt template `user`, line {error.lineno}: {error.message}") from error
+    return {name: parts[name] for name in PARTS}
+
+
+def _encoded(pair: Mapping[str, Any], encode: Encoder) -> dict[str, str]:
+    return {name: encode(pair[name]) for name in ("input", "output") if name in pair}
+
+
+@lru_cache(8)
+def _compiled(text: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
+    return environment.from_string(text)

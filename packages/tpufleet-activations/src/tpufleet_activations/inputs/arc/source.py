@@ -1,0 +1,177 @@
+"""ARC tasks as samples: for each task several augmentations, for each test of a task one prompt."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import asdict
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tpufleet.errors import BadInput
+from tpufleet_activations.inputs.arc import (
+    grid_encoders,
+    prompt_templates,
+    prompts,
+    stream_manifests,
+    tasks,
+)
+from tpufleet_activations.inputs.files import IndexedLines, find_files
+from tpufleet_activations.inputs.samples import Sample
+from tpufleet_activations.io import remote_files
+
+AugmentedPrompts = tuple[tasks.Augmentation, list[prompts.Prompt]]
+
+
+def find_task_files(data: Mapping[str, Any]) -> list[Path]:
+    """JSONL files of tasks, directly or as listed by a stream manifest or a sharded folder."""
+    path = data["path"]
+    if stream_manifests.MASTER_METADATA in remote_files.list_names(path):
+        return stream_manifests.sharded_files(remote_files.fetch(path, recursive=True))
+    files = find_files(path, ("*.jsonl", "*.json"))
+    if len(files) == 1 and stream_manifests.is_manifest(files[0]):
+        return stream_manifests.stream_files(
+            files[0],
+            streams=data.get("streams"),
+            skip_completed=bool(data.get("skip_completed")),
+        )
+    return files
+
+
+class ArcSource:
+    """Samples ordered by task, augmentation, test.
+
+    Each augmentation has its own random seed, so a sample does not depend on which worker reads it.
+    """
+
+    def __init__(self, lines: IndexedLines, data: Mapping[str, Any], seed: int):
+        self._lines, self._seed = lines, seed
+        self._encoder_name = data.get("grid_encoder") or grid_encoders.DEFAULT
+        self._encode = grid_encoders.parse_encoder(self._encoder_name)
+        self._version = data.get("prompt_version") or prompts.DEFAULT
+        self._template: prompt_templates.PromptTemplate | None = None
+        if data.get("prompt"):
+            parts = prompt_templates.validate_template(data["prompt"])
+            self._template = prompt_templates.PromptTemplate(**parts)
+        elif self._version not in prompts.VERSIONS:
+            raise prompts.unknown_version(self._version)
+        self._repeats = int(data.get("predictions_per_task") or 8)
+        self._limit = data.get("max_tasks")
+        self._unique_names: dict[int, str] = {}  # new names of tasks with an id seen before
+        counts = []
+        names: set[str] = set()
+        for number, line in enumerate(lines):
+            if self._limit is not None and number >= self._limit:
+                break
+            task = _parse(line)
+            counts.append(self._repeats * _test_count(task))
+            name = _task_name(task, number)
+            if name in names:
+                name = self._unique_names[number] = f"{name}_{number:08x}"
+            names.add(name)
+        ends = list(accumulate(counts, initial=0))
+        self._starts, self._count = ends[:-1], ends[-1]
+
+    def count(self) -> int:
+        return self._count
+
+    def read(self, span: range) -> list[Sample]:
+        if not len(span):
+            return []
+        first = bisect_right(self._starts, span.start) - 1
+        last = bisect_right(self._starts, span.stop - 1) - 1
+        samples: list[Sample] = []
+        for number, line in enumerate(self._lines.read(range(first, last + 1)), first):
+            stop = self._starts[number + 1] if number + 1 < len(self._starts) else self._count
+            wanted = range(max(span.start, self._starts[number]), min(span.stop, stop))
+            samples += self._samples(number, line, wanted)
+        return samples
+
+    def streams(self) -> list[tuple[Path, range]]:
+        """Each task file, and the indexes of the samples from it."""
+        starts = [*self._starts, self._count]
+        ends = [starts[min(end, len(self._starts))] for end in self._lines.ends]
+        return [
+            (path, range(start, end))
+            for path, start, end in zip(self._lines.paths, [0, *ends], ends, strict=False)
+        ]
+
+    def digest(self) -> str:
+        prompt = self._version if self._template is None else asdict(self._template)
+        settings = (self._encoder_name, prompt, self._repeats, self._limit, self._seed)
+        return self._lines.digest(*settings)
+
+    def _samples(self, number: int, line: bytes, wanted: range) -> list[Sample]:
+        task = _parse(line)
+        error = "not JSON" if task is None else tasks.task_error(task)
+        name = self._unique_names.get(number) or _task_name(task, number)
+        if error:
+            return _skipped(name, wanted, error)
+        task = {**task, "task_id": name}
+        tests = len(task["test"])
+        cache: dict[int, AugmentedPrompts] = {}
+        try:
+            return [
+                self._sample(
+                    number, task, index, divmod(index - self._starts[number], tests), cache
+                )
+                for index in wanted
+            ]
+        except BadInput as problem:  # this task lacks what the prompt needs; others may have it
+            return _skipped(name, wanted, str(problem))
+
+    def _sample(
+        self,
+        number: int,
+        task: Mapping[str, Any],
+        index: int,
+        position: tuple[int, int],
+        cache: dict[int, AugmentedPrompts],
+    ) -> Sample:
+        """`position` is (augmentation, test); `cache` holds this task's prompts so far."""
+        turn, test = position
+        if turn not in cache:
+            random = Random(f"{self._seed}/{number}/{turn}")
+            augmentation = tasks.make_augmentation(task, turn, random)
+            augmented = tasks.apply_augmentation(task, augmentation)
+            cache[turn] = augmentation, self._prompts(augmented)
+        augmentation, built = cache[turn]
+        name = task["task_id"]
+        return Sample(
+            index=index,
+            id=f"{name}/{turn}/{test}",
+            messages=built[test].messages(),
+            answer=built[test].answer,
+            metadata={"task_id": name, "test": test, "augmentation": augmentation.to_json()},
+        )
+
+    def _prompts(self, task: Mapping[str, Any]) -> list[prompts.Prompt]:
+        if self._template is not None:
+            return self._template.prompts(task, self._encode)
+        return prompts.build_prompts(task, self._encode, self._version)
+
+
+def _skipped(name: str, wanted: range, reason: str) -> list[Sample]:
+    return [Sample(index=index, id=f"{name}/{index}", skip_reason=reason) for index in wanted]
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _task_name(task: Any, number: int) -> str:
+    name = task.get("task_id") if isinstance(task, dict) else None
+    return str(name) if name else tasks.task_id(number)
+
+
+def _test_count(task: Any) -> int:
+    """An unreadable task counts as one test, so that later samples keep their indexes."""
+    if not isinstance(task, dict) or not isinstance(task.get("test"), list):
+        return 1
+    return max(len(task["test"]), 1)

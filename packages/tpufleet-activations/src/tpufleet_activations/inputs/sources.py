@@ -1,0 +1,432 @@
+"""Sample sources: JSONL, Parquet, Hugging Face datasets on disk, plain text, and ARC tasks.
+
+`resolve` finds (and downloads) the files once; `open_files` then works on local files only.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
+
+from tpufleet.errors import BadInput, Conflict
+from tpufleet_activations.inputs.arc import stream_manifests
+from tpufleet_activations.inputs.files import (
+    FileVersions,
+    IndexedLines,
+    content_digest,
+    file_versions,
+    find_files,
+)
+from tpufleet_activations.inputs.samples import DEFAULT_SPLIT, Sample, SampleSource
+from tpufleet_activations.io.remote_files import fetch, list_names
+
+KINDS = ("jsonl", "parquet", "hf", "text", "arc")
+DATA_SUFFIXES = {".jsonl": "jsonl", ".parquet": "parquet", ".txt": "text"}
+SUFFIXES = (*DATA_SUFFIXES, ".json")
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+CSV = (".csv", ".tsv")
+LIST_FIELDS = ("messages", "tokens")
+TEXT_FIELDS = ("text", "prompt")  # the first that a record has, without --text-field
+ID_FIELDS = ("id", "task_id")
+# Text files beside data of another kind that are no data.
+NOTES = ("readme", "license", "licence", "notice", "copying", "citation", "changelog",
+         "requirements", "checksums", "md5sums", "sha256sums")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataFiles:
+    """A plan's `data` (kind, path and options) together with its files on this machine."""
+
+    data: Mapping[str, Any]
+    paths: tuple[Path, ...]
+    versions: FileVersions = ()  # of the files whose digest was checked
+
+
+class Rows(Protocol):
+    """Records of table files, in blocks: see `tables`."""
+
+    paths: list[Path]
+    sizes: list[int]  # rows of each block
+
+    def records(self, block: int, start: int, stop: int) -> Iterator[Mapping[str, Any]]:
+        """Rows of a block, in order; fewer if the rest cannot be decoded, for the reason that
+        `damage` returns."""
+
+    def damage(self, block: int) -> str: ...
+
+
+def resolve(data: Mapping[str, Any]) -> DataFiles:
+    """Find the files that a plan's `data` describes; those in a bucket are downloaded."""
+    kind, path = data.get("kind"), data.get("path")
+    if kind not in KINDS:
+        raise BadInput(f"data kind {kind!r} is not one of {', '.join(KINDS)}")
+    if not path:
+        raise BadInput("data has no path")
+    if kind == "arc":
+        from tpufleet_activations.inputs.arc.source import find_task_files
+
+        paths = find_task_files(data)
+    elif kind == "hf":
+        paths = _dataset_files(path, data.get("split"))
+    else:
+        suffix = {"jsonl": "*.jsonl", "parquet": "*.parquet", "text": "*.txt"}[kind]
+        paths = find_files(path, (suffix,))
+        _check_readable([file.name for file in paths], COMPRESSED)
+    return DataFiles(data=data, paths=tuple(paths))
+
+
+def check_split(data: Mapping[str, Any]) -> None:
+    """Raise if a split is chosen of data that has none, all of which would be read; or none of data
+    with several."""
+    split, kind = data.get("split"), data.get("kind")
+    if kind == "hf":
+        from tpufleet_activations.inputs import tables
+
+        tables.check_split(fetch(data["path"], recursive=True), split)
+        return
+    if split is None or (kind, split) == ("text", "file"):
+        return
+    if kind == "text":
+        raise BadInput(f"--split {split}: text data has no splits, only --split file")
+    raise BadInput(
+        f"--split applies to datasets written by save_to_disk, and as --split file to text "
+        f"data; {data['path']} is {kind} data"
+    )
+
+
+def unused_splits(data: Mapping[str, Any]) -> list[str]:
+    """Those of a saved dataset that are not used because no split is chosen."""
+    if data.get("kind") != "hf" or data.get("split") is not None:
+        return []
+    from tpufleet_activations.inputs import tables
+
+    splits = tables.dataset_splits(fetch(data["path"], recursive=True))
+    return [name for name in splits if name != DEFAULT_SPLIT] if len(splits) > 1 else []
+
+
+def open_files(files: DataFiles, seed: int = 42) -> SampleSource:
+    data, paths = files.data, list(files.paths)
+    kind, limit = data["kind"], data.get("max_samples")
+    if kind == "arc":
+        from tpufleet_activations.inputs.arc.source import ArcSource
+
+        return ArcSource(IndexedLines(paths), data, seed)
+    if kind == "text":
+        return TextSource(paths, whole=data.get("split") == "file", limit=limit)
+    fields = {name: data.get(name) for name in ("text_field", "id_field")}
+    if kind == "jsonl":
+        return JsonLinesSource(IndexedLines(paths), limit=limit, **fields)
+    return TableSource(_open_tables(kind, paths, used_fields(**fields)), limit=limit, **fields)
+
+
+class PlannedSource:
+    """Reads samples only while the files hold the planned data: they may be replaced during a run.
+
+    Files are hashed when they are opened and when they have changed since, not for every read.
+    """
+
+    def __init__(self, files: DataFiles, seed: int, planned: str):
+        self._files, self._seed, self._planned = files, seed, planned
+        self._versions = files.versions
+        self._source: SampleSource | None = None
+
+    def read(self, span: range) -> list[Sample]:
+        while True:
+            try:
+                if self._source is None:
+                    self._source = open_files(self._files, self._seed)
+                samples = self._source.read(span)
+            except Exception:
+                # Files that change while they are read may fail in any way.
+                if self._unchanged():
+                    raise
+                continue
+            if self._unchanged():
+                return samples
+
+    def _unchanged(self) -> bool:
+        """Whether everything read since the last check was planned. Raises Conflict if the files
+        now hold other data; if only their versions differ, they have to be read again."""
+        if self._source is not None and self._current() == self._versions:
+            return True
+        self._versions = check_data(self._files, self._seed, self._planned)
+        self._source = None
+        return False
+
+    def _current(self) -> FileVersions:
+        try:
+            return file_versions(self._files.paths)
+        except OSError:
+            return ()
+
+
+def check_data(files: DataFiles, seed: int, planned: str) -> FileVersions:
+    """The versions of the files. Raises Conflict unless they hold the planned data."""
+    try:
+        before = file_versions(files.paths)
+        current = open_files(files, seed).digest()
+        settled = file_versions(files.paths) == before
+    except FileNotFoundError as error:
+        raise Conflict(f"{error.filename} of the planned data is missing; restore it") from error
+    if current != planned or not settled:
+        what = f"digest {current[:12]}, planned {planned[:12]}" if settled else "while it was read"
+        raise Conflict(
+            f"the data has changed since the plan was made ({what}); restore it, or run "
+            "`tpu extract plan` with another output folder"
+        )
+    return before
+
+
+def open_source(data: Mapping[str, Any], seed: int = 42) -> SampleSource:
+    """`resolve` and `open_files` in one call, for a source that is opened once."""
+    return open_files(resolve(data), seed)
+
+
+def detect_kind(path: str) -> str:
+    """The kind of data at a path, from file names and the first line."""
+    name = path.rstrip("/").lower()
+    entries = set() if name.endswith(SUFFIXES) else list_names(path)
+    if {"state.json", "dataset_dict.json"} & entries:
+        return "hf"
+    if stream_manifests.MASTER_METADATA in entries:
+        return "arc"
+    if not entries:
+        entries = {name}
+    kind = _kind_of_files(path, {entry for entry in entries if not entry.startswith(".")})
+    kind = kind or _kind_of_files(path, entries)
+    if kind is not None:
+        return kind
+    _check_readable(sorted(entries), (*COMPRESSED, *CSV))
+    if "://" not in path:
+        find_files(path, ("*",))  # raises if nothing is there
+    raise BadInput(f"cannot detect the kind of data at {path}; pass --kind {'|'.join(KINDS)}")
+
+
+def _check_readable(names: Sequence[str], suffixes: tuple[str, ...]) -> None:
+    """Raise for files that no kind of data can be."""
+    for name in names:
+        if not name.lower().endswith(suffixes):
+            continue
+        if name.lower().endswith(CSV):
+            raise BadInput(f"CSV files are not read: {name}; convert them to JSONL or Parquet")
+        raise BadInput(f"compressed files are not read: {name}; decompress them first")
+
+
+def _kind_of_files(path: str, names: Set[str]) -> str | None:
+    """By suffix; .json files are ARC tasks, or describe the other files."""
+    present = {suffix for suffix in SUFFIXES if any(name.endswith(suffix) for name in names)}
+    kinds = {suffix: kind for suffix, kind in DATA_SUFFIXES.items() if suffix in present}
+    tasks = present & {".jsonl", ".json"}
+    if tasks and _holds_tasks(path):
+        kinds = {max(tasks): "arc"} | {s: kind for s, kind in kinds.items() if s not in tasks}
+    elif tasks and not kinds:
+        return "jsonl"
+    text = [name for name in names if name.endswith(".txt")]
+    if len(kinds) > 1 and text and all(Path(name).stem.lower() in NOTES for name in text):
+        del kinds[".txt"]
+    if len(kinds) > 1:
+        *others, last = kinds.values()
+        first = f", or a path such as '{path.rstrip('/')}/*{next(iter(kinds))}'"
+        raise BadInput(
+            f"{path} holds {', '.join(others)} and {last} data; pass --kind "
+            f"{'|'.join(kinds.values())}{'' if '://' in path else first}"
+        )
+    return next(iter(kinds.values()), None)
+
+
+def read_records(path: str) -> Iterator[Mapping[str, Any]]:
+    """All records of a JSONL, Parquet or saved dataset, unchanged and in order."""
+    kind = detect_kind(path)
+    if kind == "jsonl":
+        yield from map(json.loads, IndexedLines(find_files(path, ("*.jsonl",))))
+        return
+    if kind not in ("parquet", "hf"):
+        raise BadInput(
+            f"{path} holds {kind} data; records are read from jsonl, parquet or a saved dataset"
+        )
+    paths = find_files(path, ("*.parquet",)) if kind == "parquet" else _dataset_files(path, None)
+    rows = _open_tables(kind, paths)
+    for block, count in enumerate(rows.sizes):
+        left = count
+        for record in rows.records(block, 0, count):
+            yield record
+            left -= 1
+        if left:
+            raise BadInput(rows.damage(block))
+
+
+class JsonLinesSource:
+    """One JSON object per line: `text`, `messages` (and `tools`) or `tokens`, perhaps an id."""
+
+    def __init__(
+        self,
+        lines: IndexedLines,
+        *,
+        text_field: str | None = None,
+        id_field: str | None = None,
+        limit: int | None = None,
+    ):
+        self._lines, self._fields, self._limit = lines, (text_field, id_field), limit
+
+    def count(self) -> int:
+        return apply_limit(len(self._lines), self._limit)
+
+    def read(self, span: range) -> list[Sample]:
+        return [
+            self._sample(index, line)
+            for index, line in zip(span, self._lines.read(span), strict=True)
+        ]
+
+    def digest(self) -> str:
+        return self._lines.digest(*self._fields, self._limit)
+
+    def _sample(self, index: int, line: bytes) -> Sample:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            return Sample(index=index, id=str(index), skip_reason=f"not JSON: {error}")
+        if not isinstance(record, dict):
+            return Sample(index=index, id=str(index), skip_reason="not a JSON object on one line")
+        return sample_from_record(record, index, *self._fields)
+
+
+class TextSource:
+    """Plain text: a sample is a line, or a whole file."""
+
+    def __init__(self, paths: Sequence[Path], *, whole: bool, limit: int | None = None):
+        self._paths, self._limit = paths, limit
+        self._lines = None if whole else IndexedLines(paths)
+
+    def count(self) -> int:
+        total = len(self._paths) if self._lines is None else len(self._lines)
+        return apply_limit(total, self._limit)
+
+    def read(self, span: range) -> list[Sample]:
+        if self._lines is None:
+            return [_text(n, self._paths[n].name, self._paths[n].read_bytes()) for n in span]
+        return [
+            _text(index, str(index), line.rstrip(b"\r\n"))
+            for index, line in zip(span, self._lines.read(span), strict=True)
+        ]
+
+    def digest(self) -> str:
+        return content_digest(self._paths, self._lines is None, self._limit)
+
+
+class TableSource:
+    """Rows of Parquet or Arrow files."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        *,
+        text_field: str | None = None,
+        id_field: str | None = None,
+        limit: int | None = None,
+    ):
+        self._rows, self._fields, self._limit = rows, (text_field, id_field), limit
+        ends = list(accumulate(rows.sizes, initial=0))
+        self._starts, self._count = ends[:-1], ends[-1]
+
+    def count(self) -> int:
+        return apply_limit(self._count, self._limit)
+
+    def read(self, span: range) -> list[Sample]:
+        samples: list[Sample] = []
+        block = bisect_right(self._starts, span.start) - 1 if len(span) else 0
+        index = span.start
+        while index < span.stop:
+            start = self._starts[block]
+            stop = min(span.stop, start + self._rows.sizes[block])
+            for record in self._rows.records(block, index - start, stop - start):
+                samples.append(sample_from_record(record, index, *self._fields))
+                index += 1
+            while index < stop:
+                reason = self._rows.damage(block)
+                samples.append(Sample(index=index, id=str(index), skip_reason=reason))
+                index += 1
+            block += 1
+        return samples
+
+    def digest(self) -> str:
+        return content_digest(self._rows.paths, *self._fields, self._limit)
+
+
+def used_fields(text_field: str | None, id_field: str | None) -> Set[str]:
+    """The fields whose values `sample_from_record` uses; of the others it uses the names."""
+    texts = (text_field,) if text_field else (*LIST_FIELDS, "tools", *TEXT_FIELDS)
+    return {*texts, *((id_field,) if id_field else ID_FIELDS)}
+
+
+def sample_from_record(
+    record: Mapping[str, Any], index: int, text_field: str | None, id_field: str | None
+) -> Sample:
+    id_keys = (id_field,) if id_field else ID_FIELDS
+    found = (record[key] for key in id_keys if record.get(key) is not None)
+    sample_id = str(next(found, index))
+    present = ", ".join(sorted(map(str, record))) or "none"
+    if id_field and id_field not in record:
+        reason = f"no id field {id_field!r}; fields: {present}"
+        return Sample(index=index, id=sample_id, skip_reason=reason)
+    if text_field is None and isinstance(record.get("messages"), list):
+        tools = record["tools"] if isinstance(record.get("tools"), list) else None
+        return Sample(index=index, id=sample_id, messages=record["messages"], tools=tools)
+    if text_field is None and isinstance(record.get("tokens"), list):
+        return Sample(index=index, id=sample_id, tokens=record["tokens"])
+    text_key = text_field or next((key for key in TEXT_FIELDS if key in record), "text")
+    text = record.get(text_key)
+    if not isinstance(text, str):
+        wanted = "text"
+        if text_field is None and text_key not in record:
+            wanted = "a list"
+            text_key = next((key for key in LIST_FIELDS if key in record), text_key)
+        reason = f"no text field {text_key!r}; fields: {present}"
+        if text_key in record:
+            value = record[text_key]
+            kind = "null" if value is None else f"of type {type(value).__name__}"
+            reason = f"field {text_key!r} is {kind} instead of {wanted}"
+        return Sample(index=index, id=sample_id, skip_reason=reason)
+    return Sample(index=index, id=sample_id, text=text)
+
+
+def apply_limit(count: int, limit: int | None) -> int:
+    return count if limit is None else min(count, limit)
+
+
+def _open_tables(kind: str, paths: list[Path], columns: Set[str] | None = None) -> Rows:
+    """`columns` None: all."""
+    from tpufleet_activations.inputs import tables  # pyarrow is an optional dependency
+
+    return (tables.ParquetRows if kind == "parquet" else tables.ArrowRows)(paths, columns)
+
+
+def _dataset_files(path: str, split: str | None) -> list[Path]:
+    from tpufleet_activations.inputs import tables
+
+    return tables.dataset_files(fetch(path, recursive=True), split)
+
+
+def _holds_tasks(path: str) -> bool:
+    """Whether this is a stream manifest, or its first line is an ARC task."""
+    first = find_files(path, ("*.jsonl", "*.json"))[0]
+    if stream_manifests.is_manifest(first):
+        return True
+    with open(first, "rb") as file:
+        line = next((line for line in file if line.strip()), b"")
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and {"train", "test"} <= set(record)
+
+
+def _text(index: int, name: str, data: bytes) -> Sample:
+    try:
+        return Sample(index=index, id=name, text=data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return Sample(index=index, id=name, skip_reason=f"not UTF-8: {error.reason}")

@@ -1,0 +1,201 @@
+"""Local copies of models and data from buckets and the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tpufleet.errors import BadInput, Conflict, FleetError, NotFound
+from tpufleet_activations.io.storage import Storage, open_storage
+
+PIECE = 32 << 20
+READERS = 8  # pieces downloaded concurrently
+COPY_TRIES = 5  # of an object that is replaced while it is downloaded
+MODEL_FILES = [
+    "*.json",
+    "*.safetensors",
+    "*.jinja",
+    "additional_chat_templates/*.jinja",
+    "tokenizer.model",
+]
+COMMIT = re.compile("[0-9a-f]{40}")
+DATA_SUFFIXES = (".parquet", ".jsonl")
+DATA_FILES = [f"*{suffix}" for suffix in DATA_SUFFIXES]
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "tpufleet" / "fetched"
+
+
+def fetch(path: str, *, recursive: bool = False, patterns: Sequence[str] = ("*",)) -> Path:
+    """The local path of `path`: itself, or for an object or prefix in a bucket, a local copy.
+
+    `patterns` selects names: of sub-folders only those that a pattern contains, or all of them with
+    `recursive`.
+    """
+
+    def selected(entry: str) -> bool:
+        return any(
+            fnmatch(entry, pattern) and (recursive or entry.count("/") == pattern.count("/"))
+            for pattern in patterns
+        )
+
+    parts = urlsplit(path)
+    if parts.scheme not in ("gs", "s3"):
+        return Path(parts.path if parts.scheme == "file" else path)
+    folder, _, name = path.rpartition("/")
+    target = cache_folder() / hashlib.sha256(path.encode()).hexdigest()[:16]
+    if name and parts.path:  # not a whole bucket
+        parent = open_storage(folder)
+        if name in parent.names(name):
+            return copy_object(parent, name, target / name)
+    storage = open_storage(path)
+    names = list(filter(selected, _file_names(storage)))
+    if not names:
+        raise NotFound(f"no objects at {path}")
+    for entry in names:
+        if entry.startswith("/") or ".." in entry.split("/"):
+            raise BadInput(f"{storage.url}/{entry} cannot be copied: its name is not a file path")
+    for entry in names:
+        copy_object(storage, entry, target / entry)
+    # Objects that were deleted from the bucket are deleted from the cache too.
+    for cached in target.rglob("[!.]*"):
+        entry = str(cached.relative_to(target))
+        if cached.is_file() and entry not in names and selected(entry):
+            cached.unlink(missing_ok=True)
+    return target
+
+
+def _file_names(storage: Storage) -> list[str]:
+    """The names below a prefix, without the empty objects that consoles create as folders."""
+    return [name for name in storage.names("") if name and not name.endswith("/")]
+
+
+def list_names(path: str) -> set[str]:
+    """Names of the files directly in a folder or bucket prefix."""
+    parts = urlsplit(path)
+    if parts.scheme in ("gs", "s3"):
+        return {name for name in _file_names(open_storage(path)) if "/" not in name}
+    folder = fetch(path)
+    return {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+
+
+def model_folder(model: str, what: str = "model") -> Path:
+    """The local folder of a model: a path, a bucket prefix, or a name on the Hugging Face Hub.
+
+    `what` it is called in errors.
+    """
+    folder = fetch(model, patterns=MODEL_FILES)
+    if (folder / "config.json").exists():
+        return folder
+    if folder.exists():
+        raise BadInput(f"{model} has no config.json")
+    if not _may_be_on_hub(model):
+        raise NotFound(f"no {what} at {model}")
+    return _from_hub(model, allow_patterns=MODEL_FILES)
+
+
+def dataset_folder(dataset: str) -> Path:
+    """The local folder of a dataset: a path, bucket prefix, or name on the Hugging Face Hub."""
+    local = fetch(dataset, recursive=True)
+    if local.exists():
+        return local
+    if not _may_be_on_hub(dataset):
+        raise NotFound(f"no dataset at {dataset}")
+    folder = _from_hub(dataset, repo_type="dataset", allow_patterns=DATA_FILES)
+    folders = sorted({path.parent for path in folder.rglob("*") if path.suffix in DATA_SUFFIXES})
+    if len(folders) != 1:
+        raise BadInput(
+            f"{dataset} has {len(folders)} folders with data files, expected 1; "
+            "download it and pass the path of one folder"
+        )
+    return folders[0]
+
+
+def _may_be_on_hub(name: str) -> bool:
+    return name.partition("@")[0].count("/") == 1 and not name.startswith((".", "/", "~"))
+
+
+def _from_hub(name: str, **options: Any) -> Path:
+    """A snapshot of NAME, or of NAME@COMMIT. A branch is not accepted: it is in the plan, and would
+    be another commit for later workers."""
+    import huggingface_hub
+
+    repository, at, commit = name.partition("@")
+    if at and not COMMIT.fullmatch(commit):
+        raise BadInput(
+            f"{name} is not a folder here, and {commit!r} is not a commit of the Hugging Face Hub; "
+            f"pass its commit, {repository}@COMMIT, with 40 hexadecimal digits"
+        )
+    try:
+        snapshot = huggingface_hub.snapshot_download(repository, revision=commit or None, **options)
+        return Path(snapshot)
+    except huggingface_hub.errors.HFValidationError as error:
+        raise NotFound(
+            f"{name} is neither a folder here nor a name on the Hugging Face Hub, such as "
+            "Qwen/Qwen2.5-0.5B"
+        ) from error
+    except (OSError, huggingface_hub.errors.HfHubHTTPError) as error:
+        raise NotFound(
+            f"{name} is not a local folder, and the Hugging Face Hub returned: {error}"
+        ) from error
+
+
+def copy_object(storage: Storage, name: str, target: Path) -> Path:
+    """A local copy of one version of the object, refreshed when that has changed."""
+    stamp = target.with_name(f".{target.name}.version")
+    for _ in range(COPY_TRIES):
+        # Read before everything else of the object, and again after it.
+        version = storage.version(name)
+        size = storage.size(name)
+        if target.exists() and stamp.exists() and stamp.read_text() == f"{size} {version}":
+            return target
+        _make_folder(target.parent)
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            try:
+                _download(storage, name, size, draft)
+            except FleetError:
+                # An object that has become shorter lacks the rest of its ranges.
+                if storage.version(name) == version:
+                    raise
+                continue
+            if storage.version(name) != version:
+                continue
+            stamp.unlink(missing_ok=True)
+            os.replace(draft, target)
+        finally:
+            draft.unlink(missing_ok=True)
+        stamp.write_text(f"{size} {version}")
+        return target
+    raise Conflict(
+        f"{storage.url}/{name} was replaced during each of {COPY_TRIES} downloads; run again when "
+        "it is no longer written"
+    )
+
+
+def _download(storage: Storage, name: str, size: int, draft: Path) -> None:
+    def piece(start: int) -> None:
+        data = storage.read_range(name, start, min(PIECE, size - start))
+        os.pwrite(file.fileno(), data, start)
+
+    with open(draft, "wb") as file, ThreadPoolExecutor(READERS) as readers:
+        list(readers.map(piece, range(0, size, PIECE)))
+
+
+def _make_folder(folder: Path) -> None:
+    """In the place of cached objects that have become folders, too."""
+    for path in (folder, *folder.parents):
+        if path == cache_folder():
+            break
+        if path.is_file():
+            path.unlink()
+    folder.mkdir(parents=True, exist_ok=True)

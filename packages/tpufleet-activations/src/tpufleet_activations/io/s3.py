@@ -1,0 +1,390 @@
+"""Datasets in S3 and compatible object stores, through boto3."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, TypeVar
+
+import boto3
+import urllib3
+from boto3.exceptions import Boto3Error, S3UploadFailedError
+from boto3.s3.transfer import TransferConfig
+from botocore import exceptions
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+from tpufleet.backoff import Backoff
+from tpufleet.errors import (
+    BadInput,
+    BadRequest,
+    Conflict,
+    NotFound,
+    PermissionMissing,
+    ProviderError,
+    ProviderUnavailable,
+)
+from tpufleet.runtime.object_store import PARALLEL_READS
+from tpufleet_activations.io.shard_writer import BufferStream, DraftFile, MemoryFile
+from tpufleet_activations.io.staging import StagingFolder
+
+FILE_BYTES = 64 << 20  # of a shard: see `gcs`
+# A single request leaves nothing behind when its client dies; S3 takes 5 GB in one.
+LARGEST_PUT = 4 << 30
+CHUNK = 1 << 20  # of a response: at most so much is received twice when a connection breaks
+TRANSFER = TransferConfig(
+    multipart_threshold=64 << 20, multipart_chunksize=32 << 20, max_concurrency=8
+)
+# Error codes, by what they mean here.
+PRECONDITION_FAILED = ("PreconditionFailed", "412")
+NOT_IMPLEMENTED = ("NotImplemented", "501")
+NO_BUCKET = ("NoSuchBucket",)
+MISSING = ("NoSuchKey", "404", "NotFound")
+DENIED = ("AccessDenied", "AllAccessDisabled", "403", "Forbidden")
+WRONG_KEY = ("InvalidAccessKeyId", "SignatureDoesNotMatch")
+EXPIRED = ("ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired")
+SKEWED = ("RequestTimeTooSkewed",)
+EXPIRED_LOGINS = (
+    exceptions.SSOError,
+    exceptions.TokenRetrievalError,
+    exceptions.NoAuthTokenError,
+    exceptions.CredentialRetrievalError,
+)
+# Those with a status of 500 or more are too. A conflict: another write of the name is under way.
+TEMPORARY = (
+    *("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"),
+    *("RequestTimeout", "IncompleteBody", "BadDigest"),
+    *("ConditionalRequestConflict", "OperationAborted", "409"),
+)
+# botocore raises those of urllib3 when a connection breaks within the body of a listing.
+FAILURES = (BotoCoreError, ClientError, urllib3.exceptions.HTTPError)
+BROKEN_CONNECTIONS = (
+    exceptions.HTTPClientError,
+    exceptions.ConnectionError,
+    exceptions.IncompleteReadError,
+    exceptions.FlexibleChecksumError,
+    urllib3.exceptions.HTTPError,
+)
+# S3 answers 503 for minutes while it scales to more requests; Google's client waits as long.
+RETRY_SECONDS = 120.0
+LOGGED_FAILURES = 5  # after some seconds
+CONNECT_SECONDS = 10
+READ_SECONDS = 60
+# Of each part of a multipart upload. boto3 repeats those; `S3Bucket` repeats other requests.
+PART_ATTEMPTS = 8
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+# Endpoints and buckets whose conditional writes work.
+_conditional: set[tuple[str, str]] = set()
+_conditional_lock = threading.Lock()
+
+
+class S3Bucket:
+    """Objects below `s3://bucket/prefix`. The endpoint comes from the AWS configuration."""
+
+    far = True
+    file_bytes: int | None = FILE_BYTES
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        client: Any = None,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
+        self._bucket = bucket
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self.url = f"s3://{bucket}/{self._prefix}".rstrip("/")
+        self._given_client, self._sleep = client, sleep
+        with _translate_errors(self.url):
+            self._client = client or _connect(attempts=1)
+        self._staging = StagingFolder()
+
+    def create(self, name: str, data: bytes) -> bool:
+        """False also when a repeated request finds the object of the first, whose response was
+        lost: callers compare the contents."""
+        self._check_conditional_writes()
+        with self._translate_errors(name):
+            return self._create(name, data)
+
+    def _create(self, name: str, data: bytes) -> bool:
+        try:
+            self._repeat(
+                lambda: self._client.put_object(**self._key(name), Body=data, IfNoneMatch="*")
+            )
+        except ClientError as error:
+            if _code(error) in PRECONDITION_FAILED:
+                return False
+            raise
+        return True
+
+    def _check_conditional_writes(self) -> None:
+        """Some servers of others ignore If-None-Match, and every worker could claim every unit.
+        Tested once in a process, and only before something is created."""
+        key = (self._client.meta.endpoint_url, self._bucket)
+        with _conditional_lock:
+            if key in _conditional:
+                return
+            name = f"probes/{uuid.uuid4().hex}"
+            with self._translate_errors(name):
+                try:
+                    ignored = self._create(name, b"1") and self._create(name, b"2")
+                except ClientError as error:
+                    if _code(error) not in NOT_IMPLEMENTED:
+                        raise
+                    ignored = True
+            # A worker need not be allowed to delete, nor a server able to.
+            with contextlib.suppress(ProviderError):
+                self.delete(name)
+            if ignored:
+                raise BadInput(
+                    f"{key[0]} does not support conditional writes (PutObject with If-None-Match), "
+                    "so two workers could claim the same unit; upgrade the server, or use Amazon "
+                    "S3, gs://… or a folder"
+                )
+            _conditional.add(key)
+
+    def replace(self, name: str, data: bytes) -> None:
+        with self._translate_errors(name):
+            self._repeat(lambda: self._client.put_object(**self._key(name), Body=data))
+
+    def read(self, name: str) -> bytes:
+        return self._get(name, 0, None)
+
+    def names(self, prefix: str, start: str = "", end: str = "") -> list[str]:
+        names: list[str] = []
+        # A prefix without objects is no error: what may be missing is the bucket.
+        with _translate_errors(f"the bucket s3://{self._bucket}"):
+            for page in self._pages(prefix, start):
+                for entry in page.get("Contents", ()):
+                    name = entry["Key"].removeprefix(self._prefix)
+                    if end and name >= end:
+                        return sorted(names)
+                    names.append(name)
+        return sorted(names)
+
+    def _pages(self, prefix: str, start: str) -> Iterator[dict[str, Any]]:
+        options = {"Bucket": self._bucket, "Prefix": self._prefix + prefix}
+        if start:  # leaves out the name itself, which is no object for the ranges in use
+            options["StartAfter"] = self._prefix + start
+        while True:
+            page = self._repeat(lambda: self._client.list_objects_v2(**options))
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            options["ContinuationToken"] = page["NextContinuationToken"]
+
+    def new_shard(self, name: str, draft: str) -> DraftFile | MemoryFile:
+        return MemoryFile()
+
+    def write_mode(self) -> str:
+        return "upload"
+
+    def put(self, content: BufferStream, name: str) -> None:
+        def send() -> dict[str, Any]:
+            content.seek(0)
+            if content.size <= LARGEST_PUT:
+                return self._client.put_object(**self._key(name), Body=content)
+            key = self._prefix + name
+            self._transfer_client.upload_fileobj(content, self._bucket, key, Config=TRANSFER)
+            return {}
+
+        with self._translate_errors(name):
+            response = self._repeat(send)
+        # Amazon returns the checksum that it has compared.
+        if not any(field.startswith("Checksum") for field in response):
+            self._check_size(name, content.size)
+
+    def upload(self, draft: Path, name: str) -> None:
+        key = self._prefix + name
+
+        def send() -> None:
+            try:
+                self._transfer_client.upload_file(str(draft), self._bucket, key, Config=TRANSFER)
+            except S3UploadFailedError as error:
+                if isinstance(error.__context__, ClientError):
+                    raise error.__context__ from None
+                raise
+
+        with self._translate_errors(name):
+            self._repeat(send)
+        self._check_size(name, draft.stat().st_size)
+        draft.unlink()
+
+    def _check_size(self, name: str, sent: int) -> None:
+        stored = self.size(name)
+        if stored != sent:
+            raise BadRequest(
+                f"{self.url}/{name}: {sent} bytes sent, {stored} stored; if the server does not "
+                "support checksums, set AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
+            )
+
+    def size(self, name: str) -> int:
+        return self._head(name)["ContentLength"]
+
+    def version(self, name: str) -> str:
+        return self._head(name)["ETag"]
+
+    def _head(self, name: str) -> dict[str, Any]:
+        with self._translate_errors(name):
+            return self._repeat(lambda: self._client.head_object(**self._key(name)))
+
+    def read_range(self, name: str, start: int, size: int) -> bytes:
+        return self._get(name, start, start + size)
+
+    def delete(self, name: str) -> None:
+        with self._translate_errors(name):
+            self._repeat(lambda: self._client.delete_object(**self._key(name)))
+
+    def local_path(self, name: str) -> Path | None:
+        return None
+
+    def staging(self) -> Path:
+        return self._staging.path
+
+    def _get(self, name: str, start: int, end: int | None) -> bytes:
+        """After a broken connection it continues with the next byte of the same version."""
+        chunks: list[bytes] = []
+        etag = ""
+
+        def receive() -> None:
+            nonlocal etag
+            at = start + sum(map(len, chunks))
+            if chunks and at == end:
+                return
+            options = {"IfMatch": etag} if etag else {}
+            if at or end is not None:
+                options["Range"] = f"bytes={at}-{'' if end is None else end - 1}"
+            try:
+                response = self._client.get_object(**self._key(name), **options)
+            except ClientError as error:
+                if etag and _code(error) in PRECONDITION_FAILED:
+                    raise Conflict(replaced) from error
+                if chunks and _code(error) == "InvalidRange":  # nothing is left
+                    return
+                raise
+            if etag and response.get("ETag") != etag:  # a server without If-Match
+                raise Conflict(replaced)
+            status = response["ResponseMetadata"]["HTTPStatusCode"]
+            if "Range" in options and status != HTTPStatus.PARTIAL_CONTENT:
+                raise BadRequest(f"{self.url}/{name}: the server ignores Range; use another one")
+            etag = response.get("ETag", "")
+            while chunk := response["Body"].read(CHUNK):
+                chunks.append(chunk)
+
+        replaced = f"{self.url}/{name} was replaced while it was read; run the command again"
+        with self._translate_errors(name):
+            self._repeat(receive)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _repeat(self, request: Callable[[], T]) -> T:
+        """The response to a request that is repeated while S3 fails temporarily."""
+        backoff, waited = Backoff(first=0.1, longest=15.0), 0.0
+        while True:
+            try:
+                return request()
+            except FAILURES as error:
+                if waited >= RETRY_SECONDS or not _is_temporary(error):
+                    raise
+                delay = backoff.failed()
+                if backoff.failures >= LOGGED_FAILURES:
+                    log.warning("%s: %s; retrying in %.0f s", self.url, error, delay)
+            self._sleep(delay)
+            waited += delay
+
+    @cached_property
+    def _transfer_client(self) -> Any:
+        return self._given_client or _connect(PART_ATTEMPTS)
+
+    def _key(self, name: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": self._prefix + name}
+
+    def _translate_errors(self, name: str) -> Any:
+        return _translate_errors(f"{self.url}/{name}")
+
+
+def _connect(attempts: int) -> Any:
+    config = Config(
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        connect_timeout=CONNECT_SECONDS,
+        read_timeout=READ_SECONDS,
+        max_pool_connections=PARALLEL_READS,
+    )
+    return boto3.session.Session().client("s3", config=config)
+
+
+def _is_temporary(error: Exception) -> bool:
+    if not isinstance(error, ClientError):
+        return isinstance(error, BROKEN_CONNECTIONS)
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if status == HTTPStatus.NOT_IMPLEMENTED:
+        return False
+    return status >= 500 or status == HTTPStatus.TOO_MANY_REQUESTS or _code(error) in TEMPORARY
+
+
+@contextmanager
+def _translate_errors(url: str) -> Iterator[None]:
+    """Raise tpufleet's errors in place of boto3's."""
+    try:
+        yield
+    except ClientError as error:
+        code = _code(error)
+        if code in NO_BUCKET:
+            bucket = url[url.index("s3://") :].split("/")[2]
+            raise NotFound(
+                f"the bucket s3://{bucket} does not exist; create it with `aws s3 mb s3://{bucket}`"
+            ) from error
+        if code in MISSING:
+            raise NotFound(f"{url} does not exist") from error
+        if code in EXPIRED:
+            raise PermissionMissing(
+                f"{url}: the AWS credentials have expired ({code}); run `aws sso login`, or renew "
+                "AWS_SESSION_TOKEN"
+            ) from error
+        if code in WRONG_KEY:
+            raise PermissionMissing(
+                f"{url}: {error}; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+            ) from error
+        if code in SKEWED:
+            raise BadRequest(
+                f"{url}: {error}; set the clock of this machine, such as with "
+                "`sudo timedatectl set-ntp true`"
+            ) from error
+        if code in DENIED:
+            raise PermissionMissing(
+                f"access to {url} denied: {error}; grant s3:ListBucket on the bucket, and "
+                "s3:GetObject, s3:PutObject and s3:DeleteObject on its objects, to this identity"
+            ) from error
+        if _is_temporary(error):
+            raise ProviderUnavailable(f"{url}: {error}") from error
+        raise BadRequest(f"{url}: {error}") from error
+    except exceptions.ProfileNotFound as error:
+        raise PermissionMissing(
+            f"{url}: {error}; set AWS_PROFILE to one of `aws configure list-profiles`"
+        ) from error
+    except EXPIRED_LOGINS as error:
+        raise PermissionMissing(
+            f"{url}: no valid AWS credentials: {error}; run `aws sso login`, or renew the "
+            "credentials of AWS_PROFILE"
+        ) from error
+    except NoCredentialsError as error:
+        raise PermissionMissing(
+            f"{url}: no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "or AWS_PROFILE"
+        ) from error
+    except (BotoCoreError, Boto3Error, urllib3.exceptions.HTTPError) as error:
+        raise ProviderUnavailable(f"{url}: {error}") from error
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))

@@ -1,0 +1,221 @@
+"""The storage interface of datasets, and local folders; `gcs` and `s3` implement buckets.
+
+Writes are atomic: an object is visible completely or not at all.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from tpufleet.errors import BadInput, FleetError, NotFound, Permanent, Temporary, install_command
+from tpufleet.runtime import filesystem
+from tpufleet.runtime.bucket_urls import split_bucket_url
+from tpufleet.runtime.object_store import FolderStore, ObjectStore
+from tpufleet_activations.formatting import extract_command
+from tpufleet_activations.io.aligned_memory import MemoryPool
+from tpufleet_activations.io.direct_file import DirectFile, takes_direct_writes
+from tpufleet_activations.io.shard_writer import BufferStream, DraftFile, MemoryFile
+from tpufleet_activations.io.staging import StagingFolder
+
+
+class Storage(ObjectStore, Protocol):
+    """An object store that can also hold large files, all below one root."""
+
+    url: str
+    # The shards of a unit have about this size; None: one for each unit.
+    file_bytes: int | None
+
+    def new_shard(self, name: str, draft: str) -> DraftFile | MemoryFile:
+        """What to write a shard to, that is stored with `upload` or `put` once it is finished.
+        `draft` is a name that no other shard has."""
+
+    def write_mode(self) -> str:
+        """How shards are written: "direct" (past the page cache), "buffered" or "upload"."""
+
+    def put(self, content: BufferStream, name: str) -> None:
+        """Write an object from memory, complete and verified, or not at all."""
+
+    def upload(self, draft: Path, name: str) -> None:
+        """Move a finished local file to `name`; the draft no longer exists afterwards."""
+
+    def size(self, name: str) -> int: ...
+
+    def version(self, name: str) -> str:
+        """Changes whenever the object is written."""
+
+    def local_path(self, name: str) -> Path | None:
+        """A path that can be memory-mapped, or None."""
+
+    def staging(self) -> Path:
+        """A local folder for this process's drafts, which is not part of the dataset."""
+
+
+DISK_CHOICES = ("auto", "direct", "buffered")  # auto: direct, where the file system takes it
+
+
+class DiskFull(FleetError, Temporary):
+    """No space, or no quota, is left for the files of a dataset. Free some, and run again."""
+
+
+class DiskUnusable(FleetError, Permanent):
+    """The disk of a dataset cannot be written."""
+
+
+class DiskMissing(NotFound):
+    """A disk with shards is not mounted, or lost. The message says what to do."""
+
+
+@contextmanager
+def translate_disk_errors(storage: Storage, resume: str = "") -> Iterator[None]:
+    """Turn a full or unwritable disk into an error that names it and says how to go on: by default
+    with another run."""
+    try:
+        yield
+    except OSError as error:
+        runs = not resume
+        resume = resume or (
+            f"committed units are kept; continue with {extract_command('run', storage.url)}"
+        )
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(storage, LocalFolder):
+                where = storage.fullest_disk()
+                disk = f", or add a disk with {extract_command('stripe', storage.url, 'FOLDER')}"
+                hint = disk if runs else ""
+            else:
+                where, hint = _staging(storage), ", or set TMPDIR to a folder on a larger disk"
+            free = shutil.disk_usage(_nearest_existing(where)).free
+            need = ". Concurrent units of --shard-gb each need space there" if runs else ""
+            raise DiskFull(
+                f"no space left on device at {where} ({free / 2**30:.1f} GiB free); free some{hint}"
+                f"{need}; {resume}"
+            ) from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO):
+            raise DiskUnusable(f"cannot read or write: {error}; {resume}") from error
+        raise
+
+
+def _nearest_existing(path: Path) -> Path:
+    """A folder may not exist yet because its disk is full."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def _staging(storage: Storage) -> Path:
+    try:
+        return storage.staging()
+    except OSError:  # the disk is too full for an empty folder
+        return Path(storage.url if Path(storage.url).exists() else tempfile.gettempdir())
+
+
+class LocalFolder(FolderStore):
+    """A folder on a local or shared file system."""
+
+    file_bytes: int | None = None  # one file per unit, which is written in place
+
+    def __init__(self, path: str | Path, disk: str = "auto"):
+        """`disk` is how shards are written: see `DISK_CHOICES`."""
+        super().__init__(Path(path).absolute())
+        self.url = str(self.path)
+        self._staging = StagingFolder(self.path / ".staging")
+        self._disk, self._memory = disk, MemoryPool()
+
+    def new_shard(self, name: str, draft: str) -> DraftFile | MemoryFile:
+        path = self.staging() / f"{draft}.draft"
+        return DirectFile(path, self._memory) if self._direct else DraftFile(path)
+
+    def write_mode(self) -> str:
+        return "direct" if self._direct else "buffered"
+
+    @cached_property
+    def _direct(self) -> bool:
+        if self._disk == "buffered":
+            return False
+        possible = takes_direct_writes(self.staging())
+        if self._disk == "direct" and not possible:
+            raise BadInput(
+                f"the file system of {self.path} takes no direct writes (O_DIRECT); use --disk auto"
+            )
+        return possible
+
+    def put(self, content: BufferStream, name: str) -> None:
+        self.replace(name, content.read())
+
+    def upload(self, draft: Path, name: str) -> None:
+        target = self._target(name)
+        try:
+            os.rename(draft, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            # The draft is on another file system.
+            copy = target.with_name(f".{target.name}.copy")
+            shutil.copyfile(draft, copy)
+            filesystem.fsync(copy)
+            os.rename(copy, target)
+            draft.unlink()
+        filesystem.fsync(target.parent)
+
+    def size(self, name: str) -> int:
+        return self._existing(name).stat().st_size
+
+    def version(self, name: str) -> str:
+        return str(self._existing(name).stat().st_mtime_ns)
+
+    def local_path(self, name: str) -> Path | None:
+        return self._existing(name)
+
+    def staging(self) -> Path:
+        return self._staging.path
+
+    def fullest_disk(self) -> Path:
+        """The folder whose disk has the least space left, of those that hold the dataset."""
+        return self.path
+
+    def _existing(self, name: str) -> Path:
+        path = self.path / name
+        if not path.exists():
+            raise NotFound(f"{path} does not exist")
+        return path
+
+
+def open_storage(url: str | Path, *, disk: str = "auto") -> Storage:
+    """The storage at a path, `gs://bucket/prefix` or `s3://bucket/prefix`. `disk` is how shards are
+    written to a path: see `DISK_CHOICES`."""
+    scheme, bucket, name = split_bucket_url(str(url))
+    if scheme in ("gs", "s3") and not bucket:
+        raise BadInput(f"{url} has no bucket name; expected {scheme}://bucket/folder")
+    try:
+        if scheme == "gs":
+            from tpufleet_activations.io.gcs import GcsBucket
+
+            return GcsBucket(bucket, name)
+        if scheme == "s3":
+            from tpufleet_activations.io.s3 import S3Bucket
+
+            return S3Bucket(bucket, name)
+    except ImportError as error:
+        extra = {"gs": "gcs"}.get(scheme, scheme)
+        raise BadInput(
+            f"{scheme}:// needs {error.name}\n  next: {install_command(f'tpufleet[{extra}]')}"
+        ) from error
+    if scheme not in ("", "file"):
+        raise BadInput(
+            f"unsupported storage {url}; expected a folder, gs://bucket/… or s3://bucket/…"
+        )
+    folder = LocalFolder(f"/{name.lstrip('/')}" if scheme else url, disk)
+    if folder.path.is_file():
+        raise BadInput(f"{url} is a file, expected a folder")
+    from tpufleet_activations.io import striped_folder
+
+    return (
+        striped_folder.StripedFolder(folder.path, disk)
+        if striped_folder.is_striped(folder)
+        else folder
+    )

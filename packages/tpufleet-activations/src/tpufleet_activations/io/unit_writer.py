@@ -1,0 +1,282 @@
+"""Writing one unit: the activations of its samples into shards, in batch order."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from tpufleet.errors import BadInput
+from tpufleet.runtime.units import Claim
+from tpufleet_activations import plans
+from tpufleet_activations.io import dtypes, shard_writer, shards, site_statistics, zstd_shards
+from tpufleet_activations.io.storage import Storage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredSample:
+    """A sample as stored, without its activations."""
+
+    sample: int
+    tokens: np.ndarray
+    positions: np.ndarray
+    metadata: Mapping[str, Any]
+
+
+class UnitWriter:
+    """Writes one part (one process's share) of a unit. Rows are in the order of `samples`.
+
+    On a disk a part is one file. For a bucket it is several of about `storage.file_bytes`, each
+    with consecutive samples: a file is uploaded from memory as soon as its last row has arrived,
+    while others are filled, and no file is ever on a disk.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        plan: plans.ExtractionPlan,
+        claim: Claim,
+        samples: Sequence[StoredSample],
+        *,
+        part: int = 0,
+        executor: shard_writer.TaskExecutor | None = None,
+        uploader: shard_writer.TaskExecutor | None = None,
+    ):
+        self._storage, self._plan = storage, plan
+        self._uploader = uploader or shard_writer.InlineWriter()
+        name = shards.ShardName(claim.unit, claim.token, part)
+        self._files: list[_ShardPart] = []
+        draft = f"{claim.nonce}-{part:03d}"
+        if storage.file_bytes is None:
+            self._files = [_ShardPart(storage, plan, str(name), draft, samples, executor)]
+        else:
+            for number, own in enumerate(split_samples(plan, samples, storage.file_bytes)):
+                file = str(name._replace(number=number))
+                self._files.append(
+                    _ShardPart(storage, plan, file, f"{draft}-{number:04d}", own, executor)
+                )
+        self._ends = list(accumulate(file.rows for file in self._files))
+        self._appended: Counter[str] = Counter()  # rows of each tensor
+        self._summed: Counter[str] = Counter()  # rows of each site whose sums are known
+
+    def add_sums(self, site: str, tiles: site_statistics.TileSums) -> None:
+        """Add the sums of rows before they are appended. Without them, rows are read once more for
+        the statistics."""
+        after = self._summed[site] + np.cumsum(tiles.rows)  # rows, of each tile
+        start = 0
+        while start < len(after):
+            number = bisect_right(self._ends, self._summed[site])
+            stop = int(np.searchsorted(after, self._ends[number], "right"))
+            self._files[number].add_sums(site, tiles[start:stop])
+            self._summed[site] = int(after[stop - 1])
+            start = stop
+
+    def append(self, site: str, *parts: np.ndarray) -> None:
+        """Append rows of a site. They may be written later, so they must not change."""
+        at = self._appended[site]
+        if at + sum(map(len, parts)) > self._ends[-1]:
+            raise BadInput(f"{site}: more rows than the expected {self._ends[-1]}")
+        number = bisect_right(self._ends, at)
+        within: list[np.ndarray] = []
+        for part in parts:
+            while len(part):
+                room = self._ends[number] - at
+                within.append(part[:room])
+                at += len(within[-1])
+                part = part[room:]
+                if at == self._ends[number]:
+                    self._files[number].append(site, within)
+                    self._upload_complete(number)
+                    within, number = [], bisect_right(self._ends, at)
+        if within:
+            self._files[number].append(site, within)
+        self._appended[site] = at
+
+    def _upload_complete(self, number: int) -> None:
+        """Upload a file whose rows have all arrived. That of a disk is finished with the unit: the
+        thread that appends must not wait for the disk."""
+        file = self._files[number]
+        if self._storage.file_bytes is not None and file.complete:
+            file.uploaded = self._uploader.submit(file.finish)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Upload what is left, and return descriptions of the files. They are valid only once
+        committed."""
+        for file in self._files:
+            if file.uploaded is None:
+                file.uploaded = self._uploader.submit(file.finish)
+        return [file.uploaded.result() for file in self._files if file.uploaded is not None]
+
+    def abandon(self) -> None:
+        for file in self._files:
+            file.abandon()
+
+
+class _ShardPart:
+    """One file of a unit."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        plan: plans.ExtractionPlan,
+        name: str,
+        draft: str,
+        samples: Sequence[StoredSample],
+        executor: shard_writer.TaskExecutor | None,
+    ):
+        self._storage, self._name = storage, name
+        self.rows = sum(len(sample.tokens) for sample in samples)
+        self.uploaded: Future[dict[str, Any]] | None = None
+        self._tables = _tables(samples)
+        tensors = _tensors(plan, self._tables, self.rows)
+        self._missing = {
+            tensor.name: self.rows
+            for tensor in tensors
+            if tensor.name not in self._tables and not tensor.name.endswith(shards.MEAN)
+        }
+        submit = (executor or shard_writer.InlineWriter()).submit
+        self._statistics = {
+            site: site_statistics.StatisticsGatherer(
+                plan.widths[site], dtypes.bytes_per_row(plan.widths[site], plan.dtype), submit
+            )
+            for site in plan.sites
+        }
+        self._summed: set[str] = set()  # sites whose sums are given
+        self._unscaled: dict[str, list[np.ndarray]] = {}  # int8 rows that wait for their scales
+        self._scaled = plan.dtype == "int8"
+        self._target = storage.new_shard(name, draft)
+        self._writer: shard_writer.ShardWriter
+        if plan.compression == "zstd":
+            self._writer = zstd_shards.ZstdShardWriter(
+                self._target,
+                name,
+                tensors,
+                compressed=plan.sites,
+                executor=executor,
+                spool=(
+                    self._target.path.with_suffix(".spool")
+                    if isinstance(self._target, shard_writer.DraftFile)
+                    else None
+                ),
+            )
+        else:
+            self._writer = shard_writer.RawShardWriter(self._target, name, tensors, executor)
+
+    def add_sums(self, site: str, tiles: site_statistics.TileSums) -> None:
+        self._summed.add(site)
+        self._statistics[site].add_sums(tiles)
+
+    def append(self, site: str, parts: Sequence[np.ndarray]) -> None:
+        self._writer.append(site, *parts)
+        self._missing[site] -= sum(map(len, parts))
+        name = site.removesuffix(shards.SCALE)
+        if name in self._summed:
+            return
+        if not self._scaled:
+            self._statistics[name].add(parts)
+        elif name == site:
+            self._unscaled.setdefault(name, []).extend(parts)
+        else:
+            self._statistics[name].add(self._unscaled.pop(name), parts)
+
+    @property
+    def complete(self) -> bool:
+        return not any(self._missing.values())
+
+    def finish(self) -> dict[str, Any]:
+        for name, values in self._tables.items():
+            self._writer.append(name, values)
+        statistics = {}
+        for site, gatherer in self._statistics.items():
+            gathered, mean = gatherer.finish()
+            statistics[site] = gathered.to_json()
+            self._writer.append(site + shards.MEAN, mean)
+        file = replace(self._writer.finish(), statistics=statistics)
+        if isinstance(self._target, shard_writer.DraftFile):
+            self._storage.upload(self._target.path, self._name)
+        else:
+            self._storage.put(self._target.stream(), self._name)
+            self._target.abandon()  # frees the memory
+        return file.to_json()
+
+    def abandon(self) -> None:
+        sent = self.uploaded
+        if sent is not None and not sent.cancel() and sent.exception() is None:
+            self._storage.delete(self._name)
+        self._writer.abandon()
+
+
+def split_samples(
+    plan: plans.ExtractionPlan, samples: Sequence[StoredSample], file_bytes: int
+) -> list[Sequence[StoredSample]]:
+    """Consecutive samples that make files of at most `file_bytes`, or of a single sample."""
+    row = sum(dtypes.bytes_per_row(width, plan.dtype) for width in plan.widths.values())
+    groups: list[list[StoredSample]] = [[]]
+    size = 0
+    for sample in samples:
+        need = row * len(sample.tokens)
+        if groups[-1] and size + need > file_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(sample)
+        size += need
+    return list(groups)
+
+
+def commit_outcome(
+    plan: plans.ExtractionPlan, unit: int, files: Sequence[Mapping[str, Any]], compute: str = ""
+) -> dict[str, Any]:
+    """The outcome in a unit's commit record. `compute` is the dtype of the forward pass."""
+    span = plan.sample_range(unit)
+    tokens = sum(file["tensors"][shards.TOKENS][1][0] for file in files)
+    return {
+        "start": span.start,
+        "end": span.stop,
+        "tokens": tokens,
+        "bytes": sum(file["size"] for file in files),
+        "plan": plan.identity,
+        "compute": compute,
+        "files": list(files),
+    }
+
+
+def _tensors(
+    plan: plans.ExtractionPlan, tables: Mapping[str, np.ndarray], rows: int
+) -> list[shards.Tensor]:
+    stored = dtypes.STORED_DTYPES[plan.dtype]
+    tensors = [
+        shards.Tensor(name=name, dtype=dtypes.DTYPE_NAMES[values.dtype], shape=values.shape)
+        for name, values in tables.items()
+    ]
+    for site in plan.sites:
+        tensors.append(shards.Tensor(name=site, dtype=stored, shape=(rows, plan.widths[site])))
+        mean = site + shards.MEAN
+        tensors.append(shards.Tensor(name=mean, dtype="F32", shape=(plan.widths[site],)))
+        if plan.dtype == "int8":
+            tensors.append(shards.Tensor(name=site + shards.SCALE, dtype="F32", shape=(rows,)))
+    return tensors
+
+
+def _tables(samples: Sequence[StoredSample]) -> dict[str, np.ndarray]:
+    lengths = [len(sample.tokens) for sample in samples]
+    metadata = [
+        {**sample.metadata, "sample": sample.sample, "tokens": len(sample.tokens)}
+        for sample in samples
+    ]
+    # Ids from the data may hold lone surrogates, which UTF-8 cannot.
+    text = json.dumps(metadata, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    none = np.empty(0, np.int32)
+    return {
+        shards.SAMPLE_INDEX: np.array([sample.sample for sample in samples], np.int64),
+        shards.SAMPLE_ROWS: np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        shards.TOKENS: np.concatenate([none, *(s.tokens for s in samples)]).astype(np.int32),
+        shards.POSITIONS: np.concatenate([none, *(s.positions for s in samples)]).astype(np.int32),
+        shards.METADATA: np.frombuffer(text, np.uint8),
+    }

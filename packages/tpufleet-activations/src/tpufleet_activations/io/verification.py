@@ -1,0 +1,262 @@
+"""Verifying a dataset: every sample stored exactly once, every byte as it was written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+
+from tpufleet.errors import FleetError, NotFound
+from tpufleet.runtime import index_parts
+from tpufleet.runtime.units import INDEXED_UNITS, Units, record_name
+from tpufleet_activations import plans
+from tpufleet_activations.io import datasets, shards
+from tpufleet_activations.io.storage import Storage
+
+READERS = 8
+READ_BYTES = 8 * shards.PIECE  # in one request
+# Names of messages of gangs (see `pipeline.gangs`) and of parts of uploads (see `gcs`).
+_TEMPORARY = re.compile(
+    r"gangs/[0-9a-f]{32}-(\d{6,}|\d{8,}-\d{4,}-\d{3,})\.json|parts/[0-9a-f]{32}-\d{3,}"
+)
+# Errors of a table of samples whose bytes have changed: not JSON, or other keys and values.
+_DAMAGED_METADATA = (ValueError, KeyError, TypeError, AttributeError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerificationReport:
+    """The result of a verification. Shards that no commit refers to waste space, but are not
+    problems."""
+
+    units: int
+    committed: int
+    samples: int
+    tokens: int
+    bytes: int
+    problems: tuple[str, ...]
+    leftovers: tuple[str, ...]  # shards of workers that died or were too late
+    replaced: tuple[str, ...] = ()  # shards that were committed, before their unit was repaired
+    uncommitted: tuple[str, ...] = ()  # shards of units that are not committed yet
+    foreign: tuple[str, ...] = ()  # other files among the shards, which are never deleted
+    bad_units: tuple[int, ...] = ()  # committed, but to be rebuilt
+    compute: str = ""  # the dtype that good units were computed in
+    checksums: bool = True  # whether every byte was read and hashed
+
+    @property
+    def intact(self) -> bool:
+        return not self.problems and self.committed == self.units
+
+
+def verify(
+    storage: Storage, *, deep: bool = True, only: Collection[int] | None = None
+) -> VerificationReport:
+    """Check a dataset. `deep` reads and hashes every byte, of the units in `only` if given;
+    otherwise only records and sizes."""
+    dataset = datasets.Dataset(storage, indexed=False)
+    plan = dataset.plan
+    problems: list[str] = []
+    samples = tokens = size = 0
+    referenced: set[str] = set()
+    problems += _gaps(dataset)
+    problems += [f"unit {unit}: {reason}" for unit, reason in sorted(dataset.damaged.items())]
+    bad = list(dataset.damaged)
+    computes = Counter(commit.outcome.get("compute") for commit in dataset.commits.values())
+    dtypes = sorted(name for name in computes if name)
+    if len(dtypes) > 1:
+        problems.append(f"units were computed in different types: {', '.join(dtypes)}")
+    compute = plan.compute or next((name for name, _ in computes.most_common() if name), "")
+    for unit in sorted(dataset.commits):
+        files = dataset.files(unit)
+        referenced.update(file.name for file in files)
+        hashed = deep and (only is None or unit in only)
+        found = [problem for file in files for problem in _file_problems(storage, file, hashed)]
+        if not found:
+            found = list(_unit_problems(dataset, unit))
+        problems += [f"unit {unit}: {problem}" for problem in found]
+        if found or dataset.commits[unit].outcome.get("compute") not in (compute, "", None):
+            bad.append(unit)
+        samples += len(plan.sample_range(unit))
+        tokens += sum(file.tensors[shards.TOKENS].shape[0] for file in files)
+        size += sum(file.size for file in files)
+    unreferenced = _classify(
+        dataset, [name for name in storage.names(shards.FOLDER) if name not in referenced]
+    )
+    return VerificationReport(
+        units=plan.units,
+        committed=len(dataset.commits),
+        samples=samples,
+        tokens=tokens,
+        bytes=size,
+        problems=tuple(problems),
+        **unreferenced,
+        bad_units=tuple(sorted(bad)),
+        compute=compute,
+        checksums=deep,
+    )
+
+
+def reopen(storage: Storage, units: Collection[int]) -> list[int]:
+    """Return committed or damaged units to the queue, to be extracted again. Their new shards have
+    other names; the old ones become leftovers. The result are those reopened by this call."""
+    count = plans.load(storage).units
+    view = Units(storage, count=count, worker="repair", tolerant=True)
+    known = view.committed().keys() | view.damaged.keys()
+    chosen = [unit for unit in units if unit in known]
+    view.announce_reopened(chosen)
+    return [unit for unit in chosen if view.reopen(unit, "failed verification")]
+
+
+def _classify(dataset: datasets.Dataset, names: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Shards that no commit refers to, by field of the report. A shard of this dataset has a name
+    that its writers give, with a token that one of its workers has claimed."""
+    classes: dict[str, list[str]] = {
+        name: [] for name in ("leftovers", "replaced", "uncommitted", "foreign")
+    }
+    for name in names:
+        parsed = shards.parse_name(name)
+        commit = None if parsed is None else dataset.commits.get(parsed.unit)
+        if parsed is None or parsed.unit >= dataset.plan.units:
+            kind = "foreign"
+        elif commit is None:
+            kind = "uncommitted"
+        elif parsed.token > commit.token:
+            kind = "foreign"
+        else:
+            kind = "replaced" if _was_committed(dataset.storage, parsed) else "leftovers"
+        classes[kind].append(name)
+    return {kind: tuple(names) for kind, names in classes.items()}
+
+
+def _was_committed(storage: Storage, shard: shards.ShardName) -> bool:
+    """Whether the claim that the shard was written under was committed. A damaged record was
+    replaced as well: a claim is taken over only as long as it can be read."""
+    try:
+        record = json.loads(storage.read(record_name(shard.unit, shard.token + 1)))
+        return record["kind"] != "claim"
+    except (FleetError, ValueError, KeyError, TypeError):
+        return True
+
+
+def delete_leftovers(storage: Storage) -> list[str]:
+    """Delete shards that no commit refers to, messages of gangs, and parts of failed uploads, but
+    no file whose name this dataset does not give. Does nothing unless all units are committed: a
+    worker may be uploading a shard right now."""
+    report = verify(storage, deep=False)
+    if report.committed < report.units:
+        return []
+    temporary = [*storage.names("gangs/"), *storage.names("parts/")]
+    leftovers = [
+        *report.leftovers,
+        *report.replaced,
+        *(name for name in temporary if _TEMPORARY.fullmatch(name)),
+    ]
+    if report.units >= INDEXED_UNITS:
+        # Readers of an outdated index would look for what is deleted.
+        Units(storage, count=report.units, worker="sweep").write_index()
+        leftovers += index_parts.obsolete(storage)
+    for name in leftovers:
+        storage.delete(name)
+    return leftovers
+
+
+def _gaps(dataset: datasets.Dataset) -> Iterator[str]:
+    """Units that are not committed, adjacent ones as one problem: there may be thousands."""
+    plan = dataset.plan
+    known = dataset.commits.keys() | dataset.damaged.keys()
+    missing = [unit for unit in range(plan.units) if unit not in known]
+    for _, group in groupby(enumerate(missing), key=lambda pair: pair[1] - pair[0]):
+        units = [unit for _, unit in group]
+        samples = range(plan.sample_range(units[0]).start, plan.sample_range(units[-1]).stop)
+        many = f"units {units[0]:,} to {units[-1]:,}" if len(units) > 1 else f"unit {units[0]:,}"
+        verb = "are" if len(units) > 1 else "is"
+        bounds = f"{samples.start:,} to {samples.stop - 1:,}"
+        yield f"{many} (samples {bounds}) {verb} not committed"
+
+
+def _file_problems(storage: Storage, file: shards.ShardFile, deep: bool) -> list[str]:
+    try:
+        return list(_content_problems(storage, file, deep))
+    except NotFound:
+        return [f"{file.name} is missing"]
+    except OSError as error:  # of its disk; other shards may be intact
+        return [f"{file.name} cannot be read: {error}"]
+
+
+def _content_problems(storage: Storage, file: shards.ShardFile, deep: bool) -> Iterator[str]:
+    size = storage.size(file.name)
+    if size != file.size:
+        yield f"{file.name} has {size:,} bytes, expected {file.size:,}"
+    elif deep:
+        header = storage.read_range(file.name, 0, file.header_size)
+        if hashlib.sha256(header).hexdigest() != file.header_sha256:
+            yield f"{file.name}: checksum mismatch in the header"
+        with ThreadPoolExecutor(READERS) as pool:
+            for tensor in file.tensors.values():
+                if _rehash(storage, file, tensor, pool) != tensor:
+                    yield f"{file.name}: checksum mismatch in {tensor.name}"
+
+
+def _unit_problems(dataset: datasets.Dataset, unit: int) -> Iterator[str]:
+    """Mismatches of labels and contents: each sample once, as many rows as tokens."""
+    if dataset.commits[unit].outcome["plan"] != dataset.plan.identity:
+        yield "written for a different plan"
+    counts: Counter[tuple[int, int]] = Counter()  # by sample and context
+    contexts: dict[int, int] = {}
+    readable = True
+    for number, file in enumerate(dataset.files(unit)):
+        try:
+            entries = dataset.file_metadata(unit, number)
+            stored = [(entry["sample"], entry.get("context", 0)) for entry in entries]
+            known = {entry["sample"]: entry.get("contexts", 1) for entry in entries}
+            lengths = sum(entry["tokens"] for entry in entries)
+        except (*_DAMAGED_METADATA, OSError, FleetError) as error:
+            yield f"{file.name}: sample metadata cannot be read: {error!r}"
+            readable = False
+            continue
+        counts.update(stored)
+        contexts.update(known)
+        rows = file.tensors[shards.TOKENS].shape[0]
+        for site in dataset.sites:
+            shape = file.uncompressed.get(site, ("", file.tensors[site].shape))[1]
+            if shape != (rows, dataset.plan.widths[site]):
+                yield f"{file.name}: {site} has shape {list(shape)}, expected {rows} rows"
+        if lengths != rows:
+            yield f"{file.name}: samples have {lengths} tokens, but {rows} rows are stored"
+    expected = set(dataset.plan.sample_range(unit))
+    for (sample, context), count in sorted(counts.items()):
+        if sample not in expected:
+            yield f"sample {sample} does not belong to this unit"
+        elif count > 1:
+            part = f"context {context} of " if contexts[sample] > 1 else ""
+            yield f"{part}sample {sample} is stored {count} times"
+    if not readable:
+        return  # which of them are missing is unknown
+    for sample in sorted(expected - set(contexts)):
+        yield f"sample {sample} is missing"
+    for sample, number in sorted(contexts.items()):
+        for context in range(number):
+            if (sample, context) not in counts:
+                yield f"context {context} of sample {sample} is missing"
+
+
+def _rehash(
+    storage: Storage, file: shards.ShardFile, tensor: shards.Tensor, pool: ThreadPoolExecutor
+) -> shards.Tensor:
+    """The tensor with the digest of the bytes as currently stored."""
+
+    def pieces(start: int) -> bytes:
+        size = min(READ_BYTES, tensor.nbytes - start)
+        data = memoryview(storage.read_range(file.name, tensor.offset + start, size))
+        digests = []
+        for at in range(0, len(data), shards.PIECE):
+            digest = shards.new_digest(file.pieces)
+            digest.update(data[at : at + shards.PIECE])
+            digests.append(digest.digest())
+        return b"".join(digests)
+
+    return shards.with_digest(tensor, pool.map(pieces, range(0, tensor.nbytes, READ_BYTES)))

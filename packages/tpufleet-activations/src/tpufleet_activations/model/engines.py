@@ -1,0 +1,368 @@
+"""A model on its devices: takes batches, returns stacks of activations on the host."""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from tpufleet.errors import BadInput, install_command
+from tpufleet_activations.daemon_threads import DaemonThreads
+from tpufleet_activations.io import dtypes
+from tpufleet_activations.io.shards import SCALE
+from tpufleet_activations.model import (
+    architectures,
+    decoder,
+    host_memory,
+    kernel_choice,
+    meshes,
+    row_sums,
+    sites,
+    weights,
+)
+from tpufleet_activations.model.program_cache import ProgramCache
+from tpufleet_activations.pipeline.batches import Batch
+from tpufleet_activations.start_times import StartTimes
+
+if TYPE_CHECKING:
+    from tpufleet_activations.pipeline.calibration import Calibration
+
+# The lower bound in pyproject.toml: 0.7.0 lacks functions of Pallas, and its TPU kernel refuses
+# head size 64. Tested by `-m versions`.
+OLDEST_JAX = (0, 7, 2)
+COMPILERS = 4  # programs compiled at once
+# Dense bf16 peak of one device, in operations per second, by a part of its name.
+PEAKS = {
+    "v4": 275e12,
+    "v5 lite": 197e12,
+    "v5e": 197e12,
+    "v5p": 459e12,
+    "v5": 459e12,
+    "v6": 918e12,
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBlock:
+    """Some rows of a batch, starting at `first_row`: {site: [rows, length, width]}."""
+
+    first_row: int
+    values: Mapping[str, np.ndarray]
+    sums: Mapping[str, row_sums.DeviceSums] = field(default_factory=dict)  # if the batch has tiles
+
+
+class Engine:
+    """Parameters are transferred to the devices once; after that only tokens are."""
+
+    def __init__(
+        self,
+        forward: decoder.Forward,
+        params: Mapping[str, Any],
+        mesh: Mesh,
+        *,
+        memory: str = "auto",
+        cache: ProgramCache | None = None,
+        sums_rows: bool | None = None,
+    ):
+        """`memory` is how outputs are copied to the host: see `host_memory`. Programs are taken
+        from `cache`, and kept there. `sums_rows`: whether the devices are to sum stored rows;
+        None: if they are GPUs, the only ones where that was measured."""
+        self.forward, self.params, self.mesh, self._cache = forward, params, mesh, cache
+        self._batch = meshes.batch_sharding(mesh)
+        kind = host_memory.memory_kind(mesh, memory)
+        self._host = None if kind is None else meshes.output_sharding(mesh, kind)
+        platform = mesh.devices.flat[0].platform
+        self._in_place = kind is not None and platform in host_memory.ADDRESSABLE
+        gpu = platform in host_memory.GPUS
+        self.sums_rows = gpu if sums_rows is None else sums_rows
+        self._options = kernel_choice.compiler_options(mesh, params["embed"].dtype, cache)
+        self.step = jax.jit(
+            self._step,
+            out_shardings=meshes.output_sharding(mesh),
+            compiler_options=self._options,
+        )
+        self._programs: dict[tuple[tuple[int, ...] | bool | None, ...], Future[Any]] = {}
+        # Processes of one mesh may have to compile the same program at the same time.
+        self._compilers = DaemonThreads(
+            1 if jax.process_count() > 1 else COMPILERS, "extract-compiler"
+        )
+        weakref.finalize(self, self._compilers.close)
+        self._saved: list[Future[None]] = []
+        self.compile_seconds = 0.0  # that batches have waited for
+        self.calibration: Calibration | None = None
+
+    @property
+    def compute_type(self) -> str:
+        kind = self.params["embed"].dtype
+        return next(name for name, dtype in kernel_choice.COMPUTE_DTYPES.items() if dtype == kind)
+
+    @property
+    def device_kind(self) -> str:
+        """Such as "TPU v5 lite x 4"."""
+        kind = self.mesh.devices.flat[0].device_kind
+        return kind if self.mesh.size == 1 else f"{kind} x {self.mesh.size}"
+
+    @property
+    def row_multiple(self) -> int:
+        """Batches must have a multiple of this many rows."""
+        return meshes.batch_shards(self.mesh)
+
+    @property
+    def varlen(self) -> bool:
+        """Whether attention of packed rows costs no more than that of their samples."""
+        return self.forward.attention_kernel(self.params["embed"].dtype, packed=True) == "varlen"
+
+    def start(self, batch: Batch) -> Callable[[], list[OutputBlock]]:
+        """Start a batch; the returned function waits for it and returns this process's rows."""
+        outputs = self.compute(batch)
+        if self._host is not None:
+            outputs = jax.device_put(outputs, self._host)
+        shards = [self._own_shards(array) for array in jax.tree.leaves(outputs)]
+        if not self._in_place:
+            for shard in jax.tree.leaves(shards):
+                shard.copy_to_host_async()
+        return lambda: self._fetch(shards)
+
+    def compute(self, batch: Batch) -> Any:
+        """Start a batch; its stacks, and the sums of its tiles if it has any, stay on the
+        devices."""
+        arrays = (batch.tokens, batch.positions, batch.segments, batch.tiles)
+        placed = [
+            None if array is None else meshes.shard_array(np.ascontiguousarray(array), self._batch)
+            for array in arrays
+        ]
+        program = self._program(batch)
+        if not program.done():
+            began = time.perf_counter()
+            program.result()
+            self.compile_seconds += time.perf_counter() - began
+        with jax.transfer_guard_host_to_device("disallow"):
+            return program.result()(self.params, *placed)
+
+    def _step(
+        self,
+        params: Mapping[str, Any],
+        tokens: Any,
+        positions: Any,
+        segments: Any,
+        tiles: Any = None,
+    ) -> Any:
+        """The stacks, and the sums of their rows for statistics if there are `tiles`."""
+        stacks = self.forward(params, tokens, positions, segments)
+        if tiles is None:
+            return stacks
+        pairs = (one if isinstance(one, tuple) else (one, None) for one in stacks)
+        return stacks, tuple(row_sums.sum_tiles(stack, scales, tiles) for stack, scales in pairs)
+
+    def compile_ahead(self, batches: Iterable[Batch]) -> None:
+        """Compile the programs of these batches; except on GPUs, concurrently in the background."""
+        for batch in batches:
+            self._program(batch)
+
+    @property
+    def programs(self) -> int:
+        """Programs compiled or being compiled: one for each shape of a batch."""
+        return len(self._programs)
+
+    def _program(self, batch: Batch) -> Future[Any]:
+        tiles = None if batch.tiles is None else batch.tiles.shape
+        key = (batch.tokens.shape, batch.segments is not None, tiles)
+        if key not in self._programs:
+            compile_step = functools.partial(self._compile, *key)
+            if self.mesh.devices.flat[0].platform == "gpu":
+                # Loading a program while another thread records a CUDA graph breaks the graph.
+                future: Future[Any] = Future()
+                began = time.perf_counter()
+                future.set_result(compile_step())
+                self.compile_seconds += time.perf_counter() - began
+                self._programs[key] = future
+            else:
+                self._programs[key] = self._compilers.submit(compile_step)
+        return self._programs[key]
+
+    def _compile(self, shape: tuple[int, ...], packed: bool, tiles: tuple[int, ...] | None) -> Any:
+        parts = (self._description(), shape, packed, tiles)
+        program = None if self._cache is None else self._cache.load(parts)
+        if program is None:
+            tokens, places = (
+                None if one is None else jax.ShapeDtypeStruct(one, np.int32, sharding=self._batch)
+                for one in (shape, tiles)
+            )
+            segments = tokens if packed else None
+            program = self.step.lower(self.params, tokens, tokens, segments, places).compile()
+            if self._cache is not None:
+                self._saved.append(self._compilers.submit(self._cache.save, parts, program))
+        return program
+
+    def finish_saving(self) -> None:
+        """Wait until the programs are in the cache, for the next run."""
+        for saved in self._saved:
+            saved.result()
+
+    def _description(self) -> tuple[Any, ...]:
+        """What a program depends on, apart from the shape of the batch."""
+        forward = self.forward
+        params = jax.tree.map(lambda one: (one.shape, str(one.dtype)), self.params)
+        settings = (forward.sites, forward.dtype, forward.kernel, sorted(forward.unavailable))
+        kernels = (forward.gate_kernel, forward.platform, sorted(self._options))
+        return (forward.architecture, *settings, *kernels, params, list(self.mesh.shape.items()))
+
+    def finding(self, parts: Any, find: Callable[[], Any]) -> Any:
+        """What `find` returns for this model on these devices; kept, if it is not 0."""
+        if self._cache is None:
+            return find()
+        return self._cache.finding((self._description(), parts), find, keep=bool)
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        text = str(error)
+        return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in text
+
+    def rows(self, count: int) -> frozenset[int]:
+        """The rows of a batch of `count` rows that this process keeps."""
+        height = count // self.row_multiple
+        return frozenset(
+            row
+            for part, _ in self._own_parts()
+            for row in range(part * height, (part + 1) * height)
+        )
+
+    def flops(self, batch: Batch) -> float:
+        """Operations for the real tokens of a batch, without padding."""
+        arch, depth = self.forward.architecture, self._depth()
+        return sum(arch.flops(span.length, depth) for span in batch.spans)
+
+    def peak_flops(self) -> float | None:
+        """The peak rate of the mesh; None for unknown devices."""
+        kind = self.mesh.devices.flat[0].device_kind
+        rate = next((rate for name, rate in PEAKS.items() if name in kind), None)
+        return None if rate is None else rate * self.mesh.size
+
+    def _depth(self) -> int:
+        return sites.layers_needed(self.forward.sites, self.forward.architecture)
+
+    def _own_parts(self) -> list[tuple[int, Any]]:
+        """(part of the batch, device) for the parts that this process keeps. Devices along the
+        tensor axis hold copies of the same rows; the first one is used."""
+        first = self.mesh.devices[:, :, 0].reshape(-1)
+        process = jax.process_index()
+        return [(n, device) for n, device in enumerate(first) if device.process_index == process]
+
+    def _own_shards(self, stack: jax.Array) -> list[jax.Array]:
+        if self.mesh.size == 1:
+            return [stack]
+        by_device = {shard.device: shard.data for shard in stack.addressable_shards}
+        return [by_device[device] for _, device in self._own_parts()]
+
+    def _fetch(self, shards: list[list[jax.Array]]) -> list[OutputBlock]:
+        """`shards` of the outputs: all stacks, with their scales, and then the sums of each."""
+        names = self.forward.output_sites
+        to_numpy = host_memory.view if self._in_place else np.asarray
+        blocks = []
+        for part, (number, _) in enumerate(self._own_parts()):
+            values: dict[str, np.ndarray] = {}
+            arrays = iter([to_numpy(stack[part]) for stack in shards])
+            for group in names:
+                stack = next(arrays)
+                values.update((name, stack[n]) for n, name in enumerate(group))
+                if self.forward.dtype == "int8":
+                    scales = next(arrays)
+                    values.update((name + SCALE, scales[n]) for n, name in enumerate(group))
+            sums: dict[str, row_sums.DeviceSums] = {}
+            rest = list(arrays)  # of a batch with tiles
+            for group, *pair in zip(names if rest else (), rest[::2], rest[1::2], strict=True):
+                tiles = row_sums.DeviceSums(*pair)
+                sums.update((name, row_sums.of_layer(tiles, n)) for n, name in enumerate(group))
+            height = next(iter(values.values())).shape[0]
+            blocks.append(OutputBlock(number * height, values, sums))
+        return blocks
+
+
+def check_jax_version(version: str = jax.__version__) -> None:
+    """Raise for a version whose kernels lack what ours use."""
+    parts = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    if parts < OLDEST_JAX:
+        oldest = ".".join(map(str, OLDEST_JAX))
+        raise BadInput(f"JAX {version} is too old\n  next: {install_command(f'jax>={oldest}')}")
+
+
+def open_engine(
+    folder: Path,
+    site_names: tuple[str, ...],
+    *,
+    dtype: str,
+    architecture: architectures.Architecture | None = None,
+    compute: str = "bf16",
+    mesh_sizes: Mapping[str, int] | None = None,
+    devices: list[Any] | None = None,
+    kernel: str | None = None,
+    memory: str = "auto",
+    packed: bool = False,
+    first_batches: Callable[[Engine], Iterable[Batch]] = lambda engine: (),
+    cache: ProgramCache | None = None,
+    times: StartTimes | None = None,
+    sums_rows: bool | None = None,
+    reserve: Sequence[int] = (),
+) -> Engine:
+    """Load a model onto `devices`, by default all local ones. `architecture` avoids reading
+    config.json again. `packed`: batches may have several samples in a row. Programs for
+    `first_batches` are compiled, or taken from `cache`, while the weights are read; and host memory
+    for outputs of `reserve` bytes is allocated. `sums_rows` as of `Engine`."""
+    check_jax_version()
+    dtypes.check_compute_dtype(compute)
+    times = times or StartTimes()
+    arch = architecture or architectures.from_folder(folder)
+    devices = devices or jax.local_devices()
+    mesh = meshes.build_mesh(devices, dict(mesh_sizes or {}), arch)
+    shaped: dict[str, Any] = {
+        "depth": sites.layers_needed(site_names, arch),
+        "dtype": kernel_choice.COMPUTE_DTYPES[compute],
+        "mesh": mesh,
+        "final_norm": str(sites.Site.FINAL_NORM) in site_names,
+    }
+
+    def load() -> Mapping[str, Any]:
+        with times.measure("weights"):
+            return weights.load_parameters(folder, arch, **shaped)
+
+    def allocate() -> None:
+        with times.measure("memory"):
+            host_memory.reserve(mesh, memory, reserve)
+
+    with DaemonThreads(2, "extract-loader") as threads:
+        loading = threads.submit(load)
+        with times.measure("kernels"):
+            unavailable, gate_kernel = kernel_choice.choose_kernels(
+                arch, compute, mesh, packed=packed, cache=cache
+            )
+        # Not while kernels are tried, nor while batches run: see `_program`.
+        allocating = threads.submit(allocate)
+        forward = decoder.Forward(
+            architecture=arch,
+            sites=site_names,
+            dtype=dtype,
+            kernel=kernel,
+            unavailable=unavailable,
+            gate_kernel=gate_kernel,
+            platform=devices[0].platform,
+            mesh=mesh,
+        )
+        abstract = weights.abstract_parameters(arch, **shaped)
+        engine = Engine(forward, abstract, mesh, memory=memory, cache=cache, sums_rows=sums_rows)
+        with times.measure("programs"):
+            engine.compile_ahead(first_batches(engine))
+        engine.params = loading.result()
+        allocating.result()
+    return engine

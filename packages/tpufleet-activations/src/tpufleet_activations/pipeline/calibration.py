@@ -1,0 +1,216 @@
+"""How a worker uses its devices: tokens of a batch, batches in flight, tokenizing processes.
+
+Chosen by a short measurement on the devices. An earlier run's is used where there is one, and what
+takes long to compile is tried only in runs that take much longer. The order and the layout of what
+is stored do not depend on it, but its rounding may: workers of one dataset that have the same
+devices use the same batches.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from tpufleet.errors import BadInput, NotFound
+from tpufleet.runtime.object_store import ObjectStore
+from tpufleet_activations import plans
+from tpufleet_activations.io import dtypes
+from tpufleet_activations.pipeline import batches, preparation, stored_tiles
+
+log = logging.getLogger(__name__)
+
+# Other sizes are tried, which is compiling for some ten seconds each, in runs longer than this.
+LONG_RUN_SECONDS = 1800.0
+# A smaller batch is chosen if it is this close to the best rate: it takes less memory.
+CLOSE = 0.98
+STEPS = 3  # batches that are timed
+# Devices have as much work ahead as the host may be busy with something else.
+AHEAD_SECONDS = 0.1
+FEWEST_IN_FLIGHT, MOST_IN_FLIGHT = 2, 8
+MEMORY_SHARE = 0.1  # of the host's memory, for batches in flight
+SPARE = 1.5  # tokenizing processes for this many times the rate of the devices
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """The choice. `rates` are tokens per second of full batches, by tokens of a batch."""
+
+    batch_tokens: int
+    origin: str  # "plan", "dataset" (chosen by another worker), "measured"
+    rates: Mapping[int, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.rates.get(self.batch_tokens, 0.0)
+
+    def batches_in_flight(self, default: int, token_bytes: float, host_bytes: float) -> int:
+        """So many that the devices always have work, and that fit the host's memory."""
+        wanted = default
+        if self.tokens_per_second:
+            wanted = math.ceil(AHEAD_SECONDS * self.tokens_per_second / self.batch_tokens)
+        fitting = int(MEMORY_SHARE * host_bytes / max(self.batch_tokens * token_bytes, 1))
+        return max(FEWEST_IN_FLIGHT, min(wanted, fitting, MOST_IN_FLIGHT))
+
+    def preparers(self, tokens_per_second: float, *, fewest: int, most: int) -> int:
+        """Processes that tokenize as fast as the devices compute, if one does so many tokens."""
+        if not (self.tokens_per_second and tokens_per_second):
+            return fewest
+        wanted = math.ceil(SPARE * self.tokens_per_second / tokens_per_second)
+        return max(fewest, min(wanted, most))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "batch_tokens": self.batch_tokens,
+            "origin": self.origin,
+            "rates": {str(size): round(rate) for size, rate in self.rates.items()},
+            "seconds": round(self.seconds, 2),
+        }
+
+
+class MeasuredEngine(Protocol):
+    """What is needed of `engines.Engine`."""
+
+    @property
+    def varlen(self) -> bool: ...
+
+    @property
+    def row_multiple(self) -> int: ...
+
+    @property
+    def sums_rows(self) -> bool: ...
+
+    @property
+    def device_kind(self) -> str: ...
+
+    def start(self, batch: batches.Batch) -> Callable[[], Any]: ...
+
+    def is_out_of_memory(self, error: Exception) -> bool: ...
+
+    def finding(self, parts: Any, find: Callable[[], Any]) -> Any: ...
+
+
+def calibrate(
+    engine: MeasuredEngine,
+    plan: plans.ExtractionPlan,
+    objects: ObjectStore,
+    *,
+    force: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Calibration:
+    """Choose for this worker. `force`: try other sizes in a short run too."""
+    began = clock()
+    name = f"calibration/{_slug(engine.device_kind)}.json"
+    chosen = _stored(objects, name)
+    if chosen is not None:
+        return Calibration(batch_tokens=chosen, origin="dataset")
+
+    def measure(size: int) -> float:
+        """0 if such batches do not fit the devices' memory."""
+        batch = typical_batch(plan, size, varlen=engine.varlen, multiple=engine.row_multiple)
+        if engine.sums_rows:
+            batch = stored_tiles.without_rows(batch, engine.row_multiple)
+        shape = (batch.tokens.shape, batch.segments is not None)
+        return float(engine.finding(("lasting rate", shape), lambda: _rate(engine, batch, clock)))
+
+    size = plan.batch_tokens
+    rates = {size: measure(size)}
+    while not rates[size]:
+        size //= 2
+        if size < batches.SMALLEST_BATCH:
+            raise BadInput(
+                f"not even {2 * size:,} tokens at a time fit the memory of {engine.device_kind}; "
+                "use --mesh fsdp=N or tensor=N to divide the model over devices, or fewer sites"
+            )
+        log.warning("batches of %d tokens do not fit the devices; trying %d", 2 * size, size)
+        rates[size] = measure(size)
+    tokens = plan.estimate.get("tokens", 0)
+    if plan.estimate.get("default_batch") and (force or tokens / rates[size] > LONG_RUN_SECONDS):
+        for other in other_sizes(size, tokens, len(plan.buckets)):
+            rates.setdefault(other, measure(other))
+    size = choose(rates)
+    record = json.dumps({"batch_tokens": size}).encode()
+    if size != plan.batch_tokens and not objects.create(name, record):
+        size = _stored(objects, name) or size
+    return Calibration(batch_tokens=size, origin="measured", rates=rates, seconds=clock() - began)
+
+
+def choose(rates: Mapping[int, float]) -> int:
+    """The smallest batch that is hardly slower than the fastest."""
+    best = max(rates.values())
+    return min(size for size, rate in rates.items() if rate >= CLOSE * best)
+
+
+def other_sizes(size: int, tokens: float, buckets: int) -> list[int]:
+    """Sizes to try beside `size`: half, and twice if that leaves few incomplete batches."""
+    few = 2 * size * buckets / 2 <= batches.INCOMPLETE_SHARE * tokens
+    return [2 * size] * few + [size // 2] * (size // 2 >= batches.SMALLEST_BATCH)
+
+
+def typical_batch(
+    plan: plans.ExtractionPlan, size: int, *, varlen: bool, multiple: int
+) -> batches.Batch:
+    """A full batch of a size, with samples as long as those of the plan."""
+    buckets = preparation.plan_buckets(plan)
+    batching = batches.resolve_batching(plan.batching, buckets, varlen=varlen)
+    mean = plan.estimate.get("tokens", 0) / max(plan.samples, 1) or buckets[-1]
+    length = buckets[min(int(np.searchsorted(buckets, mean)), len(buckets) - 1)]
+    if batching == "pack":
+        length = buckets[-1]
+    elif batching == "varlen":
+        length = min(math.ceil(mean), buckets[-1])
+    tokens = [np.zeros(length, np.int32)] * max(size // length + multiple, multiple)
+    return next(
+        batches.make_batches(
+            tokens, batching=batching, buckets=buckets, batch_tokens=size, row_multiple=multiple
+        )
+    )
+
+
+def host_memory() -> float:
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def token_bytes(plan: plans.ExtractionPlan) -> int:
+    """Of the activations of one token."""
+    return sum(dtypes.bytes_per_row(width, plan.dtype) for width in plan.widths.values())
+
+
+def _rate(engine: MeasuredEngine, batch: batches.Batch, clock: Callable[[], float]) -> float:
+    try:
+        engine.start(batch)()  # compiles
+        # The page-locked memory of batches in flight is allocated once, which takes longer than
+        # they do.
+        _finish([engine.start(batch) for _ in range(STEPS)])
+        began = clock()
+        _finish([engine.start(batch) for _ in range(STEPS)])
+        return STEPS * batch.real_tokens / max(clock() - began, 1e-9)
+    except Exception as error:
+        if engine.is_out_of_memory(error):
+            return 0.0
+        raise
+
+
+def _finish(started: Sequence[Callable[[], Any]]) -> None:
+    for fetch in started:
+        fetch()
+
+
+def _stored(objects: ObjectStore, name: str) -> int | None:
+    try:
+        return int(json.loads(objects.read(name))["batch_tokens"])
+    except NotFound:
+        return None
+
+
+def _slug(kind: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", kind).strip("-")

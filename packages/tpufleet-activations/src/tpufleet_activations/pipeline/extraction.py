@@ -1,0 +1,320 @@
+"""Running a planned extraction in this process: checks, devices, worker identity, progress."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from tpufleet import runtime
+from tpufleet.errors import BadInput, Conflict
+from tpufleet.runtime.object_store import FolderStore
+from tpufleet.runtime.units import INDEXED_UNITS, LEASE, Commit, HeldUnit, Units
+from tpufleet_activations import plans
+from tpufleet_activations.inputs import sources, tokenization
+from tpufleet_activations.io.storage import Storage, translate_disk_errors
+from tpufleet_activations.model import devices, engines, program_cache, weights
+from tpufleet_activations.pipeline import (
+    batches,
+    calibration,
+    engine_opening,
+    gangs,
+    locations,
+    preparation,
+    stored_tiles,
+    workers,
+)
+from tpufleet_activations.pipeline.locations import Locations
+from tpufleet_activations.pipeline.progress_meter import Meter
+from tpufleet_activations.start_times import StartTimes
+
+DEFAULT_COMPUTE = "bf16"
+# Threads that hash and write wait for the interpreter's lock after each piece, while one that
+# prepares batches holds it for as long as it may: at Python's 5 ms, for half of the time.
+SWITCH_SECONDS = 0.0002
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExtractionSettings:
+    """How this worker runs. What it produces is determined by the plan alone."""
+
+    compute: str | None = None  # None: the plan's; another one is rejected
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    scope: str = "local"  # a mesh of this process's devices, or "global" over all processes
+    kernel: str | None = None
+    memory: str = "auto"  # or "pinned", "plain": see `host_memory.memory_kind`
+    lease: timedelta = LEASE
+    steal_after: timedelta | None = None
+    # None: on accelerators, and other sizes of batches in long runs only; True: those too
+    calibrate: bool | None = None
+    compile_cache: str | None = None  # see `program_cache.open_cache`
+    name: str = ""
+    poll: float = gangs.POLL_SECONDS
+    options: workers.WorkerOptions = field(default_factory=workers.WorkerOptions)
+
+
+@contextmanager
+def frequent_switches() -> Iterator[None]:
+    """Threads take turns more often than Python's default."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, SWITCH_SECONDS))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+@frequent_switches()
+def run(
+    storage: Storage,
+    settings: ExtractionSettings = ExtractionSettings(),  # noqa: B008
+    *,
+    model: str | None = None,
+    data: str | None = None,
+    should_stop: Callable[[], bool] = runtime.should_stop,
+    on_progress: Callable[[Meter], None] | None = None,
+) -> Meter:
+    """Run this process's share of the plan until every unit is committed.
+
+    `model` and `data` are their locations on this machine, if different from the plan's.
+    """
+    import jax
+
+    times = StartTimes()
+    if settings.scope not in ("local", "global"):
+        raise BadInput(f"scope {settings.scope!r} is not one of local, global")
+    plan = plans.load(storage)
+    compute = compute_dtype(plan, settings.compute)
+    devices.start(settings.mesh, weight_bytes=plan.weight_bytes(compute))
+    with times.measure("data"):
+        resolved = locations.resolve_plan(plan, model=model, data=data)
+        resolved = check_digests(plan, resolved)
+    if isinstance(storage, FolderStore):
+        storage.remove_stale_drafts("units", "workers")
+    options = settings.options
+    pool = preparation.PreparerPool(plan, resolved, options.preparers, options.most_preparers)
+    with closing(pool) as preparers:
+        preparers.start()
+        is_gang = settings.scope == "global" and jax.process_count() > 1
+        units = _units(storage, plan, settings, 0 if is_gang else runtime.context().process_id)
+        committed = units.committed()
+        units.index_found()
+        # Of many units with a plan that states the type, `verify` reads the outcomes.
+        if not plan.compute or plan.units < INDEXED_UNITS:
+            check_compute_dtype(committed.values(), compute)
+        before = sum(len(plan.sample_range(unit)) for unit in committed)
+        meter = Meter(plan, samples_before=before, start=times)
+        report = ProgressReporter(on_progress)
+
+        def recount() -> None:
+            """Other workers have committed units meanwhile."""
+            committed = units.committed()
+            meter.recount(sum(len(plan.sample_range(unit)) for unit in committed))
+            report(meter)
+
+        def open_engine() -> engines.Engine:
+            with times.measure("devices"):
+                chosen = jax.devices() if is_gang else jax.local_devices()
+            engine = engines.open_engine(
+                resolved.model,
+                plan.sites,
+                architecture=resolved.architecture,
+                dtype=plan.dtype,
+                compute=compute,
+                mesh_sizes=settings.mesh,
+                devices=chosen,
+                kernel=settings.kernel,
+                memory=settings.memory,
+                packed=_batching(plan, varlen=True) == "varlen",
+                first_batches=functools.partial(_known_shapes, plan),
+                cache=program_cache.open_cache(settings.compile_cache, chosen),
+                times=times,
+                reserve=workers.outputs_on_host(plan, options),
+            )
+            meter.peak = engine.peak_flops()
+            if not is_gang and _calibrates(settings.calibrate, chosen[0].platform):
+                with times.measure("calibration"):
+                    engine.calibration = calibration.calibrate(
+                        engine, plan, storage, force=bool(settings.calibrate)
+                    )
+            return engine
+
+        def on_wait(held: Sequence[HeldUnit]) -> None:
+            waiting, meter.waiting_for = bool(meter.waiting_for), held
+            if held or waiting:
+                report(meter)
+
+        coordinator: workers.Coordinator = gangs.SoloCoordinator(
+            units, should_stop, settings.poll, on_wait
+        )
+        if is_gang:
+            # Devices of all processes take part in forming a gang: nothing else uses them then.
+            engine: workers.ModelEngine = open_engine()
+            coordinator = _gang_coordinator(storage, units, should_stop, settings.poll, on_wait)
+        else:
+            engine = engine_opening.OpeningEngine(open_engine)
+        worker = workers.Worker(
+            storage,
+            plan,
+            resolved,
+            engine,
+            coordinator,
+            meter=meter,
+            options=options,
+            preparers=preparers,
+        )
+        with translate_disk_errors(storage):
+            if is_gang and jax.process_index():
+                worker.run(report)
+                recount()
+                return meter
+            with workers.HeartbeatThread(units, settings.lease.total_seconds() / 4):
+                worker.run(report)
+                if plan.units >= INDEXED_UNITS and units.finished():
+                    units.write_index()
+                recount()
+                return meter
+
+
+def _calibrates(wanted: bool | None, platform: str) -> bool:
+    """By default on accelerators: a CPU's rate depends on what else it does."""
+    return platform != "cpu" if wanted is None else wanted
+
+
+def _batching(plan: plans.ExtractionPlan, *, varlen: bool) -> str:
+    return batches.resolve_batching(plan.batching, preparation.plan_buckets(plan), varlen=varlen)
+
+
+def _known_shapes(plan: plans.ExtractionPlan, engine: engines.Engine) -> Iterable[batches.Batch]:
+    """Empty batches of the shapes that are known before any sample is read."""
+    if _batching(plan, varlen=engine.varlen) != "varlen":
+        return []
+    buckets = preparation.plan_buckets(plan)
+    batch = batches.empty_varlen(buckets, plan.batch_tokens, engine.row_multiple)
+    if engine.sums_rows:
+        batch = stored_tiles.without_rows(batch, engine.row_multiple)
+    return [batch]
+
+
+def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> Locations:
+    """Raise Conflict if the model, tokenizer or data differ from those of the plan. The result
+    holds the versions of the data files that were checked."""
+    versions = sources.check_data(resolved.data, plan.seed, plan.data_digest)
+    digests = {
+        "model": (plan.model_digest, weights.ModelCheckpoint(resolved.model).digest()),
+        "tokenizer": (
+            plan.tokenizer_digest,
+            tokenization.Tokenizer(resolved.tokenizer).digest(),
+        ),
+    }
+    for name, (planned, current) in digests.items():
+        if planned != current:
+            raise Conflict(
+                f"the {name} has changed since the plan was made (digest {current[:12]}, planned "
+                f"{planned[:12]}); run `tpu extract plan` with another output folder"
+            )
+    return replace(resolved, data=replace(resolved.data, versions=versions))
+
+
+def compute_dtype(plan: plans.ExtractionPlan, requested: str | None) -> str:
+    """The type of the forward pass. It changes every value, so it belongs to the plan; plans of
+    0.1.0 do not have it, and take the requested one."""
+    if not plan.compute:
+        return requested or DEFAULT_COMPUTE
+    if requested not in (None, plan.compute):
+        raise Conflict(
+            f"--compute {requested} differs from the plan's {plan.compute}; omit it, or run "
+            f"`tpu extract plan --compute {requested}` with another output folder"
+        )
+    return plan.compute
+
+
+def check_compute_dtype(committed: Iterable[Commit], compute: str) -> None:
+    """Raise Conflict if units were computed in another type: one dataset has one."""
+    other = {commit.outcome.get("compute") for commit in committed} - {compute, "", None}
+    if other:
+        raise Conflict(
+            f"this dataset was started with --compute {other.pop()}; use the same, "
+            "or choose another output folder"
+        )
+
+
+class ProgressReporter:
+    """Reports progress to the platform, and to a callback if there is one."""
+
+    def __init__(self, callback: Callable[[Meter], None] | None):
+        self._callback = callback
+        self._lock = threading.Lock()  # the thread that claims units reports what it waits for
+
+    def __call__(self, meter: Meter) -> None:
+        with self._lock:
+            self._report(meter)
+
+    def _report(self, meter: Meter) -> None:
+        snapshot = meter.snapshot()
+        rates = {name: snapshot[name] for name in ("tokens_per_second", "mfu")}
+        runtime.progress(
+            snapshot["samples"],
+            total=snapshot["total"],
+            checkpoint_step=snapshot["samples"],
+            message=snapshot["waiting"]
+            or (f"limited by {snapshot['limit']}" if snapshot["limit"] else ""),
+            units=snapshot["units"],
+            **{name: rate for name, rate in rates.items() if rate is not None},
+        )
+        if self._callback is not None:
+            self._callback(meter)
+
+
+def _units(
+    storage: Storage, plan: plans.ExtractionPlan, settings: ExtractionSettings, process: int
+) -> Units:
+    """In a job, a worker keeps its name over attempts and takes its own units back at once. Outside
+    a job every run has a new name, so that two on one machine are never confused. Runs with the
+    same name are told apart by incarnation."""
+    context = runtime.context()
+    if settings.name:
+        name = settings.name
+    elif context.alone:
+        name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    else:
+        name = f"{context.job_id}-{context.slice_index}-{process}"
+    return Units(
+        storage,
+        count=plan.units,
+        worker=name,
+        incarnation=time.time_ns() if context.alone else context.attempt,
+        lease=settings.lease,
+        steal_after=settings.steal_after,
+        indexed=True,
+    )
+
+
+def _gang_coordinator(
+    storage: Storage,
+    units: Units,
+    should_stop: Callable[[], bool],
+    poll: float,
+    on_wait: Callable[[Sequence[HeldUnit]], None],
+) -> workers.Coordinator:
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    # A new gang id for each run: messages of an earlier run must not be read as this one's.
+    own_id = np.frombuffer(uuid.uuid4().bytes, np.uint8).astype(np.int32)
+    gang = bytes(np.asarray(multihost_utils.broadcast_one_to_all(own_id)).astype(np.uint8)).hex()
+    part, parts = jax.process_index(), jax.process_count()
+    if part == 0:
+        return gangs.GangLeader(
+            units, should_stop, gang=gang, parts=parts, poll=poll, on_wait=on_wait
+        )
+    return gangs.GangMember(storage, gang=gang, part=part, parts=parts, poll=poll)

@@ -1,0 +1,308 @@
+"""Making a plan, with an estimate of its samples, tokens, bytes, hours and cost."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tpufleet.errors import BadInput, FleetError, Permanent
+from tpufleet_activations import formatting, plans
+from tpufleet_activations.inputs import contexts, sources, tokenization
+from tpufleet_activations.inputs.samples import SampleSource, TokenizedSample
+from tpufleet_activations.io import dtypes
+from tpufleet_activations.model import architectures, sites, weights
+from tpufleet_activations.pipeline import batches, locations
+
+SHARD_BYTES = 1 << 30
+# Small datasets are divided into this many units, so that several workers share them and little
+# work is lost with one; each unit has at least this many batches, because its last ones are padded.
+PARALLEL_UNITS = 16
+MIN_UNIT_BATCHES = 4
+PROBES = 512  # samples tokenized to estimate the rest
+# A conservative fraction of peak for hardware that was not measured.
+UTILIZATION = 0.4
+# Dense bf16 peak of one chip, in operations per second.
+PEAKS = {
+    "v2": 45e12,
+    "v3": 123e12,
+    "v4": 275e12,
+    "v5e": 197e12,
+    "v5litepod": 197e12,
+    "v5p": 459e12,
+    "v6e": 918e12,
+    "tpu7x": 2307e12,
+}
+# Types whose names count TensorCores, of which a chip has two: a v4-8 has four chips.
+CORE_COUNTED = ("v2", "v3", "v4", "v5p", "tpu7x")
+
+
+class OverBudget(FleetError, Permanent):
+    """The estimate exceeds a limit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """Exact if every sample was tokenized, else extrapolated from evenly spaced samples.
+
+    Field names are keys of `estimate` in plan.json.
+    """
+
+    samples: int
+    tokens: int
+    exact: bool
+    skipped: int
+    bytes: int
+    bytes_if_padded: int
+    units: int
+    operations: float
+    hours: float | None = None
+    cost: float | None = None
+    why_skipped: str = ""  # the most frequent kind of reason
+    skipped_most: int = 0  # samples skipped for it
+    default_batch: bool = False  # the size of batches was not given: devices may choose another
+    longest: int | None = None  # tokens of the longest context that was tokenized
+    model_limit: int | None = None  # tokens that the model was made for; None: unknown
+    stored_tokens: int | None = None  # fewer than computed with --keep or overlapping contexts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanLimits:
+    """Limits on a plan; None: unlimited."""
+
+    bytes: float | None = None
+    hours: float | None = None
+    cost: float | None = None
+
+    def check(self, estimate: Estimate) -> None:
+        formats: dict[str, Callable[[float], str]] = {
+            "bytes": formatting.format_bytes,
+            "hours": lambda hours: f"{hours:,.2f} hours",
+            "cost": lambda dollars: f"{dollars:,.2f} dollars",
+        }
+        for name, format_value in formats.items():
+            limit, value = getattr(self, name), getattr(estimate, name)
+            if limit is not None and value is None:
+                if name == "cost" and estimate.hours is not None:
+                    raise BadInput("cannot estimate the cost: no price is known; pass --price")
+                rate = "or --rate with --price" if name == "cost" else "or --rate"
+                raise BadInput(f"cannot estimate the {name} without --chips, {rate}")
+            if limit is not None and value > limit:
+                raise OverBudget(
+                    f"over budget: {format_value(value)}, more than the allowed "
+                    f"{format_value(limit)}; no plan was written"
+                )
+
+
+def make_plan(
+    *,
+    model: str,
+    data: Mapping[str, Any],
+    choices: Sequence[str],
+    tokenizer: str | None = None,
+    exact: bool = False,
+    shard_bytes: int = SHARD_BYTES,
+    unit_samples: int | None = None,
+    chips: str | None = None,
+    rate: float | None = None,
+    price: float | None = None,
+    **settings: Any,
+) -> plans.ExtractionPlan:
+    """A plan with its estimate. `settings` are fields of the plan: dtype, max_length, seed, …"""
+    sources.check_split(data)
+    resolved = locations.resolve(model=model, tokenizer=tokenizer, data=data)
+    arch = resolved.architecture
+    reader = tokenization.Tokenizer(resolved.tokenizer)
+    defaults = {"dtype": "bf16", "compute": "bf16", "max_length": 2048, "too_long": "skip"}
+    options = {**defaults, "seed": 42, **settings}
+    options |= _context_options(options)
+    dtypes.stored_dtype(options["dtype"])
+    dtypes.check_compute_dtype(options["compute"])
+    if options.get("compression", "none") not in ("none", "zstd"):
+        raise BadInput(f"compression {options['compression']!r} is not one of none, zstd")
+    names = sites.resolve(choices, arch)
+    widths = {name: sites.width(name, arch) for name in names}
+    depth = sites.layers_needed(names, arch)
+    checkpoint = weights.ModelCheckpoint(resolved.model)
+    final_norm = str(sites.Site.FINAL_NORM) in names
+    weights.check_weights(checkpoint, arch, depth=depth, final_norm=final_norm)
+    source = sources.open_files(resolved.data, options["seed"])
+    count = source.count()
+    wanted = count if exact else PROBES
+    measured = measure_lengths(source, reader, options, wanted, arch.vocabulary)
+    lengths, skipped = measured.lengths, measured.skipped
+    check_usable(measured, count, str(data["path"]))
+    why_skipped, most = next(iter(skipped.most_common(1)), ("", 0))
+    row = sum(dtypes.bytes_per_row(width, options["dtype"]) for width in widths.values())
+    mean, stored = sum(lengths) / measured.samples, measured.stored / measured.samples
+    scale = count / measured.samples
+    buckets = batches.choose_buckets(lengths, options["max_length"])
+    default_batch = options.get("batch_tokens") is None
+    if default_batch:
+        options["batch_tokens"] = batches.choose_batch_tokens(sum(lengths) * scale, len(buckets))
+    if unit_samples is None:
+        unit_samples = samples_per_unit(
+            count,
+            mean,
+            row * stored / max(mean, 1.0),
+            shard_bytes=shard_bytes,
+            batch_tokens=options["batch_tokens"],
+        )
+    unit_samples = max(1, min(unit_samples, count or 1))
+    estimate = Estimate(
+        samples=count,
+        tokens=round(sum(lengths) * scale),
+        exact=measured.samples == count,
+        skipped=round(skipped.total() * scale),
+        why_skipped=why_skipped,
+        skipped_most=round(most * scale),
+        bytes=round(measured.stored * scale * row),
+        bytes_if_padded=round(len(lengths) * scale) * options["max_length"] * row,
+        stored_tokens=round(measured.stored * scale),
+        default_batch=default_batch,
+        longest=max(lengths, default=0),
+        model_limit=architectures.max_positions(resolved.model),
+        units=-(-count // unit_samples),
+        operations=scale * sum(arch.flops(length, depth) for length in lengths),
+    )
+    estimate = with_cost(estimate, chips=chips, rate=rate, price=price)
+    return plans.ExtractionPlan(
+        model=str(model),
+        model_digest=checkpoint.digest(),
+        tokenizer=str(tokenizer or model),
+        tokenizer_digest=reader.digest(),
+        data=dict(data),
+        data_digest=source.digest(),
+        samples=count,
+        unit_samples=unit_samples,
+        sites=names,
+        widths=widths,
+        buckets=buckets,
+        chat_date=reader.chat_date(),
+        estimate=asdict(estimate),
+        **options,
+    )
+
+
+def _context_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """`stride` and `keep` as in a plan, which has no value for the defaults."""
+    stride, keep = options.get("stride"), options.get("keep")
+    if options["too_long"] != "split":
+        if stride:
+            raise BadInput("--stride applies to --too-long split only")
+        return {"stride": 0, "keep": "" if keep in (None, "all") else keep}
+    longest = options["max_length"]
+    stride = stride or max(longest // 2, 1)
+    if not 0 < stride <= longest:
+        raise BadInput(f"--stride {stride} is not between 1 and --max-length {longest}")
+    return {"stride": stride, "keep": "" if keep in (None, "all") else keep}
+
+
+def samples_per_unit(
+    count: int, mean_tokens: float, row_bytes: float, *, shard_bytes: int, batch_tokens: int
+) -> int:
+    """As many samples as fit a shard; fewer if that would leave workers of a fleet without units,
+    but never less than fill several batches."""
+    largest = shard_bytes / max(mean_tokens * row_bytes, 1.0)
+    smallest = MIN_UNIT_BATCHES * batch_tokens / max(mean_tokens, 1.0)
+    return int(min(largest, max(math.ceil(count / PARALLEL_UNITS), smallest)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredSamples:
+    """Some samples, tokenized."""
+
+    samples: int
+    lengths: list[int]  # of the contexts that the model sees; 0 for a skipped sample
+    stored: int  # tokens whose activations are stored
+    skipped: Counter[str]  # by the first reason of each kind
+
+
+def measure_lengths(
+    source: SampleSource,
+    reader: tokenization.Tokenizer,
+    options: Mapping[str, Any],
+    wanted: int,
+    vocabulary: int | None = None,
+) -> MeasuredSamples:
+    """About `wanted` evenly spaced samples."""
+    count = source.count()
+    step = max(count // wanted, 1) if wanted else 1
+    spans = (
+        [range(0, count)] if wanted >= count else [range(n, n + 1) for n in range(0, count, step)]
+    )
+    lengths: list[int] = []
+    skipped: Counter[str] = Counter()
+    kinds: dict[str, str] = {}  # the first reason of each
+    samples = stored = 0
+    stride = options.get("stride") or options["max_length"]
+    for span in spans:
+        for sample in tokenization.tokenize(
+            source.read(span),
+            reader,
+            max_length=options["max_length"],
+            too_long=options["too_long"],
+            vocabulary=vocabulary,
+            keep=options.get("keep") or "all",
+        ):
+            samples += 1
+            for context in contexts.split(sample, options["max_length"], stride):
+                lengths.append(context.stop - context.start)
+                stored += sum(stop - start for start, stop in context.runs)
+            if not len(sample.tokens):
+                reason = _skip_reason(sample, options)
+                # Token counts and positions in JSON differ from sample to sample.
+                skipped[kinds.setdefault(re.sub(r"\d+", "N", reason), reason)] += 1
+    return MeasuredSamples(samples=samples, lengths=lengths, stored=stored, skipped=skipped)
+
+
+def _skip_reason(sample: TokenizedSample, options: Mapping[str, Any]) -> str:
+    if options["too_long"] == "skip" and "full_length" in sample.metadata:
+        return (
+            f"longer than --max-length {options['max_length']}; pass --too-long cut or split, or a "
+            "larger --max-length"
+        )
+    return sample.metadata["skipped"]
+
+
+def check_usable(measured: MeasuredSamples, count: int, path: str) -> None:
+    """Raise if no sample has tokens: every machine of the run would be paid for nothing."""
+    if not count:
+        raise BadInput(f"{path} has no samples")
+    if measured.skipped.total() == measured.samples:
+        number = f"{count:,}" if measured.samples == count else f"{measured.samples:,} checked"
+        reason, most = measured.skipped.most_common(1)[0]
+        raise BadInput(
+            f"all {number} samples of {path} would be skipped, mostly ({most:,}): {reason}"
+        )
+
+
+def with_cost(
+    estimate: Estimate, *, chips: str | None, rate: float | None, price: float | None
+) -> Estimate:
+    """Add hours, from tokens per second (`rate`) or chips such as `v5e-16`, and with a price the
+    cost. The price is per chip-hour, or without `chips` per hour of the whole fleet."""
+    hours = hourly = None
+    if chips is not None:
+        kind, count = chip_count(chips)
+        hours = estimate.operations / (PEAKS[kind] * count * UTILIZATION) / 3600
+        hourly = None if price is None else count * price
+    if rate:
+        hours = estimate.tokens / rate / 3600
+        hourly = hourly if hourly is not None or price is None else price
+    cost = None if hours is None or hourly is None else hours * hourly
+    return replace(estimate, hours=hours, cost=cost)
+
+
+def chip_count(accelerator: str) -> tuple[str, int]:
+    """The generation and number of chips of a TPU type: `v5e-16` has 16, `v4-16` has 8."""
+    kind, _, number = accelerator.strip().lower().rpartition("-")
+    if kind not in PEAKS or not number.isdecimal() or not int(number):
+        known = ", ".join(PEAKS)
+        raise BadInput(
+            f"unknown TPU type {accelerator!r}; expected one such as v5e-16 (generations: {known})"
+        )
+    return kind, max(int(number) // (2 if kind in CORE_COUNTED else 1), 1)

@@ -1,0 +1,267 @@
+"""Preparing units for the model: read, tokenize, batch several together.
+
+Imports no JAX: it runs in subprocesses.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import accumulate
+
+from tpufleet_activations import plans
+from tpufleet_activations.inputs import contexts, sources, tokenization
+from tpufleet_activations.inputs.contexts import Context
+from tpufleet_activations.inputs.samples import TokenizedSample
+from tpufleet_activations.io.unit_writer import StoredSample
+from tpufleet_activations.pipeline import batches, stored_tiles
+from tpufleet_activations.pipeline.locations import Locations
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedUnit:
+    """The tokenized samples of a unit, and the contexts that the model sees."""
+
+    unit: int
+    samples: tuple[TokenizedSample, ...]
+    contexts: tuple[Context, ...]
+    seconds: float = 0.0  # that it took
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(context.tokens) for context in self.contexts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchedUnits:
+    """Units whose samples share batches, so that few batches are incomplete.
+
+    Contexts are numbered over all units. A unit's contexts come in the same order as if it had been
+    batched alone, so its shard does not depend on the others.
+    """
+
+    units: tuple[PreparedUnit, ...]
+    batches: tuple[batches.Batch, ...]
+
+    @cached_property
+    def contexts(self) -> list[Context]:
+        """By number."""
+        return [context for unit in self.units for context in unit.contexts]
+
+    @cached_property
+    def first_contexts(self) -> list[int]:
+        """The number of each unit's first context, and the number of all."""
+        return [0, *accumulate(len(unit.contexts) for unit in self.units)]
+
+    def last_batches(self) -> list[int]:
+        """The number of the last batch with samples of each unit; -1 if none has."""
+        first, last = self.first_contexts, [-1] * len(self.units)
+        for number, batch in enumerate(self.batches):
+            for span in batch.spans:
+                last[bisect_right(first, span.sample) - 1] = number
+        return last
+
+    def stored_samples(
+        self, rows: Sequence[frozenset[int]], *, include_skipped: bool
+    ) -> list[list[StoredSample]]:
+        """For each unit, its samples in the order in which a process that holds `rows[batch]` of
+        each batch writes them; one with several contexts comes several times. `include_skipped`
+        appends the samples without tokens."""
+        first = self.first_contexts
+        orders: list[list[int]] = [[] for _ in self.units]
+        for batch, kept in zip(self.batches, rows, strict=True):
+            for span in batch.spans:
+                if span.row in kept:
+                    unit = bisect_right(first, span.sample) - 1
+                    orders[unit].append(span.sample - first[unit])
+        return [
+            _stored(unit, order, include_skipped)
+            for unit, order in zip(self.units, orders, strict=True)
+        ]
+
+
+def _stored(unit: PreparedUnit, order: list[int], include_skipped: bool) -> list[StoredSample]:
+    if include_skipped:
+        order = order + [n for n, context in enumerate(unit.contexts) if not len(context.tokens)]
+    return [
+        StoredSample(
+            sample=context.sample.index,
+            tokens=context.sample.tokens[context.stored_positions],
+            positions=context.stored_positions,
+            metadata=context.metadata,
+        )
+        for context in (unit.contexts[n] for n in order)
+    ]
+
+
+def plan_buckets(plan: plans.ExtractionPlan) -> tuple[int, ...]:
+    return plan.buckets or batches.buckets_up_to(plan.max_length)
+
+
+def batch_units(
+    plan: plans.ExtractionPlan,
+    units: Sequence[PreparedUnit],
+    row_multiple: int,
+    *,
+    varlen: bool = False,
+    fill: bool = False,
+    batch_tokens: int | None = None,
+    sums_rows: bool = False,
+) -> BatchedUnits:
+    """`batch_tokens`, if not those of the plan. `sums_rows`: the devices sum stored rows."""
+    made = batches.make_batches(
+        [context.tokens for unit in units for context in unit.contexts],
+        batching=batches.resolve_batching(plan.batching, plan_buckets(plan), varlen=varlen),
+        buckets=plan_buckets(plan),
+        batch_tokens=batch_tokens or plan.batch_tokens,
+        row_multiple=row_multiple,
+        fill=fill,
+        units=[number for number, unit in enumerate(units) for _ in unit.contexts],
+    )
+    if sums_rows:
+        known = [context for unit in units for context in unit.contexts]
+        made = (stored_tiles.with_tiles(batch, known, row_multiple) for batch in made)
+    return BatchedUnits(units=tuple(units), batches=tuple(made))
+
+
+def prepare_samples(
+    unit: int, samples: Sequence[TokenizedSample], plan: plans.ExtractionPlan
+) -> PreparedUnit:
+    split = (
+        contexts.split(sample, plan.max_length, plan.stride or plan.max_length)
+        for sample in samples
+    )
+    return PreparedUnit(
+        unit=unit,
+        samples=tuple(samples),
+        contexts=tuple(context for parts in split for context in parts),
+    )
+
+
+class UnitPreparer:
+    """Prepares units of one plan; opens the data and the tokenizer once."""
+
+    def __init__(self, plan: plans.ExtractionPlan, locations: Locations):
+        self._plan = plan
+        self._source = sources.PlannedSource(locations.data, plan.seed, plan.data_digest)
+        self._tokenizer = tokenization.Tokenizer(locations.tokenizer, plan.chat_date)
+        self._vocabulary = locations.architecture.vocabulary
+
+    def prepare(self, unit: int) -> PreparedUnit:
+        plan, began = self._plan, time.perf_counter()
+        samples = tokenization.tokenize(
+            self._source.read(plan.sample_range(unit)),
+            self._tokenizer,
+            max_length=plan.max_length,
+            too_long=plan.too_long,
+            vocabulary=self._vocabulary,
+            keep=plan.keep or "all",
+        )
+        prepared = prepare_samples(unit, samples, plan)
+        return replace(prepared, seconds=time.perf_counter() - began)
+
+
+class PreparerPool:
+    """Prepares units ahead of the model, in subprocesses or (with 0 processes) in one thread."""
+
+    def __init__(
+        self,
+        plan: plans.ExtractionPlan,
+        locations: Locations,
+        processes: int = 0,
+        most: int = 0,
+    ):
+        """It can grow to `most` processes."""
+        self._local = None if processes else UnitPreparer(plan, locations)
+        self.processes, self._most = processes, max(processes, most)
+        self._waiting: deque[tuple[int, Future[PreparedUnit]]] = deque()
+        self._running, self._lock = 0, threading.Lock()
+        self._pool: Executor
+        if processes:
+            # Spawned: forking a process that runs JAX's threads can deadlock. A process is started
+            # when all others have a unit, so there are as many as units run at a time.
+            self._pool = ProcessPoolExecutor(
+                self._most,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_initialize,
+                initargs=(plan.to_json(), locations),
+            )
+        else:
+            self._pool = ThreadPoolExecutor(1)
+
+    def start(self) -> None:
+        """Start the processes, which takes a second or two, before the first unit."""
+        if self._local is None:
+            for _ in range(self.processes):
+                self._pool.submit(_initialized)
+
+    def submit(self, unit: int) -> Future[PreparedUnit]:
+        future: Future[PreparedUnit] = Future()
+        with self._lock:
+            self._waiting.append((unit, future))
+        self._dispatch()
+        return future
+
+    def grow(self, processes: int) -> None:
+        """Use so many processes from now on, if that is more, and if it has processes at all."""
+        if self._local is None:
+            self.processes = min(max(processes, self.processes), self._most)
+            self._dispatch()
+
+    def close(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, deque()
+        for _, future in waiting:
+            future.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _dispatch(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting or self._running >= max(self.processes, 1):
+                    return
+                unit, future = self._waiting.popleft()
+                self._running += 1
+            prepare = _prepare if self._local is None else self._local.prepare
+            try:
+                self._pool.submit(prepare, unit).add_done_callback(partial(self._done, future))
+            except Exception as error:
+                # A pool that is broken or closed: whoever waits for the unit is told.
+                with self._lock:
+                    self._running -= 1
+                future.set_exception(error)
+
+    def _done(self, future: Future[PreparedUnit], prepared: Future[PreparedUnit]) -> None:
+        with self._lock:
+            self._running -= 1
+        if prepared.cancelled():
+            future.cancel()
+        elif (error := prepared.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(prepared.result())
+        self._dispatch()
+
+
+_preparer: UnitPreparer | None = None  # set in the subprocesses of a pool
+
+
+def _initialize(plan: bytes, locations: Locations) -> None:
+    global _preparer
+    _preparer = UnitPreparer(plans.from_json(plan), locations)
+
+
+def _initialized() -> bool:
+    return _preparer is not None
+
+
+def _prepare(unit: int) -> PreparedUnit:
+    assert _preparer is not None
+    return _preparer.prepare(unit)

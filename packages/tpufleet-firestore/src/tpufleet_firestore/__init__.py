@@ -1,0 +1,1 @@
+"""Code from a Firestore collection, run as jobs."""

@@ -1,0 +1,161 @@
+"""A bridge's background work: heartbeats, the stream of job changes, periodic resync, cleanup."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tpufleet.backoff import Backoff
+from tpufleet.client.fleet import FleetClient
+from tpufleet.errors import FleetError
+from tpufleet.model.api_types import JobRow
+from tpufleet.model.jobs import JobId
+from tpufleet_firestore.bridge.cleanup import ResultCleanup
+from tpufleet_firestore.bridge.collection import DocumentChange, JobCollection
+from tpufleet_firestore.bridge.documents import LIVE_STATUSES, Document, DocumentStatus
+
+log = logging.getLogger("tpufleet.bridge")
+
+MISSED_HEARTBEATS = 3  # after which a bridge counts as dead
+RECONNECT_FIRST_SECONDS, RECONNECT_MAX_SECONDS = 0.5, 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BridgeLimits:
+    max_documents: int = 100  # claimed at a time; more are left to other bridges
+    heartbeat_seconds: float = 5.0
+    resync_seconds: float = 30.0
+
+
+class BackgroundTasks:
+    """Heartbeats and the job stream run in two threads; `resync` is called by workers.
+
+    `notify` receives every change. `known_documents` and `held_jobs` return what the bridge knows
+    of and waits for.
+    """
+
+    def __init__(
+        self,
+        collection: JobCollection,
+        client: FleetClient,
+        limits: BridgeLimits,
+        cleanup: ResultCleanup | None,
+        *,
+        notify: Callable[[list[DocumentChange] | JobRow], None],
+        known_documents: Callable[[], Sequence[Document]],
+        held_jobs: Callable[[], Sequence[JobId]],
+    ) -> None:
+        self._collection, self._client = collection, client
+        self._limits, self._cleanup = limits, cleanup
+        self._notify, self._known_documents, self._held_jobs = notify, known_documents, held_jobs
+        self._stop = threading.Event()
+        self._last_heartbeat: float | None = None
+        self._cleanup_at = 0.0
+        self.live_bridges: frozenset[str] = frozenset()
+        self._heartbeats = threading.Thread(
+            target=self._send_heartbeats, name="heartbeats", daemon=True
+        )
+        self._stream = threading.Thread(target=self._follow_jobs, name="jobs", daemon=True)
+
+    def start(self) -> None:
+        self._heartbeat()  # before any claim, so that other bridges see this one as alive
+        self.live_bridges = self._collection.live_bridges()
+        self._heartbeats.start()
+        self._stream.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def finish(self) -> None:
+        """After `stop`. Without a heartbeat, other bridges take over the documents at once."""
+        self._heartbeats.join(self._limits.heartbeat_seconds)
+        self._collection.delete_heartbeat()
+
+    def heartbeat_problem(self) -> str:
+        """Why other bridges may consider this one dead; empty when they do not."""
+        if self._last_heartbeat is None:
+            return "no heartbeat written yet"
+        age = time.monotonic() - self._last_heartbeat
+        overdue = age > self._limits.heartbeat_seconds * MISSED_HEARTBEATS
+        return f"last heartbeat written {age:.0f} s ago" if overdue else ""
+
+    def resync(self) -> None:
+        """Read every live document and every held job, in case a change was missed."""
+        try:
+            live = {document.id: document for document in self._collection.live_documents()}
+            unlisted = [
+                document.id for document in self._known_documents() if document.id not in live
+            ]
+            gone = [document_id for document_id in unlisted if not self._is_live(document_id)]
+            self._notify(
+                [DocumentChange(id=id, document=document) for id, document in live.items()]
+            )
+            self._notify([DocumentChange(id=document_id, document=None) for document_id in gone])
+            for job_id in self._held_jobs():
+                self._notify(self._client.job(job_id).row)
+        except FleetError as error:
+            log.warning("resync failed: %s", error)
+        except Exception:
+            log.exception("unexpected error in resync; continuing")
+        self._clean_up_if_due()
+
+    def _is_live(self, document_id: str) -> bool:
+        document = self._collection.get(document_id)
+        return document is not None and document.status in LIVE_STATUSES
+
+    def _clean_up_if_due(self) -> None:
+        if self._cleanup is None or time.monotonic() < self._cleanup_at:
+            return
+        self._cleanup_at = time.monotonic() + self._cleanup.interval.total_seconds()
+        try:
+            while self._cleanup.run_once() and not self._stop.is_set():
+                continue
+        except FleetError as error:
+            log.warning("cleanup failed: %s", error)
+        except Exception:
+            log.exception("unexpected error in cleanup; continuing")
+
+    def _send_heartbeats(self) -> None:
+        while not self._stop.wait(self._limits.heartbeat_seconds):
+            try:
+                self._heartbeat()
+                live_bridges = self._collection.live_bridges()
+            except FleetError as error:
+                log.warning("cannot write a heartbeat: %s", error)
+                continue
+            except Exception:
+                log.exception("unexpected error in the heartbeat thread; continuing")
+                continue
+            self.live_bridges = live_bridges
+            self._notify(self._orphans(live_bridges))
+
+    def _heartbeat(self) -> None:
+        self._collection.write_heartbeat()
+        self._last_heartbeat = time.monotonic()
+
+    def _orphans(self, live_bridges: frozenset[str]) -> list[DocumentChange]:
+        """Documents whose bridge is dead."""
+        return [
+            DocumentChange(id=document.id, document=document)
+            for document in self._known_documents()
+            if document.claim is not None
+            and document.status != DocumentStatus.PENDING
+            and document.claim.holder not in live_bridges
+        ]
+
+    def _follow_jobs(self) -> None:
+        backoff = Backoff(first=RECONNECT_FIRST_SECONDS, longest=RECONNECT_MAX_SECONDS)
+        while not self._stop.is_set():
+            try:
+                for update in self._client.stream():
+                    backoff.succeeded()
+                    if isinstance(update, JobRow):
+                        self._notify(update)
+            except FleetError as error:
+                log.warning("the stream of job changes broke: %s; reconnecting", error)
+            except Exception:
+                log.exception("unexpected error in the stream of job changes; reconnecting")
+            self._stop.wait(backoff.failed())

@@ -1,0 +1,62 @@
+"""The outcome of a document's code, from the job's result file or from the state it ended in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpufleet.errors import BadInput
+from tpufleet.model.api_types import JobRow
+from tpufleet.model.encoding import from_json
+from tpufleet.model.jobs import JobState
+from tpufleet_firestore.bridge.documents import DocumentStatus
+
+MAX_ERROR_CHARS = 96 * 1024  # characters
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResultFile:
+    """The file that the supervisor of the code writes."""
+
+    status: str
+    result: str | None = None
+    error: str | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeOutcome:
+    status: DocumentStatus
+    result: str | None = None
+    error: str | None = None
+    seconds: float | None = None  # run time of the code
+
+
+def parse_result(data: bytes) -> CodeOutcome:
+    """Takes only the document's own outcome from the file, because the code may have forged it."""
+    try:
+        result = from_json(data, ResultFile)
+    except BadInput as error:
+        return _failed(f"invalid result file: {error}")
+    if result.status == DocumentStatus.COMPLETED:
+        return CodeOutcome(
+            status=DocumentStatus.COMPLETED, result=result.result, seconds=result.seconds
+        )
+    message = result.error or "the code failed without an error message"
+    return CodeOutcome(
+        status=DocumentStatus.FAILED, error=message[:MAX_ERROR_CHARS], seconds=result.seconds
+    )
+
+
+def outcome_of_job(row: JobRow) -> CodeOutcome:
+    """The outcome of a job that has ended without a result file."""
+    match row.state:
+        case JobState.CANCELLED:
+            return _failed(f"cancelled: {row.reason}")
+        case JobState.SUCCEEDED:
+            return _failed("the job ended without a result")
+        case _:
+            return _failed(f"the job failed: {row.reason}")
+
+
+def _failed(error: str) -> CodeOutcome:
+    return CodeOutcome(status=DocumentStatus.FAILED, error=error[:MAX_ERROR_CHARS])

@@ -1,0 +1,210 @@
+"""The bridge's main loop, with fakes for Firestore and the control plane."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from queue import SimpleQueue
+
+import pytest
+
+pytest.importorskip(
+    "google.cloud.firestore", reason="no Firestore client; pip install 'tpufleet[firestore]'"
+)
+
+from google.api_core import exceptions
+from google.auth.exceptions import RefreshError
+
+from tests.server_process import wait_until
+from tpufleet.errors import PermissionMissing, Unreachable
+from tpufleet.model.jobs import JobId
+from tpufleet_firestore.bridge.background_tasks import BridgeLimits
+from tpufleet_firestore.bridge.bridge import Bridge
+from tpufleet_firestore.bridge.collection import DocumentChange, translate_errors
+from tpufleet_firestore.bridge.document_state import DocumentDriver, HeldDocument
+from tpufleet_firestore.bridge.documents import Document, DocumentClaim
+from tpufleet_firestore.bridge.metrics import exposition
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def pending(name: str) -> Document:
+    data = {"status": "pending"}
+    return Document(id=name, path=name, data=data, created_at=AT, updated_at=AT, read_at=AT)
+
+
+class FakeListener:
+    """A listener that tests can kill."""
+
+    def __init__(self) -> None:
+        self.alive = True
+
+    def close(self) -> None:
+        self.alive = False
+
+
+class FakeCollection:
+    """Implements what the bridge calls."""
+
+    holder = "us"
+
+    def __init__(self) -> None:
+        self.listeners: SimpleQueue[tuple[FakeListener, Callable[[list[DocumentChange]], None]]] = (
+            SimpleQueue()
+        )
+
+    def write_heartbeat(self) -> None:
+        """Always alive."""
+
+    def delete_heartbeat(self) -> None:
+        """There is no other bridge."""
+
+    def live_bridges(self) -> frozenset[str]:
+        return frozenset({self.holder})
+
+    def live_documents(self) -> list[Document]:
+        raise Unreachable("resync is not under test")
+
+    def listen(self, on_changes: Callable[[list[DocumentChange]], None]) -> FakeListener:
+        listener = FakeListener()
+        self.listeners.put((listener, on_changes))
+        return listener
+
+
+class FakeDriver:
+    """Records which documents were claimed. The first claim of each fails."""
+
+    def __init__(self) -> None:
+        self.claimed: SimpleQueue[str] = SimpleQueue()
+        self._attempted: set[str] = set()
+
+    def claim(self, document_id: str, document: Document) -> HeldDocument:
+        if document_id not in self._attempted:
+            self._attempted.add(document_id)
+            raise Unreachable("first attempt")
+        self.claimed.put(document_id)
+        claim = DocumentClaim(holder="us", fence=0, run_number=0, job_id=JobId(f"fs-{document_id}"))
+        return HeldDocument(document=document, claim=claim)
+
+    def advance(self, held: HeldDocument) -> None:
+        held.ended = True
+
+
+class FakeFleet:
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+        self.connects: SimpleQueue[str] = SimpleQueue()
+
+    def stream(self) -> Iterator[object]:
+        self.connects.put("stream")
+        if self.connects.qsize() == 1:
+            raise RuntimeError("unexpected")
+        self._closed.wait(900)
+        yield from ()
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+@pytest.fixture
+def fleet() -> FakeFleet:
+    return FakeFleet()
+
+
+@pytest.fixture
+def bridged(fleet: FakeFleet) -> Iterator[tuple[FakeCollection, FakeDriver]]:
+    collection, driver = FakeCollection(), FakeDriver()
+    bridge = Bridge(collection, driver, fleet, BridgeLimits(heartbeat_seconds=0.1))  # type: ignore[arg-type]
+    thread = threading.Thread(target=bridge.run)
+    thread.start()
+    yield collection, driver
+    bridge.stop()
+    thread.join(900)
+    assert not thread.is_alive()
+
+
+def test_a_failed_claim_is_retried(bridged):
+    collection, driver = bridged
+    _, notify = collection.listeners.get(timeout=900)
+    notify([DocumentChange(id="d1", document=pending("d1"))])
+    assert driver.claimed.get(timeout=900) == "d1"
+
+
+def test_a_dead_listener_is_replaced(bridged):
+    collection, driver = bridged
+    listener, _ = collection.listeners.get(timeout=900)
+    listener.alive = False
+    _, notify = collection.listeners.get(timeout=900)
+    notify([DocumentChange(id="d2", document=pending("d2"))])
+    assert driver.claimed.get(timeout=900) == "d2"
+
+
+def test_the_stream_of_job_changes_is_reopened_after_an_error(bridged, fleet):
+    wait_until(lambda: fleet.connects.qsize() >= 2, 60, lambda: fleet.connects.qsize())
+
+
+def test_metrics_count_documents_claims_outcomes_and_errors(fleet):
+    collection, driver = FakeCollection(), FakeDriver()
+    bridge = Bridge(collection, driver, fleet, BridgeLimits(heartbeat_seconds=0.1))  # type: ignore[arg-type]
+    thread = threading.Thread(target=bridge.run)
+    thread.start()
+    try:
+        _, notify = collection.listeners.get(timeout=900)
+        notify([DocumentChange(id=name, document=pending(name)) for name in ("d1", "d2")])
+
+        def values() -> dict[str, str]:
+            lines = exposition(bridge.metrics()).splitlines()
+            return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+
+        wait_until(lambda: int(values()["tpufleet_bridge_ended_total"]) >= 2, 60, values)
+        shown = values()
+        assert shown['tpufleet_bridge_documents{status="pending"}'] == "2"
+        assert int(shown["tpufleet_bridge_claims_total"]) >= 2
+        assert int(shown["tpufleet_bridge_errors_total"]) >= 2, "the first claim of each fails"
+        assert shown["tpufleet_bridge_ready"] == "1"
+    finally:
+        bridge.stop()
+        thread.join(900)
+
+
+class FailingCollection:
+    """A collection whose claims fail with a given error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self.rejected: list[str] = []
+
+    def claim(self, document_id: str) -> None:
+        with translate_errors():
+            raise self._error
+
+    def reject(self, document_id: str, fields: object) -> bool:
+        self.rejected.append(document_id)
+        return True
+
+
+NOT_THE_DOCUMENTS_FAULT = {
+    "missing role": exceptions.PermissionDenied("no"),
+    "expired token": exceptions.Unauthenticated("no"),
+    "wrong database mode": exceptions.FailedPrecondition("no"),
+    "credentials cannot be refreshed": RefreshError("no"),
+    "network down": exceptions.ServiceUnavailable("no"),
+}
+
+
+@pytest.mark.parametrize("error", NOT_THE_DOCUMENTS_FAULT.values(), ids=NOT_THE_DOCUMENTS_FAULT)
+def test_no_document_fails_for_what_is_not_its_fault(error):
+    collection = FailingCollection(error)
+    document = replace(pending("d"), data={"status": "pending", "code": "1", "challenge_number": 1})
+    with pytest.raises((PermissionMissing, Unreachable)):
+        DocumentDriver(collection, None, None).claim("d", document)  # type: ignore[arg-type]
+    assert collection.rejected == []
+
+
+def test_a_document_that_firestore_rejects_fails():
+    collection = FailingCollection(exceptions.InvalidArgument("too large"))
+    document = replace(pending("d"), data={"status": "pending", "code": "1", "challenge_number": 1})
+    assert DocumentDriver(collection, None, None).claim("d", document) is None  # type: ignore[arg-type]
+    assert collection.rejected == ["d"]

@@ -1,0 +1,1 @@
+"""GKE: node pools for JobSets (`provisioner`), and clusters from one file (`environment`)."""

@@ -1,0 +1,164 @@
+"""`tpu cluster render|install|doctor`: what runs inside the cluster of an environment."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import click
+
+from tpufleet.errors import BadInput
+from tpufleet.views.cli import output
+from tpufleet.views.cli.output import json_option
+from tpufleet_gke.cli.cluster_environment import file_option, read_environment
+from tpufleet_gke.environment.addons import example_jobsets, helm_values, team_manifests
+from tpufleet_gke.environment.addons import install as addons
+from tpufleet_gke.environment.cloud_build import pipelines
+from tpufleet_gke.environment.config import names
+
+kubeconfig_option = click.option(
+    "--kubeconfig", metavar="FILE", help="The cluster (default: as kubectl would)."
+)
+
+
+@click.command(
+    short_help="Write manifests and Cloud Build pipelines.",
+    epilog="\b\nExample:\n  tpu cluster render --folder rendered\n",
+)
+@file_option
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=Path(pipelines.RENDERED),
+    show_default=True,
+    help="Where to write.",
+)
+@json_option
+def render(file: Path, folder: Path, as_json: bool) -> None:
+    """Write manifests of teams and queues, Helm values, and Cloud Build pipelines."""
+    environment = read_environment(file)
+    files = {
+        **{f"k8s/{name}": text for name, text in team_manifests.files(environment).items()},
+        "helm/values.yaml": helm_values.text(environment),
+        "settings.env": helm_values.settings_env(environment),
+        **{f"cloud-build/{name}": text for name, text in pipelines.files(environment).items()},
+    }
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    written = [str(folder / name) for name in files]
+    output.print_result({"files": written}, "\n".join(written), as_json)
+
+
+@click.command(
+    short_help="Install add-ons and queues in the cluster.",
+    epilog="\b\nExamples:\n  tpu cluster install\n  tpu cluster install --queues-only\n",
+)
+@file_option
+@kubeconfig_option
+@click.option("--queues-only", is_flag=True, help="Only namespaces, queues and priorities.")
+@json_option
+def install(file: Path, kubeconfig: str | None, queues_only: bool, as_json: bool) -> None:
+    """Install JobSet, Kueue and cert-manager at the versions of cluster.yaml, then the queues.
+
+    Waits until each is available. Can be repeated.
+    """
+    environment = read_environment(file)
+    kubectl = _kubectl(kubeconfig)
+    step = addons.apply_queues if queues_only else addons.install
+    done: list[str] = []
+
+    def report(message: str) -> None:
+        done.append(message)
+        output.print_status(message)
+
+    step(environment, kubectl, report)
+    output.print_result({"done": done}, "installed", as_json)
+
+
+@click.command(
+    short_help="Check the add-ons and queues of the cluster.",
+    epilog="\b\nExample:\n  tpu cluster doctor\n",
+)
+@file_option
+@kubeconfig_option
+@json_option
+@click.pass_context
+def doctor(context: click.Context, file: Path, kubeconfig: str | None, as_json: bool) -> None:
+    """Check add-ons and queues of the cluster against cluster.yaml. Exit status 1 if any fails."""
+    environment = read_environment(file)
+    found = addons.checks(environment, _kubectl(kubeconfig))
+    if as_json:
+        output.print_json({"cluster": names.cluster(environment), "checks": found})
+    else:
+        output.print_table(
+            ("CHECK", "STATE", "DETAIL"),
+            [
+                (check.name, "ok" if check.ok else ("failed", "red"), check.detail)
+                for check in found
+            ],
+            "no checks",
+        )
+        for check in found:
+            if check.next:
+                output.print_status(f"  next: {check.name}: {check.next}")
+    context.exit(0 if all(check.ok for check in found) else 1)
+
+
+@click.command(
+    short_help="Print the JobSet of an example.",
+    epilog="\b\nExample:\n  tpu cluster example hello-world --type v5e-16 --image IMAGE:TAG\n",
+)
+@click.argument("name", type=click.Choice(["hello-world", "maxtext"]))
+@file_option
+@click.option("--team", help="Team whose queue is used (default: the first).")
+@click.option("--type", "tpu_type", default="v5e-16", show_default=True, help="TPU type.")
+@click.option("--slices", default=1, show_default=True, help="Number of slices.")
+@click.option("--image", required=True, help="Image with MaxText.")
+@click.option("--bucket", help="maxtext: bucket of checkpoints (default: the first).")
+@click.option("--dataset", help="maxtext: where the dataset is (default: in the same bucket).")
+@click.option(
+    "--tensorboard",
+    metavar="RESOURCE",
+    help="maxtext: also a Job that uploads metrics to this Vertex AI TensorBoard.",
+)
+@click.option("--uploader-image", help="Image of that Job (default: that of --image).")
+@click.option("--suffix", default="", help="Appended to the name of the JobSet.")
+@json_option
+def example(
+    name: str, file: Path, team: str | None, tpu_type: str, slices: int, image: str,
+    bucket: str | None, dataset: str | None, tensorboard: str | None, uploader_image: str | None,
+    suffix: str, as_json: bool,
+) -> None:  # fmt: skip
+    """Print the JobSet of an example, for `kubectl apply`; the type decides hosts and chips."""
+    import yaml
+
+    environment = read_environment(file)
+    owner = team or next(iter(environment.teams))
+    if name == "hello-world":
+        jobset = example_jobsets.hello_world(
+            environment, owner, tpu_type, slices=slices, image=image, suffix=suffix
+        )
+    else:
+        short = bucket or next(iter(environment.buckets), "artifacts")
+        location = f"gs://{names.bucket(environment, short)}"
+        run_name = f"maxtext-{suffix}" if suffix else "maxtext"
+        jobset = example_jobsets.maxtext(
+            environment, owner, tpu_type, slices=slices, image=image, suffix=suffix,
+            run_name=run_name, output=location, dataset=dataset or location,
+        )  # fmt: skip
+        if tensorboard:
+            upload = example_jobsets.tensorboard_upload(
+                environment, owner, resource=tensorboard, run_name=run_name, output=location,
+                image=uploader_image or image, suffix=suffix,
+            )  # fmt: skip
+            jobset = {"apiVersion": "v1", "kind": "List", "items": [jobset, upload]}
+    output.print_result(jobset, yaml.safe_dump(jobset, sort_keys=False).rstrip(), as_json)
+
+
+def _kubectl(kubeconfig: str | None) -> addons.Kubectl:
+    if shutil.which("kubectl") is None:
+        raise BadInput("kubectl not found\n  next: `gcloud components install kubectl`")
+    options = ["--kubeconfig", kubeconfig] if kubeconfig else []
+    return addons.Kubectl(command=["kubectl", *options])

@@ -1,0 +1,309 @@
+"""`tpu cluster init|plan|apply|destroy`: the GKE environment of a cluster.yaml."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tpufleet.errors import BadInput
+from tpufleet.model.field_types import ParseErrors
+from tpufleet.views.cli import output
+from tpufleet.views.cli.output import json_option, yes_option
+from tpufleet_gke.environment.config import capacity, names, parse, starter_file, zone_warnings
+from tpufleet_gke.environment.config.field_kinds import ZONE
+from tpufleet_gke.environment.config.sections import Environment
+from tpufleet_gke.environment.terraform import costs, plan_summary, stages
+from tpufleet_gke.environment.terraform.plan_summary import Change
+from tpufleet_gke.environment.terraform.stages import Backend, StageName
+
+if TYPE_CHECKING:
+    from tpufleet_gke.environment.terraform.runner import StagePlan, StageRunner
+
+REHEARSAL = ".rehearsal"
+file_option = click.option(
+    "--file",
+    "-f",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("cluster.yaml"),
+    show_default=True,
+    help="The environment; files are generated beside it.",
+)
+rehearse_option = click.option(
+    "--rehearse",
+    is_flag=True,
+    help="Use an emulated Google Cloud, kept in the folder .rehearsal; needs no account.",
+)
+
+
+@click.command(
+    epilog="\b\nExample:\n  tpu cluster init --project my-project --zone us-central1-a\n"
+)
+@click.option("--project", required=True, help="Google Cloud project id.")
+@click.option("--zone", "zones", multiple=True, required=True, help="Zone of TPUs. Repeatable.")
+@click.option("--type", "tpu_type", default="v5e-16", show_default=True, help="TPU type.")
+@file_option
+@json_option
+def init(project: str, zones: tuple[str, ...], tpu_type: str, file: Path, as_json: bool) -> None:
+    """Write a commented cluster.yaml, and its JSON schema for editors."""
+    if file.exists():
+        raise BadInput(f"{file} exists\n  next: edit it, or pass --file with another name")
+    errors = ParseErrors()
+    for zone in zones:
+        ZONE.parse(errors, "--zone", zone)
+    if errors.lines:
+        raise BadInput("\n".join(errors.lines))
+    text = starter_file.starter_file(project, zones[0].rpartition("-")[0], zones, tpu_type)
+    parse.parse_text(text, str(file))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    schema = json.dumps(parse.json_schema(), indent=1)
+    (file.parent / starter_file.SCHEMA_FILE).write_text(f"{schema}\n")
+    written = {"file": str(file), "schema": str(file.parent / starter_file.SCHEMA_FILE)}
+    output.print_result(written, f"wrote {file} and {starter_file.SCHEMA_FILE}", as_json)
+    output.print_status("  next: `tpu cluster plan --rehearse` shows what it creates and costs")
+
+
+@click.command(
+    short_help="Show what apply would change, and its cost.",
+    epilog="\b\nExamples:\n  tpu cluster plan\n  tpu cluster plan --rehearse\n",
+)
+@file_option
+@rehearse_option
+@json_option
+def plan(file: Path, rehearse: bool, as_json: bool) -> None:
+    """Show what apply would change, with the cost per hour. Changes nothing.
+
+    Also shows drift: what was changed outside. The generated Terraform files are written beside
+    cluster.yaml, to read and to commit; state never is.
+    """
+    environment = read_environment(file)
+    _warn(file, environment)
+    with _planner(file, environment, rehearse) as runner:
+        planned = [runner.plan(stage) for stage in StageName]
+    _show(environment, planned, as_json)
+
+
+@click.command(
+    short_help="Create or change a GKE environment.",
+    epilog="\b\nExamples:\n  tpu cluster apply\n  tpu cluster apply --rehearse --yes\n",
+)
+@file_option
+@rehearse_option
+@yes_option
+@json_option
+def apply(file: Path, rehearse: bool, yes: bool, as_json: bool) -> None:
+    """Create or change the environment, stage by stage, after showing each plan.
+
+    After an interruption or an error, give the same command again: it continues.
+    """
+    environment = read_environment(file)
+    _warn(file, environment)
+    with _runner(file, environment, rehearse) as runner:
+        changed = _carry_out(runner, list(StageName), yes, destroy=False)
+        _save_outputs(runner)
+    output.print_result({"changes": changed}, f"applied {len(changed)} changes", as_json)
+    login = (
+        f"`gcloud container clusters get-credentials {names.cluster(environment)} "
+        f"--region {environment.region} --project {environment.project}`"
+    )
+    following = (
+        "`tpu cluster destroy --rehearse`" if rehearse else f"{login}, `tpu cluster install`"
+    )
+    output.print_status(f"  next: {following}")
+
+
+@click.command(
+    short_help="Delete a GKE environment.",
+    epilog="\b\nExamples:\n  tpu cluster destroy\n  tpu cluster destroy --bootstrap\n",
+)
+@file_option
+@rehearse_option
+@click.option("--bootstrap", is_flag=True, help="Also the service account and state bucket.")
+@yes_option
+@json_option
+def destroy(file: Path, rehearse: bool, bootstrap: bool, yes: bool, as_json: bool) -> None:
+    """Delete the environment, last stage first, after showing what goes.
+
+    Refused while cluster.yaml has deletion_protection; set it to false and apply first.
+    """
+    environment = read_environment(file)
+    apply_command = f"`tpu cluster apply{' --rehearse' if rehearse else ''}`"
+    if environment.deletion_protection:
+        raise BadInput(
+            f"{file}: deletion_protection: true protects this environment\n"
+            f"  next: write deletion_protection: false, then {apply_command}, then this again"
+        )
+    chosen = [stage for stage in reversed(StageName) if bootstrap or stage != StageName.BOOTSTRAP]
+    with _runner(file, environment, rehearse) as runner:
+        rest = [stage for stage in chosen if stage != StageName.BOOTSTRAP]
+        _check_unprotected(runner, apply_command)
+        deleted = _carry_out(runner, rest, yes, destroy=True)
+        if bootstrap:
+            if not rehearse:
+                _leave_state_bucket(runner, environment)
+            deleted += _carry_out(runner, [StageName.BOOTSTRAP], yes, destroy=True)
+    output.print_result({"changes": deleted}, f"deleted {len(deleted)} resources", as_json)
+
+
+def _check_unprotected(runner: StageRunner, apply_command: str) -> None:
+    """Before anything is deleted: the file may have been changed and not applied."""
+    planned = runner.plan(StageName.INFRASTRUCTURE, destroy=True)
+    for change in planned.changes:
+        if change.protected:
+            raise BadInput(
+                f"{change.noun} {change.name} is still protected; nothing was deleted\n"
+                f"  next: {apply_command}, then this again"
+            )
+
+
+def _warn(file: Path, environment: Environment) -> None:
+    for line in zone_warnings.zone_warnings(environment):
+        output.print_status(f"warning: {file}: {line}")
+
+
+def _carry_out(
+    runner: StageRunner, chosen: Sequence[StageName], yes: bool, *, destroy: bool
+) -> list[Change]:
+    """Plan, show, ask and apply, one stage after the other."""
+    done: list[Change] = []
+    for stage in chosen:
+        planned = runner.plan(stage, destroy=destroy)
+        if not planned.changes:
+            output.print_status(f"{stage}: {'nothing left' if destroy else 'up to date'}")
+            continue
+        _show_changes(planned.changes, output.print_status)
+        output.confirm(f"{'Delete all of' if destroy else 'Apply'} {stage}?", yes)
+        runner.apply(planned, output.print_status)
+        done += planned.changes
+    return done
+
+
+def read_environment(file: Path) -> Environment:
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise BadInput(
+            f"cannot read {file} ({reason})\n"
+            "  next: `tpu cluster init --project PROJECT --zone ZONE` writes one"
+        ) from error
+    return parse.parse_text(text, str(file))
+
+
+@contextlib.contextmanager
+def _planner(file: Path, environment: Environment, rehearse: bool) -> Iterator[StageRunner]:
+    """For an environment that does not exist yet, with empty state in a temporary folder."""
+    from tpufleet_gke.environment.terraform import runner, state_bucket
+
+    if rehearse or state_bucket.exists(environment):
+        with _runner(file, environment, rehearse) as found:
+            yield found
+        return
+    with tempfile.TemporaryDirectory(prefix="tpufleet-plan-") as name:
+        folder = Path(name)
+        runner.write_stages(folder, stages.all_files(environment, Backend(folder=name)))
+        yield runner.StageRunner(program=runner.find_program(os.environ), folder=folder)
+
+
+def _leave_state_bucket(runner: StageRunner, environment: Environment) -> None:
+    """State moves to this machine before the bucket that holds it is deleted."""
+    folder = str((runner.folder / ".terraform-state").resolve())
+    local = Backend(folder=folder)
+    files = stages.all_files(environment)
+    for name, text in stages.stage_files(environment, StageName.BOOTSTRAP, local).items():
+        files[f"{StageName.BOOTSTRAP}/{name}"] = text
+    runner.move_state(StageName.BOOTSTRAP, files)
+
+
+@contextlib.contextmanager
+def _runner(file: Path, environment: Environment, rehearse: bool) -> Iterator[StageRunner]:
+    from tpufleet_gke.environment.terraform import runner
+
+    folder = file.parent
+    program = runner.find_program(os.environ)
+    if not rehearse:
+        _ensure_state_bucket(environment)
+        runner.write_stages(folder, stages.all_files(environment))
+        yield runner.StageRunner(program=program, folder=folder)
+        return
+    from tpufleet_testbed.terraform.emulated_google_cloud import EmulatedGoogleCloud
+    from tpufleet_testbed.terraform.google_provider import serve
+
+    work = (folder / REHEARSAL).resolve()
+    runner.write_stages(work, stages.all_files(environment, Backend(folder=str(work))))
+    with serve(EmulatedGoogleCloud(work / "google-cloud.json")) as variables:
+        environ = {**os.environ, **variables}
+        yield runner.StageRunner(program=program, folder=work, environ=environ)
+
+
+def _ensure_state_bucket(environment: Environment) -> None:
+    """State is kept in the bucket from the beginning; the first stage then manages the bucket."""
+    from tpufleet_gke.environment.terraform import state_bucket
+
+    state_bucket.ensure(environment, output.print_status)
+
+
+def _save_outputs(runner: StageRunner) -> None:
+    folder = runner.folder / "outputs"
+    folder.mkdir(exist_ok=True)
+    for stage in StageName:
+        path = folder / f"{stage}.json"
+        path.write_text(json.dumps(runner.outputs(stage), indent=1, sort_keys=True) + "\n")
+
+
+def _show(environment: Environment, planned: Sequence[StagePlan], as_json: bool) -> None:
+    found = [change for stage in planned for change in stage.changes]
+    drifted = [change for stage in planned for change in stage.drift]
+    estimate = costs.estimate(environment)
+    if as_json:
+        output.print_json({"changes": found, "drift": drifted, "cost": estimate})
+        return
+    if drifted:
+        click.echo("changed outside:")
+        _show_changes(drifted)
+    if found:
+        _show_changes(found)
+    else:
+        click.echo("no changes")
+    output.print_table(
+        ("PART", "WHAT", "USD/HOUR IDLE", "USD/HOUR FULL"),
+        [(line.name, line.what, _usd(line.least_usd), _usd(line.most_usd)) for line in estimate],
+        "",
+    )
+    least = sum(line.least_usd or 0 for line in estimate)
+    most = sum(line.most_usd or 0 for line in estimate)
+    unknown = [line.name for line in estimate if line.most_usd is None]
+    without = f", without {', '.join(unknown)} (price not known)" if unknown else ""
+    click.echo(
+        f"cost: {_usd(least)} USD/hour idle, {_usd(most)} USD/hour with every pool full{without}; "
+        "list prices, see `tpu cost`"
+    )
+    addresses = capacity.pods_range(environment)
+    click.echo(f"room: {capacity.max_nodes(environment)} nodes, pods in {addresses}")
+
+
+def _show_changes(found: Sequence[Change], show: Callable[[str], None] = click.echo) -> None:
+    for line, usd in plan_summary.sentences(found):
+        cost = "" if usd == 0.0 else f"  [{_signed(usd)} USD/hour]"
+        show(f"{line}{cost}")
+    kinds = {
+        action: sum(change.action is action for change in found) for action in plan_summary.Action
+    }
+    summary = ", ".join(f"{count} to {action}" for action, count in kinds.items() if count)
+    show(summary)
+
+
+def _usd(value: float | None) -> str:
+    return "?" if value is None else f"{value:.2f}"
+
+
+def _signed(value: float | None) -> str:
+    return "?" if value is None else f"{value:+.2f}"

@@ -1,0 +1,66 @@
+"""Values of the Helm chart deploy/helm/tpufleet, and settings of the kustomize overlay. Pure."""
+
+from __future__ import annotations
+
+import yaml
+
+from tpufleet import __version__
+from tpufleet_gke.environment.addons.team_manifests import HEADER
+from tpufleet_gke.environment.config import names
+from tpufleet_gke.environment.config.sections import Environment
+
+
+def text(environment: Environment) -> str:
+    """values.yaml of the chart."""
+    values = {
+        "project": environment.project,
+        "image": names.server_image(environment, __version__),
+        "bucket": server_bucket(environment),
+        "zones": list(environment.zones),
+        "queue": next(iter(environment.teams.values())).queue,
+        "serviceAccounts": _accounts(environment),
+        "settings": _slice_settings(environment),
+        "replicas": {"server": environment.server.replicas},
+    }
+    return HEADER + yaml.safe_dump(values, sort_keys=False)
+
+
+def settings_env(environment: Environment) -> str:
+    """settings.env of deploy/k8s/overlays/gke."""
+    accounts = _accounts(environment)
+    settings = {
+        "GOOGLE_CLOUD_PROJECT": environment.project,
+        "TPUFLEET_GKE_IMAGE": names.server_image(environment, __version__),
+        "TPUFLEET_GKE_ZONES": ",".join(environment.zones),
+        "TPUFLEET_BUCKET": server_bucket(environment),
+        **_slice_settings(environment),
+        **{f"{name.upper()}_ACCOUNT": email for name, email in accounts.items()},
+    }
+    return HEADER + "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+def server_bucket(environment: Environment) -> str:
+    """The first bucket; without one, that of the automation."""
+    first = next(iter(environment.buckets), None)
+    bucket = names.bucket(environment, first) if first else names.automation_bucket(environment)
+    return f"gs://{bucket}/tpufleet"
+
+
+def _slice_settings(environment: Environment) -> dict[str, str]:
+    """Settings of the server that follow from the slices; none for plain ones."""
+    pools = environment.tpu_pools.values()
+    aware = dict.fromkeys(pool.type for pool in pools if pool.topology_aware)
+    reserved = {pool.type: pool.reservation for pool in pools if pool.reservation}
+    settings = {
+        "TPUFLEET_GKE_TOPOLOGY_AWARE": ",".join(aware),
+        "TPUFLEET_GKE_RESERVATIONS": ",".join(f"{kind}={name}" for kind, name in reserved.items()),
+    }
+    return {name: value for name, value in settings.items() if value}
+
+
+def _accounts(environment: Environment) -> dict[str, str]:
+    return {
+        "server": names.account_email(environment, names.server_account(environment)),
+        "provisioner": names.account_email(environment, names.provisioner_account(environment)),
+        "bridge": names.account_email(environment, names.bridge_account(environment)),
+    }

@@ -1,0 +1,205 @@
+"""Installs the add-ons of an environment with kubectl, at pinned versions, and checks them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from tpufleet.errors import FleetError
+from tpufleet_gke.environment.addons import queues, team_manifests
+from tpufleet_gke.environment.config import names
+from tpufleet_gke.environment.config.sections import Environment
+
+MANAGER = "tpufleet-environment"
+WAIT = "300s"
+ATTEMPTS = 10  # webhooks answer some seconds after their Deployment is available
+SECONDS_BETWEEN = 3.0
+
+
+class AddOnFailed(FleetError):
+    """kubectl rejected a manifest, or an add-on did not become ready."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AddOn:
+    name: str
+    url: str
+    namespace: str
+    deployment: str
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    name: str
+    ok: bool
+    detail: str
+    next: str = ""
+
+
+def addons(environment: Environment) -> list[AddOn]:
+    """In the order of installation."""
+    versions = environment.addons
+    sigs = "https://github.com/kubernetes-sigs"
+    return [
+        AddOn(
+            name="cert-manager", version=versions.cert_manager, namespace="cert-manager",
+            deployment="cert-manager-webhook",
+            url="https://github.com/cert-manager/cert-manager/releases/download/"
+            f"{versions.cert_manager}/cert-manager.yaml",
+        ),
+        AddOn(
+            name="JobSet", version=versions.jobset, namespace="jobset-system",
+            deployment="jobset-controller-manager",
+            url=f"{sigs}/jobset/releases/download/{versions.jobset}/manifests.yaml",
+        ),
+        AddOn(
+            name="Kueue", version=versions.kueue, namespace="kueue-system",
+            deployment="kueue-controller-manager",
+            url=f"{sigs}/kueue/releases/download/{versions.kueue}/manifests.yaml",
+        ),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kubectl:
+    command: Sequence[str] = ("kubectl",)
+    environ: Mapping[str, str] | None = None
+    sleep: Callable[[float], None] = time.sleep
+
+    def run(self, *args: str, stdin: str = "") -> str:
+        done = subprocess.run(
+            [*self.command, *args], input=stdin, env=dict(self.environ or os.environ),
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise AddOnFailed(f"kubectl {args[0]} failed\n  {done.stderr.strip()}")
+        return done.stdout
+
+    def apply(self, documents: Sequence[Mapping[str, Any]]) -> None:
+        """Server-side; repeated while a webhook does not answer yet."""
+        text = yaml.safe_dump_all(documents, sort_keys=False)
+        for attempt in range(ATTEMPTS):
+            try:
+                self.run(
+                    "apply", "--server-side", "--force-conflicts", f"--field-manager={MANAGER}",
+                    "-f", "-", stdin=text,
+                )  # fmt: skip
+                return
+            except AddOnFailed as error:
+                if "failed calling webhook" not in str(error) or attempt == ATTEMPTS - 1:
+                    raise
+                self.sleep(SECONDS_BETWEEN)
+
+    def read(self, *args: str) -> Any:
+        return json.loads(self.run("get", *args, "-o", "json"))
+
+
+def install(environment: Environment, kubectl: Kubectl, report: Callable[[str], None]) -> None:
+    """Add-ons, then what depends on them. Can be repeated."""
+    _require_cluster(environment, kubectl)
+    for addon in addons(environment):
+        kubectl.run("apply", "--server-side", "--force-conflicts", "-f", addon.url)
+        kubectl.run(
+            "wait", "--for=condition=Available", f"--timeout={WAIT}", "-n", addon.namespace,
+            f"deployment/{addon.deployment}",
+        )  # fmt: skip
+        report(f"{addon.name} {addon.version} is available")
+    _apply_queues(environment, kubectl, report)
+
+
+def apply_queues(environment: Environment, kubectl: Kubectl, report: Callable[[str], None]) -> None:
+    _require_cluster(environment, kubectl)
+    _apply_queues(environment, kubectl, report)
+
+
+def _apply_queues(
+    environment: Environment, kubectl: Kubectl, report: Callable[[str], None]
+) -> None:
+    kubectl.apply(team_manifests.teams(environment))
+    kubectl.apply(queues.manifests(environment))
+    report(f"queues of {', '.join(environment.teams)} are applied")
+
+
+def checks(environment: Environment, kubectl: Kubectl) -> list[Check]:
+    """What is there, against what cluster.yaml says."""
+    problem = _cluster_problem(environment, kubectl)
+    if problem:
+        return [Check(name="cluster", ok=False, detail=problem, next=_login(environment))]
+    found = [_addon_check(addon, kubectl) for addon in addons(environment)]
+    return found + [_queue_check(name, environment, kubectl) for name in environment.teams]
+
+
+def _require_cluster(environment: Environment, kubectl: Kubectl) -> None:
+    problem = _cluster_problem(environment, kubectl)
+    if problem:
+        raise AddOnFailed(f"{problem}\n  next: {_login(environment)}")
+
+
+def _cluster_problem(environment: Environment, kubectl: Kubectl) -> str:
+    """Why kubectl does not lead to the cluster of this environment; empty when it does. Only
+    contexts that gcloud wrote name their cluster."""
+    try:
+        context = kubectl.run("config", "current-context").strip()
+    except AddOnFailed:
+        context = ""  # none is set: the service account of a pod, say
+    expected = f"gke_{environment.project}_{environment.region}_{names.cluster(environment)}"
+    if context.startswith("gke_") and context != expected:
+        return f"kubectl's context is {context}, not {expected}"
+    try:
+        kubectl.run("get", "--raw", "/readyz")
+    except AddOnFailed as error:
+        return _last_line(error)
+    return ""
+
+
+def _login(environment: Environment) -> str:
+    return (
+        f"`gcloud container clusters get-credentials {names.cluster(environment)} "
+        f"--region {environment.region} --project {environment.project}`"
+    )
+
+
+def _addon_check(addon: AddOn, kubectl: Kubectl) -> Check:
+    try:
+        deployment = kubectl.read("deployment", addon.deployment, "-n", addon.namespace)
+    except AddOnFailed as error:
+        return Check(
+            name=addon.name, ok=False, detail=_last_line(error), next="`tpu cluster install`"
+        )
+    images = [item["image"] for item in deployment["spec"]["template"]["spec"]["containers"]]
+    ready = deployment.get("status", {}).get("availableReplicas", 0)
+    pinned = any(image.endswith(f":{addon.version}") for image in images)
+    return Check(
+        name=addon.name,
+        ok=bool(ready) and pinned,
+        detail=f"{ready} available, {', '.join(images)}",
+        next="" if ready and pinned else f"`tpu cluster install` installs {addon.version}",
+    )
+
+
+def _queue_check(name: str, environment: Environment, kubectl: Kubectl) -> Check:
+    team = environment.teams[name]
+    title = f"queue {team.queue} of {name}"
+    try:
+        queue = kubectl.read("clusterqueues.kueue.x-k8s.io", queues.queue_name(name))
+        kubectl.read(
+            "localqueues.kueue.x-k8s.io", team.queue, "-n", names.team_namespace(name, team)
+        )
+    except AddOnFailed as error:
+        return Check(name=title, ok=False, detail=_last_line(error), next="`tpu cluster install`")
+    conditions = {item["type"]: item for item in queue.get("status", {}).get("conditions", [])}
+    active = conditions.get("Active", {})
+    detail = active.get("message", "no status yet")
+    return Check(name=title, ok=active.get("status") == "True", detail=detail)
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1].strip()

@@ -1,0 +1,92 @@
+"""Names of what an environment consists of. Every stage and manifest takes them from here."""
+
+from __future__ import annotations
+
+from tpufleet_gke.environment.config.sections import Environment, Team
+
+LONGEST_ACCOUNT = 30  # of a Google service account
+LONGEST_BUCKET = 63
+AUTOMATION_SUFFIX = "automation"
+
+
+def cluster(environment: Environment) -> str:
+    return environment.cluster.name or f"{environment.name}-cluster"
+
+
+def network(environment: Environment) -> str:
+    existing = environment.network.existing
+    return existing.network if existing else f"{environment.name}-network"
+
+
+def subnetwork(environment: Environment) -> str:
+    existing = environment.network.existing
+    return existing.subnetwork if existing else f"{environment.name}-{environment.region}"
+
+
+def pods_range(environment: Environment) -> str:
+    existing = environment.network.existing
+    return existing.pods_range if existing else "pods"
+
+
+def services_range(environment: Environment) -> str:
+    existing = environment.network.existing
+    return existing.services_range if existing else "services"
+
+
+def automation_bucket(environment: Environment) -> str:
+    project = environment.project.rpartition(":")[2]
+    default = f"{project}-{environment.name}-{AUTOMATION_SUFFIX}"
+    return environment.automation.bucket or default
+
+
+def bucket(environment: Environment, name: str) -> str:
+    return f"{environment.project.rpartition(':')[2]}-{environment.name}-{name}"
+
+
+def account_email(environment: Environment, account: str) -> str:
+    return f"{account}@{environment.project}.iam.gserviceaccount.com"
+
+
+def node_account(environment: Environment) -> str:
+    return f"{environment.name}-{environment.nodes.service_account}"[:LONGEST_ACCOUNT].rstrip("-")
+
+
+def automation_account(environment: Environment) -> str:
+    return environment.automation.service_account
+
+
+def team_service_account(environment: Environment, team: str) -> str:
+    return f"{environment.name}-{team}-jobs"
+
+
+def server_account(environment: Environment) -> str:
+    return f"{environment.name}-tpufleet"
+
+
+def bridge_account(environment: Environment) -> str:
+    return f"{environment.name}-tpufleet-bridge"
+
+
+def provisioner_account(environment: Environment) -> str:
+    return f"{environment.name}-provisioner"
+
+
+def team_namespace(name: str, team: Team) -> str:
+    return team.namespace or name
+
+
+def registry_location(environment: Environment) -> str:
+    return environment.registry.location or environment.region
+
+
+def image_path(environment: Environment) -> str:
+    location = registry_location(environment)
+    return f"{location}-docker.pkg.dev/{environment.project}/{environment.registry.name}"
+
+
+def server_image(environment: Environment, version: str) -> str:
+    return environment.server.image or f"{image_path(environment)}/tpufleet:{version}"
+
+
+def workload_pool(environment: Environment) -> str:
+    return f"{environment.project}.svc.id.goog"

@@ -1,0 +1,68 @@
+"""Stage 1, network: a VPC with ranges for pods and services, Cloud NAT; or an existing VPC."""
+
+from __future__ import annotations
+
+from tpufleet_gke.environment.config import capacity, names
+from tpufleet_gke.environment.config.sections import Environment
+from tpufleet_gke.environment.terraform.hcl import Block, Nested, reference, resource
+
+
+def network_id(environment: Environment) -> object:
+    existing = environment.network.existing
+    if existing is None:
+        return reference("google_compute_network", "network", "id")
+    project = existing.host_project or environment.project
+    return f"projects/{project}/global/networks/{existing.network}"
+
+
+def subnetwork_id(environment: Environment) -> object:
+    existing = environment.network.existing
+    if existing is None:
+        return reference("google_compute_subnetwork", "nodes", "id")
+    project = existing.host_project or environment.project
+    return f"projects/{project}/regions/{environment.region}/subnetworks/{existing.subnetwork}"
+
+
+def resources(environment: Environment) -> list[Block]:
+    settings = environment.network
+    blocks = [] if settings.existing else _vpc(environment)
+    if settings.nat and settings.private_nodes and settings.existing is None:
+        blocks += _nat(environment)
+    return blocks
+
+
+def _vpc(environment: Environment) -> list[Block]:
+    settings = environment.network
+    return [
+        resource(
+            "google_compute_network", "network", project=environment.project,
+            name=names.network(environment), auto_create_subnetworks=False,
+            routing_mode="REGIONAL",
+        ),
+        resource(
+            "google_compute_subnetwork", "nodes", project=environment.project,
+            name=names.subnetwork(environment), region=environment.region,
+            network=network_id(environment), ip_cidr_range=settings.nodes,
+            private_ip_google_access=True,
+            secondary_ip_range=[
+                Nested(range_name="pods", ip_cidr_range=capacity.pods_range(environment)),
+                Nested(range_name="services", ip_cidr_range=settings.services),
+            ],
+        ),
+    ]  # fmt: skip
+
+
+def _nat(environment: Environment) -> list[Block]:
+    name = f"{environment.name}-nat"
+    return [
+        resource(
+            "google_compute_router", "nat", project=environment.project, name=name,
+            region=environment.region, network=network_id(environment),
+        ),
+        resource(
+            "google_compute_router_nat", "nat", project=environment.project, name=name,
+            region=environment.region, router=reference("google_compute_router", "nat", "name"),
+            nat_ip_allocate_option="AUTO_ONLY",
+            source_subnetwork_ip_ranges_to_nat="ALL_SUBNETWORKS_ALL_IP_RANGES",
+        ),
+    ]  # fmt: skip

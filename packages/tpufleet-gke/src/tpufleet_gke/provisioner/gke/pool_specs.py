@@ -1,0 +1,384 @@
+"""The node pool that a waiting pod needs, as the create request for GKE. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tpufleet.errors import BadInput
+from tpufleet.model.compute_reservations import ComputeReservation
+from tpufleet_gke.provisioner.gke import pool_hashes, pool_shapes
+from tpufleet_gke.provisioner.gke.pool_shapes import PoolShape
+from tpufleet_gke.provisioner.kube import label_keys, pod_owners, pods
+from tpufleet_gke.provisioner.kube.pod_owners import PodOwner, PoolParent
+from tpufleet_gke.provisioner.kube.pods import Json
+from tpufleet_gke.provisioner.settings import NodeNetwork, ProvisionerSettings, parse_networks
+
+MAX_NAME_LENGTH = 40
+PREFIX_LENGTH, KEY_LENGTH = 34, 5
+# More of the key, for when another Job's key starts with the same five characters.
+LONG_NAME_PREFIX_LENGTH, LONG_NAME_KEY_LENGTH = 19, 20
+MAX_POOLS_PER_JOB = 20  # when other Jobs occupy all but the last
+COPIED_SELECTORS = (label_keys.ICI_RESILIENCY, label_keys.LOCATION_HINT)
+# GKE sets labels in these domains itself, and rejects pools that set them.
+RESERVED_DOMAINS = ("cloud.google.com", "google.com", "kubernetes.io", "k8s.io", "gke.io")
+
+
+class PoolCapacity(StrEnum):
+    SPOT = "spot"
+    ON_DEMAND = "on-demand"
+    RESERVED = "reserved"
+    FLEX_START = "flex-start"  # GKE adds the nodes when it has capacity, perhaps hours later
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLocation:
+    """A zone and the kind of capacity to use there."""
+
+    zone: str
+    capacity: PoolCapacity
+
+    def __str__(self) -> str:
+        return f"{self.zone} ({self.capacity})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolNeeds:
+    """What the pod itself requires of a pool besides its shape, whatever the settings are."""
+
+    capacities: frozenset[PoolCapacity]
+    zones: tuple[str, ...] | None = None  # None: any
+    service_account: str = ""  # empty: any
+    networks: tuple[NodeNetwork, ...] | None = None  # None: any
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolSpec:
+    """The pool that a pod waits for, without a chosen location."""
+
+    name: str
+    long_name: str  # used when another Job's pool has `name`
+    extra_names: tuple[str, ...]  # used when other Jobs occupy both of those
+    namespace: str
+    owner_name: str  # see kube.pod_owners
+    owner_uid: str
+    parent: PoolParent
+    shape: PoolShape
+    locations: tuple[PoolLocation, ...]  # in order of preference
+    needs: PoolNeeds
+    reservation: str = ""
+    # Both without what depends on the location.
+    node_config: dict[str, Any] = field(default_factory=dict)
+    pool_config: dict[str, Any] = field(default_factory=dict)
+
+    def create_request(self, location: PoolLocation, name: str | None = None) -> dict[str, Any]:
+        """A NodePool in GKE's REST format."""
+        request = self._request(location)
+        labels = request["config"]["labels"] | {label_keys.HASH: self.hash}
+        return request | {
+            "name": name or self.name,
+            "config": request["config"] | {"labels": labels},
+        }
+
+    @property
+    def hash(self) -> str:
+        locations = [[location.zone, location.capacity] for location in self.locations]
+        return pool_hashes.pool_hash(self._request(self.locations[0]), locations)
+
+    def _request(self, location: PoolLocation) -> dict[str, Any]:
+        """Without the hash label."""
+        config = dict(self.node_config)
+        if location.capacity is PoolCapacity.SPOT:
+            taint = {"key": label_keys.SPOT, "value": "true", "effect": "NO_SCHEDULE"}
+            config |= {"spot": True, "taints": [taint]}
+        elif location.capacity is PoolCapacity.RESERVED:
+            config["reservationAffinity"] = {
+                "consumeReservationType": "SPECIFIC_RESERVATION",
+                "key": "compute.googleapis.com/reservation-name",
+                "values": [self.reservation],
+            }
+        pool_config = self.pool_config
+        if location.capacity is PoolCapacity.FLEX_START:
+            config |= {
+                "flexStart": True,
+                "reservationAffinity": {"consumeReservationType": "NO_RESERVATION"},
+            }
+            pool_config = pool_config | _flex_start_config(self.shape.nodes)
+        zones = [location.zone] if location.zone else []
+        return {"name": self.name, "config": config, "locations": zones, **pool_config}
+
+
+def pool_spec_for_pod(
+    pod: Json, owner: PodOwner, owner_uid: str, settings: ProvisionerSettings
+) -> PoolSpec:
+    """BadInput when no pool could ever serve this pod, so that a retry would not help."""
+    key, parent = pod_owners.job_key_of_pod(pod, owner), pod_owners.parent_of_pod(pod, owner)
+    selectors = pods.required_labels(pod)
+    for required in (label_keys.TOPOLOGY, label_keys.ACCELERATOR):
+        if required not in selectors:
+            raise BadInput(f"the pod has no node selector {required}")
+    shape = pool_shapes.find_shape(
+        selectors[label_keys.ACCELERATOR],
+        selectors[label_keys.TOPOLOGY],
+        pods.requested_chips(pod, settings.pod_resource),
+    )
+    prefix = owner.pool_name_prefix
+    extra_keys = [
+        hashlib.sha1(f"{key}/{number}".encode()).hexdigest()
+        for number in range(3, MAX_POOLS_PER_JOB + 1)
+    ]
+    return PoolSpec(
+        name=pool_name(prefix, key, PREFIX_LENGTH, KEY_LENGTH),
+        long_name=pool_name(prefix, key, LONG_NAME_PREFIX_LENGTH, LONG_NAME_KEY_LENGTH),
+        extra_names=tuple(
+            pool_name(prefix, extra_key, LONG_NAME_PREFIX_LENGTH, LONG_NAME_KEY_LENGTH)
+            for extra_key in extra_keys
+        ),
+        namespace=pod["metadata"]["namespace"],
+        owner_name=owner.name,
+        owner_uid=owner_uid,
+        parent=parent,
+        shape=shape,
+        locations=_locations(pod, selectors, settings),
+        needs=_needs(pod, selectors),
+        reservation=_reservation(selectors),
+        node_config=_node_config(
+            pod, _owner_labels(pod, owner, parent, owner_uid), shape, selectors, settings
+        ),
+        pool_config=_pool_config(pod, shape, settings),
+    )
+
+
+def pool_name(jobset: str, job_key: str, prefix_length: int, key_length: int) -> str:
+    """`{jobset[:34]}-{job-key[:5]}`, in the characters that GKE accepts."""
+    if len(job_key) < KEY_LENGTH:
+        raise BadInput(f"the pod's label {label_keys.JOB_KEY} is too short: {job_key!r}")
+    prefix = re.sub(r"[^a-z0-9-]", "-", jobset.lower())[:prefix_length].rstrip("-")
+    if not prefix[:1].isalpha():
+        prefix = f"p{prefix}"[:prefix_length].rstrip("-")
+    return f"{prefix}-{job_key[:key_length]}"
+
+
+def _locations(
+    pod: Json, selectors: dict[str, str], settings: ProvisionerSettings
+) -> tuple[PoolLocation, ...]:
+    required = pods.required_zones(pod)
+    if required is None:
+        zones = settings.zones
+        if not zones:
+            raise BadInput("no zone to create node pools in; set GCP_ZONE or GCP_ZONES")
+    else:
+        zones = tuple(z for z in required if not settings.zones or z in settings.zones)
+        if not zones:
+            raise BadInput(
+                f"the pod requires zone {' or '.join(required)}; allowed by GCP_ZONES: "
+                f"{', '.join(settings.zones)}"
+            )
+    if settings.force_on_demand:
+        capacities: tuple[PoolCapacity, ...] = (PoolCapacity.ON_DEMAND,)
+    elif (selected := _selected_capacity(selectors)) is not None:
+        capacities = (selected,)
+    else:
+        capacities = (PoolCapacity.ON_DEMAND,)
+        if settings.spot_fallback and pods.tolerates(pod, label_keys.SPOT):
+            capacities = (PoolCapacity.ON_DEMAND, PoolCapacity.SPOT)
+    return tuple(PoolLocation(zone, capacity) for capacity in capacities for zone in zones)
+
+
+def _needs(pod: Json, selectors: dict[str, str]) -> PoolNeeds:
+    annotations = pod["metadata"].get("annotations") or {}
+    selected = _selected_capacity(selectors)
+    if selected is not None:
+        capacities = {selected}
+    else:
+        capacities = {PoolCapacity.ON_DEMAND}
+        if pods.tolerates(pod, label_keys.SPOT):
+            capacities.add(PoolCapacity.SPOT)
+    networks = annotations.get(label_keys.ADDITIONAL_NETWORKS)
+    return PoolNeeds(
+        capacities=frozenset(capacities),
+        zones=pods.required_zones(pod),
+        service_account=annotations.get(label_keys.NODE_SERVICE_ACCOUNT, ""),
+        networks=None
+        if networks is None
+        else parse_networks(networks, label_keys.ADDITIONAL_NETWORKS),
+        labels=_selected_labels(selectors),
+    )
+
+
+def _selected_capacity(selectors: dict[str, str]) -> PoolCapacity | None:
+    if selectors.get(label_keys.RESERVATION):
+        return PoolCapacity.RESERVED
+    if selectors.get(label_keys.FLEX_START) == "true":
+        return PoolCapacity.FLEX_START
+    if selectors.get(label_keys.SPOT) == "true":
+        return PoolCapacity.SPOT
+    return None
+
+
+def _reservation(selectors: dict[str, str]) -> str:
+    """As the node pool names it; empty when the pod selects none."""
+    name, block, sub_block = (
+        selectors.get(key, "")
+        for key in (
+            label_keys.RESERVATION,
+            label_keys.RESERVATION_BLOCK,
+            label_keys.RESERVATION_SUB_BLOCK,
+        )
+    )
+    if (block and not name) or (sub_block and not block):
+        selected, missing = (
+            (label_keys.RESERVATION_BLOCK, label_keys.RESERVATION)
+            if block
+            else (label_keys.RESERVATION_SUB_BLOCK, label_keys.RESERVATION_BLOCK)
+        )
+        raise BadInput(f"the pod selects {selected} without {missing}; add that node selector")
+    project = selectors.get(label_keys.RESERVATION_PROJECT, "")
+    return str(
+        ComputeReservation(
+            name=name, project=project if name else "", block=block, sub_block=sub_block
+        )
+    )
+
+
+def _owner_labels(pod: Json, owner: PodOwner, parent: PoolParent, uid: str) -> dict[str, str]:
+    """Identify the pool as managed, and its owner."""
+    namespace = pod["metadata"]["namespace"]
+    labels = {
+        label_keys.MANAGER: label_keys.MANAGER_NAME,
+        label_keys.PARENT_KIND: parent.kind.lower(),
+        label_keys.PARENT_NAME: parent.name,
+        label_keys.PARENT_NAMESPACE: namespace,
+        label_keys.OWNER_UID: uid,
+    }
+    if owner.jobset_name is not None:
+        labels |= {label_keys.OWNER_NAME: owner.jobset_name, label_keys.OWNER_NAMESPACE: namespace}
+    return labels
+
+
+def _node_config(
+    pod: Json,
+    owner_labels: dict[str, str],
+    shape: PoolShape,
+    selectors: dict[str, str],
+    settings: ProvisionerSettings,
+) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "machineType": shape.machine_type,
+        "labels": _labels(pod, selectors, settings) | owner_labels,
+        "shieldedInstanceConfig": {
+            "enableIntegrityMonitoring": True,
+            "enableSecureBoot": settings.secure_boot,
+        },
+    }
+    account = _service_account(pod, settings)
+    if account:
+        config["serviceAccount"] = account
+    if settings.tags:
+        config["tags"] = list(settings.tags)
+    if settings.secondary_disk:
+        disk = {"diskImage": settings.secondary_disk, "mode": "CONTAINER_IMAGE_CACHE"}
+        config["secondaryBootDisks"] = [disk]
+    if settings.boot_disk_kms_key:
+        config["bootDiskKmsKey"] = settings.boot_disk_kms_key
+    if settings.disk_type:
+        config["diskType"] = settings.disk_type
+    if settings.confidential_storage:
+        config["enableConfidentialStorage"] = True
+    return config
+
+
+def _labels(pod: Json, selectors: dict[str, str], settings: ProvisionerSettings) -> dict[str, str]:
+    pod_labels = pod["metadata"].get("labels") or {}
+    annotations = pod["metadata"].get("annotations") or {}
+    requested = [key.strip() for key in annotations.get(label_keys.COPY_LABELS, "").split(",")]
+    keys = (*settings.pod_to_node_labels, *requested)
+    copied = {key: pod_labels[key] for key in keys if key in pod_labels}
+    return {**copied, **_selected_labels(selectors)}
+
+
+def _selected_labels(selectors: dict[str, str]) -> dict[str, str]:
+    """Selectors that become labels of the pool."""
+    return {
+        key: value
+        for key, value in selectors.items()
+        if key in COPIED_SELECTORS or not is_reserved(key)
+    }
+
+
+def is_reserved(key: str) -> bool:
+    """Whether only GKE may set this label on nodes."""
+    domain, slash, _ = key.rpartition("/")
+    return bool(slash) and any(
+        domain == reserved or domain.endswith(f".{reserved}") for reserved in RESERVED_DOMAINS
+    )
+
+
+def _service_account(pod: Json, settings: ProvisionerSettings) -> str:
+    account: str = (pod["metadata"].get("annotations") or {}).get(
+        label_keys.NODE_SERVICE_ACCOUNT, ""
+    )
+    if not account or account == settings.service_account:
+        return settings.service_account
+    allowed = settings.allowed_service_accounts
+    if "*" not in allowed and account not in allowed:
+        raise BadInput(
+            f"{label_keys.NODE_SERVICE_ACCOUNT}: service account {account} is not allowed; add it "
+            "to ALLOWED_NODE_SERVICE_ACCOUNTS"
+        )
+    return account
+
+
+def _networks(pod: Json, settings: ProvisionerSettings) -> tuple[NodeNetwork, ...]:
+    text = (pod["metadata"].get("annotations") or {}).get(label_keys.ADDITIONAL_NETWORKS)
+    if text is None:
+        return settings.additional_networks
+    requested = parse_networks(text, label_keys.ADDITIONAL_NETWORKS)
+    for network in requested:
+        allowed = network in settings.additional_networks or "*" in settings.allowed_networks
+        if not allowed and network.network not in settings.allowed_networks:
+            raise BadInput(
+                f"{label_keys.ADDITIONAL_NETWORKS}: network {network.network} is not allowed; "
+                "add it to ALLOWED_NODE_NETWORKS"
+            )
+    return requested
+
+
+def _pool_config(pod: Json, shape: PoolShape, settings: ProvisionerSettings) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "initialNodeCount": shape.nodes,
+        "management": {"autoRepair": True, "autoUpgrade": False},
+        "upgradeSettings": {"maxSurge": 1},
+        "maxPodsConstraint": {"maxPodsPerNode": settings.max_pods_per_node},
+    }
+    if shape.placement is not None:
+        config["placementPolicy"] = shape.placement
+    networks = _networks(pod, settings)
+    if networks:
+        config["networkConfig"] = {
+            "additionalNodeNetworkConfigs": [
+                {"network": network.network, "subnetwork": network.subnetwork}
+                for network in networks
+            ]
+        }
+    return config
+
+
+def _flex_start_config(nodes: int) -> dict[str, Any]:
+    """Starts empty and scales to the whole slice at once. GKE replaces nodes instead of repairs.
+    The limit is that of the zone: with one for all zones GKE takes the slice to have no nodes."""
+    return {
+        "initialNodeCount": 0,
+        "autoscaling": {
+            "enabled": True,
+            "minNodeCount": 0,
+            "maxNodeCount": nodes,
+            "locationPolicy": "ANY",
+        },
+        "management": {"autoRepair": False, "autoUpgrade": False},
+    }

@@ -1,0 +1,85 @@
+"""The node selectors that the admission webhook sets on Jobs of a JobSet. Pure.
+
+A unique selector ties each Job to its own node pool, without JobSet's alpha annotation.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tpufleet_gke.provisioner.kube import label_keys
+
+Json = dict[str, Any]
+
+JOB_KEY = "job-key"
+NOT_ON_DEMAND = (
+    label_keys.RESERVATION,
+    label_keys.RESERVATION_PROJECT,
+    label_keys.SPOT,
+    label_keys.FLEX_START,
+)
+_TRUE = ("1", "t", "true")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdmissionSettings:
+    force_on_demand: bool = False
+    location_hint: str = ""
+
+
+def from_environ(environ: Mapping[str, str]) -> AdmissionSettings:
+    return AdmissionSettings(
+        force_on_demand=environ.get("FORCE_ON_DEMAND", "").strip().lower() in _TRUE,
+        location_hint=environ.get("RESERVATION_LOCATION_HINT", "").strip(),
+    )
+
+
+def review_response(review: Json, settings: AdmissionSettings) -> Json:
+    """The AdmissionReview to send back. Every request is allowed."""
+    request = review["request"]
+    response: Json = {"uid": request["uid"], "allowed": True}
+    job = request.get("object") or {}
+    metadata = job.get("metadata") or {}
+    name = metadata.get("name") or request.get("name")
+    namespace = request.get("namespace") or metadata.get("namespace") or "default"
+    if not name:
+        response["warnings"] = ["the Job has no name yet, so no job-key selector was set"]
+    before = _selectors(job)
+    after = mutate_selectors(before, namespace, name, settings)
+    if after != before:
+        response["patchType"] = "JSONPatch"
+        patch = [{"op": "add", "path": "/spec/template/spec/nodeSelector", "value": after}]
+        response["patch"] = base64.b64encode(json.dumps(patch).encode()).decode()
+    return {
+        "apiVersion": review.get("apiVersion", "admission.k8s.io/v1"),
+        "kind": "AdmissionReview",
+        "response": response,
+    }
+
+
+def mutate_selectors(
+    before: Mapping[str, str], namespace: str, name: str | None, settings: AdmissionSettings
+) -> dict[str, str]:
+    after = dict(before)
+    if name:
+        after[JOB_KEY] = job_key(namespace, name)
+    if settings.force_on_demand:
+        for key in NOT_ON_DEMAND:
+            after.pop(key, None)
+    if settings.location_hint:
+        after[label_keys.LOCATION_HINT] = settings.location_hint
+    return after
+
+
+def job_key(namespace: str, name: str) -> str:
+    return hashlib.sha1(f"{namespace}/{name}".encode()).hexdigest()
+
+
+def _selectors(job: Json) -> dict[str, str]:
+    template = ((job.get("spec") or {}).get("template") or {}).get("spec") or {}
+    return dict(template.get("nodeSelector") or {})

@@ -1,0 +1,144 @@
+"""Which pods wait for a node pool, and what they require of its nodes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from tpufleet.errors import BadInput
+from tpufleet.kubernetes import quantities
+from tpufleet_gke.provisioner.kube import label_keys, pod_owners
+from tpufleet_gke.provisioner.kube.pod_owners import PodOwner
+
+Json = Mapping[str, Any]
+
+
+def skip_reason(pod: Json, owner: PodOwner | None, resource: str = label_keys.TPU) -> str | None:
+    """Why this pod gets no node pool; None when it waits for one."""
+    metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
+    annotations = metadata.get("annotations") or {}
+    labels = metadata.get("labels") or {}
+    if owner is None:
+        return "its owner is of a kind that is not served"
+    if not owner.is_leader:
+        return "not the leader of its Job"
+    if status.get("phase") != "Pending":
+        return "not pending"
+    if not _is_unschedulable(status):
+        return "not marked unschedulable"
+    if not _requests(spec, resource):
+        return f"requests no {resource}"
+    if label_keys.TOPOLOGY not in (spec.get("nodeSelector") or {}):
+        return f"has no node selector {label_keys.TOPOLOGY}"
+    if "true" in (labels.get(label_keys.DISABLE), annotations.get(label_keys.DISABLE)):
+        return f"{label_keys.DISABLE} is set"
+    if metadata.get("deletionTimestamp"):
+        return "being deleted"
+    return None
+
+
+def scheduler_message(pod: Json) -> str:
+    """Why the scheduler found no node; empty when it has not said."""
+    condition = _unschedulable_condition(pod.get("status") or {})
+    return str((condition or {}).get("message") or "")
+
+
+def _is_unschedulable(status: Json) -> bool:
+    return _unschedulable_condition(status) is not None
+
+
+def _unschedulable_condition(status: Json) -> Json | None:
+    return next(
+        (
+            condition
+            for condition in status.get("conditions") or ()
+            if condition.get("type") == "PodScheduled"
+            and condition.get("status") == "False"
+            and condition.get("reason") == "Unschedulable"
+        ),
+        None,
+    )
+
+
+def uses(pod: Json, resource: str) -> bool:
+    """Whether the pod holds some of this resource on its node."""
+    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return not ended and _requests(pod.get("spec") or {}, resource)
+
+
+def _requests(spec: Json, resource: str) -> bool:
+    return any(
+        resource in ((container.get("resources") or {}).get("requests") or {})
+        for container in spec.get("containers") or ()
+    )
+
+
+def requested_chips(pod: Json, resource: str = label_keys.TPU) -> int:
+    """Of all containers together. Init containers run before them and do not count."""
+    total = 0
+    for container in pod["spec"].get("containers") or ():
+        amount = ((container.get("resources") or {}).get("requests") or {}).get(resource, 0)
+        if not str(amount).isdecimal():
+            raise BadInput(f"{resource}: {amount!r} is not a whole number of chips")
+        total += int(amount)
+    if total < 1:
+        raise BadInput(f"the pod requests no {resource}")
+    return total
+
+
+def requested_resources(pod: Json) -> dict[str, float]:
+    """Of all containers together, by resource; a lower bound, without init containers and overhead.
+    BadInput for an invalid quantity."""
+    total: dict[str, float] = {}
+    for container in pod["spec"].get("containers") or ():
+        requests = (container.get("resources") or {}).get("requests") or {}
+        for resource, amount in requests.items():
+            total[resource] = total.get(resource, 0) + quantities.parse(amount)
+    return total
+
+
+def tolerates(pod: Json, key: str) -> bool:
+    """A taint with this key and the effect NoSchedule, whatever its value."""
+    return any(
+        toleration.get("key") in (key, None, "")
+        and toleration.get("effect") in (None, "", "NoSchedule")
+        for toleration in pod["spec"].get("tolerations") or ()
+    )
+
+
+def required_zones(pod: Json) -> tuple[str, ...] | None:
+    """The zones in the pod's node selector or required affinity; None when it has neither."""
+    zone = (pod["spec"].get("nodeSelector") or {}).get(label_keys.ZONE)
+    if zone is not None:
+        return (zone,)
+    zones = [
+        value
+        for term in _required_terms(pod)
+        for rule in term.get("matchExpressions") or ()
+        if rule.get("key") == label_keys.ZONE and rule.get("operator") == "In"
+        for value in rule.get("values") or ()
+    ]
+    return tuple(dict.fromkeys(zones)) or None
+
+
+def required_labels(pod: Json) -> dict[str, str]:
+    """Labels a node must have: node selectors, and required affinity with a single value."""
+    labels: dict[str, str] = {}
+    terms = _required_terms(pod)
+    if len(terms) == 1:
+        for rule in terms[0].get("matchExpressions") or ():
+            values: list[str] = list(rule.get("values") or ())
+            if rule.get("operator") == "In" and len(values) == 1:
+                labels[rule["key"]] = values[0]
+    return labels | dict(pod["spec"].get("nodeSelector") or {})
+
+
+def _required_terms(pod: Json) -> list[Json]:
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    return list(required.get("nodeSelectorTerms") or ())
+
+
+def created_at(pod: Json) -> datetime:
+    return pod_owners.parse_time(pod["metadata"]["creationTimestamp"])

@@ -1,0 +1,324 @@
+"""The provisioner's reconcile loop: observe, plan, act. Only the leading replica acts."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Protocol, TypeVar
+
+from tpufleet.clocks import Clock
+from tpufleet.errors import FleetError, ProviderUnavailable
+from tpufleet_gke.provisioner.gke.auto_provisioning import AutoProvisioningLimits
+from tpufleet_gke.provisioner.gke.calls import GkeCall, InFlightCalls
+from tpufleet_gke.provisioner.gke.node_pools import NodePools
+from tpufleet_gke.provisioner.gke.pool_listing import PoolListing
+from tpufleet_gke.provisioner.kube import label_keys, observations, pod_owners, pods
+from tpufleet_gke.provisioner.kube.pod_owners import OwnerStatus
+from tpufleet_gke.provisioner.kube.pods import Json
+from tpufleet_gke.provisioner.kube.pool_events import CREATE_FAILED, LEFT_TO_GKE, EventReporter
+from tpufleet_gke.provisioner.metrics import ProvisionerMetrics
+from tpufleet_gke.provisioner.planning import plans, pool_lifetime
+from tpufleet_gke.provisioner.planning.cluster_state import ClusterState, ObservedPool, PoolStatus
+from tpufleet_gke.provisioner.planning.pool_plan import CordonPool, CreatePool, DeletePool, PoolPlan
+from tpufleet_gke.provisioner.planning.pool_tracker import ERROR_STATUSES, PoolTracker
+from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool
+from tpufleet_gke.provisioner.result_handler import ResultHandler
+from tpufleet_gke.provisioner.settings import ProvisionerSettings
+
+log = logging.getLogger("tpufleet_gke.provisioner")
+T = TypeVar("T")
+
+IDLE_INTERVAL = timedelta(seconds=60)  # the latest that an orphan is noticed
+MIN_INTERVAL = timedelta(milliseconds=250)  # watch events come in bursts
+NODES_PER_WORKER, MAX_NODE_CALLS = 8, 16  # calls for nodes of one pool at a time
+TRANSITIONAL = (PoolStatus.PROVISIONING, PoolStatus.RECONCILING, PoolStatus.STOPPING)
+
+
+class ClusterView(Protocol):
+    """The Kubernetes side."""
+
+    def pods(self) -> Sequence[Json]: ...
+    def owners(self) -> Mapping[tuple[str, str], OwnerStatus]: ...
+    def nodes(self) -> Sequence[Json]: ...
+
+    def pods_on(self, node: str) -> Sequence[Json]:
+        """All pods bound to this node, from the API server."""
+        ...
+
+    def set_cordon(self, node: str, at: datetime | None) -> None:
+        """Let no new pods on this node, or let them in again (None)."""
+        ...
+
+    def stale(self) -> str | None:
+        """Why the views above are too old to act on; None while they are current."""
+        ...
+
+    def fetch_owner(self, namespace: str, name: str) -> OwnerStatus | None:
+        """From the API server, because a watch cache may be stale."""
+        ...
+
+
+class Provisioner:
+    def __init__(
+        self,
+        cluster: ClusterView,
+        pools: NodePools,
+        settings: ProvisionerSettings,
+        *,
+        clock: Clock,
+        reporter: EventReporter,
+        create_executor: Executor,
+        delete_executor: Executor,
+        metrics: ProvisionerMetrics | None = None,
+        is_leader: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._cluster, self._pools, self._settings = cluster, pools, settings
+        self._clock, self._reporter, self._is_leader = clock, reporter, is_leader
+        self.metrics = metrics or ProvisionerMetrics()
+        self.tracker = PoolTracker()
+        self._calls = InFlightCalls(create_executor, delete_executor, self.wake)
+        self._listing = PoolListing(pools.list_pools, settings.list_timeout)
+        self._auto_provisioning = AutoProvisioningLimits(
+            pools.auto_provisioned, settings.list_timeout
+        )
+        self._results = ResultHandler(self.tracker, reporter, self.metrics)
+        self.last_success: datetime | None = None  # of a reconciliation
+        self._logged_plan: set[str] = set()
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._wake.set()
+
+    def collect_results(self, timeout: float) -> None:
+        """Handle calls that end within `timeout` seconds. Not safe while `reconcile` runs."""
+        self._calls.wait(timeout)
+        for result in self._calls.take_results():
+            self._results.handle_call(result, self._clock.now())
+
+    def run(self) -> None:
+        """Reconcile until closed."""
+        with contextlib.closing(self._listing), contextlib.closing(self._auto_provisioning):
+            self._reconcile_until_closed()
+
+    def _reconcile_until_closed(self) -> None:
+        wait = timedelta(0)
+        while not self._closing.is_set():
+            self._wake.wait(wait.total_seconds())
+            self._wake.clear()
+            if self._closing.is_set():
+                return
+            try:
+                wait = self.reconcile() if self._is_leader() else self._settings.poll_interval
+                self.metrics.rounds.labels(outcome="done").inc()
+            except Exception as error:
+                wait = self._settings.poll_interval
+                self.metrics.rounds.labels(outcome="failed").inc()
+                if isinstance(error, FleetError):
+                    log.warning("reconciling failed: %s", error)
+                else:
+                    log.exception("unexpected error while reconciling; continuing")
+            self.metrics.leading.set(self._is_leader())
+            self._closing.wait(MIN_INTERVAL.total_seconds())
+
+    def reconcile(self) -> timedelta:
+        """One pass over all pools and pods. Returns how long to wait before the next."""
+        self.collect_results(timeout=0)
+        stale = self._cluster.stale()
+        if stale is not None:
+            raise ProviderUnavailable(f"not reconciling: {stale}")
+        now = self._clock.now()
+        pools = self._listing.fetch()
+        has_errors = any(pool.managed and pool.status in ERROR_STATUSES for pool in pools)
+        need_failures = has_errors or self.tracker.pending_creates
+        failures = self._pools.failed_creates() if need_failures else {}
+        state = self._observe(pools, now)
+        self._results.handle_pools(state, failures, now)
+        plan = plans.plan_pools(state, self.tracker.backoff, self._settings, now)
+        self._act(plan, state, now)
+        self._update_metrics(state)
+        self.last_success = now
+        return self._next_wait(plan, state, now)
+
+    def _observe(self, pools: Sequence[ObservedPool], now: datetime) -> ClusterState:
+        owners = self._cluster.owners()
+        owned = observations.owned_pods(self._cluster.pods(), self._settings)
+        auto_provisioned = (
+            self._auto_provisioning.accelerators(now)
+            if self._settings.respect_auto_provisioning
+            else frozenset()
+        )
+        demands = observations.pool_demands(owned, owners, self._settings, auto_provisioned)
+        nodes = [node for node in self._cluster.nodes() if _is_managed(node)]
+        parents = {
+            (demand.pool_spec.namespace, demand.pool_spec.parent.name)
+            for demand in demands
+            if demand.pool_spec is not None
+        }
+        demanded = {pool.name for pool in pools if pool.parent in parents}
+        users = observations.pool_users(owned, nodes)
+        cordoned_since, cordoned = observations.cordoned_pools(nodes)
+        self.tracker.observe_owners(pools, owners, now)
+        self.tracker.observe_waiting(pools, demanded, now)
+        self.tracker.observe_idle(pools, demanded, users, now)
+        self.tracker.observe_unused(pools, users, now)
+        self._reporter.forget_except({demand.pod.uid for demand in demands})
+        state = ClusterState(
+            pools=pools,
+            owners=owners,
+            demands=demands,
+            youngest_node_at=observations.youngest_nodes(nodes),
+            ready_nodes=observations.ready_nodes(nodes),
+            ready_chips=observations.ready_chips(nodes, self._settings.pod_resource),
+            users=users,
+            idle_since=self.tracker.idle_since,
+            unused_since=self.tracker.unused_since,
+            adopting=self.tracker.adopting(self._calls.adopting),
+            unadoptable=frozenset(self.tracker.unadoptable),
+            owner_missing_since=self.tracker.owner_missing_since,
+            not_serving_since=self.tracker.not_serving_since,
+            cordoned_since=cordoned_since,
+            cordoned=cordoned,
+            cordon_reasons=self.tracker.observe_cordons(pools),
+            can_cordon=self.tracker.can_cordon(now),
+            kept_until=self.tracker.kept_until(pools, now),
+            deleting=self.tracker.deleting(now) | self._calls.deleting,
+            creating=self.tracker.creating([pool.name for pool in pools], self._calls.creating),
+        )
+        self.tracker.observe_free(state, now)
+        return replace(state, free_since=self.tracker.free_since)
+
+    def _act(self, plan: PoolPlan, state: ClusterState, now: datetime) -> None:
+        if self._settings.dry_run:
+            self._log_plan(plan)
+            return
+        for create in plan.creates:
+            call = GkeCall(action=create, started_at=now, state=state)
+            self._calls.start(call, functools.partial(self._create, create))
+        for adopt in plan.adoptions:
+            call = GkeCall(action=adopt, started_at=now, state=state)
+            self._calls.start(call, functools.partial(self._adopt, adopt))
+        for cordon in plan.cordons:
+            call = GkeCall(action=cordon, started_at=now, state=state)
+            self._calls.start(call, functools.partial(self._cordon, cordon))
+            self.tracker.cordon_reasons[cordon.pool.name] = cordon.reason
+        for delete in plan.deletes:
+            node_name = next(iter(self._nodes_of(delete.pool.name)), None)
+            call = GkeCall(action=delete, started_at=now, state=state, node_name=node_name)
+            self._calls.start(call, functools.partial(self._delete, delete))
+        for misfit in plan.misfits:
+            self._results.handle_misfit(misfit.spec, misfit.reason, now)
+        for waiting in plan.waiting:
+            if waiting.report:
+                reason = LEFT_TO_GKE if waiting.left_to_gke else CREATE_FAILED
+                self._reporter.report_on_pod(
+                    waiting.pod, reason, waiting.reason, waiting.cause, waiting.detail
+                )
+
+    def _log_plan(self, plan: PoolPlan) -> None:
+        """Log what a dry run would do, once for as long as it stays the same."""
+        lines = set(plan.describe())
+        for line in sorted(lines - self._logged_plan):
+            log.info("dry run: %s", line)
+        self._logged_plan = lines
+
+    def _create(self, create: CreatePool) -> bool:
+        self._pools.create(create.spec.create_request(create.location, create.pool_name))
+        return True
+
+    def _adopt(self, adopt: AdoptPool) -> bool:
+        self._pools.relabel(adopt.pool.name, adopt.labels)
+        return True
+
+    def _delete(self, delete: DeletePool) -> bool:
+        if delete.orphan and not self._owner_is_gone(delete.pool):
+            return False
+        if self._has_users(delete.pool):
+            return False
+        self._pools.delete(delete.pool.name)
+        return True
+
+    def _cordon(self, cordon: CordonPool) -> bool:
+        self._for_nodes(
+            cordon.pool.name,
+            lambda name: self._cluster.set_cordon(name, None if cordon.lift else self._clock.now()),
+        )
+        return True
+
+    def _has_users(self, pool: ObservedPool) -> bool:
+        """Whether any pod uses its chips. Only leaders are watched, and a watch may lag, so the API
+        server is asked."""
+        resource = self._settings.pod_resource
+        return any(
+            pods.uses(pod, resource) and not self._is_over(pod)
+            for on_node in self._for_nodes(pool.name, self._cluster.pods_on)
+            for pod in on_node
+        )
+
+    def _for_nodes(self, pool: str, call: Callable[[str], T]) -> list[T]:
+        """One result for each node of a pool. Large slices have hundreds of nodes."""
+        names = self._nodes_of(pool)
+        workers = min(1 + len(names) // NODES_PER_WORKER, MAX_NODE_CALLS)
+        with ThreadPoolExecutor(workers, thread_name_prefix="nodes") as executor:
+            return list(executor.map(call, names))
+
+    def _is_over(self, pod: Json) -> bool:
+        """Whether its Job has ended or is suspended, so that the pod is about to be deleted."""
+        owner = pod_owners.owner_of_pod(pod, self._settings.served_kinds)
+        if owner is None:
+            return False
+        found = self._cluster.fetch_owner(pod["metadata"]["namespace"], owner.name)
+        return not pool_lifetime.is_active(found)
+
+    def _owner_is_gone(self, pool: ObservedPool) -> bool:
+        assert pool.owner is not None
+        owner = self._cluster.fetch_owner(*pool.owner)
+        uid = pool.labels.get(label_keys.OWNER_UID)
+        return owner is None or bool(uid and owner.uid != uid)
+
+    def _nodes_of(self, pool: str) -> list[str]:
+        nodes = self._cluster.nodes()
+        return [str(node["metadata"]["name"]) for node in nodes if _pool_of(node) == pool]
+
+    def _update_metrics(self, state: ClusterState) -> None:
+        managed = [pool for pool in state.pools if pool.managed]
+        statuses = Counter(pool.status for pool in managed)
+        for status in PoolStatus:
+            self.metrics.pools.labels(state=status.lower()).set(statuses[status])
+        self.metrics.chips.set(sum(pool.chips for pool in managed))
+        self.metrics.waiting_pods.set(len(state.demands))
+
+    def _next_wait(self, plan: PoolPlan, state: ClusterState, now: datetime) -> timedelta:
+        tracker = self.tracker
+        pending = (
+            self._calls
+            or tracker.pending_creates
+            or tracker.pending_deletes
+            or tracker.pending_adoptions
+        )
+        if pending or any(pool.managed and pool.status in TRANSITIONAL for pool in state.pools):
+            longest = self._settings.poll_interval
+        else:
+            longest = IDLE_INTERVAL
+        wait = plan.recheck_at - now if plan.recheck_at is not None else longest
+        return min(max(wait, MIN_INTERVAL), longest)
+
+
+def _pool_of(node: Json) -> str:
+    return str((node["metadata"].get("labels") or {}).get(label_keys.NODE_POOL, ""))
+
+
+def _is_managed(node: Json) -> bool:
+    labels = node["metadata"].get("labels") or {}
+    return bool(labels.get(label_keys.MANAGER) == label_keys.MANAGER_NAME)

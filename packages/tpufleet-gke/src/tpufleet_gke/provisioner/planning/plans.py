@@ -1,0 +1,379 @@
+"""Which node pools to create and delete, from what is demanded and what exists. Pure.
+
+Only failed requests are remembered between plans, so a provisioner that dies loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity, PoolSpec
+from tpufleet_gke.provisioner.planning import (
+    budgets,
+    cordons,
+    pool_lifetime,
+    pool_needs,
+    warm_pools,
+)
+from tpufleet_gke.provisioner.planning.cluster_state import (
+    ClusterState,
+    FailureCause,
+    ObservedPool,
+    PendingPool,
+    PoolDemand,
+    PoolStatus,
+)
+from tpufleet_gke.provisioner.planning.pool_plan import (
+    CreatePool,
+    DeletePool,
+    PodMisfit,
+    PoolPlan,
+    WaitingPod,
+)
+from tpufleet_gke.provisioner.planning.request_backoff import RequestBackoff
+from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool
+from tpufleet_gke.provisioner.settings import ProvisionerSettings
+
+
+def plan_pools(
+    state: ClusterState, backoff: RequestBackoff, settings: ProvisionerSettings, now: datetime
+) -> PoolPlan:
+    """Pods that have waited longest are served first."""
+    planner = _Planner(state, backoff, settings, now)
+    for pool in state.pools:
+        if pool.managed and not planner.is_being_deleted(pool):
+            planner.delete_if_unneeded(pool)
+    for demand in sorted(state.demands, key=lambda demand: (demand.since, demand.pod.uid)):
+        planner.serve(demand)
+    return cordons.cordon_first(planner.plan(), planner.held, state, settings, now)
+
+
+@dataclass(slots=True)
+class _Planner:
+    """Collects one plan."""
+
+    state: ClusterState
+    backoff: RequestBackoff
+    settings: ProvisionerSettings
+    now: datetime
+    creates: list[CreatePool] = field(default_factory=list)
+    deletes: dict[str, DeletePool] = field(default_factory=dict)
+    adoptions: dict[str, AdoptPool] = field(default_factory=dict)
+    waiting: list[WaitingPod] = field(default_factory=list)
+    misfits: list[PodMisfit] = field(default_factory=list)
+    recheck_times: list[datetime] = field(default_factory=list)
+    assigned_spares: set[str] = field(default_factory=set)
+    held: set[str] = field(default_factory=set)  # not deleted yet, because GKE refused to
+
+    def plan(self) -> PoolPlan:
+        return PoolPlan(
+            creates=tuple(self.creates),
+            deletes=tuple(self.deletes.values()),
+            adoptions=tuple(self.adoptions.values()),
+            waiting=tuple(self.waiting),
+            misfits=tuple(self.misfits),
+            recheck_at=min((at for at in self.recheck_times if at > self.now), default=None),
+        )
+
+    def is_being_deleted(self, pool: ObservedPool) -> bool:
+        return pool.status is PoolStatus.STOPPING or pool.name in self.state.deleting
+
+    def delete_if_unneeded(self, pool: ObservedPool) -> None:
+        if pool.owner is None:
+            return  # labelled by a user; not created by the provisioner
+        owner = self.state.owners.get(pool.owner)
+        reason, since = pool_lifetime.unneeded_reason(pool, owner, self.state, self.settings)
+        if reason is None or pool_lifetime.active_users(pool, self.state):
+            return
+        if pool.name in self.state.adopting:
+            return  # its labels still name the JobSet before
+        if warm_pools.is_changing(pool, self.state, self.settings):
+            return
+        due = since + self.settings.deletion_delay
+        warm = warm_pools.is_warm(pool, self.state, self.settings)
+        if warm:
+            unused_since = max(since, self.state.unused_since[pool.name])
+            due = max(due, unused_since + self.settings.warm_pool_ttl)
+            reason = f"{reason}, and no other has used it since {unused_since:%Y-%m-%d %H:%M} UTC"
+        youngest_node_at = self.state.youngest_node_at.get(pool.name)
+        if youngest_node_at is not None:
+            due = max(due, youngest_node_at + self.settings.node_min_lifespan)
+        if due > self.now:
+            self.recheck_times.append(due)
+            return
+        self._add_delete(DeletePool(pool=pool, reason=reason, orphan=owner is None, warm=warm))
+
+    def serve(self, demand: PoolDemand) -> None:
+        spec = demand.pool_spec
+        if demand.left_to_gke:
+            self.waiting.append(
+                WaitingPod(pod=demand.pod, reason=demand.left_to_gke, report=True, left_to_gke=True)
+            )
+            return
+        if spec is None:
+            self._wait(demand, demand.rejection, report=True, cause=FailureCause.INVALID_REQUEST)
+            return
+        if not pool_lifetime.is_active(self.state.owners.get((spec.namespace, spec.owner_name))):
+            return  # the pod is about to be deleted
+        existing = self._pools_for(spec)
+        serving = next((pool for pool in existing if not self._is_occupied(pool, spec)), None)
+        if serving is not None:
+            self._follow(serving, demand, spec)
+            return
+        if any(
+            create.spec.parent == spec.parent and create.spec.namespace == spec.namespace
+            for create in self.creates
+        ):
+            return  # another pod of the same Job: one pool serves both
+        failed = self.backoff.failure_of(spec)
+        if failed is not None and failed.retry_at > self.now:
+            self._wait(
+                demand, failed.message, report=True, until=failed.retry_at, cause=failed.cause,
+                detail=failed.detail,
+            )  # fmt: skip
+            return
+        if existing and self._assign_spare(demand, spec):
+            return
+        if self._adopt_warm(demand, spec):
+            return
+        name = self._free_name(spec, existing)
+        if name is None:
+            self._wait(
+                demand,
+                f"{len(existing)} node pools were created for it and it runs on none of them; if "
+                "other Jobs occupy them, install the admission webhook",
+                report=True,
+            )
+            return
+        if name in self.state.creating:
+            self._wait(demand, f"node pool {name} is requested")
+            return
+        planned = [create.pending_pool for create in self.creates]
+        excess = budgets.over_budget(spec, self.state, planned, self.settings.budget)
+        if excess and self._evict_warm(demand, spec, planned):
+            return
+        if excess:
+            self._wait(demand, excess, report=True, cause=FailureCause.QUOTA)
+            return
+        self._create(demand, spec, name)
+
+    def _delete(
+        self, pool: ObservedPool, reason: str, *, orphan: bool = False, recreate: bool = False
+    ) -> None:
+        self._add_delete(DeletePool(pool=pool, reason=reason, orphan=orphan, recreate=recreate))
+
+    def _add_delete(self, delete: DeletePool) -> None:
+        """Unless GKE refused it a moment ago, or a pod was found there."""
+        kept_until = self.state.kept_until.get(delete.pool.name)
+        if kept_until is not None and kept_until > self.now:
+            self.recheck_times.append(kept_until)
+            return
+        failed = self.backoff.failed_deletion(delete.pool.name, delete.pool.status)
+        if failed is not None and failed.retry_at > self.now:
+            self.recheck_times.append(failed.retry_at)
+            self.held.add(delete.pool.name)
+            return
+        self.deletes.setdefault(delete.pool.name, delete)
+
+    def _wait(
+        self,
+        demand: PoolDemand,
+        reason: str,
+        *,
+        report: bool = False,
+        until: datetime | None = None,
+        cause: FailureCause | None = None,
+        detail: str = "",
+    ) -> None:
+        self.waiting.append(
+            WaitingPod(
+                pod=demand.pod, reason=reason, report=report, until=until, cause=cause,
+                detail=detail,
+            )
+        )  # fmt: skip
+        if until is not None:
+            self.recheck_times.append(until)
+
+    def _pools_for(self, spec: PoolSpec) -> list[ObservedPool]:
+        """By parent Job; pools of old versions are recognised only by name."""
+        parent = (spec.namespace, spec.parent.name)
+        return [
+            pool
+            for pool in self.state.pools
+            if pool.managed
+            and (pool.parent == parent or (pool.parent is None and pool.name == spec.name))
+        ]
+
+    def _is_occupied(self, pool: ObservedPool, spec: PoolSpec) -> bool:
+        since = self.state.not_serving_since.get(pool.name)
+        return (
+            pool.status is PoolStatus.RUNNING
+            and pool_lifetime.used_by_others(pool, spec, self.state)
+            and since is not None
+            and since + self.settings.scheduling_grace <= self.now
+        )
+
+    def _follow(self, pool: ObservedPool, demand: PoolDemand, spec: PoolSpec) -> None:
+        """What the status of an existing pool means for the pod that waits for it."""
+        if pool.name in self.deletes:
+            return
+        if self.is_being_deleted(pool):
+            self._wait(demand, f"node pool {pool.name} is being deleted; it will be recreated")
+            return
+        since = self.state.not_serving_since.get(pool.name)
+        if pool_lifetime.used_by_others(pool, spec, self.state):
+            until = since + self.settings.scheduling_grace if since else None
+            self._wait(demand, f"node pool {pool.name} is used by another Job", until=until)
+            return
+        unmet = pool_needs.unmet_need(pool, spec)
+        if unmet:
+            self._delete(pool, f"its pods now require {unmet}", recreate=True)
+            return
+        detail = f": {pool.message}" if pool.message else ""
+        match pool.status:
+            case PoolStatus.ERROR:
+                self._delete(pool, f"creation failed{detail}", recreate=True)
+            case PoolStatus.RUNNING_WITH_ERROR:
+                no_capacity = pool.failure_cause in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA)
+                if no_capacity or (
+                    since is not None and since + self.settings.error_grace <= self.now
+                ):
+                    self._delete(pool, f"running with an error{detail}", recreate=True)
+                else:
+                    until = since + self.settings.error_grace if since else None
+                    self._wait(demand, f"node pool {pool.name} has an error{detail}", until=until)
+            case PoolStatus.RUNNING:
+                self._follow_running(pool, demand, spec, since)
+            case _:
+                self._wait(demand, f"node pool {pool.name} is {pool.status}")
+
+    def _follow_running(
+        self, pool: ObservedPool, demand: PoolDemand, spec: PoolSpec, since: datetime | None
+    ) -> None:
+        ready = self.state.ready_nodes.get(pool.name, 0)
+        chips = self.state.ready_chips.get(pool.name, 0)
+        nodes_ready = f"{ready} of {pool.nodes} nodes ready"
+        if ready >= pool.nodes > 0:
+            nodes_ready += f", {chips} of {pool.chips} chips registered by the device plugin"
+        if self.state.is_complete(pool):
+            self._follow_complete(pool, demand, spec)
+        elif pool.capacity is PoolCapacity.FLEX_START:
+            self._wait(demand, f"node pool {pool.name} waits for flex-start capacity")
+        elif since is not None and since + self.settings.not_serving_timeout <= self.now:
+            self._delete(pool, f"no pod runs on it: {nodes_ready}", recreate=True)
+        else:
+            until = since + self.settings.not_serving_timeout if since else None
+            self._wait(demand, f"node pool {pool.name} is running: {nodes_ready}", until=until)
+
+    def _follow_complete(self, pool: ObservedPool, demand: PoolDemand, spec: PoolSpec) -> None:
+        """Everything is there. Once no other Job has used it for a while, the pod does not fit:
+        another pool of the same kind would not fit either."""
+        since = self.state.free_since.get(pool.name)
+        if since is None or since + self.settings.scheduling_grace > self.now:
+            until = since + self.settings.scheduling_grace if since else None
+            self._wait(demand, f"node pool {pool.name} is ready", until=until)
+            return
+        reason = self._misfit_reason(pool, demand)
+        until = since + self.settings.not_serving_timeout
+        if until > self.now:
+            self._wait(demand, reason, report=True, until=until, cause=FailureCause.POD_MISFIT)
+            return
+        self._add_delete(DeletePool(pool=pool, reason=reason, misfit=spec))
+
+    def _assign_spare(self, demand: PoolDemand, spec: PoolSpec) -> bool:
+        for pool in pool_lifetime.spare_pools(spec, self.state):
+            if pool.name in self.assigned_spares:
+                continue
+            # Once it is complete, the scheduler gets as long again to see it.
+            since = self.state.free_since.get(pool.name) or self.state.idle_since.get(pool.name)
+            until = since + self.settings.node_join_timeout if since else None
+            if until is None or until > self.now:
+                self.assigned_spares.add(pool.name)
+                message = f"its node pool is used by another Job, whose pool {pool.name} is free"
+                self._wait(demand, message, until=until)
+                return True
+            if self.state.is_complete(pool):
+                # It has been free and complete for long: a pool of its own would not fit either.
+                reason = self._misfit_reason(pool, demand)
+                self.misfits.append(PodMisfit(spec=spec, reason=reason))
+                self._wait(demand, reason, report=True, cause=FailureCause.POD_MISFIT)
+                return True
+        return False
+
+    def _adopt_warm(self, demand: PoolDemand, spec: PoolSpec) -> bool:
+        parent = (spec.namespace, spec.parent.name)
+        if parent in self.state.adopting.values():
+            self._wait(demand, "a warm node pool is being given to it")
+            return True
+        for pool in warm_pools.adoptable(spec, self.state, self.settings):
+            if pool.name in self.deletes or pool.name in self.adoptions:
+                continue
+            self.adoptions[pool.name] = AdoptPool(pool=pool, spec=spec, pod=demand.pod)
+            self._wait(demand, f"the warm node pool {pool.name} is given to it")
+            return True
+        changing = warm_pools.changing_for(spec, self.state, self.settings)
+        if changing is not None:
+            self._wait(demand, f"the warm node pool {changing.name} is {changing.status}")
+            return True
+        return False
+
+    def _evict_warm(
+        self, demand: PoolDemand, spec: PoolSpec, planned: Sequence[PendingPool]
+    ) -> bool:
+        """Delete warm pools of other kinds that the budget has no room for."""
+        warm = [
+            pool
+            for pool in self.state.pools
+            if warm_pools.is_warm(pool, self.state, self.settings)
+            and pool.name not in self.adoptions
+            and pool.name not in self.state.adopting
+            and pool.name not in self.deletes
+        ]
+        deleting = [pool.name for pool in self.state.pools if self.is_being_deleted(pool)]
+        evicted = warm_pools.pools_to_evict(
+            spec, self.state, planned, self.settings.budget, warm, [*deleting, *self.deletes]
+        )
+        if evicted is None or self.settings.warm_pool_ttl <= timedelta(0):
+            return False
+        for pool in evicted:
+            reason = "a waiting pod of another kind needs its share of the budget"
+            self._add_delete(DeletePool(pool=pool, reason=reason, warm=True))
+        self._wait(demand, "warm node pools are being deleted to stay within the budget")
+        return True
+
+    def _misfit_reason(self, pool: ObservedPool, demand: PoolDemand) -> str:
+        """In the scheduler's words, which mean nothing once the nodes are cordoned."""
+        earlier = self.state.cordon_reasons.get(pool.name)
+        if earlier and pool.name in self.state.cordoned:
+            return earlier
+        message = demand.scheduler_message or "the scheduler gave no reason"
+        return f"the pod does not fit node pool {pool.name}: {message}"
+
+    def _free_name(self, spec: PoolSpec, existing: Sequence[ObservedPool]) -> str | None:
+        """More than two pools only while other Jobs are seen to use all existing ones: a pod that
+        fits no node at all must not get one pool after another."""
+        names = [spec.name, spec.long_name]
+        if all(pool.name in self.state.users for pool in existing):
+            names += spec.extra_names
+        taken = {pool.name for pool in self.state.pools}
+        return next((name for name in names if name not in taken), None)
+
+    def _create(self, demand: PoolDemand, spec: PoolSpec, name: str) -> None:
+        """In the first allowed location that is not backing off."""
+        reasons, failures = [], []
+        for location in spec.locations:
+            failed = self.backoff.failure_at(spec, location)
+            if failed is None or failed.retry_at <= self.now:
+                self.creates.append(
+                    CreatePool(spec=spec, location=location, pool_name=name, pod=demand.pod)
+                )
+                return
+            reasons.append(f"{location}: {failed.message}")
+            failures.append(failed)
+        soonest = min(failures, key=lambda failure: failure.retry_at)
+        self._wait(
+            demand, "; ".join(reasons), report=True, until=soonest.retry_at, cause=soonest.cause,
+            detail="\n".join(filter(None, (failed.detail for failed in failures))),
+        )  # fmt: skip

@@ -1,0 +1,92 @@
+"""Whether a pod could be scheduled on the pool that would be created for it. Pure."""
+
+from __future__ import annotations
+
+from tpufleet.errors import BadInput
+from tpufleet.model import machine_types
+from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity, PoolSpec
+from tpufleet_gke.provisioner.kube import label_keys, pod_owners, pods
+from tpufleet_gke.provisioner.kube.pods import Json
+
+
+def check_pod_fits(pod: Json, spec: PoolSpec) -> None:
+    """BadInput when the pod's selectors exclude the pool: it would be paid for and never used."""
+    _check_subgroups(pod, spec)
+    _check_resources(pod, spec)
+    selectors = pods.required_labels(pod)
+    offered = {location.capacity for location in spec.locations}
+    for key, capacity, selected in (
+        (label_keys.SPOT, PoolCapacity.SPOT, selectors.get(label_keys.SPOT) == "true"),
+        (
+            label_keys.FLEX_START,
+            PoolCapacity.FLEX_START,
+            selectors.get(label_keys.FLEX_START) == "true",
+        ),
+        (
+            label_keys.RESERVATION,
+            PoolCapacity.RESERVED,
+            bool(selectors.get(label_keys.RESERVATION)),
+        ),
+    ):
+        if selected and offered == {PoolCapacity.ON_DEMAND}:
+            raise BadInput(
+                f"the pod selects {key}, but GCP_FORCE_ON_DEMAND is set; install the admission "
+                "webhook with FORCE_ON_DEMAND=true, which removes the selector"
+            )
+        if selected and capacity not in offered:
+            raise BadInput(f"the pod selects {key} and another kind of capacity; select only one")
+    if offered == {PoolCapacity.SPOT} and not pods.tolerates(pod, label_keys.SPOT):
+        raise BadInput(
+            f"the pod selects {label_keys.SPOT} but does not tolerate the taint of spot nodes; add "
+            f"the toleration {label_keys.SPOT}=true:NoSchedule"
+        )
+    # Labels that GKE or Kubernetes sets on every node, with the values a new pool would have.
+    implied = {
+        "kubernetes.io/os": {"linux"},
+        "kubernetes.io/arch": {"amd64"},
+        label_keys.INSTANCE_TYPE: {spec.shape.machine_type},
+        label_keys.ZONE: {location.zone for location in spec.locations},
+        label_keys.REGION: {location.zone.rpartition("-")[0] for location in spec.locations},
+        label_keys.NODE_POOL: {spec.name},
+    }
+    for key, value in selectors.items():
+        if key in implied and value not in implied[key]:
+            raise BadInput(f"no node of a new pool would have the selected label {key}={value}")
+        domain = key.rpartition("/")[0]
+        reserved = domain == "k8s.io" or domain.endswith((".k8s.io", "kubernetes.io"))
+        if key not in implied and reserved:
+            raise BadInput(f"the pod selects {key}, which GKE sets itself; no new pool can have it")
+
+
+def _check_resources(pod: Json, spec: PoolSpec) -> None:
+    machine = spec.shape.machine_type
+    if machine not in machine_types.MACHINE_RESOURCES:
+        return
+    cpus, gibibytes = machine_types.allocatable(machine)
+    requested = pods.requested_resources(pod)
+    if requested.get("cpu", 0) > cpus:
+        raise BadInput(
+            f"the pod requests {requested['cpu']:g} cpu; a node of {machine} has {cpus:.5g} for "
+            "pods, as GKE reserves some"
+        )
+    if requested.get("memory", 0) > gibibytes * 2**30:
+        raise BadInput(
+            f"the pod requests {requested['memory'] / 2**30:g} GiB of memory; a node of {machine} "
+            f"has {gibibytes:.5g} for pods, as GKE reserves some"
+        )
+
+
+def _check_subgroups(pod: Json, spec: PoolSpec) -> None:
+    """A group whose subgroups each need a slice must not get one slice for the whole group."""
+    annotations = pod["metadata"].get("annotations") or {}
+    labels = pod["metadata"].get("labels") or {}
+    count = pod_owners.subgroup_count(annotations)
+    size = annotations.get(label_keys.LWS_SUBGROUP_SIZE)
+    if count is None or count < 2 or pod_owners.has_slice_per_subgroup(labels, annotations):
+        return
+    if str(spec.shape.nodes) == size:
+        raise BadInput(
+            f"the group has subgroups of {size} pods, and a slice has {size} hosts; for a slice "
+            f"per subgroup, annotate the LeaderWorkerSet with "
+            f"{label_keys.LWS_SUBGROUP_EXCLUSIVE}: {label_keys.NODE_POOL}"
+        )

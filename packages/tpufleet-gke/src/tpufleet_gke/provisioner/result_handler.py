@@ -1,0 +1,234 @@
+"""Results of GKE calls and of pool creations: reported as events, counted and remembered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime
+
+from tpufleet.errors import Conflict, FleetError, PermissionMissing
+from tpufleet_gke.provisioner.gke import failure_causes
+from tpufleet_gke.provisioner.gke.calls import GkeCall, GkeCallResult
+from tpufleet_gke.provisioner.gke.node_pools import OperationFailure, detail_of
+from tpufleet_gke.provisioner.gke.pool_shapes import PoolShape
+from tpufleet_gke.provisioner.gke.pool_specs import PoolSpec
+from tpufleet_gke.provisioner.kube import pod_owners
+from tpufleet_gke.provisioner.kube.pool_events import (
+    CREATE_FAILED,
+    CREATE_STARTED,
+    CREATE_SUCCEEDED,
+    DELETE_FAILED,
+    DELETE_STARTED,
+    DELETE_SUCCEEDED,
+    POOL_NOT_FOUND,
+    POOL_REUSED,
+    EventReporter,
+)
+from tpufleet_gke.provisioner.metrics import ProvisionerMetrics
+from tpufleet_gke.provisioner.planning.cluster_state import (
+    ClusterState,
+    FailureCause,
+    ObservedPool,
+    PoolStatus,
+)
+from tpufleet_gke.provisioner.planning.pool_plan import CordonPool, CreatePool, DeletePool
+from tpufleet_gke.provisioner.planning.pool_tracker import (
+    ERROR_STATUSES,
+    PendingCreate,
+    PoolTracker,
+)
+from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool
+
+log = logging.getLogger("tpufleet_gke.provisioner")
+
+
+class ResultHandler:
+    def __init__(
+        self, tracker: PoolTracker, reporter: EventReporter, metrics: ProvisionerMetrics
+    ) -> None:
+        self._tracker, self._reporter, self._metrics = tracker, reporter, metrics
+
+    def handle_call(self, result: GkeCallResult, now: datetime) -> None:
+        error = result.error
+        if error is not None and not isinstance(error, FleetError):
+            log.error("unexpected error in a call for %s", result.call.pool_name, exc_info=error)
+            error = FleetError(f"unexpected error: {error!r}")
+        if isinstance(result.call.action, CreatePool):
+            self._handle_create(result.call, result.call.action, error, now)
+        elif isinstance(result.call.action, AdoptPool):
+            self._handle_adoption(result.call, result.call.action, error)
+        elif isinstance(result.call.action, CordonPool):
+            self._handle_cordon(result.call.action, error, now)
+        elif result.sent:
+            self._handle_delete(result.call, result.call.action, error, now)
+        else:
+            log.info("node pool %s is kept: a Job uses it", result.call.pool_name)
+            self._tracker.keep(result.call.pool_name, now)
+
+    def _handle_create(
+        self, call: GkeCall, create: CreatePool, error: FleetError | None, now: datetime
+    ) -> None:
+        outcome = "started"
+        if isinstance(error, Conflict):
+            outcome = "exists"  # from an earlier call whose response was lost; it will be listed
+        elif error is not None:
+            cause = failure_causes.classify_error(error)
+            message = _with_policy_hint(create.spec.shape, cause, str(error))
+            detail = detail_of(error)
+            self._back_off(create, cause, message, now, detail)
+            self._count_failure(cause)
+            self._metrics.calls.labels(verb="create", outcome="refused").inc()
+            self._reporter.report_on_pod(
+                create.pod, CREATE_FAILED, f"node pool {create.pool_name}: {message}", cause, detail
+            )
+            return
+        else:
+            message = f"node pool {create.pool_name} in {create.location}"
+            self._reporter.report_on_pod(create.pod, CREATE_STARTED, message)
+        self._tracker.pending_creates[create.pool_name] = PendingCreate(create, call.started_at)
+        self._metrics.calls.labels(verb="create", outcome=outcome).inc()
+
+    def _handle_adoption(self, call: GkeCall, adopt: AdoptPool, error: FleetError | None) -> None:
+        name = adopt.pool.name
+        if error is not None:
+            # The pod gets a pool of its own, and this one is deleted when its time is over.
+            log.warning("cannot reuse node pool %s: %s", name, error)
+            self._tracker.unadoptable.add(name)
+            self._metrics.calls.labels(verb="relabel", outcome="refused").inc()
+            return
+        self._tracker.pending_adoptions[name] = (adopt, call.started_at)
+        self._metrics.calls.labels(verb="relabel", outcome="started").inc()
+        previous = pod_owners.describe(adopt.pool.owner) if adopt.pool.owner else "another Job"
+        message = f"node pool {name} in {adopt.pool.location}, which served {previous}"
+        self._reporter.report_on_pod(adopt.pod, POOL_REUSED, message)
+
+    def _handle_cordon(self, cordon: CordonPool, error: FleetError | None, now: datetime) -> None:
+        name = cordon.pool.name
+        if isinstance(error, PermissionMissing):
+            if not self._tracker.can_cordon(now):
+                return  # another pool was refused a moment ago
+            self._tracker.deny_cordons(now)
+            log.warning(
+                "pools are deleted without a cordon, and a pod that is scheduled to one at that "
+                "moment is lost: %s; grant the provisioner the verb patch on nodes",
+                error,
+            )
+        elif error is not None:
+            log.warning("cannot cordon the nodes of %s: %s", name, error)
+            self._tracker.keep(name, now)
+
+    def _handle_delete(
+        self, call: GkeCall, delete: DeletePool, error: FleetError | None, now: datetime
+    ) -> None:
+        pool, state = delete.pool, call.state
+        outcome = "started" if error is None else "refused"
+        self._metrics.calls.labels(verb="delete", outcome=outcome).inc()
+        if error is not None:
+            cause = failure_causes.classify_error(error)
+            self._tracker.backoff.record_failed_deletion(
+                pool.name, pool.status, cause, str(error), now
+            )
+            message = f"node pool {pool.name}: {error}"
+            self._reporter.report_on_pool(
+                pool, call.node_name, state, DELETE_FAILED, message, detail_of(error)
+            )
+            return
+        self._tracker.backoff.clear_deletion(pool.name)
+        owner = state.owners.get(pool.owner) if pool.owner else None
+        if owner is not None and owner.ended_at is not None:
+            elapsed = (call.started_at - owner.ended_at).total_seconds()
+            self._metrics.deletion_seconds.observe(max(elapsed, 0))
+        self._tracker.pending_deletes[pool.name] = (delete, call.started_at)
+        if delete.misfit is not None:
+            self.handle_misfit(delete.misfit, delete.reason, now)
+        message = f"node pool {pool.name}: {delete.reason}"
+        self._reporter.report_on_pool(pool, call.node_name, state, DELETE_STARTED, message)
+        if delete.orphan and call.node_name is None and pool.status is PoolStatus.RUNNING:
+            message = f"node pool {pool.name} had no nodes"
+            self._reporter.report_on_pool(pool, None, state, POOL_NOT_FOUND, message)
+
+    def handle_misfit(self, spec: PoolSpec, reason: str, now: datetime) -> None:
+        """A pool came up, and the pod that it was for does not fit it."""
+        self._tracker.backoff.record_pool_failure(spec, FailureCause.POD_MISFIT, reason, now)
+        self._count_failure(FailureCause.POD_MISFIT)
+
+    def handle_pools(
+        self, state: ClusterState, failures: Mapping[str, OperationFailure], now: datetime
+    ) -> None:
+        """Report creations and deletions that have finished since the last call."""
+        pools = {pool.name: pool for pool in state.pools}
+        for pool in self._tracker.observe_failures(state.pools, failures, now):
+            failure = failures.get(pool.name)
+            cause = failure.cause if failure else pool.failure_cause or FailureCause.TRANSIENT
+            self._count_failure(cause)
+        for pending, created, failure in self._tracker.take_finished_creates(pools, failures, now):
+            self._handle_finished_create(pending, created, failure, now)
+        for delete in self._tracker.take_finished_deletes(pools):
+            message = f"node pool {delete.pool.name} is deleted"
+            self._reporter.report_on_pool(delete.pool, None, state, DELETE_SUCCEEDED, message)
+
+    def _handle_finished_create(
+        self,
+        pending: PendingCreate,
+        pool: ObservedPool | None,
+        failure: OperationFailure | None,
+        now: datetime,
+    ) -> None:
+        create = pending.create
+        if pool is not None and pool.status not in ERROR_STATUSES:
+            self._tracker.backoff.clear_location(create.location, pool.machine_type, pool.nodes)
+            elapsed = (now - pending.requested_at).total_seconds()
+            self._metrics.provisioning_seconds.observe(elapsed)
+            message = f"node pool {create.pool_name} is running in {create.location}"
+            self._reporter.report_on_pod(create.pod, CREATE_SUCCEEDED, message)
+            return
+        known_cause = failure.cause if failure else pool.failure_cause if pool else None
+        cause = known_cause or FailureCause.TRANSIENT
+        reason = failure.message if failure else pool.message if pool else ""
+        detail = failure.detail if failure else pool.detail if pool else ""
+        message = _with_policy_hint(create.spec.shape, cause, reason or "GKE never listed it")
+        if pool is None:
+            self._back_off(create, cause, message, now, detail)
+        self._reporter.report_on_pod(
+            create.pod,
+            CREATE_FAILED,
+            f"node pool {create.pool_name} in {create.location}: {message}",
+            cause,
+            detail,
+        )
+
+    def _back_off(
+        self,
+        create: CreatePool,
+        cause: FailureCause,
+        message: str,
+        now: datetime,
+        detail: str,
+    ) -> None:
+        if cause in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA):
+            shape = create.spec.shape
+            self._tracker.backoff.record_location_failure(
+                create.location,
+                shape.machine_type,
+                shape.nodes,
+                cause=cause,
+                message=message,
+                now=now,
+                detail=detail,
+            )
+        else:
+            self._tracker.backoff.record_pool_failure(create.spec, cause, message, now, detail)
+
+    def _count_failure(self, cause: FailureCause) -> None:
+        self._metrics.pool_failures.labels(trouble=cause.value).inc()
+
+
+def _with_policy_hint(shape: PoolShape, cause: FailureCause, message: str) -> str:
+    """A rejected pool of this accelerator most often lacks its workload policy."""
+    policy = (shape.placement or {}).get("policyName")
+    if policy is None or cause is not FailureCause.INVALID_REQUEST or "--make-policies" in message:
+        return message
+    return (
+        f"{message}; if the workload policy {policy} is missing, run "
+        "`tpu provisioner --make-policies REGION`"
+    )

@@ -1,0 +1,173 @@
+"""cluster.yaml: every error names its path and the nearest valid value."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import fields
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.environment.environments import EXAMPLE, SMALLEST, environment, example
+from tpufleet.errors import BadInput
+from tpufleet.model import topology
+from tpufleet_gke.environment.config import capacity, names, sections
+from tpufleet_gke.environment.config.parse import json_schema, parse, parse_text
+from tpufleet_gke.environment.config.starter_file import starter_file
+
+GKE_TYPES = [name for name, kind in topology.all_types().items() if kind.gke_accelerator]
+
+ERRORS = {
+    "a misspelt field": ({"tpu_pool": {}}, "tpu_pool: unknown field; did you mean tpu_pools?"),
+    "a misspelt nested field": (
+        {"cpu_pools": {"cpu": {"auto_repiar": True}}},
+        "cpu_pools.cpu.auto_repiar: unknown field; did you mean auto_repair?",
+    ),
+    "a project": ({"project": "My Project"}, "project: 'My Project' is not a project id; "
+                  "for example my-project"),
+    "a zone for a region": ({"region": "us-central1-a"}, "region: 'us-central1-a' is not a "
+                            "region; for example us-central1"),
+    "a region for a zone": ({"zones": ["us-central1"]}, "zones[0]: 'us-central1' is not a zone; "
+                            "for example us-central1-a"),
+    "a zone elsewhere": ({"zones": ["us-east1-b"]}, "zones[0]: us-east1-b is not in region "
+                         "us-central1; for example us-central1-b"),
+    "a channel": ({"cluster": {"channel": "REGULR"}}, "cluster.channel: unknown value 'REGULR'; "
+                  "did you mean REGULAR?"),
+    "a size": ({"tpu_pools": {"a": {"type": "v5e-17"}}}, "tpu_pools.a.type: unknown TPU type "
+               "'v5e-17'; the nearest size is v5e-16"),
+    "a type without GKE": ({"tpu_pools": {"a": {"type": "v2-8"}}}, "tpu_pools.a.type: v2-8 is "
+                           "not available on GKE"),
+    "a capacity": ({"tpu_pools": {"a": {"type": "v5e-16", "capacity": "flexstart"}}},
+                   "tpu_pools.a.capacity: unknown value 'flexstart'; did you mean flex-start?"),
+    "v4 with flex-start": ({"tpu_pools": {"a": {"type": "v4-8", "capacity": "flex-start"}}},
+                           "tpu_pools.a.capacity: GKE has no flex-start for v4; for example"),
+    "a reservation missing": ({"tpu_pools": {"a": {"type": "v5e-16", "capacity": "reserved"}}},
+                              "tpu_pools.a.reservation: goes with capacity reserved; set"),
+    "a disk that the machines cannot have": (
+        {"tpu_pools": {"a": {"type": "v6e-16", "disk_type": "pd-balanced"}}},
+        "tpu_pools.a.disk_type: v6e-16 cannot have pd-balanced disks; write hyperdisk-balanced"),
+    "a range with host bits": ({"network": {"pods": "10.1.2.3/18"}}, "network.pods: '10.1.2.3/18' "
+                               "is not a CIDR range; for example 10.1.0.0/18"),
+    "ranges that overlap": ({"network": {"services": "10.0.0.0/20"}}, "network.services: "
+                            "10.0.0.0/20 overlaps network.nodes (10.0.0.0/18)"),
+    "a control plane range": ({"network": {"control_plane": "172.16.0.0/24"}},
+                              "network.control_plane: must be a /28; write 172.16.0.0/28"),
+    "a taint effect": ({"cpu_pools": {"cpu": {"taints": [{"key": "a", "effect": "NoSchedule"}]}}},
+                       "cpu_pools.cpu.taints[0].effect: unknown value 'NoSchedule'; did you mean "
+                       "NO_SCHEDULE?"),
+    "an image without a tag": ({"server": {"image": "gcr.io/p/tpufleet"}}, "server.image: "
+                               "'gcr.io/p/tpufleet' is not a pinned image; for example "
+                               "gcr.io/p/tpufleet:0.1.0"),
+    "more nodes at least than at most": ({"cpu_pools": {"cpu": {"min_nodes": 9}}},
+                                         "cpu_pools.cpu.min_nodes: 9 is above max_nodes; write 5"),
+    "no CPU pool": ({"cpu_pools": {}}, "cpu_pools: empty"),
+    "a quota without a pool": (
+        {"tpu_pools": {"a": {"type": "v5e-16"}}, "teams": {"x": {"quota": {"v5e-32": 1}}}},
+        "teams.x.quota.v5e-32: no pool in tpu_pools has this type; did you mean v5e-16?"),
+    "quotas beyond the pools": (
+        {"tpu_pools": {"a": {"type": "v5e-16", "slices": 3}},
+         "teams": {"x": {"quota": {"v5e-16": 2}}, "y": {"quota": {"v5e-16": 2}}}},
+        "teams.y.quota.v5e-16: quotas promise 4 slices of v5e-16, tpu_pools has 3; write 1"),
+    "two teams in one namespace": (
+        {"teams": {"x": {"namespace": "n"}, "y": {"namespace": "n"}}},
+        "teams.y.namespace: n is team x's; for example y"),
+    "a bucket of an unknown team": ({"buckets": {"data": {"teams": ["trainin"]}}},
+                                    "buckets.data.teams[0]: unknown team trainin; did you mean "
+                                    "training?"),
+    "versions in a hierarchical bucket": (
+        {"buckets": {"a": {"hierarchical": True, "versioning": True}}},
+        "buckets.a.versioning: not available with hierarchical: true; write false"),
+    "a label of Google Cloud": ({"labels": {"Cost Center": "lab"}}, "labels: 'Cost Center' is not "
+                                "a label of Google Cloud; for example cost-center"),
+    "text for a flag": ({"deletion_protection": "yes"}, "deletion_protection: must be true or "
+                        "false, not 'yes'; write true"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "expected"), ERRORS.values(), ids=ERRORS)
+def test_an_error_names_the_path_and_the_nearest_valid_value(changes, expected):
+    with pytest.raises(BadInput) as caught:
+        parse({**SMALLEST, **changes})
+    assert f"cluster.yaml: {expected}" in str(caught.value)
+
+
+def test_all_errors_are_reported_at_once():
+    with pytest.raises(BadInput) as caught:
+        parse({"project": "X", "region": 5, "zonez": []})
+    assert len(str(caught.value).splitlines()) == 4  # zonez, project, region, zones
+
+
+def test_the_example_has_thirty_lines_and_is_valid():
+    assert len(EXAMPLE.read_text().splitlines()) <= 30
+    assert set(example().teams) == {"research", "serving"}
+
+
+def test_the_example_and_the_smallest_file_match_the_json_schema():
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(yaml.safe_load(EXAMPLE.read_text()), schema)
+    jsonschema.validate(SMALLEST, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**SMALLEST, "cluster": {"chanel": "RAPID"}}, schema)
+
+
+def test_the_starter_file_is_valid_and_shows_every_field():
+    text = starter_file("my-project", "us-central1", ("us-central1-a",), "v5e-16")
+    assert parse_text(text).tpu_pools["v5e-16"].capacity == "spot"
+    shown = set(re.findall(r"^#?\s*([a-z_]+):", text, re.MULTILINE))
+    for section in (
+        sections.Environment, sections.Automation, sections.Network, sections.ExistingNetwork,
+        sections.Cluster, sections.NodeDefaults, sections.CpuPool, sections.GpuPool,
+        sections.TpuPool, sections.Registry, sections.Bucket, sections.TensorBoard, sections.Team,
+        sections.Server, sections.AddOns, sections.Budget,
+    ):  # fmt: skip
+        assert {item.name for item in fields(section)} <= shown, section
+
+
+def test_the_defaults_in_the_starter_file_can_be_uncommented():
+    text = starter_file("my-project", "us-central1", ("us-central1-a",), "v5e-16")
+    body = text.partition("\n\n")[2]
+    uncommented = "\n".join(
+        re.sub(r"^# ( *[a-z_0-9]+:)", r"\1", line)
+        for line in body.splitlines()
+        # Alternatives of what is set already.
+        if not re.match(r"# +(reservation|existing|host_project|network|subnetwork|pods_range|"
+                        r"services_range|autoscaling):", line)
+        or line == "# network:"
+    )  # fmt: skip
+    assert parse_text(uncommented).budget is not None
+
+
+@pytest.mark.parametrize("kind", GKE_TYPES)
+def test_the_pods_of_every_slice_type_fit_the_default_range(kind):
+    """C10: the range was a /18 at 110 pods per node, 64 nodes, whatever the slice."""
+    built = environment(tpu_pools={"pool": {"type": kind, "slices": 2}})
+    nodes = topology.find(kind).hosts * 2
+    pods = ipaddress.IPv4Network(capacity.pods_range(built))
+    assert pods.num_addresses >= nodes * capacity.addresses_per_node(capacity.PODS_PER_TPU_NODE)
+    assert ipaddress.IPv4Network(built.network.nodes).num_addresses > nodes
+
+
+def test_a_range_that_is_too_small_for_the_slices_is_an_error():
+    with pytest.raises(BadInput, match=r"network\.pods: 10\.128\.0\.0/24 .* write 10\.128\.0\.0/1"):
+        environment(
+            network={"pods": "10.128.0.0/24"},
+            tpu_pools={"pool": {"type": "v5p-1024", "slices": 1}},
+        )
+
+
+def test_addresses_per_node_follow_the_documented_table():
+    # https://cloud.google.com/kubernetes-engine/docs/how-to/flexible-pod-cidr
+    table = {8: 28, 16: 27, 32: 26, 64: 25, 110: 24, 128: 24, 256: 23}
+    assert {pods: 32 - capacity.addresses_per_node(pods).bit_length() + 1 for pods in table} == (
+        table
+    )
+
+
+def test_names_are_prefixed_with_the_environment():
+    built = example()
+    assert names.cluster(built) == "ml-cluster"
+    assert names.bucket(built, "datasets") == "my-project-ml-datasets"
+    assert names.image_path(built) == "us-central1-docker.pkg.dev/my-project/ml-images"

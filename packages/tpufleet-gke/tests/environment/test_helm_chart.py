@@ -1,0 +1,152 @@
+"""The Helm chart is generated from the kustomize overlay, and renders to the same manifests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts import helm_chart
+from tests import yaml_documents
+from tests.environment.environments import environment, example
+from tests.environment.provider_checks import resources
+from tests.k8s.test_manifests import kubectl
+from tpufleet import config
+from tpufleet.providers.gke import settings as gke_settings
+from tpufleet_gke.environment.addons import helm_values
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpufleet/servers"
+
+
+def helm() -> str:
+    path = shutil.which("helm", path=f"{CACHE}{os.pathsep}{os.environ.get('PATH', '')}")
+    if path is None:
+        pytest.skip("helm not found; ./test builds it where Go is installed")
+    return path
+
+
+@cache
+def kustomize_rendered() -> list[dict[str, Any]]:
+    return helm_chart.rendered(kubectl())
+
+
+def helm_rendered(*options: str) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [helm(), "template", "tpufleet", str(helm_chart.CHART), *options],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [
+        document for document in yaml.load_all(done.stdout, Loader=helm_chart.LOADER) if document
+    ]
+
+
+def ordered(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By kind and name; names of settings without the hash of their content."""
+    text = helm_chart.SETTINGS_NAME.sub("tpufleet-settings", yaml_documents.dump_all(documents))
+    return sorted(
+        yaml_documents.load_all(text),
+        key=lambda item: (
+            item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"],
+        ),
+    )  # fmt: skip
+
+
+def test_the_chart_is_up_to_date():
+    generated = helm_chart.files(kustomize_rendered())
+    written = {
+        str(path.relative_to(helm_chart.CHART)): path.read_text()
+        for path in helm_chart.CHART.rglob("*.yaml")
+    }
+    assert written == generated, "run `python scripts/helm_chart.py --write`"
+
+
+def test_helm_and_kustomize_render_the_same():
+    assert ordered(helm_rendered()) == ordered(kustomize_rendered())
+
+
+def test_values_of_an_environment_leave_no_placeholder(tmp_path):
+    values = tmp_path / "values.yaml"
+    values.write_text(helm_values.text(example()))
+    documents = helm_rendered("--values", str(values))
+    assert "PROJECT" not in yaml_documents.dump_all(documents).replace("GOOGLE_CLOUD_PROJECT", "")
+    accounts = {
+        item["metadata"]["name"]: item["metadata"].get("annotations", {})
+        for item in documents if item["kind"] == "ServiceAccount"
+    }  # fmt: skip
+    assert accounts["tpufleet"]["iam.gke.io/gcp-service-account"] == (
+        "ml-tpufleet@my-project.iam.gserviceaccount.com"
+    )
+
+
+def test_settings_of_the_slices_reach_the_server_by_both_ways(tmp_path):
+    """Topology-aware types and reservations of cluster.yaml, as the server reads them."""
+    static = {"type": "v5p-128", "managed_by": "terraform", "topology_aware": True}
+    reserved = {"type": "v6e-16", "capacity": "reserved", "reservation": "lab"}
+    built = environment(tpu_pools={"a": static, "b": reserved})
+    values = tmp_path / "values.yaml"
+    values.write_text(helm_values.text(built))
+    [by_helm] = [
+        item["data"]
+        for item in helm_rendered("--values", str(values))
+        if item["kind"] == "ConfigMap" and "TPUFLEET_BUCKET" in item["data"]
+    ]
+    lines = [
+        line for line in helm_values.settings_env(built).splitlines() if not line.startswith("#")
+    ]
+    assert dict(line.split("=", 1) for line in lines) == by_helm
+    variables = {"TPUFLEET_CONFIG": str(tmp_path / "none.yaml"), **by_helm}
+    settings = gke_settings.parse(config.load(variables, tmp_path).gke)
+    assert settings.topology_aware == ("v5p-128",)
+    assert settings.reservations == {"v6e-16": "lab"}
+
+
+def test_every_value_of_an_environment_is_one_of_the_chart():
+    defaults = yaml.safe_load((helm_chart.CHART / "values.yaml").read_text())
+    given = yaml.safe_load(helm_values.text(example()))
+    assert set(given) <= set(defaults)
+    for key in ("serviceAccounts", "replicas"):
+        assert set(given[key]) <= set(defaults[key])
+
+
+def test_c7_terraform_binds_the_service_accounts_of_the_manifests():
+    """Was: Terraform bound `wid-ksa`, the manifests used `wid-sa`."""
+    used = {
+        f"[{item['metadata']['namespace']}/{item['metadata']['name']}]"
+        for item in kustomize_rendered()
+        if item["kind"] == "ServiceAccount"
+        and "iam.gke.io/gcp-service-account" in item["metadata"].get("annotations", {})
+    }
+    bound = {
+        block.body["member"].partition("goog")[2]
+        for block in resources(example(), "google_service_account_iam_member")
+        if isinstance(block.body["member"], str) and "tpu" in block.body["member"]
+    }
+    assert used and used <= bound
+
+
+def test_a_changed_value_renames_the_settings_so_that_pods_restart():
+    def settings(*options: str) -> set[str]:
+        documents = helm_rendered(*options)
+        return set(helm_chart.SETTINGS_NAME.findall(yaml_documents.dump_all(documents)))
+
+    before, after = settings(), settings("--set", "bucket=gs://other")
+    assert len(before) == len(after) == 1 and before != after
+
+
+def test_the_settings_of_the_overlay_are_all_rendered():
+    """`tpu cluster render` writes the same file that the overlay has, with values."""
+
+    def names(text: str) -> set[str]:
+        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+        return {line.partition("=")[0] for line in lines}
+
+    written = helm_values.settings_env(example())
+    assert names((helm_chart.OVERLAY / "settings.env").read_text()) <= names(written)
+    assert "PROJECT" not in written.replace("GOOGLE_CLOUD_PROJECT", "")

@@ -1,0 +1,184 @@
+"""All stages through a real OpenTofu, against an emulated Google Cloud with the real schema."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.environment import terraform_programs
+from tests.environment.environments import environment, example
+from tests.environment.test_terraform_stages import EVERYTHING
+from tpufleet_gke.environment.config.sections import Environment
+from tpufleet_gke.environment.terraform import runner, stages
+from tpufleet_gke.environment.terraform.plan_summary import Action, sentence
+from tpufleet_gke.environment.terraform.runner import StageRunner, TerraformFailed
+from tpufleet_gke.environment.terraform.stages import Backend, StageName
+
+pytest.importorskip("grpc", reason="needs the extra `gke`: pip install 'tpufleet[gke]'")
+
+from tpufleet_testbed.terraform.emulated_google_cloud import EmulatedGoogleCloud
+from tpufleet_testbed.terraform.google_provider import serve
+
+
+class Rehearsal:
+    """One environment in one folder, and its emulated cloud."""
+
+    def __init__(self, folder: Path, program: str) -> None:
+        self.folder, self.program = folder, program
+        self.file = folder / "google-cloud.json"
+        self.said: list[str] = []
+
+    @contextmanager
+    def runner(self, built: Environment, *, creates_before_failure: int | None = None):
+        files = stages.all_files(built, Backend(folder=str(self.folder)))
+        runner.write_stages(self.folder, files)
+        cloud = EmulatedGoogleCloud(self.file, creates_before_failure=creates_before_failure)
+        with serve(cloud) as variables:
+            environ = {**os.environ, **variables}
+            yield StageRunner(program=self.program, folder=self.folder, environ=environ)
+
+    def apply(self, built: Environment, **failing: int) -> list[str]:
+        """What was changed, in words."""
+        changed = []
+        with self.runner(built, **failing) as run:
+            for stage in StageName:
+                plan = run.plan(stage)
+                run.apply(plan, self.said.append)
+                changed += [sentence(change) for change in plan.changes]
+        return changed
+
+    def destroy(self, built: Environment) -> None:
+        with self.runner(built) as run:
+            for stage in reversed(StageName):
+                run.apply(run.plan(stage, destroy=True), self.said.append)
+
+    def records(self) -> dict[str, dict]:
+        return EmulatedGoogleCloud(self.file).records()
+
+
+@pytest.fixture
+def rehearsal(tmp_path) -> Rehearsal:
+    return Rehearsal(tmp_path, terraform_programs.opentofu())
+
+
+def test_apply_creates_everything_a_second_apply_changes_nothing_and_destroy_leaves_nothing(
+    rehearsal,
+):
+    built = environment(**{**EVERYTHING, "deletion_protection": False})
+    created = rehearsal.apply(built)
+    assert len(created) == len(rehearsal.records()) > 60
+    assert len(rehearsal.said) == len(created)  # progress, one line for each
+    assert rehearsal.apply(built) == []
+    rehearsal.destroy(built)
+    assert rehearsal.records() == {}
+
+
+@pytest.mark.slow
+def test_the_stages_run_on_terraform_too(tmp_path):
+    program = terraform_programs.find("terraform")
+    if program is None:
+        pytest.skip("terraform not found; https://developer.hashicorp.com/terraform/install")
+    rehearsal = Rehearsal(tmp_path, program)
+    rehearsal.apply(example())
+    assert rehearsal.apply(example()) == []
+
+
+@pytest.mark.slow
+def test_a_change_of_one_pool_touches_one_pool(rehearsal):
+    pools = {"a": {"type": "v5e-16", "managed_by": "terraform"},
+             "b": {"type": "v5p-128", "managed_by": "terraform"}}  # fmt: skip
+    rehearsal.apply(environment(tpu_pools=pools))
+    pools["b"]["labels"] = {"tier": "gold"}
+    assert rehearsal.apply(environment(tpu_pools=pools)) == [
+        "update node pool b-0 (node_config.labels.tier: unset → gold)"
+    ]
+
+
+@pytest.mark.slow
+def test_one_more_slice_creates_one_node_pool(rehearsal):
+    pools = {"a": {"type": "v5e-16", "managed_by": "terraform", "slices": 2}}
+    rehearsal.apply(environment(tpu_pools=pools))
+    pools["a"]["slices"] = 3
+    changed = rehearsal.apply(environment(tpu_pools=pools))
+    assert [line for line in changed if "outputs file" not in line] == ["create node pool a-2"]
+
+
+@pytest.mark.slow
+def test_an_interrupted_apply_continues_where_it_stopped(rehearsal):
+    built = example()
+    with pytest.raises(TerraformFailed) as failure:
+        rehearsal.apply(built, creates_before_failure=30)
+    assert "503 backendError" in str(failure.value)
+    assert "give the same command again" in str(failure.value)
+    before = rehearsal.records()
+    assert len(before) == 30
+    rehearsal.apply(built)
+    after = rehearsal.records()
+    assert {key: after[key] for key in before} == before  # nothing created twice
+    assert rehearsal.apply(built) == []
+
+
+@pytest.mark.slow
+def test_drift_is_shown_and_repaired(rehearsal):
+    built = example()
+    rehearsal.apply(built)
+    records = rehearsal.records()
+    (pool,) = [key for key in records if key.endswith("/cpu")]
+    (account,) = [key for key in records if key.endswith("ml-serving-jobs")]
+    records[pool]["autoscaling"][0]["total_max_node_count"] = 50
+    del records[account]
+    rehearsal.file.write_text(json.dumps(records))
+    with rehearsal.runner(built) as run:
+        plans = [run.plan(stage) for stage in StageName]
+    drift = [sentence(change) for plan in plans for change in plan.drift]
+    assert "update node pool cpu (autoscaling.total_max_node_count: 5 → 50)" in drift
+    assert any(line.startswith("delete service account ml-serving-jobs") for line in drift)
+    rehearsal.apply(built)
+    assert rehearsal.records()[pool]["autoscaling"][0]["total_max_node_count"] == 5
+    assert account in rehearsal.records()
+
+
+@pytest.mark.slow
+def test_a_protected_cluster_is_not_deleted(rehearsal):
+    rehearsal.apply(example())
+    with pytest.raises(TerraformFailed, match="deletion_protection is set to true"):
+        rehearsal.destroy(example())
+    assert any(key.startswith("google_container_cluster/") for key in rehearsal.records())
+
+
+def test_a_plan_says_what_it_costs(rehearsal):
+    pools = {"a": {"type": "v5e-16", "managed_by": "terraform"}}
+    rehearsal.apply(environment())
+    with rehearsal.runner(environment(tpu_pools=pools)) as run:
+        changes = run.plan(StageName.INFRASTRUCTURE).changes
+    (pool,) = [change for change in changes if change.noun == "node pool"]
+    assert (pool.action, pool.name) == (Action.CREATE, "a-0")
+    assert pool.usd == pytest.approx(16 * 1.2)
+
+
+@pytest.mark.slow
+def test_the_state_bucket_that_gcloud_created_is_imported(rehearsal):
+    """The bucket exists before the first stage, which then manages it."""
+    built = example()
+    with rehearsal.runner(built) as run:
+        versions = rehearsal.folder / StageName.BOOTSTRAP / "versions.tf"
+        block = stages.stage_files(built, StageName.BOOTSTRAP)["versions.tf"]
+        versions.write_text(versions.read_text() + "\nimport" + block.split("\nimport")[1])
+        bucket = {"name": "my-project-ml-automation", "project": "my-project",
+                  "location": "US-CENTRAL1", "id": "my-project-ml-automation"}  # fmt: skip
+        EmulatedGoogleCloud(rehearsal.file).create("google_storage_bucket", bucket)
+        plan = run.plan(StageName.BOOTSTRAP)
+        run.apply(plan, rehearsal.said.append)
+    assert not [c for c in plan.changes if c.noun == "bucket" and c.action is Action.CREATE]
+
+
+def test_a_name_that_is_taken_is_reported_with_the_evidence(rehearsal):
+    bucket = {"name": "my-project-ml-datasets"}
+    EmulatedGoogleCloud(rehearsal.file).create("google_storage_bucket", bucket)
+    with pytest.raises(TerraformFailed, match="409 alreadyExists") as failure:
+        rehearsal.apply(example())
+    assert str(failure.value).startswith("tofu apply failed in 1-infrastructure\n")

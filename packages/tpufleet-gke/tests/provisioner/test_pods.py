@@ -1,0 +1,112 @@
+"""The conditions under which a pod waits for a node pool, and what it requires of it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from tests.provisioner import builders
+from tpufleet.errors import BadInput
+from tpufleet_gke.provisioner.kube import label_keys, pod_owners, pods
+
+
+def skip_reason(pod, *resource):
+    return pods.skip_reason(pod, pod_owners.owner_of_pod(pod), *resource)
+
+
+def test_an_unschedulable_leader_of_a_jobset_waits_for_a_pool():
+    assert skip_reason(builders.pod()) is None
+
+
+def _without_jobset(pod):
+    del pod["metadata"]["annotations"][label_keys.JOBSET_NAME]
+
+
+def _follower(pod):
+    pod["metadata"]["annotations"][label_keys.COMPLETION_INDEX] = "1"
+
+
+def _running(pod):
+    pod["status"]["phase"] = "Running"
+
+
+def _not_yet_scheduled(pod):
+    pod["status"]["conditions"] = []
+
+
+def _gated(pod):
+    pod["status"]["conditions"][0]["reason"] = "SchedulingGated"
+
+
+def _without_chips(pod):
+    pod["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1"}}
+
+
+def _without_topology(pod):
+    del pod["spec"]["nodeSelector"][label_keys.TOPOLOGY]
+
+
+def _disabled_by_label(pod):
+    pod["metadata"]["labels"][label_keys.DISABLE] = "true"
+
+
+def _disabled_by_annotation(pod):
+    pod["metadata"]["annotations"][label_keys.DISABLE] = "true"
+
+
+def _being_deleted(pod):
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+
+
+BROKEN = [
+    (_without_jobset, "not served"),
+    (_follower, "leader"),
+    (_running, "pending"),
+    (_not_yet_scheduled, "unschedulable"),
+    (_gated, "unschedulable"),
+    (_without_chips, "requests no google.com/tpu"),
+    (_without_topology, "topology"),
+    (_disabled_by_label, "disable-autoprovisioning"),
+    (_disabled_by_annotation, "disable-autoprovisioning"),
+    (_being_deleted, "deleted"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"), [pytest.param(*row, id=row[0].__name__[1:]) for row in BROKEN]
+)
+def test_each_condition_alone_excludes_a_pod(change, reason):
+    pod = copy.deepcopy(builders.pod())
+    change(pod)
+    assert reason in skip_reason(pod)
+
+
+def test_another_resource_can_be_configured():
+    pod = builders.pod()
+    pod["spec"]["containers"][0]["resources"]["requests"] = {"example.com/chip": "4"}
+    assert skip_reason(pod, "example.com/chip") is None
+    assert pods.requested_chips(pod, "example.com/chip") == 4
+
+
+def test_chips_of_all_containers_except_init_containers_are_added():
+    pod = builders.pod()
+    pod["spec"]["containers"] *= 2
+    pod["spec"]["initContainers"] = [{"resources": {"requests": {label_keys.TPU: "8"}}}]
+    assert pods.requested_chips(pod) == 8
+
+
+def test_a_pod_of_a_jobset_without_a_controller_is_rejected():
+    pod = builders.pod()
+    pod["metadata"]["ownerReferences"] = []
+    with pytest.raises(BadInput, match="controller"):
+        pod_owners.parent_of_pod(pod, pod_owners.owner_of_pod(pod))
+
+
+def test_required_zones_come_from_the_selector_or_affinity():
+    rule = {"key": label_keys.ZONE, "operator": "In", "values": ["us-a", "us-b"]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    assert pods.required_zones(builders.pod()) is None
+    assert pods.required_zones(builders.pod(node_selector={label_keys.ZONE: "us-c"})) == ("us-c",)
+    assert pods.required_zones(builders.pod(affinity=affinity)) == ("us-a", "us-b")

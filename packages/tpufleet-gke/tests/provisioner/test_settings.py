@@ -1,0 +1,125 @@
+"""The environment variables of the provisioner."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from tpufleet.errors import BadInput
+from tpufleet_gke.provisioner import settings
+from tpufleet_gke.provisioner.settings import NodeNetwork, ProvisionerBudget, ProvisionerSettings
+
+
+def test_without_variables_the_defaults_are_upstreams():
+    assert settings.from_environ({}) == ProvisionerSettings()
+    assert ProvisionerSettings().node_min_lifespan == timedelta(seconds=10)
+    assert (ProvisionerSettings().concurrency, ProvisionerSettings().pod_resource) == (
+        3,
+        "google.com/tpu",
+    )
+
+
+VARIABLES = [
+    ("PROVIDER", "mock", {"provider": "mock"}),
+    ("GCP_PROJECT_ID", "p", {"project": "p"}),
+    ("GCP_CLUSTER_LOCATION", "us", {"cluster_location": "us"}),
+    ("GCP_ZONE", "us-a", {"zones": ("us-a",)}),
+    ("GCP_ZONES", "us-a, us-b", {"zones": ("us-a", "us-b")}),
+    ("GCP_CLUSTER", "c", {"cluster": "c"}),
+    ("GCP_NODE_SERVICE_ACCOUNT", "a@p", {"service_account": "a@p"}),
+    ("GCP_NODE_TAGS", "x,y", {"tags": ("x", "y")}),
+    ("GCP_POD_TO_NODE_LABELS", "x, y", {"pod_to_node_labels": ("x", "y")}),
+    ("GCP_NODE_SECONDARY_DISK", "img", {"secondary_disk": "img"}),
+    ("GCP_NODE_SECURE_BOOT", "false", {"secure_boot": False}),
+    (
+        "GCP_NODE_ADDITIONAL_NETWORKS",
+        "v:s, w:t",
+        {
+            "additional_networks": (
+                NodeNetwork(network="v", subnetwork="s"),
+                NodeNetwork(network="w", subnetwork="t"),
+            )
+        },
+    ),
+    ("GCP_NODE_DISK_TYPE", "hyperdisk-balanced", {"disk_type": "hyperdisk-balanced"}),
+    ("GCP_NODE_CONFIDENTIAL_STORAGE", "true", {"confidential_storage": True}),
+    ("GCP_NODE_BOOT_DISK_KMS_KEY", "k", {"boot_disk_kms_key": "k"}),
+    ("GCP_FORCE_ON_DEMAND", "true", {"force_on_demand": True}),
+    ("NODE_MIN_LIFESPAN", "1m30s", {"node_min_lifespan": timedelta(seconds=90)}),
+    ("NODEPOOL_DELETION_DELAY", "30s", {"deletion_delay": timedelta(seconds=30)}),
+    ("POD_RESOURCE_TYPE", "x/y", {"pod_resource": "x/y"}),
+    ("CONCURRENCY", "8", {"concurrency": 8}),
+    (
+        "BUDGET_CHIPS_OF",
+        "a=1,b=2",
+        {"budget": ProvisionerBudget(max_chips_by_namespace={"a": 1, "b": 2})},
+    ),
+    ("BUDGET_NAMESPACE_POOLS", "3", {"budget": ProvisionerBudget(max_pools_per_namespace=3)}),
+    ("BUDGET_POOLS_OF", "a=1", {"budget": ProvisionerBudget(max_pools_by_namespace={"a": 1})}),
+    ("BUDGET_DOLLARS", "99.50", {"budget": ProvisionerBudget(max_dollars=99.5)}),
+    (
+        "BUDGET_NAMESPACE_DOLLARS",
+        "20",
+        {"budget": ProvisionerBudget(max_dollars_per_namespace=20)},
+    ),
+    (
+        "BUDGET_DOLLARS_OF",
+        "a=1.5",
+        {"budget": ProvisionerBudget(max_dollars_by_namespace={"a": 1.5})},
+    ),
+    ("CHIP_HOUR_DOLLARS", "v5e=0.9", {"budget": ProvisionerBudget(chip_hour_dollars={"v5e": 0.9})}),
+    ("ALLOWED_NODE_NETWORKS", "a, b", {"allowed_networks": ("a", "b")}),
+    ("ALLOWED_NODE_NETWORKS", "none", {"allowed_networks": ()}),
+    ("NOT_SERVING_TIMEOUT", "20m", {"not_serving_timeout": timedelta(minutes=20)}),
+    ("SCHEDULING_GRACE", "1m", {"scheduling_grace": timedelta(minutes=1)}),
+    ("ERROR_GRACE", "1m", {"error_grace": timedelta(minutes=1)}),
+    ("IDLE_GRACE", "1h", {"idle_grace": timedelta(hours=1)}),
+    ("NODE_JOIN_TIMEOUT", "4m", {"node_join_timeout": timedelta(minutes=4)}),
+    ("DRY_RUN", "1", {"dry_run": True}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "changed"), [pytest.param(*row, id=row[0]) for row in VARIABLES]
+)
+def test_each_variable_sets_its_field(name, value, changed):
+    assert settings.from_environ({name: value}) == ProvisionerSettings(**changed)
+
+
+INVALID = [
+    ("NODE_MIN_LIFESPAN", "0s"),
+    ("NODE_MIN_LIFESPAN", "soon"),
+    ("PROVIDER", "aws"),
+    ("CONCURRENCY", "many"),
+    ("GCP_FORCE_ON_DEMAND", "maybe"),
+    ("BUDGET_CHIPS_OF", "a"),
+    ("BUDGET_DOLLARS", "-1"),
+    ("BUDGET_DOLLARS", "nan"),
+    ("BUDGET_DOLLARS_OF", "a=many"),
+    ("CHIP_HOUR_DOLLARS", "=1"),
+    ("CHIP_HOUR_DOLLARS", "v5=1"),
+    ("GCP_ZONE", "us-central1"),
+    ("GCP_ZONES", "us-central1-a us-central1-b"),
+    ("GCP_NODE_ADDITIONAL_NETWORKS", "only-a-network"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), INVALID)
+def test_an_invalid_value_is_rejected_with_the_variable_name(name, value):
+    with pytest.raises(BadInput, match=name):
+        settings.from_environ({name: value})
+
+
+def test_a_zone_in_another_region_than_the_cluster_is_rejected():
+    """GKE creates nodes of a cluster only in its region."""
+    environ = {"GCP_CLUSTER_LOCATION": "us-central1", "GCP_ZONES": "us-central1-a,us-east5-a"}
+    with pytest.raises(BadInput, match="GCP_ZONES: us-east5-a is not in us-central1, the region"):
+        settings.from_environ(environ)
+
+
+@pytest.mark.parametrize("location", ["us-central1", "us-central1-c"], ids=["regional", "zonal"])
+def test_zones_of_the_region_of_the_cluster_are_accepted(location):
+    zones = ("us-central1-a", "us-central1-ai1a")
+    environ = {"GCP_CLUSTER_LOCATION": location, "GCP_ZONES": ",".join(zones)}
+    assert settings.from_environ(environ).zones == zones

@@ -1,0 +1,200 @@
+"""`tpu cluster local`: a Kubernetes cluster on this machine."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from tpufleet.model import topology
+from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.output import json_option
+from tpufleet_testbed.kubernetes import commands as local
+
+MEBIBYTE = 2**20
+
+folder_option = click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    help="Folder of the cluster (default: cluster in the state folder).",
+)
+
+
+@click.group(
+    "local",
+    epilog="\b\nExamples:\n  tpu cluster local up\n  tpu cluster local status\n"
+    "  tpu cluster local kubectl get pods -A\n  tpu cluster local down\n",
+)
+def local_group() -> None:
+    """Run Kubernetes on this machine, with JobSet, Kueue and simulated TPU nodes.
+
+    etcd, API server, scheduler, controllers, JobSet, Kueue and KWOK run as plain processes on
+    loopback. The first start builds them with Go, which takes about ten minutes.
+    """
+
+
+@local_group.command("build", epilog="\b\nExample:\n  tpu cluster local build\n")
+@json_option
+def build(as_json: bool) -> None:
+    """Build the programs into a cache without starting them. Prints their folder.
+
+    Needs Go 1.26 or newer and 6 GiB of disk, and takes about ten minutes the first time.
+    """
+    folder = str(local.build(output.print_status))
+    output.print_result({"folder": folder}, folder, as_json)
+
+
+@local_group.command(
+    "up",
+    epilog="\b\nExamples:\n  tpu cluster local up\n  tpu cluster local up --gke\n"
+    "  tpu cluster local up --gke --gke-plan gke.yaml\n"
+    "  sudo tpu cluster local up --node\n",
+)
+@folder_option
+@click.option("--node", is_flag=True, help="Add a real node that runs pods.")
+@click.option(
+    "--accelerator",
+    default="v5e-16",
+    show_default=True,
+    metavar="TYPE",
+    help="With --node: type of the slice that it provides.",
+)
+@click.option("--lws", is_flag=True, help="Install LeaderWorkerSet.")
+@click.option("--gke", is_flag=True, help="Emulate GKE's node-pool API, for `tpu provisioner`.")
+@click.option(
+    "--gke-plan",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="With --gke: its zones, stock, quotas and delays (YAML); read again when it changes.",
+)
+@json_option
+def up(
+    folder: Path | None, node: bool, accelerator: str, lws: bool, gke: bool, gke_plan: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Start the cluster and print the path of its kubeconfig.
+
+    A real node needs Linux, root, and the packages containerd, runc and
+    containernetworking-plugins. Its pods can reach only each other and this machine.
+    """
+    kind = topology.find(accelerator)
+    if kind.gke_accelerator is None:
+        raise click.UsageError(f"{accelerator} is not available on GKE")
+    if node:
+        local.check_node()
+    if gke or gke_plan:
+        local.check_gke(gke_plan)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: leave no half-started cluster
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
+    path = _folder(folder)
+    kubeconfig = str(local.up(path, output.print_status))
+    if lws:
+        local.add_leader_worker_sets(path, output.print_status)
+    if gke or gke_plan:
+        local.add_gke(path, output.print_status, gke_plan)
+    if node:
+        local.add_node(path, output.print_status, kind.gke_accelerator, kind.topology, kind.chips)
+    output.print_result({"kubeconfig": kubeconfig}, kubeconfig, as_json)  # fmt: skip
+
+
+@local_group.command(
+    "env",
+    epilog='\b\nExamples:\n  eval "$(tpu cluster local env)" && tpu serve\n'
+    '  eval "$(tpu cluster local env)" && tpu provisioner\n',
+)
+@folder_option
+@json_option
+def env(folder: Path | None, as_json: bool) -> None:
+    """Print variables for a shell. With them, a server runs jobs on the real node (`up --node`),
+    and a provisioner uses the emulated GKE (`up --gke`)."""
+    variables = dict(local.settings(_folder(folder)))
+    if "TPUFLEET_SERVER" in variables:
+        # The server is not on loopback, so its token is not read from the state folder by default.
+        variables["TPUFLEET_TOKEN_FILE"] = str(connection.settings().home / "token")
+    if as_json:
+        output.print_json(variables)
+        return
+    for name, value in variables.items():
+        click.echo(f"export {name}={shlex.quote(value)}")
+
+
+@local_group.command(
+    "kubectl",
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    epilog="\b\nExamples:\n  tpu cluster local kubectl get jobsets,pods -A\n",
+)
+@folder_option
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def kubectl(context: click.Context, folder: Path | None, args: tuple[str, ...]) -> None:
+    """Run the cluster's kubectl with the given arguments."""
+    context.exit(local.kubectl(_folder(folder), args))
+
+
+@local_group.command(
+    "image",
+    epilog="\b\nExamples:\n  tpu cluster local image tpufleet.tar --tpu\n"
+    "  tpu cluster local image server.tar --variant server --sbom server.cdx.json\n",
+)
+@click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--variant",
+    type=click.Choice(["agent", "server", "tpu", "trainer"]),
+    default="agent",
+    show_default=True,
+    help="What it holds: agent (JAX for simulated chips), server (no JAX), tpu (with libtpu), "
+    "trainer (tpu, and what the examples import).",
+)
+@click.option("--tpu", is_flag=True, help="The same as --variant tpu.")
+@click.option(
+    "--sbom",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the bill of materials (CycloneDX JSON) to this file.",
+)
+@json_option
+def image(target: Path, variant: str, tpu: bool, sbom: Path | None, as_json: bool) -> None:
+    """Build a container image of this checkout into an archive, without a container engine.
+
+    The archive is an OCI image layout, which `ctr images import` reads. Needs Linux, root and
+    debootstrap.
+    """
+    name = local.image(target, "tpu" if tpu else variant, sbom, output.print_status)
+    output.print_result({"image": name, "archive": str(target)}, name, as_json)
+
+
+@local_group.command("down", epilog="\b\nExample:\n  tpu cluster local down\n")
+@folder_option
+@json_option
+def down(folder: Path | None, as_json: bool) -> None:
+    """Stop the cluster and delete everything of it."""
+    stopped = local.down(_folder(folder))
+    message = "stopped" if stopped else f"no cluster is running in {_folder(folder)}"
+    output.print_result({"stopped": stopped}, message, as_json)
+
+
+@local_group.command("status", epilog="\b\nExample:\n  tpu cluster local status\n")
+@folder_option
+@json_option
+def status(folder: Path | None, as_json: bool) -> None:
+    """List the processes of the cluster."""
+    parts = local.status(_folder(folder))
+    if as_json:
+        output.print_json(parts)
+        return
+    output.print_table(
+        ("PART", "PID", "STATE", "MEMORY"),
+        [
+            (
+                part.name, str(part.pid), "running" if part.alive else "dead",
+                f"{part.memory / MEBIBYTE:.0f} MiB",
+            )
+            for part in parts
+        ],
+        "no cluster is running; start one with `tpu cluster local up`",
+    )  # fmt: skip
+
+
+def _folder(option: Path | None) -> Path:
+    return option or connection.settings().home / "cluster"

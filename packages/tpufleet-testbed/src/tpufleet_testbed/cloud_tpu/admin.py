@@ -1,0 +1,138 @@
+"""Admin service of the emulator, on the same port: inject faults, force states, read the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from tpufleet.errors import BadInput
+from tpufleet.model import encoding
+from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
+from tpufleet_testbed.cloud_tpu.cloud import Cloud
+from tpufleet_testbed.cloud_tpu.nodes import Health, NodeRecord, State
+
+ADMIN = "tpufleet_testbed.cloud_tpu.Admin"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InjectFault:
+    node: str  # short or full name
+    fault: str
+    host: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForceState:
+    node: str
+    state: str
+    health: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartupRun:
+    node: str
+
+
+class AdminService:
+    def __init__(self, cloud: Cloud, project_url: str = "") -> None:
+        self._cloud = cloud
+        self._project_url = project_url
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        methods: dict[str, Callable[[bytes], Any]] = {
+            "InjectFault": self._inject_fault,
+            "ForceState": self._force_state,
+            "RunStartupScript": self._run_startup_script,
+            "Ledger": self._ledger,
+            "ProjectApi": lambda body: {"url": self._project_url},
+        }
+        return grpc.method_handlers_generic_handler(
+            ADMIN,
+            {
+                name: grpc.unary_unary_rpc_method_handler(self._wrap(method))
+                for name, method in methods.items()
+            },
+        )
+
+    def _wrap(
+        self, method: Callable[[bytes], Any]
+    ) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+        def handle(body: bytes, context: grpc.ServicerContext) -> bytes:
+            try:
+                with self._cloud.lock:
+                    self._cloud.run_due()
+                    return encoding.to_json(method(body))
+            except ApiError as error:
+                context.abort(error.code, error.message)
+            except BadInput as error:
+                context.abort(Code.INVALID_ARGUMENT, str(error))
+            raise AssertionError("abort returned")
+
+        return handle
+
+    def _inject_fault(self, body: bytes) -> dict[str, str]:
+        request = encoding.from_json(body, InjectFault)
+        node, now = self._find(request.node), self._cloud.clock.now()
+        if request.fault in ("kill-host", "stall-host"):
+            host = request.host if request.host is not None else -1
+            if not 0 <= host < node.accelerator.hosts:
+                last = node.accelerator.hosts - 1
+                raise BadInput(
+                    f"{request.fault} requires a host of {request.node}, from 0 to {last}"
+                )
+        match request.fault:
+            case "preempt":
+                self._cloud.reclaim(node, now)
+            case "terminate":
+                self._cloud.reclaim(node, now, State.TERMINATED)
+            case "preempt-notice":
+                self._cloud.send_notice(node, "preempted", now)
+            case "maintenance":
+                self._cloud.send_notice(node, "maintenance", now)
+            case "kill-host":
+                self._cloud.kill_host(node, request.host or 0)
+            case "stall-host":
+                self._cloud.hosts.stall_host(node, request.host or 0)
+            case "vanish":
+                self._cloud.vanish(node, now)
+            case _:
+                raise BadInput(f"unknown fault {request.fault!r}")
+        return {"node": node.id, "state": node.state.name}
+
+    def _force_state(self, body: bytes) -> dict[str, str]:
+        request = encoding.from_json(body, ForceState)
+        node = self._find(request.node)
+        try:
+            state = State[request.state]
+            health = Health[request.health] if request.health else None
+        except KeyError as error:
+            raise BadInput(f"unknown state {error}") from error
+        self._cloud.force_state(node, state, health, self._cloud.clock.now())
+        return {"node": node.id, "state": node.state.name}
+
+    def _run_startup_script(self, body: bytes) -> dict[str, str]:
+        """What a user does with ssh on the hosts of a node."""
+        node = self._find(encoding.from_json(body, StartupRun).node)
+        if node.state is not State.READY:
+            raise BadInput(f"{node.id} is {node.state.name}")
+        self._cloud.hosts.run_startup_script(node)
+        return {"node": node.id, "state": node.state.name}
+
+    def _ledger(self, body: bytes) -> dict[str, Any]:
+        now = self._cloud.clock.now()
+        return {
+            "now": now,
+            "entries": self._cloud.ledger.entries,
+            "responses": self._cloud.ledger.responses,
+            "chip_hours": self._cloud.ledger.chip_hours(now),
+            "running": len(self._cloud.ledger.running()),
+        }
+
+    def _find(self, name: str) -> NodeRecord:
+        for node in self._cloud.nodes.values():
+            if name in (node.id, node.name):
+                return node
+        raise ApiError(Code.NOT_FOUND, f"node {name!r} not found")

@@ -1,0 +1,83 @@
+"""Stock of the zones, and quota of the project."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+from tpufleet.model import tpu_zones
+from tpufleet.model.jobs import Capacity
+from tpufleet.model.topology import Accelerator
+from tpufleet_testbed.cloud_tpu import api_errors
+from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
+
+
+class CapacityHolder(Protocol):
+    """A node that uses stock and quota."""
+
+    zone: str
+    capacity: str
+    accelerator: Accelerator
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapacityLimit:
+    """At most `most` matching nodes (stock), or chips or cores (quota), as Google counts the quota
+    of the type. Patterns may contain * and ?."""
+
+    most: int
+    zone: str = "*"
+    accelerator: str = "*"
+    capacity: str = "*"
+
+    def covers(self, holding: CapacityHolder) -> bool:
+        return (
+            fnmatchcase(holding.zone, self.zone)
+            and fnmatchcase(holding.accelerator.name, self.accelerator)
+            and fnmatchcase(holding.capacity, self.capacity)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CloudCapacity:
+    nodes: tuple[CapacityLimit, ...] = ()
+    quota: tuple[CapacityLimit, ...] = ()
+
+    def shortage(
+        self, wanted: Iterable[CapacityHolder], held: Iterable[CapacityHolder]
+    ) -> ApiError | None:
+        """The error if `wanted` does not fit beside `held`."""
+        wanted, held = list(wanted), list(held)
+        zone = wanted[0].zone
+        for limit in self.nodes:
+            matching = [node for node in wanted if limit.covers(node)]
+            if matching and len(matching) + sum(map(limit.covers, held)) > limit.most:
+                reserved = matching[0].capacity == "reserved"
+                return api_errors.api_error("reservation" if reserved else "stockout", zone=zone)
+        return None
+
+    def over_quota(
+        self, wanted: Iterable[CapacityHolder], held: Iterable[CapacityHolder]
+    ) -> ApiError | None:
+        wanted, held = list(wanted), list(held)
+        for limit in self.quota:
+            matching = [node for node in wanted if limit.covers(node)]
+            used = sum(_units(node) for node in held if limit.covers(node))
+            more = sum(map(_units, matching))
+            if matching and used + more > limit.most:
+                return ApiError(Code.RESOURCE_EXHAUSTED, _quota_message(matching[0], limit.most))
+        return None
+
+
+UNLIMITED = CloudCapacity()
+
+
+def _units(node: CapacityHolder) -> int:
+    return tpu_zones.quota_units(node.accelerator)
+
+
+def _quota_message(node: CapacityHolder, most: int) -> str:
+    quota = tpu_zones.quota_id(node.accelerator, Capacity(node.capacity))
+    return f"Quota limit '{quota}' has been exceeded. Limit: {most} in zone {node.zone}."

@@ -1,0 +1,122 @@
+"""The whole emulator: cloud, queued resources, gRPC server, metadata server and hosts."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from tpufleet.clocks import Clock, SystemClock
+from tpufleet.errors import BadInput
+from tpufleet_testbed.cloud_tpu import api_errors, grpc_service
+from tpufleet_testbed.cloud_tpu.admin import AdminService
+from tpufleet_testbed.cloud_tpu.agent_hosts import AgentHosts
+from tpufleet_testbed.cloud_tpu.alpha_service import AlphaService
+from tpufleet_testbed.cloud_tpu.capacity import UNLIMITED, CloudCapacity
+from tpufleet_testbed.cloud_tpu.cloud import Cloud
+from tpufleet_testbed.cloud_tpu.fault_plan import NO_FAULTS, CloudFaultPlan
+from tpufleet_testbed.cloud_tpu.locations import ZONES, Latencies
+from tpufleet_testbed.cloud_tpu.metadata_server import MetadataServer
+from tpufleet_testbed.cloud_tpu.project_api import ProjectApi
+from tpufleet_testbed.cloud_tpu.queued_resources import QueuedResources
+from tpufleet_testbed.cloud_tpu.scheduled_faults import schedule_faults
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2  # between runs of due events, on the system clock
+
+
+class Emulator:
+    """With `agents_folder`, the nodes run real agents, which keep their files there."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        zones: Sequence[str] = ZONES,
+        stock: CloudCapacity = UNLIMITED,
+        latencies: Latencies | None = None,
+        plan: CloudFaultPlan = NO_FAULTS,
+        suspend_whole_gang: bool = True,
+        agents_folder: Path | None = None,
+        address: str = "127.0.0.1:0",
+    ) -> None:
+        self.metadata = MetadataServer()
+        self.project = ProjectApi()
+        self._hosts = (
+            AgentHosts(agents_folder, self.metadata) if agents_folder is not None else None
+        )
+        self.cloud = Cloud(
+            clock or SystemClock(),
+            zones=zones,
+            stock=stock,
+            latencies=latencies,
+            plan=plan,
+            hosts=self._hosts,
+        )
+        schedule_faults(self.cloud, plan)
+        self.queue = QueuedResources(self.cloud, suspend_whole_gang=suspend_whole_gang)
+        state = self.project.state
+        self.cloud.missing = state.missing
+        self.service = grpc_service.TpuService(
+            self.cloud, self.queue, lambda: api_errors.SERVICE not in state.disabled_apis
+        )
+        admin = AdminService(self.cloud, self.project.url)
+        alpha = AlphaService(self.service)
+        handlers = [*self.service.handlers(), alpha.handler(), admin.handler()]
+        try:
+            self._server, port = grpc_service.create_server(handlers, address)
+        except BadInput:
+            self.metadata.close()
+            self.project.close()
+            raise
+        self.endpoint = f"{address.rpartition(':')[0]}:{port}"
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._real_time = clock is None or isinstance(clock, SystemClock)
+
+    def start(self) -> None:
+        if self._hosts is not None:
+            self._hosts.start()
+        self._server.start()
+        if self._real_time:
+            self._thread = threading.Thread(target=self._run, name="emulator", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self.service.close()
+        self._server.stop(grace=1).wait()
+        if self._thread is not None:
+            self._thread.join()
+        if self._hosts is not None:
+            self._hosts.close()
+        self.metadata.close()
+        self.project.close()
+
+    def billing_summary(self) -> str:
+        """One line: nodes, preemptions, stockouts and billed chip hours."""
+        with self.cloud.lock:
+            ledger, now = self.cloud.ledger, self.cloud.run_due()
+            denied = sum(not response.granted for response in ledger.responses)
+            preempted = sum(entry.ended_by == "preempted" for entry in ledger.entries)
+            return (
+                f"{len(ledger.entries)} nodes created, {preempted} preempted, "
+                f"{denied} requests denied; {ledger.chip_hours(now):.2f} chip hours"
+            )
+
+    def __enter__(self) -> Emulator:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._closing.wait(POLL_SECONDS):
+            try:
+                with self.cloud.lock:
+                    self.cloud.run_due()
+            except Exception:
+                log.exception("unexpected error in the emulator loop; continuing")

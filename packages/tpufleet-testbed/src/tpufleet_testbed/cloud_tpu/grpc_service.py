@@ -1,0 +1,390 @@
+"""The Cloud TPU API v2, its operations and locations over gRPC, for Google's own clients."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any
+
+import grpc
+from google.cloud.location import locations_pb2
+from google.cloud.tpu_v2.types import cloud_tpu
+from google.longrunning import operations_pb2
+from google.protobuf import any_pb2, empty_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from tpufleet.errors import BadInput
+from tpufleet_testbed.cloud_tpu import api_errors, catalog, guest_attributes
+from tpufleet_testbed.cloud_tpu.api_errors import ApiError
+from tpufleet_testbed.cloud_tpu.cloud import Cloud
+from tpufleet_testbed.cloud_tpu.nodes import NodeRecord
+from tpufleet_testbed.cloud_tpu.queued_resources import QueuedResources
+
+TPU = "google.cloud.tpu.v2.Tpu"
+OPERATIONS = "google.longrunning.Operations"
+LOCATIONS = "google.cloud.location.Locations"
+# A call with the fault `hang` fails when the emulator closes, or after this.
+HANG_SECONDS = 60.0
+# Listings with a field for unreachable zones.
+_PARTIAL = {
+    "ListNodes": cloud_tpu.ListNodesResponse,
+    "ListQueuedResources": cloud_tpu.ListQueuedResourcesResponse,
+}
+# Faults of listings that succeed.
+_INCONSISTENT = ("omitted", "stale")
+
+Handler = Callable[[Any, datetime], Any]
+
+
+class TpuService:
+    """Each method takes a request and the present time, with the lock held."""
+
+    def __init__(
+        self,
+        cloud: Cloud,
+        queue: QueuedResources,
+        is_enabled: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._is_enabled = is_enabled  # the API, in the project
+        self._cloud = cloud
+        self._queue = queue
+        self._closing = threading.Event()
+        self.calls: list[tuple[str, str]] = []  # method and zone of every call, in order
+        # The last consistent answer by method, parent and page.
+        self._listings: dict[tuple[str, str, str], Any] = {}
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        methods: dict[str, tuple[Any, Handler]] = {
+            "CreateNode": (cloud_tpu.CreateNodeRequest, self._create_node),
+            "DeleteNode": (cloud_tpu.DeleteNodeRequest, self._delete_node),
+            "GetNode": (cloud_tpu.GetNodeRequest, self._get_node),
+            "ListNodes": (cloud_tpu.ListNodesRequest, self._list_nodes),
+            "StopNode": (cloud_tpu.StopNodeRequest, self._stop_node),
+            "StartNode": (cloud_tpu.StartNodeRequest, self._start_node),
+            "UpdateNode": (cloud_tpu.UpdateNodeRequest, self._update_node),
+            "CreateQueuedResource": (cloud_tpu.CreateQueuedResourceRequest, self._create_queued),
+            "DeleteQueuedResource": (cloud_tpu.DeleteQueuedResourceRequest, self._delete_queued),
+            "GetQueuedResource": (cloud_tpu.GetQueuedResourceRequest, self._get_queued),
+            "ListQueuedResources": (cloud_tpu.ListQueuedResourcesRequest, self._list_queued),
+            "ResetQueuedResource": (cloud_tpu.ResetQueuedResourceRequest, self._reset_queued),
+            "GetGuestAttributes": (cloud_tpu.GetGuestAttributesRequest, self._get_guest),
+            "GenerateServiceIdentity": (
+                cloud_tpu.GenerateServiceIdentityRequest,
+                self._service_identity,
+            ),
+            "ListAcceleratorTypes": (cloud_tpu.ListAcceleratorTypesRequest, self._list_types),
+            "GetAcceleratorType": (cloud_tpu.GetAcceleratorTypeRequest, self._get_type),
+            "ListRuntimeVersions": (cloud_tpu.ListRuntimeVersionsRequest, self._list_runtimes),
+            "GetRuntimeVersion": (cloud_tpu.GetRuntimeVersionRequest, self._get_runtime),
+        }
+        operations = {
+            "GetOperation": (operations_pb2.GetOperationRequest, self._get_operation),
+            "ListOperations": (operations_pb2.ListOperationsRequest, self._list_operations),
+            "DeleteOperation": (operations_pb2.DeleteOperationRequest, self._delete_operation),
+            "CancelOperation": (operations_pb2.CancelOperationRequest, self._cancel_operation),
+        }
+        locations = {
+            "ListLocations": (locations_pb2.ListLocationsRequest, self._list_locations),
+            "GetLocation": (locations_pb2.GetLocationRequest, self._get_location),
+        }
+        return [
+            *(
+                self._plain_handler(service, methods_of)
+                for service, methods_of in ((OPERATIONS, operations), (LOCATIONS, locations))
+            ),
+            grpc.method_handlers_generic_handler(
+                TPU,
+                {
+                    name: grpc.unary_unary_rpc_method_handler(
+                        self.wrap(name, handler),
+                        request_deserializer=request.deserialize,
+                        response_serializer=serialize,
+                    )
+                    for name, (request, handler) in methods.items()
+                },
+            ),
+        ]
+
+    def _plain_handler(
+        self, service: str, methods: Mapping[str, tuple[Any, Handler]]
+    ) -> grpc.GenericRpcHandler:
+        """For messages of plain protocol buffers, without proto-plus."""
+        return grpc.method_handlers_generic_handler(
+            service,
+            {
+                name: grpc.unary_unary_rpc_method_handler(
+                    self.wrap(name, handler),
+                    request_deserializer=request.FromString,
+                    response_serializer=serialize,
+                )
+                for name, (request, handler) in methods.items()
+            },
+        )
+
+    def close(self) -> None:
+        self._closing.set()
+
+    def wrap(self, method: str, handler: Handler) -> Callable[[Any, grpc.ServicerContext], Any]:
+        def handle(request: Any, context: grpc.ServicerContext) -> Any:
+            target = _target(request)
+            zone = _zone(target)
+            try:
+                with self._cloud.lock:
+                    now = self._cloud.run_due()
+                    self.calls.append((method, zone))
+                    age = now - self._cloud.started_at
+                    fault = self._cloud.call_faults.match(method, zone, age)
+                inconsistent = fault.error if fault and fault.error in _INCONSISTENT else ""
+                if inconsistent:
+                    fault = None
+                if not self._is_enabled():
+                    raise api_errors.api_error("disabled")
+                if fault is not None and fault.error == "unreachable" and method in _PARTIAL:
+                    return _PARTIAL[method](unreachable=[target])
+                if fault is not None and fault.error == "hang":
+                    self._closing.wait(HANG_SECONDS)
+                    raise api_errors.api_error("deadline")
+                if fault is not None and not fault.late:
+                    raise api_errors.api_error(fault.error, zone=zone, target=target, method=method)
+                with self._cloud.lock:
+                    if fault is not None:
+                        return self._fail_operation(fault.error, target, zone, now)
+                    if method in _PARTIAL:
+                        return self._list(method, handler, request, now, inconsistent)
+                    return handler(request, now)
+            except ApiError as error:
+                _abort(context, error)
+
+        return handle
+
+    def _list(
+        self, method: str, handler: Handler, request: Any, now: datetime, inconsistent: str
+    ) -> Any:
+        key = (method, request.parent, request.page_token)
+        if inconsistent == "omitted":
+            return _PARTIAL[method]()
+        if inconsistent == "stale" and key in self._listings:
+            return self._listings[key]
+        self._listings[key] = answer = handler(request, now)
+        return answer
+
+    def _fail_operation(self, error: str, target: str, zone: str, now: datetime) -> Any:
+        name = self._cloud.operations.begin(target, target, "create", now)
+        self._cloud.operations.fail(name, api_errors.api_error(error, zone=zone, target=target))
+        return self._cloud.operations.get(name)
+
+    # Nodes
+    def _create_node(self, request: cloud_tpu.CreateNodeRequest, now: datetime) -> Any:
+        name = self._cloud.create(request.parent, request.node_id, request.node, now)
+        return self._cloud.operations.get(name)
+
+    def _delete_node(self, request: cloud_tpu.DeleteNodeRequest, now: datetime) -> Any:
+        return self._cloud.operations.get(self._cloud.delete(request.name, now))
+
+    def _get_node(self, request: cloud_tpu.GetNodeRequest, now: datetime) -> Any:
+        return self._cloud.node(request.name).to_api()
+
+    def _list_nodes(self, request: cloud_tpu.ListNodesRequest, now: datetime) -> Any:
+        page, next_page = self.page_of_nodes(request)
+        return cloud_tpu.ListNodesResponse(
+            nodes=[node.to_api() for node in page], next_page_token=next_page
+        )
+
+    def page_of_nodes(self, request: Any) -> tuple[Sequence[NodeRecord], str]:
+        self._cloud.zone_of(request.parent)
+        nodes = [node for node in self._cloud.nodes.values() if _inside(node.name, request.parent)]
+        return catalog.paginate(nodes, request)
+
+    def perform_maintenance(
+        self, name: str, now: datetime, response: Callable[[NodeRecord], Any]
+    ) -> Any:
+        operation = self._cloud.perform_maintenance(name, now)
+        self._cloud.operations.succeed(operation, response(self.find_node(name)))
+        return self._cloud.operations.get(operation)
+
+    def find_node(self, name: str) -> NodeRecord:
+        return self._cloud.node(name)
+
+    def _stop_node(self, request: cloud_tpu.StopNodeRequest, now: datetime) -> Any:
+        return self._cloud.operations.get(self._cloud.stop(request.name, now))
+
+    def _start_node(self, request: cloud_tpu.StartNodeRequest, now: datetime) -> Any:
+        return self._cloud.operations.get(self._cloud.start_stopped(request.name, now))
+
+    def _update_node(self, request: cloud_tpu.UpdateNodeRequest, now: datetime) -> Any:
+        name = self._cloud.update(request.node, request.update_mask.paths, now)
+        return self._cloud.operations.get(name)
+
+    def _get_guest(self, request: cloud_tpu.GetGuestAttributesRequest, now: datetime) -> Any:
+        return cloud_tpu.GetGuestAttributesResponse(
+            guest_attributes=guest_attributes.query(
+                self._cloud.node(request.name),
+                self._cloud.hosts,
+                request.query_path,
+                request.worker_ids,
+            )
+        )
+
+    # Queued resources
+    def _create_queued(self, request: cloud_tpu.CreateQueuedResourceRequest, now: datetime) -> Any:
+        self._cloud.zone_of(request.parent)
+        name = self._queue.create(
+            request.parent,
+            request.queued_resource_id,
+            request.queued_resource,
+            now,
+            request.request_id,
+        )
+        return self._cloud.operations.get(name)
+
+    def _delete_queued(self, request: cloud_tpu.DeleteQueuedResourceRequest, now: datetime) -> Any:
+        return self._cloud.operations.get(self._queue.delete(request.name, request.force, now))
+
+    def _get_queued(self, request: cloud_tpu.GetQueuedResourceRequest, now: datetime) -> Any:
+        return self._queue.get(request.name).to_api()
+
+    def _list_queued(self, request: cloud_tpu.ListQueuedResourcesRequest, now: datetime) -> Any:
+        self._cloud.zone_of(request.parent)
+        items = [
+            item for item in self._queue.records.values() if _inside(item.name, request.parent)
+        ]
+        page, next_page = catalog.paginate(items, request)
+        return cloud_tpu.ListQueuedResourcesResponse(
+            queued_resources=[item.to_api() for item in page], next_page_token=next_page
+        )
+
+    def _reset_queued(self, request: cloud_tpu.ResetQueuedResourceRequest, now: datetime) -> Any:
+        return self._cloud.operations.get(self._queue.reset(request.name, now))
+
+    # Catalog
+    def _list_types(self, request: cloud_tpu.ListAcceleratorTypesRequest, now: datetime) -> Any:
+        self._cloud.zone_of(request.parent)
+        page, next_page = catalog.paginate(catalog.accelerator_types(request.parent), request)
+        return cloud_tpu.ListAcceleratorTypesResponse(
+            accelerator_types=page, next_page_token=next_page
+        )
+
+    def _get_type(self, request: cloud_tpu.GetAcceleratorTypeRequest, now: datetime) -> Any:
+        parent = request.name.partition("/acceleratorTypes/")[0]
+        self._cloud.zone_of(parent)
+        return catalog.find_by_name(request.name, catalog.accelerator_types(parent))
+
+    def _service_identity(
+        self, request: cloud_tpu.GenerateServiceIdentityRequest, now: datetime
+    ) -> Any:
+        self._cloud.zone_of(request.parent)
+        email = f"service-{api_errors.PROJECT_NUMBER}@cloud-tpu.iam.gserviceaccount.com"
+        return cloud_tpu.GenerateServiceIdentityResponse(
+            identity=cloud_tpu.ServiceIdentity(email=email)
+        )
+
+    def _list_locations(self, request: locations_pb2.ListLocationsRequest, _: datetime) -> Any:
+        found = [_location(f"{request.name}/locations/{zone}") for zone in self._cloud.zones]
+        page, next_page = catalog.paginate(found, request)
+        return locations_pb2.ListLocationsResponse(locations=page, next_page_token=next_page)
+
+    def _get_location(self, request: locations_pb2.GetLocationRequest, now: datetime) -> Any:
+        self._cloud.zone_of(request.name)
+        return _location(request.name)
+
+    def _list_runtimes(self, request: cloud_tpu.ListRuntimeVersionsRequest, now: datetime) -> Any:
+        page, next_page = catalog.paginate(catalog.runtime_versions(request.parent), request)
+        return cloud_tpu.ListRuntimeVersionsResponse(
+            runtime_versions=page, next_page_token=next_page
+        )
+
+    def _get_runtime(self, request: cloud_tpu.GetRuntimeVersionRequest, now: datetime) -> Any:
+        parent = request.name.partition("/runtimeVersions/")[0]
+        return catalog.find_by_name(request.name, catalog.runtime_versions(parent))
+
+    # Operations
+    def _get_operation(self, request: operations_pb2.GetOperationRequest, now: datetime) -> Any:
+        return self._cloud.operations.get(request.name)
+
+    def _list_operations(self, request: operations_pb2.ListOperationsRequest, _: datetime) -> Any:
+        page, next_page = catalog.paginate(self._cloud.operations.list_under(request.name), request)
+        return operations_pb2.ListOperationsResponse(operations=page, next_page_token=next_page)
+
+    def _delete_operation(
+        self, request: operations_pb2.DeleteOperationRequest, now: datetime
+    ) -> Any:
+        self._cloud.operations.delete(request.name)
+        return empty_pb2.Empty()
+
+    def _cancel_operation(
+        self, request: operations_pb2.CancelOperationRequest, now: datetime
+    ) -> Any:
+        self._cloud.operations.get(request.name)
+        return empty_pb2.Empty()
+
+
+def create_server(
+    handlers: Sequence[grpc.GenericRpcHandler], address: str
+) -> tuple[grpc.Server, int]:
+    """A server that is not yet started, and the port that it is bound to."""
+    server = grpc.server(
+        ThreadPoolExecutor(64, thread_name_prefix="emulator"),
+        options=[("grpc.so_reuseport", 0)],
+    )
+    for handler in handlers:
+        server.add_generic_rpc_handlers((handler,))
+    try:
+        _check_free(address)
+        return server, server.add_insecure_port(address)
+    except (OSError, RuntimeError) as error:
+        reason = (
+            getattr(error, "strerror", None) or "address in use, or not an address of this machine"
+        )
+        raise BadInput(
+            f"cannot listen on {address}: {reason}; choose another with --listen"
+        ) from error
+
+
+def _check_free(address: str) -> None:
+    """Checked first, because gRPC would log its own, longer error."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    socket.create_server((host.strip("[]"), int(port)), family=family).close()
+
+
+def serialize(message: Any) -> bytes:
+    kind = type(message)
+    return kind.serialize(message) if hasattr(kind, "serialize") else message.SerializeToString()
+
+
+def _abort(context: grpc.ServicerContext, error: ApiError) -> None:
+    status = status_pb2.Status(code=error.number, message=error.message)
+    if error.reason:
+        packed = any_pb2.Any()
+        packed.Pack(
+            error_details_pb2.ErrorInfo(
+                reason=error.reason, domain=error.domain, metadata=error.metadata
+            )
+        )
+        status.details.append(packed)
+    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    context.abort(error.code, error.message)
+
+
+def _target(request: Any) -> str:
+    """Name of the location or resource that a request refers to."""
+    if isinstance(request, cloud_tpu.UpdateNodeRequest):
+        return request.node.name
+    return getattr(request, "parent", "") or request.name
+
+
+def _zone(name: str) -> str:
+    parts = name.split("/")
+    return parts[3] if len(parts) > 3 else ""
+
+
+def _location(name: str) -> locations_pb2.Location:
+    zone = name.rpartition("/")[2]
+    return locations_pb2.Location(name=name, location_id=zone, display_name=zone)
+
+
+def _inside(name: str, parent: str) -> bool:
+    return name.startswith(parent.removesuffix("-") if parent.endswith("/-") else f"{parent}/")

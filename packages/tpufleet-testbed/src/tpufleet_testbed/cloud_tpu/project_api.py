@@ -1,0 +1,196 @@
+"""REST APIs of the emulated project: IAM, service usage, quota, networks, buckets and VMs. What
+`tpu check cloud` and `tpu deploy server` use, and no more. By default everything is set up."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from tpufleet.model import topology, tpu_zones
+from tpufleet.model.jobs import Capacity
+from tpufleet_testbed.cloud_tpu import catalog
+from tpufleet_testbed.cloud_tpu.api_errors import PROJECT_NUMBER
+from tpufleet_testbed.cloud_tpu.compute_api import ComputeApi
+from tpufleet_testbed.cloud_tpu.metadata_server import SHUTDOWN_POLL_SECONDS
+
+# By the first part of our paths. Service Usage and Cloud Storage are enabled in every project.
+SERVICES = {
+    "compute": "compute.googleapis.com",
+    "iam": "iam.googleapis.com",
+    "projects": "cloudresourcemanager.googleapis.com",
+    "quotas": "cloudquotas.googleapis.com",
+    "tpu": "tpu.googleapis.com",
+}
+TITLES = {"compute.googleapis.com": "Compute Engine API"}
+DEFAULT_QUOTA = 1024
+DEFAULT_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
+
+
+@dataclass(slots=True)
+class ProjectState:
+    """What exists in the emulated project."""
+
+    exists: bool = True
+    disabled_apis: set[str] = field(default_factory=set)  # tpu.googleapis.com
+    # Roles of the default service account, in the policy of the project.
+    account_roles: set[str] = field(default_factory=lambda: {"roles/editor"})
+    denied_permissions: set[str] = field(default_factory=set)
+    quota: dict[tuple[str, str], int] = field(default_factory=dict)  # by quota id and place
+    missing: set[str] = field(default_factory=set)  # last parts of names that do not exist
+    private_access: bool = True  # of subnetworks
+    nat: bool = True
+    objects: set[str] = field(default_factory=set)  # bucket/name
+
+
+class ProjectApi:
+    def __init__(self, state: ProjectState | None = None) -> None:
+        self.state = state or ProjectState()
+        self.compute = ComputeApi()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(
+            target=self._server.serve_forever,
+            args=(SHUTDOWN_POLL_SECONDS,),
+            name="project-api",
+            daemon=True,
+        )
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def answer(
+        self, target: str, body: dict[str, Any], method: str = "GET"
+    ) -> tuple[int, dict[str, Any]]:
+        parts = urlsplit(target)
+        _, api, path = unquote(parts.path).split("/", 2)
+        service = SERVICES.get(api, "")
+        if service in self.state.disabled_apis:
+            return _disabled(service)
+        if api == "compute":
+            # Google's client has no prefix for the API before the path.
+            plain = path if path.startswith("compute/") else f"compute/{path}"
+            reply = self.compute.answer(method, plain, parse_qs(parts.query), body)
+            if reply is not None:
+                return reply
+        state, last = self.state, path.rpartition("/")[2]
+        if api == "storage" and path.endswith("/iam/testPermissions"):
+            return 200, {"permissions": self._granted(parse_qs(parts.query).get("permissions", []))}
+        if path.endswith(":getIamPolicy"):
+            return 200, {"bindings": self._bindings()}
+        if path.endswith(":enable"):
+            service = last.removesuffix(":enable")
+            state.disabled_apis.discard(service)
+            return 200, {"done": True, "response": {"service": {"state": "ENABLED"}}}
+        if api == "storage" and path == "storage/v1/b" and method == "POST":
+            state.missing.discard(str(body.get("name", "")))
+            return 200, {"name": body.get("name", "")}
+        if path.endswith(":testIamPermissions"):
+            if last.removesuffix(":testIamPermissions") in state.missing:
+                return _not_found(path)
+            return 200, {"permissions": self._granted(body.get("permissions", []))}
+        if last in state.missing:
+            return _not_found(path)
+        match api:
+            case "projects":
+                found = {"projectId": last, "projectNumber": str(PROJECT_NUMBER)}
+                return (200, found) if state.exists else _not_found(path)
+            case "services":
+                return 200, {"state": "DISABLED" if last in state.disabled_apis else "ENABLED"}
+            case "quotas":
+                return 200, {"dimensionsInfos": self._quotas(last)}
+            case "compute" if path.endswith(f"/zones/{last}") and last not in tpu_zones.zones():
+                return _not_found(path)
+            case "compute" if last == "routers":
+                return 200, {"items": [{"name": "nat", "nats": [{}]}] if state.nat else []}
+            case "compute":
+                return 200, {"name": last, "privateIpGoogleAccess": state.private_access}
+            case "tpu" if last in catalog.RUNTIME_VERSIONS:
+                return 200, {"name": path.removeprefix("v2/"), "version": last}
+            case "storage" if last == "iam":
+                return 200, {"kind": "storage#policy", "bindings": []}
+            case "storage" if "/o/" in path:
+                name = path.removeprefix("storage/v1/b/").replace("/o/", "/", 1)
+                return (200, {"name": name}) if name in state.objects else _not_found(path)
+            case "storage":
+                return 200, {"name": last}
+        return _not_found(path)
+
+    def _granted(self, permissions: list[str]) -> list[str]:
+        return [each for each in permissions if each not in self.state.denied_permissions]
+
+    def _bindings(self) -> list[dict[str, Any]]:
+        member = f"serviceAccount:{DEFAULT_ACCOUNT}"
+        return [{"role": role, "members": [member]} for role in sorted(self.state.account_roles)]
+
+    def _quotas(self, quota_id: str) -> list[dict[str, Any]]:
+        kind, places = "zone", tpu_zones.zones()
+        if "PerRegion" in quota_id:
+            kind, places = "region", tuple(sorted({zone.rpartition("-")[0] for zone in places}))
+        return [
+            {
+                "dimensions": {kind: place},
+                "details": {"value": str(self.state.quota.get((quota_id, place), DEFAULT_QUOTA))},
+                "applicableLocations": [place],
+            }
+            for place in places
+        ]
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        answer = self.answer
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._respond({})
+
+            def do_DELETE(self) -> None:
+                self._respond({})
+
+            def do_POST(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                self._respond(json.loads(self.rfile.read(length) or b"{}"))
+
+            def _respond(self, body: dict[str, Any]) -> None:
+                status, content = answer(self.path, body, self.command)
+                payload = json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(payload)))
+                self.end_headers()
+                self.wfile.write(payload)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Not logged."""
+
+        return Handler
+
+
+def set_quota(
+    state: ProjectState, accelerator: str, capacity: Capacity, place: str, to: int
+) -> None:
+    """Of a zone or a region."""
+    per = "Zone" if place in tpu_zones.zones() else "Region"
+    state.quota[tpu_zones.quota_id(topology.find(accelerator), capacity, per), place] = to
+
+
+def _not_found(path: str) -> tuple[int, dict[str, Any]]:
+    return 404, {"error": {"code": 404, "message": f"{path} was not found", "status": "NOT_FOUND"}}
+
+
+def _disabled(service: str) -> tuple[int, dict[str, Any]]:
+    page = f"https://console.developers.google.com/apis/api/{service}/overview"
+    message = (
+        f"{TITLES.get(service, service)} has not been used in project {PROJECT_NUMBER} before or "
+        f"it is disabled. Enable it by visiting {page}?project={PROJECT_NUMBER} then retry."
+    )
+    return 403, {"error": {"code": 403, "message": message, "status": "PERMISSION_DENIED"}}

@@ -1,0 +1,445 @@
+"""State of the emulated GKE API: node pools and long-running operations."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from google.cloud import container_v1 as api
+from google.rpc import code_pb2, status_pb2
+
+from tpufleet.clocks import Clock
+from tpufleet.errors import BadInput
+from tpufleet_testbed.gke import capacity, error_texts, output_fields, validation
+from tpufleet_testbed.gke.node_backends import NodeBackend, NoNodes
+
+OPERATION_RETENTION = timedelta(hours=12)  # of finished operations
+_DOING = {
+    "CREATE_NODE_POOL": "creating",
+    "DELETE_NODE_POOL": "deleting",
+    "AUTO_REPAIR_NODES": "repairing",
+}
+Status: Any = api.NodePool.Status
+Operation: Any = api.Operation
+ConditionCode: Any = api.StatusCondition.Code
+# https://cloud.google.com/kubernetes-engine/docs/reference/rest/v1/StatusCondition
+_CANONICAL_CODES = {
+    "GCE_STOCKOUT": code_pb2.RESOURCE_EXHAUSTED,
+    "GCE_QUOTA_EXCEEDED": code_pb2.RESOURCE_EXHAUSTED,
+}
+
+
+class GkeApiError(Exception):
+    """An error response with this status."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+@dataclass(slots=True)
+class _PendingOperation:
+    """Runs `finish` at `due`."""
+
+    record: Any
+    pool: str
+    due: datetime
+    finish: Callable[[], None]
+
+
+@dataclass(slots=True)
+class GkeEmulator:
+    """One cluster. `advance` runs everything that is due by the clock."""
+
+    clock: Clock
+    nodes: NodeBackend = field(default_factory=NoNodes)
+    creation_time: timedelta = timedelta(seconds=30)
+    deletion_time: timedelta = timedelta(seconds=10)
+    # From the creation of a flex-start pool until it has its nodes.
+    flex_start_delay: timedelta = timedelta(0)
+    cluster: str = ""  # its resource name; empty: any is found
+    zones: tuple[str, ...] = ("us-central1-a",)  # of the cluster, for pools that name none
+    release_channel: str = "REGULAR"  # the default of new clusters; empty: none
+    policies: set[str] | None = None  # existing workload policies; None: any
+    reservations: dict[str, int] | None = None  # nodes by name; None: any, without a limit
+    not_offered: set[tuple[str, str]] = field(default_factory=set)  # (zone, machine type)
+    # Nodes by (zone, machine type), or (zone, machine type, `spot`, `on-demand` or `reserved`)
+    # for one kind of capacity; running pools use them up. Absent: unlimited.
+    stock: dict[tuple[str, ...], int] = field(default_factory=dict)
+    # Chips by (region, accelerator label), or (region, label, `spot` or `on-demand`); reservations
+    # need none. Absent: unlimited.
+    quotas: dict[tuple[str, ...], int] = field(default_factory=dict)
+    max_operations: int | None = None  # at the same time
+    # Limits of node auto-provisioning, by accelerator label; empty: it is off.
+    auto_provisioning: dict[str, int] = field(default_factory=dict)
+    # From the creation of nodes until their device plugin has registered the chips.
+    device_plugin_delay: timedelta = timedelta(0)
+    relabel_time: timedelta = timedelta(seconds=2)
+    upgrade_time: timedelta = timedelta(minutes=5)
+    pools: dict[str, Any] = field(default_factory=dict)
+    operations: dict[str, Any] = field(default_factory=dict)
+    created: list[str] = field(default_factory=list)  # pool of every accepted request, in order
+    # Times of the accepted requests, by pool.
+    created_at: dict[str, datetime] = field(default_factory=dict)
+    deleted_at: dict[str, datetime] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    _call_errors: list[tuple[str, GkeApiError]] = field(default_factory=list)
+    _creation_errors: list[tuple[int, str, str]] = field(default_factory=list)
+    _deletion_errors: list[tuple[int, str]] = field(default_factory=list)
+    _creation_times: list[timedelta] = field(default_factory=list)
+    _missing_nodes: list[int] = field(default_factory=list)
+    _pending: list[_PendingOperation] = field(default_factory=list)
+    _numbers: itertools.count = field(default_factory=itertools.count)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    # Faults for tests
+
+    def fail_next_call(self, method: str, code: str, message: str, times: int = 1) -> None:
+        """Fail the next calls of `create`, `delete`, `list` or `operations` with this status."""
+        self._call_errors += [(method, GkeApiError(code, message))] * times
+
+    def stop_failing(self) -> None:
+        """Forget the failures that were asked for and have not happened."""
+        self._call_errors.clear()
+        self._creation_errors.clear()
+
+    def fail_next_creation(self, code: int, message: str, condition: str = "") -> None:
+        """Accept the next creation and fail its operation; the pool stays in state ERROR."""
+        self._creation_errors.append((code, message, condition))
+
+    def fail_next_deletion(self, code: int, message: str) -> None:
+        """Accept the next deletion and fail its operation; the pool stays, in state ERROR."""
+        self._deletion_errors.append((code, message))
+
+    def slow_next_creation(self, duration: timedelta) -> None:
+        """GKE tries for up to 35 minutes to get the instances of a pool."""
+        self._creation_times.append(duration)
+
+    def lose_nodes_of_next_creation(self, count: int) -> None:
+        """So many nodes of the next pool never join the cluster; the pool is RUNNING_WITH_ERROR."""
+        self._missing_nodes.append(count)
+
+    def start_upgrade(self, name: str) -> Any:
+        """As auto-upgrade does: the pool is RECONCILING and its nodes are replaced."""
+        return self._replace_nodes(name, Operation.Type.UPGRADE_NODES, "upgrading node software")
+
+    def start_repair(self, name: str) -> Any:
+        """As auto-repair does when one node of a slice fails: all nodes of a multi-host slice are
+        shut down, and new ones made. https://cloud.google.com/kubernetes-engine/docs/concepts/tpus
+        """
+        return self._replace_nodes(name, Operation.Type.AUTO_REPAIR_NODES, "repairing nodes")
+
+    def _replace_nodes(self, name: str, kind: Any, message: str) -> Any:
+        with self._lock:
+            pool = self._pool(name)
+            pool.status, pool.status_message = Status.RECONCILING, message
+            record = self._operation(kind, self._cluster_of(name), name)
+            self.nodes.delete_nodes(name)
+
+            def finish() -> None:
+                pool.status, pool.status_message = Status.RUNNING, ""
+                self._done(record)
+                self._add_nodes(record, pool)
+
+            due = self.clock.now() + self.upgrade_time
+            self._pending.append(_PendingOperation(record, name, due, finish))
+            return record
+
+    def set_status(self, name: str, status: str, message: str = "", condition: str = "") -> None:
+        with self._lock:
+            pool = self.pools[name]
+            pool.status, pool.status_message = Status[status], message
+            pool.conditions = []
+            if condition:
+                canonical: Any = _CANONICAL_CODES.get(condition, code_pb2.UNKNOWN)
+                one = api.StatusCondition(code=ConditionCode[condition], message=message)
+                one.canonical_code = canonical
+                pool.conditions = [one]
+            output_fields.set_etag(pool)
+
+    # The API
+
+    def check_cluster(self, name: str) -> None:
+        if self.cluster and name != self.cluster:
+            raise GkeApiError("NOT_FOUND", f"Not found: {name}.")
+
+    def list_pools(self) -> api.ListNodePoolsResponse:
+        with self._called("list"):
+            return api.ListNodePoolsResponse(node_pools=list(self.pools.values()))
+
+    def get_pool(self, name: str) -> Any:
+        with self._called("get"):
+            return self._pool(name)
+
+    def get_cluster(self) -> api.Cluster:
+        with self._called("cluster"):
+            limits = [
+                api.ResourceLimit(resource_type=kind, maximum=maximum)
+                for kind, maximum in self.auto_provisioning.items()
+            ]
+            autoscaling = api.ClusterAutoscaling(
+                enable_node_autoprovisioning=bool(limits), resource_limits=limits
+            )
+            return api.Cluster(autoscaling=autoscaling)
+
+    def update(self, parent: str, name: str, labels: dict[str, str]) -> Any:
+        """Only labels can be changed: GKE replaces all of them, on running nodes."""
+        with self._called("update"):
+            pool = self._pool(name)
+            self._check_not_busy(parent, name)
+            try:
+                validation.validate_labels(labels)
+            except BadInput as error:
+                raise GkeApiError("INVALID_ARGUMENT", str(error)) from error
+            self._check_operations(parent)
+            pool.status = Status.RECONCILING
+            record = self._operation(Operation.Type.UPGRADE_NODES, parent, name)
+
+            def finish() -> None:
+                pool.config.labels = labels
+                pool.status = Status.RUNNING
+                self.nodes.relabel_nodes(pool)
+                self._done(record)
+
+            due = self.clock.now() + self.relabel_time
+            self._pending.append(_PendingOperation(record, name, due, finish))
+            return record
+
+    def list_operations(self) -> api.ListOperationsResponse:
+        with self._called("operations"):
+            return api.ListOperationsResponse(operations=list(self.operations.values()))
+
+    def get_operation(self, name: str) -> Any:
+        with self._called("operation"):
+            if name not in self.operations:
+                raise GkeApiError("NOT_FOUND", f"Not found: operation {name}")
+            return self.operations[name]
+
+    def create(self, parent: str, pool: Any) -> Any:
+        with self._called("create"):
+            if pool.name in self.pools:
+                raise GkeApiError(
+                    "ALREADY_EXISTS", f"Already exists: {parent}/nodePools/{pool.name}"
+                )
+            output_fields.fill_pool(pool, parent, self.zones)
+            try:
+                validation.validate(pool, self.not_offered)
+            except BadInput as error:
+                raise GkeApiError("INVALID_ARGUMENT", str(error)) from error
+            upgrades = "management" not in pool or pool.management.auto_upgrade
+            if self.release_channel and not upgrades:
+                text = error_texts.release_channel(self.release_channel)
+                raise GkeApiError("INVALID_ARGUMENT", text)
+            policy = pool.placement_policy.policy_name
+            if policy and self.policies is not None and policy not in self.policies:
+                raise GkeApiError("INVALID_ARGUMENT", f"resource policy {policy!r} was not found")
+            self._check_quota(parent, pool)
+            self._check_operations(parent)
+            pool.status = Status.PROVISIONING
+            self.pools[pool.name] = pool
+            self.created.append(pool.name)
+            self.created_at[pool.name] = self.clock.now()
+            record = self._operation(Operation.Type.CREATE_NODE_POOL, parent, pool.name)
+            duration = self._creation_times.pop(0) if self._creation_times else self.creation_time
+            due = self.clock.now() + duration
+            finish = lambda: self._finish_creation(record, pool)
+            self._pending.append(_PendingOperation(record, pool.name, due, finish))
+            return record
+
+    def delete(self, parent: str, name: str) -> Any:
+        with self._called("delete"):
+            pool = self._pool(name)
+            self._check_not_busy(parent, name)
+            self._check_operations(parent)
+            # A flex-start pool may still wait for its nodes.
+            self._pending = [pending for pending in self._pending if pending.pool != name]
+            pool.status = Status.STOPPING
+            self.deleted_at[name] = self.clock.now()
+            record = self._operation(Operation.Type.DELETE_NODE_POOL, parent, name)
+            # https://cloud.google.com/sdk/gcloud/reference/container/node-pools/delete
+            self.nodes.drain_nodes(name)
+            due = self.clock.now() + self.deletion_time
+            finish = lambda: self._finish_deletion(record, pool)
+            self._pending.append(_PendingOperation(record, name, due, finish))
+            return record
+
+    def advance(self) -> None:
+        """Finish every operation that is due."""
+        with self._lock:
+            now = self.clock.now()
+            due = [pending for pending in self._pending if pending.due <= now]
+            self._pending = [pending for pending in self._pending if pending.due > now]
+            for pending in due:
+                pending.finish()
+            expired = [
+                name for name, record in self.operations.items() if self._is_expired(record, now)
+            ]
+            for name in expired:
+                del self.operations[name]
+
+    def _called(self, method: str) -> _Call:
+        return _Call(self, method)
+
+    def _pool(self, name: str) -> Any:
+        if name not in self.pools:
+            raise GkeApiError("NOT_FOUND", f"Not found: nodePools/{name}")
+        return self.pools[name]
+
+    def _operation(self, kind: Any, parent: str, pool: str) -> Any:
+        name = f"operation-{next(self._numbers)}"
+        started = _timestamp(self.clock.now())
+        record = output_fields.new_operation(name, kind, parent, pool, started)
+        self.operations[name] = record
+        return record
+
+    def _cluster_of(self, name: str) -> str:
+        """From the link of an operation on this pool."""
+        for record in self.operations.values():
+            parent, _, pool = record.target_link.partition("/nodePools/")
+            if pool == name:
+                return str(parent.partition("/v1/")[2])
+        return "projects/p/locations/l/clusters/c"
+
+    def _check_quota(self, parent: str, pool: Any) -> None:
+        project = parent.split("/")[1]
+        message = capacity.exceeded_quota(project, pool, list(self.pools.values()), self.quotas)
+        if message:
+            raise GkeApiError("PERMISSION_DENIED", message)
+
+    def _check_not_busy(self, parent: str, name: str) -> None:
+        running = next(
+            (one.record for one in self._pending
+             if one.pool == name and one.record.status is Operation.Status.RUNNING), None,
+        )  # fmt: skip
+        if running is not None:
+            doing = _DOING.get(running.operation_type.name, "upgrading")
+            message = error_texts.busy(running.name, doing, parent.rpartition("/")[2])
+            raise GkeApiError("FAILED_PRECONDITION", message)
+
+    def _check_operations(self, parent: str) -> None:
+        running = {id(one.record) for one in self._pending
+                   if one.record.status is Operation.Status.RUNNING}  # fmt: skip
+        if self.max_operations is not None and len(running) >= self.max_operations:
+            cluster = parent.rpartition("/")[2]
+            message = error_texts.too_many_operations(cluster, self.max_operations)
+            raise GkeApiError("RESOURCE_EXHAUSTED", message)
+
+    def _finish_creation(self, record: Any, pool: Any) -> None:
+        pools = list(self.pools.values())
+        free = capacity.free_nodes(pool, pools, self.stock)
+        unsupported = validation.unsupported_placement(pool) or validation.unsupported_disk(pool)
+        reservation = capacity.exceeded_reservation(pool, pools, self.reservations)
+        if self._creation_errors:
+            self._fail(record, pool, *self._creation_errors.pop(0))
+        elif unsupported:
+            self._fail(record, pool, code_pb2.INVALID_ARGUMENT, unsupported)
+        elif reservation:
+            self._fail(record, pool, code_pb2.RESOURCE_EXHAUSTED, reservation)
+        elif pool.queued_provisioning.enabled:  # a ProvisioningRequest brings its nodes
+            pool.status = Status.RUNNING
+            self._done(record)
+        elif pool.config.flex_start:
+            pool.status = Status.RUNNING
+            self._done(record)
+            due, appear = (
+                self.clock.now() + self.flex_start_delay,
+                lambda: self._add_nodes(record, pool),
+            )
+            self._pending.append(_PendingOperation(record, pool.name, due, appear))
+        elif free is not None and free < validation.node_count(pool):
+            _, project, _, _, _, cluster = self._cluster_of(pool.name).split("/")
+            started = datetime.fromisoformat(record.start_time)
+            message = error_texts.stockout(
+                project, pool.locations[0], cluster, pool.name, validation.node_count(pool),
+                (self.clock.now() - started).total_seconds(),
+            )  # fmt: skip
+            self._fail(record, pool, code_pb2.RESOURCE_EXHAUSTED, message, condition="GCE_STOCKOUT")
+        elif self._missing_nodes:
+            partial = api.NodePool(pool)
+            partial.initial_node_count -= self._missing_nodes.pop(0)
+            message = (
+                f"Google Compute Engine: Not all instances running in IGM. Expected "
+                f"{pool.initial_node_count}, running {partial.initial_node_count}."
+            )
+            self._done(record)
+            self.set_status(pool.name, "RUNNING_WITH_ERROR", message)
+            self._add_nodes(record, partial)
+        else:
+            pool.status = Status.RUNNING
+            self._done(record)
+            self._add_nodes(record, pool)
+
+    def _add_nodes(self, record: Any, pool: Any) -> None:
+        """`record` is of the operation that made them, and done."""
+        late = self.device_plugin_delay > timedelta(0)
+        self.nodes.create_nodes(pool, chips=not late)
+        if late:
+            due = self.clock.now() + self.device_plugin_delay
+            register = lambda: self.nodes.register_chips(pool)
+            self._pending.append(_PendingOperation(record, pool.name, due, register))
+        if pool.config.max_run_duration:
+            due = self.clock.now() + pool.config.max_run_duration
+            expire = lambda: self.nodes.delete_nodes(pool.name)
+            self._pending.append(_PendingOperation(record, pool.name, due, expire))
+
+    def _fail(self, record: Any, pool: Any, code: int, message: str, condition: str = "") -> None:
+        record.error = status_pb2.Status(code=code, message=message)
+        record.status_message = message
+        self._done(record)
+        self.set_status(pool.name, "ERROR", message, condition)
+
+    def _finish_deletion(self, record: Any, pool: Any) -> None:
+        if self._deletion_errors:
+            self._fail(record, pool, *self._deletion_errors.pop(0))
+            return
+        self.nodes.delete_nodes(pool.name)
+        self.pools.pop(pool.name, None)
+        self._done(record)
+
+    def _done(self, record: Any) -> None:
+        record.status, record.end_time = Operation.Status.DONE, _timestamp(self.clock.now())
+
+    def _is_expired(self, record: Any, now: datetime) -> bool:
+        ended = record.end_time
+        return bool(ended) and datetime.fromisoformat(ended) + OPERATION_RETENTION < now
+
+
+class _Call:
+    """One API call: holds the lock, runs what is due, and fails if a test asked for it."""
+
+    def __init__(self, gke: GkeEmulator, method: str) -> None:
+        self._gke, self._method = gke, method
+
+    def __enter__(self) -> None:
+        self._gke._lock.acquire()
+        try:
+            self._gke.calls.append(self._method)
+            self._gke.advance()
+            for index, (method, error) in enumerate(self._gke._call_errors):
+                if method == self._method:
+                    del self._gke._call_errors[index]
+                    raise error
+        except BaseException:
+            self._gke._lock.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._gke._lock.release()
+
+
+def _timestamp(at: datetime) -> str:
+    return at.isoformat()
+
+
+def parse_pool_name(resource: str) -> tuple[str, str]:
+    """Cluster and pool of `projects/.../clusters/.../nodePools/...`."""
+    match = re.fullmatch(r"(projects/[^/]+/locations/[^/]+/clusters/[^/]+)/nodePools/(.+)",
+                         resource)  # fmt: skip
+    if match is None:
+        raise GkeApiError("INVALID_ARGUMENT", f"invalid node pool name {resource!r}")
+    return match[1], match[2]

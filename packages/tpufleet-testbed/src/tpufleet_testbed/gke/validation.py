@@ -1,0 +1,127 @@
+"""Validation of TPU node pools as GKE does it. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tpufleet.errors import BadInput
+from tpufleet.model import machine_types as tpu_machines
+from tpufleet.model import tpu_types
+from tpufleet_testbed.gke import error_texts
+
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+# Topology of a single host, by dimensions and chips.
+SINGLE_HOSTS = {(2, 1): "1x1", (2, 4): "2x2", (2, 8): "2x4", (3, 1): "1x1x1", (3, 4): "2x2x1"}
+MAX_LABELS = 1024  # characters of the labels in one request
+RESERVATION_KEY = "compute.googleapis.com/reservation-name"
+RESERVED = re.compile(r"(^|\.)(kubernetes\.io|k8s\.io|gke\.io)$")
+
+
+def machine_types() -> dict[str, tuple[str, int]]:
+    """Accelerator label and chip count of each machine type."""
+    labels = {prefix: label for _, prefix, _, _, _, _, label in tpu_types.GENERATIONS}
+    machines = {}
+    for name, _, _, _, chips, machine in tpu_types.TYPES:
+        label = labels[name.rpartition("-")[0]]
+        if machine is not None and label is not None:
+            machines[machine] = (label, chips)
+    return machines
+
+
+def topology_of(pool: Any) -> str:
+    """The topology of a pool's slice: explicit, or that of a single host."""
+    placement = pool.placement_policy
+    if placement.tpu_topology:
+        return str(placement.tpu_topology)
+    if placement.policy_name:
+        return str(placement.policy_name).removeprefix("tpu-provisioner-")
+    label, chips = machine_types()[pool.config.machine_type]
+    dimensions = {row[6]: row[4] for row in tpu_types.GENERATIONS}[label]
+    return SINGLE_HOSTS[dimensions, chips]
+
+
+def node_count(pool: Any) -> int:
+    """Number of nodes; for flex-start, after scale-up."""
+    limits = pool.autoscaling
+    if pool.config.flex_start:
+        return limits.max_node_count or limits.total_max_node_count
+    return pool.initial_node_count
+
+
+def validate(pool: Any, not_offered: Collection[tuple[str, str]] = ()) -> None:
+    if not NAME.fullmatch(pool.name):
+        raise BadInput(error_texts.invalid_name(pool.name))
+    name = pool.config.machine_type
+    machine = machine_types().get(name)
+    for zone in pool.locations:
+        if machine is None or (zone, name) in not_offered:
+            raise BadInput(error_texts.no_machine_type(name, zone))
+    assert machine is not None
+    validate_labels(pool.config.labels)
+    _check_reservation(pool.config.reservation_affinity)
+    if pool.config.flex_start:
+        _check_flex_start(pool)
+    _check_topology(pool, machine[1])
+
+
+def validate_labels(labels: Mapping[str, str]) -> None:
+    length = sum(len(key) + len(value) for key, value in labels.items())
+    if length > MAX_LABELS:
+        raise BadInput(f"labels have {length} characters in all; up to {MAX_LABELS} are supported")
+    for key, value in labels.items():
+        domain = key.rpartition("/")[0]
+        if not KEY.fullmatch(key) or not VALUE.fullmatch(value):
+            raise BadInput(f"invalid label {key}={value}")
+        if RESERVED.search(domain):
+            raise BadInput(f"label {key} is reserved")
+
+
+def _check_reservation(affinity: Any) -> None:
+    """Of SPECIFIC_RESERVATION: "Must specify key value fields for specifying the reservations"."""
+    specific = affinity.consume_reservation_type.name == "SPECIFIC_RESERVATION"
+    if specific and (affinity.key != RESERVATION_KEY or len(affinity.values) != 1):
+        raise BadInput(f"SPECIFIC_RESERVATION requires the key {RESERVATION_KEY} and one value")
+
+
+def unsupported_placement(pool: Any) -> str:
+    """GKE's message; empty when Compute Engine can place the nodes."""
+    machine, compact = pool.config.machine_type, pool.placement_policy.type_.name == "COMPACT"
+    if machine.startswith("tpu7x-") and compact:
+        return error_texts.workload_policy_required(machine)
+    return ""
+
+
+def unsupported_disk(pool: Any) -> str:
+    """GKE's message; empty when the machines can have such boot disks."""
+    machine, disk = pool.config.machine_type, pool.config.disk_type
+    return "" if tpu_machines.can_have_disk(machine, disk) else error_texts.disk(disk, machine)
+
+
+def _check_flex_start(pool: Any) -> None:
+    if not pool.autoscaling.enabled:
+        raise BadInput(error_texts.FLEX_START_WITHOUT_AUTOSCALING)
+    if pool.initial_node_count:
+        raise BadInput(error_texts.FLEX_START_WITH_NODES)
+    if pool.config.spot or pool.config.reservation_affinity.values or pool.management.auto_repair:
+        raise BadInput("flex-start cannot be combined with spot, reservations or auto-repair")
+
+
+def _check_topology(pool: Any, chips: int) -> None:
+    placement, nodes = pool.placement_policy, node_count(pool)
+    if nodes == 1 and (placement.tpu_topology or placement.policy_name):
+        raise BadInput(error_texts.SINGLE_HOST_TOPOLOGY)
+    if not placement.tpu_topology and not placement.policy_name and nodes != 1:
+        raise BadInput("a multi-host TPU slice requires a placement policy with tpuTopology")
+    product = math.prod(int(size) for size in topology_of(pool).split("x"))
+    limits = pool.autoscaling
+    if limits.enabled and nodes > 1 and limits.max_node_count * chips != product:
+        raise BadInput(error_texts.invalid_slice_size(limits.max_node_count, topology_of(pool)))
+    if product != nodes * chips:
+        raise BadInput(
+            f"topology {topology_of(pool)} has {product} chips, but {nodes} nodes have {chips} each"
+        )

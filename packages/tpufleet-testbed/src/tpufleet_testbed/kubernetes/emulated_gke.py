@@ -1,0 +1,134 @@
+"""The emulated GKE API of a local cluster: its node pools become simulated nodes."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tpufleet.errors import BadInput, Conflict, install_command
+from tpufleet_testbed.kubernetes import processes
+from tpufleet_testbed.kubernetes.binaries import Progress
+from tpufleet_testbed.kubernetes.cluster_layout import ControlPlaneLayout
+from tpufleet_testbed.kubernetes.components import Component
+from tpufleet_testbed.kubernetes.control_plane import KubernetesControlPlane
+from tpufleet_testbed.kubernetes.processes import ProcessRegistry
+
+if TYPE_CHECKING:
+    from tpufleet_testbed.gke.fault_plan import GkeFaultPlan
+
+COMPONENT = "gke"
+PROJECT, CLUSTER, ZONE = "local", "local", "us-central1-a"
+PLAN = "gke-plan.yaml"  # in the folder of the cluster: a link to the user's file
+
+
+def start(
+    plane: KubernetesControlPlane,
+    progress: Progress = lambda message: None,
+    plan: Path | None = None,
+) -> None:
+    """Idempotent. `plan` is a fault plan, read again whenever it changes."""
+    check_packages()
+    if is_running(plane.layout):
+        return
+    link = plane.layout.folder / PLAN
+    link.unlink(missing_ok=True)
+    if plan is not None:
+        check_plan(plan)
+        link.symlink_to(plan.absolute())
+    component = _component(plane.layout)
+    registry = ProcessRegistry(plane.layout.folder)
+    record = registry.start(component)
+    try:
+        registry.wait_ready(component, record, None, processes.READY_TIMEOUT)
+    except BaseException:
+        registry.stop([COMPONENT])
+        raise
+    progress(f"the emulated GKE API listens on {endpoint(plane.layout)}")
+
+
+def check_packages() -> None:
+    for package in ("google.cloud.container_v1", "lightkube"):
+        if not _is_installed(package):
+            raise BadInput(
+                f"--gke requires the package {package}\n  next: {install_command('tpufleet[gke]')}"
+            )
+
+
+def check_plan(plan: Path) -> None:
+    """BadInput when the fault plan is not valid."""
+    zones = _load(plan).zones
+    for zone in zones:
+        if _region(zone) != _region(zones[0]):
+            raise BadInput(
+                f"{plan}: zones: {zones[0]} and {zone} are not in one region, as nodes of a GKE "
+                "cluster are"
+            )
+
+
+def _load(plan: Path) -> GkeFaultPlan:
+    # Imports Google's client.
+    from tpufleet_testbed.gke import fault_plan
+
+    return fault_plan.load(plan)
+
+
+def is_running(layout: ControlPlaneLayout) -> bool:
+    records = ProcessRegistry(layout.folder).all()
+    return any(record.name == COMPONENT and record.process for record in records)
+
+
+def endpoint(layout: ControlPlaneLayout) -> str:
+    return f"127.0.0.1:{layout.ports['gke']}"
+
+
+def provisioner_settings(plane: KubernetesControlPlane) -> dict[str, str]:
+    """Environment variables with which `tpu provisioner` serves this cluster."""
+    zones = _zones(plane.layout)
+    return {
+        "KUBECONFIG": str(plane.kubeconfig),
+        "GKE_ENDPOINT": endpoint(plane.layout),
+        "GCP_PROJECT_ID": PROJECT,
+        "GCP_CLUSTER_LOCATION": _region(zones[0]),
+        "GCP_CLUSTER": CLUSTER,
+        **({"GCP_ZONE": zones[0]} if len(zones) == 1 else {"GCP_ZONES": ",".join(zones)}),
+    }
+
+
+def _zones(layout: ControlPlaneLayout) -> tuple[str, ...]:
+    plan = layout.folder / PLAN
+    return _load(plan).zones if plan.is_symlink() else (ZONE,)
+
+
+def _region(zone: str) -> str:
+    return zone.rpartition("-")[0]
+
+
+def _component(layout: ControlPlaneLayout) -> Component:
+    if "gke" not in layout.ports:
+        raise Conflict(
+            "the cluster was started by an older version; run `tpu cluster local down`, then "
+            "`tpu cluster local up --gke`"
+        )
+    probes, plan = f"127.0.0.1:{layout.ports['gke_health']}", layout.folder / PLAN
+    location = _region(_zones(layout)[0])
+    return Component(
+        name=COMPONENT,
+        argv=(
+            sys.executable, "-m", "tpufleet_testbed.gke.main",
+            f"--kubeconfig={layout.kubeconfig}",
+            f"--listen={endpoint(layout)}",
+            f"--probes={probes}",
+            f"--cluster=projects/{PROJECT}/locations/{location}/clusters/{CLUSTER}",
+            *([f"--plan={plan}"] if plan.is_symlink() else []),
+        ),
+        ready_url=f"http://{probes}/readyz",
+    )  # fmt: skip
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # its parent is missing
+        return False

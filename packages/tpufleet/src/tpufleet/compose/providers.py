@@ -1,0 +1,216 @@
+"""Sources of slices: the providers of a server, and manually created TPU VMs."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpufleet.clocks import SystemClock
+from tpufleet.compose import local_jobs
+from tpufleet.config import Config, is_loopback
+from tpufleet.errors import BadInput, install_command
+from tpufleet.model.jobs import Capacity
+from tpufleet.model.preflight import Check
+from tpufleet.providers.base import Provider
+from tpufleet.providers.local import fault_plan
+from tpufleet.providers.local.provider import LocalProvider
+from tpufleet.providers.local.stock import Stock
+from tpufleet.stores.base import Store
+
+if TYPE_CHECKING:
+    from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+
+    # Re-exported: the command line must not import a provider.
+    from tpufleet.providers.tpu_vm.manual_nodes import ManualNodes as ManualNodes
+    from tpufleet.providers.tpu_vm.settings import TpuVmSettings
+
+
+def providers(settings: Config, store: Store) -> dict[str, Provider]:
+    """The providers that are enabled on this server."""
+    return {name: _provider(name, settings, store) for name in settings.enabled_providers}
+
+
+def _provider(name: str, settings: Config, store: Store) -> Provider:
+    if name == "tpu-vm" and settings.tpu_vm is not None:
+        return _tpu_vm(settings, store)
+    if name == "gke" and settings.gke is not None:
+        return _gke(settings.gke, store)
+    if name == "local":
+        plan_file = settings.data / "faults.yaml"
+        plan = fault_plan.load(plan_file) if plan_file.exists() else fault_plan.NO_FAULTS
+        hidden = _private_paths(settings)
+        contained = local_jobs.containment_of_jobs(settings, hidden)
+        everyone, members = local_jobs.users_of_jobs(contained)
+        return LocalProvider(
+            settings.data / "local",
+            stock=Stock(hosts=settings.local_hosts),
+            plan=plan,
+            hidden=hidden,
+            job_user=everyone,
+            member_job_user=members,
+            jobs=local_jobs.report(contained),
+            containers=settings.local_containers,
+            inherit=settings.local_env,
+        )
+    raise BadInput(
+        f"providers: {name} is enabled but not configured\n"
+        f"  next: set {name.replace('-', '_')} in {settings.config_file}"
+    )
+
+
+def _private_paths(settings: Config) -> list[Path]:
+    """What no job may read: token, secret, database, configuration with credentials, keys."""
+    files = (
+        settings.token_file,
+        settings.config_file,
+        settings.secret_file,
+        settings.admin_token_file,
+        settings.tls_key,
+        settings.secrets_age_identity,
+    )
+    found = (settings.home, settings.data, *(path for path in files if path is not None))
+    return list(dict.fromkeys(found))
+
+
+def _gke(document: Mapping[str, Any], store: Store) -> Provider:
+    from tpufleet.providers.gke import provider
+
+    try:
+        return provider.open_provider(document, fleet=fleet_id(store), clock=SystemClock())
+    except ImportError as error:
+        raise BadInput(
+            f"the gke provider requires the package {error.name}\n"
+            f"  next: {install_command('tpufleet[k8s]')}"
+        ) from error
+
+
+def _tpu_vm(settings: Config, store: Store) -> Provider:
+    try:
+        from tpufleet.providers.tpu_vm import settings as tpu_vm
+        from tpufleet.providers.tpu_vm.provider import TpuVmProvider
+    except ImportError as error:
+        raise _no_client(error) from error
+    parsed = tpu_vm.parse(settings.tpu_vm or {})
+    if not parsed.emulated and is_loopback(settings.public_url or f"http://{settings.listen}"):
+        raise BadInput(
+            f"public_url is {settings.public_url or 'not set'}: TPU hosts would be paid for, and "
+            "could not reach this server\n"
+            "  next: `tpu deploy server` runs it on a VM that they reach; or set public_url in "
+            f"{settings.config_file}, an address of this machine that they reach"
+        )
+    if not parsed.bundle and not parsed.emulated:
+        raise BadInput(
+            "tpu_vm: bundle is not set, so hosts could not install tpufleet\n"
+            f"  next: run `tpu bundle` and put what it prints into {settings.config_file}"
+        )
+    return TpuVmProvider(parsed, fleet=fleet_id(store), folder=settings.data / "tpu-vm")
+
+
+def run_emulated_startup_script(endpoint: str, node: str) -> None:
+    """On the hosts of an emulated node, which has no ssh."""
+    try:
+        from tpufleet.providers.tpu_vm import fault_injection
+    except ImportError as error:
+        raise _no_client(error) from error
+    body = json.dumps({"node": node}).encode()
+    fault_injection.call_admin(endpoint, "RunStartupScript", body)
+
+
+def manual_nodes(
+    settings: Config, project: str | None, report: Callable[[str], None]
+) -> ManualNodes:
+    """TPU VMs that the user manages directly, with the credentials on this machine."""
+    try:
+        from tpufleet.providers.tpu_vm import api
+        from tpufleet.providers.tpu_vm import settings as tpu_vm
+        from tpufleet.providers.tpu_vm.manual_nodes import ManualNodes
+    except ImportError as error:
+        raise _no_client(error) from error
+    document = dict(settings.tpu_vm or {})
+    project = project or document.get("project") or os.environ.get("GOOGLE_CLOUD_PROJECT")
+    if not project:
+        raise BadInput(
+            "no Google Cloud project; pass --project, or set tpu_vm.project in the config file"
+        )
+    # The settings require a zone; one that the user did not choose is not passed on.
+    parsed = tpu_vm.parse({**tpu_vm.REQUIRED_EXAMPLE, **document, "project": project})
+    cloud = api.TpuApi(lambda: api.connect(parsed.endpoint), project=parsed.project)
+    return ManualNodes(cloud, parsed, report, zones=parsed.zones if "zones" in document else ())
+
+
+def preflight(
+    settings: Config, accelerators: Sequence[str] = (), capacity: Capacity = Capacity.SPOT
+) -> list[Check]:
+    """Check the cloud project of the configuration, with the credentials on this machine."""
+    parsed = tpu_vm_settings(settings)
+    from tpufleet.providers.tpu_vm.preflight import Preflight, PreflightInput
+
+    wanted = PreflightInput(
+        settings=parsed,
+        bucket=settings.bucket or "",
+        public_url=settings.public_url or "",
+        server=settings.server or "",
+        ca_file=str(settings.ca_file or ""),
+        accelerators=accelerators,
+        capacity=capacity,
+    )
+    return Preflight(wanted, google_rest(parsed)).run()
+
+
+def tpu_vm_settings(settings: Config) -> TpuVmSettings:
+    """The cloud project of the configuration."""
+    if settings.tpu_vm is None:
+        raise BadInput(
+            f"no cloud project is configured\n  next: run `tpu init`, or set tpu_vm in "
+            f"{settings.config_file}"
+        )
+    try:
+        from tpufleet.providers.tpu_vm import settings as tpu_vm
+    except ImportError as error:
+        raise _no_client(error) from error
+    return tpu_vm.parse(settings.tpu_vm)
+
+
+def google_rest(settings: TpuVmSettings) -> GoogleRest:
+    """Of Google Cloud, or of the emulator that the settings name."""
+    try:
+        from tpufleet.providers.tpu_vm import fault_injection
+        from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+    except ImportError as error:
+        raise _no_client(error) from error
+    root = ""
+    if settings.emulated:
+        root = json.loads(fault_injection.call_admin(settings.endpoint, "ProjectApi"))["url"]
+    return GoogleRest(root, settings.project)
+
+
+def _no_client(error: ImportError) -> BadInput:
+    return BadInput(
+        f"the tpu-vm provider requires the package {error.name}\n"
+        f"  next: {install_command('tpufleet[tpu-vm]')}"
+    )
+
+
+def delete_local_slices(home: Path) -> None:
+    """Delete all simulated slices of this state folder. No server may be running there."""
+    LocalProvider(home / "local").release_all()
+
+
+def stop_local_slices(home: Path, reason: str) -> int:
+    """Kill all simulated slices of this state folder; how many ran. No server may be running
+    there; the next one finds them lost for this reason."""
+    return LocalProvider(home / "local").stop_all(reason)
+
+
+def fleet_id(store: Store) -> str:
+    """The label on slices of this installation."""
+    label = store.metadata("fleet")
+    if label is None:
+        store.put_metadata("fleet", secrets.token_hex(4))
+        label = store.metadata("fleet")  # of another server, if that was faster
+    assert label is not None
+    return label

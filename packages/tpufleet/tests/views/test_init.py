@@ -1,0 +1,115 @@
+"""`tpu init`: the config file of a newcomer, the checks, and the rehearsal on an emulator."""
+
+from __future__ import annotations
+
+import stat
+
+import pytest
+import yaml
+
+pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
+
+from tests.views.cli_runner import Tpu
+from tpufleet import config
+from tpufleet_testbed.cloud_tpu.emulator import Emulator
+
+
+@pytest.fixture
+def newcomer(tmp_path):
+    with Emulator() as emulator:
+        yield Tpu(
+            HOME=str(tmp_path),
+            PATH="/usr/bin:/bin",
+            TPUFLEET_HOME=str(tmp_path / "state"),
+            TPUFLEET_CONFIG=str(tmp_path / "config.yaml"),
+            TPUFLEET_TPU_VM_ENDPOINT=emulator.endpoint,
+        )
+
+
+def test_init_writes_a_private_config_checks_the_project_and_names_the_next_step(
+    newcomer, tmp_path
+):
+    answer = newcomer("init", "--project", "my-project", "--type", "v6e-8", "--internal-ips")
+    assert answer.exit_code == 0, answer.output
+    file = tmp_path / "config.yaml"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    written = yaml.safe_load(file.read_text())
+    assert written["bucket"] == "gs://my-project-tpufleet/fleet"
+    assert written["tpu_vm"]["zones"] == ["us-central1-b", "us-east1-d", "us-east5-a"]
+    assert written["tpu_vm"]["external_ips"] is False
+    assert "roles/tpu.admin" in answer.stdout and "NAT us-central1" in answer.stdout
+    assert "tpu run v6e-8 --spot --max-cost" in answer.stdout
+    config.load({"TPUFLEET_CONFIG": str(file)}, tmp_path)
+
+
+def test_init_replaces_no_config_file_without_permission(newcomer, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("prices: {v5e: {spot: 0.3}}\n")
+    answer = newcomer("init", "--project", "my-project")
+    assert answer.exit_code == 2 and "--yes" in answer.stderr and "0.3" in file.read_text()
+    newcomer.ok("init", "--project", "my-project", "--yes")
+    assert "my-project" in file.read_text()
+
+
+TLS = {"--tls-cert": "cert.pem", "--tls-key": "key.pem"}
+
+
+@pytest.mark.parametrize(
+    ("options", "written", "steps"),
+    [
+        ({}, {}, "tpu deploy server"),
+        (
+            {"--public-url": "https://fleet.example.com:8470", **TLS},
+            {"listen": "0.0.0.0:8470", "tls_cert": "cert.pem", "tls_key": "key.pem"},
+            "tpu bundle\n  tpu serve",
+        ),
+        (
+            {"--public-url": "https://fleet.example.com"},  # behind a proxy with TLS
+            {"listen": "127.0.0.1:8470"},
+            "tpu bundle\n  tpu serve",
+        ),
+        (
+            {"--public-url": "http://10.0.0.5:8470", "--insecure-http": None},
+            {"listen": "0.0.0.0:8470", "insecure_http": True},
+            "tpu bundle\n  tpu serve",
+        ),
+    ],
+    ids=["deployed", "TLS", "proxy", "plain"],
+)
+def test_the_server_listens_where_its_public_url_says(newcomer, tmp_path, options, written, steps):
+    words = [word for pair in options.items() for word in pair if word is not None]
+    answer = newcomer("init", "--project", "my-project", *words)
+    assert answer.exit_code == 0 and f"  {steps}\n  tpu run v5e-4" in answer.stdout
+    document = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    for key in ("public_url", "listen", "tls_cert", "tls_key", "insecure_http"):
+        value = document.get(key)
+        shown = value.rpartition("/")[2] if key.startswith("tls_") and value else value
+        assert shown == {"public_url": options.get("--public-url"), **written}.get(key)
+    settings = config.load({"TPUFLEET_CONFIG": str(tmp_path / "config.yaml")}, tmp_path)
+    assert settings.enabled_providers == ("tpu-vm",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--project"),
+        (("--project", "p-1", "--type", "v5e-5"), "nearest size"),
+        (("--project", "p-1", "--public-url", "http://10.0.0.5:8470"), "tpu deploy server"),
+        (("--project", "p-1", "--tls-cert", "c"), "require --public-url"),
+        (("--project", "p-1", "--public-url", "https://x", "--tls-cert", "c"), "pass both"),
+        (("--project", "p-1", "--type", "tpu7x-8"), "provider gke"),
+        (("--project", "p-1", "--type", "v4-8", "--zone", "us-east1-d"), "us-central2-b"),
+    ],
+)
+def test_init_rejects_what_cannot_work(newcomer, arguments, message):
+    answer = newcomer("init", *arguments)
+    assert answer.exit_code == 2 and message in answer.stderr
+
+
+def test_a_dry_run_reaches_a_finished_job_and_writes_nothing(tmp_path, capfd):
+    tpu = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path / "state"))
+    answer = tpu("init", "--dry-run", "--project", "my-project")
+    assert answer.exit_code == 0, answer.output
+    assert "nothing was paid for" in answer.stdout and "gs://my-project-tpufleet" in answer.stdout
+    assert "hello from a TPU host" in capfd.readouterr().out
+    assert list(tmp_path.iterdir()) == []

@@ -1,1 +1,0 @@
-"""Persistent state. Every store passes the contract suite in tests/contract."""

@@ -1,1 +1,0 @@
-"""Workloads that ship with tpufleet. They use `tpufleet.runtime`, never the control plane."""

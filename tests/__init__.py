@@ -1,1 +1,0 @@
-"""Tests mirror the packages; `contract` holds what every store and every provider promises."""
