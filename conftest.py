@@ -73,7 +73,7 @@ LINES = {
     "tests/k8s/": "control plane",
     "packages/tpufleet-firestore/tests/firestore/": "Firestore",
     **{
-        f"tests/workloads/activations/test_{name}.py": "transformers"
+        f"packages/tpufleet-activations/tests/activations/test_{name}.py": "transformers"
         for name in ("chat_templates", "datasets", "decoder", "inputs", "published_configs")
     },
 }

@@ -25,10 +25,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 import fleets
-from tpufleet.model.agent_protocol import Heartbeat
-from tpufleet.model.encoding import to_json
-from tpufleet.model.hosts import Host
-from tpufleet.service import auth
+from tpufleet.model.fleet.agent_protocol import Heartbeat
+from tpufleet.model.fleet.hosts import Host
+from tpufleet.model.values.encoding import to_json
+from tpufleet.service.transport import auth
 from tpufleet.stores.open_store import open_store
 
 

@@ -19,14 +19,14 @@ from pathlib import Path
 import psutil
 
 import fleets
-from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.jobs import Job, JobId, JobState
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import Job, JobId, JobState
 from tpufleet.stores.base import ChangeSet
-from tpufleet.stores.database import DatabaseSession
 from tpufleet.stores.open_store import open_database, open_store
-from tpufleet.stores.postgres import PostgresDatabase, Timeouts
+from tpufleet.stores.sql.database import DatabaseSession
+from tpufleet.stores.sql.postgres import PostgresDatabase, Timeouts
 
 TEMPLATE = "c0000"  # in ids and names; each copy has a number of its own
 # Not so old that its files are deleted. Each copy has a minute of its own.

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from tpufleet.model import topology
-from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
-from tpufleet.model.hosts import Host, HostLiveness, Phase, Progress, host_id
-from tpufleet.model.jobs import Capacity, Job, JobId, JobSpec, JobState
-from tpufleet.model.slices import SliceId, SliceState, TpuSlice
+from tpufleet.model.fleet.hosts import Host, HostLiveness, Phase, Progress, host_id
+from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
+from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
+from tpufleet.model.job.jobs import Capacity, Job, JobId, JobSpec, JobState
+from tpufleet.model.tpu import topology
 from tpufleet.providers.base import Order
 from tpufleet.providers.fake import FakeProvider
 from tpufleet.stores.base import ChangeSet, LiveState, Store

@@ -16,10 +16,10 @@ import fleets
 import servers
 from reporting import Measure, report, run_benchmark
 from tpufleet.client.fleet import FleetClient
-from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.jobs import Job, JobState
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import Job, JobState
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.open_store import open_store
 

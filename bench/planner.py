@@ -27,10 +27,10 @@ from reporting import Measure, report, run_benchmark
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.reconcile import Reconciler
 from tpufleet.controller.working_set import WorkingSet
-from tpufleet.model import topology
-from tpufleet.model.jobs import Capacity, Job, JobState
-from tpufleet.model.pools import CapacityRefusal, Pool
-from tpufleet.policy import placement
+from tpufleet.model.fleet.pools import CapacityRefusal, Pool
+from tpufleet.model.job.jobs import Capacity, Job, JobState
+from tpufleet.model.tpu import topology
+from tpufleet.policy.scheduling import placement
 from tpufleet.stores.base import LiveState
 
 # Pool, type, slices: 500 hosts, all taken.

@@ -23,15 +23,15 @@ from reporting import Measure, report, run_benchmark
 from tpufleet.clocks import SystemClock
 from tpufleet.controller.loop import Controller
 from tpufleet.controller.provider_calls import thread_executor
-from tpufleet.model.agent_protocol import Heartbeat
-from tpufleet.model.cloud_slices import CloudState, ExpectedSlice
-from tpufleet.model.hosts import Host, NoticeKind
-from tpufleet.model.slices import SliceId, TpuSlice
+from tpufleet.model.fleet.agent_protocol import Heartbeat
+from tpufleet.model.fleet.cloud_slices import CloudState, ExpectedSlice
+from tpufleet.model.fleet.hosts import Host, NoticeKind
+from tpufleet.model.fleet.slices import SliceId, TpuSlice
 from tpufleet.providers.base import Order
 from tpufleet.providers.fake import FakeProvider
-from tpufleet.service.assignments import Assignments
 from tpufleet.service.files.secrets import SecretFiles
-from tpufleet.service.heartbeats import Heartbeats
+from tpufleet.service.hosts.assignments import Assignments
+from tpufleet.service.hosts.heartbeats import Heartbeats
 from tpufleet.stores.base import Store
 from tpufleet.stores.open_store import open_store
 

@@ -30,9 +30,9 @@ import servers
 from reporting import Measure, report, run_benchmark
 from tpufleet.client.fleet import FleetClient, new_job_id
 from tpufleet.errors import FleetError
-from tpufleet.model import job_file
 from tpufleet.model.api_types import NewJob
-from tpufleet.policy import liveness
+from tpufleet.model.job import job_file
+from tpufleet.policy.recovery import liveness
 from tpufleet.stores.open_store import open_store
 
 AGENT_LOAD = Path(__file__).with_name("agent_load.py")

@@ -104,7 +104,7 @@ def serve(home: Path, stock: int | None, store_url: str | None) -> None:
     from tpufleet.clocks import SystemClock
     from tpufleet.compose import control_plane
     from tpufleet.config import Config
-    from tpufleet.model import topology
+    from tpufleet.model.tpu import topology
     from tpufleet.providers.fake import FakeProvider
     from tpufleet.stores.open_store import open_store
 

@@ -12,8 +12,8 @@ import fleets
 import servers
 from reporting import Measure, report, run_benchmark
 from tpufleet.client.fleet import FleetClient, new_job_id
-from tpufleet.model import job_file
 from tpufleet.model.api_types import NewJob
+from tpufleet.model.job import job_file
 
 ZONE_STOCK = 20  # a fleet with some room: a few jobs start, most wait
 

@@ -192,7 +192,7 @@ def _literal(node: ast.expr) -> str:
 def markdown(messages: Iterable[Message]) -> str:
     lines = [
         "# Messages",
-        "All user-facing texts, to review the wording in one place. `{…}` is filled in at run time.",
+        "All user-facing texts, to review the wording. `{…}` is filled in at run time.",
     ]
     package = ""
     for message in messages:

@@ -1,4 +1,4 @@
-"""Pictures of the web page and of a notebook, from the lab of `packages/tpufleet/tests/web/lab.py`, in Chromium.
+"""Pictures of the web page and of a notebook, from the lab of `tests/web/lab.py`, in Chromium.
 
 Called by `scripts/pictures.py`. The server, the page and the kernel are real; the lab's cloud and
 its hosts are in memory, so the pictures are the same on every machine, apart from times.

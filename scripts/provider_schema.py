@@ -5,7 +5,7 @@
 
 The provider itself is not needed: its typed bindings are generated from its schema, and are parsed
 here as text. Argument names, their types, which are required, nested blocks, and computed
-attributes go to packages/tpufleet-testbed/src/tpufleet_testbed/terraform/google_provider_schema.json.
+attributes go to google_provider_schema.json of the testbed.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import click
 
-from tpufleet.model.attempts import AttemptState
-from tpufleet.model.end_reasons import END_REASONS
 from tpufleet.model.events import EventKind
-from tpufleet.model.jobs import JobState
-from tpufleet.model.slices import LossReason, SliceState
+from tpufleet.model.fleet.slices import LossReason, SliceState
+from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.end_reasons import END_REASONS
+from tpufleet.model.job.jobs import JobState
 from tpufleet.views.cli import registry
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"

@@ -8,8 +8,8 @@ from tests.chaos.chaos_run import ChaosRun
 from tests.polling import wait_until
 from tpufleet.errors import Conflict, Unreachable
 from tpufleet.model.api_types import NewJob
-from tpufleet.model.jobs import JobState
-from tpufleet.model.pools import Pool
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.job.jobs import JobState
 
 POOL = "burst"
 

@@ -23,12 +23,12 @@ from tests.server_process import Server
 from tpufleet.client import snapshots
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import FleetError, Unreachable
-from tpufleet.model import topology
 from tpufleet.model.api_types import NewJob
-from tpufleet.model.attempts import Attempt, AttemptId
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import Phase, host_id
-from tpufleet.model.jobs import JobId, JobState
+from tpufleet.model.fleet.hosts import Phase, host_id
+from tpufleet.model.job.attempts import Attempt, AttemptId
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import JobId, JobState
+from tpufleet.model.tpu import topology
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.stores.base import EventQuery, Store
 

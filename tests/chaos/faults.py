@@ -11,7 +11,7 @@ import psutil
 from tests import server_process
 from tests.chaos.chaos_run import ChaosRun
 from tpufleet.errors import BadRequest, Conflict, NotFound, Unreachable
-from tpufleet.model import topology
+from tpufleet.model.tpu import topology
 
 
 def server_dies(chaos_run: ChaosRun) -> str:

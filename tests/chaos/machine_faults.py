@@ -12,7 +12,7 @@ from tests import server_process
 from tests.chaos.chaos_run import ChaosRun
 from tests.chaos.faults import agent_dies, all_workloads_die, guard_and_agent_die, workload_dies
 from tpufleet.controller.loop import LEASE_TTL
-from tpufleet.policy.liveness import HOST_LOST_AFTER
+from tpufleet.policy.recovery.liveness import HOST_LOST_AFTER
 
 # What can die while nothing else works.
 DEATHS = (agent_dies, guard_and_agent_die, workload_dies, all_workloads_die)

@@ -15,7 +15,7 @@ from tests.server_process import Server
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Unreachable
 from tpufleet.model.api_types import NewJob
-from tpufleet.model.jobs import JobId
+from tpufleet.model.job.jobs import JobId
 
 SPEC = {"name": "one", "command": ["true"], "accelerator": "v5litepod-1"}
 

@@ -17,9 +17,9 @@ from tests.chaos.load_balancer import LoadBalancer
 from tests.server_process import Server, wait_until
 from tpufleet.controller.loop import LEASE_TTL
 from tpufleet.errors import Unreachable
-from tpufleet.stores.database import DatabaseSession
 from tpufleet.stores.open_store import open_store
-from tpufleet.stores.postgres import PostgresDatabase
+from tpufleet.stores.sql.database import DatabaseSession
+from tpufleet.stores.sql.postgres import PostgresDatabase
 
 # From the moment the lease is free until a busy machine gets round to looking.
 LOOKS_WITHIN = 60.0  # of a machine that is busy

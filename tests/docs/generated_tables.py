@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tests.docs import markdown
-from tpufleet.model.end_reasons import END_REASONS
-from tpufleet.model.job_file import FIELDS
-from tpufleet.model.jobs import Rule
-from tpufleet.model.users import Role
-from tpufleet.policy import retry_rules
+from tpufleet.model.job.end_reasons import END_REASONS
+from tpufleet.model.job.job_file import FIELDS
+from tpufleet.model.job.jobs import Rule
+from tpufleet.model.people.users import Role
+from tpufleet.policy.recovery import retry_rules
 from tpufleet.service.api.routes import ROUTES
 from tpufleet_gke.environment.config import starter_file
 from tpufleet_gke.environment.config.field_kinds import default_of, is_required

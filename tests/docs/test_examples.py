@@ -15,7 +15,7 @@ import pytest
 from tests.docs import markdown
 from tests.server_process import Server, no_processes_left, wait_until
 from tpufleet.model.api_types import JobDetail
-from tpufleet.model.jobs import JobState
+from tpufleet.model.job.jobs import JobState
 
 WITHIN = 200.0  # seconds; far more than any of them takes, on a busy machine too
 

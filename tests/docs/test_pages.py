@@ -12,9 +12,9 @@ import yaml
 
 from tests.docs import markdown
 from tpufleet import config
-from tpufleet.model import job_file
+from tpufleet.model.job import job_file
 from tpufleet.providers.local import fault_plan
-from tpufleet.views.cli import job_files
+from tpufleet.views.cli.jobs import job_files
 from tpufleet_gke.environment.config import parse as cluster_file
 
 # Examples of other kinds, such as JobSets, say what they are.

@@ -13,11 +13,11 @@ from tests.test_architecture import MAY_IMPORT
 from tpufleet import config
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import environment
-from tpufleet.model.agent_protocol import Assignment
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.jobs import JobId, JobState, Retries
-from tpufleet.model.slices import SliceId, SliceState
-from tpufleet.model.users import Role
+from tpufleet.model.fleet.agent_protocol import Assignment
+from tpufleet.model.fleet.slices import SliceId, SliceState
+from tpufleet.model.job.attempts import AttemptId
+from tpufleet.model.job.jobs import JobId, JobState, Retries
+from tpufleet.model.people.users import Role
 from tpufleet.providers.base import Fault
 from tpufleet.views.cli.registry import root
 

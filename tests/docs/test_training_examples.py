@@ -22,7 +22,8 @@ import yaml
 from tests.docs import markdown
 from tests.docs.test_examples import WITHIN, ended, job_report, logs, submit
 from tests.server_process import Server, no_processes_left, wait_until
-from tpufleet.model import job_file, topology
+from tpufleet.model.job import job_file
+from tpufleet.model.tpu import topology
 
 EXAMPLES = markdown.EXAMPLES
 needs_flax = pytest.mark.skipif(

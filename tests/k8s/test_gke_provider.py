@@ -24,8 +24,8 @@ from tpufleet.kubernetes.connections import (
     SECRET,
     WORKLOAD,
 )
-from tpufleet.model.cloud_slices import CloudState
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import CloudState
+from tpufleet.model.fleet.slices import SliceId
 from tpufleet.providers.base import Fault
 from tpufleet.providers.gke import jobset_client, keys, kueue, slice_slots, states
 from tpufleet.providers.gke.manifests import GkeSettings

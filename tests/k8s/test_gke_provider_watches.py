@@ -13,8 +13,8 @@ from tests.k8s.rigs import eventually
 from tests.k8s.test_gke_provider import GkeWorld
 from tpufleet.errors import ProviderUnavailable
 from tpufleet.kubernetes.connections import JOBSET, POD, SECRET, Connection
-from tpufleet.model.cloud_slices import CloudState
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import CloudState
+from tpufleet.model.fleet.slices import SliceId
 from tpufleet.providers.base import Fault
 from tpufleet.providers.gke.provider import GkeProvider
 

@@ -10,9 +10,9 @@ import pytest
 from tests.k8s.rigs import eventually
 from tests.k8s.test_manifests import rendered
 from tpufleet.kubernetes.connections import JOBSET, NAMESPACE
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.pod_settings import PodSettings
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.job.pod_settings import PodSettings
 from tpufleet.providers.base import Order
 from tpufleet.providers.gke import manifests
 from tpufleet.providers.gke.settings import GkeSettings

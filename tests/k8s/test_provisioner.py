@@ -40,7 +40,7 @@ def test_two_slices_get_pools_run_to_completion_and_leave_nothing(rig):
     rig.end_pods("train")
     eventually(lambda: rig.condition("train", "Completed"), 60, rig.describe)
     eventually(lambda: gone(rig), 60, rig.describe)
-    # packages/tpufleet-gke/tests/provisioner/test_deadlines.py checks five seconds on a manual clock; this machine may be
+    # tests/provisioner/test_deadlines.py checks five seconds on a manual clock; this machine may be
     # busy. Without a watch event it would take up to a minute, the idle interval.
     late = [(at - ended_at(rig, "train")).total_seconds() for at in rig.gke.deleted_at.values()]
     assert len(late) == 2 and max(late) < 20

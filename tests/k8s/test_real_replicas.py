@@ -28,7 +28,7 @@ from tests.k8s.test_manifests import ROOT
 from tests.k8s.test_shipped_replicas import copy_both_ways, render
 from tests.views.cli_runner import Tpu
 from tpufleet.runtime import gcs
-from tpufleet.views.cli.deploy import deploy
+from tpufleet.views.cli.operators.deploy import deploy
 
 pytestmark = pytest.mark.scale
 ZONE, SYSTEM, JOBS = "us-central1-a", "tpufleet-system", "tpu-training"

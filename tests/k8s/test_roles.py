@@ -13,9 +13,9 @@ from tests.contract.test_providers import ZONE, order
 from tests.k8s.rigs import eventually
 from tpufleet.errors import PermissionMissing
 from tpufleet.kubernetes.connections import EVENT, JOBSET, NAMESPACE, POD, SECRET, Connection
-from tpufleet.model.cloud_slices import CloudState
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import CloudState
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import Capacity
 from tpufleet.providers.base import Fault
 from tpufleet.providers.gke.provider import GkeProvider
 from tpufleet.providers.gke.settings import GkeSettings

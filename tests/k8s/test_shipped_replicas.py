@@ -24,7 +24,7 @@ from tests.views.cli_runner import Tpu
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import FleetError
 from tpufleet.runtime import gcs
-from tpufleet.views.cli.deploy import deploy
+from tpufleet.views.cli.operators.deploy import deploy
 
 pytest.importorskip("google.cloud.tpu_v2", reason="needs the extra `tpu-vm`")
 ZONE = "us-central1-a"

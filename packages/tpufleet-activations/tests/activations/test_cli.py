@@ -26,7 +26,7 @@ from tests.repository import ROOT
 from tests.server_process import wait_until
 from tests.views.cli_runner import Tpu
 from tpufleet.errors import BadInput, install_command
-from tpufleet.model import prices, topology
+from tpufleet.model.tpu import prices, topology
 from tpufleet.runtime.units import Units
 from tpufleet_activations import fleet, formatting, inputs, plans
 from tpufleet_activations.cli.command import extract as extract_group

@@ -18,7 +18,7 @@ from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
 from tests.views.conftest import cli_for_user
 from tpufleet.errors import BadInput, Conflict
-from tpufleet.model.jobs import ENDED_STATES
+from tpufleet.model.job.jobs import ENDED_STATES
 from tpufleet.runtime.units import Units
 from tpufleet.stores.base import JobQuery
 from tpufleet.stores.memory import MemoryStore

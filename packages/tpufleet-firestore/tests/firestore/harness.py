@@ -21,7 +21,7 @@ from google.cloud import firestore
 from tests.firestore.firestore_emulator import FirestoreEmulator
 from tests.server_process import Server, wait_until
 from tpufleet.errors import FleetError
-from tpufleet.model.pools import Pool
+from tpufleet.model.fleet.pools import Pool
 
 PROJECT = "demo-tpufleet"
 POOL = "web"

@@ -19,7 +19,7 @@ from google.auth.exceptions import RefreshError
 
 from tests.server_process import wait_until
 from tpufleet.errors import PermissionMissing, Unreachable
-from tpufleet.model.jobs import JobId
+from tpufleet.model.job.jobs import JobId
 from tpufleet_firestore.bridge.background_tasks import BridgeLimits
 from tpufleet_firestore.bridge.bridge import Bridge
 from tpufleet_firestore.bridge.collection import DocumentChange, translate_errors

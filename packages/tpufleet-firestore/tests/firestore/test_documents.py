@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tpufleet.errors import BadInput
-from tpufleet.model import job_file
-from tpufleet.model.jobs import JobId
+from tpufleet.model.job import job_file
+from tpufleet.model.job.jobs import JobId
 from tpufleet_firestore.bridge import documents, jobs, outcomes
 from tpufleet_firestore.bridge.documents import CodeRequest, Document, DocumentStatus
 

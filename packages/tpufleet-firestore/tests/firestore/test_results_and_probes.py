@@ -18,7 +18,7 @@ from tests import fake_gcs as servers
 from tests.firestore.harness import BridgeHarness
 from tests.server_process import wait_until
 from tpufleet.errors import NotFound
-from tpufleet.model.jobs import JobId
+from tpufleet.model.job.jobs import JobId
 from tpufleet_firestore.bridge import large_results
 from tpufleet_testbed.kubernetes import cluster_layout
 

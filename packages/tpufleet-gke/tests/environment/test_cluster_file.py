@@ -12,7 +12,7 @@ import yaml
 
 from tests.environment.environments import EXAMPLE, SMALLEST, environment, example
 from tpufleet.errors import BadInput
-from tpufleet.model import topology
+from tpufleet.model.tpu import topology
 from tpufleet_gke.environment.config import capacity, names, sections
 from tpufleet_gke.environment.config.parse import json_schema, parse, parse_text
 from tpufleet_gke.environment.config.starter_file import starter_file

@@ -9,7 +9,7 @@ import pytest
 
 from tests.environment.environments import example
 from tpufleet.errors import BadInput
-from tpufleet.model import topology
+from tpufleet.model.tpu import topology
 from tpufleet_gke.environment.addons import example_jobsets
 
 IMAGE = "us-docker.pkg.dev/my-project/ml-images/maxtext-runner:1"

@@ -14,7 +14,7 @@ import pytest
 
 from tests.environment.environments import environment, example, tpu
 from tests.environment.provider_checks import node_pool, resources
-from tpufleet.model import topology
+from tpufleet.model.tpu import topology
 from tpufleet_gke.environment.config import capacity, names, sections
 from tpufleet_gke.environment.terraform import bootstrap, stages
 

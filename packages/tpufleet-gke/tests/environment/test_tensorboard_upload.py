@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.environment.environments import example
 from tests.polling import wait_until
 from tpufleet.clocks import SystemClock
-from tpufleet.model.jobs import JobId
-from tpufleet.model.metric_points import MetricPoint
+from tpufleet.model.job.jobs import JobId
+from tpufleet.model.job.metric_points import MetricPoint
 from tpufleet.views.tensorboard_events import EventFile
 from tpufleet_gke.environment.addons import example_jobsets
 

@@ -10,7 +10,7 @@ import pytest
 from tests.environment import terraform_programs
 from tests.environment.environments import environment, example, tpu
 from tests.environment.provider_checks import errors, node_pool, resources
-from tpufleet.model import topology
+from tpufleet.model.tpu import topology
 from tpufleet_gke.environment.config import names
 from tpufleet_gke.environment.terraform import hcl, stages, versions
 from tpufleet_gke.environment.terraform.hcl import Nested

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from tests.provisioner.builders import NOW, pool_spec, settings
-from tpufleet.model import topology
+from tpufleet.model.tpu import topology
 from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity, PoolLocation
 from tpufleet_gke.provisioner.kube import label_keys
 from tpufleet_gke.provisioner.planning import budgets, plans

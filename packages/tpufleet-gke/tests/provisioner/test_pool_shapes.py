@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpufleet.errors import BadInput
-from tpufleet.model import tpu_types
+from tpufleet.model.tpu import tpu_types
 from tpufleet_gke.provisioner.gke import pool_shapes
 
 V4, V5E, V5P, V6E, V7 = (

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from tpufleet.errors import BadInput, InvalidSettings, Unauthorized
-from tpufleet.model import byte_sizes, durations, store_urls
+from tpufleet.model.values import byte_sizes, durations, store_urls
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -337,19 +337,19 @@ def _section_parser(
 
             return gke.parse, gke.REQUIRED_EXAMPLE
         case "retention":
-            from tpufleet.model import retention_rules
+            from tpufleet.model.people import retention_rules
 
             return retention_rules.parse, {}
         case "prices":
-            from tpufleet.model import prices
+            from tpufleet.model.tpu import prices
 
             return prices.price_table, {}
         case "budgets":
-            from tpufleet.model import budgets
+            from tpufleet.model.people import budgets
 
             return budgets.parse, {}
         case "notifications":
-            from tpufleet.model import notifications
+            from tpufleet.model.people import notifications
 
             return notifications.parse_rules, {}
     raise AssertionError(section)
@@ -499,7 +499,7 @@ def _read_file(file: Path) -> tuple[dict[str, Any], list[str]]:
         return {}, []
     import yaml  # slow to import and rarely needed
 
-    from tpufleet.model import unique_keys
+    from tpufleet.model.values import unique_keys
 
     try:
         written = file.read_text()

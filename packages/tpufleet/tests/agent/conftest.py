@@ -26,11 +26,11 @@ from tpufleet.agent.workload.runner import AgentContext
 from tpufleet.client.agents import AgentClient
 from tpufleet.clocks import SystemClock
 from tpufleet.linux import sandbox
-from tpufleet.model.agent_protocol import Assignment, Heartbeat
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.hosts import NoticeKind, Phase
-from tpufleet.model.jobs import JobId
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.agent_protocol import Assignment, Heartbeat
+from tpufleet.model.fleet.hosts import NoticeKind, Phase
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.attempts import AttemptId
+from tpufleet.model.job.jobs import JobId
 
 
 class NoWatchdog:

@@ -9,15 +9,15 @@ from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-from tpufleet.model import encoding
-from tpufleet.model.agent_protocol import (
+from tpufleet.model.fleet.agent_protocol import (
     Assignment,
     Heartbeat,
     HeartbeatReply,
     SliceTokenReply,
     SliceTokenRequest,
 )
-from tpufleet.model.hosts import Phase
+from tpufleet.model.fleet.hosts import Phase
+from tpufleet.model.values import encoding
 
 
 class FakeControlPlane:

@@ -9,7 +9,7 @@ from tests.nested_folders import make_nested
 from tpufleet import deep_folders
 from tpufleet.agent.workload import attempt_folder, untrusted_files
 from tpufleet.agent.workload.attempt_folder import AttemptFolder
-from tpufleet.model.attempts import AttemptId
+from tpufleet.model.job.attempts import AttemptId
 
 
 def test_folders_of_earlier_attempts_are_deleted_at_any_depth(tmp_path):

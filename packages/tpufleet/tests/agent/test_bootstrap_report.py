@@ -13,8 +13,8 @@ from tests.polling import wait_until
 from tpufleet.agent import bootstrap_report
 from tpufleet.agent.bootstrap_report import MIN_INTERVAL_SECONDS, BootstrapReporter
 from tpufleet.agent.metadata import MetadataClient
-from tpufleet.model import bootstrap
-from tpufleet.model.bootstrap import BootstrapReport, BootstrapStage
+from tpufleet.model.fleet import bootstrap
+from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
 
 
 def written(metadata_server, node, host):

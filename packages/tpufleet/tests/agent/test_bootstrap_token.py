@@ -12,8 +12,8 @@ from tpufleet.agent import bootstrap_token
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.client.agents import AgentClient
 from tpufleet.errors import Forbidden, Unauthorized, Unreachable
-from tpufleet.model.hosts import HostId, Phase
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.hosts import HostId, Phase
+from tpufleet.model.fleet.slices import SliceId
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ import pytest
 
 from tpufleet import errors
 from tpufleet.client.agents import AgentClient
-from tpufleet.model.agent_protocol import Heartbeat
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.hosts import HostId
+from tpufleet.model.fleet.agent_protocol import Heartbeat
+from tpufleet.model.fleet.hosts import HostId
+from tpufleet.model.job.attempts import AttemptId
 
 BEAT = Heartbeat(
     host_id=HostId("s1/0"),

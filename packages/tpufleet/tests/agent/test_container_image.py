@@ -9,8 +9,8 @@ import pytest
 
 from tpufleet.agent.workload.container_image import JobContainer
 from tpufleet.errors import BadInput
-from tpufleet.model import job_file
-from tpufleet.model.attempts import AttemptId
+from tpufleet.model.job import job_file
+from tpufleet.model.job.attempts import AttemptId
 
 # Runs the command on this host, with the variables that are passed on and nothing else.
 DOCKER = r"""#!/bin/bash

@@ -22,7 +22,7 @@ from tpufleet import deep_folders
 from tpufleet.agent.workload import containment
 from tpufleet.agent.workload.containment import Mechanism
 from tpufleet.linux.cgroups import Cgroup
-from tpufleet.model.end_reasons import EndReason
+from tpufleet.model.job.end_reasons import EndReason
 
 MECHANISMS = [
     Mechanism.CGROUP,

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tpufleet.agent import diagnostics
-from tpufleet.model import encoding
-from tpufleet.model.host_commands import CheckResult, DiagnosticReport, Health
+from tpufleet.model.fleet.host_commands import CheckResult, DiagnosticReport, Health
+from tpufleet.model.values import encoding
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import environment
 from tpufleet.errors import BadInput
-from tpufleet.model.agent_protocol import Assignment
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.jobs import JobId
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.agent_protocol import Assignment
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.attempts import AttemptId
+from tpufleet.model.job.jobs import JobId
 
 SETTINGS = AgentSettings(
     server="https://fleet.example",

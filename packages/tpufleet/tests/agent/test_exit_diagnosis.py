@@ -8,7 +8,7 @@ import pytest
 
 from tpufleet.agent.workload import exit_diagnosis
 from tpufleet.agent.workload.exit_diagnosis import ProcessExit
-from tpufleet.model.end_reasons import EndReason
+from tpufleet.model.job.end_reasons import EndReason
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 

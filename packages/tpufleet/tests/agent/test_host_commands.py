@@ -15,8 +15,8 @@ from tests.polling import wait_until
 from tpufleet.agent.host_commands import MAX_CONCURRENT, HostCommandRunner
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import Unreachable
-from tpufleet.model.host_commands import HostCommand, HostCommandKind, HostCommandResult
-from tpufleet.model.hosts import HostId
+from tpufleet.model.fleet.host_commands import HostCommand, HostCommandKind, HostCommandResult
+from tpufleet.model.fleet.hosts import HostId
 
 TIMEOUT = timedelta(minutes=1)
 

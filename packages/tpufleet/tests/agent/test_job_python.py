@@ -16,8 +16,8 @@ from tests.agent.test_running import archive
 from tpufleet.agent import own_wheel, uv_tool
 from tpufleet.agent.workload import job_python
 from tpufleet.errors import BadInput
-from tpufleet.model import job_file
-from tpufleet.model.hosts import Phase
+from tpufleet.model.fleet.hosts import Phase
+from tpufleet.model.job import job_file
 
 
 def planned(folder: Path, *files: str, job_python_setting: str = "uv", **changes):

@@ -13,7 +13,7 @@ import pytest
 
 from tpufleet.agent import metadata, notices, settings
 from tpufleet.errors import BadInput
-from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet_testbed.cloud_tpu.metadata_server import MetadataServer, instance_values
 
 

@@ -23,7 +23,7 @@ from tpufleet.agent.workload import runner
 from tpufleet.agent.workload.logs import MAX_UNWRITTEN_BYTES, LogFile
 from tpufleet.agent.workload.runner import LOG_UPLOAD_TIMEOUT_SECONDS
 from tpufleet.client import agents
-from tpufleet.model.hosts import NoticeKind, Phase
+from tpufleet.model.fleet.hosts import NoticeKind, Phase
 
 COUNTS = "for n in $(seq 400); do echo line $n; sleep 0.002; done"
 

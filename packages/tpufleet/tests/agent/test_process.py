@@ -11,8 +11,8 @@ import psutil
 from tests.agent.test_stopping import DAEMON, PATIENT
 from tests.polling import wait_until
 from tpufleet.agent import main
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import NoticeKind, Phase
+from tpufleet.model.fleet.hosts import NoticeKind, Phase
+from tpufleet.model.job.end_reasons import EndReason
 
 
 def test_sigterm_stops_the_program_and_reports_its_exit(harness):

@@ -16,7 +16,7 @@ from tpufleet.agent.workload.log_metrics import LogMetrics
 from tpufleet.agent.workload.logs import LogFile
 from tpufleet.agent.workload.progress import ProgressReader, step_from_name
 from tpufleet.clocks import ManualClock, SystemClock
-from tpufleet.model.redaction import Redactor
+from tpufleet.model.values.redaction import Redactor
 
 
 @pytest.mark.parametrize(

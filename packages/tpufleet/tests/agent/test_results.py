@@ -8,9 +8,9 @@ import pytest
 
 from tpufleet.agent.workload.attempt_folder import AttemptFolder
 from tpufleet.agent.workload.results import read_result, redact_result
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.hosts import Phase
-from tpufleet.model.redaction import Redactor
+from tpufleet.model.fleet.hosts import Phase
+from tpufleet.model.job.attempts import AttemptId
+from tpufleet.model.values.redaction import Redactor
 
 WRITE_RESULT = "import os; open(os.environ['TPUFLEET_RUN_DIR'] + '/result', 'w').write('forty-two')"
 

@@ -14,9 +14,9 @@ import pytest
 
 from tests.polling import wait_until
 from tpufleet.agent.workload.attempt_folder import AttemptFolder
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import MAX_HEARTBEAT_POINTS, Phase
+from tpufleet.model.fleet.hosts import MAX_HEARTBEAT_POINTS, Phase
+from tpufleet.model.job.attempts import AttemptId
+from tpufleet.model.job.end_reasons import EndReason
 
 
 def archive(**files: str) -> bytes:

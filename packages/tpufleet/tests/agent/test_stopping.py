@@ -13,8 +13,8 @@ import pytest
 
 from tests.polling import wait_until
 from tpufleet.client.agents import HEARTBEAT_TIMEOUT
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import NoticeKind, Phase
+from tpufleet.model.fleet.hosts import NoticeKind, Phase
+from tpufleet.model.job.end_reasons import EndReason
 
 PATIENT = """
 import signal, sys, time

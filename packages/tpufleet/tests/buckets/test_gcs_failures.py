@@ -23,8 +23,8 @@ import google_crc32c
 
 from tests.buckets.http_server import QuietHandler, serve
 from tpufleet.errors import BadRequest, PermissionMissing, ProviderUnavailable
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.hosts import HostId
+from tpufleet.model.fleet.hosts import HostId
+from tpufleet.model.job.attempts import AttemptId
 from tpufleet.runtime import gcs
 from tpufleet.service.files.archived import ArchivedLogs
 from tpufleet_activations.io import remote_files

@@ -19,8 +19,8 @@ from tpufleet.agent.workload.progress import ProgressReader
 from tpufleet.client import snapshots
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadInput, FleetError, NotFound
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.hosts import HostId
+from tpufleet.model.fleet.hosts import HostId
+from tpufleet.model.job.attempts import AttemptId
 from tpufleet.runtime import checkpoints, gcs
 from tpufleet.runtime.bucket_checkpoints import BucketCheckpoints
 from tpufleet.runtime.context import Context

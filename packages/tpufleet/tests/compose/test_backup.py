@@ -26,11 +26,11 @@ from tpufleet import config, deep_folders
 from tpufleet.compose import backup, control_plane, server_files
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.model.api_types import NewJob
-from tpufleet.model.attempts import AttemptState
-from tpufleet.model.jobs import JobId, JobState
-from tpufleet.stores import schema_migrations
+from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.jobs import JobId, JobState
 from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery
 from tpufleet.stores.open_store import open_database, open_store
+from tpufleet.stores.sql import schema_migrations
 
 
 def settings(home: Path, **changes) -> config.Config:

@@ -14,9 +14,9 @@ from tpufleet.compose import local_root, server_files
 from tpufleet.compose.providers import fleet_id
 from tpufleet.config import Config
 from tpufleet.errors import Conflict
-from tpufleet.model.cloud_slices import CloudState
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import CloudState
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import Capacity
 from tpufleet.providers.base import Order
 from tpufleet.providers.local.provider import LocalProvider
 from tpufleet.stores.memory import MemoryStore

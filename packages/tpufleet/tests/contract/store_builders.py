@@ -5,15 +5,15 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
-from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event, EventKind
-from tpufleet.model.hosts import Host, host_id
+from tpufleet.model.fleet.hosts import Host, host_id
+from tpufleet.model.fleet.pools import CapacityRefusal, Pool
+from tpufleet.model.fleet.slices import SliceId, TpuSlice
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
-from tpufleet.model.jobs import Capacity, Job, JobId, JobSpec
-from tpufleet.model.pools import CapacityRefusal, Pool
-from tpufleet.model.slices import SliceId, TpuSlice
-from tpufleet.model.users import Role, Token, User
+from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import Capacity, Job, JobId, JobSpec
+from tpufleet.model.people.users import Role, Token, User
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -10,11 +10,11 @@ import pytest
 
 from tests import postgres
 from tests.contract import store_builders as a
-from tpufleet.model.hosts import HostLiveness
+from tpufleet.model.fleet.hosts import HostLiveness
 from tpufleet.stores.base import ChangeSet
-from tpufleet.stores.postgres import PostgresDatabase
-from tpufleet.stores.sql import SqlStore
-from tpufleet.stores.sqlite import SqliteDatabase
+from tpufleet.stores.sql.postgres import PostgresDatabase
+from tpufleet.stores.sql.sql_store import SqlStore
+from tpufleet.stores.sql.sqlite import SqliteDatabase
 
 MODES = {
     "sqlite": ("PRAGMA synchronous", {2: True, 1: False}),

@@ -17,23 +17,23 @@ import pytest
 from tests import postgres
 from tests.contract import store_builders as a
 from tests.contract.test_schema_migrations import OLD_DATABASE
-from tpufleet.model.audit import AuditAction, AuditEntry
-from tpufleet.model.host_commands import (
+from tpufleet.model.fleet.host_commands import (
     HostCommand,
     HostCommandKind,
     HostCommandResult,
     SentHostCommand,
 )
-from tpufleet.model.hosts import HostLiveness, Progress
-from tpufleet.model.job_search import parse_search
-from tpufleet.model.jobs import JobState
-from tpufleet.model.metric_points import MetricPoint
-from tpufleet.model.preferences import Preferences
-from tpufleet.model.slices import SliceState
-from tpufleet.stores import dump, schema_migrations
+from tpufleet.model.fleet.hosts import HostLiveness, Progress
+from tpufleet.model.fleet.slices import SliceState
+from tpufleet.model.job.job_search import parse_search
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.job.metric_points import MetricPoint
+from tpufleet.model.people.audit import AuditAction, AuditEntry
+from tpufleet.model.people.preferences import Preferences
 from tpufleet.stores.base import ChangeSet, EventQuery, FileKind, JobQuery, Store
-from tpufleet.stores.database import Database, DatabaseSession
 from tpufleet.stores.open_store import open_database, open_store
+from tpufleet.stores.sql import dump, schema_migrations
+from tpufleet.stores.sql.database import Database, DatabaseSession
 
 VERSIONS = list(schema_migrations.migrations())
 FIRST_OF_TODAY = 5  # the rows of today are readable from here on

@@ -18,7 +18,7 @@ from tests.polling import wait_until
 from tests.server_process import Server
 from tpufleet.errors import Unreachable
 from tpufleet.stores.base import ChangeSet, JobQuery
-from tpufleet.stores.postgres import PostgresDatabase, Timeouts, open_postgres
+from tpufleet.stores.sql.postgres import PostgresDatabase, Timeouts, open_postgres
 
 SHORT = Timeouts(connect=1, lock=0.5, statement=1.0, response=1.5)
 # A call waits for a response that never comes, and for an attempt to connect again: five seconds,

@@ -9,10 +9,10 @@ import pytest
 
 from tests import postgres
 from tests.contract import store_builders as a
-from tpufleet.model.job_edits import JobEdit
-from tpufleet.model.job_search import parse_search
-from tpufleet.model.jobs import JobState
-from tpufleet.model.metric_points import MetricPoint
+from tpufleet.model.job.job_edits import JobEdit
+from tpufleet.model.job.job_search import parse_search
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.job.metric_points import MetricPoint
 from tpufleet.stores.base import ChangeSet, JobQuery
 from tpufleet.stores.open_store import open_store
 

@@ -8,11 +8,11 @@ import contextlib
 import pytest
 
 from tests.contract import store_builders as a
-from tpufleet.model.job_search import parse_search
-from tpufleet.model.jobs import ENDED_STATES, JobState
-from tpufleet.stores import sql_queries
+from tpufleet.model.job.job_search import parse_search
+from tpufleet.model.job.jobs import ENDED_STATES, JobState
 from tpufleet.stores.base import ChangeSet, FileKind, JobQuery
 from tpufleet.stores.open_store import open_database, open_store
+from tpufleet.stores.sql import sql_queries
 
 LIVE = frozenset(JobState) - ENDED_STATES
 FAILED, CANCELLED = JobState.FAILED, JobState.CANCELLED

@@ -14,11 +14,11 @@ from tests.contract import store_builders as a
 from tests.frozen_postgres import FreezingProxy
 from tests.polling import wait_until
 from tpufleet.errors import Unreachable
-from tpufleet.service import event_streams
-from tpufleet.service.event_streams import EventHub
+from tpufleet.service.transport import event_streams
+from tpufleet.service.transport.event_streams import EventHub
 from tpufleet.stores.base import ChangeSet, Store, StoreChange
 from tpufleet.stores.open_store import open_store
-from tpufleet.stores.postgres import PostgresDatabase, Timeouts, open_postgres
+from tpufleet.stores.sql.postgres import PostgresDatabase, Timeouts, open_postgres
 
 
 class Heard:

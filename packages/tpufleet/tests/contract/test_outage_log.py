@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tpufleet.errors import DatabaseUnreachable
-from tpufleet.stores.outage_log import REPEAT_SECONDS, OutageLog
+from tpufleet.stores.sql.outage_log import REPEAT_SECONDS, OutageLog
 
 REFUSED = DatabaseUnreachable("connection refused")
 

@@ -17,8 +17,8 @@ from tests.polling import wait_until
 from tpufleet.errors import Unreachable
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.open_store import open_store
-from tpufleet.stores.postgres import PostgresDatabase, Timeouts
-from tpufleet.stores.postgres_batches import combined
+from tpufleet.stores.sql.postgres import PostgresDatabase, Timeouts
+from tpufleet.stores.sql.postgres_batches import combined
 
 psycopg = pytest.importorskip("psycopg", reason="needs the extra `postgres`")
 TABLES = {

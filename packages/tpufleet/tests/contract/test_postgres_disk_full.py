@@ -11,7 +11,7 @@ from tests import postgres
 from tests.contract import store_builders as a
 from tpufleet.errors import DatabaseFull
 from tpufleet.stores.base import ChangeSet, JobQuery
-from tpufleet.stores.postgres import Timeouts, open_postgres
+from tpufleet.stores.sql.postgres import Timeouts, open_postgres
 
 # As Postgres reports it when it cannot extend the file of a table. Constraint triggers run at the
 # commit, as do checks that are deferred.

@@ -14,10 +14,10 @@ import pytest
 from tests.polling import Patience
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadRequest, NoCapacity
-from tpufleet.model.cloud_slices import CloudSlice, CloudState
-from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState
+from tpufleet.model.fleet.hosts import NoticeKind
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import Capacity
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.fake import FakeProvider
 from tpufleet.providers.local import processes

@@ -10,27 +10,27 @@ from pathlib import Path
 import pytest
 
 from tests import postgres
-from tpufleet.model.agent_protocol import Heartbeat
-from tpufleet.model.attempts import Attempt, AttemptState
-from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event, EventKind
-from tpufleet.model.host_commands import (
+from tpufleet.model.fleet.agent_protocol import Heartbeat
+from tpufleet.model.fleet.host_commands import (
     HostCommand,
     HostCommandKind,
     HostCommandResult,
     SentHostCommand,
 )
-from tpufleet.model.hosts import Exit, Host, HostLiveness, Phase, Progress
+from tpufleet.model.fleet.hosts import Exit, Host, HostLiveness, Phase, Progress
+from tpufleet.model.fleet.pools import CapacityRefusal, Pool
+from tpufleet.model.fleet.slices import SliceState, TpuSlice
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
-from tpufleet.model.jobs import Capacity, Job, JobSpec, JobState, ParentRelation, Rule
-from tpufleet.model.pools import CapacityRefusal, Pool
-from tpufleet.model.slices import SliceState, TpuSlice
-from tpufleet.model.users import Role, Token, User
-from tpufleet.stores import schema_migrations
+from tpufleet.model.job.attempts import Attempt, AttemptState
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import Capacity, Job, JobSpec, JobState, ParentRelation, Rule
+from tpufleet.model.people.users import Role, Token, User
 from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery
 from tpufleet.stores.open_store import open_store
-from tpufleet.stores.postgres import PostgresDatabase
-from tpufleet.stores.sqlite import SqliteDatabase
+from tpufleet.stores.sql import schema_migrations
+from tpufleet.stores.sql.postgres import PostgresDatabase
+from tpufleet.stores.sql.sqlite import SqliteDatabase
 
 # Every table of a store of the release before migration 5, with its rows.
 OLD_DATABASE = json.loads(Path(__file__).with_name("schema_4.json").read_text())

@@ -21,12 +21,12 @@ from tests import postgres
 from tests.contract import store_builders as a
 from tests.polling import wait_until
 from tpufleet.errors import Conflict, Fenced, FleetError, Unreachable
-from tpufleet.model.hosts import HostId, HostLiveness
-from tpufleet.model.preferences import Preferences
-from tpufleet.stores import schema_migrations, sqlite
+from tpufleet.model.fleet.hosts import HostId, HostLiveness
+from tpufleet.model.people.preferences import Preferences
 from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery
 from tpufleet.stores.open_store import open_store
-from tpufleet.stores.sql import SqlStore
+from tpufleet.stores.sql import schema_migrations, sqlite
+from tpufleet.stores.sql.sql_store import SqlStore
 
 TTL = timedelta(seconds=15)
 

@@ -12,13 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.contract import store_builders as a
 from tpufleet.errors import FleetError
-from tpufleet.model.attempts import AttemptState
-from tpufleet.model.hosts import HostLiveness, Progress
-from tpufleet.model.job_edits import JobEdit
-from tpufleet.model.job_search import parse_search
-from tpufleet.model.jobs import JobState
-from tpufleet.model.metric_points import MetricPoint
-from tpufleet.model.slices import SliceState
+from tpufleet.model.fleet.hosts import HostLiveness, Progress
+from tpufleet.model.fleet.slices import SliceState
+from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.job_edits import JobEdit
+from tpufleet.model.job.job_search import parse_search
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.job.metric_points import MetricPoint
 from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery
 from tpufleet.stores.open_store import open_store
 

@@ -13,25 +13,25 @@ import pytest
 from tests import postgres
 from tests.contract import store_builders as a
 from tpufleet.errors import BadInput, Conflict
-from tpufleet.model.agent_protocol import Heartbeat
-from tpufleet.model.attempts import AttemptState
-from tpufleet.model.audit import AuditAction, AuditEntry
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.host_commands import (
+from tpufleet.model.fleet.agent_protocol import Heartbeat
+from tpufleet.model.fleet.host_commands import (
     HostCommand,
     HostCommandKind,
     HostCommandResult,
     SentHostCommand,
 )
-from tpufleet.model.hosts import Exit, HostLiveness, Phase, Progress
+from tpufleet.model.fleet.hosts import Exit, HostLiveness, Phase, Progress
+from tpufleet.model.fleet.slices import SliceState
 from tpufleet.model.inbox import InboxMessageKind
-from tpufleet.model.jobs import Job, JobState, ParentRelation
-from tpufleet.model.preferences import Preferences
-from tpufleet.model.slices import SliceState
-from tpufleet.model.users import Role
-from tpufleet.stores import sql_rows
+from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import Job, JobState, ParentRelation
+from tpufleet.model.people.audit import AuditAction, AuditEntry
+from tpufleet.model.people.preferences import Preferences
+from tpufleet.model.people.users import Role
 from tpufleet.stores.base import ChangeSet, EventQuery, FileKind, JobQuery, LiveState, Usage
 from tpufleet.stores.open_store import open_store
+from tpufleet.stores.sql import sql_rows
 
 NASTY = "naïve 量子 🦉 'single' \"double\" ; -- DROP TABLE jobs\n%s ? {x} \\ $text \t end"
 

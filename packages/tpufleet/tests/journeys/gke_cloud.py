@@ -13,9 +13,9 @@ from tests.provisioner.harness import ProvisionerHarness
 from tpufleet.clocks import ManualClock
 from tpufleet.kubernetes.connections import EVENT, JOBSET, POD
 from tpufleet.kubernetes.event_recorder import KubernetesEventRecorder
-from tpufleet.model.cloud_slices import CloudSlice, CloudState, ExpectedSlice
-from tpufleet.model.pod_settings import PodSettings
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSlice
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.pod_settings import PodSettings
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.gke import keys, slice_slots
 from tpufleet.providers.gke.provider import GkeProvider

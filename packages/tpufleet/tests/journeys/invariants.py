@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from tpufleet.model.attempts import Attempt, AttemptId
-from tpufleet.model.end_reasons import END_REASONS, RetryBudget
-from tpufleet.model.jobs import JobState
-from tpufleet.model.lifecycle import can_reach, can_transition
-from tpufleet.model.slices import SliceId, SliceState
+from tpufleet.model.fleet.slices import SliceId, SliceState
+from tpufleet.model.job.attempts import Attempt, AttemptId
+from tpufleet.model.job.end_reasons import END_REASONS, RetryBudget
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.job.lifecycle import can_reach, can_transition
 from tpufleet.stores.base import EventQuery, JobQuery
 
 if TYPE_CHECKING:

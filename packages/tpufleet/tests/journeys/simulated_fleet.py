@@ -19,26 +19,27 @@ from tpufleet.clocks import ManualClock
 from tpufleet.controller.loop import Controller
 from tpufleet.controller.provider_calls import InlineExecutor
 from tpufleet.controller.reconcile import ControllerSettings
-from tpufleet.model import topology
-from tpufleet.model.agent_protocol import HeartbeatReply
-from tpufleet.model.attempts import Attempt
-from tpufleet.model.budgets import Budget
-from tpufleet.model.end_reasons import END_REASONS, RetryBudget
-from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.jobs import Job, JobId, JobState
-from tpufleet.model.pools import Pool
-from tpufleet.model.slices import SliceId, TpuSlice
-from tpufleet.model.users import Role, User
+from tpufleet.model.fleet.agent_protocol import HeartbeatReply
+from tpufleet.model.fleet.hosts import NoticeKind
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.fleet.slices import SliceId, TpuSlice
+from tpufleet.model.job.attempts import Attempt
+from tpufleet.model.job.end_reasons import END_REASONS, RetryBudget
+from tpufleet.model.job.jobs import Job, JobId, JobState
+from tpufleet.model.people.budgets import Budget
+from tpufleet.model.people.users import Role, User
+from tpufleet.model.tpu import topology
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.fake import FakeProvider
-from tpufleet.service import commands, pool_commands, submission
-from tpufleet.service.assignments import Assignments
-from tpufleet.service.auth import Caller
-from tpufleet.service.commands import CommandContext
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
-from tpufleet.service.heartbeats import Heartbeats
-from tpufleet.service.submission import JobStorage
+from tpufleet.service.fleet import pool_commands
+from tpufleet.service.hosts.assignments import Assignments
+from tpufleet.service.hosts.heartbeats import Heartbeats
+from tpufleet.service.jobs import commands, submission
+from tpufleet.service.jobs.commands import CommandContext
+from tpufleet.service.jobs.submission import JobStorage
+from tpufleet.service.transport.auth import Caller
 from tpufleet.stores.base import Store
 
 SECOND = timedelta(seconds=1)

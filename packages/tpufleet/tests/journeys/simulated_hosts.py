@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tpufleet.model.agent_protocol import Assignment, Heartbeat, HeartbeatReply
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import Exit, HostId, NoticeKind, Phase, Progress, host_id
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.agent_protocol import Assignment, Heartbeat, HeartbeatReply
+from tpufleet.model.fleet.hosts import Exit, HostId, NoticeKind, Phase, Progress, host_id
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.attempts import AttemptId
+from tpufleet.model.job.end_reasons import EndReason
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.journeys.wrapped_provider import WrappedProvider
 from tpufleet.clocks import ManualClock
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.slices import SliceId
 from tpufleet.providers.tpu_vm.provider import TpuVmProvider
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 from tpufleet_testbed.cloud_tpu.capacity import CloudCapacity

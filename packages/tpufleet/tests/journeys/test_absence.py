@@ -12,7 +12,7 @@ from tests.journeys.faulty_store import FaultyStore
 from tests.journeys.simulated_fleet import SECOND
 from tests.journeys.simulated_hosts import Program, failure
 from tpufleet.errors import Unreachable
-from tpufleet.model.jobs import JobState
+from tpufleet.model.job.jobs import JobState
 from tpufleet.stores.memory import MemoryStore
 
 MINUTE = timedelta(minutes=1)

@@ -18,12 +18,12 @@ from tests.journeys.simulated_hosts import Program, failure
 from tests.journeys.tpu_vm_cloud import TpuVmCloud
 from tpufleet.errors import Conflict, NotFound
 from tpufleet.model.api_types import AdoptRequest
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
-from tpufleet.model.jobs import JobState
-from tpufleet.model.pools import Pool
-from tpufleet.model.slices import SliceId, SliceState, TpuSlice
+from tpufleet.model.job.jobs import JobState
 from tpufleet.providers.tpu_vm import api
-from tpufleet.service import adopted_nodes, pool_commands
+from tpufleet.service.fleet import adopted_nodes, pool_commands
 from tpufleet.stores.base import ChangeSet, EventQuery
 from tpufleet.stores.memory import MemoryStore
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.journeys.simulated_hosts import Program
 from tpufleet.errors import Conflict
-from tpufleet.model.jobs import JobState
+from tpufleet.model.job.jobs import JobState
 
 
 def queued(fleet):

@@ -12,13 +12,13 @@ from tpufleet.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from tpufleet.model.jobs import JobState
-from tpufleet.model.users import Role
-from tpufleet.policy import placement
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.people.users import Role
+from tpufleet.policy.scheduling import placement
 from tpufleet.providers.base import Fault
-from tpufleet.service import job_queue
-from tpufleet.service.auth import Caller
-from tpufleet.service.commands import CommandContext
+from tpufleet.service.jobs import job_queue
+from tpufleet.service.jobs.commands import CommandContext
+from tpufleet.service.transport.auth import Caller
 
 TYPE = "v5litepod-16"
 

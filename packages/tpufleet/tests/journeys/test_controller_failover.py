@@ -13,7 +13,7 @@ from tests.journeys.simulated_hosts import Program
 from tests.polling import wait_until
 from tpufleet.controller.loop import LEASE, LEASE_TTL, LONGEST_TICK
 from tpufleet.errors import Fenced
-from tpufleet.model.jobs import JobState
+from tpufleet.model.job.jobs import JobState
 
 STEPS = ("observe", "plan", "commit", "act", "after")
 

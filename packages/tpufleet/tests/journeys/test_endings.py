@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 
 from tests.journeys.simulated_hosts import Program, failure
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import Exit
-from tpufleet.model.jobs import JobState
+from tpufleet.model.fleet.hosts import Exit
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import JobState
 
 
 def fails_once(fleet, at_step, process=0, **more):

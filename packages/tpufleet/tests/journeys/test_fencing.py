@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from tests.journeys.simulated_hosts import Program
-from tpufleet.model.jobs import JobState
-from tpufleet.policy.liveness import AGENT_LEASE
+from tpufleet.model.job.jobs import JobState
+from tpufleet.policy.recovery.liveness import AGENT_LEASE
 
 SLOW = timedelta(seconds=55)  # the invariants allow a minute from unneeded to deleted
 

@@ -13,8 +13,8 @@ pytest.importorskip("google.cloud.tpu_v2", reason="needs the extra `gcp`")
 
 from tests.journeys.gke_cloud import GkeCloud
 from tests.journeys.tpu_vm_cloud import TpuVmCloud
-from tpufleet.model.jobs import Capacity, JobState
-from tpufleet.service import explain
+from tpufleet.model.job.jobs import Capacity, JobState
+from tpufleet.service.jobs import explain
 
 A, B = "us-central1-a", "us-central1-b"
 VM_ZONE = "europe-west4-a"

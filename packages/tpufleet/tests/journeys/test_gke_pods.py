@@ -11,8 +11,8 @@ from tests.journeys.test_gke_capacity import A, gke_fleet  # noqa: F401  (a fixt
 from tests.kubernetes.fake_api_server import FakeConnection
 from tpufleet.errors import BadInput
 from tpufleet.kubernetes.connections import POD
-from tpufleet.model.jobs import JobState
-from tpufleet.model.pod_settings import PodSettings
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.job.pod_settings import PodSettings
 
 TYPE = "v6e-8"
 

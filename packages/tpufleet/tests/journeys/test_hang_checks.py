@@ -9,10 +9,10 @@ from tpufleet.clocks import ManualClock
 from tpufleet.controller.host_silence import CHECK_INTERVAL, HostSilence
 from tpufleet.controller.observe import HANG_CHECK_INTERVAL, Observer
 from tpufleet.controller.working_set import WorkingSet
-from tpufleet.model.attempts import AttemptState
-from tpufleet.model.jobs import JobState
-from tpufleet.model.slices import SliceState
-from tpufleet.policy import liveness
+from tpufleet.model.fleet.slices import SliceState
+from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.jobs import JobState
+from tpufleet.policy.recovery import liveness
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 

@@ -9,7 +9,7 @@ import pytest
 from tests.journeys.simulated_fleet import SECOND
 from tests.journeys.simulated_hosts import Program
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
-from tpufleet.model.jobs import JobState
+from tpufleet.model.job.jobs import JobState
 from tpufleet.stores.base import ChangeSet
 
 STEPS = [-86_400, -3600, -5, 5, 3600, 86_400]

@@ -16,7 +16,7 @@ from tests.journeys.simulated_fleet import SECOND, SimulatedFleet
 from tests.journeys.simulated_hosts import Program
 from tests.journeys.storm_cloud import StormyTpuVmCloud
 from tests.providers.tpu_vm.emulated_tpus import order
-from tpufleet.model.jobs import JobState
+from tpufleet.model.job.jobs import JobState
 from tpufleet.stores.base import EventQuery
 from tpufleet.stores.memory import MemoryStore
 from tpufleet_testbed.cloud_tpu import api_errors

@@ -11,8 +11,8 @@ import pytest
 from tests import postgres
 from tests.journeys.simulated_fleet import SimulatedFleet
 from tests.journeys.simulated_hosts import Program, failure
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.jobs import JobState
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import JobState
 from tpufleet.providers.base import Fault
 from tpufleet.stores.open_store import open_store
 

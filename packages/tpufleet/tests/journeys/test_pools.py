@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.journeys.simulated_fleet import SimulatedFleet
 from tests.journeys.simulated_hosts import Program
 from tpufleet.errors import BadInput
-from tpufleet.model.jobs import Capacity, JobState
-from tpufleet.model.pod_settings import PodSettings
-from tpufleet.model.slices import SliceState
-from tpufleet.model.users import Role, User
+from tpufleet.model.fleet.slices import SliceState
+from tpufleet.model.job.jobs import Capacity, JobState
+from tpufleet.model.job.pod_settings import PodSettings
+from tpufleet.model.people.users import Role, User
 from tpufleet.stores.base import ChangeSet, EventQuery
 from tpufleet.stores.memory import MemoryStore
 

@@ -9,9 +9,9 @@ import pytest
 
 from tests.journeys.simulated_hosts import Program
 from tpufleet.errors import BadRequest, PermissionMissing, QuotaExceeded
-from tpufleet.model.jobs import JobState
-from tpufleet.service import server_status
-from tpufleet.service.explain import explain
+from tpufleet.model.job.jobs import JobState
+from tpufleet.service.jobs.explain import explain
+from tpufleet.service.operations import server_status
 from tpufleet.stores.base import EventQuery
 
 ERRORS = {

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from tests.journeys.simulated_hosts import Program
-from tpufleet.model.jobs import JobState
+from tpufleet.model.job.jobs import JobState
 from tpufleet.providers.base import Fault
 
 

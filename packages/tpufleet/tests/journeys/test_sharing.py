@@ -9,9 +9,10 @@ import pytest
 from tests.journeys.simulated_hosts import Program
 from tpufleet.errors import BadInput
 from tpufleet.model.api_types import JobChanges, NewReservation
-from tpufleet.model.hosts import Exit
-from tpufleet.model.jobs import JobState
-from tpufleet.service import commands, job_queue, reservations
+from tpufleet.model.fleet.hosts import Exit
+from tpufleet.model.job.jobs import JobState
+from tpufleet.service.fleet import reservations
+from tpufleet.service.jobs import commands, job_queue
 
 HOUR = timedelta(hours=1)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -7,15 +7,16 @@ from datetime import timedelta
 import pytest
 
 from tests.journeys.simulated_hosts import Program
-from tpufleet.model.bootstrap import BootstrapReport, BootstrapStage
-from tpufleet.model.jobs import JobState
-from tpufleet.model.slices import LossReason, SliceState
-from tpufleet.model.users import Role
-from tpufleet.policy.liveness import MAX_FUTILE_CREATIONS, SILENT_BOOT_LIMIT
-from tpufleet.service import job_queue, server_status
-from tpufleet.service.auth import Caller
-from tpufleet.service.commands import CommandContext
-from tpufleet.service.explain import explain
+from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
+from tpufleet.model.fleet.slices import LossReason, SliceState
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.people.users import Role
+from tpufleet.policy.recovery.liveness import MAX_FUTILE_CREATIONS, SILENT_BOOT_LIMIT
+from tpufleet.service.jobs import job_queue
+from tpufleet.service.jobs.commands import CommandContext
+from tpufleet.service.jobs.explain import explain
+from tpufleet.service.operations import server_status
+from tpufleet.service.transport.auth import Caller
 from tpufleet.stores.base import EventQuery
 
 

@@ -7,12 +7,18 @@ from datetime import timedelta
 import pytest
 
 from tests.journeys.simulated_hosts import Program
-from tpufleet.model.budgets import BUDGET_REPORT, Budget, BudgetPeriod, BudgetReport, BudgetScope
-from tpufleet.model.encoding import from_json
-from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import EventKind
-from tpufleet.model.jobs import JobState
-from tpufleet.service import settled_costs
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.people.budgets import (
+    BUDGET_REPORT,
+    Budget,
+    BudgetPeriod,
+    BudgetReport,
+    BudgetScope,
+)
+from tpufleet.model.values.encoding import from_json
+from tpufleet.service.people import settled_costs
 from tpufleet.stores.base import EventQuery
 
 USD_PER_SECOND = 7.68 / 3600

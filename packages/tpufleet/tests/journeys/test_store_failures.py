@@ -16,7 +16,7 @@ from tests.journeys.simulated_hosts import Program
 from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
 from tpufleet.errors import Unreachable
-from tpufleet.model.jobs import JobState
+from tpufleet.model.job.jobs import JobState
 from tpufleet.stores.base import Store
 from tpufleet.stores.memory import MemoryStore
 

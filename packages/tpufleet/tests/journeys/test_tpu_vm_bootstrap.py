@@ -13,8 +13,8 @@ from datetime import timedelta
 
 from tests.journeys.storm_cloud import NoticedHosts
 from tests.journeys.test_inconsistent_listings import BOOT, TpuVmFleet
-from tpufleet.model import bootstrap
-from tpufleet.model.bootstrap import BootstrapReport, BootstrapStage
+from tpufleet.model.fleet import bootstrap
+from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
 from tpufleet_testbed.cloud_tpu.fault_plan import CloudFaultPlan, Latencies
 from tpufleet_testbed.cloud_tpu.nodes import NodeRecord
 

@@ -13,8 +13,8 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 from tests.journeys.simulated_fleet import SimulatedFleet
 from tests.journeys.simulated_hosts import Program
 from tests.journeys.storm_cloud import StormyTpuVmCloud
-from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.jobs import JobState
+from tpufleet.model.fleet.hosts import NoticeKind
+from tpufleet.model.job.jobs import JobState
 from tpufleet.stores.memory import MemoryStore
 from tpufleet_testbed.cloud_tpu.capacity import CapacityLimit
 from tpufleet_testbed.cloud_tpu.fault_plan import (

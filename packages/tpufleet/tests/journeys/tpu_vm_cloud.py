@@ -8,8 +8,8 @@ from datetime import timedelta
 
 from tests.journeys.wrapped_provider import WrappedProvider
 from tpufleet.clocks import ManualClock
-from tpufleet.model.cloud_slices import CloudState
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import CloudState
+from tpufleet.model.fleet.slices import SliceId
 from tpufleet.providers.tpu_vm.provider import TpuVmProvider
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 from tpufleet_testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity

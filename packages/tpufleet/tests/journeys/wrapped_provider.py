@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from tpufleet.model.cloud_slices import ExpectedSlice, SliceListing
-from tpufleet.model.pod_settings import PodSettings
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import ExpectedSlice, SliceListing
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.pod_settings import PodSettings
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.tpu_vm.provider import TpuVmProvider
 from tpufleet_testbed.cloud_tpu.emulator import Emulator

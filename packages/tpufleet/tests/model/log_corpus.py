@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpufleet.model.end_reasons import EndReason
+from tpufleet.model.job.end_reasons import EndReason
 
 HBM = EndReason.OUT_OF_HBM
 RAM = EndReason.OUT_OF_HOST_MEMORY

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tpufleet.errors import BadInput
-from tpufleet.model import compute_reservations
-from tpufleet.model.compute_reservations import ComputeReservation
+from tpufleet.model.fleet import compute_reservations
+from tpufleet.model.fleet.compute_reservations import ComputeReservation
 
 PATHS = {
     "mine": ComputeReservation(name="mine"),

@@ -16,15 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpufleet.errors import BadInput
-from tpufleet.model import encoding
-from tpufleet.model.agent_protocol import Assignment, Heartbeat, HeartbeatReply
-from tpufleet.model.attempts import Attempt
 from tpufleet.model.events import Event
-from tpufleet.model.hosts import Host, Progress
+from tpufleet.model.fleet.agent_protocol import Assignment, Heartbeat, HeartbeatReply
+from tpufleet.model.fleet.hosts import Host, Progress
+from tpufleet.model.fleet.pools import CapacityRefusal, Pool
+from tpufleet.model.fleet.slices import TpuSlice
 from tpufleet.model.inbox import InboxMessage
-from tpufleet.model.jobs import Capacity, Job, JobSpec, JobState
-from tpufleet.model.pools import CapacityRefusal, Pool
-from tpufleet.model.slices import TpuSlice
+from tpufleet.model.job.attempts import Attempt
+from tpufleet.model.job.jobs import Capacity, Job, JobSpec, JobState
+from tpufleet.model.values import encoding
 
 KINDS = (
     Job, Attempt, TpuSlice, Host, Event, InboxMessage, Pool, CapacityRefusal, Heartbeat,

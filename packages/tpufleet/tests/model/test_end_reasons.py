@@ -6,8 +6,8 @@ from dataclasses import fields
 
 import pytest
 
-from tpufleet.model.end_reasons import END_REASONS, EndReason, RetryBudget
-from tpufleet.model.jobs import Retries
+from tpufleet.model.job.end_reasons import END_REASONS, EndReason, RetryBudget
+from tpufleet.model.job.jobs import Retries
 
 PAYS = {
     EndReason.FINISHED: RetryBudget.NONE,

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.model.log_corpus import TAILS, Tail
-from tpufleet.model import failure_signatures
-from tpufleet.model.end_reasons import END_REASONS, EndReason, RetryBudget
+from tpufleet.model.job import failure_signatures
+from tpufleet.model.job.end_reasons import END_REASONS, EndReason, RetryBudget
 
 Reader = Callable[[list[str]], EndReason | None]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tpufleet.errors import BadInput
-from tpufleet.model import fleets
+from tpufleet.model.fleet import fleets
 
 
 @pytest.mark.parametrize("zone", ["us-central1-a", "us-south1-ai1b", "us-central1-ai1a"])

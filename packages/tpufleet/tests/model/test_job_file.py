@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpufleet.errors import BadInput
-from tpufleet.model import job_file, topology
-from tpufleet.model.jobs import Capacity, JobSpec, Retries, Rule
+from tpufleet.model.job import job_file
+from tpufleet.model.job.jobs import Capacity, JobSpec, Retries, Rule
+from tpufleet.model.tpu import topology
 
 MINIMAL = {"command": ["python", "train.py"], "accelerator": "v5e-16"}
 SCHEMA = job_file.json_schema()

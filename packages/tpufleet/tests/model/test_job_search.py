@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.contract import store_builders as a
 from tpufleet.errors import BadInput
-from tpufleet.model.job_search import (
+from tpufleet.model.job.job_search import (
     FieldTerm,
     JobSearch,
     MetricTerm,
@@ -23,7 +23,7 @@ from tpufleet.model.job_search import (
     matches_wildcard,
     parse_search,
 )
-from tpufleet.model.jobs import JobState
+from tpufleet.model.job.jobs import JobState
 
 NOW = datetime(2026, 3, 10, 12, tzinfo=UTC)
 

@@ -6,17 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpufleet.model import jobs, slices
-from tpufleet.model.attempts import AttemptState
-from tpufleet.model.jobs import JobState
-from tpufleet.model.lifecycle import (
+from tpufleet.model.fleet import slices
+from tpufleet.model.fleet.slices import SliceState
+from tpufleet.model.job import jobs
+from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.job.lifecycle import (
     ATTEMPT_TRANSITIONS,
     JOB_TRANSITIONS,
     SLICE_TRANSITIONS,
     can_reach,
     can_transition,
 )
-from tpufleet.model.slices import SliceState
 
 TABLES = {
     "job": (JobState, JOB_TRANSITIONS, {JobState.QUEUED}, jobs.ENDED_STATES),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpufleet.model import machine_types, tpu_types
+from tpufleet.model.tpu import machine_types, tpu_types
 
 
 @pytest.mark.parametrize(

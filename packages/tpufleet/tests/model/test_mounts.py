@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tpufleet.errors import BadInput
-from tpufleet.model.job_file import parse_job, to_document
-from tpufleet.model.mounts import Mount, mounted_command
+from tpufleet.model.job.job_file import parse_job, to_document
+from tpufleet.model.job.mounts import Mount, mounted_command
 
 JOB = {"command": ["python", "train.py"], "accelerator": "v5e-4"}
 

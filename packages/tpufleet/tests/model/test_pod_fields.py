@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tpufleet.errors import BadInput
-from tpufleet.model.job_file import json_schema, parse_job, to_document
-from tpufleet.model.pod_settings import PodSettings, Toleration, parse_toleration
+from tpufleet.model.job.job_file import json_schema, parse_job, to_document
+from tpufleet.model.job.pod_settings import PodSettings, Toleration, parse_toleration
 
 JOB = {"command": ["python", "train.py"], "accelerator": "v5e-16"}
 POD = {

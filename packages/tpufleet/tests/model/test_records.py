@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.policy.builders import make_attempt, make_host, make_job, make_slice
-from tpufleet.model import records
-from tpufleet.model.jobs import JobState
-from tpufleet.policy.placement import PendingJob
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.values import records
+from tpufleet.policy.scheduling.placement import PendingJob
 
 CHANGES = {
     "job": (make_job(), {"state": JobState.RUNNING, "reason": "new"}),

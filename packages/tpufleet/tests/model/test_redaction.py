@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpufleet.model.redaction import MASK, MIN_VALUE_LENGTH, Redactor, redactable
+from tpufleet.model.values.redaction import MASK, MIN_VALUE_LENGTH, Redactor, redactable
 
 SECRETS = (
     "hunter22", "ababab", "-----BEGIN KEY-----\nMIIEvQIBADANBgkqh\n-----END KEY-----",

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from tpufleet.errors import BadInput
-from tpufleet.model import retention_rules
-from tpufleet.model.retention_rules import RetentionRule, RetentionRules
+from tpufleet.model.people import retention_rules
+from tpufleet.model.people.retention_rules import RetentionRule, RetentionRules
 
 DAY = timedelta(days=1)
 NONE = RetentionRule()

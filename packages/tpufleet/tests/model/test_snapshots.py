@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpufleet.errors import BadInput
-from tpufleet.model.snapshots import (
+from tpufleet.model.job.snapshots import (
     MAX_DEPTH,
     SnapshotEntry,
     is_digest,

@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tpufleet.errors import BadInput
-from tpufleet.model import topology, tpu_types
-from tpufleet.model.topology import Accelerator
+from tpufleet.model.tpu import topology, tpu_types
+from tpufleet.model.tpu.topology import Accelerator
 
 TYPES = sorted(topology.all_types().values(), key=lambda item: item.name)
 each_type = pytest.mark.parametrize("accelerator", TYPES, ids=lambda item: item.name)

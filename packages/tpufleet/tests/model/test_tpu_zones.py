@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tpufleet.model import fleets, topology, tpu_zones
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.tpu_zones import ZoneAccess
+from tpufleet.model.fleet import fleets
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu import topology, tpu_zones
+from tpufleet.model.tpu.tpu_zones import ZoneAccess
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import Exit, Host, Phase, host_id
-from tpufleet.model.jobs import Capacity, Job, JobId, JobSpec
-from tpufleet.model.slices import SliceId, SliceState, TpuSlice
+from tpufleet.model.fleet.hosts import Exit, Host, Phase, host_id
+from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
+from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import Capacity, Job, JobId, JobSpec
 
 NOON = datetime(2026, 4, 5, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

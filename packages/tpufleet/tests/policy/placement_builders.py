@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tests.policy.builders import MINUTE, NOON, after, make_job
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.pools import Pool
-from tpufleet.policy import capacity, placement
-from tpufleet.policy.capacity import CapacitySource, RefusalHistory
-from tpufleet.policy.placement import FreeSlice, Occupant, PendingJob, Supply
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.policy.scheduling import capacity, placement
+from tpufleet.policy.scheduling.capacity import CapacitySource, RefusalHistory
+from tpufleet.policy.scheduling.placement import FreeSlice, Occupant, PendingJob, Supply
 
 ZONES = ("z1", "z2")
 SOURCES = tuple(CapacitySource("fake", zone, Capacity.SPOT) for zone in ZONES)

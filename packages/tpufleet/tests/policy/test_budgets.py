@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 import pytest
 
 from tpufleet.errors import BadInput
-from tpufleet.model import budgets as model
-from tpufleet.model import prices
-from tpufleet.model.budgets import Budget, BudgetPeriod, BudgetScope, BudgetUse
-from tpufleet.model.costs import CostRow
-from tpufleet.model.job_file import parse_job
-from tpufleet.model.jobs import Capacity, Job, JobId
-from tpufleet.policy import budgets
+from tpufleet.model.job.job_file import parse_job
+from tpufleet.model.job.jobs import Capacity, Job, JobId
+from tpufleet.model.people import budgets as model
+from tpufleet.model.people.budgets import Budget, BudgetPeriod, BudgetScope, BudgetUse
+from tpufleet.model.people.costs import CostRow
+from tpufleet.model.tpu import prices
+from tpufleet.policy.accounting import budgets
 
 NOW = datetime(2026, 11, 18, 15, 30, tzinfo=UTC)  # a Wednesday
 PRICES = prices.price_table({"v5e": {"spot": 0.5, "on-demand": 1.0}})

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policy.builders import MINUTE, NOON, SECOND
-from tpufleet.model import topology
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.pools import RefusalKind
-from tpufleet.policy import capacity
-from tpufleet.policy.capacity import CapacitySource, RefusalHistory
+from tpufleet.model.fleet.pools import RefusalKind
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu import topology
+from tpufleet.policy.scheduling import capacity
+from tpufleet.policy.scheduling.capacity import CapacitySource, RefusalHistory
 
 SPOT, ON_DEMAND = Capacity.SPOT, Capacity.ON_DEMAND
 HERE = CapacitySource("tpu-vm", "us-a", SPOT)

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpufleet.errors import BadInput
-from tpufleet.model import prices
-from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
-from tpufleet.model.costs import SettledCosts
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.jobs import Capacity, Job, JobId, JobSpec
-from tpufleet.model.pools import CapacityRefusal
-from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice
-from tpufleet.policy import costs
+from tpufleet.model.fleet.pools import CapacityRefusal
+from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState, TpuSlice
+from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import Capacity, Job, JobId, JobSpec
+from tpufleet.model.people.costs import SettledCosts
+from tpufleet.model.tpu import prices
+from tpufleet.policy.accounting import costs
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

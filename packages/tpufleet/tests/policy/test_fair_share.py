@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpufleet.policy.fair_share import UsageLedger, advance, usage_step, usage_steps
-from tpufleet.policy.placement import Occupant
-from tpufleet.policy.queue_forecast import Forecast, QueuedDemand, forecast_queue
+from tpufleet.policy.scheduling.fair_share import UsageLedger, advance, usage_step, usage_steps
+from tpufleet.policy.scheduling.placement import Occupant
+from tpufleet.policy.scheduling.queue_forecast import Forecast, QueuedDemand, forecast_queue
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 WEEK = timedelta(days=7)

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tpufleet.model.agent_protocol import Heartbeat
-from tpufleet.model.hosts import MAX_PAST_BOOTS, Host
-from tpufleet.policy import heartbeats
+from tpufleet.model.fleet.agent_protocol import Heartbeat
+from tpufleet.model.fleet.hosts import MAX_PAST_BOOTS, Host
+from tpufleet.policy.recovery import heartbeats
 
 HOST = Host(id="s/0", slice_id="s", index=0, boot="now", heartbeat_seq=5, past_boots=("before",))
 HEARTBEAT = Heartbeat(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policy.builders import MINUTE, NOON, make_job
-from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
+from tpufleet.model.job.jobs import ENDED_STATES, JobId, JobState
 from tpufleet.policy.job_lineage import JobLineage, job_lineages
 
 FAILED, SUCCEEDED = JobState.FAILED, JobState.SUCCEEDED

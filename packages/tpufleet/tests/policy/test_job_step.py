@@ -19,13 +19,13 @@ from tests.policy.builders import (
     make_job,
     make_slice,
 )
-from tpufleet.model.attempts import AttemptState, EnvironmentReport
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import Phase, Progress
-from tpufleet.model.jobs import JobState, Retries, Rule
-from tpufleet.model.slices import LossReason, SliceState
-from tpufleet.policy.job_step import JobView, fail_job, missing_slices, next_step
-from tpufleet.policy.liveness import AGENT_LEASE
+from tpufleet.model.fleet.hosts import Phase, Progress
+from tpufleet.model.fleet.slices import LossReason, SliceState
+from tpufleet.model.job.attempts import AttemptState, EnvironmentReport
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import JobState, Retries, Rule
+from tpufleet.policy.recovery.job_step import JobView, fail_job, missing_slices, next_step
+from tpufleet.policy.recovery.liveness import AGENT_LEASE
 
 S = SliceState
 STARTING = make_attempt(state=AttemptState.STARTING)

@@ -19,13 +19,13 @@ from tests.policy.builders import (
     make_job,
     make_slice,
 )
-from tpufleet.model.attempts import AttemptState
-from tpufleet.model.end_reasons import END_REASONS, EndReason, RetryBudget
-from tpufleet.model.hosts import Phase, Progress
-from tpufleet.model.jobs import JobState, Retries, Rule
-from tpufleet.model.lifecycle import can_transition
-from tpufleet.model.slices import LossReason, SliceState
-from tpufleet.policy.job_step import JobView, Step, missing_slices, next_step
+from tpufleet.model.fleet.hosts import Phase, Progress
+from tpufleet.model.fleet.slices import LossReason, SliceState
+from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.end_reasons import END_REASONS, EndReason, RetryBudget
+from tpufleet.model.job.jobs import JobState, Retries, Rule
+from tpufleet.model.job.lifecycle import can_transition
+from tpufleet.policy.recovery.job_step import JobView, Step, missing_slices, next_step
 
 S = SliceState
 LOST = (

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policy.builders import MINUTE, NOON, SECOND, after, make_attempt, make_job, make_slice
-from tpufleet.model.attempts import AttemptState
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import Progress
-from tpufleet.model.slices import SliceState
-from tpufleet.policy import liveness
+from tpufleet.model.fleet.hosts import Progress
+from tpufleet.model.fleet.slices import SliceState
+from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.policy.recovery import liveness
 
 RUNNING = make_attempt(running_at=NOON)
 

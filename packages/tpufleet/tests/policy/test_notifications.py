@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.events import Event, EventKind
-from tpufleet.model.jobs import Job, JobId, JobSpec, JobState
-from tpufleet.model.notifications import (
+from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
+from tpufleet.model.job.jobs import Job, JobId, JobSpec, JobState
+from tpufleet.model.people.notifications import (
     DEFAULT_EVENTS,
     ChannelKind,
     Delivery,
@@ -18,7 +18,7 @@ from tpufleet.model.notifications import (
     NotificationSettings,
     NotifyOn,
 )
-from tpufleet.model.users import Role, User
+from tpufleet.model.people.users import Role, User
 from tpufleet.policy import notifications
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -19,10 +19,10 @@ from tests.policy.placement_builders import (
     occupant,
     refusal,
 )
-from tpufleet.model.jobs import Capacity
-from tpufleet.policy import placement
-from tpufleet.policy.capacity import CapacitySource, RefusalHistory
-from tpufleet.policy.placement import ReleaseGang, RequestSlices, Supersede, Supply, Wait
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.policy.scheduling import placement
+from tpufleet.policy.scheduling.capacity import CapacitySource, RefusalHistory
+from tpufleet.policy.scheduling.placement import ReleaseGang, RequestSlices, Supersede, Supply, Wait
 
 
 def test_a_job_without_a_pool_requests_from_the_first_open_source():

@@ -21,10 +21,10 @@ from tests.policy.placement_builders import (
     make_supply,
     refusal,
 )
-from tpufleet.model.pools import Pool
-from tpufleet.policy import placement
-from tpufleet.policy.capacity import RefusalHistory
-from tpufleet.policy.placement import (
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.policy.scheduling import placement
+from tpufleet.policy.scheduling.capacity import RefusalHistory
+from tpufleet.policy.scheduling.placement import (
     AssignSlices,
     FreeSlice,
     Occupant,

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policy.builders import MINUTE, NOON, SECOND, make_slice
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.pools import Pool
-from tpufleet.model.slices import SliceState, TpuSlice
-from tpufleet.policy import pool_scaling
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.fleet.slices import SliceState, TpuSlice
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.policy.scheduling import pool_scaling
 
 LONG_AGO = NOON - timedelta(hours=1)
 

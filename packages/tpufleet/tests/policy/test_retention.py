@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpufleet.model.retention_rules import RetentionRule, RetentionRules
-from tpufleet.policy.retention import StoredFiles, choose
+from tpufleet.model.people.retention_rules import RetentionRule, RetentionRules
+from tpufleet.policy.accounting.retention import StoredFiles, choose
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 DAY = timedelta(days=1)

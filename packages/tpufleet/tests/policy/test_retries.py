@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policy.builders import after, ended_attempt, make_job
-from tpufleet.model import job_file
-from tpufleet.model.end_reasons import END_REASONS, EndReason, RetryBudget
-from tpufleet.model.jobs import Capacity, Retries, Rule
-from tpufleet.policy import retries, retry_rules
-from tpufleet.policy.retries import RetryAction, RetryDecision
-from tpufleet.policy.retry_rules import RuleAction
+from tpufleet.model.job import job_file
+from tpufleet.model.job.end_reasons import END_REASONS, EndReason, RetryBudget
+from tpufleet.model.job.jobs import Capacity, Retries, Rule
+from tpufleet.policy.recovery import retries, retry_rules
+from tpufleet.policy.recovery.retries import RetryAction, RetryDecision
+from tpufleet.policy.recovery.retry_rules import RuleAction
 
 NEVER_RETRIED = {EndReason.DATA_ERROR, EndReason.TIMEOUT, EndReason.OUT_OF_HBM}
 STOPPED_BY_A_LIMIT = {EndReason.OVER_BUDGET}

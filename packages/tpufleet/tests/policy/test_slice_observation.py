@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policy.builders import NOON, after, make_slice
-from tpufleet.model.cloud_slices import CloudSlice, CloudState
-from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.lifecycle import can_transition
-from tpufleet.model.slices import LossReason, SliceState
-from tpufleet.policy import slice_observation
-from tpufleet.policy.liveness import AGENT_LEASE
+from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState
+from tpufleet.model.fleet.hosts import NoticeKind
+from tpufleet.model.fleet.slices import LossReason, SliceState
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.job.lifecycle import can_transition
+from tpufleet.policy.recovery import slice_observation
+from tpufleet.policy.recovery.liveness import AGENT_LEASE
 
 S, C = SliceState, CloudState
 SAME = None  # the very same object: nothing changed

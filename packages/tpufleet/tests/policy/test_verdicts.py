@@ -19,10 +19,10 @@ from tests.policy.builders import (
     make_host,
     make_slice,
 )
-from tpufleet.model.end_reasons import END_REASONS, EndReason, RetryBudget
-from tpufleet.model.hosts import Exit, Phase
-from tpufleet.model.slices import LossReason, SliceState
-from tpufleet.policy.verdicts import LOSS_DETECTION_DELAY, cause_of, describe_exit, judge
+from tpufleet.model.fleet.hosts import Exit, Phase
+from tpufleet.model.fleet.slices import LossReason, SliceState
+from tpufleet.model.job.end_reasons import END_REASONS, EndReason, RetryBudget
+from tpufleet.policy.recovery.verdicts import LOSS_DETECTION_DELAY, cause_of, describe_exit, judge
 
 ATTEMPT = make_attempt()
 SLICE = make_slice()

@@ -17,23 +17,23 @@ from tests.polling import wait_until
 from tpufleet.client.fleet import FleetClient
 from tpufleet.clocks import ManualClock
 from tpufleet.config import DEFAULT_LOCAL_HOSTS
-from tpufleet.model import topology
-from tpufleet.model.agent_protocol import Heartbeat, HeartbeatReply
 from tpufleet.model.api_types import NewJob
-from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
-from tpufleet.model.encoding import from_json, to_json
-from tpufleet.model.hosts import Host, HostId, Phase, host_id
-from tpufleet.model.jobs import Capacity, JobId, JobState
-from tpufleet.model.notifications import NotificationRules
-from tpufleet.model.slices import SliceId, SliceState, TpuSlice
-from tpufleet.model.users import Role, Token, User
-from tpufleet.policy import rate_limits
-from tpufleet.policy.rate_limits import ConcurrencyLimit
-from tpufleet.service import auth
-from tpufleet.service.app import create_app
-from tpufleet.service.http_server import FleetServer, listen, make_server
-from tpufleet.service.rate_limiter import RateLimiter
-from tpufleet.service.routing import ServiceDependencies
+from tpufleet.model.fleet.agent_protocol import Heartbeat, HeartbeatReply
+from tpufleet.model.fleet.hosts import Host, HostId, Phase, host_id
+from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
+from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
+from tpufleet.model.job.jobs import Capacity, JobId, JobState
+from tpufleet.model.people.notifications import NotificationRules
+from tpufleet.model.people.users import Role, Token, User
+from tpufleet.model.tpu import topology
+from tpufleet.model.values.encoding import from_json, to_json
+from tpufleet.policy.accounting import rate_limits
+from tpufleet.policy.accounting.rate_limits import ConcurrencyLimit
+from tpufleet.service.transport import auth
+from tpufleet.service.transport.app import create_app
+from tpufleet.service.transport.http_server import FleetServer, listen, make_server
+from tpufleet.service.transport.rate_limiter import RateLimiter
+from tpufleet.service.transport.routing import ServiceDependencies
 from tpufleet.stores.base import ChangeSet, Store
 
 SECRET = b"server secret of the tests"

@@ -11,14 +11,14 @@ import pytest
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import FleetError, Forbidden, NotFound
 from tpufleet.model.api_types import PurgeRequest
-from tpufleet.model.audit import AuditAction, AuditOutcome
-from tpufleet.model.encoding import to_json
-from tpufleet.model.host_commands import HostCommandKind, HostCommandRequest
-from tpufleet.model.jobs import ENDED_STATES
-from tpufleet.model.users import Role, TokenScope
-from tpufleet.policy import rate_limits
+from tpufleet.model.fleet.host_commands import HostCommandKind, HostCommandRequest
+from tpufleet.model.job.jobs import ENDED_STATES
+from tpufleet.model.people.audit import AuditAction, AuditOutcome
+from tpufleet.model.people.users import Role, TokenScope
+from tpufleet.model.values.encoding import to_json
+from tpufleet.policy.accounting import rate_limits
 from tpufleet.service.api.routes import ROUTES
-from tpufleet.service.routing import SLICE_TOKEN
+from tpufleet.service.transport.routing import SLICE_TOKEN
 
 # Routes that write only what belongs to the caller, or what any member may write.
 OWN_OR_SHARED = {

@@ -11,13 +11,13 @@ import pytest
 from tests.service.harness import ServiceHarness
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound, Unauthorized, Unreachable
-from tpufleet.model.encoding import to_json
+from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.inbox import InboxMessageKind
-from tpufleet.model.slices import SliceId
-from tpufleet.model.users import Role
-from tpufleet.service import auth
+from tpufleet.model.people.users import Role
+from tpufleet.model.values.encoding import to_json
 from tpufleet.service.api.routes import ROUTES
-from tpufleet.service.routing import SLICE_TOKEN, Route
+from tpufleet.service.transport import auth
+from tpufleet.service.transport.routing import SLICE_TOKEN, Route
 from tpufleet.stores.memory import MemoryStore
 
 RANK = [Role.VIEWER, Role.MEMBER, Role.ADMIN]

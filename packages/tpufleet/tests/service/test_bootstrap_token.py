@@ -6,11 +6,11 @@ import httpx
 import pytest
 
 from tests.service.harness import SECRET
-from tpufleet.model.agent_protocol import SliceTokenReply, SliceTokenRequest
-from tpufleet.model.encoding import from_json, to_json
-from tpufleet.model.hosts import HostId
-from tpufleet.model.slices import SliceId, SliceState
-from tpufleet.service import auth
+from tpufleet.model.fleet.agent_protocol import SliceTokenReply, SliceTokenRequest
+from tpufleet.model.fleet.hosts import HostId
+from tpufleet.model.fleet.slices import SliceId, SliceState
+from tpufleet.model.values.encoding import from_json, to_json
+from tpufleet.service.transport import auth
 
 NONCE = "n" * 32
 

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from tpufleet.errors import Forbidden, Unauthorized
-from tpufleet.service import event_streams, user_commands
+from tpufleet.service.people import user_commands
+from tpufleet.service.transport import event_streams
 from tpufleet.service.web import sessions
 from tpufleet.stores.memory import MemoryStore
 from tpufleet.stores.open_store import open_store

@@ -16,9 +16,9 @@ import pytest
 from tests.service.harness import SPEC, ServiceHarness
 from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, NotFound
 from tpufleet.model.api_types import NewJob, PurgeRequest
-from tpufleet.model.audit import AuditAction
-from tpufleet.model.jobs import JobId
-from tpufleet.service import checkpoint_leases
+from tpufleet.model.job.jobs import JobId
+from tpufleet.model.people.audit import AuditAction
+from tpufleet.service.jobs import checkpoint_leases
 from tpufleet.stores.open_store import open_store
 
 

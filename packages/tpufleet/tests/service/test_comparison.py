@@ -10,8 +10,8 @@ import pytest
 from tests.service.harness import ServiceHarness
 from tests.service.test_files import MALFORMED, packed
 from tpufleet.model.api_types import FileDifference, NewJob
-from tpufleet.model.jobs import JobId
-from tpufleet.service import comparison
+from tpufleet.model.job.jobs import JobId
+from tpufleet.service.jobs import comparison
 
 SPEC = {"name": "train", "command": ["true"], "accelerator": "v5litepod-16"}
 

@@ -16,17 +16,17 @@ import pytest
 from tests.polling import wait_until
 from tests.server_process import Server
 from tests.service.harness import SECRET, ServiceHarness
-from tpufleet.model.agent_protocol import Heartbeat, HeartbeatReply
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.encoding import from_json, to_json
-from tpufleet.model.hosts import HostId
-from tpufleet.model.slices import SliceId
-from tpufleet.policy import rate_limits
-from tpufleet.policy.rate_limits import RateLimit
-from tpufleet.service import auth, connection_limits
-from tpufleet.service.connection_limits import ConnectionLimits, ConnectionTable
-from tpufleet.service.http_server import make_server
-from tpufleet.service.rate_limiter import RateLimiter, TooManyRequests
+from tpufleet.model.fleet.agent_protocol import Heartbeat, HeartbeatReply
+from tpufleet.model.fleet.hosts import HostId
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.attempts import AttemptId
+from tpufleet.model.values.encoding import from_json, to_json
+from tpufleet.policy.accounting import rate_limits
+from tpufleet.policy.accounting.rate_limits import RateLimit
+from tpufleet.service.transport import auth, connection_limits
+from tpufleet.service.transport.connection_limits import ConnectionLimits, ConnectionTable
+from tpufleet.service.transport.http_server import make_server
+from tpufleet.service.transport.rate_limiter import RateLimiter, TooManyRequests
 
 SLOW_CONNECTIONS = 1_200
 HALF_A_HEADER = b"POST /api/v1/agent/beat HTTP/1.1\r\nHost: fleet\r\nX-Slow: "

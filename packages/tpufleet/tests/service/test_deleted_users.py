@@ -15,15 +15,16 @@ from tests.service.harness import ServiceHarness
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Conflict, Unreachable
 from tpufleet.model.api_types import DeletedUser, NewChannel, NewReservation, SecretValue
-from tpufleet.model.notifications import Delivery, NotificationSettings
-from tpufleet.model.pools import Pool
-from tpufleet.model.preferences import PreferenceChanges, Preferences
-from tpufleet.model.reservations import Reservation
-from tpufleet.model.users import Role, User
-from tpufleet.service import commands, user_commands
-from tpufleet.service.auth import Caller
-from tpufleet.service.commands import CommandContext
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.fleet.reservations import Reservation
+from tpufleet.model.people.notifications import Delivery, NotificationSettings
+from tpufleet.model.people.preferences import PreferenceChanges, Preferences
+from tpufleet.model.people.users import Role, User
 from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.jobs import commands
+from tpufleet.service.jobs.commands import CommandContext
+from tpufleet.service.people import user_commands
+from tpufleet.service.transport.auth import Caller
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 

@@ -14,7 +14,7 @@ from tpufleet.errors import (
     Unreachable,
 )
 from tpufleet.model.api_types import ERROR_HEADER
-from tpufleet.service.app import error_response
+from tpufleet.service.transport.app import error_response
 
 
 def test_an_error_fits_into_a_header_because_head_has_no_body():

@@ -13,10 +13,10 @@ from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import NotFound, Unreachable
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.events import Event, EventKind
-from tpufleet.model.hosts import Progress
-from tpufleet.model.jobs import JobId, JobState
-from tpufleet.service import event_streams
-from tpufleet.service.http_server import SHUTDOWN_GRACE_SECONDS
+from tpufleet.model.fleet.hosts import Progress
+from tpufleet.model.job.jobs import JobId, JobState
+from tpufleet.service.transport import event_streams
+from tpufleet.service.transport.http_server import SHUTDOWN_GRACE_SECONDS
 from tpufleet.stores.base import ChangeSet
 
 

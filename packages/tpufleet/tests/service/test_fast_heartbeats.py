@@ -14,10 +14,10 @@ from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
 from tests.service.test_connection_limits import is_closed, limited
 from tpufleet.client.agents import AgentClient
-from tpufleet.model.agent_protocol import HeartbeatReply
-from tpufleet.model.encoding import from_json, to_json
-from tpufleet.model.hosts import HostId
-from tpufleet.service.client_connections import HeartbeatRequest, Parsed, parse_heartbeat
+from tpufleet.model.fleet.agent_protocol import HeartbeatReply
+from tpufleet.model.fleet.hosts import HostId
+from tpufleet.model.values.encoding import from_json, to_json
+from tpufleet.service.transport.client_connections import HeartbeatRequest, Parsed, parse_heartbeat
 
 PLAIN = (
     b"POST /api/v1/agent/beat HTTP/1.1\r\nHost: fleet\r\nAuthorization: Bearer abc\r\n"

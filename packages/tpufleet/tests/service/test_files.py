@@ -25,11 +25,11 @@ from tpufleet.client import snapshots
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.api_types import NewJob
-from tpufleet.model.jobs import JobId
-from tpufleet.model.snapshots import SnapshotEntry, snapshot_digest
+from tpufleet.model.job.jobs import JobId
+from tpufleet.model.job.snapshots import SnapshotEntry, snapshot_digest
 from tpufleet.service.files.repack_queue import MAX_UPLOADS_PER_USER, RepackQueue
 from tpufleet.service.files.tar_reader import TarReader
-from tpufleet.service.rate_limiter import TooManyRequests
+from tpufleet.service.transport.rate_limiter import TooManyRequests
 
 
 def packed(folder) -> tuple[str, bytes]:

@@ -11,11 +11,11 @@ from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound, Unreachable
-from tpufleet.model.host_commands import MAX_TIMEOUT, HostCommandKind, HostCommandRequest
+from tpufleet.model.fleet.host_commands import MAX_TIMEOUT, HostCommandKind, HostCommandRequest
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.fleet.slices import SliceState
 from tpufleet.model.inbox import InboxMessageKind
-from tpufleet.model.pools import Pool
-from tpufleet.model.slices import SliceState
-from tpufleet.service.host_commands import MAX_PENDING_PER_HOST
+from tpufleet.service.hosts.host_commands import MAX_PENDING_PER_HOST
 from tpufleet.stores.base import ChangeSet
 
 POOL = Pool(name="lab", provider="local", accelerator="v5e-16", largest=4)

@@ -13,12 +13,12 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 from tests.service.harness import SPEC
-from tpufleet.model.agent_protocol import HOST_HEADER
-from tpufleet.model.encoding import to_json
-from tpufleet.policy import rate_limits
-from tpufleet.policy.rate_limits import RateLimit
+from tpufleet.model.fleet.agent_protocol import HOST_HEADER
+from tpufleet.model.values.encoding import to_json
+from tpufleet.policy.accounting import rate_limits
+from tpufleet.policy.accounting.rate_limits import RateLimit
 from tpufleet.service.api.routes import ROUTES
-from tpufleet.service.routing import SLICE_TOKEN
+from tpufleet.service.transport.routing import SLICE_TOKEN
 
 WITH_BODY = [route for route in ROUTES if route.body is not None]
 SEED = random.Random(3)

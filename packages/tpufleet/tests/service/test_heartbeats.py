@@ -12,10 +12,7 @@ import pytest
 from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
 from tpufleet.errors import Unreachable
-from tpufleet.model.attempts import AttemptState
-from tpufleet.model.encoding import to_json
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import (
+from tpufleet.model.fleet.hosts import (
     Exit,
     HostId,
     HostLiveness,
@@ -24,11 +21,14 @@ from tpufleet.model.hosts import (
     Progress,
     ProgressPoint,
 )
+from tpufleet.model.fleet.slices import SliceState
 from tpufleet.model.inbox import InboxMessageKind
-from tpufleet.model.jobs import JobId, JobState
-from tpufleet.model.slices import SliceState
-from tpufleet.policy import liveness
-from tpufleet.service.heartbeats import Heartbeats
+from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import JobId, JobState
+from tpufleet.model.values.encoding import to_json
+from tpufleet.policy.recovery import liveness
+from tpufleet.service.hosts.heartbeats import Heartbeats
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 from tests.contract.store_builders import tpu_slice
 from tpufleet.clocks import ManualClock
-from tpufleet.model.host_commands import HostCommand, HostCommandKind, SentHostCommand
-from tpufleet.service.host_commands import HostCommandQueue
+from tpufleet.model.fleet.host_commands import HostCommand, HostCommandKind, SentHostCommand
+from tpufleet.service.hosts.host_commands import HostCommandQueue
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.contract.store_builders import tpu_slice
 from tpufleet.errors import BadInput, Conflict, NotFound
-from tpufleet.model.host_commands import (
+from tpufleet.model.fleet.host_commands import (
     HEARTBEAT_ALLOWANCE,
     MAX_FILE_BYTES,
     MAX_TIMEOUT,
@@ -19,15 +19,15 @@ from tpufleet.model.host_commands import (
     HostCommandResult,
     SentHostCommand,
 )
-from tpufleet.model.hosts import HostId
-from tpufleet.model.slices import SliceId, SliceState
-from tpufleet.service.host_commands import (
+from tpufleet.model.fleet.hosts import HostId
+from tpufleet.model.fleet.slices import SliceId, SliceState
+from tpufleet.service.hosts.host_commands import (
     MAX_KEPT_PER_HOST,
     MAX_PENDING_PER_HOST,
     RETENTION,
     HostCommandQueue,
 )
-from tpufleet.service.rate_limiter import TooManyRequests
+from tpufleet.service.transport.rate_limiter import TooManyRequests
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from tpufleet.model.encoding import to_json
-from tpufleet.model.server_status import CONTROLLER_REPORT, ControllerReport, ProviderHealth
+from tpufleet.model.fleet.server_status import CONTROLLER_REPORT, ControllerReport, ProviderHealth
+from tpufleet.model.values.encoding import to_json
 
 WANTED = {"providers": ["tpu-vm"], "zones": ["us-west4-a"], "capacity": ["spot", "on-demand"]}
 

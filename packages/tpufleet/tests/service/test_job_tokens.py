@@ -11,12 +11,12 @@ from tests.service.test_auth import ask, name_of
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Forbidden, Unauthorized
 from tpufleet.model.api_types import JobChanges
-from tpufleet.model.attempts import AttemptId, AttemptState
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import Phase
+from tpufleet.model.fleet.hosts import Phase
 from tpufleet.model.inbox import InboxMessageKind
-from tpufleet.service import auth
+from tpufleet.model.job.attempts import AttemptId, AttemptState
+from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.service.api.routes import ROUTES
+from tpufleet.service.transport import auth
 from tpufleet.stores.base import ChangeSet
 
 OWN_JOB = {

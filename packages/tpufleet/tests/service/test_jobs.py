@@ -10,14 +10,14 @@ import pytest
 from tests.service.harness import SPEC, ServiceHarness
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model.api_types import ArchiveRequest, JobChanges, NewJob
-from tpufleet.model.attempts import AttemptState
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import HostId, HostLiveness, Progress
+from tpufleet.model.fleet.hosts import HostId, HostLiveness, Progress
+from tpufleet.model.fleet.pools import CapacityRefusal, Pool
 from tpufleet.model.inbox import InboxMessageKind
-from tpufleet.model.jobs import Capacity, JobId, JobState, ParentRelation
-from tpufleet.model.pools import CapacityRefusal, Pool
-from tpufleet.model.users import Role, User
-from tpufleet.policy import placement
+from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import Capacity, JobId, JobState, ParentRelation
+from tpufleet.model.people.users import Role, User
+from tpufleet.policy.scheduling import placement
 from tpufleet.stores.base import ChangeSet
 
 

@@ -13,11 +13,11 @@ from tests.service.harness import SPEC, ServiceHarness
 from tpufleet import config
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.model.api_types import JobChanges, NewJob, NewToken
-from tpufleet.model.users import Role, Token, User
-from tpufleet.service import user_commands
+from tpufleet.model.people.users import Role, Token, User
 from tpufleet.service.api import costs
-from tpufleet.service.auth import Caller
-from tpufleet.service.commands import CommandContext
+from tpufleet.service.jobs.commands import CommandContext
+from tpufleet.service.people import user_commands
+from tpufleet.service.transport.auth import Caller
 from tpufleet.stores.memory import MemoryStore
 
 DAY = timedelta(days=1)

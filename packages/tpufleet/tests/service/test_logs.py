@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.model.attempts import AttemptId, AttemptState
-from tpufleet.model.hosts import HostId
-from tpufleet.model.jobs import JobState
+from tpufleet.model.fleet.hosts import HostId
+from tpufleet.model.job.attempts import AttemptId, AttemptState
+from tpufleet.model.job.jobs import JobState
 from tpufleet.service.files.logs import LogFiles, LogGap
 
 ATTEMPT, HOST = AttemptId("job-1.0"), HostId("s1/0")

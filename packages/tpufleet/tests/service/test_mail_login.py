@@ -16,7 +16,7 @@ import pytest
 from tests.service.test_notifications import free_port
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadInput, Unreachable
-from tpufleet.model.notifications import Delivery, SmtpSettings, parse_rules
+from tpufleet.model.people.notifications import Delivery, SmtpSettings, parse_rules
 from tpufleet.service.notifications import senders
 
 USER, PASSWORD = "fleet", "s3cret, and long"

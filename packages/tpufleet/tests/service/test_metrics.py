@@ -15,18 +15,18 @@ from tests.journeys.faulty_store import FaultyStore
 from tests.repository import ROOT
 from tests.service.harness import ServiceHarness
 from tests.service.test_token_scopes import limited
-from tpufleet.model import encoding
-from tpufleet.model.hosts import HostLiveness, Progress
-from tpufleet.model.jobs import Capacity, JobState
-from tpufleet.model.pools import CapacityRefusal
-from tpufleet.model.server_status import (
+from tpufleet.model.fleet.hosts import HostLiveness, Progress
+from tpufleet.model.fleet.pools import CapacityRefusal
+from tpufleet.model.fleet.server_status import (
     CONTROLLER_REPORT,
     ControllerReport,
     ProviderHealth,
     ProviderProblem,
 )
-from tpufleet.model.users import TokenScope
-from tpufleet.service import metrics
+from tpufleet.model.job.jobs import Capacity, JobState
+from tpufleet.model.people.users import TokenScope
+from tpufleet.model.values import encoding
+from tpufleet.service.operations import metrics
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 

@@ -22,9 +22,8 @@ from tests.views.job_scenarios import record_event
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadInput, Unreachable
 from tpufleet.model.api_types import NewChannel
-from tpufleet.model.encoding import to_json
-from tpufleet.model.jobs import Job, JobId, JobSpec, JobState
-from tpufleet.model.notifications import (
+from tpufleet.model.job.jobs import Job, JobId, JobSpec, JobState
+from tpufleet.model.people.notifications import (
     ChannelKind,
     Delivery,
     DeliveryState,
@@ -34,13 +33,14 @@ from tpufleet.model.notifications import (
     SmtpSettings,
     parse_rules,
 )
-from tpufleet.model.users import Role, User
+from tpufleet.model.people.users import Role, User
+from tpufleet.model.values.encoding import to_json
 from tpufleet.policy import notifications as policy
-from tpufleet.service import redaction
 from tpufleet.service.notifications import channels, destinations, outbox, senders
 from tpufleet.service.notifications.channels import ChannelSecrets
 from tpufleet.service.notifications.outbox import NotificationOutbox
-from tpufleet.service.rate_limiter import TooManyRequests
+from tpufleet.service.operations import redaction
+from tpufleet.service.transport.rate_limiter import TooManyRequests
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tpufleet.service import app
 from tpufleet.service.api.routes import ROUTES
+from tpufleet.service.transport import app
 
 
 def references(node: Any) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Random requests made from the OpenAPI document: no response is a server error, and each matches
 what the document promises.
 
-500 cases by default; `./test -m scale packages/tpufleet/tests/service/test_openapi_fuzz.py` sends 20,000.
+500 cases by default; `./test -m scale PATH` sends 20,000.
 """
 
 from __future__ import annotations

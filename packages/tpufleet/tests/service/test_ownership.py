@@ -15,13 +15,13 @@ from tests.service.test_files import packed
 from tpufleet.client.fleet import new_job_id
 from tpufleet.errors import Conflict
 from tpufleet.model.api_types import NewJob, NewReservation, PurgeRequest
-from tpufleet.model.attempts import AttemptState
-from tpufleet.model.audit import AuditOutcome
-from tpufleet.model.jobs import JobId, is_generated_id
-from tpufleet.model.pools import Pool
-from tpufleet.model.users import Role
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.jobs import JobId, is_generated_id
+from tpufleet.model.people.audit import AuditOutcome
+from tpufleet.model.people.users import Role
 from tpufleet.service.api.routes import ROUTES
-from tpufleet.service.routing import SLICE_TOKEN
+from tpufleet.service.transport.routing import SLICE_TOKEN
 from tpufleet.stores.base import ChangeSet
 
 OWN = "own"  # it writes something of the caller's own, never of another user

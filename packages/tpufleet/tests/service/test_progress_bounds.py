@@ -11,9 +11,9 @@ import pytest
 
 from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
-from tpufleet.model.bounds import MAX_NUMBER
-from tpufleet.model.encoding import to_json
-from tpufleet.model.hosts import Progress
+from tpufleet.model.fleet.hosts import Progress
+from tpufleet.model.values.bounds import MAX_NUMBER
+from tpufleet.model.values.encoding import to_json
 from tpufleet.stores.open_store import open_store
 
 MOMENT = timedelta(seconds=3)

@@ -12,7 +12,7 @@ import pytest
 from tests.polling import wait_until
 from tpufleet.client.agents import AgentClient, UnreadableHeartbeat
 from tpufleet.errors import BadInput, Unauthorized
-from tpufleet.model.agent_protocol import (
+from tpufleet.model.fleet.agent_protocol import (
     HOST_HEADER,
     PROTOCOL,
     Heartbeat,
@@ -20,9 +20,9 @@ from tpufleet.model.agent_protocol import (
     read_heartbeat,
     read_reply,
 )
-from tpufleet.model.encoding import to_json
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import HostId, NoticeKind, Phase
+from tpufleet.model.fleet.hosts import HostId, NoticeKind, Phase
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.values.encoding import to_json
 
 FIXTURES = Path(__file__).parent / "protocol"
 OLD_HEARTBEAT = (FIXTURES / "heartbeat_1.json").read_bytes()

@@ -13,16 +13,16 @@ from tests import postgres
 from tests.contract import store_builders as a
 from tests.service.harness import ServiceHarness
 from tpufleet.client.fleet import new_job_id
-from tpufleet.model.jobs import JobState
-from tpufleet.model.slices import SliceId, SliceState
-from tpufleet.model.users import Role
-from tpufleet.service import app
+from tpufleet.model.fleet.slices import SliceId, SliceState
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.people.users import Role
 from tpufleet.service.api.routes import ROUTES
-from tpufleet.service.worker_threads import WorkerThreads
+from tpufleet.service.transport import app
+from tpufleet.service.transport.worker_threads import WorkerThreads
 from tpufleet.stores.base import ChangeSet
-from tpufleet.stores.database import Database, DatabaseSession
 from tpufleet.stores.open_store import open_database
-from tpufleet.stores.sql import SqlStore
+from tpufleet.stores.sql.database import Database, DatabaseSession
+from tpufleet.stores.sql.sql_store import SqlStore
 
 T = TypeVar("T")
 

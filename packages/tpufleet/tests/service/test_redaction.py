@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpufleet.service import redaction
 from tpufleet.service.files.secrets import MAX_SECRET_BYTES
-from tpufleet.service.redaction import SecretValues
+from tpufleet.service.operations import redaction
+from tpufleet.service.operations.redaction import SecretValues
 
 PEM = "-----BEGIN KEY-----\nMIIEvQIBADANBgkqh\n-----END KEY-----"
 

@@ -22,12 +22,12 @@ from tests.service.harness import ServiceHarness
 from tests.service.test_connection_limits import is_closed
 from tests.service.test_tls import make_certificate
 from tpufleet.model.events import Event, EventKind
-from tpufleet.policy import rate_limits
-from tpufleet.policy.rate_limits import ConcurrencyLimit
-from tpufleet.service.connection_limits import ConnectionLimits
-from tpufleet.service.http_server import make_server
-from tpufleet.service.rate_limiter import TooManyRequests
-from tpufleet.service.request_slots import RequestSlots
+from tpufleet.policy.accounting import rate_limits
+from tpufleet.policy.accounting.rate_limits import ConcurrencyLimit
+from tpufleet.service.transport.connection_limits import ConnectionLimits
+from tpufleet.service.transport.http_server import make_server
+from tpufleet.service.transport.rate_limiter import TooManyRequests
+from tpufleet.service.transport.request_slots import RequestSlots
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 

@@ -11,10 +11,10 @@ import pytest
 from tests.service.harness import ServiceHarness
 from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.model.api_types import NewReservation
-from tpufleet.model.pools import Pool
-from tpufleet.model.reservations import Reservation
-from tpufleet.policy import reservation_limits
-from tpufleet.service import reservations
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.fleet.reservations import Reservation
+from tpufleet.policy.scheduling import reservation_limits
+from tpufleet.service.fleet import reservations
 from tpufleet.stores.base import ChangeSet
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

@@ -10,7 +10,7 @@ import pytest
 from tests.service.harness import ServiceHarness
 from tpufleet.client import snapshots
 from tpufleet.errors import Conflict, Forbidden, NotFound
-from tpufleet.model.attempts import AttemptState
+from tpufleet.model.job.attempts import AttemptState
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from tests.service.harness import SPEC, ServiceHarness
 from tests.service.test_files import packed
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model.api_types import ArchiveRequest, NewJob, PurgeRequest
-from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
-from tpufleet.model.users import Role
-from tpufleet.service import retention
-from tpufleet.service.auth import Caller
-from tpufleet.service.commands import CommandContext
+from tpufleet.model.job.jobs import ENDED_STATES, JobId, JobState
+from tpufleet.model.people.users import Role
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
+from tpufleet.service.jobs.commands import CommandContext
+from tpufleet.service.operations import retention
+from tpufleet.service.transport.auth import Caller
 
 
 def leave(

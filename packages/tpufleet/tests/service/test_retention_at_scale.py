@@ -14,14 +14,14 @@ import pytest
 
 from tests.contract import store_builders as a
 from tpufleet.model.api_types import ArchiveRequest, PurgeRequest
-from tpufleet.model.jobs import JobId, JobState
-from tpufleet.model.retention_rules import RetentionRule, RetentionRules
-from tpufleet.model.users import Role
-from tpufleet.service import housekeeping, retention, retention_rules
-from tpufleet.service.auth import Caller
-from tpufleet.service.commands import CommandContext
+from tpufleet.model.job.jobs import JobId, JobState
+from tpufleet.model.people.retention_rules import RetentionRule, RetentionRules
+from tpufleet.model.people.users import Role
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
+from tpufleet.service.jobs.commands import CommandContext
+from tpufleet.service.operations import housekeeping, retention, retention_rules
+from tpufleet.service.transport.auth import Caller
 from tpufleet.stores.base import ChangeSet, Store, code_reference
 from tpufleet.stores.open_store import open_store
 

@@ -15,12 +15,12 @@ from tests.service.harness import ServiceHarness
 from tests.service.test_files import packed
 from tpufleet.clocks import ManualClock
 from tpufleet.model.api_types import NewJob
-from tpufleet.model.jobs import JobId
-from tpufleet.model.retention_rules import RetentionRule, RetentionRules
-from tpufleet.service import housekeeping, retention_rules
+from tpufleet.model.job.jobs import JobId
+from tpufleet.model.people.retention_rules import RetentionRule, RetentionRules
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
-from tpufleet.service.recent_errors import RecentErrors
+from tpufleet.service.operations import housekeeping, retention_rules
+from tpufleet.service.operations.recent_errors import RecentErrors
 from tpufleet.stores.base import EventQuery
 from tpufleet.stores.memory import MemoryStore
 
@@ -127,7 +127,7 @@ class BrokenStore(MemoryStore):
 
 def test_an_unexpected_error_of_one_task_is_listed_and_the_others_go_on(tmp_path):
     recent = RecentErrors()
-    logger = logging.getLogger("tpufleet.service.housekeeping")
+    logger = logging.getLogger("tpufleet.service.operations.housekeeping")
     logger.addHandler(recent)
     files = JobFiles(state=tmp_path, snapshots=SnapshotFiles(tmp_path / "snapshots"))
     stopping = threading.Event()

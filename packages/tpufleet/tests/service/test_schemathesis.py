@@ -1,8 +1,7 @@
 """Requests that Schemathesis derives from the OpenAPI document, valid and invalid ones: no response
 is a server error, and each has a status, a type and a form that the document promises.
 
-A few for each operation by default; `./test -m scale packages/tpufleet/tests/service/test_schemathesis.py` sends
-20,000.
+A few for each operation by default; `./test -m scale PATH` sends 20,000.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ import pytest
 from tests.service.harness import ServiceHarness
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model.api_types import SecretNames
-from tpufleet.model.users import Role
-from tpufleet.service import redaction
+from tpufleet.model.people.users import Role
 from tpufleet.service.files import secrets as secret_files
 from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.operations import redaction
 
 CANARY = "canary-7f3a9"
 

@@ -12,7 +12,7 @@ import sys
 from tests.server_process import Server
 from tpufleet.compose import server_log
 from tpufleet.linux import stderr_rotation
-from tpufleet.service import redaction
+from tpufleet.service.operations import redaction
 
 UPGRADE = (
     b"GET /api/v1/me HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"

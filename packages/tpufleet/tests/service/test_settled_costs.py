@@ -11,10 +11,10 @@ import pytest
 
 from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
-from tpufleet.model.attempts import AttemptState
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.slices import LossReason, SliceState
-from tpufleet.service import settled_costs
+from tpufleet.model.fleet.slices import LossReason, SliceState
+from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.service.people import settled_costs
 from tpufleet.stores.base import ChangeSet
 
 HOUR = timedelta(hours=1)

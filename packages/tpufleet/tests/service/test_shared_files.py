@@ -14,10 +14,10 @@ import pytest
 from tests import postgres
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import Conflict, NotFound
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.hosts import HostId
-from tpufleet.model.jobs import JobId
-from tpufleet.model.users import Role, User
+from tpufleet.model.fleet.hosts import HostId
+from tpufleet.model.job.attempts import AttemptId
+from tpufleet.model.job.jobs import JobId
+from tpufleet.model.people.users import Role, User
 from tpufleet.service.files import secrets as secrets_module
 from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults
 from tpufleet.service.files.job_files import JobFiles

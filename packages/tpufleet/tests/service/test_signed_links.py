@@ -9,7 +9,7 @@ import pytest
 
 from tests.service.harness import ServiceHarness
 from tpufleet.errors import BadInput, Forbidden
-from tpufleet.model.users import TokenScope
+from tpufleet.model.people.users import TokenScope
 from tpufleet.service.web.sessions import CSRF_HEADER
 
 DAY = timedelta(days=1)

@@ -9,14 +9,14 @@ import pytest
 
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadInput
-from tpufleet.model import topology
-from tpufleet.model.pools import Pool
-from tpufleet.model.users import Role, User
-from tpufleet.service import submission
-from tpufleet.service.auth import Caller
-from tpufleet.service.commands import CommandContext
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.people.users import Role, User
+from tpufleet.model.tpu import topology
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
+from tpufleet.service.jobs import submission
+from tpufleet.service.jobs.commands import CommandContext
+from tpufleet.service.transport.auth import Caller
 from tpufleet.stores.base import ChangeSet, EventQuery
 from tpufleet.stores.memory import MemoryStore
 

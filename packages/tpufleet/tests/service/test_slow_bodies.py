@@ -13,15 +13,15 @@ import pytest
 from tests.service.harness import SECRET, SPEC, USERS, ServiceHarness
 from tpufleet.errors import Conflict
 from tpufleet.model.api_types import NewJob, NewToken, SubmitRequest
-from tpufleet.model.attempts import AttemptId, AttemptState
-from tpufleet.model.audit import AuditOutcome
-from tpufleet.model.encoding import to_json
-from tpufleet.model.jobs import JobId
-from tpufleet.model.users import Role
-from tpufleet.service import auth, signed_links
+from tpufleet.model.job.attempts import AttemptId, AttemptState
+from tpufleet.model.job.jobs import JobId
+from tpufleet.model.people.audit import AuditOutcome
+from tpufleet.model.people.users import Role
+from tpufleet.model.values.encoding import to_json
 from tpufleet.service.api.routes import ROUTES
-from tpufleet.service.auth import Caller
-from tpufleet.service.routing import API_PREFIX, SLICE_TOKEN
+from tpufleet.service.transport import auth, signed_links
+from tpufleet.service.transport.auth import Caller
+from tpufleet.service.transport.routing import API_PREFIX, SLICE_TOKEN
 from tpufleet.stores.memory import MemoryStore
 
 # Also those that take no body: one that is sent is read all the same.

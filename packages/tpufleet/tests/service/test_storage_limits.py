@@ -11,11 +11,11 @@ import pytest
 from tests.service.harness import SPEC, ServiceHarness
 from tests.service.test_files import packed
 from tpufleet.model.api_types import NewJob
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.hosts import HostId
-from tpufleet.model.jobs import JobId
-from tpufleet.service import housekeeping
+from tpufleet.model.fleet.hosts import HostId
+from tpufleet.model.job.attempts import AttemptId
+from tpufleet.model.job.jobs import JobId
 from tpufleet.service.files.logs import LogFiles, LogGap
+from tpufleet.service.operations import housekeeping
 
 LIMIT = 10_000
 HOST_0, HOST_1 = HostId("s1/0"), HostId("s1/1")

@@ -32,10 +32,10 @@ from tpufleet.client.agents import AgentClient
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Unreachable
 from tpufleet.model.api_types import NewJob
-from tpufleet.model.jobs import JobId, JobState
-from tpufleet.service.connection_limits import ConnectionLimits
-from tpufleet.service.http_server import listen, make_server
-from tpufleet.service.tls_certificate import CHECK_SECONDS, RenewedCertificate
+from tpufleet.model.job.jobs import JobId, JobState
+from tpufleet.service.transport.connection_limits import ConnectionLimits
+from tpufleet.service.transport.http_server import listen, make_server
+from tpufleet.service.transport.tls_certificate import CHECK_SECONDS, RenewedCertificate
 
 
 class Certificate(NamedTuple):

@@ -14,13 +14,13 @@ from tests.service.test_auth import ask, name_of
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound, Unauthorized
 from tpufleet.model.api_types import NewJob
-from tpufleet.model.audit import AuditAction
-from tpufleet.model.jobs import JobId
-from tpufleet.model.pools import Pool
-from tpufleet.model.users import Role, TokenScope
-from tpufleet.service import auth
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.job.jobs import JobId
+from tpufleet.model.people.audit import AuditAction
+from tpufleet.model.people.users import Role, TokenScope
 from tpufleet.service.api.routes import ROUTES
-from tpufleet.service.routing import SLICE_TOKEN
+from tpufleet.service.transport import auth
+from tpufleet.service.transport.routing import SLICE_TOKEN
 from tpufleet.stores.base import ChangeSet
 
 DAY = timedelta(days=1)

@@ -15,12 +15,12 @@ from tests.polling import wait_until
 from tests.repository import ROOT
 from tests.server_process import Server
 from tpufleet.model.api_types import NewJob
-from tpufleet.model.attempts import AttemptState
-from tpufleet.model.jobs import JobId, JobState
-from tpufleet.stores import schema_migrations
+from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.jobs import JobId, JobState
+from tpufleet.stores.sql import schema_migrations
 
 # The last release without it is the earlier one.
-ADDED = "packages/tpufleet/src/tpufleet/stores/migrations/0009_token_scopes.sql"
+ADDED = "packages/tpufleet/src/tpufleet/stores/sql/migrations/0009_token_scopes.sql"
 
 
 def git(*arguments: str) -> bytes:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
-from tpufleet.model.notifications import NotificationRules
+from tpufleet.model.people.notifications import NotificationRules
 from tpufleet.stores.memory import MemoryStore
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from tpufleet.model.attempts import AttemptState
 from tpufleet.model.events import Event, EventKind
-from tpufleet.model.jobs import JobId, JobState
+from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.jobs import JobId, JobState
 from tpufleet.stores.base import ChangeSet
 
 

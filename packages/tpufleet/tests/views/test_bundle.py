@@ -1,4 +1,4 @@
-"""`tpu bundle`, as far as it needs no network; packages/tpufleet/tests/providers/tpu_vm installs a real one."""
+"""`tpu bundle`, as far as it needs no network; tests/providers/tpu_vm installs a real one."""
 
 from __future__ import annotations
 

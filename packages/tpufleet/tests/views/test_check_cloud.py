@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
 from tests.views.cli_runner import Tpu
-from tpufleet.model.jobs import Capacity
+from tpufleet.model.job.jobs import Capacity
 from tpufleet.providers.tpu_vm import preflight_server
 from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 from tpufleet_testbed.cloud_tpu.emulator import Emulator

@@ -17,13 +17,13 @@ import pytest
 from tests.polling import wait_until
 from tests.views.job_scenarios import end_job, record_event, start_job
 from tpufleet.client import snapshots
-from tpufleet.model import encoding
 from tpufleet.model.api_types import PurgeRequest
-from tpufleet.model.attempts import AttemptState
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.host_commands import HostCommandResult
-from tpufleet.model.hosts import Phase, Progress
-from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
+from tpufleet.model.fleet.host_commands import HostCommandResult
+from tpufleet.model.fleet.hosts import Phase, Progress
+from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import ENDED_STATES, JobId, JobState
+from tpufleet.model.values import encoding
 from tpufleet.stores.base import ChangeSet, JobQuery
 from tpufleet.views.cli import output
 

@@ -17,7 +17,7 @@ import yaml
 import tpufleet
 from tests.docs import markdown
 from tests.views.cli_runner import Tpu
-from tpufleet.model import job_file
+from tpufleet.model.job import job_file
 from tpufleet.views.cli import registry
 
 EVERY_OPTION = [

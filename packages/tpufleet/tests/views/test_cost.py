@@ -9,9 +9,9 @@ import pytest
 from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
-from tpufleet.model.costs import SETTLED_COSTS, CostRow, SettledCosts
-from tpufleet.model.encoding import to_json
-from tpufleet.model.jobs import Capacity
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.people.costs import SETTLED_COSTS, CostRow, SettledCosts
+from tpufleet.model.values.encoding import to_json
 
 
 @pytest.fixture

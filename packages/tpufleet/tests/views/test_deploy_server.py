@@ -14,7 +14,7 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 from tests.polling import wait_until
 from tests.views.emulated_cloud import Cloud
 from tests.views.server_machine import ServerMachine
-from tpufleet.model import bootstrap
+from tpufleet.model.fleet import bootstrap
 
 
 def free_port() -> str:

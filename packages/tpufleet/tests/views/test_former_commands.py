@@ -10,8 +10,8 @@ from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
 from tests.views.job_scenarios import end_job
 from tests.views.test_terminal_output import Terminal
-from tpufleet.model.jobs import JobId, JobState
-from tpufleet.model.pools import Pool
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.job.jobs import JobId, JobState
 from tpufleet.stores.base import ChangeSet
 
 

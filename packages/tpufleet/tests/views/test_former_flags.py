@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.views.job_scenarios import end_job
-from tpufleet.model.jobs import JobState
+from tpufleet.model.job.jobs import JobState
 from tpufleet.views.cli.former_flags import DROPPED
 
 

@@ -8,8 +8,8 @@ import pytest
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
 from tests.views.job_scenarios import end_job
-from tpufleet.model.jobs import JobState
-from tpufleet.model.pools import Pool
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.job.jobs import JobState
 from tpufleet.stores.base import ChangeSet
 
 

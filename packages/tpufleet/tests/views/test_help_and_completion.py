@@ -16,11 +16,11 @@ import pytest
 
 from tests.docs.test_commands import check, simple_commands
 from tests.views.cli_runner import Tpu
-from tpufleet.model.pools import Pool
-from tpufleet.model.reservations import Reservation
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.fleet.reservations import Reservation
 from tpufleet.stores.base import ChangeSet
 from tpufleet.views.cli import completion_values, registry
-from tpufleet.views.cli.tldr import EXAMPLES, START
+from tpufleet.views.cli.settings.tldr import EXAMPLES, START
 from tpufleet.views.cli.vm.group import vm
 
 

@@ -10,8 +10,8 @@ import pytest
 from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
-from tpufleet.model.hosts import Progress
-from tpufleet.model.jobs import JobState
+from tpufleet.model.fleet.hosts import Progress
+from tpufleet.model.job.jobs import JobState
 from tpufleet.views.line_plot import line_plot
 
 

@@ -9,8 +9,8 @@ import pytest
 from tests.polling import wait_until
 from tests.service.test_notifications import Receiver
 from tests.views.job_scenarios import record_event
-from tpufleet.model.jobs import JobState
-from tpufleet.model.notifications import NotificationRules, NotificationSettings
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.people.notifications import NotificationRules, NotificationSettings
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
 from tpufleet.errors import BadInput
-from tpufleet.model.jobs import JobState
-from tpufleet.model.preferences import (
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.people.preferences import (
     SETTINGS,
     PreferenceChanges,
     Preferences,

@@ -20,10 +20,10 @@ import pytest
 from tests import fake_gcs
 from tests.server_process import Server, wait_until
 from tpufleet.agent.workload import profiles
-from tpufleet.model.jobs import JobId, JobState
-from tpufleet.model.metric_points import MetricPoint
+from tpufleet.model.job.jobs import JobId, JobState
+from tpufleet.model.job.metric_points import MetricPoint
 from tpufleet.runtime import gcs
-from tpufleet.views.cli import profile, tensorboard
+from tpufleet.views.cli.jobs import profile, tensorboard
 from tpufleet.views.tensorboard_events import EventFile, crc32c
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

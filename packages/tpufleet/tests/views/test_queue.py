@@ -9,11 +9,11 @@ import pytest
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
 from tests.views.test_former_commands import cancelled
-from tpufleet.model.encoding import to_json
+from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.inbox import InboxMessageKind
-from tpufleet.model.jobs import JobState
-from tpufleet.model.pools import Pool
-from tpufleet.policy.fair_share import LEDGER_NAME, UsageLedger
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.values.encoding import to_json
+from tpufleet.policy.scheduling.fair_share import LEDGER_NAME, UsageLedger
 from tpufleet.stores.base import ChangeSet
 
 

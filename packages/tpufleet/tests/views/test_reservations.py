@@ -9,12 +9,12 @@ import pytest
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
 from tpufleet.errors import BadInput
-from tpufleet.model.jobs import Capacity, JobState
-from tpufleet.model.pools import Pool
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.job.jobs import Capacity, JobState
 from tpufleet.stores.base import ChangeSet
 from tpufleet.views.cli import output
-from tpufleet.views.cli.inventory import generation_pattern
-from tpufleet.views.cli.reservations import start_time
+from tpufleet.views.cli.slices.inventory import generation_pattern
+from tpufleet.views.cli.slices.reservations import start_time
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

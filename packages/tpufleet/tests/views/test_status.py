@@ -8,11 +8,8 @@ from datetime import timedelta
 import pytest
 
 from tests.contract.store_builders import NOW
-from tpufleet.model import encoding
-from tpufleet.model.hosts import HostLiveness
-from tpufleet.model.jobs import JobState
-from tpufleet.model.records import replace
-from tpufleet.model.server_status import (
+from tpufleet.model.fleet.hosts import HostLiveness
+from tpufleet.model.fleet.server_status import (
     CONTROLLER_REPORT,
     ControllerReport,
     LocalJobs,
@@ -22,10 +19,13 @@ from tpufleet.model.server_status import (
     SeenServer,
     ServerStatus,
 )
-from tpufleet.model.slices import SliceId, SliceState
-from tpufleet.service import server_presence
+from tpufleet.model.fleet.slices import SliceId, SliceState
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.values import encoding
+from tpufleet.model.values.records import replace
+from tpufleet.service.operations import server_presence
 from tpufleet.stores.base import ChangeSet
-from tpufleet.views.cli.status import lines
+from tpufleet.views.cli.operators.status import lines
 
 
 def test_status_shows_what_fails_and_exits_with_1(world, tpu):

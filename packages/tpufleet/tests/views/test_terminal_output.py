@@ -16,13 +16,13 @@ import pytest
 from tests.polling import wait_until
 from tests.views.cli_runner import Tpu
 from tests.views.job_scenarios import end_job, start_job
-from tpufleet.model import encoding
 from tpufleet.model.api_types import JobChanges
-from tpufleet.model.hosts import Phase, Progress
-from tpufleet.model.jobs import Capacity, JobState
-from tpufleet.model.pools import CapacityRefusal, Pool
-from tpufleet.model.server_status import CONTROLLER_REPORT, ControllerReport, ProviderHealth
-from tpufleet.model.slices import SliceState
+from tpufleet.model.fleet.hosts import Phase, Progress
+from tpufleet.model.fleet.pools import CapacityRefusal, Pool
+from tpufleet.model.fleet.server_status import CONTROLLER_REPORT, ControllerReport, ProviderHealth
+from tpufleet.model.fleet.slices import SliceState
+from tpufleet.model.job.jobs import Capacity, JobState
+from tpufleet.model.values import encoding
 from tpufleet.stores.base import ChangeSet, JobQuery
 
 AMBER = "\x1b[38;5;208m"

@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
-from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event, EventKind
-from tpufleet.model.hosts import Progress
-from tpufleet.model.jobs import JobState
-from tpufleet.model.slices import SliceState
+from tpufleet.model.fleet.hosts import Progress
+from tpufleet.model.fleet.slices import SliceState
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import JobState
 from tpufleet.views import text
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -26,9 +26,9 @@ from tests.views.cli_runner import Tpu
 from tests.views.job_scenarios import end_job, record_event, start_job
 from tests.views.test_terminal_output import FAILURE
 from tpufleet.errors import install_command
-from tpufleet.model.hosts import Phase, Progress
+from tpufleet.model.fleet.hosts import Phase, Progress
 from tpufleet.model.inbox import InboxMessageKind
-from tpufleet.model.jobs import JobId, JobState
+from tpufleet.model.job.jobs import JobId, JobState
 from tpufleet.stores.base import JobQuery
 from tpufleet.views.top.app import KEYS, TopApp
 from tpufleet.views.top.dialogs import LogDialog, TextDialog

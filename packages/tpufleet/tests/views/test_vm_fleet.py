@@ -20,8 +20,8 @@ from tests.views.cli_runner import Tpu
 from tests.views.emulated_cloud import ZONES
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadInput, BadRequest, NoCapacity, PermissionMissing
-from tpufleet.model import fleets
-from tpufleet.model.fleets import FleetMember, NodeRequest
+from tpufleet.model.fleet import fleets
+from tpufleet.model.fleet.fleets import FleetMember, NodeRequest
 from tpufleet.providers.tpu_vm import api, manual_nodes
 from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings
 from tpufleet_testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity

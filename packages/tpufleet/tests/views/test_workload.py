@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from tpufleet.model.jobs import JobState
+from tpufleet.model.job.jobs import JobState
 from tpufleet.providers.gke.manifests import priority_class
 from tpufleet.views.cli import registry
 from tpufleet.views.cli.workload import PRIORITIES, STATES

@@ -34,22 +34,22 @@ from tpufleet.client.fleet import FleetClient
 from tpufleet.clocks import SystemClock
 from tpufleet.compose import control_plane
 from tpufleet.config import Config
-from tpufleet.model import topology
-from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
-from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event, EventKind
-from tpufleet.model.hosts import Host, HostLiveness, Phase, Progress, host_id
-from tpufleet.model.inventory import InventoryNote
-from tpufleet.model.jobs import Capacity, Job, JobId, JobSpec, JobState, ParentRelation
-from tpufleet.model.metric_points import MetricPoint
-from tpufleet.model.pools import Pool
-from tpufleet.model.preferences import Preferences
-from tpufleet.model.reservations import Reservation
-from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice
-from tpufleet.model.users import Role, Token, User
+from tpufleet.model.fleet.hosts import Host, HostLiveness, Phase, Progress, host_id
+from tpufleet.model.fleet.inventory import InventoryNote
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.fleet.reservations import Reservation
+from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState, TpuSlice
+from tpufleet.model.job.attempts import Attempt, AttemptState, attempt_id
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import Capacity, Job, JobId, JobSpec, JobState, ParentRelation
+from tpufleet.model.job.metric_points import MetricPoint
+from tpufleet.model.people.preferences import Preferences
+from tpufleet.model.people.users import Role, Token, User
+from tpufleet.model.tpu import topology
 from tpufleet.providers.base import Order
 from tpufleet.providers.fake import FakeProvider
-from tpufleet.service import auth
+from tpufleet.service.transport import auth
 from tpufleet.stores.base import ChangeSet, Store
 from tpufleet.stores.open_store import open_store
 

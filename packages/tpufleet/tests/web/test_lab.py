@@ -14,7 +14,7 @@ from tests.web import lab
 from tests.web.conftest import open_page, screenshot
 from tpufleet.client.fleet import FleetClient
 from tpufleet.model.api_types import JobChanges
-from tpufleet.model.users import Role
+from tpufleet.model.people.users import Role
 
 OLD_JOBS = 10_000
 FIRST_PAINT_SECONDS = 5.0  # bench/web.py measures it; here the machine is busy with other tests

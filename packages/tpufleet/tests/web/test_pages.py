@@ -18,8 +18,8 @@ from tests.web.conftest import screenshot, token_of
 from tpufleet.client import snapshots
 from tpufleet.client.fleet import FleetClient, new_job_id
 from tpufleet.model.api_types import NewJob
-from tpufleet.model.jobs import JobState
-from tpufleet.model.pools import Pool
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.job.jobs import JobState
 from tpufleet.service.web.pages import STATIC_FOLDER
 
 WAIT = 120.0

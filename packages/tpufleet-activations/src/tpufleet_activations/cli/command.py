@@ -36,8 +36,8 @@ class FleetGroup(ExtractGroup):
 
 def price_of(chips: str, capacity: str) -> float | None:
     """Dollars per hour of one chip of a type such as `v5e-16`; None if no price is known."""
-    from tpufleet.model import prices, topology
-    from tpufleet.model.jobs import Capacity
+    from tpufleet.model.job.jobs import Capacity
+    from tpufleet.model.tpu import prices, topology
     from tpufleet.views.cli import connection
 
     if capacity not in list(Capacity):

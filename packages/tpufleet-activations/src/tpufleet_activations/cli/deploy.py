@@ -11,14 +11,15 @@ from typing import Any
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.model import job_file, topology
 from tpufleet.model.api_types import JobRow, NewJob
-from tpufleet.model.jobs import Capacity, JobSpec
-from tpufleet.model.pools import Pool
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.job import job_file
+from tpufleet.model.job.jobs import Capacity, JobSpec
+from tpufleet.model.tpu import topology
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.jobs.submit import DETACHED
 from tpufleet.views.cli.output import json_option
-from tpufleet.views.cli.submit import DETACHED
 from tpufleet_activations import fleet
 from tpufleet_activations.cli.parameter_types import SECONDS
 from tpufleet_activations.formatting import extract_command

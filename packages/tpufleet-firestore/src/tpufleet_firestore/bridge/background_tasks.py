@@ -12,7 +12,7 @@ from tpufleet.backoff import Backoff
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import FleetError
 from tpufleet.model.api_types import JobRow
-from tpufleet.model.jobs import JobId
+from tpufleet.model.job.jobs import JobId
 from tpufleet_firestore.bridge.cleanup import ResultCleanup
 from tpufleet_firestore.bridge.collection import DocumentChange, JobCollection
 from tpufleet_firestore.bridge.documents import LIVE_STATUSES, Document, DocumentStatus

@@ -20,7 +20,7 @@ from tpufleet.client.fleet import FleetClient
 from tpufleet.clocks import jittered
 from tpufleet.errors import Fenced, FleetError
 from tpufleet.model.api_types import JobRow
-from tpufleet.model.jobs import ENDED_STATES, JobId
+from tpufleet.model.job.jobs import ENDED_STATES, JobId
 from tpufleet_firestore.bridge import documents
 from tpufleet_firestore.bridge.background_tasks import BackgroundTasks, BridgeLimits
 from tpufleet_firestore.bridge.cleanup import ResultCleanup

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Conflict, Forbidden, NotFound
-from tpufleet.model.jobs import JobId
+from tpufleet.model.job.jobs import JobId
 from tpufleet_firestore.bridge.collection import JobCollection
 from tpufleet_firestore.bridge.large_results import ResultStore
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tpufleet.errors import BadInput, Conflict, Forbidden
 from tpufleet.model.api_types import JobRow
-from tpufleet.model.jobs import ENDED_STATES, JobState
+from tpufleet.model.job.jobs import ENDED_STATES, JobState
 from tpufleet_firestore.bridge import documents, large_results, outcomes
 from tpufleet_firestore.bridge.collection import JobCollection
 from tpufleet_firestore.bridge.documents import (

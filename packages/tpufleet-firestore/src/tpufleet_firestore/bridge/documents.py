@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.model.jobs import JobId
+from tpufleet.model.job.jobs import JobId
 
 COLLECTION = "tpu_jobs"
 DEFAULT_TIMEOUT = 300  # seconds

@@ -17,8 +17,8 @@ from tpufleet.client import snapshots
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Conflict, Forbidden, NotFound
 from tpufleet.model.api_types import JobRow, NewJob
-from tpufleet.model.attempts import Attempt
-from tpufleet.model.jobs import ENDED_STATES, JobId
+from tpufleet.model.job.attempts import Attempt
+from tpufleet.model.job.jobs import ENDED_STATES, JobId
 from tpufleet_firestore.bridge import outcomes
 from tpufleet_firestore.bridge.documents import CodeRequest
 from tpufleet_firestore.bridge.outcomes import CodeOutcome

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tpufleet.errors import BadInput, Unreachable, install_command
-from tpufleet.model.jobs import JobId
+from tpufleet.model.job.jobs import JobId
 
 PREVIEW_CHARS = 1000  # characters of a large result that its document shows
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from tpufleet.errors import BadInput
 from tpufleet.model.api_types import JobRow
-from tpufleet.model.encoding import from_json
-from tpufleet.model.jobs import JobState
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.values.encoding import from_json
 from tpufleet_firestore.bridge.documents import DocumentStatus
 
 MAX_ERROR_CHARS = 96 * 1024  # characters

@@ -17,8 +17,9 @@ from typing import Any
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput
 from tpufleet.kubernetes.probes import ProbeServer
-from tpufleet.model import durations, job_file
-from tpufleet.model.jobs import JobId
+from tpufleet.model.job import job_file
+from tpufleet.model.job.jobs import JobId
+from tpufleet.model.values import durations
 from tpufleet_firestore.bridge import collection, documents, jobs, large_results
 from tpufleet_firestore.bridge.background_tasks import MISSED_HEARTBEATS, BridgeLimits
 from tpufleet_firestore.bridge.bridge import Bridge

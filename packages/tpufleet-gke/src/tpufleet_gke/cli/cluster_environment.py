@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.model.field_types import ParseErrors
+from tpufleet.model.values.field_types import ParseErrors
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option, yes_option
 from tpufleet_gke.environment.config import capacity, names, parse, starter_file, zone_warnings

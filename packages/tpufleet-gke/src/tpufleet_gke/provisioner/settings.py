@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from tpufleet.errors import BadInput
-from tpufleet.model import field_types, tpu_types
+from tpufleet.model.tpu import tpu_types
+from tpufleet.model.values import field_types
 from tpufleet_gke.provisioner.kube import label_keys, pod_owners
 
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?")

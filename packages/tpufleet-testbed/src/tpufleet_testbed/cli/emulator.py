@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.model import durations, fleets
+from tpufleet.model.fleet import fleets
+from tpufleet.model.values import durations
 from tpufleet.views.cli import connection
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from tpufleet.model import topology
+from tpufleet.model.tpu import topology
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 from tpufleet_testbed.kubernetes import commands as local

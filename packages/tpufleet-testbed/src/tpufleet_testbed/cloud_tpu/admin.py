@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from tpufleet.errors import BadInput
-from tpufleet.model import encoding
+from tpufleet.model.values import encoding
 from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
 from tpufleet_testbed.cloud_tpu.cloud import Cloud
 from tpufleet_testbed.cloud_tpu.nodes import Health, NodeRecord, State

@@ -10,8 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from tpufleet.errors import FleetError
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import Capacity
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.local import processes
 from tpufleet.providers.local.provider import LocalProvider

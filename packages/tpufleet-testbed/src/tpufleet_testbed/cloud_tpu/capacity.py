@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Protocol
 
-from tpufleet.model import tpu_zones
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.topology import Accelerator
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu import tpu_zones
+from tpufleet.model.tpu.topology import Accelerator
 from tpufleet_testbed.cloud_tpu import api_errors
 from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from google.cloud.tpu_v2.types import cloud_tpu
 
-from tpufleet.model import topology, tpu_zones
+from tpufleet.model.tpu import topology, tpu_zones
 from tpufleet_testbed.cloud_tpu import api_errors
 from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
 

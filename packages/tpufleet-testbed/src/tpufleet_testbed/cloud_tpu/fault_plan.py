@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.model import durations, encoding
+from tpufleet.model.values import durations, encoding
 from tpufleet_testbed.cloud_tpu import api_errors
 from tpufleet_testbed.cloud_tpu.capacity import CapacityLimit
 from tpufleet_testbed.cloud_tpu.locations import DurationRange, Latencies, Latency

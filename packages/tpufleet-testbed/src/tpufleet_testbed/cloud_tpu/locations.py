@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TypeAlias
 
 from tpufleet.errors import BadInput
-from tpufleet.model import tpu_zones
+from tpufleet.model.tpu import tpu_zones
 
 ZONES = tpu_zones.zones()
 

@@ -15,8 +15,8 @@ from typing import Any
 from google.cloud.tpu_v2.types import cloud_tpu
 
 from tpufleet.errors import BadInput
-from tpufleet.model import topology, tpu_zones
-from tpufleet.model.topology import Accelerator
+from tpufleet.model.tpu import topology, tpu_zones
+from tpufleet.model.tpu.topology import Accelerator
 from tpufleet_testbed.cloud_tpu import api_errors, catalog
 from tpufleet_testbed.cloud_tpu.api_errors import ApiError
 

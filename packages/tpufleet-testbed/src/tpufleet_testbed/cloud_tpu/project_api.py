@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tpufleet.model import topology, tpu_zones
-from tpufleet.model.jobs import Capacity
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu import topology, tpu_zones
 from tpufleet_testbed.cloud_tpu import catalog
 from tpufleet_testbed.cloud_tpu.api_errors import PROJECT_NUMBER
 from tpufleet_testbed.cloud_tpu.compute_api import ComputeApi

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.model import durations, tpu_types
+from tpufleet.model.tpu import tpu_types
+from tpufleet.model.values import durations
 from tpufleet_testbed.gke.node_pools import GkeEmulator
 
 KINDS = ("spot", "on-demand", "reserved")

@@ -9,7 +9,7 @@ from typing import Any
 
 from tpufleet.errors import Conflict
 from tpufleet.kubernetes.connections import NODE, POD, Connection
-from tpufleet.model import compute_reservations
+from tpufleet.model.fleet import compute_reservations
 from tpufleet_testbed.gke import validation
 from tpufleet_testbed.kubernetes import kwok_nodes
 

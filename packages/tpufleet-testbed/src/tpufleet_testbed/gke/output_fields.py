@@ -12,7 +12,7 @@ from typing import Any
 
 from google.cloud import container_v1 as api
 
-from tpufleet.model import machine_types
+from tpufleet.model.tpu import machine_types
 
 ENDPOINT = "https://container.googleapis.com/v1"
 COMPUTE = "https://www.googleapis.com/compute/v1"

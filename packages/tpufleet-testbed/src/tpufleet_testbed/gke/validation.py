@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.model import machine_types as tpu_machines
-from tpufleet.model import tpu_types
+from tpufleet.model.tpu import machine_types as tpu_machines
+from tpufleet.model.tpu import tpu_types
 from tpufleet_testbed.gke import error_texts
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")

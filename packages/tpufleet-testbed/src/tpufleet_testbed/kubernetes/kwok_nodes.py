@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpufleet.model import machine_types
+from tpufleet.model.tpu import machine_types
 
 TPU = "google.com/tpu"
 POOL = "cloud.google.com/gke-nodepool"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from tpufleet.agent import threads
-from tpufleet.model import bootstrap
-from tpufleet.model.bootstrap import BootstrapReport, BootstrapStage
+from tpufleet.model.fleet import bootstrap
+from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
 
 if TYPE_CHECKING:
     from tpufleet.agent.metadata import MetadataClient

@@ -18,8 +18,8 @@ import psutil
 
 from tpufleet.agent.workload import containment
 from tpufleet.agent.workload.environment import RUN_DIR_VARIABLE
-from tpufleet.model.encoding import to_json
-from tpufleet.model.host_commands import CheckResult, DiagnosticReport, Health
+from tpufleet.model.fleet.host_commands import CheckResult, DiagnosticReport, Health
+from tpufleet.model.values.encoding import to_json
 
 AS_ROOT = f"sudo {sys.executable} -m tpufleet.agent.diagnostics"
 LIBTPU_LOCKFILE = "tmp/libtpu_lockfile"

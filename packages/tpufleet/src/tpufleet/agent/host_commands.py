@@ -18,13 +18,13 @@ from tpufleet.agent import threads
 from tpufleet.agent.workload import processes, profiles
 from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError
-from tpufleet.model.host_commands import (
+from tpufleet.model.fleet.host_commands import (
     FILE_CHUNK_BYTES,
     HostCommand,
     HostCommandKind,
     HostCommandResult,
 )
-from tpufleet.model.hosts import HostId
+from tpufleet.model.fleet.hosts import HostId
 
 MAX_OUTPUT_BYTES = 256 * 1024
 REMEMBERED_COMMANDS = 1000

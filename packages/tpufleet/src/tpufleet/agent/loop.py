@@ -24,10 +24,10 @@ from tpufleet.backoff import Backoff
 from tpufleet.client.agents import UnreadableHeartbeat
 from tpufleet.clocks import jittered
 from tpufleet.errors import FleetError, Forbidden, Unauthorized
-from tpufleet.model.agent_protocol import PROTOCOL, Assignment, Heartbeat, HeartbeatReply
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.end_reasons import END_REASONS, EndReason
-from tpufleet.model.hosts import NoticeKind, Phase, ProgressPoint
+from tpufleet.model.fleet.agent_protocol import PROTOCOL, Assignment, Heartbeat, HeartbeatReply
+from tpufleet.model.fleet.hosts import NoticeKind, Phase, ProgressPoint
+from tpufleet.model.job.attempts import AttemptId
+from tpufleet.model.job.end_reasons import END_REASONS, EndReason
 
 # Exit statuses.
 EXIT_RELEASED = 0

@@ -16,7 +16,7 @@ from tpufleet.agent import threads
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import containment, watchdog
 from tpufleet.errors import BadInput, FleetError
-from tpufleet.model.bootstrap import BootstrapStage
+from tpufleet.model.fleet.bootstrap import BootstrapStage
 
 if TYPE_CHECKING:
     from tpufleet.agent.bootstrap_report import BootstrapReporter

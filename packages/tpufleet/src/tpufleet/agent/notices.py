@@ -10,7 +10,7 @@ from typing import Protocol
 from tpufleet.agent import threads
 from tpufleet.agent.metadata import MetadataClient
 from tpufleet.backoff import Backoff
-from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.fleet.hosts import NoticeKind
 
 POLL_SECONDS = 0.1
 INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 15.0

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tpufleet import errors
 from tpufleet.client import tls
-from tpufleet.model import hosts
-from tpufleet.model.hosts import HostId, NoticeKind
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet import hosts
+from tpufleet.model.fleet.hosts import HostId, NoticeKind
+from tpufleet.model.fleet.slices import SliceId
 
 CA_VARIABLE = "TPUFLEET_CA_CERTIFICATES"
 TOKEN_VARIABLE, BOOTSTRAP_TOKEN_VARIABLE = "TPUFLEET_TOKEN", "TPUFLEET_ENTRY"

@@ -16,8 +16,7 @@ import msgspec
 
 from tpufleet import errors
 from tpufleet.client import tls
-from tpufleet.model import encoding
-from tpufleet.model.agent_protocol import (
+from tpufleet.model.fleet.agent_protocol import (
     HOST_HEADER,
     Heartbeat,
     HeartbeatReply,
@@ -25,9 +24,10 @@ from tpufleet.model.agent_protocol import (
     SliceTokenRequest,
     read_reply,
 )
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.host_commands import HostCommandResult
-from tpufleet.model.hosts import HostId
+from tpufleet.model.fleet.host_commands import HostCommandResult
+from tpufleet.model.fleet.hosts import HostId
+from tpufleet.model.job.attempts import AttemptId
+from tpufleet.model.values import encoding
 
 T = TypeVar("T")
 

@@ -15,7 +15,6 @@ from tpufleet.client import event_stream
 from tpufleet.client.event_stream import ServerSentEvent
 from tpufleet.client.transport import CALL_SECONDS, Transport
 from tpufleet.errors import NotFound, Unreachable
-from tpufleet.model import job_file
 from tpufleet.model.api_types import (
     AdoptedNode,
     AdoptRequest,
@@ -66,14 +65,15 @@ from tpufleet.model.api_types import (
     UnarchiveRequest,
     UserPage,
 )
-from tpufleet.model.audit import AuditEntry
-from tpufleet.model.budgets import BudgetReport
-from tpufleet.model.costs import CostReport, StockReport
-from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event
-from tpufleet.model.host_commands import HostCommandReport, HostCommandRequest
-from tpufleet.model.inventory import Inventory, InventoryChange, InventoryNote
-from tpufleet.model.jobs import (
+from tpufleet.model.fleet.host_commands import HostCommandReport, HostCommandRequest
+from tpufleet.model.fleet.inventory import Inventory, InventoryChange, InventoryNote
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.fleet.reservations import Reservation
+from tpufleet.model.fleet.server_status import ServerStatus
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job import job_file
+from tpufleet.model.job.jobs import (
     ID_LENGTH,
     ID_LETTERS,
     JobId,
@@ -81,13 +81,13 @@ from tpufleet.model.jobs import (
     default_name,
     is_generated_id,
 )
-from tpufleet.model.notifications import Delivery, NotificationChannel
-from tpufleet.model.pools import Pool
-from tpufleet.model.preferences import PreferenceChanges, Preferences
-from tpufleet.model.reservations import Reservation
-from tpufleet.model.server_status import ServerStatus
-from tpufleet.model.slices import SliceId
-from tpufleet.model.users import Role, TokenScope, User
+from tpufleet.model.people.audit import AuditEntry
+from tpufleet.model.people.budgets import BudgetReport
+from tpufleet.model.people.costs import CostReport, StockReport
+from tpufleet.model.people.notifications import Delivery, NotificationChannel
+from tpufleet.model.people.preferences import PreferenceChanges, Preferences
+from tpufleet.model.people.users import Role, TokenScope, User
+from tpufleet.model.values.encoding import from_json
 
 T = TypeVar("T")
 

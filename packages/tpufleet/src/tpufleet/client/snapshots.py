@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, BinaryIO
 import pathspec
 
 from tpufleet.errors import BadInput, Conflict
-from tpufleet.model.snapshots import (
+from tpufleet.model.job.snapshots import (
     EXECUTABLE,
     LINK,
     REGULAR,

@@ -15,7 +15,7 @@ from tpufleet import errors
 from tpufleet.client import tls
 from tpufleet.errors import FleetError, NoAnswer, NoConnection, Unreachable
 from tpufleet.model.api_types import ERROR_HEADER, ErrorResponse
-from tpufleet.model.encoding import from_json, to_json
+from tpufleet.model.values.encoding import from_json, to_json
 
 if TYPE_CHECKING:  # httpx takes 0.1 s to import; `tpu --help` does not need it
     import httpx

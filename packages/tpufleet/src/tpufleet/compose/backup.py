@@ -28,9 +28,9 @@ from tpufleet import deep_folders
 from tpufleet.compose import local_root, server_files
 from tpufleet.config import Config
 from tpufleet.errors import BadInput, Conflict
-from tpufleet.stores import dump, schema_migrations
 from tpufleet.stores.base import ChangeSet, JobQuery
 from tpufleet.stores.open_store import open_database, open_store
+from tpufleet.stores.sql import dump, schema_migrations
 
 logger = logging.getLogger(__name__)
 

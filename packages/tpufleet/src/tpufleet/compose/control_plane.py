@@ -30,16 +30,17 @@ from tpufleet.controller.loop import Controller
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import thread_executor
 from tpufleet.errors import BadInput
-from tpufleet.model import budgets, notifications, prices, retention_rules
-from tpufleet.model.users import TOKEN_PREFIX, Role, Token, User
+from tpufleet.model.people import budgets, notifications, retention_rules
+from tpufleet.model.people.users import TOKEN_PREFIX, Role, Token, User
+from tpufleet.model.tpu import prices
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.local.provider import LocalProvider
-from tpufleet.service import auth
-from tpufleet.service.app import create_app
-from tpufleet.service.event_streams import EventHub
-from tpufleet.service.http_server import FleetServer, make_server
-from tpufleet.service.recent_errors import RecentErrors
-from tpufleet.service.routing import ServiceDependencies
+from tpufleet.service.operations.recent_errors import RecentErrors
+from tpufleet.service.transport import auth
+from tpufleet.service.transport.app import create_app
+from tpufleet.service.transport.event_streams import EventHub
+from tpufleet.service.transport.http_server import FleetServer, make_server
+from tpufleet.service.transport.routing import ServiceDependencies
 from tpufleet.stores.base import Store, StoreChange
 from tpufleet.stores.open_store import open_store
 

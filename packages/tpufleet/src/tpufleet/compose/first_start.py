@@ -8,8 +8,8 @@ import threading
 from tpufleet.compose.providers import preflight
 from tpufleet.config import Config
 from tpufleet.errors import FleetError
-from tpufleet.model import encoding
-from tpufleet.model.preflight import CheckStatus, passed
+from tpufleet.model.fleet.preflight import CheckStatus, passed
+from tpufleet.model.values import encoding
 
 log = logging.getLogger("tpufleet.preflight")
 

@@ -13,7 +13,7 @@ from tpufleet.agent.workload.containment import Containment
 from tpufleet.agent.workload.job_user import UNPRIVILEGED_USER
 from tpufleet.config import Config
 from tpufleet.errors import BadInput
-from tpufleet.model.server_status import LocalJobs
+from tpufleet.model.fleet.server_status import LocalJobs
 
 log = logging.getLogger(__name__)
 

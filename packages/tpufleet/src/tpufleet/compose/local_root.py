@@ -17,7 +17,7 @@ from tpufleet.compose.providers import fleet_id
 from tpufleet.compose.server_files import write_private
 from tpufleet.config import Config, redacted_store
 from tpufleet.errors import Conflict
-from tpufleet.model import encoding
+from tpufleet.model.values import encoding
 from tpufleet.providers.local.provider import LocalProvider
 from tpufleet.providers.local.slice_records import SliceRecords
 from tpufleet.stores.base import Store

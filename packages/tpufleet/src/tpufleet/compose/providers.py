@@ -13,8 +13,8 @@ from tpufleet.clocks import SystemClock
 from tpufleet.compose import local_jobs
 from tpufleet.config import Config, is_loopback
 from tpufleet.errors import BadInput, install_command
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.preflight import Check
+from tpufleet.model.fleet.preflight import Check
+from tpufleet.model.job.jobs import Capacity
 from tpufleet.providers.base import Provider
 from tpufleet.providers.local import fault_plan
 from tpufleet.providers.local.provider import LocalProvider

@@ -17,7 +17,7 @@ from tpufleet.compose import host_bundle
 from tpufleet.compose.providers import google_rest, tpu_vm_settings
 from tpufleet.config import Config
 from tpufleet.errors import BadInput
-from tpufleet.model.users import TOKEN_PREFIX
+from tpufleet.model.people.users import TOKEN_PREFIX
 from tpufleet.providers.tpu_vm.server_vm import ServerVm, ServerVmSettings, plan
 
 # Of a server; hosts can install the same bundle.

@@ -9,18 +9,18 @@ from datetime import datetime
 from tpufleet.controller import observe, server_contact
 from tpufleet.controller.provider_calls import CallKind, CallResult, ProviderCalls
 from tpufleet.controller.working_set import WorkingSet
-from tpufleet.model import topology
-from tpufleet.model.agent_protocol import Heartbeat
-from tpufleet.model.cloud_slices import CloudSlice, CloudState, SliceListing
 from tpufleet.model.events import Event, EventKind
-from tpufleet.model.hosts import Host, HostId, Phase, host_id, slice_id_of
+from tpufleet.model.fleet.agent_protocol import Heartbeat
+from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, SliceListing
+from tpufleet.model.fleet.hosts import Host, HostId, Phase, host_id, slice_id_of
+from tpufleet.model.fleet.pools import RefusalKind, refusal_kind
+from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState, TpuSlice
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
-from tpufleet.model.pools import RefusalKind, refusal_kind
-from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice
-from tpufleet.policy import heartbeats, slice_observation
-from tpufleet.policy.capacity import CapacitySource
+from tpufleet.model.tpu import topology
 from tpufleet.policy.events import slice_event
-from tpufleet.policy.job_step import release_slice
+from tpufleet.policy.recovery import heartbeats, slice_observation
+from tpufleet.policy.recovery.job_step import release_slice
+from tpufleet.policy.scheduling.capacity import CapacitySource
 
 _UP_STATES = (SliceState.BOOTING, SliceState.READY, SliceState.DOOMED)
 

@@ -9,13 +9,13 @@ from datetime import datetime, timedelta
 from tpufleet.controller import server_contact
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.working_set import WorkingSet
-from tpufleet.model import topology
-from tpufleet.model.bootstrap import BootstrapReport
-from tpufleet.model.jobs import JobId
-from tpufleet.model.records import replace
-from tpufleet.model.slices import LossReason, SliceState, TpuSlice
-from tpufleet.policy import job_step, liveness
+from tpufleet.model.fleet.bootstrap import BootstrapReport
+from tpufleet.model.fleet.slices import LossReason, SliceState, TpuSlice
+from tpufleet.model.job.jobs import JobId
+from tpufleet.model.tpu import topology
+from tpufleet.model.values.records import replace
 from tpufleet.policy.events import slice_event
+from tpufleet.policy.recovery import job_step, liveness
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 
 from tpufleet.clocks import Clock
 from tpufleet.controller.working_set import WorkingSet
-from tpufleet.model.hosts import HostId, slice_id_of
-from tpufleet.model.slices import SliceId
-from tpufleet.policy import liveness
+from tpufleet.model.fleet.hosts import HostId, slice_id_of
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.policy.recovery import liveness
 from tpufleet.stores.base import Store
 
 log = logging.getLogger("tpufleet.controller")

@@ -24,12 +24,12 @@ from tpufleet.controller.provider_health import ProviderHealthLog
 from tpufleet.controller.reconcile import Reconciler
 from tpufleet.controller.spending import SpendingMonitor
 from tpufleet.controller.working_set import WorkingSet
-from tpufleet.model import encoding
-from tpufleet.model.cloud_slices import ExpectedSlice
-from tpufleet.model.pools import Pool
-from tpufleet.model.server_status import CONTROLLER_REPORT
-from tpufleet.model.slices import SliceId, SliceState, TpuSlice
-from tpufleet.policy import fair_share
+from tpufleet.model.fleet.cloud_slices import ExpectedSlice
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.fleet.server_status import CONTROLLER_REPORT
+from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
+from tpufleet.model.values import encoding
+from tpufleet.policy.scheduling import fair_share
 from tpufleet.providers.base import Order, Provider
 from tpufleet.stores.base import ChangeSet, Lease, LiveState, Store
 

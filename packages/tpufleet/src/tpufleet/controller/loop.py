@@ -19,10 +19,10 @@ from tpufleet.controller.leadership import Installation, LeadershipTerm
 from tpufleet.controller.observe import Observation
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.errors import DatabaseUnreachable, Fenced, Unreachable
-from tpufleet.model import encoding
-from tpufleet.model.hosts import host_id
-from tpufleet.model.server_status import CONTROLLER_REPORT, ControllerReport
-from tpufleet.model.slices import SliceId, SliceState
+from tpufleet.model.fleet.hosts import host_id
+from tpufleet.model.fleet.server_status import CONTROLLER_REPORT, ControllerReport
+from tpufleet.model.fleet.slices import SliceId, SliceState
+from tpufleet.model.values import encoding
 from tpufleet.providers.base import Provider
 from tpufleet.stores.base import ChangeSet, Store
 

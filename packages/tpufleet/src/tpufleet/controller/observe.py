@@ -10,15 +10,15 @@ from datetime import datetime, timedelta
 from tpufleet.controller.host_silence import HostSilence
 from tpufleet.controller.provider_calls import CallKind, CallResult
 from tpufleet.controller.working_set import WorkingSet
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.hosts import HostId, HostLiveness, Progress, host_id, slice_id_of
+from tpufleet.model.fleet.hosts import HostId, HostLiveness, Progress, host_id, slice_id_of
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.fleet.reservations import Reservation
+from tpufleet.model.fleet.slices import SliceState
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
-from tpufleet.model.jobs import Job, JobId
-from tpufleet.model.pools import Pool
-from tpufleet.model.reservations import Reservation
-from tpufleet.model.slices import SliceState
-from tpufleet.model.users import Role
-from tpufleet.policy import liveness
+from tpufleet.model.job.attempts import AttemptId
+from tpufleet.model.job.jobs import Job, JobId
+from tpufleet.model.people.users import Role
+from tpufleet.policy.recovery import liveness
 from tpufleet.stores.base import ChangeSet, Store
 
 HANG_CHECK_INTERVAL = timedelta(seconds=30)

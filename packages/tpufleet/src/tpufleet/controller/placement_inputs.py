@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tpufleet.controller.working_set import WorkingSet
-from tpufleet.model import topology
-from tpufleet.model.attempts import AttemptState
-from tpufleet.model.budgets import Budget
-from tpufleet.model.jobs import JobId, JobSpec
-from tpufleet.model.pools import Pool
-from tpufleet.model.prices import Price, price_table
-from tpufleet.model.slices import SliceState, TpuSlice
-from tpufleet.policy import capacity, fair_share, job_step, liveness, placement
-from tpufleet.policy.capacity import CapacitySource
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.fleet.slices import SliceState, TpuSlice
+from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.jobs import JobId, JobSpec
+from tpufleet.model.people.budgets import Budget
+from tpufleet.model.tpu import topology
+from tpufleet.model.tpu.prices import Price, price_table
+from tpufleet.policy.recovery import job_step, liveness
+from tpufleet.policy.scheduling import capacity, fair_share, placement
+from tpufleet.policy.scheduling.capacity import CapacitySource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,8 +15,8 @@ from enum import StrEnum
 from tpufleet.backoff import BackoffPolicy
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadRequest, FleetError
-from tpufleet.model.cloud_slices import CloudSlice, ExpectedSlice
-from tpufleet.model.slices import SliceId, TpuSlice
+from tpufleet.model.fleet.cloud_slices import CloudSlice, ExpectedSlice
+from tpufleet.model.fleet.slices import SliceId, TpuSlice
 from tpufleet.providers.base import Fault, Order, Provider
 
 # A delete that no listing confirms is sent again.

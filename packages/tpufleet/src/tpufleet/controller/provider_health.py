@@ -8,15 +8,15 @@ from datetime import datetime, timedelta
 import tpufleet
 from tpufleet.controller.provider_calls import CallKind, CallResult
 from tpufleet.errors import BadInput, BadRequest, NoCapacity
-from tpufleet.model.cloud_slices import SliceListing
-from tpufleet.model.pools import CapacityRefusal
-from tpufleet.model.records import replace
-from tpufleet.model.server_status import (
+from tpufleet.model.fleet.cloud_slices import SliceListing
+from tpufleet.model.fleet.pools import CapacityRefusal
+from tpufleet.model.fleet.server_status import (
     CONTACT,
     ControllerReport,
     ProviderHealth,
     ProviderProblem,
 )
+from tpufleet.model.values.records import replace
 
 REPORT_INTERVAL = timedelta(seconds=15)
 # A request may not be repeated after it failed, when its job was cancelled.

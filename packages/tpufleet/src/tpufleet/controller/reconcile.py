@@ -12,15 +12,16 @@ from tpufleet.controller import server_contact
 from tpufleet.controller.boot_monitor import BootMonitor
 from tpufleet.controller.placement_inputs import ControllerSettings, PlacementInputs
 from tpufleet.controller.working_set import WorkingSet
-from tpufleet.model.attempts import AttemptState
-from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event, EventKind
-from tpufleet.model.jobs import JobState
-from tpufleet.model.pools import Pool, RefusalKind
-from tpufleet.model.records import replace
-from tpufleet.model.slices import LossReason, SliceId, TpuSlice
-from tpufleet.policy import capacity, fair_share, job_step, placement, pool_scaling
+from tpufleet.model.fleet.pools import Pool, RefusalKind
+from tpufleet.model.fleet.slices import LossReason, SliceId, TpuSlice
+from tpufleet.model.job.attempts import AttemptState
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.values.records import replace
 from tpufleet.policy.events import slice_event
+from tpufleet.policy.recovery import job_step
+from tpufleet.policy.scheduling import capacity, fair_share, placement, pool_scaling
 
 USAGE_INTERVAL = timedelta(seconds=30)
 

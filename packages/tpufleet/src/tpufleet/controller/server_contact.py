@@ -8,11 +8,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from tpufleet.controller.working_set import WorkingSet
-from tpufleet.model.pools import RefusalKind
-from tpufleet.model.records import replace
-from tpufleet.model.slices import TpuSlice
-from tpufleet.policy import capacity
-from tpufleet.policy.capacity import CapacitySource
+from tpufleet.model.fleet.pools import RefusalKind
+from tpufleet.model.fleet.slices import TpuSlice
+from tpufleet.model.values.records import replace
+from tpufleet.policy.scheduling import capacity
+from tpufleet.policy.scheduling.capacity import CapacitySource
 
 
 def lost(

@@ -9,12 +9,12 @@ from functools import cache
 
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.working_set import WorkingSet
-from tpufleet.model import encoding
-from tpufleet.model.budgets import BUDGET_REPORT, BudgetReport, BudgetUse
-from tpufleet.model.costs import SETTLED_COSTS, CostRow, SettledCosts
-from tpufleet.model.jobs import Job, JobId
-from tpufleet.model.records import replace
-from tpufleet.policy import budgets, costs
+from tpufleet.model.job.jobs import Job, JobId
+from tpufleet.model.people.budgets import BUDGET_REPORT, BudgetReport, BudgetUse
+from tpufleet.model.people.costs import SETTLED_COSTS, CostRow, SettledCosts
+from tpufleet.model.values import encoding
+from tpufleet.model.values.records import replace
+from tpufleet.policy.accounting import budgets, costs
 from tpufleet.stores.base import Store
 
 # At a dollar per chip hour, a v5e-256 spends about 2 dollars between two checks.

@@ -8,21 +8,21 @@ import heapq
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from tpufleet.model.attempts import Attempt, AttemptId, AttemptState
-from tpufleet.model.bootstrap import BootstrapReport
-from tpufleet.model.budgets import BudgetUse
 from tpufleet.model.events import Event
-from tpufleet.model.hosts import Host, HostId, Progress
-from tpufleet.model.jobs import Job, JobId
-from tpufleet.model.pools import CapacityRefusal, Pool, RefusalKind
-from tpufleet.model.records import replace
-from tpufleet.model.reservations import Reservation
-from tpufleet.model.slices import SliceId, SliceState, TpuSlice
-from tpufleet.model.topology import short_name
-from tpufleet.policy import capacity, placement
-from tpufleet.policy.capacity import CapacitySource, RefusalHistory
-from tpufleet.policy.job_step import JobView
-from tpufleet.policy.placement import PendingJob
+from tpufleet.model.fleet.bootstrap import BootstrapReport
+from tpufleet.model.fleet.hosts import Host, HostId, Progress
+from tpufleet.model.fleet.pools import CapacityRefusal, Pool, RefusalKind
+from tpufleet.model.fleet.reservations import Reservation
+from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
+from tpufleet.model.job.attempts import Attempt, AttemptId, AttemptState
+from tpufleet.model.job.jobs import Job, JobId
+from tpufleet.model.people.budgets import BudgetUse
+from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.values.records import replace
+from tpufleet.policy.recovery.job_step import JobView
+from tpufleet.policy.scheduling import capacity, placement
+from tpufleet.policy.scheduling.capacity import CapacitySource, RefusalHistory
+from tpufleet.policy.scheduling.placement import PendingJob
 from tpufleet.stores.base import ChangeSet, LiveState
 
 

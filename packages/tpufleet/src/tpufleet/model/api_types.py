@@ -9,24 +9,24 @@ from typing import Any
 
 import msgspec
 
-from tpufleet.model.attempts import Attempt, AttemptState
-from tpufleet.model.audit import AuditEntry
-from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event
-from tpufleet.model.hosts import HostId, NoticeKind, Phase, Progress
-from tpufleet.model.jobs import Capacity, Job, JobId, JobState
-from tpufleet.model.metric_points import MetricPoint
-from tpufleet.model.notifications import (
+from tpufleet.model.fleet.hosts import HostId, NoticeKind, Phase, Progress
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.fleet.reservations import DEFAULT_DURATION, Reservation
+from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState
+from tpufleet.model.job.attempts import Attempt, AttemptState
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import Capacity, Job, JobId, JobState
+from tpufleet.model.job.metric_points import MetricPoint
+from tpufleet.model.people.audit import AuditEntry
+from tpufleet.model.people.notifications import (
     DEFAULT_EVENTS,
     ChannelKind,
     Delivery,
     NotificationChannel,
     NotifyOn,
 )
-from tpufleet.model.pools import Pool
-from tpufleet.model.reservations import DEFAULT_DURATION, Reservation
-from tpufleet.model.slices import LossReason, SliceId, SliceState
-from tpufleet.model.users import Role, TokenScope, User
+from tpufleet.model.people.users import Role, TokenScope, User
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.hosts import HostId
-from tpufleet.model.jobs import JobId
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.hosts import HostId
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.attempts import AttemptId
+from tpufleet.model.job.jobs import JobId
 
 
 class EventKind(StrEnum):

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from tpufleet.model.agent_protocol import Heartbeat
-from tpufleet.model.jobs import JobId
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.agent_protocol import Heartbeat
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import JobId
 
 
 class InboxMessageKind(StrEnum):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from tpufleet.model.attempts import Attempt
 from tpufleet.model.events import Event, EventKind
-from tpufleet.model.jobs import Job
-from tpufleet.model.slices import SliceState, TpuSlice
+from tpufleet.model.fleet.slices import SliceState, TpuSlice
+from tpufleet.model.job.attempts import Attempt
+from tpufleet.model.job.jobs import Job
 
 
 def count_of(number: int, noun: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from tpufleet.model.jobs import Job, JobId, JobState
+from tpufleet.model.job.jobs import Job, JobId, JobState
 
 
 @dataclass(frozen=True, slots=True)

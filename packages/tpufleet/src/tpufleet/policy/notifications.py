@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from tpufleet.model.attempts import Attempt
-from tpufleet.model.budgets import BudgetScope
 from tpufleet.model.events import Event, EventKind
-from tpufleet.model.jobs import ENDED_STATES, Job, JobState
-from tpufleet.model.notifications import (
+from tpufleet.model.job.attempts import Attempt
+from tpufleet.model.job.jobs import ENDED_STATES, Job, JobState
+from tpufleet.model.people.budgets import BudgetScope
+from tpufleet.model.people.notifications import (
     NO_CHANNELS,
     Delivery,
     DeliveryState,
@@ -19,8 +19,8 @@ from tpufleet.model.notifications import (
     NotifyOn,
     parse_job_rule,
 )
-from tpufleet.model.records import replace
-from tpufleet.model.users import Role, User
+from tpufleet.model.people.users import Role, User
+from tpufleet.model.values.records import replace
 
 # A job that lost its attempt this often within the window recovers in a loop.
 LOOP_ATTEMPTS = 3

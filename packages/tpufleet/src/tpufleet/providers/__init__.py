@@ -1,1 +1,1 @@
-"""Sources of slices. Every provider passes the one contract suite in packages/tpufleet/tests/contract."""
+"""Sources of slices. Every provider passes the suite in tests/contract."""

@@ -12,10 +12,10 @@ from enum import StrEnum
 from typing import Protocol
 
 from tpufleet.errors import BadRequest
-from tpufleet.model.cloud_slices import CloudSlice, CloudState, ExpectedSlice
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.pod_settings import PodSettings
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSlice
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.job.pod_settings import PodSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

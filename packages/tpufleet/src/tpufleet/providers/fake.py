@@ -9,12 +9,12 @@ from datetime import UTC, datetime, timedelta
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadRequest, NoCapacity, ProviderError
-from tpufleet.model import topology
-from tpufleet.model.bootstrap import BootstrapReport
-from tpufleet.model.cloud_slices import CloudSlice, CloudState, ExpectedSlice
-from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.pod_settings import PodSettings
-from tpufleet.model.slices import SliceId, settings_digest
+from tpufleet.model.fleet.bootstrap import BootstrapReport
+from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSlice
+from tpufleet.model.fleet.hosts import NoticeKind
+from tpufleet.model.fleet.slices import SliceId, settings_digest
+from tpufleet.model.job.pod_settings import PodSettings
+from tpufleet.model.tpu import topology
 from tpufleet.providers.base import Fault, Order, refuse_adoption
 
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)

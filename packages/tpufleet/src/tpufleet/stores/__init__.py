@@ -1,1 +1,1 @@
-"""Persistent state. Every store passes the contract suite in packages/tpufleet/tests/contract."""
+"""Persistent state. Every store passes the contract suite in tests/contract."""

@@ -16,24 +16,24 @@ from enum import Enum, StrEnum
 from typing import Protocol, TypeVar
 
 from tpufleet.errors import Unreachable
-from tpufleet.model.attempts import Attempt, AttemptId
-from tpufleet.model.audit import AuditEntry
-from tpufleet.model.checkpoint_locations import spelled
 from tpufleet.model.events import Event
-from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
-from tpufleet.model.hosts import Host, HostId, HostLiveness
+from tpufleet.model.fleet.host_commands import HostCommandResult, SentHostCommand
+from tpufleet.model.fleet.hosts import Host, HostId, HostLiveness
+from tpufleet.model.fleet.inventory import InventoryNote
+from tpufleet.model.fleet.pools import CapacityRefusal, Pool
+from tpufleet.model.fleet.reservations import Reservation
+from tpufleet.model.fleet.slices import SliceId, TpuSlice
 from tpufleet.model.inbox import InboxMessage
-from tpufleet.model.inventory import InventoryNote
-from tpufleet.model.job_edits import JobEdit
-from tpufleet.model.job_search import JobSearch
-from tpufleet.model.jobs import Job, JobId, JobState
-from tpufleet.model.metric_points import MetricPoint
-from tpufleet.model.notifications import Delivery, NotificationSettings
-from tpufleet.model.pools import CapacityRefusal, Pool
-from tpufleet.model.preferences import Preferences
-from tpufleet.model.reservations import Reservation
-from tpufleet.model.slices import SliceId, TpuSlice
-from tpufleet.model.users import Token, User
+from tpufleet.model.job.attempts import Attempt, AttemptId
+from tpufleet.model.job.checkpoint_locations import spelled
+from tpufleet.model.job.job_edits import JobEdit
+from tpufleet.model.job.job_search import JobSearch
+from tpufleet.model.job.jobs import Job, JobId, JobState
+from tpufleet.model.job.metric_points import MetricPoint
+from tpufleet.model.people.audit import AuditEntry
+from tpufleet.model.people.notifications import Delivery, NotificationSettings
+from tpufleet.model.people.preferences import Preferences
+from tpufleet.model.people.users import Token, User
 
 T = TypeVar("T")
 

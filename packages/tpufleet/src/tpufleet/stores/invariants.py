@@ -7,10 +7,10 @@ from dataclasses import replace
 from enum import StrEnum
 
 from tpufleet.errors import Conflict, Fenced
-from tpufleet.model.attempts import Attempt, AttemptId
-from tpufleet.model.hosts import HostLiveness
-from tpufleet.model.jobs import Job, JobId
-from tpufleet.model.lifecycle import can_reach
+from tpufleet.model.fleet.hosts import HostLiveness
+from tpufleet.model.job.attempts import Attempt, AttemptId
+from tpufleet.model.job.jobs import Job, JobId
+from tpufleet.model.job.lifecycle import can_reach
 from tpufleet.stores.base import Lease
 
 

@@ -11,20 +11,20 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from tpufleet.errors import Unreachable
-from tpufleet.model.attempts import Attempt, AttemptId
-from tpufleet.model.audit import AuditEntry
 from tpufleet.model.events import Event
-from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
-from tpufleet.model.hosts import Host, HostId, HostLiveness
+from tpufleet.model.fleet.host_commands import HostCommandResult, SentHostCommand
+from tpufleet.model.fleet.hosts import Host, HostId, HostLiveness
+from tpufleet.model.fleet.pools import CapacityRefusal, Pool
+from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.inbox import InboxMessage
-from tpufleet.model.job_edits import JobEdit, apply_edit, merge_edits
-from tpufleet.model.job_search import matches as matches_search
-from tpufleet.model.jobs import Job, JobId, JobState
-from tpufleet.model.metric_points import MetricPoint, searchable_values
-from tpufleet.model.pools import CapacityRefusal, Pool
-from tpufleet.model.slices import SliceId, SliceState, TpuSlice
-from tpufleet.model.users import Token, User
-from tpufleet.stores import invariants, job_references
+from tpufleet.model.job.attempts import Attempt, AttemptId
+from tpufleet.model.job.job_edits import JobEdit, apply_edit, merge_edits
+from tpufleet.model.job.job_search import matches as matches_search
+from tpufleet.model.job.jobs import Job, JobId, JobState
+from tpufleet.model.job.metric_points import MetricPoint, searchable_values
+from tpufleet.model.people.audit import AuditEntry
+from tpufleet.model.people.users import Token, User
+from tpufleet.stores import invariants
 from tpufleet.stores.base import (
     ChangeSet,
     EventQuery,
@@ -37,7 +37,8 @@ from tpufleet.stores.base import (
     Subscription,
     Usage,
 )
-from tpufleet.stores.database import NoNotifications
+from tpufleet.stores.sql import job_references
+from tpufleet.stores.sql.database import NoNotifications
 
 T = TypeVar("T")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tpufleet.errors import BadInput
-from tpufleet.model import store_urls
+from tpufleet.model.values import store_urls
 from tpufleet.stores.base import Store
-from tpufleet.stores.database import Database
+from tpufleet.stores.sql.database import Database
 
 
 def open_store(url: str) -> Store:
@@ -17,7 +17,7 @@ def open_store(url: str) -> Store:
 
         return MemoryStore()
     database = open_database(url)
-    from tpufleet.stores.sql import SqlStore
+    from tpufleet.stores.sql.sql_store import SqlStore
 
     return SqlStore(database)
 
@@ -28,9 +28,9 @@ def open_database(url: str) -> Database:
     if scheme == "memory":
         raise BadInput("memory: is not a database; write sqlite:///path/fleet.db")
     if scheme == "sqlite":
-        from tpufleet.stores.sqlite import SqliteDatabase
+        from tpufleet.stores.sql.sqlite import SqliteDatabase
 
         return SqliteDatabase(Path(rest.removeprefix("///")))
-    from tpufleet.stores.postgres import PostgresDatabase
+    from tpufleet.stores.sql.postgres import PostgresDatabase
 
     return PostgresDatabase(url)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from tpufleet.model.metric_points import MetricPoint
+from tpufleet.model.job.metric_points import MetricPoint
 
 FILE_VERSION = b"brain.Event:2"
 FILE_NAME = "events.out.tfevents.{seconds}.tpufleet"

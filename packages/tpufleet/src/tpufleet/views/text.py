@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 
 from tpufleet.model.api_types import JobExplanation
 from tpufleet.model.events import Event
-from tpufleet.model.hosts import Progress
+from tpufleet.model.fleet.hosts import Progress
 
 GOOD, BUSY, AMBER, BAD, QUIET = "green", "cyan", "dark_orange", "red", "dim"
 

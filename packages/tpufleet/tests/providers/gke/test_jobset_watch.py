@@ -16,8 +16,8 @@ from tests.providers.gke.test_manifests import SETTINGS, order
 from tests.server_process import wait_until
 from tpufleet.clocks import ManualClock
 from tpufleet.kubernetes.connections import EVENT, JOBSET, POD, WORKLOAD
-from tpufleet.model.cloud_slices import CloudState
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import CloudState
+from tpufleet.model.fleet.slices import SliceId
 from tpufleet.providers.base import Fault
 from tpufleet.providers.gke import keys
 from tpufleet.providers.gke.provider import GkeProvider

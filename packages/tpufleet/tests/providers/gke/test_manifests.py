@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tpufleet.errors import BadRequest
-from tpufleet.model import job_file
-from tpufleet.model.jobs import Capacity, JobId
-from tpufleet.model.pod_settings import PodSettings
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job import job_file
+from tpufleet.model.job.jobs import Capacity, JobId
+from tpufleet.model.job.pod_settings import PodSettings
 from tpufleet.providers.base import Order
 from tpufleet.providers.gke import keys, manifests, slice_slots
 from tpufleet.providers.gke.settings import GkeSettings

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.providers.gke.test_manifests import SETTINGS, order
-from tpufleet.model.cloud_slices import CloudState
-from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.pools import RefusalKind
-from tpufleet.model.slices import LossReason
+from tpufleet.model.fleet.cloud_slices import CloudState
+from tpufleet.model.fleet.hosts import NoticeKind
+from tpufleet.model.fleet.pools import RefusalKind
+from tpufleet.model.fleet.slices import LossReason
+from tpufleet.model.job.jobs import Capacity
 from tpufleet.providers.gke import (
     capacity_events,
     jobset_client,

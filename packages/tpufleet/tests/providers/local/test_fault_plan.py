@@ -10,10 +10,10 @@ import pytest
 
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadInput, NoCapacity
-from tpufleet.model.cloud_slices import CloudState
-from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import CloudState
+from tpufleet.model.fleet.hosts import NoticeKind
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import Capacity
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.local import fault_plan, processes
 from tpufleet.providers.local.provider import LocalProvider

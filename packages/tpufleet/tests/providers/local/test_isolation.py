@@ -18,7 +18,7 @@ from tpufleet.agent.workload import containment
 from tpufleet.client.fleet import FleetClient, new_job_id
 from tpufleet.compose import providers
 from tpufleet.model.api_types import NewJob
-from tpufleet.model.users import Role
+from tpufleet.model.people.users import Role
 
 # Prints what it can read. The names are told to it; it also looks at every process it can see.
 SPY = """

@@ -23,10 +23,10 @@ from tests.polling import wait_until
 from tests.repository import TEST_ROOTS
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadRequest, NoCapacity
-from tpufleet.model import topology
-from tpufleet.model.cloud_slices import CloudState
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import CloudState
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu import topology
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.local import fault_plan, processes, slice_records
 from tpufleet.providers.local.processes import ProcessId

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.clocks import ManualClock
-from tpufleet.model.cloud_slices import CloudSlice
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import CloudSlice
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import Capacity
 from tpufleet.providers.base import Order
 from tpufleet.providers.tpu_vm.provider import TpuVmProvider
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings

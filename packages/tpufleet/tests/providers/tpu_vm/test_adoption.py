@@ -14,9 +14,9 @@ from google.cloud import tpu_v2
 
 from tests.providers.tpu_vm.emulated_tpus import OTHER_ZONE, ZONE, EmulatedTpus, order
 from tpufleet.errors import BadRequest, ProviderError, ProviderUnavailable
-from tpufleet.model.cloud_slices import CloudState
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import CloudState
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import Capacity
 from tpufleet.providers.tpu_vm import api
 from tpufleet_testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
 

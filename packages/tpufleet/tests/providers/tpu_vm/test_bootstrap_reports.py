@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
 from tests.providers.tpu_vm.emulated_tpus import order
-from tpufleet.model import bootstrap
-from tpufleet.model.bootstrap import BootstrapReport, BootstrapStage
+from tpufleet.model.fleet import bootstrap
+from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
 from tpufleet.providers.tpu_vm import bootstrap_reports
 from tpufleet_testbed.cloud_tpu import metadata_server
 from tpufleet_testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan

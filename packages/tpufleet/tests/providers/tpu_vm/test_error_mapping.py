@@ -22,8 +22,8 @@ from tpufleet.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from tpufleet.model.cloud_slices import CloudState
-from tpufleet.model.pools import RefusalKind
+from tpufleet.model.fleet.cloud_slices import CloudState
+from tpufleet.model.fleet.pools import RefusalKind
 from tpufleet.providers.tpu_vm import error_mapping
 from tpufleet_testbed.cloud_tpu import api_errors
 from tpufleet_testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan

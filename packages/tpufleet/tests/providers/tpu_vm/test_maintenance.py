@@ -10,11 +10,11 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 
 from tests.providers.tpu_vm.emulated_tpus import ZONE, order
 from tests.views.emulated_cloud import Cloud
-from tpufleet.model.fleets import NodeRequest
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.records import replace
-from tpufleet.model.slices import SliceId, SliceState, TpuSlice
-from tpufleet.policy import slice_observation
+from tpufleet.model.fleet.fleets import NodeRequest
+from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.values.records import replace
+from tpufleet.policy.recovery import slice_observation
 from tpufleet.providers.tpu_vm.api import TpuApi, connect
 from tpufleet.providers.tpu_vm.manual_nodes import ManualNodes
 from tpufleet_testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan

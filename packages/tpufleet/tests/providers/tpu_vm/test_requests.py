@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from tests.providers.tpu_vm.emulated_tpus import ZONE, order
 from tpufleet.errors import BadInput, BadRequest
-from tpufleet.model import topology, tpu_zones
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.pod_settings import PodSettings
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.job.pod_settings import PodSettings
+from tpufleet.model.tpu import topology, tpu_zones
 from tpufleet.providers.tpu_vm import naming
 from tpufleet.providers.tpu_vm.provider import TpuVmProvider
 from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings

@@ -20,8 +20,8 @@ from tests.polling import wait_until
 from tests.providers.tpu_vm.ubuntu_host import UbuntuHost, relocatable_python, ubuntu_root
 from tpufleet.client.fleet import FleetClient
 from tpufleet.compose import host_bundle
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.bootstrap import BootstrapStage
+from tpufleet.model.fleet.bootstrap import BootstrapStage
+from tpufleet.model.job.attempts import AttemptId
 from tpufleet.providers.tpu_vm import startup_script
 
 # By default the script runs without Ubuntu and a bundle, in test_startup_script.py.

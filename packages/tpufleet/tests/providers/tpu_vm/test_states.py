@@ -11,10 +11,10 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 from google.cloud import tpu_v2
 
 from tests.providers.tpu_vm.emulated_tpus import ZONE, order
-from tpufleet.model.cloud_slices import CloudState
-from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import CloudState
+from tpufleet.model.fleet.hosts import NoticeKind
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import Capacity
 from tpufleet.providers.tpu_vm import states
 from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
 

@@ -12,8 +12,8 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 
 from tests.providers.tpu_vm.emulated_tpus import OTHER_ZONE, ZONE, order
 from tpufleet.errors import ProviderBusy, ProviderUnavailable, RateLimited
-from tpufleet.model.cloud_slices import CloudState, ExpectedSlice
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import CloudState, ExpectedSlice
+from tpufleet.model.fleet.slices import SliceId
 from tpufleet.providers.tpu_vm import rate_limit, zone_observer
 from tpufleet_testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
 from tpufleet_testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan

@@ -15,7 +15,7 @@ from tests.providers.tpu_vm.emulated_tpus import EmulatedTpus
 from tpufleet.controller.loop import Controller
 from tpufleet.controller.provider_calls import InlineExecutor
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
-from tpufleet.model.jobs import Job, JobId, JobSpec
+from tpufleet.model.job.jobs import Job, JobId, JobSpec
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 from tpufleet_testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan, ZoneOutage

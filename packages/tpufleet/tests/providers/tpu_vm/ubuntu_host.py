@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.polling import wait_until
-from tpufleet.model import bootstrap
-from tpufleet.model.bootstrap import BootstrapReport
+from tpufleet.model.fleet import bootstrap
+from tpufleet.model.fleet.bootstrap import BootstrapReport
 from tpufleet.providers.tpu_vm import startup_script
 from tpufleet_testbed.cloud_tpu import metadata_server
 from tpufleet_testbed.cloud_tpu.metadata_server import MetadataServer

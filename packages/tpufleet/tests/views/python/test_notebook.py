@@ -15,8 +15,8 @@ from nbclient import NotebookClient
 from tests.providers.local.test_isolation import stop_all
 from tests.server_process import Server
 from tpufleet.model.api_types import JobRow
-from tpufleet.model.job_file import FIELDS
-from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
+from tpufleet.model.job.job_file import FIELDS
+from tpufleet.model.job.jobs import ENDED_STATES, JobId, JobState
 from tpufleet.views.python.job_fields import JobFields
 from tpufleet.views.python.job_handle import Job
 from tpufleet.views.python.notebook import keep_current

@@ -10,8 +10,8 @@ import re
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.model import topology
-from tpufleet.model.topology import Accelerator
+from tpufleet.model.tpu import topology
+from tpufleet.model.tpu.topology import Accelerator
 from tpufleet.providers.gke import keys, kueue, manifests
 from tpufleet_gke.environment.config import names
 from tpufleet_gke.environment.config.sections import Environment, Team

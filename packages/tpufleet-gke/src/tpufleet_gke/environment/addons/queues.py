@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tpufleet.model import machine_types, topology
-from tpufleet.model.topology import Accelerator
+from tpufleet.model.tpu import machine_types, topology
+from tpufleet.model.tpu.topology import Accelerator
 from tpufleet.providers.gke import keys, kueue
 from tpufleet_gke.environment.config import capacity, names
 from tpufleet_gke.environment.config.sections import Environment, Team

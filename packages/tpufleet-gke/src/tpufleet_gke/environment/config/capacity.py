@@ -7,8 +7,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from tpufleet.model import machine_types, topology
-from tpufleet.model.topology import Accelerator
+from tpufleet.model.tpu import machine_types, topology
+from tpufleet.model.tpu.topology import Accelerator
 from tpufleet_gke.environment.config.sections import Environment, TpuPool
 
 PODS_PER_CPU_NODE = 110  # GKE's default

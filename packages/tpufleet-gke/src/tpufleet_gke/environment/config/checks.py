@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 
-from tpufleet.model import machine_types
-from tpufleet.model.field_types import ParseErrors, suggest
-from tpufleet.model.topology import short_name
+from tpufleet.model.tpu import machine_types
+from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.values.field_types import ParseErrors, suggest
 from tpufleet_gke.environment.config import capacity, names
 from tpufleet_gke.environment.config.sections import CpuPool, Environment
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
 from typing import Any
 
-from tpufleet.model import field_types
-from tpufleet.model.field_types import FieldType, ParseErrors, quote_value
+from tpufleet.model.values import field_types
+from tpufleet.model.values.field_types import FieldType, ParseErrors, quote_value
 
 Parse = Callable[[ParseErrors, str, Any], Any]
 TAINT_EFFECTS = ("NO_SCHEDULE", "PREFER_NO_SCHEDULE", "NO_EXECUTE")

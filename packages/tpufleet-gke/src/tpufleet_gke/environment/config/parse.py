@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from tpufleet.errors import BadInput
-from tpufleet.model.field_types import ParseErrors
+from tpufleet.model.values.field_types import ParseErrors
 from tpufleet_gke.environment.config import checks
 from tpufleet_gke.environment.config.field_kinds import schema_of
 from tpufleet_gke.environment.config.sections import ENVIRONMENT, Environment

@@ -5,7 +5,7 @@ Not errors: Google adds zones, and grants single customers others.
 
 from __future__ import annotations
 
-from tpufleet.model import topology, tpu_zones
+from tpufleet.model.tpu import topology, tpu_zones
 from tpufleet_gke.environment.config.sections import Environment
 
 MOST_NAMED = 4

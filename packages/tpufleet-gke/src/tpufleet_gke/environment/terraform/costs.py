@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tpufleet.model import prices, topology
-from tpufleet.model.topology import short_name
+from tpufleet.model.tpu import prices, topology
+from tpufleet.model.tpu.topology import short_name
 from tpufleet_gke.environment.config import capacity, names
 from tpufleet_gke.environment.config.sections import Environment
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from tpufleet.errors import BadInput
-from tpufleet.model import tpu_types
+from tpufleet.model.tpu import tpu_types
 
 # Its slices are placed by workload policies, which are created beforehand.
 WORKLOAD_POLICY_ACCELERATOR = "tpu7x"

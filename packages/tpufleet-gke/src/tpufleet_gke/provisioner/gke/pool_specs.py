@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.model.compute_reservations import ComputeReservation
+from tpufleet.model.fleet.compute_reservations import ComputeReservation
 from tpufleet_gke.provisioner.gke import pool_hashes, pool_shapes
 from tpufleet_gke.provisioner.gke.pool_shapes import PoolShape
 from tpufleet_gke.provisioner.kube import label_keys, pod_owners, pods

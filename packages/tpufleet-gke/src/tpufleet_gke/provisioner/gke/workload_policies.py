@@ -22,7 +22,7 @@ from tpufleet.errors import (
     RateLimited,
     install_command,
 )
-from tpufleet.model import tpu_types
+from tpufleet.model.tpu import tpu_types
 from tpufleet_gke.provisioner import settings
 from tpufleet_gke.provisioner.gke import pool_shapes
 

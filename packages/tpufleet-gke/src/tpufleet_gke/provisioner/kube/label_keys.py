@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpufleet.model import compute_reservations
+from tpufleet.model.fleet import compute_reservations
 
 # Set on pods by JobSet, LeaderWorkerSet and Kubernetes.
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"  # label and annotation

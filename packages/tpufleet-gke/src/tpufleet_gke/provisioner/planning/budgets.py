@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from tpufleet.model import prices, topology
-from tpufleet.model.jobs import Capacity
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu import prices, topology
 from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity, PoolSpec
 from tpufleet_gke.provisioner.planning.cluster_state import ClusterState, ObservedPool, PendingPool
 from tpufleet_gke.provisioner.settings import ProvisionerBudget

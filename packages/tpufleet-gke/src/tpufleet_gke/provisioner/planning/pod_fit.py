@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tpufleet.errors import BadInput
-from tpufleet.model import machine_types
+from tpufleet.model.tpu import machine_types
 from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity, PoolSpec
 from tpufleet_gke.provisioner.kube import label_keys, pod_owners, pods
 from tpufleet_gke.provisioner.kube.pods import Json

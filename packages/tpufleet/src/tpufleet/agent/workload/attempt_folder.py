@@ -13,7 +13,7 @@ from tpufleet.agent import threads
 from tpufleet.agent.workload import untrusted_files
 from tpufleet.client import snapshots
 from tpufleet.errors import BadInput
-from tpufleet.model.attempts import AttemptId
+from tpufleet.model.job.attempts import AttemptId
 
 MEBIBYTE = 2**20
 STOP_FILE = "run/stop"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tpufleet.agent import threads
 from tpufleet.errors import BadInput
-from tpufleet.model.attempts import AttemptId
+from tpufleet.model.job.attempts import AttemptId
 
 # What Google documents for containers that use TPUs: the host's network, and its devices.
 # https://cloud.google.com/tpu/docs/run-in-container

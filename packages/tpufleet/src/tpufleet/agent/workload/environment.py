@@ -9,7 +9,7 @@ from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import untrusted_files
 from tpufleet.agent.workload.attempt_folder import CERTIFICATES_FILE, TOKEN_FILE
 from tpufleet.errors import BadInput
-from tpufleet.model.agent_protocol import Assignment
+from tpufleet.model.fleet.agent_protocol import Assignment
 
 # Also identifies every process of an attempt, including those that left its session.
 RUN_DIR_VARIABLE = "TPUFLEET_RUN_DIR"

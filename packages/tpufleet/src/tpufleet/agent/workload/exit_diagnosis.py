@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from tpufleet.model import failure_signatures
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import Exit
+from tpufleet.model.fleet.hosts import Exit
+from tpufleet.model.job import failure_signatures
+from tpufleet.model.job.end_reasons import EndReason
 
 TAIL_LINES = 200
 AGENT_LINE_PREFIX = "[tpufleet] "  # of lines in the log that the agent wrote itself

@@ -16,8 +16,8 @@ from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import untrusted_files
 from tpufleet.agent.workload.environment import SIMULATED_PLATFORM
 from tpufleet.agent.workload.exit_diagnosis import AGENT_LINE_PREFIX
-from tpufleet.model.agent_protocol import Assignment
-from tpufleet.model.attempts import EnvironmentReport
+from tpufleet.model.fleet.agent_protocol import Assignment
+from tpufleet.model.job.attempts import EnvironmentReport
 
 UV = "uv"  # value of `job_python`
 # Read in this order; the first that exists declares the dependencies of the job.

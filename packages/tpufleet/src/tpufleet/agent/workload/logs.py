@@ -19,7 +19,7 @@ from tpufleet.agent import threads
 from tpufleet.agent.workload.exit_diagnosis import AGENT_LINE_PREFIX
 from tpufleet.backoff import Backoff
 from tpufleet.errors import FleetError, Temporary
-from tpufleet.model.redaction import Redactor
+from tpufleet.model.values.redaction import Redactor
 
 CHUNK_BYTES = 256 * 1024
 READ_BYTES = 64 * 1024

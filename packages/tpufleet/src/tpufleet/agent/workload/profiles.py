@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tpufleet.agent.workload import untrusted_files
 from tpufleet.errors import FleetError
-from tpufleet.model.host_commands import MAX_FILE_BYTES
+from tpufleet.model.fleet.host_commands import MAX_FILE_BYTES
 from tpufleet.runtime import profiling
 
 POLL_SECONDS = 0.1

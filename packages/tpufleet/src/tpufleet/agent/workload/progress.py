@@ -16,16 +16,16 @@ from tpufleet.agent.workload import untrusted_files
 from tpufleet.agent.workload.log_metrics import LogMetrics
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, FleetError
-from tpufleet.model import encoding
-from tpufleet.model.bounds import MAX_NUMBER
-from tpufleet.model.hosts import (
+from tpufleet.model.fleet.hosts import (
     MAX_HEARTBEAT_POINTS,
     MAX_RECENT_POINTS,
     Progress,
     ProgressFile,
     ProgressPoint,
 )
-from tpufleet.model.redaction import Redactor
+from tpufleet.model.values import encoding
+from tpufleet.model.values.bounds import MAX_NUMBER
+from tpufleet.model.values.redaction import Redactor
 from tpufleet.runtime import gcs
 from tpufleet.runtime.gcs import Bucket
 

@@ -10,7 +10,7 @@ from tpufleet.agent import threads
 from tpufleet.agent.workload import untrusted_files
 from tpufleet.backoff import Backoff
 from tpufleet.errors import FleetError, Unreachable
-from tpufleet.model.redaction import Redactor
+from tpufleet.model.values.redaction import Redactor
 
 RESULT_FILE = "run/result"
 MAX_RESULT_BYTES = 64 * 1024 * 1024

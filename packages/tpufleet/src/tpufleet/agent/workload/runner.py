@@ -39,12 +39,12 @@ from tpufleet.backoff import Backoff
 from tpufleet.client.agents import AgentClient
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, FleetError, Unreachable
-from tpufleet.model.agent_protocol import Assignment
-from tpufleet.model.attempts import EnvironmentReport
-from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.hosts import Exit, Phase, Progress, ProgressPoint
-from tpufleet.model.jobs import IMAGES_REFUSED
-from tpufleet.model.redaction import Redactor
+from tpufleet.model.fleet.agent_protocol import Assignment
+from tpufleet.model.fleet.hosts import Exit, Phase, Progress, ProgressPoint
+from tpufleet.model.job.attempts import EnvironmentReport
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import IMAGES_REFUSED
+from tpufleet.model.values.redaction import Redactor
 
 # For processes that outlive the command by a moment, as the workers of a data loader do.
 LINGER_SECONDS = 2.0

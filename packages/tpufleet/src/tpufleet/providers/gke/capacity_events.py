@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tpufleet.model.pools import RefusalKind
+from tpufleet.model.fleet.pools import RefusalKind
 
 Json = dict[str, Any]
 

@@ -20,7 +20,7 @@ from tpufleet.kubernetes.connections import (
     Json,
     ResourceKind,
 )
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.slices import SliceId
 from tpufleet.providers.base import Order
 from tpufleet.providers.gke import (
     capacity_events,

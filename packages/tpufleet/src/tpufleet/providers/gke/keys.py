@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpufleet.model import compute_reservations
+from tpufleet.model.fleet import compute_reservations
 
 # tpufleet's.
 FLEET = "tpufleet.dev/fleet"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.model import topology
-from tpufleet.model.topology import Accelerator
+from tpufleet.model.tpu import topology
+from tpufleet.model.tpu.topology import Accelerator
 from tpufleet.providers.gke import keys
 
 Json = dict[str, Any]

@@ -8,8 +8,8 @@ import re
 from typing import Any
 
 from tpufleet.errors import BadInput, BadRequest
-from tpufleet.model import topology
-from tpufleet.model.topology import Accelerator
+from tpufleet.model.tpu import topology
+from tpufleet.model.tpu.topology import Accelerator
 from tpufleet.providers.base import Order
 from tpufleet.providers.gke import keys, kueue, pod_template, slice_slots
 from tpufleet.providers.gke.settings import GkeSettings

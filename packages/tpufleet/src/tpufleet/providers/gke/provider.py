@@ -13,11 +13,11 @@ from typing import Any
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadRequest, NoCapacity
 from tpufleet.kubernetes.connections import Connection, Json
-from tpufleet.model.cloud_slices import CloudSlice, ExpectedSlice
-from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.pod_settings import PodSettings
-from tpufleet.model.slices import SliceId, settings_digest
-from tpufleet.model.topology import short_name
+from tpufleet.model.fleet.cloud_slices import CloudSlice, ExpectedSlice
+from tpufleet.model.fleet.hosts import NoticeKind
+from tpufleet.model.fleet.slices import SliceId, settings_digest
+from tpufleet.model.job.pod_settings import PodSettings
+from tpufleet.model.tpu.topology import short_name
 from tpufleet.providers.base import Fault, Order, refuse_adoption
 from tpufleet.providers.gke import keys, manifests, settings, slice_slots, slot_updates, states
 from tpufleet.providers.gke.capacity_events import CapacityEvent

@@ -9,8 +9,10 @@ from typing import Any
 
 from tpufleet.errors import BadInput, SettingErrors
 from tpufleet.kubernetes import quantities
-from tpufleet.model import compute_reservations, setting_fields, topology
-from tpufleet.model.pod_settings import BUCKET, OBJECT_NAME
+from tpufleet.model.fleet import compute_reservations
+from tpufleet.model.job.pod_settings import BUCKET, OBJECT_NAME
+from tpufleet.model.tpu import topology
+from tpufleet.model.values import setting_fields
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # of a Kubernetes object
 ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-(ai[0-9]+)?[a-z]")

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.slices import LossReason, SliceId
+from tpufleet.model.fleet.hosts import NoticeKind
+from tpufleet.model.fleet.slices import LossReason, SliceId
 
 ANNOTATION = "tpufleet.dev/seats"
 

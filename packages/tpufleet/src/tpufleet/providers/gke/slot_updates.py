@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from tpufleet.model.cloud_slices import CloudSlice, CloudState
+from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState
 from tpufleet.providers.gke import slice_slots, states
 from tpufleet.providers.gke.slice_slots import SliceSlot, SliceSlots
 

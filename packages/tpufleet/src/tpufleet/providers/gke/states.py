@@ -11,10 +11,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from tpufleet.model.cloud_slices import CloudSlice, CloudState
-from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.pools import RefusalKind
-from tpufleet.model.slices import LossReason, SliceId
+from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState
+from tpufleet.model.fleet.hosts import NoticeKind
+from tpufleet.model.fleet.pools import RefusalKind
+from tpufleet.model.fleet.slices import LossReason, SliceId
 from tpufleet.providers.gke import keys
 from tpufleet.providers.gke.capacity_events import CapacityEvent
 from tpufleet.providers.gke.slice_slots import SliceSlot, SliceSlots

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadInput, BadRequest, NoCapacity, ProviderUnavailable
-from tpufleet.model import topology
-from tpufleet.model.cloud_slices import CloudSlice, CloudState, ExpectedSlice
-from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.pod_settings import PodSettings
-from tpufleet.model.server_status import LocalJobs
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSlice
+from tpufleet.model.fleet.hosts import NoticeKind
+from tpufleet.model.fleet.server_status import LocalJobs
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.pod_settings import PodSettings
+from tpufleet.model.tpu import topology
 from tpufleet.providers.base import Fault, Order, refuse_adoption
 from tpufleet.providers.local import processes, stock
 from tpufleet.providers.local.fault_plan import NO_FAULTS, FaultPlan

@@ -13,7 +13,7 @@ from pathlib import Path
 from tpufleet.errors import BadRequest
 from tpufleet.linux import cgroups
 from tpufleet.linux.cgroups import Cgroup
-from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.providers.base import Fault
 from tpufleet.providers.local import processes
 from tpufleet.providers.local.processes import Processes, ProcessId

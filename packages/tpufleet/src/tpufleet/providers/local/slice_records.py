@@ -20,10 +20,10 @@ from datetime import datetime
 from pathlib import Path
 
 from tpufleet import deep_folders
-from tpufleet.model import encoding
-from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.hosts import NoticeKind
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.values import encoding
 from tpufleet.providers.local.fault_plan import PlannedFault
 from tpufleet.providers.local.processes import ProcessId
 

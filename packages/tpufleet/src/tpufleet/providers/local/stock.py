@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from tpufleet.errors import NoCapacity, QuotaExceeded
-from tpufleet.model.topology import short_name
+from tpufleet.model.tpu.topology import short_name
 from tpufleet.providers.local.slice_records import SliceRecord
 
 # Below the ephemeral port range.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tpufleet.errors import ProviderError
-from tpufleet.model import bootstrap
-from tpufleet.model.bootstrap import BootstrapReport, BootstrapStage
+from tpufleet.model.fleet import bootstrap
+from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
 from tpufleet.providers.tpu_vm.api import TpuApi
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from tpufleet.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from tpufleet.model import tpu_zones
+from tpufleet.model.tpu import tpu_zones
 
 # The API uses RESOURCE_EXHAUSTED for stockouts, quota and rate limits alike, mostly without
 # ErrorInfo: only its message tells them apart.

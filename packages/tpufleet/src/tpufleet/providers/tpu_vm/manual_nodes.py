@@ -15,8 +15,9 @@ from google.cloud import tpu_v2
 
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadRequest, FleetError, NoCapacity, ProviderError, Temporary
-from tpufleet.model import fleets, topology
-from tpufleet.model.fleets import GONE_STATES, CreatedNode, FleetMember, NodeInfo, NodeRequest
+from tpufleet.model.fleet import fleets
+from tpufleet.model.fleet.fleets import GONE_STATES, CreatedNode, FleetMember, NodeInfo, NodeRequest
+from tpufleet.model.tpu import topology
 from tpufleet.providers.tpu_vm import error_mapping, naming, requests
 from tpufleet.providers.tpu_vm.api import TpuApi
 from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings

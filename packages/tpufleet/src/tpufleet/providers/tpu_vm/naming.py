@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tpufleet.errors import BadRequest
-from tpufleet.model import fleets
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet import fleets
+from tpufleet.model.fleet.slices import SliceId
 from tpufleet.providers.base import Order
 
 FLEET, SLICE, ORDER, JOB, POOL, CAPACITY = (

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from tpufleet.model import encoding
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.values import encoding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,9 +11,9 @@ from typing import Any
 from urllib.parse import quote
 
 from tpufleet.errors import PermissionMissing, ProviderError
-from tpufleet.model import topology, tpu_zones
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.preflight import Check, CheckStatus
+from tpufleet.model.fleet.preflight import Check, CheckStatus
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu import topology, tpu_zones
 from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
 from tpufleet.providers.tpu_vm.preflight_accounts import check_hosts_account, default_account_of
 from tpufleet.providers.tpu_vm.preflight_server import (

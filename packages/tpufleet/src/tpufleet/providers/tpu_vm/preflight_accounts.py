@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tpufleet.model.preflight import Check, CheckStatus
+from tpufleet.model.fleet.preflight import Check, CheckStatus
 from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 
 NAME = "hosts' account"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from tpufleet.model.preflight import Check, CheckStatus
+from tpufleet.model.fleet.preflight import Check, CheckStatus
 from tpufleet.providers.tpu_vm.google_rest import GoogleRest
 from tpufleet.providers.tpu_vm.server_vm import PRIVATE_RANGES
 

@@ -15,11 +15,11 @@ from google.cloud import tpu_v2
 
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadRequest, NoCapacity, ProviderError, ProviderUnavailable, RateLimited
-from tpufleet.model import topology
-from tpufleet.model.cloud_slices import CloudState, ExpectedSlice, SliceListing
-from tpufleet.model.pod_settings import PodSettings
-from tpufleet.model.slices import SliceId, settings_digest
-from tpufleet.model.topology import short_name
+from tpufleet.model.fleet.cloud_slices import CloudState, ExpectedSlice, SliceListing
+from tpufleet.model.fleet.slices import SliceId, settings_digest
+from tpufleet.model.job.pod_settings import PodSettings
+from tpufleet.model.tpu import topology
+from tpufleet.model.tpu.topology import short_name
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.tpu_vm import (
     adoption,

@@ -7,9 +7,9 @@ from datetime import timedelta
 from google.cloud import tpu_v2
 
 from tpufleet.errors import BadInput, BadRequest
-from tpufleet.model import topology
-from tpufleet.model.fleets import check_zone
-from tpufleet.model.jobs import Capacity
+from tpufleet.model.fleet.fleets import check_zone
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu import topology
 from tpufleet.providers.base import Order
 from tpufleet.providers.tpu_vm import naming, startup_script
 from tpufleet.providers.tpu_vm.settings import CLOUD_PLATFORM, DataDisk, TpuVmSettings

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpufleet.errors import BadRequest, PermissionMissing, ProviderError, ProviderUnavailable
-from tpufleet.model import bootstrap
-from tpufleet.model.bootstrap import BootstrapReport, BootstrapStage
+from tpufleet.model.fleet import bootstrap
+from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
 from tpufleet.providers.tpu_vm import naming, preflight_accounts, startup_script
 from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
 

@@ -9,9 +9,10 @@ from datetime import timedelta
 from typing import Any
 
 from tpufleet.errors import SettingErrors
-from tpufleet.model import durations, setting_fields, topology
-from tpufleet.model.fleets import check_zone
-from tpufleet.model.jobs import Capacity
+from tpufleet.model.fleet.fleets import check_zone
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu import topology
+from tpufleet.model.values import durations, setting_fields
 
 PROJECT = re.compile(r"([a-z][a-z0-9.-]{0,61}:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 TAG = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")

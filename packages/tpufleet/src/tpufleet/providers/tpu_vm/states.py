@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 
 from google.cloud import tpu_v2
 
-from tpufleet.model.cloud_slices import CloudState
-from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.pools import RefusalKind, refusal_kind
+from tpufleet.model.fleet.cloud_slices import CloudState
+from tpufleet.model.fleet.hosts import NoticeKind
+from tpufleet.model.fleet.pools import RefusalKind, refusal_kind
 from tpufleet.providers.tpu_vm import error_mapping
 
 State = tpu_v2.Node.State

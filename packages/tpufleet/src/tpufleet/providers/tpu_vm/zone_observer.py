@@ -11,12 +11,12 @@ from typing import Any
 
 from google.cloud import tpu_v2
 
-from tpufleet.model import fleets
-from tpufleet.model.bootstrap import BootstrapReport
-from tpufleet.model.cloud_slices import CloudSlice, CloudState, ExpectedSlice
-from tpufleet.model.jobs import Capacity
-from tpufleet.model.pools import RefusalKind, refusal_kind
-from tpufleet.model.slices import SliceId
+from tpufleet.model.fleet import fleets
+from tpufleet.model.fleet.bootstrap import BootstrapReport
+from tpufleet.model.fleet.cloud_slices import CloudSlice, CloudState, ExpectedSlice
+from tpufleet.model.fleet.pools import RefusalKind, refusal_kind
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import Capacity
 from tpufleet.providers.tpu_vm import adoption, error_mapping, naming, requests, states
 from tpufleet.providers.tpu_vm.api import TpuApi
 from tpufleet.providers.tpu_vm.bootstrap_reports import BootstrapReports

@@ -9,7 +9,8 @@ from typing import TypeVar
 from starlette.responses import FileResponse, Response
 
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound, Unauthorized
-from tpufleet.model.agent_protocol import (
+from tpufleet.model.api_types import Acknowledgement, LogSize
+from tpufleet.model.fleet.agent_protocol import (
     HOST_HEADER,
     PROTOCOL,
     Heartbeat,
@@ -18,16 +19,16 @@ from tpufleet.model.agent_protocol import (
     SliceTokenRequest,
     read_heartbeat,
 )
-from tpufleet.model.api_types import Acknowledgement, LogSize
-from tpufleet.model.attempts import Attempt, AttemptId
-from tpufleet.model.encoding import to_json
-from tpufleet.model.host_commands import HostCommandResult
-from tpufleet.model.hosts import HostId
-from tpufleet.model.slices import SliceId, SliceState
-from tpufleet.service import auth, heartbeats, identifiers
+from tpufleet.model.fleet.host_commands import HostCommandResult
+from tpufleet.model.fleet.hosts import HostId
+from tpufleet.model.fleet.slices import SliceId, SliceState
+from tpufleet.model.job.attempts import Attempt, AttemptId
+from tpufleet.model.values.encoding import to_json
 from tpufleet.service.files import results
 from tpufleet.service.files.logs import LogGap
-from tpufleet.service.routing import (
+from tpufleet.service.hosts import heartbeats
+from tpufleet.service.transport import auth, identifiers
+from tpufleet.service.transport.routing import (
     SLICE_TOKEN,
     ApiCall,
     MediaType,
@@ -35,7 +36,7 @@ from tpufleet.service.routing import (
     Router,
     ServiceComponents,
 )
-from tpufleet.service.worker_threads import AGENTS
+from tpufleet.service.transport.worker_threads import AGENTS
 
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 MIN_NONCE_LENGTH, MAX_NONCE_LENGTH = 16, 128

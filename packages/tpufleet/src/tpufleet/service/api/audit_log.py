@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tpufleet.model.api_types import AuditPage
-from tpufleet.model.users import Role
-from tpufleet.service.routing import ApiCall, Param, Router
+from tpufleet.model.people.users import Role
+from tpufleet.service.transport.routing import ApiCall, Param, Router
 
 MAX_ENTRIES_PER_PAGE = 10_000
 

@@ -7,14 +7,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from tpufleet.model import encoding, prices
-from tpufleet.model.budgets import BUDGET_REPORT, BudgetReport
-from tpufleet.model.costs import CostReport, CostRow, StockReport
-from tpufleet.model.users import Role
-from tpufleet.policy import costs
-from tpufleet.service import queries, settled_costs
-from tpufleet.service.rate_limiter import TooManyRequests
-from tpufleet.service.routing import ApiCall, Param, Router
+from tpufleet.model.people.budgets import BUDGET_REPORT, BudgetReport
+from tpufleet.model.people.costs import CostReport, CostRow, StockReport
+from tpufleet.model.people.users import Role
+from tpufleet.model.tpu import prices
+from tpufleet.model.values import encoding
+from tpufleet.policy.accounting import costs
+from tpufleet.service.jobs import queries
+from tpufleet.service.people import settled_costs
+from tpufleet.service.transport.rate_limiter import TooManyRequests
+from tpufleet.service.transport.routing import ApiCall, Param, Router
 
 _reporting = threading.Lock()  # one at a time: it may read very many jobs
 _BUSY_RETRY = timedelta(seconds=5)

@@ -8,11 +8,12 @@ from starlette.responses import Response
 
 from tpufleet.errors import BadInput
 from tpufleet.model.api_types import EventPage
-from tpufleet.model.jobs import JobId
-from tpufleet.model.slices import SliceId
-from tpufleet.model.users import Role, TokenScope
-from tpufleet.service import event_streams, queries
-from tpufleet.service.routing import ApiCall, MediaType, Param, Router
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.jobs import JobId
+from tpufleet.model.people.users import Role, TokenScope
+from tpufleet.service.jobs import queries
+from tpufleet.service.transport import event_streams
+from tpufleet.service.transport.routing import ApiCall, MediaType, Param, Router
 from tpufleet.stores.base import EventQuery
 
 MAX_EVENTS_PER_PAGE = 10_000

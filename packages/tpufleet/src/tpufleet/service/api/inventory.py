@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tpufleet.model.inventory import Inventory, InventoryChange, InventoryNote
-from tpufleet.model.users import Role
-from tpufleet.service import inventory
-from tpufleet.service.routing import ApiCall, Router
+from tpufleet.model.fleet.inventory import Inventory, InventoryChange, InventoryNote
+from tpufleet.model.people.users import Role
+from tpufleet.service.fleet import inventory
+from tpufleet.service.transport.routing import ApiCall, Router
 
 router = Router()
 

@@ -19,13 +19,15 @@ from tpufleet.model.api_types import (
     SignedLink,
     UnarchiveRequest,
 )
-from tpufleet.model.audit import AuditAction
-from tpufleet.model.jobs import Job
-from tpufleet.model.users import Role
-from tpufleet.service import commands, event_streams, log_streams, retention, signed_links
+from tpufleet.model.job.jobs import Job
+from tpufleet.model.people.audit import AuditAction
+from tpufleet.model.people.users import Role
 from tpufleet.service.api.jobs import find_job
-from tpufleet.service.audit import AuditSubject
-from tpufleet.service.routing import API_PREFIX, ApiCall, MediaType, Param, Router
+from tpufleet.service.jobs import commands, log_streams
+from tpufleet.service.operations import retention
+from tpufleet.service.people.audit import AuditSubject
+from tpufleet.service.transport import event_streams, signed_links
+from tpufleet.service.transport.routing import API_PREFIX, ApiCall, MediaType, Param, Router
 
 _LOG_PARAMS = (
     Param("host", "rank of the host in the gang; default: all hosts", number=True),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tpufleet.errors import BadInput, Forbidden
-from tpufleet.model import prices
 from tpufleet.model.api_types import (
     Acknowledgement,
     Comparison,
@@ -20,23 +19,24 @@ from tpufleet.model.api_types import (
     ResubmitRequest,
     SubmitRequest,
 )
-from tpufleet.model.audit import AuditAction
-from tpufleet.model.job_search import JobSearch, parse_search
-from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState, ParentRelation
-from tpufleet.model.slices import SIMULATED_PROVIDERS
-from tpufleet.model.users import Role, TokenScope
-from tpufleet.service import (
+from tpufleet.model.fleet.slices import SIMULATED_PROVIDERS
+from tpufleet.model.job.job_search import JobSearch, parse_search
+from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState, ParentRelation
+from tpufleet.model.people.audit import AuditAction
+from tpufleet.model.people.users import Role, TokenScope
+from tpufleet.model.tpu import prices
+from tpufleet.service.api import events
+from tpufleet.service.jobs import (
     checkpoint_owners,
     commands,
     comparison,
     explain,
-    identifiers,
     metric_series,
     queries,
     submission,
 )
-from tpufleet.service.api import events
-from tpufleet.service.routing import ApiCall, Param, Router
+from tpufleet.service.transport import identifiers
+from tpufleet.service.transport.routing import ApiCall, Param, Router
 from tpufleet.stores.base import JobQuery
 
 MAX_JOBS_PER_PAGE = 20_000

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tpufleet.model.api_types import ChannelPage, CreatedChannel, DeliveryPage, NewChannel
-from tpufleet.model.audit import AuditAction
-from tpufleet.model.notifications import Delivery, NotificationChannel
-from tpufleet.model.users import Role
-from tpufleet.service.audit import AuditSubject
+from tpufleet.model.people.audit import AuditAction
+from tpufleet.model.people.notifications import Delivery, NotificationChannel
+from tpufleet.model.people.users import Role
 from tpufleet.service.notifications import channels
-from tpufleet.service.routing import ApiCall, Router
+from tpufleet.service.people.audit import AuditSubject
+from tpufleet.service.transport.routing import ApiCall, Router
 
 router = Router()
 

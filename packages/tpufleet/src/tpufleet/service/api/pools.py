@@ -6,14 +6,15 @@ from typing import Any
 
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.api_types import Acknowledgement, PoolPage
-from tpufleet.model.audit import AuditAction
-from tpufleet.model.bounds import check_bounds
-from tpufleet.model.encoding import from_builtins
-from tpufleet.model.pools import Pool
-from tpufleet.model.users import Role
-from tpufleet.service import identifiers, pool_commands
-from tpufleet.service.audit import AuditSubject
-from tpufleet.service.routing import ApiCall, Router
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.people.audit import AuditAction
+from tpufleet.model.people.users import Role
+from tpufleet.model.values.bounds import check_bounds
+from tpufleet.model.values.encoding import from_builtins
+from tpufleet.service.fleet import pool_commands
+from tpufleet.service.people.audit import AuditSubject
+from tpufleet.service.transport import identifiers
+from tpufleet.service.transport.routing import ApiCall, Router
 
 router = Router()
 

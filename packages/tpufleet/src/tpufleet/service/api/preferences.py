@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tpufleet.errors import Forbidden, NotFound
-from tpufleet.model.audit import AuditAction
-from tpufleet.model.preferences import PreferenceChanges, Preferences, apply_changes
-from tpufleet.model.users import Role
-from tpufleet.service.routing import ApiCall, Param, Router
+from tpufleet.model.people.audit import AuditAction
+from tpufleet.model.people.preferences import PreferenceChanges, Preferences, apply_changes
+from tpufleet.model.people.users import Role
+from tpufleet.service.transport.routing import ApiCall, Param, Router
 
 router = Router()
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tpufleet.model import topology
 from tpufleet.model.api_types import JobRow, QueueMove, QueuePage
-from tpufleet.model.audit import AuditAction
-from tpufleet.model.jobs import Job
-from tpufleet.model.users import Role
-from tpufleet.service import job_queue, queries
+from tpufleet.model.job.jobs import Job
+from tpufleet.model.people.audit import AuditAction
+from tpufleet.model.people.users import Role
+from tpufleet.model.tpu import topology
 from tpufleet.service.api.jobs import find_job
-from tpufleet.service.routing import ApiCall, Param, Router
+from tpufleet.service.jobs import job_queue, queries
+from tpufleet.service.transport.routing import ApiCall, Param, Router
 
 router = Router()
 

@@ -8,12 +8,13 @@ from tpufleet.model.api_types import (
     ReservationExtension,
     ReservationPage,
 )
-from tpufleet.model.audit import AuditAction
-from tpufleet.model.reservations import Reservation
-from tpufleet.model.slices import SliceId
-from tpufleet.model.users import Role
-from tpufleet.service import commands, reservations
-from tpufleet.service.routing import ApiCall, Param, Router
+from tpufleet.model.fleet.reservations import Reservation
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.people.audit import AuditAction
+from tpufleet.model.people.users import Role
+from tpufleet.service.fleet import reservations
+from tpufleet.service.jobs import commands
+from tpufleet.service.transport.routing import ApiCall, Param, Router
 
 router = Router()
 

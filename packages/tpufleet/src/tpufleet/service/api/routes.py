@@ -21,7 +21,7 @@ from tpufleet.service.api import (
     snapshots,
     users,
 )
-from tpufleet.service.routing import Route
+from tpufleet.service.transport.routing import Route
 
 ROUTES: tuple[Route, ...] = (
     *agents.router.routes,  # first, because they are called most often

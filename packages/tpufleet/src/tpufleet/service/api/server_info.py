@@ -6,10 +6,10 @@ from starlette.responses import Response
 
 import tpufleet
 from tpufleet.model.api_types import CurrentUser
-from tpufleet.model.server_status import ServerStatus
-from tpufleet.model.users import Role
-from tpufleet.service import server_status
-from tpufleet.service.routing import ApiCall, MediaType, Router
+from tpufleet.model.fleet.server_status import ServerStatus
+from tpufleet.model.people.users import Role
+from tpufleet.service.operations import server_status
+from tpufleet.service.transport.routing import ApiCall, MediaType, Router
 
 router = Router()
 

@@ -8,12 +8,12 @@ from starlette.responses import Response
 
 from tpufleet.errors import NotFound
 from tpufleet.model.api_types import BrowserSession, LoginLink
-from tpufleet.model.audit import AuditAction
-from tpufleet.model.encoding import to_json
-from tpufleet.model.users import Role
-from tpufleet.service import user_commands
-from tpufleet.service.audit import AuditSubject
-from tpufleet.service.routing import ApiCall, MediaType, Router
+from tpufleet.model.people.audit import AuditAction
+from tpufleet.model.people.users import Role
+from tpufleet.model.values.encoding import to_json
+from tpufleet.service.people import user_commands
+from tpufleet.service.people.audit import AuditSubject
+from tpufleet.service.transport.routing import ApiCall, MediaType, Router
 from tpufleet.service.web import sessions
 
 router = Router()

@@ -8,7 +8,6 @@ from datetime import timedelta
 from starlette.responses import Response, StreamingResponse
 
 from tpufleet.errors import BadInput, Forbidden, NotFound
-from tpufleet.model import topology
 from tpufleet.model.api_types import (
     Acknowledgement,
     AdoptedNode,
@@ -16,20 +15,22 @@ from tpufleet.model.api_types import (
     FaultRequest,
     SlicePage,
 )
-from tpufleet.model.audit import AuditAction
-from tpufleet.model.host_commands import (
+from tpufleet.model.fleet.host_commands import (
     MAX_PROFILE,
     MAX_TIMEOUT,
     HostCommandKind,
     HostCommandReport,
     HostCommandRequest,
 )
-from tpufleet.model.hosts import host_id
-from tpufleet.model.slices import SIMULATED_PROVIDERS, SliceId, SliceState
-from tpufleet.model.users import Role
-from tpufleet.service import adopted_nodes, commands, queries
-from tpufleet.service.audit import AuditSubject
-from tpufleet.service.routing import ApiCall, MediaType, Param, Router
+from tpufleet.model.fleet.hosts import host_id
+from tpufleet.model.fleet.slices import SIMULATED_PROVIDERS, SliceId, SliceState
+from tpufleet.model.people.audit import AuditAction
+from tpufleet.model.people.users import Role
+from tpufleet.model.tpu import topology
+from tpufleet.service.fleet import adopted_nodes
+from tpufleet.service.jobs import commands, queries
+from tpufleet.service.people.audit import AuditSubject
+from tpufleet.service.transport.routing import ApiCall, MediaType, Param, Router
 
 MAX_ARGUMENTS = 1000
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from tpufleet.model.api_types import Acknowledgement, StoredSnapshot
-from tpufleet.model.users import Role
+from tpufleet.model.people.users import Role
 from tpufleet.service.files.snapshots import SnapshotFiles, Upload
-from tpufleet.service.routing import ApiCall, MediaType, Router, TooLarge, declared_length
+from tpufleet.service.transport.routing import ApiCall, MediaType, Router, TooLarge, declared_length
 
 UNLIMITED = 2**50  # the handler has its own limit, with a more helpful message
 

@@ -15,13 +15,14 @@ from tpufleet.model.api_types import (
     TokenRotation,
     UserPage,
 )
-from tpufleet.model.audit import AuditAction
-from tpufleet.model.users import Role, User
+from tpufleet.model.people.audit import AuditAction
+from tpufleet.model.people.users import Role, User
 from tpufleet.policy.events import count_of
-from tpufleet.service import commands, queries, user_commands
 from tpufleet.service.api import audit_log
-from tpufleet.service.audit import AuditSubject
-from tpufleet.service.routing import ApiCall, Param, Router
+from tpufleet.service.jobs import commands, queries
+from tpufleet.service.people import user_commands
+from tpufleet.service.people.audit import AuditSubject
+from tpufleet.service.transport.routing import ApiCall, Param, Router
 
 router = Router()
 

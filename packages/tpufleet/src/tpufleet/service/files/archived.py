@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from tpufleet.errors import FleetError, NotFound
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.hosts import HostId
-from tpufleet.model.jobs import JobId
+from tpufleet.model.fleet.hosts import HostId
+from tpufleet.model.job.attempts import AttemptId
+from tpufleet.model.job.jobs import JobId
 from tpufleet.service.files.log_segments import FOLDER_SUFFIX, SegmentedLog
 from tpufleet.service.files.logs import DEFAULT_LIMIT, LogFiles
 from tpufleet.service.files.results import ResultFiles

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpufleet import deep_folders
-from tpufleet.model.jobs import JobId
-from tpufleet.service import identifiers
+from tpufleet.model.job.jobs import JobId
 from tpufleet.service.files.archived import Archive
 from tpufleet.service.files.snapshots import SnapshotFiles
+from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import Store, StoredObject
 
 _FILES = ("logs", "results")

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TypeVar, TypeVarTuple
 from weakref import WeakValueDictionary
 
-from tpufleet.service.rate_limiter import TooManyRequests
+from tpufleet.service.transport.rate_limiter import TooManyRequests
 
 MAX_AT_A_TIME = 2
 MAX_UPLOADS_PER_USER = 16  # being received, waiting or repacked

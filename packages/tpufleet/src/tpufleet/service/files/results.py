@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from tpufleet.errors import NotFound
-from tpufleet.model.jobs import JobId
+from tpufleet.model.job.jobs import JobId
 
 MAX_RESULT_BYTES = 64 * 1024 * 1024
 

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, Conflict, NotFound
-from tpufleet.service import identifiers, redaction
+from tpufleet.service.operations import redaction
+from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import Store
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from typing import Protocol
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import DatabaseUnreachable, FleetError, NotFound, Unreachable
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.hosts import HostId
-from tpufleet.model.jobs import JobId
-from tpufleet.service import identifiers
+from tpufleet.model.fleet.hosts import HostId
+from tpufleet.model.job.attempts import AttemptId
+from tpufleet.model.job.jobs import JobId
 from tpufleet.service.files.archived import Archive
 from tpufleet.service.files.logs import DEFAULT_LIMIT, LogFiles, LogGap
+from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import Store, StoredObject
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from typing import IO, cast
 from starlette.concurrency import run_in_threadpool
 
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.model.snapshots import (
+from tpufleet.model.job.snapshots import (
     EXECUTABLE,
     LINK,
     REGULAR,

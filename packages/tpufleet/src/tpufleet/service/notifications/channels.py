@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.api_types import CreatedChannel, NewChannel
-from tpufleet.model.encoding import from_json, to_json
-from tpufleet.model.notifications import (
+from tpufleet.model.people.notifications import (
     MAX_CHANNELS,
     ChannelKind,
     Delivery,
@@ -22,13 +21,15 @@ from tpufleet.model.notifications import (
     check_email,
     check_name,
 )
-from tpufleet.model.records import replace
+from tpufleet.model.values.encoding import from_json, to_json
+from tpufleet.model.values.records import replace
 from tpufleet.policy.notifications import MAX_TESTS_PER_HOUR
-from tpufleet.service import identifiers, redaction
 from tpufleet.service.files.secrets import SealedValues
 from tpufleet.service.notifications import destinations
 from tpufleet.service.notifications.senders import ChannelSecret
-from tpufleet.service.rate_limiter import TooManyRequests
+from tpufleet.service.operations import redaction
+from tpufleet.service.transport import identifiers
+from tpufleet.service.transport.rate_limiter import TooManyRequests
 from tpufleet.stores.base import Store
 
 _TEST_PREFIX = "test-"  # of the id of a delivery; others start with the number of an event

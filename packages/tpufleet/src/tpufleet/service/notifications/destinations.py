@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, Unreachable
-from tpufleet.model.notifications import MAX_URL, NotificationRules
+from tpufleet.model.people.notifications import MAX_URL, NotificationRules
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 # IPv4 inside IPv6, which a gateway would translate back (RFC 6052).

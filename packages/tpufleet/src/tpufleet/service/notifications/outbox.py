@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, Conflict, DatabaseUnreachable, FleetError, Temporary
 from tpufleet.model.events import Event
-from tpufleet.model.notifications import (
+from tpufleet.model.people.notifications import (
     ChannelKind,
     Delivery,
     DeliveryState,

@@ -18,14 +18,14 @@ from email.utils import format_datetime
 from pathlib import Path
 
 from tpufleet.errors import BadInput, Unreachable
-from tpufleet.model.encoding import to_json
-from tpufleet.model.notifications import (
+from tpufleet.model.people.notifications import (
     ChannelKind,
     Delivery,
     NotificationChannel,
     NotificationRules,
     SmtpSettings,
 )
+from tpufleet.model.values.encoding import to_json
 from tpufleet.service.notifications import destinations
 from tpufleet.service.notifications.destinations import Destination
 

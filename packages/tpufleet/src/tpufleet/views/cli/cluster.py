@@ -10,5 +10,5 @@ cluster = LazyGroup(
     sections={
         "Commands": {k: v for table in registered("tpufleet.cluster") for k, v in table.items()}
     },
-    help="Kubernetes clusters that jobs can run on: on GKE, from a cluster.yaml; or on this machine.",
+    help="Kubernetes clusters for jobs: on GKE, from a cluster.yaml; or on this machine.",
 )

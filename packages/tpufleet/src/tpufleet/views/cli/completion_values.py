@@ -65,7 +65,7 @@ def pool_names() -> Candidates:
 
 
 def tpu_types() -> Candidates:
-    from tpufleet.model import topology
+    from tpufleet.model.tpu import topology
 
     known = topology.all_types()
     return [
@@ -75,7 +75,7 @@ def tpu_types() -> Candidates:
 
 
 def zones() -> Candidates:
-    from tpufleet.model import tpu_zones
+    from tpufleet.model.tpu import tpu_zones
 
     return [(zone, "") for zone in tpu_zones.zones()]
 
@@ -97,7 +97,7 @@ def folders() -> Candidates:
 
 
 def settings() -> Candidates:
-    from tpufleet.model.preferences import SETTINGS
+    from tpufleet.model.people.preferences import SETTINGS
 
     return [(key, setting.description) for key, setting in SETTINGS.items()]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from tpufleet.model import encoding
+from tpufleet.model.values import encoding
 from tpufleet.views import text
 from tpufleet.views.cli.registry import HintedUsageError
 

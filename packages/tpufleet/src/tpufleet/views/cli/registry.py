@@ -31,16 +31,19 @@ from tpufleet.views.cli.former_names import (
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+PACKAGE = "tpufleet.views.cli"
 COMPLETION_VARIABLE = "_TPU_COMPLETE"  # set by the completion scripts that click writes
 
 
 class LazyCommand(NamedTuple):
     help: str  # its line in `tpu --help`
-    target: str  # `module:attribute`
+    target: str  # `module:attribute`, below PACKAGE or of another distribution
 
     def load(self, path: str = "") -> click.Command:
         """`path`: its words after `tpu`, by which completion knows what its arguments mean."""
         module, _, attribute = self.target.partition(":")
+        if not module.startswith("tpufleet"):
+            module = f"{PACKAGE}.{module}"
         command: click.Command = getattr(importlib.import_module(module), attribute)
         if COMPLETION_VARIABLE in os.environ:
             from tpufleet.views.cli import completion_values
@@ -49,85 +52,108 @@ class LazyCommand(NamedTuple):
         return command
 
 
-# Of the core, by section of `tpu --help`, in the order shown. The first section has one line per command.
+# Of the core, by section of `tpu --help`, in the order shown. The first section has one line per
+# command.
 SECTIONS: dict[str, dict[str, LazyCommand]] = {
     "Everyday": {
-        "run": LazyCommand("Run a command on a TPU slice and follow it.", "tpufleet.views.cli.submit:run"),
-        "submit": LazyCommand("Submit the jobs in a file.", "tpufleet.views.cli.submit:submit"),
-        "jobs": LazyCommand("List and search jobs, newest first.", "tpufleet.views.cli.jobs:jobs"),
-        "show": LazyCommand("Show one job: spec, attempts, slices, hosts.", "tpufleet.views.cli.jobs:show"),
-        "logs": LazyCommand("Print the logs of a job.", "tpufleet.views.cli.logs:logs"),
-        "why": LazyCommand("Explain why a job waits or why it ended.", "tpufleet.views.cli.jobs:why"),
-        "top": LazyCommand("Jobs, slices, queue and events on one screen.", "tpufleet.views.cli.top:top"),
-        "cancel": LazyCommand("Cancel jobs.", "tpufleet.views.cli.cancel:cancel"),
-        "resume": LazyCommand("Continue a job from its last checkpoint.", "tpufleet.views.cli.resume:resume"),
-        "rerun": LazyCommand("Run a job again from the beginning.", "tpufleet.views.cli.resume:rerun"),
-        "compare": LazyCommand("Compare jobs: config, code, metrics, curves.", "tpufleet.views.cli.compare:compare"),
-        "queue": LazyCommand("List and reorder waiting jobs.", "tpufleet.views.cli.queue:queue"),
-        "inventory": LazyCommand("Slices, pools and notes in one table.", "tpufleet.views.cli.inventory:inventory"),
-        "reserve": LazyCommand("Reserve slices of a pool for a time.", "tpufleet.views.cli.reservations:reserve"),
-        "cost": LazyCommand("Show chip hours and cost.", "tpufleet.views.cli.cost:cost"),
-        "dash": LazyCommand("Open the web page.", "tpufleet.views.cli.dash:dash"),
+        "run": LazyCommand("Run a command on a TPU slice and follow it.", "jobs.submit:run"),
+        "submit": LazyCommand("Submit the jobs in a file.", "jobs.submit:submit"),
+        "jobs": LazyCommand("List and search jobs, newest first.", "jobs.jobs:jobs"),
+        "show": LazyCommand("Show one job: spec, attempts, slices, hosts.", "jobs.jobs:show"),
+        "logs": LazyCommand("Print the logs of a job.", "jobs.logs:logs"),
+        "why": LazyCommand("Explain why a job waits or why it ended.", "jobs.jobs:why"),
+        "top": LazyCommand("Jobs, slices, queue and events on one screen.", "jobs.top:top"),
+        "cancel": LazyCommand("Cancel jobs.", "jobs.cancel:cancel"),
+        "resume": LazyCommand("Continue a job from its last checkpoint.", "jobs.resume:resume"),
+        "rerun": LazyCommand("Run a job again from the beginning.", "jobs.resume:rerun"),
+        "compare": LazyCommand(
+            "Compare jobs: config, code, metrics, curves.", "jobs.compare:compare"
+        ),
+        "queue": LazyCommand("List and reorder waiting jobs.", "jobs.queue:queue"),
+        "inventory": LazyCommand(
+            "Slices, pools and notes in one table.", "slices.inventory:inventory"
+        ),
+        "reserve": LazyCommand(
+            "Reserve slices of a pool for a time.", "slices.reservations:reserve"
+        ),
+        "cost": LazyCommand("Show chip hours and cost.", "slices.cost:cost"),
+        "dash": LazyCommand("Open the web page.", "operators.dash:dash"),
     },
     "Jobs": {
-        "events": LazyCommand("Print events of a job or of the fleet.", "tpufleet.views.cli.logs:events"),
-        "metrics": LazyCommand("Show the metrics of a job over time.", "tpufleet.views.cli.compare:metrics"),
-        "profile": LazyCommand("Record a JAX profile of a running job.", "tpufleet.views.cli.profile:profile"),
-        "tensorboard": LazyCommand("Open jobs in TensorBoard.", "tpufleet.views.cli.tensorboard:tensorboard"),
-        "tag": LazyCommand("Add or remove tags of a job.", "tpufleet.views.cli.edit:tag"),
-        "note": LazyCommand("Set or print the notes of a job.", "tpufleet.views.cli.edit:note"),
-        "rename": LazyCommand("Give a job another name.", "tpufleet.views.cli.edit:rename"),
-        "priority": LazyCommand("Set the priority of a job.", "tpufleet.views.cli.edit:priority"),
-        "archive": LazyCommand("Hide ended jobs; deletes nothing.", "tpufleet.views.cli.archive:archive"),
-        "unarchive": LazyCommand("List archived jobs again.", "tpufleet.views.cli.archive:unarchive"),
-        "purge": LazyCommand("Delete logs, results and code of ended jobs.", "tpufleet.views.cli.archive:purge"),
-        "workload": LazyCommand("Run jobs with the options of xpk.", "tpufleet.views.cli.workload:workload"),
-        "demo": LazyCommand("Show a job that is preempted and finishes.", "tpufleet.views.cli.demo:demo"),
+        "events": LazyCommand("Print events of a job or of the fleet.", "jobs.logs:events"),
+        "metrics": LazyCommand("Show the metrics of a job over time.", "jobs.compare:metrics"),
+        "profile": LazyCommand("Record a JAX profile of a running job.", "jobs.profile:profile"),
+        "tensorboard": LazyCommand("Open jobs in TensorBoard.", "jobs.tensorboard:tensorboard"),
+        "tag": LazyCommand("Add or remove tags of a job.", "jobs.edit:tag"),
+        "note": LazyCommand("Set or print the notes of a job.", "jobs.edit:note"),
+        "rename": LazyCommand("Give a job another name.", "jobs.edit:rename"),
+        "priority": LazyCommand("Set the priority of a job.", "jobs.edit:priority"),
+        "archive": LazyCommand("Hide ended jobs; deletes nothing.", "jobs.archive:archive"),
+        "unarchive": LazyCommand("List archived jobs again.", "jobs.archive:unarchive"),
+        "purge": LazyCommand("Delete logs, results and code of ended jobs.", "jobs.archive:purge"),
+        "workload": LazyCommand("Run jobs with the options of xpk.", "workload:workload"),
+        "demo": LazyCommand("Show a job that is preempted and finishes.", "jobs.demo:demo"),
     },
     "Slices": {
-        "slices": LazyCommand("List slices.", "tpufleet.views.cli.slices:slices"),
-        "find": LazyCommand("Find slices by type, and room in pools.", "tpufleet.views.cli.inventory:find"),
-        "pool": LazyCommand("Manage pools of slices.", "tpufleet.views.cli.pool:pool"),
-        "adopt": LazyCommand("Use a TPU VM made by hand in a pool.", "tpufleet.views.cli.adopt:adopt"),
-        "unregister": LazyCommand("Give an adopted TPU VM back.", "tpufleet.views.cli.adopt:unregister"),
-        "reservations": LazyCommand("List and end reservations.", "tpufleet.views.cli.reservations:reservations"),
-        "release": LazyCommand("Release a reservation, slice or location.", "tpufleet.views.cli.reservations:release"),
-        "budget": LazyCommand("Show budgets and what was spent of them.", "tpufleet.views.cli.budget:budget"),
-        "stock": LazyCommand("Show capacity granted and refused, by zone.", "tpufleet.views.cli.stock:stock"),
-        "types": LazyCommand("List TPU types.", "tpufleet.views.cli.types:types"),
-        "exec": LazyCommand("Run a command on the hosts of a slice.", "tpufleet.views.cli.exec:exec_"),
-        "ssh": LazyCommand("Open a shell on a host, through gcloud.", "tpufleet.views.cli.ssh:ssh"),
-        "doctor": LazyCommand("Diagnose and repair a slice.", "tpufleet.views.cli.doctor:doctor"),
-        "rules": LazyCommand("Show the recovery rules.", "tpufleet.views.cli.rules:rules"),
-        "vm": LazyCommand("Manage TPU VMs without a server.", "tpufleet.views.cli.vm.group:vm"),
+        "slices": LazyCommand("List slices.", "slices.slices:slices"),
+        "find": LazyCommand("Find slices by type, and room in pools.", "slices.inventory:find"),
+        "pool": LazyCommand("Manage pools of slices.", "slices.pool:pool"),
+        "adopt": LazyCommand("Use a TPU VM made by hand in a pool.", "slices.adopt:adopt"),
+        "unregister": LazyCommand("Give an adopted TPU VM back.", "slices.adopt:unregister"),
+        "reservations": LazyCommand(
+            "List and end reservations.", "slices.reservations:reservations"
+        ),
+        "release": LazyCommand(
+            "Release a reservation, slice or location.", "slices.reservations:release"
+        ),
+        "budget": LazyCommand("Show budgets and what was spent of them.", "slices.budget:budget"),
+        "stock": LazyCommand("Show capacity granted and refused, by zone.", "slices.stock:stock"),
+        "types": LazyCommand("List TPU types.", "slices.types:types"),
+        "exec": LazyCommand("Run a command on the hosts of a slice.", "slices.exec:exec_"),
+        "ssh": LazyCommand("Open a shell on a host, through gcloud.", "slices.ssh:ssh"),
+        "doctor": LazyCommand("Diagnose and repair a slice.", "slices.doctor:doctor"),
+        "rules": LazyCommand("Show the recovery rules.", "jobs.rules:rules"),
+        "vm": LazyCommand("Manage TPU VMs without a server.", "vm.group:vm"),
     },
     "Settings": {
-        "config": LazyCommand("Show and change settings.", "tpufleet.views.cli.preferences:config"),
-        "alias": LazyCommand("Aliases of config paths and TPU types.", "tpufleet.views.cli.preferences:alias"),
-        "dir": LazyCommand("Numbered working directories.", "tpufleet.views.cli.preferences:folders"),
-        "view": LazyCommand("Saved queries of `tpu jobs`.", "tpufleet.views.cli.preferences:view"),
-        "notify": LazyCommand("Messages about jobs: webhook, Slack, e-mail.", "tpufleet.views.cli.notify:notify"),
-        "secret": LazyCommand("Manage values that jobs get by name.", "tpufleet.views.cli.users:secret"),
-        "token": LazyCommand("Manage API tokens.", "tpufleet.views.cli.users:token"),
-        "completion": LazyCommand("Print a shell's completion script.", "tpufleet.views.cli.completion:completion"),
-        "tldr": LazyCommand("Print worked examples.", "tpufleet.views.cli.tldr:tldr"),
-        "version": LazyCommand("Print the version.", "tpufleet.views.cli.version:version"),
+        "config": LazyCommand("Show and change settings.", "settings.preferences:config"),
+        "alias": LazyCommand(
+            "Aliases of config paths and TPU types.", "settings.preferences:alias"
+        ),
+        "dir": LazyCommand("Numbered working directories.", "settings.preferences:folders"),
+        "view": LazyCommand("Saved queries of `tpu jobs`.", "settings.preferences:view"),
+        "notify": LazyCommand(
+            "Messages about jobs: webhook, Slack, e-mail.", "settings.notify:notify"
+        ),
+        "secret": LazyCommand("Manage values that jobs get by name.", "settings.users:secret"),
+        "token": LazyCommand("Manage API tokens.", "settings.users:token"),
+        "completion": LazyCommand(
+            "Print a shell's completion script.", "settings.completion:completion"
+        ),
+        "tldr": LazyCommand("Print worked examples.", "settings.tldr:tldr"),
+        "version": LazyCommand("Print the version.", "settings.version:version"),
     },
     "Operators": {
-        "status": LazyCommand("Show the state of the server and its providers.", "tpufleet.views.cli.status:status"),
-        "init": LazyCommand("Set up a cloud project, step by step.", "tpufleet.views.cli.init:init"),
-        "check": LazyCommand("Check the cloud project: `tpu check cloud`.", "tpufleet.views.cli.check:check"),
-        "serve": LazyCommand("Run the control plane.", "tpufleet.views.cli.serve:serve"),
-        "user": LazyCommand("Manage users and roles.", "tpufleet.views.cli.users:user"),
-        "audit": LazyCommand("Print the audit log.", "tpufleet.views.cli.audit:audit"),
-        "backup": LazyCommand("Write a backup of the server to a file.", "tpufleet.views.cli.backup:backup"),
-        "restore": LazyCommand("Restore a backup into a new server.", "tpufleet.views.cli.backup:restore"),
-        "bundle": LazyCommand("Build what TPU hosts install, and upload it.", "tpufleet.views.cli.bundle:bundle"),
-        "deploy": LazyCommand("Run the server on a VM or on GKE.", "tpufleet.views.cli.deploy:deploy"),
-        "agent": LazyCommand("Run the agent of one host.", "tpufleet.views.cli.agent:agent"),
-        "fault": LazyCommand("Inject a fault into a simulated slice.", "tpufleet.views.cli.fault:fault"),
+        "status": LazyCommand(
+            "Show the state of the server and its providers.", "operators.status:status"
+        ),
+        "init": LazyCommand("Set up a cloud project, step by step.", "operators.init:init"),
+        "check": LazyCommand(
+            "Check the cloud project: `tpu check cloud`.", "operators.check:check"
+        ),
+        "serve": LazyCommand("Run the control plane.", "operators.serve:serve"),
+        "user": LazyCommand("Manage users and roles.", "settings.users:user"),
+        "audit": LazyCommand("Print the audit log.", "operators.audit:audit"),
+        "backup": LazyCommand("Write a backup of the server to a file.", "operators.backup:backup"),
+        "restore": LazyCommand("Restore a backup into a new server.", "operators.backup:restore"),
+        "bundle": LazyCommand(
+            "Build what TPU hosts install, and upload it.", "operators.bundle:bundle"
+        ),
+        "deploy": LazyCommand("Run the server on a VM or on GKE.", "operators.deploy:deploy"),
+        "agent": LazyCommand("Run the agent of one host.", "operators.agent:agent"),
+        "fault": LazyCommand("Inject a fault into a simulated slice.", "slices.fault:fault"),
     },
-}  # fmt: skip
+}
 CLUSTER = "tpufleet.views.cli.cluster:cluster"  # a group to which several distributions contribute
 COMMAND_TABLES = "tpufleet.commands"  # entry points: by section, the commands of a distribution
 
@@ -320,7 +346,7 @@ def root() -> RootGroup:
 
 def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
-        from tpufleet.views.cli.version import version
+        from tpufleet.views.cli.settings.version import version
 
         context.invoke(version, as_json=False)
         context.exit()

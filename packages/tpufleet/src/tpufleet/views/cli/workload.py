@@ -13,9 +13,10 @@ from typing import Any
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.views.cli import cancel as cancel_command
-from tpufleet.views.cli import jobs as jobs_command
-from tpufleet.views.cli import output, submit
+from tpufleet.views.cli import output
+from tpufleet.views.cli.jobs import cancel as cancel_command
+from tpufleet.views.cli.jobs import jobs as jobs_command
+from tpufleet.views.cli.jobs import submit
 from tpufleet.views.cli.output import json_option
 
 # xpk's priority → priority of a job that maps to the Kueue class of the same rank.

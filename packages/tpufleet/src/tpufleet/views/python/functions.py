@@ -11,8 +11,8 @@ from tpufleet.client.fleet import new_job_id
 from tpufleet.client.snapshots import with_files
 from tpufleet.errors import BadInput, FleetError, NotFound
 from tpufleet.model.api_types import JobRow
-from tpufleet.model.field_types import label_from
-from tpufleet.model.jobs import JobId, JobState, default_name
+from tpufleet.model.job.jobs import JobId, JobState, default_name
+from tpufleet.model.values.field_types import label_from
 from tpufleet.views.python import function_files
 from tpufleet.views.python.job_fields import JobFields, to_document
 from tpufleet.views.python.job_handle import Job, JobFailed, scan_workdir, submit_documents

@@ -12,11 +12,11 @@ from tpufleet.client import snapshots
 from tpufleet.client.fleet import FleetClient, new_job, new_job_id
 from tpufleet.client.snapshots import Scan
 from tpufleet.errors import BadInput, FleetError, Temporary
-from tpufleet.model import job_file
 from tpufleet.model.api_types import JobExplanation, JobRow
 from tpufleet.model.events import Event
-from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
-from tpufleet.model.topology import short_name
+from tpufleet.model.job import job_file
+from tpufleet.model.job.jobs import ENDED_STATES, JobId, JobState
+from tpufleet.model.tpu.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection
 from tpufleet.views.python.job_fields import JobFields, to_document

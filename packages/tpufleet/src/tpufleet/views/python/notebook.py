@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from tpufleet.errors import FleetError
 from tpufleet.model.api_types import JobRow
-from tpufleet.model.jobs import ENDED_STATES
-from tpufleet.model.topology import short_name
+from tpufleet.model.job.jobs import ENDED_STATES
+from tpufleet.model.tpu.topology import short_name
 from tpufleet.views import text
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from tpufleet.backoff import Backoff
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import FleetError, NotFound
 from tpufleet.model.api_types import JobRow
-from tpufleet.model.jobs import ENDED_STATES, JobId
+from tpufleet.model.job.jobs import ENDED_STATES, JobId
 from tpufleet.views.cli import connection
 
 OnEnd = Callable[[JobRow], None]

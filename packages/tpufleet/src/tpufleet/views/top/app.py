@@ -18,11 +18,11 @@ from textual.widgets import DataTable, Input, Static
 from tpufleet.errors import BadInput, FleetError
 from tpufleet.model.api_types import JobChanges, JobRow
 from tpufleet.model.events import Event
-from tpufleet.model.jobs import ENDED_STATES, JobId
+from tpufleet.model.job.jobs import ENDED_STATES, JobId
 from tpufleet.views import text
-from tpufleet.views.cli.compare import code_lines, comparison_table, plot_lines
-from tpufleet.views.cli.jobs import names_owner
-from tpufleet.views.cli.resume import changes_from_line
+from tpufleet.views.cli.jobs.compare import code_lines, comparison_table, plot_lines
+from tpufleet.views.cli.jobs.jobs import names_owner
+from tpufleet.views.cli.jobs.resume import changes_from_line
 from tpufleet.views.top import tables
 from tpufleet.views.top.dialogs import LineDialog, LogDialog, QuestionDialog, TextDialog
 from tpufleet.views.top.tables import COLUMNS, FleetView, Tab, TableRow

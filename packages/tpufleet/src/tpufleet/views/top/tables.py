@@ -9,11 +9,11 @@ from enum import StrEnum
 
 from tpufleet.model.api_types import JobRow, QueueEntry, SliceRow
 from tpufleet.model.events import Event
-from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
-from tpufleet.model.topology import short_name
+from tpufleet.model.job.jobs import ENDED_STATES, JobId, JobState
+from tpufleet.model.tpu.topology import short_name
 from tpufleet.views import text
+from tpufleet.views.cli.jobs.queue import because
 from tpufleet.views.cli.output import Cell, column_widths
-from tpufleet.views.cli.queue import because
 
 MAX_EVENTS = 500
 EVENT_COLUMNS = ("WHEN", "KIND", "STATE", "ABOUT", "MESSAGE")

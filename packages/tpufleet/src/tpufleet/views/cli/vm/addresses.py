@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tpufleet.errors import FleetError
-from tpufleet.model import fleets
+from tpufleet.model.fleet import fleets
 from tpufleet.views.cli.vm.options import zone_of
 from tpufleet.views.cli.vm.remote_commands import NodeAddress
 

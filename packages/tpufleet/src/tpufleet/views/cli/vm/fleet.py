@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tpufleet.errors import BadInput, FleetError
-from tpufleet.model import fleets
-from tpufleet.model.fleets import CreatedNode, FleetMember
+from tpufleet.model.fleet import fleets
+from tpufleet.model.fleet.fleets import CreatedNode, FleetMember
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.vm.options import (

@@ -6,23 +6,23 @@ from tpufleet.views.cli.registry import LazyCommand, LazyGroup
 
 SECTIONS = {
     "One node": {
-        "apply": LazyCommand("Create a node, with retries.", "tpufleet.views.cli.vm.nodes:apply"),
-        "reapply": LazyCommand("Delete a node and create it again.", "tpufleet.views.cli.vm.nodes:reapply"),
-        "delete": LazyCommand("Delete a node.", "tpufleet.views.cli.vm.nodes:delete"),
-        "restart": LazyCommand("Stop and start a node.", "tpufleet.views.cli.vm.nodes:restart"),
-        "describe": LazyCommand("Show everything about a node.", "tpufleet.views.cli.vm.nodes:describe"),
-        "status": LazyCommand("Print the state of a node.", "tpufleet.views.cli.vm.nodes:status"),
-        "check-env": LazyCommand("Check which chips JAX sees on a node.", "tpufleet.views.cli.vm.repair:check_env"),
-        "repair": LazyCommand("Repair a node.", "tpufleet.views.cli.vm.repair:repair"),
-        "mount-disk": LazyCommand("Attach and mount data disks.", "tpufleet.views.cli.vm.setup:mount_disk"),
-        "set-wandb": LazyCommand("Install a Weights & Biases API key.", "tpufleet.views.cli.vm.setup:set_wandb"),
-        "ssh": LazyCommand("Open a shell on a host of a node.", "tpufleet.views.cli.vm.shell:ssh"),
-        "shell": LazyCommand("Run typed lines on every host of a node.", "tpufleet.views.cli.vm.shell:shell"),
+        "apply": LazyCommand("Create a node, with retries.", "vm.nodes:apply"),
+        "reapply": LazyCommand("Delete a node and create it again.", "vm.nodes:reapply"),
+        "delete": LazyCommand("Delete a node.", "vm.nodes:delete"),
+        "restart": LazyCommand("Stop and start a node.", "vm.nodes:restart"),
+        "describe": LazyCommand("Show everything about a node.", "vm.nodes:describe"),
+        "status": LazyCommand("Print the state of a node.", "vm.nodes:status"),
+        "check-env": LazyCommand("Check which chips JAX sees on a node.", "vm.repair:check_env"),
+        "repair": LazyCommand("Repair a node.", "vm.repair:repair"),
+        "mount-disk": LazyCommand("Attach and mount data disks.", "vm.setup:mount_disk"),
+        "set-wandb": LazyCommand("Install a Weights & Biases API key.", "vm.setup:set_wandb"),
+        "ssh": LazyCommand("Open a shell on a host of a node.", "vm.shell:ssh"),
+        "shell": LazyCommand("Run typed lines on every host of a node.", "vm.shell:shell"),
     },
     "Many nodes": {
-        "fleet": LazyCommand("Manage nodes over zones and workers.", "tpufleet.views.cli.vm.fleet:fleet"),
+        "fleet": LazyCommand("Manage nodes over zones and workers.", "vm.fleet:fleet"),
     },
-}  # fmt: skip
+}
 
 vm = LazyGroup(
     name="vm",

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from tpufleet.errors import NotFound
-from tpufleet.model import fleets
-from tpufleet.model.topology import short_name
+from tpufleet.model.fleet import fleets
+from tpufleet.model.tpu.topology import short_name
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.vm.options import (

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.model import durations, fleets, topology
-from tpufleet.model.fleets import NodeInfo, NodeRequest
+from tpufleet.model.fleet import fleets
+from tpufleet.model.fleet.fleets import NodeInfo, NodeRequest
+from tpufleet.model.tpu import topology
+from tpufleet.model.values import durations
 from tpufleet.views.cli import connection, output
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tpufleet.model import fleets
-from tpufleet.model.fleets import NodeInfo
-from tpufleet.model.topology import short_name
+from tpufleet.model.fleet import fleets
+from tpufleet.model.fleet.fleets import NodeInfo
+from tpufleet.model.tpu.topology import short_name
 from tpufleet.views.cli import output
 
 

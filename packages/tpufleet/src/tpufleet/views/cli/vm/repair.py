@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tpufleet.model import fleets
+from tpufleet.model.fleet import fleets
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.vm import remote_commands

@@ -1,0 +1,1 @@
+"""Slices, hosts, pools and reservations."""

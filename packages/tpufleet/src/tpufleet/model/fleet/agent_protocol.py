@@ -1,0 +1,133 @@
+"""Messages between an agent and the control plane.
+
+Agents and servers may be one release apart. New fields have defaults, unknown fields are ignored,
+and unknown enum values are read as described in `read_heartbeat` and `read_reply`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from tpufleet.errors import BadInput
+from tpufleet.model.fleet.host_commands import HostCommand
+from tpufleet.model.fleet.hosts import Exit, HostId, NoticeKind, Phase, Progress, ProgressPoint
+from tpufleet.model.job.attempts import AttemptId, EnvironmentReport
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import JobId
+from tpufleet.model.values import encoding
+
+# Of this release. 1: heartbeats without number and version. 2: both.
+PROTOCOL = 2
+# Names the sender, so that its token can be verified even when the body cannot be read.
+HOST_HEADER = "X-Tpufleet-Host"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heartbeat:
+    """Agent → control plane: the state of this host. Level-triggered: a resend has no effect."""
+
+    host_id: HostId
+    boot: str  # the agent process; changes when the agent starts again
+    at: datetime  # by the host's clock, which may be wrong and step: never used to order
+    address: str
+    coordinator_port: int
+    phase: Phase = Phase.IDLE
+    attempt_id: AttemptId | None = None  # the attempt that phase, exit and progress are about
+    exit: Exit | None = None
+    notice: NoticeKind | None = None
+    progress: Progress | None = None
+    seq: int = 0  # increases with each heartbeat of this agent process; 0: not numbered
+    protocol: int = 1
+    environment: EnvironmentReport | None = None  # once the Python of the attempt is ready
+    points: tuple[ProgressPoint, ...] = ()  # since the last answered heartbeat, oldest first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceTokenRequest:
+    """Agent → control plane: the first request of a host whose provider could only pass it a
+    bootstrap token that others can read. A retry with the same `nonce` has the same result."""
+
+    host_id: HostId
+    nonce: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceTokenReply:
+    """Control plane → agent: the token of the slice, issued once to each host."""
+
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    """Control plane → agent: what this host must run. The attempt id is the fencing token."""
+
+    attempt_id: AttemptId
+    job_id: JobId
+    number: int
+    command: tuple[str, ...]
+    setup: tuple[str, ...]
+    env: dict[str, str]
+    secrets: dict[str, str]  # resolved values, in memory only; empty once the agent reports it
+    snapshot: str | None
+    checkpoint: str
+    grace: timedelta
+    worker_id: int  # index of the host in its slice
+    hostnames: tuple[str, ...]  # of this slice, in order
+    slice_index: int
+    num_slices: int
+    process_id: int  # over the whole gang
+    num_processes: int
+    coordinator_address: str  # host:port of process 0
+    megascale_coordinator: str  # host of process 0
+    chips: int  # on this host
+    accelerator: str
+    stop: EndReason | None = None  # set: stop the workload gracefully
+    python: str | None = None  # of the job's environment; see JobSpec
+    dependencies: tuple[str, ...] | None = None
+    image: str | None = None
+    metrics: dict[str, str] = field(default_factory=dict)  # name → pattern for lines of the log
+    owned_by_admin: bool = False  # who may act as the server's user anyway
+    token: str = field(default="", repr=False)  # for its processes; empty once the agent reports it
+    owner: str = ""  # caches on the host are apart by owner; empty: a server that does not say
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeartbeatReply:
+    """What to run now (None: stop any workload), and when to send the next heartbeat."""
+
+    assignment: Assignment | None
+    next_heartbeat: timedelta
+    lease: timedelta  # without a reply for this long, stop the workload
+    release: bool = False  # this slice is being released: stop and exit
+    host_commands: tuple[HostCommand, ...] = ()  # to be run beside the workload, each once
+    protocol: int = 1
+
+
+def read_heartbeat(data: bytes) -> Heartbeat:
+    """An unknown phase is one in which the workload is alive; an unknown notice means that the host
+    goes away; unknown evidence is none. What a program reports as its progress may be anything:
+    what cannot be read of it is left out."""
+    try:
+        return _read_heartbeat(data)
+    except BadInput as error:
+        try:
+            return _read_heartbeat(
+                encoding.without_unreadable(data, Heartbeat, ("progress", "points"))
+            )
+        except BadInput:
+            raise error from None
+
+
+def _read_heartbeat(data: bytes) -> Heartbeat:
+    return encoding.from_json_of_any_release(
+        data,
+        Heartbeat,
+        {Phase: Phase.RUNNING, NoticeKind: NoticeKind.MAINTENANCE, EndReason: None},
+    )
+
+
+def read_reply(data: bytes) -> HeartbeatReply:
+    """An unknown reason to stop is one to stop; an unknown kind of host command is left out."""
+    return encoding.from_json_of_any_release(data, HeartbeatReply, {EndReason: EndReason.CANCELLED})

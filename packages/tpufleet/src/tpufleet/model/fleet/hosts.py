@@ -1,0 +1,131 @@
+"""Hosts: the VMs of a slice, with the last report of the agent on each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import NewType
+
+from tpufleet.model.fleet.slices import SliceId
+from tpufleet.model.job.attempts import AttemptId, EnvironmentReport
+from tpufleet.model.job.end_reasons import EndReason
+
+HostId = NewType("HostId", str)  # "{slice}/{index}"
+
+
+def host_id(slice_id: SliceId, index: int) -> HostId:
+    return HostId(f"{slice_id}/{index}")
+
+
+def slice_id_of(host: HostId) -> SliceId:
+    return SliceId(host.rpartition("/")[0])
+
+
+class Phase(StrEnum):
+    """What the agent is doing for its attempt."""
+
+    IDLE = "idle"  # no workload, and no process left over
+    SETUP = "setup"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    EXITED = "exited"  # the whole process group is gone
+
+
+class NoticeKind(StrEnum):
+    PREEMPTED = "preempted"
+    MAINTENANCE = "maintenance"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exit:
+    """How a workload ended on one host. Reported once its whole process group is gone."""
+
+    at: datetime
+    during_setup: bool = False
+    status: int | None = None  # exit status; None when a signal ended it
+    signal: int | None = None
+    stopped_by_agent: bool = False  # after SIGTERM from the agent
+    oom_killed: bool = False
+    evidence: EndReason | None = None  # from the last log lines
+    log_line: str = ""  # the line with the evidence, or the last line
+
+    @property
+    def clean(self) -> bool:
+        return self.status == 0 and not self.during_setup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    id: HostId
+    slice_id: SliceId
+    index: int
+    address: str = ""  # where other hosts of the gang reach it
+    coordinator_port: int = 0
+    boot: str = ""  # changes when the agent is a new process
+    heartbeat_seq: int = 0  # of the heartbeat that this row is from
+    past_boots: tuple[str, ...] = ()  # earlier agent processes, newest first
+    attempt_id: AttemptId | None = None
+    phase: Phase = Phase.IDLE
+    exit: Exit | None = None
+    notice: NoticeKind | None = None
+    up_at: datetime | None = None  # first heartbeat; None until then
+    environment: EnvironmentReport | None = None  # of its attempt
+
+
+# A late heartbeat of an agent that is gone is recognised this many restarts later.
+MAX_PAST_BOOTS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """Progress reported by a workload."""
+
+    step: int | None = None
+    total: int | None = None
+    checkpoint_step: int | None = None
+    at: datetime | None = None
+    message: str = ""
+    metrics: dict[str, float] | None = None
+
+
+# In `progress.json` and in one heartbeat. A program that reports faster is thinned.
+MAX_RECENT_POINTS = 50
+MAX_HEARTBEAT_POINTS = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgressPoint:
+    """What a workload reported at one moment."""
+
+    at: datetime
+    step: int | None = None
+    metrics: dict[str, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgressFile(Progress):
+    """`progress.json`: the latest report, and those shortly before it."""
+
+    recent: tuple[ProgressPoint, ...] = ()  # oldest first
+
+    @property
+    def latest(self) -> Progress:
+        return Progress(
+            step=self.step,
+            total=self.total,
+            checkpoint_step=self.checkpoint_step,
+            at=self.at,
+            message=self.message,
+            metrics=self.metrics,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostLiveness:
+    """The last heartbeat of a host. Stored apart from hosts, because it changes constantly."""
+
+    host_id: HostId
+    seen_at: datetime
+    attempt_id: AttemptId | None = None
+    progress: Progress | None = None

@@ -1,0 +1,1 @@
+"""Jobs and their attempts: the job file, states, end reasons, search."""

@@ -1,0 +1,314 @@
+"""The query language of job lists: `owner:me tag:sweep-* loss<0.3 since:7d -state:failed resnet`.
+
+Terms are separated by spaces and all must match; `-` or `!` negates a term; `a,b` means either;
+`*` and `?` are wildcards in the values of keys, except states and times. A word without a key is
+searched in name, command, notes and tags. Case is ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+import shlex
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta, tzinfo
+from enum import StrEnum
+
+from tpufleet.errors import BadInput
+from tpufleet.model.job.jobs import ENDED_STATES, Job, JobState
+from tpufleet.model.tpu import topology
+from tpufleet.model.values import durations
+from tpufleet.model.values.bounds import FIRST_DATE, LAST_DATE
+
+MAX_QUERY = 1000  # characters
+MAX_WORDS = 2000  # characters of a job that are searched
+ME = "me"
+
+
+class SearchField(StrEnum):
+    OWNER = "owner"
+    TAG = "tag"
+    STATE = "state"
+    NAME = "name"
+    POOL = "pool"
+    TYPE = "type"
+    ID = "id"
+    PARENT = "parent"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldTerm:
+    """The field equals one of these values, or matches one with wildcards."""
+
+    field: SearchField
+    values: tuple[str, ...]
+    negated: bool = False
+    case_sensitive: frozenset[str] = frozenset()  # those of the values for which case counts
+
+
+@dataclass(frozen=True, slots=True)
+class TextTerm:
+    text: str  # lower case
+    negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MetricTerm:
+    """The last value that the job reported."""
+
+    name: str
+    operator: str  # a key of OPERATORS
+    value: float
+    negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedTerm:
+    """Submitted at this moment or later; `before`: earlier than that."""
+
+    moment: datetime
+    before: bool = False
+    negated: bool = False
+
+
+SearchTerm = FieldTerm | TextTerm | MetricTerm | SubmittedTerm
+
+
+@dataclass(frozen=True, slots=True)
+class JobSearch:
+    terms: tuple[SearchTerm, ...] = ()
+    archived: bool | None = None  # `is:archived`; None: not stated
+
+    @property
+    def names_owner(self) -> bool:
+        return any(
+            isinstance(term, FieldTerm) and term.field is SearchField.OWNER for term in self.terms
+        )
+
+    def with_exact_owners(self, users: Collection[str]) -> JobSearch:
+        """The name of a user means no other user whose name differs from it in case."""
+        times = Counter(user.lower() for user in users)
+        ambiguous = {user for user in users if times[user.lower()] > 1}
+        terms = tuple(
+            replace(term, case_sensitive=frozenset(ambiguous.intersection(term.values)))
+            if isinstance(term, FieldTerm) and term.field is SearchField.OWNER
+            else term
+            for term in self.terms
+        )
+        return replace(self, terms=terms)
+
+
+OPERATORS = ("<=", ">=", "!=", "<", ">", "=")
+KEYS = (*(field.value for field in SearchField), "since", "until", "is")
+_SYNONYMS = {
+    "user": "owner",
+    "by": "owner",
+    "tags": "tag",
+    "accelerator": "type",
+    "before": "until",
+}
+_COMPARISON = re.compile(r"([A-Za-z_][\w./-]{0,99})(<=|>=|!=|<|>|=)(.*)", re.DOTALL)
+_KEYED = re.compile(r"([a-z]+):(.*)", re.DOTALL)
+STATE_GROUPS: dict[str, frozenset[JobState]] = {
+    "live": frozenset(JobState) - ENDED_STATES,
+    "ended": ENDED_STATES,
+}
+
+
+def parse_search(query: str, *, caller: str, now: datetime, zone: tzinfo = UTC) -> JobSearch:
+    """BadInput names the term and what to write."""
+    if len(query) > MAX_QUERY or "\0" in query:
+        raise BadInput(f"query: must be at most {MAX_QUERY} characters, without null characters")
+    terms: list[SearchTerm] = []
+    archived: bool | None = None
+    for written in filter(None, _split(query)):
+        negated = written[0] in "-!" and len(written) > 1
+        term = written[1:] if negated else written
+        keyed = _KEYED.fullmatch(term)
+        key = _SYNONYMS.get(keyed[1], keyed[1]) if keyed else ""
+        if keyed and key == "is":
+            archived = _archived(keyed[2], written) is not negated
+        elif keyed and key in ("since", "until"):
+            moment = _moment(keyed[2], written, now, zone)
+            terms.append(SubmittedTerm(moment, key == "until", negated))
+        elif keyed and key in KEYS:
+            terms.append(_field_term(SearchField(key), keyed[2], written, caller, negated))
+        elif comparison := _COMPARISON.fullmatch(term):
+            terms.append(_metric_term(comparison, written, negated))
+        elif keyed and "/" not in keyed[2]:  # a URL is text
+            near = difflib.get_close_matches(keyed[1], KEYS, n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            known = ", ".join((*KEYS, *_SYNONYMS))
+            raise BadInput(f"{written!r}: unknown key {keyed[1]!r}; {meant}known: {known}")
+        elif text := _folded(term):
+            terms.append(TextTerm(text, negated))
+    return JobSearch(tuple(terms), archived)
+
+
+def _split(query: str) -> list[str]:
+    lexer = shlex.shlex(query, posix=True, punctuation_chars="")
+    lexer.whitespace_split, lexer.commenters, lexer.escape = True, "", ""
+    try:
+        return list(lexer)
+    except ValueError as error:
+        raise BadInput("query: a quotation mark is not closed") from error
+
+
+def _archived(value: str, written: str) -> bool:
+    if value != "archived":
+        raise BadInput(f"{written!r}: unknown; write is:archived")
+    return True
+
+
+def _field_term(
+    field: SearchField, text: str, written: str, caller: str, negated: bool
+) -> FieldTerm:
+    values = [value for value in text.split(",") if value]
+    if not values:
+        raise BadInput(f"{written!r}: no value; write {field}:VALUE")
+    if field is SearchField.STATE:
+        values = [state for value in values for state in _states(value, written)]
+    elif field is SearchField.OWNER:
+        values = [caller if value == ME else value for value in values]
+    elif field is SearchField.TYPE:
+        values = [_accelerator(value) for value in values]
+    return FieldTerm(field, tuple(dict.fromkeys(values)), negated)
+
+
+def _states(value: str, written: str) -> list[str]:
+    if value in STATE_GROUPS:
+        return sorted(state.value for state in STATE_GROUPS[value])
+    if value not in {state.value for state in JobState}:
+        known = ", ".join([*(state.value for state in JobState), *STATE_GROUPS])
+        raise BadInput(f"{written!r}: unknown state {value[:40]!r}; known: {known}")
+    return [value]
+
+
+def _accelerator(value: str) -> str:
+    """`v5e-16` is v5litepod-16; `v5e` is every size of it."""
+    if has_wildcard(value):
+        return re.sub(r"^v5e(?=-|\*|$)", "v5litepod", value)
+    try:
+        return topology.find(value).name
+    except BadInput:
+        return re.sub(r"^v5e$", "v5litepod", value) + "-*"
+
+
+def _metric_term(comparison: re.Match[str], written: str, negated: bool) -> MetricTerm:
+    try:
+        value = float(comparison[3])
+    except ValueError as error:
+        name, operator = comparison[1], comparison[2]
+        raise BadInput(
+            f"{written!r}: {comparison[3][:40]!r} is not a number; write {name}{operator}0.3, or "
+            f'"{written[:40]}" in quotation marks to search for the text'
+        ) from error
+    return MetricTerm(comparison[1], comparison[2], value, negated)
+
+
+def _moment(text: str, written: str, now: datetime, zone: tzinfo) -> datetime:
+    """`7d` ago, a date, or a date and time."""
+    local = now.astimezone(zone)
+    if text in ("today", "yesterday"):
+        days = timedelta(days=text == "yesterday")
+        return (local - days).replace(hour=0, minute=0, second=0, microsecond=0)
+    moment: datetime | None = None
+    try:
+        span = durations.parse(text)
+        moment = now - span if span is not None else None
+    except BadInput as error:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise BadInput(f"{written!r}: {error}; or a date such as 2026-01-31") from error
+    if moment is None:
+        raise BadInput(f"{written!r}: write a duration such as 7d, or a date such as 2026-01-31")
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=zone)
+    return min(max(moment, FIRST_DATE), LAST_DATE)
+
+
+def has_wildcard(value: str) -> bool:
+    return "*" in value or "?" in value
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+# What is searched of a job. Every store keeps these, or computes them.
+
+
+def search_words(job: Job) -> str:
+    spec = job.spec
+    parts = (spec.name, job.id, *spec.command, spec.notes, *spec.tags)
+    return _folded(" ".join(parts).replace("\0", " "))[:MAX_WORDS]
+
+
+def search_tags(job: Job) -> str:
+    """Each tag between line breaks, in lower case."""
+    return "".join(f"\n{tag.lower()}" for tag in job.spec.tags) + "\n"
+
+
+def matches_wildcard(pattern: str, text: str) -> bool:
+    """`*` stands for any text, `?` for one character. fnmatch does not backtrack over stars."""
+    return fnmatch.fnmatchcase(text.lower(), pattern.lower().replace("[", "[[]"))
+
+
+def matches(job: Job, search: JobSearch, metrics: Mapping[str, float]) -> bool:
+    return all(_matches(job, term, metrics) is not term.negated for term in search.terms)
+
+
+def _matches(job: Job, term: SearchTerm, metrics: Mapping[str, float]) -> bool:
+    match term:
+        case TextTerm():
+            return term.text in search_words(job)
+        case SubmittedTerm():
+            return (job.submitted_at < term.moment) is term.before
+        case MetricTerm():
+            return term.name in metrics and compare(metrics[term.name], term)
+        case FieldTerm():
+            known = _field_values(job, term.field)
+            return any(
+                matches_wildcard(value, each)
+                if has_wildcard(value)
+                else value == each
+                if value in term.case_sensitive
+                else value.lower() == each.lower()
+                for value in term.values
+                for each in known
+            )
+
+
+def compare(value: float, term: MetricTerm) -> bool:
+    results = {
+        "<": value < term.value,
+        "<=": value <= term.value,
+        ">": value > term.value,
+        ">=": value >= term.value,
+        "=": value == term.value,
+        "!=": value != term.value,
+    }
+    return results[term.operator]
+
+
+def _field_values(job: Job, field: SearchField) -> tuple[str, ...]:
+    match field:
+        case SearchField.OWNER:
+            return (job.owner,)
+        case SearchField.TAG:
+            return job.spec.tags
+        case SearchField.STATE:
+            return (job.state.value,)
+        case SearchField.NAME:
+            return (job.spec.name,)
+        case SearchField.POOL:
+            return (job.spec.pool or "",)
+        case SearchField.TYPE:
+            return (job.spec.accelerator,)
+        case SearchField.ID:
+            return (job.id,)
+        case SearchField.PARENT:
+            return (job.parent or "",)

@@ -1,0 +1,1 @@
+"""TPU types, zones, machines and prices."""

@@ -1,0 +1,132 @@
+"""Prices per chip hour, with date and source. Prices in the config take precedence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tpufleet.errors import SettingErrors
+from tpufleet.model.job.jobs import Capacity, JobSpec
+from tpufleet.model.tpu import topology
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Price:
+    generation: str
+    capacity: Capacity
+    usd: float  # for one chip, one hour
+    as_of: str
+    source: str
+
+
+LIST_PRICE_SOURCE = "cloud.google.com/tpu/pricing, on demand, us regions"
+# Spot prices vary by month and zone; this fraction is an assumption, and is shown as one.
+SPOT_SHARE = 0.4
+_AS_OF = "2025-06"
+_ON_DEMAND = {"v2": 1.125, "v3": 2.0, "v4": 3.22, "v5e": 1.2, "v5p": 4.2, "v6e": 2.7}
+
+
+def price_table(
+    overrides: Mapping[str, Mapping[str, float]] | None = None,
+) -> dict[tuple[str, str], Price]:
+    """By generation and capacity type. `overrides` is as in a config file: {v5e: {spot: 0.5}}."""
+    prices: dict[tuple[str, str], Price] = {}
+    for generation, usd in _ON_DEMAND.items():
+        for capacity in Capacity:
+            spot = capacity is Capacity.SPOT
+            prices[generation, capacity] = Price(
+                generation=generation,
+                capacity=capacity,
+                usd=round(usd * SPOT_SHARE, 4) if spot else usd,
+                as_of=_AS_OF,
+                source=f"assumed: {SPOT_SHARE:.0%} of the list price"
+                if spot
+                else LIST_PRICE_SOURCE,
+            )
+    errors = SettingErrors("prices")
+    for generation, kinds in (overrides or {}).items():
+        for kind, usd in _checked(generation, kinds, errors).items():
+            prices[generation, kind] = Price(
+                generation=generation, capacity=kind, usd=usd, as_of="", source="config"
+            )
+    errors.raise_all()
+    return prices
+
+
+def chip_hour_price(
+    accelerator: str, capacity: str, prices: Mapping[tuple[str, str], Price]
+) -> float | None:
+    """In USD; None where no price is known."""
+    price = prices.get((topology.find(accelerator).generation, capacity))
+    return price.usd if price is not None else None
+
+
+def source_price(
+    spec: JobSpec, capacity: str, prices: Mapping[tuple[str, str], Price]
+) -> float | None:
+    """USD per hour of all slices of a job, with this capacity type; None: no price is known."""
+    usd = chip_hour_price(spec.accelerator, capacity, prices)
+    return None if usd is None else usd * topology.find(spec.accelerator).chips * spec.slices
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What a job costs while it runs, before it is launched."""
+
+    chips: int
+    usd_per_hour: float | None  # None: no price is known
+    capacity: str
+    source: str  # of the price
+    as_of: str
+    limit: float | None = None  # the most that it can cost, if that is known
+
+
+def amount(value: float) -> str:
+    """With at least two decimals, and at least two significant digits: `1,234.50`, `0.0031`."""
+    decimals = 2
+    if value and math.isfinite(value):
+        decimals = max(2, 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"
+
+
+def estimate(spec: JobSpec, prices: Mapping[tuple[str, str], Price]) -> Estimate:
+    """With the first capacity type that the job prefers."""
+    kind = topology.find(spec.accelerator)
+    chips = kind.chips * spec.slices
+    price = prices.get((kind.generation, spec.capacity[0]))
+    hourly = chips * price.usd if price is not None else None
+    return Estimate(
+        chips=chips,
+        usd_per_hour=hourly,
+        capacity=spec.capacity[0].value,
+        source=price.source if price is not None else "",
+        as_of=price.as_of if price is not None else "",
+        limit=_most(spec, hourly),
+    )
+
+
+def _most(spec: JobSpec, hourly: float | None) -> float | None:
+    limits = [spec.max_cost] if spec.max_cost is not None else []
+    if spec.max_hours is not None and hourly is not None:
+        limits.append(spec.max_hours * hourly)
+    return min(limits, default=None)
+
+
+def _checked(generation: object, kinds: object, errors: SettingErrors) -> dict[Capacity, float]:
+    known = {kind.generation for kind in topology.all_types().values()}
+    prices: dict[Capacity, float] = {}
+    if generation not in known:
+        errors.add(str(generation), f"unknown generation; write one of {', '.join(sorted(known))}")
+    elif not isinstance(kinds, Mapping):
+        errors.add(str(generation), "must be a mapping of capacity types, such as {spot: 0.5}")
+    else:
+        for kind, usd in kinds.items():
+            path = f"{generation}.{kind}"
+            if kind not in list(Capacity):
+                errors.add(path, f"unknown capacity; write one of {', '.join(Capacity)}")
+            elif isinstance(usd, bool) or not isinstance(usd, int | float) or not usd >= 0:
+                errors.add(path, "must be a price of zero or more, such as 0.5")
+            else:
+                prices[Capacity(kind)] = float(usd)
+    return prices

@@ -1,0 +1,1 @@
+"""Values in text and JSON: durations, sizes, bounds, encoding."""

@@ -1,0 +1,49 @@
+"""Bounds of numbers, durations and dates that come from outside, so that no sum of them overflows
+and any database and any JSON reader can hold them."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from tpufleet.errors import BadInput
+from tpufleet.model.values.durations import MAX_DURATION
+
+T = TypeVar("T")
+
+MAX_NUMBER = 2**53  # the largest that every JSON reader represents exactly
+FIRST_DATE = datetime(1970, 1, 1, tzinfo=UTC)
+LAST_DATE = datetime(2500, 1, 1, tzinfo=UTC)
+
+
+def check_bounds(value: T, path: str = "") -> T:
+    """The value itself. Raises BadInput that names the field."""
+    match value:
+        case bool() | str() | bytes() | None:
+            pass
+        case int() | float():
+            if not -MAX_NUMBER <= value <= MAX_NUMBER:
+                raise BadInput(f"{path}: must be a number from -2^53 to 2^53")
+        case timedelta():
+            if not -MAX_DURATION <= value <= MAX_DURATION:
+                raise BadInput(f"{path}: longer than ten years")
+        case datetime():
+            moment = value if value.tzinfo else value.replace(tzinfo=UTC)
+            if not FIRST_DATE <= moment <= LAST_DATE:
+                raise BadInput(f"{path}: not a date from 1970 to 2500")
+        case dict():
+            for key, item in value.items():
+                check_bounds(item, _join(path, key))
+        case list() | tuple() | set() | frozenset():
+            for number, item in enumerate(value):
+                check_bounds(item, _join(path, number))
+        case _ if dataclasses.is_dataclass(value):
+            for field in dataclasses.fields(value):
+                check_bounds(getattr(value, field.name), _join(path, field.name))
+    return value
+
+
+def _join(path: str, name: Any) -> str:
+    name = str(name)[:40]
+    return f"{path}.{name}" if path else name

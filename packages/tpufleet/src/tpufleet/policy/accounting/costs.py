@@ -1,0 +1,225 @@
+"""Chip hours by job: paid, running and lost. Derived from slices and attempts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from tpufleet.model.fleet.pools import CapacityRefusal, RefusalKind
+from tpufleet.model.fleet.slices import SIMULATED_PROVIDERS, LossReason, SliceId, TpuSlice
+from tpufleet.model.job.attempts import Attempt, AttemptId
+from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.job.jobs import Capacity, Job, JobId
+from tpufleet.model.people.costs import CostRow, SettledCosts, StockRow
+from tpufleet.model.tpu import topology
+
+HOUR = timedelta(hours=1)
+# After a notice, machines keep running (and are billed) until they are deleted.
+_BILLED_UNTIL_GONE = (LossReason.PREEMPTED, LossReason.MAINTENANCE)
+
+# Job, pool, type, capacity, and whether it is simulated.
+_Key = tuple[JobId | None, str | None, str, Capacity, bool]
+
+
+@dataclass(slots=True)
+class _Totals:
+    slices: set[SliceId]
+    paid: timedelta = timedelta(0)  # all in chips × time
+    running: timedelta = timedelta(0)
+    lost: timedelta = timedelta(0)
+    unknown: timedelta = timedelta(0)
+
+
+def paid_span(tpu_slice: TpuSlice, now: datetime) -> tuple[datetime, datetime] | None:
+    """From the start of its machines until it was released or lost. None: never billed."""
+    known = [moment for moment in (tpu_slice.up_at, tpu_slice.ready_at) if moment is not None]
+    if not known:
+        return None
+    start = min(known)
+    end = tpu_slice.lost_at
+    if end is not None and tpu_slice.loss in _BILLED_UNTIL_GONE and tpu_slice.gone_at is not None:
+        end = tpu_slice.gone_at
+    return start, max(start, end or tpu_slice.gone_at or now)
+
+
+def account(
+    slices: Iterable[TpuSlice],
+    jobs: Mapping[JobId, Job],
+    attempts: Iterable[Attempt],
+    now: datetime,
+    reporting: Collection[AttemptId] = (),
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> list[CostRow]:
+    """Every billed chip hour exactly once, largest row first. `reporting`: live attempts that have
+    reported a step. `since` and `until`: only what was billed between them."""
+    on_slice: dict[SliceId, list[Attempt]] = {}
+    for attempt in attempts:
+        for slice_id in attempt.slices:
+            on_slice.setdefault(slice_id, []).append(attempt)
+    sums: dict[_Key, _Totals] = {}
+    for tpu_slice in slices:
+        span = paid_span(tpu_slice, now)
+        if span is not None and (since is not None or until is not None):
+            start, end = max(span[0], since or span[0]), min(span[1], until or span[1])
+            span = (start, end) if start < end else None
+        if span is not None:
+            _add_slice(tpu_slice, span, on_slice.get(tpu_slice.id, ()), sums, now, reporting)
+    rows = [_row(key, totals, jobs) for key, totals in sums.items()]
+    return sorted(rows, key=lambda row: -row.chip_hours)
+
+
+def _add_slice(
+    tpu_slice: TpuSlice,
+    span: tuple[datetime, datetime],
+    attempts: Sequence[Attempt],
+    sums: dict[_Key, _Totals],
+    now: datetime,
+    reporting: Collection[AttemptId],
+) -> None:
+    chips = topology.find(tpu_slice.accelerator).chips
+
+    def totals_of(job_id: JobId | None) -> _Totals:
+        simulated = tpu_slice.provider in SIMULATED_PROVIDERS
+        key = (job_id, tpu_slice.pool, tpu_slice.accelerator, tpu_slice.capacity, simulated)
+        totals = sums.setdefault(key, _Totals(set()))
+        totals.slices.add(tpu_slice.id)
+        return totals
+
+    left = span[1] - span[0]
+    for attempt in attempts:
+        held = _overlap(span, attempt.created_at, attempt.ended_at or now)
+        used = totals_of(attempt.job_id)
+        used.paid += chips * held
+        left -= held
+        if attempt.running_at is not None:
+            ran = _overlap(span, attempt.running_at, attempt.ended_at or now)
+            used.running += chips * ran
+            used.lost += chips * ran * lost_share(attempt)
+            if not is_accountable(attempt) and attempt.id not in reporting:
+                used.unknown += chips * ran
+    # Booting and waiting for the rest of a gang count for the job that holds the slice, if any.
+    if tpu_slice.job_id is not None:
+        waited = _waited(tpu_slice, span, attempts, now)
+        totals_of(tpu_slice.job_id).paid += chips * waited
+        left -= waited
+    if left > timedelta(0):
+        totals_of(None).paid += chips * left
+
+
+def _waited(
+    tpu_slice: TpuSlice,
+    span: tuple[datetime, datetime],
+    attempts: Sequence[Attempt],
+    now: datetime,
+) -> timedelta:
+    """How long the job that holds the slice has held it without an attempt. A slice of a pool may
+    have been idle, or used by other jobs, before."""
+    own = [attempt for attempt in attempts if attempt.job_id == tpu_slice.job_id]
+    since = tpu_slice.assigned_at
+    if since is None:  # stored before this was recorded
+        first = min((attempt.created_at for attempt in own), default=span[1])
+        since = span[0] if tpu_slice.pool is None else first
+    held = (max(span[0], since), span[1])
+    used = sum(
+        (_overlap(held, attempt.created_at, attempt.ended_at or now) for attempt in own),
+        timedelta(0),
+    )
+    return max(held[1] - held[0] - used, timedelta(0))
+
+
+def is_accountable(attempt: Attempt) -> bool:
+    """Whether it is known how much of its work was useful: it finished, or reported its steps."""
+    return attempt.last_step is not None or attempt.end_reason is EndReason.FINISHED
+
+
+def lost_share(attempt: Attempt) -> float:
+    """The fraction of an ended attempt's work that came after its last checkpoint."""
+    if attempt.live or attempt.last_step is None or attempt.end_reason is EndReason.FINISHED:
+        return 0.0
+    start = attempt.start_step or 0
+    kept = max(attempt.checkpoint_step or start, start)
+    done = attempt.last_step - start
+    return min(1.0, max(0.0, (attempt.last_step - kept) / done)) if done > 0 else 0.0
+
+
+def by_owner(rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
+    """Sums, without the jobs."""
+    sums: dict[tuple[str, str, str, Capacity, bool], CostRow] = {}
+    for row in rows:
+        key = (row.owner, row.pool or "", row.accelerator, row.capacity, row.simulated)
+        other = sums.get(key)
+        sums[key] = replace(
+            row,
+            job_id=None,
+            job_name="",
+            slices=row.slices + (other.slices if other else 0),
+            chip_hours=row.chip_hours + (other.chip_hours if other else 0.0),
+            running=row.running + (other.running if other else 0.0),
+            lost=row.lost + (other.lost if other else 0.0),
+            unknown=row.unknown + (other.unknown if other else 0.0),
+        )
+    return tuple(sums[key] for key in sorted(sums))
+
+
+def settle(settled: SettledCosts, rows: Iterable[CostRow], until: datetime) -> SettledCosts:
+    """With what was billed from its end until then."""
+    return SettledCosts(until=until, rows=by_owner((*settled.rows, *rows)))
+
+
+def stock(slices: Iterable[TpuSlice], refusals: Iterable[CapacityRefusal]) -> list[StockRow]:
+    """Grants, refusals and preemptions by source."""
+    by_source: dict[tuple[str, str, str, Capacity], list[TpuSlice]] = {}
+    for item in slices:
+        key = (item.provider, item.zone, item.accelerator, item.capacity)
+        by_source.setdefault(key, []).append(item)
+    refused = {
+        (no.provider, no.zone, no.accelerator, no.capacity): no
+        for no in refusals
+        if no.kind is not RefusalKind.UNREACHABLE
+    }
+    rows = []
+    for key in sorted({*by_source, *refused}):
+        of_source, refusal = by_source.get(key, []), refused.get(key)
+        granted = [item.up_at or item.ready_at for item in of_source]
+        moments = [moment for moment in granted if moment is not None]
+        waiting = refusal is not None and refusal.streak > 0
+        rows.append(
+            StockRow(
+                provider=key[0],
+                zone=key[1],
+                accelerator=key[2],
+                capacity=key[3],
+                granted=len(moments),
+                refused=sum(item.loss is LossReason.REFUSED for item in of_source),
+                preempted=sum(item.loss is LossReason.PREEMPTED for item in of_source),
+                last_granted=max(moments, default=None),
+                last_refused=refusal.refused_at if refusal is not None else None,
+                not_before=refusal.until if refusal is not None and waiting else None,
+                message=refusal.message if refusal is not None else "",
+            )
+        )
+    return rows
+
+
+def _overlap(span: tuple[datetime, datetime], begin: datetime, end: datetime) -> timedelta:
+    return max(min(span[1], end) - max(span[0], begin), timedelta(0))
+
+
+def _row(key: _Key, totals: _Totals, jobs: Mapping[JobId, Job]) -> CostRow:
+    job = jobs.get(key[0]) if key[0] is not None else None
+    return CostRow(
+        job_id=key[0],
+        job_name=job.spec.name if job is not None else "",
+        owner=job.owner if job is not None else "",
+        pool=key[1],
+        accelerator=key[2],
+        capacity=key[3],
+        slices=len(totals.slices),
+        chip_hours=totals.paid / HOUR,
+        running=totals.running / HOUR,
+        lost=totals.lost / HOUR,
+        unknown=totals.unknown / HOUR,
+        simulated=key[4],
+    )

@@ -1,0 +1,23 @@
+"""The order of heartbeats: by agent process and number, never by a clock."""
+
+from __future__ import annotations
+
+from tpufleet.model.fleet.agent_protocol import Heartbeat
+from tpufleet.model.fleet.hosts import MAX_PAST_BOOTS, Host
+
+
+def is_superseded(heartbeat: Heartbeat, host: Host) -> bool:
+    """Whether the row is from a later heartbeat. One without a number, from an agent of an earlier
+    release, counts as later than what arrived before it."""
+    if heartbeat.boot == host.boot:
+        return 0 < heartbeat.seq < host.heartbeat_seq
+    return heartbeat.boot in host.past_boots
+
+
+def past_boots(heartbeat: Heartbeat, before: Host | None) -> tuple[str, ...]:
+    """Agent processes of this host that have been replaced. They never come back."""
+    if before is None:
+        return ()
+    if before.boot in ("", heartbeat.boot):
+        return before.past_boots
+    return (before.boot, *before.past_boots)[:MAX_PAST_BOOTS]

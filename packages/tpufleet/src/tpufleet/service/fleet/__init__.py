@@ -1,0 +1,1 @@
+"""Slices, pools and reservations."""

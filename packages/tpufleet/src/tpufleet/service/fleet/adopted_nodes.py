@@ -1,0 +1,92 @@
+"""Nodes that people made: adopt one as a slice of a pool, and give it back."""
+
+from __future__ import annotations
+
+import secrets
+
+from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.model.api_types import AdoptRequest
+from tpufleet.model.fleet import fleets
+from tpufleet.model.fleet.slices import ADOPTING_PROVIDERS, SliceId, SliceState, TpuSlice
+from tpufleet.model.inbox import InboxMessage, InboxMessageKind
+from tpufleet.service.jobs.commands import CommandContext
+from tpufleet.service.transport import identifiers
+from tpufleet.stores.base import ChangeSet
+
+# A name is at most 63 characters long, also as a label, with a suffix of 7.
+_MAX_STEM = 56
+
+
+def adopt(context: CommandContext, request: AdoptRequest) -> SliceId:
+    """The slice that it becomes. Idempotent. The controller asks the provider, which refuses what
+    cannot work."""
+    store = context.store
+    fleets.check_name(request.node)
+    fleets.check_zone(request.zone)
+    pool = store.pool(request.pool)
+    if pool is None:
+        near = identifiers.suggestion(request.pool, [each.name for each in store.pools()])
+        raise NotFound(f"no pool named {request.pool!r}{near}")
+    if pool.provider not in ADOPTING_PROVIDERS:
+        raise BadInput(
+            f"pool {pool.name} is of the provider {pool.provider}; only pools of "
+            f"{', '.join(sorted(ADOPTING_PROVIDERS))} can adopt nodes"
+        )
+    for each in store.slices():
+        if each.zone != request.zone or request.node not in (each.id, each.node):
+            continue
+        if not each.adopted:
+            raise Conflict(f"{each.id} was created by this server; it is a slice already")
+        if each.state is SliceState.RELEASING:
+            raise Conflict(f"{each.node} is being given back; try again in a minute")
+        if each.pool != pool.name:
+            raise Conflict(
+                f"{each.node} is in pool {each.pool}; run `tpu unregister {each.node}` first"
+            )
+        return each.id
+    # A new id each time: a slice that is gone never comes back, and no node has its name.
+    slice_id = SliceId(f"{request.node[:_MAX_STEM].rstrip('-')}-{secrets.token_hex(3)}")
+    message = InboxMessage(
+        kind=InboxMessageKind.ADOPT,
+        at=context.now,
+        by=context.caller.name,
+        slice_id=slice_id,
+        pool=pool.name,
+        node=request.node,
+        zone=request.zone,
+    )
+    store.commit(ChangeSet(messages=[message]))
+    return slice_id
+
+
+def unregister(context: CommandContext, name: str) -> None:
+    """By the name of the node or of its slice. Idempotent."""
+    tpu_slice = _find(context, name)
+    if tpu_slice.job_id is not None:
+        raise Conflict(
+            f"job {tpu_slice.job_id} runs on {tpu_slice.node}; wait for its end, or run "
+            f"`tpu cancel {tpu_slice.job_id}`"
+        )
+    message = InboxMessage(
+        kind=InboxMessageKind.UNREGISTER,
+        at=context.now,
+        by=context.caller.name,
+        slice_id=tpu_slice.id,
+    )
+    context.store.commit(ChangeSet(messages=[message]))
+
+
+def _find(context: CommandContext, name: str) -> TpuSlice:
+    slices = context.store.slices()
+    matches = [each for each in slices if each.adopted and name in (each.id, each.node)]
+    if len(matches) > 1:
+        known = ", ".join(f"{each.id} in {each.zone}" for each in matches)
+        raise BadInput(f"several nodes are named {name}: {known}; pass the name of the slice")
+    if matches:
+        return matches[0]
+    if any(each.id == name for each in slices):
+        raise Conflict(
+            f"{name} was created by this server, which deletes it when its pool or job no longer "
+            "needs it; only adopted nodes are unregistered"
+        )
+    raise NotFound(f"no adopted node named {name!r}; `tpu inventory` lists them")

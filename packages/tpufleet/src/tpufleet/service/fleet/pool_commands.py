@@ -1,0 +1,113 @@
+"""Commands on pools. The controller scales them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.model.events import Event, EventKind
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.inbox import InboxMessage, InboxMessageKind
+from tpufleet.model.job import pod_fields
+from tpufleet.model.job.job_file import label_error
+from tpufleet.model.people.users import Role
+from tpufleet.model.tpu import topology
+from tpufleet.service.fleet import reservations
+from tpufleet.service.jobs.commands import LIVE_STATES, CommandContext
+from tpufleet.service.transport import identifiers
+from tpufleet.stores.base import ChangeSet, JobQuery
+
+
+def put_pool(context: CommandContext, pool: Pool, providers: Sequence[str]) -> Pool:
+    """Create or update a pool; any spelling of the accelerator is accepted."""
+    if fault := label_error(pool.name):
+        raise BadInput(f"name: {fault}")
+    if pool.provider not in providers:
+        near = identifiers.suggestion(pool.provider, providers)
+        raise BadInput(f"provider: unknown provider {pool.provider!r}{near}")
+    if pool.largest < 1 or not 0 <= pool.smallest <= pool.largest:
+        raise BadInput("smallest, largest: must satisfy 0 ≤ smallest ≤ largest and 1 ≤ largest")
+    if pool.slices_per_user is not None and pool.slices_per_user < 1:
+        raise BadInput("slices_per_user: must be at least 1; leave it out for no limit")
+    if not pool.capacity:
+        raise BadInput("capacity: must list at least one kind, such as spot")
+    if not timedelta(0) <= pool.hold_after_failure <= timedelta(days=1):
+        raise BadInput("hold_after_failure: must be from 0 to 24 hours")
+    if pool.idle_after.total_seconds() < 0:
+        raise BadInput("idle_after: must not be negative")
+    before = context.store.pool(pool.name)
+    _check_members(context, pool.members, before.members if before else ())
+    pod_fields.parse_pod(pod_fields.POD.to_document(pool.pod))
+    pool = replace(pool, accelerator=topology.find(pool.accelerator).name)
+    if before is None:  # of an earlier pool of this name, deleted by an older server
+        reservations.end_all(context, pool.name)
+    _commit_pool(context, pool.name, "changed", ChangeSet(pools=[pool]))
+    reservations.end_of_former_members(context, pool)
+    return pool
+
+
+def _check_members(context: CommandContext, members: Sequence[str], before: Sequence[str]) -> None:
+    """Those that are new must be users; others may have been deleted since."""
+    users = [user.name for user in context.store.users()]
+    for member in members:
+        identifiers.check_user_name(member)
+        if member not in users and member not in before:
+            near = identifiers.suggestion(member, users)
+            raise BadInput(f"members: unknown user {member!r}{near}")
+
+
+def remove_member(context: CommandContext, name: str) -> None:
+    """Of all pools, when this user is deleted: a later one of that name is another person. A pool
+    without members would be open to all users, so it gets an admin, who may use it anyway."""
+    for pool in context.store.pools():
+        if name in pool.members:
+            kept = tuple(member for member in pool.members if member != name)
+            changed = replace(pool, members=kept or (_other_admin(context, name),))
+            message = f"member {name} was removed: the user was deleted"
+            _commit_pool(context, pool.name, "changed", ChangeSet(pools=[changed]), message)
+
+
+def _other_admin(context: CommandContext, name: str) -> str:
+    admins = sorted(user.name for user in context.store.users() if user.role is Role.ADMIN)
+    others = [admin for admin in admins if admin != name]
+    return context.caller.name if context.caller.name in others or not others else others[0]
+
+
+def delete_pool(context: CommandContext, name: str) -> None:
+    """Its reservations end with it."""
+    if context.store.pool(name) is None:
+        known = [pool.name for pool in context.store.pools()]
+        raise NotFound(f"no pool named {name!r}{identifiers.suggestion(name, known)}")
+    jobs = context.store.jobs(JobQuery(pool=name, states=LIVE_STATES, limit=1_000_000))
+    if len(jobs) == 1:
+        raise Conflict(
+            f"pool {name} is in use by job {jobs[0].id} ({jobs[0].spec.name}); wait for it to end, "
+            f"or run `tpu cancel {jobs[0].id}`"
+        )
+    if jobs:
+        raise Conflict(
+            f"pool {name} is in use by {len(jobs)} jobs; wait for them to end, or cancel them: "
+            f"`tpu jobs --all-users pool:{name} state:live` lists them"
+        )
+    with reservations.no_changes(context) as lock:
+        # First, so that none is left if the server stops between.
+        reservations.end_all(context, name, lock)
+        _commit_pool(context, name, "dropped", ChangeSet(deleted_pools=[name]))
+
+
+def _commit_pool(
+    context: CommandContext, name: str, state: str, change: ChangeSet, message: str = ""
+) -> None:
+    by = context.caller.name
+    notice = InboxMessage(kind=InboxMessageKind.POOL_CHANGED, at=context.now, by=by, pool=name)
+    event = Event(
+        at=context.now,
+        kind=EventKind.POOL,
+        state=state,
+        message=message or f"{by} {state} it",
+        pool=name,
+        by=by,
+    )
+    context.store.commit(replace(change, messages=[notice], events=[event]))

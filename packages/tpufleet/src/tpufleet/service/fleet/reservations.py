@@ -1,0 +1,309 @@
+"""Commands on reservations. Placement honours them."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from tpufleet.errors import BadInput, Conflict, Fenced, Forbidden, NotFound
+from tpufleet.model.api_types import NewReservation
+from tpufleet.model.events import Event, EventKind
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.fleet.reservations import (
+    KEPT_FOR,
+    MAX_AHEAD,
+    MAX_DURATION,
+    Reservation,
+    most_reserved,
+)
+from tpufleet.model.inbox import InboxMessage, InboxMessageKind
+from tpufleet.model.people.users import Role
+from tpufleet.policy.scheduling import reservation_limits
+from tpufleet.service.jobs.commands import CommandContext
+from tpufleet.service.transport import identifiers
+from tpufleet.stores.base import ChangeSet, Lease, Store
+
+_LEASE = "reservations"
+MAX_LATE = timedelta(minutes=5)  # of a request that took a while
+_LEASE_TTL = timedelta(seconds=30)
+_WAIT_SECONDS = 2.0
+_RETRY_SECONDS = 0.02
+
+
+def listed(store: Store, now: datetime, *, ended: bool = False) -> list[Reservation]:
+    """By start. Ended ones are kept for calendars."""
+    known = store.documents(Reservation)
+    chosen = [each for each in known if ended or each.ends_at > now]
+    return sorted(chosen, key=lambda each: (each.starts_at, each.id))
+
+
+def reserve(context: CommandContext, new: NewReservation) -> Reservation:
+    """Idempotent: the id is in the request. Conflict when the pool has fewer slices left."""
+    now, store = context.now, context.store
+    identifiers.parse_job_id(new.id)
+    pool = _find_pool(context, new.pool)
+    starts_at = max(new.starts_at or now, now)
+    if starts_at - now > MAX_AHEAD:
+        raise BadInput(f"starts_at: more than {MAX_AHEAD.days} days ahead")
+    _check_duration(new.duration)
+    if len(new.note) > 500 or "\0" in new.note:
+        raise BadInput("note: must be at most 500 characters, without null characters")
+    slices = _default_slices(context, pool) if new.slices is None else new.slices
+    if not 1 <= slices <= pool.largest:
+        raise BadInput(f"slices: pool {pool.name} has 1 to {pool.largest}, not {slices}")
+    reservation = Reservation(
+        id=new.id,
+        pool=pool.name,
+        slices=slices,
+        owner=context.caller.name,
+        starts_at=starts_at,
+        ends_at=starts_at + new.duration,
+        created_at=now,
+        note=new.note,
+    )
+    with no_changes(context) as lock:
+        known = store.document(Reservation, new.id)
+        if known is not None:
+            return known
+        pool = _find_pool(context, new.pool)  # it may have been deleted meanwhile
+        if new.starts_at is not None and now - new.starts_at > MAX_LATE:
+            raise BadInput(f"starts_at: {new.starts_at:%Y-%m-%d %H:%M} UTC has passed")
+        _require_allowed(context, pool, reservation)
+        _require_room(store, pool, reservation)
+        store.update_document(
+            Reservation,
+            reservation.id,
+            lambda _: reservation,
+            fence=lock,
+            required_user=reservation.owner,
+        )
+        _forget_old(store, now)
+    _announce(
+        context, reservation, "reserved", f"{reservation.owner} reserved {_what(reservation)}"
+    )
+    return reservation
+
+
+def extend(context: CommandContext, reservation_id: str, by: timedelta) -> Reservation:
+    _check_duration(by)
+    with no_changes(context) as lock:
+        reservation = find(context.store, reservation_id)
+        context.caller.require_owner(reservation.owner, f"reservation {reservation.id}")
+        if reservation.ends_at <= context.now:
+            raise Conflict(f"reservation {reservation.id} has ended; make a new one")
+        pool = _find_pool(context, reservation.pool)
+        extended = replace(reservation, ends_at=reservation.ends_at + by)
+        if extended.ends_at - max(extended.starts_at, context.now) > MAX_DURATION:
+            raise BadInput(f"a reservation lasts at most {MAX_DURATION.days} days")
+        _require_allowed(context, pool, extended)
+        _require_room(context.store, pool, extended)
+        context.store.update_document(
+            Reservation,
+            extended.id,
+            lambda _: extended,
+            fence=lock,
+            required_user=extended.owner,
+        )
+    _announce(context, extended, "reserved", f"{context.caller.name} extended {_what(extended)}")
+    return extended
+
+
+def end(context: CommandContext, reservation_id: str, reason: str) -> Reservation:
+    """Released by its owner, or broken by an admin, who must say why."""
+    with no_changes(context) as lock:
+        return _end(context, reservation_id, reason, lock)
+
+
+def end_all(context: CommandContext, pool: str, lock: Lease | None = None) -> None:
+    """Those of a pool that is deleted. `lock`: of `no_changes`, if the caller has it."""
+    lasting = [each for each in listed(context.store, context.now) if each.pool == pool]
+    if not lasting:
+        return
+    if lock is None:
+        with no_changes(context) as own:
+            end_all(context, pool, own)
+        return
+    reason = f"pool {pool} was deleted"
+    for each in lasting:
+        _finish(context, each, reason, lock)
+        _announce(context, each, "released", f"the reservation of {each.owner} has ended: {reason}")
+
+
+def end_of_user(context: CommandContext, owner: str) -> None:
+    """Those of a user who was deleted, so that none is made or extended meanwhile."""
+    lasting = [each for each in listed(context.store, context.now) if each.owner == owner]
+    _end_each(context, lasting, f"user {owner} was deleted")
+
+
+def end_of_former_members(context: CommandContext, pool: Pool) -> None:
+    """Those of users who may no longer use the pool: nobody could use their slices."""
+    admins = {user.name for user in context.store.users() if user.role is Role.ADMIN}
+    for each in listed(context.store, context.now):
+        if each.pool == pool.name and not pool.admits(each.owner, is_admin=each.owner in admins):
+            reason = f"{each.owner} is no longer a member of pool {pool.name}"
+            _end_each(context, [each], reason)
+
+
+def _end_each(context: CommandContext, reservations: Iterable[Reservation], reason: str) -> None:
+    for each in reservations:
+        _finish(context, each, reason)
+        _announce(context, each, "released", f"the reservation of {each.owner} has ended: {reason}")
+
+
+def _finish(
+    context: CommandContext, reservation: Reservation, reason: str, lock: Lease | None = None
+) -> Reservation:
+    ended = replace(
+        reservation,
+        starts_at=min(reservation.starts_at, context.now),
+        ends_at=context.now,
+        ended_by=context.caller.name,
+        end_reason=reason[:500],
+    )
+    context.store.update_document(Reservation, ended.id, lambda _: ended, fence=lock)
+    return ended
+
+
+def _end(context: CommandContext, reservation_id: str, reason: str, lock: Lease) -> Reservation:
+    reservation = find(context.store, reservation_id)
+    mine = reservation.owner == context.caller.name
+    if not mine and not context.caller.is_admin:
+        raise Forbidden(
+            f"reservation {reservation.id} belongs to {reservation.owner}; only "
+            f"{reservation.owner} or an admin may end it"
+        )
+    if not mine and not reason.strip():
+        raise BadInput(f"reason: missing; tell {reservation.owner} why it is broken")
+    context.caller.record_foreign_access(reservation.owner, f"reservation {reservation.id}")
+    if reservation.ends_at <= context.now:
+        return reservation
+    verb = "released" if mine else "broke"
+    ended = _finish(context, reservation, reason, lock)
+    why = f": {reason[:500]}" if reason else ""
+    message = f"{context.caller.name} {verb} the reservation of {reservation.owner}{why}"
+    _announce(context, ended, "released", message)
+    return ended
+
+
+def find(store: Store, reservation_id: str) -> Reservation:
+    reservation = store.document(Reservation, reservation_id)
+    if reservation is None:
+        known = [
+            each for each in store.documents(Reservation) if each.id.startswith(reservation_id)
+        ]
+        if len(known) == 1 and reservation_id:
+            return known[0]
+        raise NotFound(f"no reservation {reservation_id!r}; list them with `tpu reservations`")
+    return reservation
+
+
+def _check_duration(duration: timedelta) -> None:
+    if not timedelta(minutes=1) <= duration <= MAX_DURATION:
+        raise BadInput(f"duration: must be from 1 minute to {MAX_DURATION.days} days")
+
+
+def _find_pool(context: CommandContext, name: str) -> Pool:
+    pool = context.store.pool(name)
+    if pool is None:
+        known = [each.name for each in context.store.pools()]
+        near = identifiers.suggestion(name, known) or "; create one with `tpu pool create`"
+        raise NotFound(f"no pool named {name!r}{near}")
+    caller = context.caller
+    if not pool.admits(caller.name, is_admin=caller.is_admin):
+        raise Forbidden(f"{caller.name} is not a member of pool {name}")
+    return pool
+
+
+def _default_slices(context: CommandContext, pool: Pool) -> int:
+    """All that the caller may have."""
+    if pool.slices_per_user is None or context.caller.is_admin:
+        return pool.largest
+    return min(pool.largest, pool.slices_per_user)
+
+
+def _require_allowed(context: CommandContext, pool: Pool, wanted: Reservation) -> None:
+    if context.caller.is_admin:
+        return
+    known = context.store.documents(Reservation)
+    if message := reservation_limits.refusal(wanted, known, pool, context.now):
+        raise Conflict(message)
+
+
+def _require_room(store: Store, pool: Pool, wanted: Reservation) -> None:
+    others = [
+        each
+        for each in store.documents(Reservation)
+        if each.pool == pool.name and each.id != wanted.id
+    ]
+    left = pool.largest - most_reserved(others, wanted.starts_at, wanted.ends_at)
+    if wanted.slices > left:
+        first = min(
+            (each for each in others if each.overlaps(wanted.starts_at, wanted.ends_at)),
+            key=lambda each: each.starts_at,
+            default=None,
+        )
+        if first is None:
+            raise Conflict(
+                f"pool {pool.name} has {pool.largest} slices now, and reservation {wanted.id} has "
+                f"{wanted.slices}; make a new one"
+            )
+        note = f" ({first.note})" if first.note else ""
+        raise Conflict(
+            f"pool {pool.name} has {max(0, left)} of {pool.largest} slices left to reserve then: "
+            f"{first.owner} has {first.slices} from {first.starts_at:%Y-%m-%d %H:%M} to "
+            f"{first.ends_at:%H:%M} UTC{note}"
+        )
+
+
+@contextlib.contextmanager
+def no_changes(context: CommandContext) -> Iterator[Lease]:
+    """One change at a time, so that two cannot take the last slice. Each request is a holder of its
+    own: a lease is granted again to whoever holds it. One that outlives its lease, since the server
+    was frozen, changes nothing."""
+    store, holder = context.store, secrets.token_hex(8)
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while True:
+        now = store.time() or context.now
+        lease = store.acquire_lease(_LEASE, holder, _LEASE_TTL, now)
+        if lease is not None:
+            break
+        if time.monotonic() >= deadline:
+            raise Conflict("another reservation is being made; try again")
+        time.sleep(_RETRY_SECONDS)
+    try:
+        yield lease
+    except Fenced as error:
+        raise Conflict("another reservation was made meanwhile; try again") from error
+    finally:
+        store.release_lease(lease)
+
+
+def _forget_old(store: Store, now: datetime) -> None:
+    for each in store.documents(Reservation):
+        if now - each.ends_at > KEPT_FOR:
+            store.update_document(Reservation, each.id, lambda _: None)
+
+
+def _what(reservation: Reservation) -> str:
+    noun = "slice" if reservation.slices == 1 else "slices"
+    start, end = reservation.starts_at, reservation.ends_at
+    return f"{reservation.slices} {noun} from {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC"
+
+
+def _announce(context: CommandContext, changed: Reservation, state: str, message: str) -> None:
+    by = context.caller.name
+    event = Event(
+        at=context.now,
+        kind=EventKind.POOL,
+        state=state,
+        message=message,
+        pool=changed.pool,
+        by=by,
+        data={"reservation": changed.id},
+    )
+    notice = InboxMessage(kind=InboxMessageKind.RESERVED, at=context.now, by=by, pool=changed.pool)
+    context.store.commit(ChangeSet(messages=[notice], events=[event]))

@@ -1,0 +1,1 @@
+"""Hosts: heartbeats, assignments, commands."""

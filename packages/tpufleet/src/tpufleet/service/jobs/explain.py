@@ -1,0 +1,318 @@
+"""Explain a job: why it waits and until when, what it is doing, or why it ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime, timedelta
+
+from tpufleet.model.api_types import AttemptSummary, JobExplanation, JobRow, SliceRow
+from tpufleet.model.fleet.hosts import Progress
+from tpufleet.model.fleet.pools import CapacityRefusal, RefusalKind
+from tpufleet.model.fleet.server_status import CONTACT
+from tpufleet.model.fleet.slices import SliceState
+from tpufleet.model.job.attempts import Attempt, AttemptState
+from tpufleet.model.job.end_reasons import END_REASONS, EndReason
+from tpufleet.model.job.jobs import Job, JobState
+from tpufleet.model.tpu.topology import short_name
+from tpufleet.policy.events import count_of
+from tpufleet.policy.recovery import liveness
+from tpufleet.policy.scheduling import placement
+from tpufleet.policy.scheduling.capacity import CapacitySource, RefusalHistory
+from tpufleet.service.fleet import capacity_sources
+from tpufleet.service.jobs import job_queue, queries
+from tpufleet.service.operations import server_status
+from tpufleet.stores.base import JobQuery, Store
+
+_REFUSED = {
+    RefusalKind.CAPACITY: "no capacity",
+    RefusalKind.QUOTA: "no quota",
+    RefusalKind.ACCESS: "no access",
+    RefusalKind.REQUEST: "invalid request",
+    RefusalKind.UNREACHABLE: "no contact",
+}
+
+
+def explain(store: Store, job: Job, now: datetime) -> JobExplanation:
+    attempts = store.attempts(job.id)
+    summaries = tuple(_summarize(attempt, now) for attempt in attempts)
+    if job.ended:
+        return _explain_ended(job, attempts, summaries, store.files_deleted_at(job.id))
+    if attempts and attempts[-1].live:
+        return _explain_running(store, job, attempts, summaries, now)
+    return _explain_waiting(store, job, attempts, summaries, now)
+
+
+def _explain_waiting(
+    store: Store,
+    job: Job,
+    attempts: list[Attempt],
+    summaries: tuple[AttemptSummary, ...],
+    now: datetime,
+) -> JobExplanation:
+    ahead = jobs_ahead(store, job)
+    waited = now - _waiting_since(job, attempts)
+    details, moments = [], []
+    if attempts and attempts[-1].end_reason is not None:
+        details.append(f"attempt {attempts[-1].number} ended: {summaries[-1].message}")
+    if job.cancel_requested_by is not None:
+        details.append(f"cancellation requested by {job.cancel_requested_by}")
+    if job.not_before is not None and job.not_before > now:
+        details.append(f"in backoff for another {format_duration(job.not_before - now)}")
+        moments.append(job.not_before)
+    if ahead:
+        queue = f"pool {job.spec.pool}" if job.spec.pool else short_name(job.spec.accelerator)
+        start = job_queue.latest_start(store, job, now)
+        when = f"; starts in {format_duration(start - now)} at the latest" if start else ""
+        details.append(f"{count_of(ahead, 'job')} ahead in the queue for {queue}{when}")
+        moments += [start] if start else []
+    elif (turn := latest_start_in_pool(store, job)) is not None:
+        details.append(
+            f"next in pool {job.spec.pool}; starts in {format_duration(turn - now)} at the latest, "
+            "when the time limits of enough running jobs expire"
+        )
+        moments.append(turn)
+    refusals = blocking_refusals(store, job, now)
+    details += [_describe_refusal(job, refusal, now) for refusal in refusals]
+    details += provider_problems(store, job, now)
+    if refusals:
+        moments.append(min(refusal.until for refusal in refusals))
+    rows = queries.slice_rows(store, store.slices(job_id=job.id), now)
+    for tpu_slice in (row for row in rows if row.state is not SliceState.RELEASING):
+        details.append(
+            f"slice {tpu_slice.id} is {tpu_slice.state}, requested "
+            f"{format_duration(now - tpu_slice.requested_at)} ago; {tpu_slice.hosts_seen} of "
+            f"{tpu_slice.hosts} hosts are up{_provider_reason(tpu_slice)}"
+        )
+    released = [row.id for row in rows if row.state is SliceState.RELEASING]
+    if released:
+        details.append(f"being released: {', '.join(released)}")
+    return JobExplanation(
+        job_id=job.id,
+        state=job.state,
+        message=f"{job.state} for {format_duration(waited)}: {job.reason}",
+        details=tuple(details),
+        until=max(moments, default=None),
+        ahead=ahead,
+        advice=job.advice,
+        attempts=summaries,
+        sources=capacity_sources.source_statuses(store, job, now),
+    )
+
+
+def _describe_refusal(job: Job, refusal: CapacityRefusal, now: datetime) -> str:
+    retry = format_duration(refusal.until - now)
+    if refusal.kind is RefusalKind.UNREACHABLE:
+        again = f"at once with `tpu queue retry {job.id}`"
+        return f"{refusal.message}; one slice tries again in {retry}, or {again}"
+    return (
+        f"{_REFUSED[refusal.kind]} for {short_name(refusal.accelerator)} ({refusal.capacity}) in "
+        f"{refusal.zone}: {refusal.message}; retry in {retry}"
+    )
+
+
+def _waiting_since(job: Job, attempts: list[Attempt]) -> datetime:
+    """The end of the last attempt; before the first one, the submission."""
+    return (attempts[-1].ended_at if attempts else None) or job.submitted_at
+
+
+def _provider_reason(tpu_slice: SliceRow) -> str:
+    """What the provider reports, where that is more than the state."""
+    return f": {tpu_slice.reason}" if tpu_slice.reason not in ("", tpu_slice.state) else ""
+
+
+def _explain_running(
+    store: Store,
+    job: Job,
+    attempts: list[Attempt],
+    summaries: tuple[AttemptSummary, ...],
+    now: datetime,
+) -> JobExplanation:
+    row: JobRow = queries.job_rows(store, [job])[0]
+    details = [f"attempt {attempts[-1].number}: {summaries[-1].message}"]
+    details += _setup_details(store, attempts[-1])
+    if row.progress is not None:
+        details.append(describe_progress(row.progress, now))
+    if job.cancel_requested_by is not None:
+        details.append(f"cancellation requested by {job.cancel_requested_by}")
+    limit = liveness.timeout_at(job, tuple(attempts))
+    if limit is not None:
+        details.append(f"its time limit expires in {format_duration(limit - now)}")
+    return JobExplanation(
+        job_id=job.id,
+        state=job.state,
+        message=f"{job.state}: {job.reason}",
+        details=tuple(details),
+        until=limit,
+        advice=job.advice,
+        attempts=summaries,
+    )
+
+
+def _setup_details(store: Store, attempt: Attempt) -> list[str]:
+    """How far the hosts are with the code, the Python environment and `setup`."""
+    if attempt.environment is not None:
+        return [f"Python environment: {attempt.environment.text}"]
+    if attempt.state is not AttemptState.STARTING:
+        return []
+    hosts = [host for slice_id in attempt.slices for host in store.hosts(slice_id)]
+    phases = Counter(host.phase for host in hosts if host.attempt_id == attempt.id)
+    busy = ", ".join(f"{count} in {phase}" for phase, count in sorted(phases.items()))
+    return [f"of {count_of(len(hosts), 'host')}: {busy}"] if busy else []
+
+
+def _explain_ended(
+    job: Job,
+    attempts: list[Attempt],
+    summaries: tuple[AttemptSummary, ...],
+    files_deleted_at: datetime | None,
+) -> JobExplanation:
+    details = []
+    if attempts:
+        details.append(f"attempt {attempts[-1].number}: {summaries[-1].message}")
+    info = END_REASONS.get(job.end_reason) if job.end_reason is not None else None
+    # Without an attempt, nothing was detected on a host: the reason says why it was not placed. A
+    # program error is in the message already, with the exit status by which it is known.
+    placed = bool(attempts) or job.end_reason is not EndReason.SETUP_FAILED
+    plain = job.state is JobState.SUCCEEDED or job.end_reason is EndReason.USER_ERROR
+    if info is not None and placed and not plain:
+        details.append(f"{info.description} (detected by: {info.detected_by})")
+    advice = job.advice or (info.advice if info is not None else "")
+    if files_deleted_at is not None and job.state is not JobState.SUCCEEDED:
+        advice = (
+            f"its logs and code were deleted on {files_deleted_at:%Y-%m-%d}: submit it from the "
+            "folder of its code, with `tpu run`"
+        )
+    return JobExplanation(
+        job_id=job.id,
+        state=job.state,
+        message=f"{job.state}: {job.reason}",
+        details=tuple(details),
+        advice=advice.replace("JOB", job.id),
+        attempts=summaries,
+    )
+
+
+def jobs_ahead(store: Store, job: Job) -> int:
+    """Jobs before this one in the same queue: its pool, or without a pool its accelerator type."""
+    waiting = store.jobs(
+        JobQuery(states=job_queue.WAITING_STATES, pool=job.spec.pool, limit=1_000_000)
+    )
+    steps = job_queue.usage_steps(store)
+    rank = lambda each: placement.queue_rank(each, steps.get(each.owner, 0))
+    own_rank = rank(job)
+    return sum(
+        1
+        for other in waiting
+        if other.id != job.id
+        and other.spec.pool == job.spec.pool
+        and (job.spec.pool is not None or other.spec.accelerator == job.spec.accelerator)
+        and other.held_by is None
+        and rank(other) < own_rank
+    )
+
+
+def latest_start_in_pool(store: Store, job: Job) -> datetime | None:
+    """When a job that is next in its pool starts at the latest, if time limits determine that."""
+    pool = store.pool(job.spec.pool) if job.spec.pool is not None else None
+    if pool is None:
+        return None
+    slices = store.slices(pool=pool.name)
+    held = Counter(each.job_id for each in slices if each.live and each.job_id is not None)
+    free = sum(each.live and each.job_id is None for each in slices)
+    headroom = max(0, pool.largest - sum(not each.fenced for each in slices))
+    short = job.spec.slices - held.pop(job.id, 0) - free - headroom
+    if short <= 0 or job.spec.slices > pool.largest:
+        return None
+    return placement.earliest_start(job_queue.occupants(store, held), short)
+
+
+def blocking_refusals(store: Store, job: Job, now: datetime) -> list[CapacityRefusal]:
+    """Refusals that keep this job from its capacity, the soonest to be retried first."""
+    refusals = store.refusals()
+    history = RefusalHistory(refusals)
+    pool = store.pool(job.spec.pool) if job.spec.pool is not None else None
+    wanted = job.spec if pool is None else pool
+    providers = job.spec.providers if pool is None else (pool.provider,)
+    blocking_by_key = {
+        refusal.key: refusal
+        for refusal in history.unreachable()
+        if refusal.holds(now) and (not providers or refusal.provider in providers)
+    }
+    for source in {CapacitySource(each.provider, each.zone, each.capacity) for each in refusals}:
+        allowed = (
+            source.capacity in wanted.capacity
+            and (not wanted.zones or source.zone in wanted.zones)
+            and (not providers or source.provider in providers)
+        )
+        blocking = history.blocking(source, job.spec.accelerator, now) if allowed else None
+        if blocking is not None:
+            blocking_by_key[blocking.key] = blocking
+    return sorted(blocking_by_key.values(), key=lambda refusal: (refusal.until, refusal.key))
+
+
+def provider_problems(store: Store, job: Job, now: datetime) -> list[str]:
+    """Failing provider calls that may keep this job waiting, other than refusals."""
+    report = server_status.controller_report(store)
+    if report is None:
+        return []
+    if server_status.is_stale(report, now):
+        return ["no controller is running; start one with `tpu serve`"]
+    pool = store.pool(job.spec.pool) if job.spec.pool is not None else None
+    providers = job.spec.providers if pool is None else (pool.provider,)
+    problems = {
+        (health.name, problem.message): f"provider {health.name}: {problem.call} fails{where} "
+        f"for {format_duration(now - problem.since)}: {problem.message}"
+        for health in report.providers
+        if not providers or health.name in providers
+        for problem in reversed(health.problems)  # of several with one cause, the first is kept
+        if problem.call not in ("request", CONTACT)  # shown as refusals
+        and (problem.zone is None or not job.spec.zones or problem.zone in job.spec.zones)
+        for where in ([f" in {problem.zone}"] if problem.zone else [""])
+    }
+    return list(problems.values())
+
+
+def describe_progress(progress: Progress, now: datetime) -> str:
+    parts = []
+    if progress.step is not None:
+        total = f" of {progress.total}" if progress.total is not None else ""
+        parts.append(f"step {progress.step}{total}")
+    if progress.checkpoint_step is not None:
+        parts.append(f"newest checkpoint at step {progress.checkpoint_step}")
+    if progress.message:
+        parts.append(progress.message)
+    if progress.at is not None:
+        parts.append(f"reported {format_duration(now - progress.at)} ago")
+    return ", ".join(parts) or "no progress reported"
+
+
+def format_duration(time: timedelta) -> str:
+    """The two largest units: `2 h 5 min`."""
+    seconds = max(0, round(time.total_seconds()))
+    parts = []
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
+        count, seconds = divmod(seconds, size)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2]) or "0 s"
+
+
+def _summarize(attempt: Attempt, now: datetime) -> AttemptSummary:
+    if attempt.state is AttemptState.ENDED:
+        reason = attempt.end_reason
+        message = attempt.message or (
+            END_REASONS[reason].description if reason is not None else "ended"
+        )
+    else:
+        since = attempt.stopping_at or attempt.running_at or attempt.created_at
+        message = (
+            f"{attempt.state} for {format_duration(now - since)} on {', '.join(attempt.slices)}"
+        )
+        if attempt.stop_reason is not None:
+            message += f", stopping: {END_REASONS[attempt.stop_reason].description}"
+    return AttemptSummary(
+        number=attempt.number,
+        state=attempt.state,
+        end_reason=attempt.end_reason,
+        message=message,
+    )

@@ -1,0 +1,300 @@
+"""The queue: which jobs wait, in which order, behind what, until when; and its commands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from tpufleet.errors import BadInput, Conflict, Forbidden
+from tpufleet.model.api_types import QueueEntry, QueueMove, QueuePage
+from tpufleet.model.events import Event, EventKind
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.fleet.reservations import Reservation
+from tpufleet.model.inbox import InboxMessage, InboxMessageKind
+from tpufleet.model.job.attempts import Attempt
+from tpufleet.model.job.job_edits import JobEdit
+from tpufleet.model.job.jobs import Job, JobId, JobState
+from tpufleet.model.values.encoding import from_json
+from tpufleet.policy.recovery import liveness
+from tpufleet.policy.scheduling import fair_share, placement
+from tpufleet.policy.scheduling.placement import Occupant
+from tpufleet.policy.scheduling.queue_forecast import Forecast, QueuedDemand, forecast_queue
+from tpufleet.service.jobs import commands, queries
+from tpufleet.service.jobs.commands import CommandContext
+from tpufleet.stores.base import ChangeSet, JobQuery, Store
+
+WAITING_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RECOVERING})
+_ALL = 1_000_000
+_CHIP_HOUR = 3600.0
+
+
+def usage_ledger(store: Store) -> fair_share.UsageLedger | None:
+    text = store.metadata(fair_share.LEDGER_NAME)
+    return from_json(text, fair_share.UsageLedger) if text else None
+
+
+def usage_steps(store: Store) -> dict[str, int]:
+    return fair_share.usage_steps(usage_ledger(store))
+
+
+def queue_name(job: Job) -> str:
+    """Its pool; without a pool, its TPU type."""
+    return job.spec.pool or job.spec.accelerator
+
+
+def waiting_jobs(store: Store) -> list[Job]:
+    """In the order in which they are placed."""
+    steps = usage_steps(store)
+    jobs = store.jobs(JobQuery(states=WAITING_STATES, limit=_ALL))
+    waiting = [job for job in jobs if not _has_live_attempt(store, job)]
+    return sorted(waiting, key=lambda job: placement.queue_rank(job, steps.get(job.owner, 0)))
+
+
+def _has_live_attempt(store: Store, job: Job) -> bool:
+    """A recovering job whose attempt is still stopping is not in the queue yet."""
+    if job.state is not JobState.RECOVERING:
+        return False
+    attempt = store.newest_attempts([job.id]).get(job.id)
+    return attempt is not None and attempt.live
+
+
+def queue_page(
+    store: Store,
+    now: datetime,
+    *,
+    pool: str | None = None,
+    accelerator: str | None = None,
+    zone: str | None = None,
+    owner: str | None = None,
+) -> QueuePage:
+    ledger = usage_ledger(store)
+    usage = ledger.usage if ledger is not None else {}
+    jobs = waiting_jobs(store)
+    queues: dict[str, list[Job]] = {}
+    for job in jobs:
+        queues.setdefault(queue_name(job), []).append(job)
+    forecasts = {
+        each.job_id: each for queue in queues.values() for each in _forecast(store, queue, now)
+    }
+    named = _names(store, [each.behind for each in forecasts.values() if each.behind])
+    rows = {row.id: row for row in queries.job_rows(store, jobs)}
+    entries = []
+    for queue in queues.values():
+        position = 0
+        for job in queue:
+            position += job.held_by is None
+            forecast = forecasts.get(job.id)
+            behind = forecast.behind if forecast is not None else None
+            entries.append(
+                QueueEntry(
+                    job=rows[job.id],
+                    queue=queue_name(job),
+                    position=position if job.held_by is None else None,
+                    blocked_by=job.reason,
+                    behind=named.get(behind) if behind is not None else None,
+                    behind_until=forecast.until if forecast is not None else None,
+                    earliest_start=forecast.starts_at if forecast is not None else None,
+                    owner_chip_hours=round(usage.get(job.owner, 0.0) / _CHIP_HOUR, 1),
+                )
+            )
+    wanted = [
+        entry
+        for job, entry in zip(
+            [job for queue in queues.values() for job in queue], entries, strict=True
+        )
+        if (pool is None or job.spec.pool == pool)
+        and (accelerator is None or job.spec.accelerator == accelerator)
+        and (zone is None or not job.spec.zones or zone in job.spec.zones)
+        and (owner is None or job.owner == owner)
+    ]
+    return QueuePage(entries=tuple(wanted))
+
+
+def _names(store: Store, job_ids: Sequence[JobId]) -> dict[JobId, str]:
+    jobs = (store.job(job_id) for job_id in dict.fromkeys(job_ids))
+    return {job.id: f"{job.owner}/{job.spec.name}" for job in jobs if job is not None}
+
+
+def _forecast(store: Store, queue: Sequence[Job], now: datetime) -> list[Forecast]:
+    """Only for a pool: what a cloud has is not known."""
+    pool = store.pool(queue[0].spec.pool) if queue[0].spec.pool is not None else None
+    if pool is None:
+        return []
+    reserved = {
+        each.owner for each in store.documents(Reservation)
+        if each.pool == pool.name and each.active(now)
+    }  # fmt: skip
+    waiting = [
+        job
+        for job in queue
+        if job.held_by is None and (not job.spec.require_reservation or job.owner in reserved)
+    ]
+    return _forecast_pool(store, pool, waiting, now)
+
+
+def latest_start(store: Store, job: Job, now: datetime) -> datetime | None:
+    """When a job of a pool starts at the latest, as far as time limits tell."""
+    if job.spec.pool is None:
+        return None
+    queue = [each for each in waiting_jobs(store) if each.spec.pool == job.spec.pool]
+    forecasts = _forecast(store, queue, now) if queue else []
+    return next((each.starts_at for each in forecasts if each.job_id == job.id), None)
+
+
+def _forecast_pool(store: Store, pool: Pool, queue: Sequence[Job], now: datetime) -> list[Forecast]:
+    slices = store.slices(pool=pool.name)
+    held = Counter(each.job_id for each in slices if each.live and each.job_id is not None)
+    free = sum(each.live and each.job_id is None for each in slices)
+    headroom = max(0, pool.largest - sum(not each.fenced for each in slices))
+    waiting = {job.id for job in queue}
+    demands = [
+        QueuedDemand(
+            job_id=job.id,
+            slices=max(0, job.spec.slices - held.get(job.id, 0)),
+            runs_for=None if job.spec.timeout is None else job.spec.timeout + job.spec.grace,
+        )
+        for job in queue
+    ]
+    others = {job_id: count for job_id, count in held.items() if job_id not in waiting}
+    return forecast_queue(demands, free + headroom, occupants(store, others), now)
+
+
+def occupants(store: Store, held: Mapping[JobId, int]) -> list[Occupant]:
+    """Jobs that hold slices, with how many."""
+    jobs, attempts = store.find_jobs(list(held)), store.attempts_of(list(held))
+    return [_occupant(job, attempts.get(job.id, []), held[job.id]) for job in jobs.values()]
+
+
+def _occupant(other: Job, attempts: Sequence[Attempt], count: int) -> Occupant:
+    ends = liveness.timeout_at(other, tuple(attempts))
+    return Occupant(
+        job_id=other.id,
+        priority=other.spec.priority,
+        since=other.submitted_at,
+        slices=count,
+        ends_by=ends + other.spec.grace if ends else None,
+    )
+
+
+# Commands.
+
+
+def retry(context: CommandContext, job: Job) -> Job:
+    """Request capacity now, without waiting for the backoff. Does nothing for a job that has its
+    slices."""
+    context.caller.require_job_owner(job)
+    if job.ended:
+        again = "rerun" if job.state is JobState.SUCCEEDED else "resume"
+        raise Conflict(
+            f"job {job.id} has already {job.state}\n  next: `tpu {again} {job.id}` makes a new one"
+        )
+    if job.id not in {each.id for each in waiting_jobs(context.store)}:
+        return job
+    by = context.caller.name
+    event = Event(
+        at=context.now,
+        kind=EventKind.JOB,
+        state="retry_requested",
+        message=f"{by} asked to try again now",
+        job_id=job.id,
+        by=by,
+    )
+    notice = InboxMessage(kind=InboxMessageKind.RETRY, at=context.now, by=by, job_id=job.id)
+    context.store.commit(ChangeSet(messages=[notice], events=[event]))
+    return job
+
+
+def hold(context: CommandContext, job: Job) -> Job:
+    """Keep a job that waits from being placed."""
+    context.caller.require_job_owner(job)
+    _require_live(job)
+    if job.id not in {each.id for each in waiting_jobs(context.store)}:
+        raise _not_waiting(job)
+    if job.held_by is not None:
+        return job
+    by = context.caller.name
+    return commands.edit_job(context, job, JobEdit(job_id=job.id, held_by=by), f"held by {by}")
+
+
+def release(context: CommandContext, job: Job) -> Job:
+    context.caller.require_job_owner(job)
+    _require_live(job)
+    if job.held_by is None:
+        raise Conflict(f"job {job.id} is not held")
+    by_admin = job.held_by not in (context.caller.name, job.owner)
+    if by_admin and not context.caller.is_admin:
+        raise Forbidden(f"job {job.id} is held by {job.held_by}; requires the admin role")
+    message = f"released by {context.caller.name}"
+    return commands.edit_job(context, job, JobEdit(job_id=job.id, held_by=""), message)
+
+
+def move(context: CommandContext, job: Job, request: QueueMove) -> Job:
+    """Move a job within its queue. Only an admin may move it ahead of jobs of other users."""
+    context.caller.require_job_owner(job)
+    _require_live(job)
+    queue = [each for each in waiting_jobs(context.store) if queue_name(each) == queue_name(job)]
+    if job.id not in {each.id for each in queue}:
+        raise _not_waiting(job)
+    others = [each for each in queue if each.id != job.id]
+    if request.last:
+        return _put_last(context, job, others)
+    target = 0 if request.first else _index_of(context, job, others, request.before)
+    before = [each.id for each in queue].index(job.id)
+    passed = {each.id: each for each in others[target:before]}
+    foreign = [each for each in passed.values() if each.owner != context.caller.name]
+    if foreign and not context.caller.is_admin:
+        other = foreign[0]
+        raise Forbidden(
+            f"{other.owner}/{other.spec.name} is ahead of it; moving a job ahead of those of other "
+            "users requires the admin role"
+        )
+    if target >= len(others):
+        return job
+    return _put_before(context, job, others[target], usage_steps(context.store))
+
+
+def _not_waiting(job: Job) -> Conflict:
+    return Conflict(f"job {job.id} is {job.state}: it does not wait in a queue")
+
+
+def _put_before(context: CommandContext, job: Job, other: Job, steps: Mapping[str, int]) -> Job:
+    moment = (other.queued_at or other.submitted_at) - timedelta(microseconds=1)
+    # The usage of its owner would put it behind the other one: only a higher priority helps.
+    outranked = steps.get(job.owner, 0) > steps.get(other.owner, 0)
+    priority = other.spec.priority + outranked
+    if priority != job.spec.priority:
+        commands.require_priority(context.caller, priority)
+    edit = JobEdit(job_id=job.id, queued_at=moment, priority=priority)
+    by = context.caller.name
+    return commands.edit_job(
+        context, job, edit, f"{by} moved it ahead of {other.owner}/{other.spec.name}"
+    )
+
+
+def _put_last(context: CommandContext, job: Job, others: Sequence[Job]) -> Job:
+    if not others:
+        return job
+    last = max((each.queued_at or each.submitted_at) for each in others)
+    lowest = min(job.spec.priority, *(each.spec.priority for each in others))
+    edit = JobEdit(
+        job_id=job.id, queued_at=max(last, context.now) + timedelta(microseconds=1), priority=lowest
+    )
+    return commands.edit_job(context, job, edit, f"{context.caller.name} moved it to the end")
+
+
+def _index_of(context: CommandContext, job: Job, others: Sequence[Job], ref: str | None) -> int:
+    if ref is None:
+        raise BadInput("where to: give `first`, `last` or `before`")
+    other = queries.find_job(context.store, ref, context.caller.name)
+    if other.id == job.id:
+        raise BadInput(f"job {job.id} cannot be moved ahead of itself")
+    for index, each in enumerate(others):
+        if each.id == other.id:
+            return index
+    raise Conflict(f"job {other.id} ({other.spec.name}) does not wait in the same queue")
+
+
+def _require_live(job: Job) -> None:
+    if job.ended:
+        raise Conflict(f"job {job.id} has already {job.state}")

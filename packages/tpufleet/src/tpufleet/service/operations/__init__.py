@@ -1,0 +1,1 @@
+"""The server itself: status, metrics, retention."""

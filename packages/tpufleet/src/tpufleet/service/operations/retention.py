@@ -1,0 +1,364 @@
+"""Archiving ended jobs (listings leave them out) and deleting their files. Their records and costs
+are kept either way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from itertools import islice
+
+from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, ProviderError
+from tpufleet.model.api_types import (
+    ArchiveRequest,
+    EndedJobSelection,
+    JobPage,
+    PurgedJob,
+    PurgeReport,
+    PurgeRequest,
+    UnarchiveRequest,
+)
+from tpufleet.model.events import Event, EventKind
+from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
+from tpufleet.service.files.job_files import JobFiles
+from tpufleet.service.jobs import checkpoint_leases, queries
+from tpufleet.service.jobs.commands import CommandContext
+from tpufleet.service.jobs.lineages import batches, lineages_of, pages
+from tpufleet.stores.base import (
+    ChangeSet,
+    FileKind,
+    JobQuery,
+    Store,
+    checkpoint_reference,
+    code_reference,
+)
+
+logger = logging.getLogger(__name__)
+
+DeletionError = OSError | ProviderError  # of the disk, or of the bucket
+DELETION_ERRORS = (OSError, ProviderError)
+
+MAX_SELECTED = 10_000  # jobs of one request; another one selects the next
+MAX_PURGED = 1_000  # under the lease on checkpoint locations
+PARALLEL_DELETES = 16  # object storage takes a while for each
+LIVE_STATES = frozenset(JobState) - ENDED_STATES
+_MOMENT = timedelta(microseconds=1)  # a job may end at the moment of its submission
+# By requests of this server: a second one reports nothing, instead of the same deletion again.
+_being_purged: set[JobId] = set()
+_LISTED = JobQuery()
+_WITH_FILES = JobQuery(archived=None, having=FileKind.FILES)
+
+
+def archive(context: CommandContext, request: ArchiveRequest) -> JobPage:
+    """Deletes nothing, and can be undone."""
+    selected = _select(context, request, _LISTED, MAX_SELECTED)
+    if not request.dry_run:
+        context.store.archive([job.id for job in selected], context.now)
+    more = selected[-1].id if len(selected) >= MAX_SELECTED else None
+    return JobPage(jobs=tuple(queries.job_rows(context.store, selected)), next=more)
+
+
+def unarchive(context: CommandContext, request: UnarchiveRequest) -> JobPage:
+    jobs = [_archived_job(context, ref) for ref in request.jobs]
+    for job in jobs:
+        context.caller.require_job_owner(job)
+    context.store.unarchive([job.id for job in jobs])
+    return JobPage(jobs=tuple(queries.job_rows(context.store, jobs)))
+
+
+def _archived_job(context: CommandContext, ref: str) -> Job:
+    """A name means the newest archived job of that name, which one that is listed may hide."""
+    named = JobQuery(owner=context.caller.name, name=ref, archived=True, limit=1)
+    if found := context.store.jobs(named):
+        return found[0]
+    return queries.find_job(context.store, ref, context.caller.name)
+
+
+def require_selection(request: PurgeRequest) -> None:
+    """For requests of users: an empty one must not delete everything. A dry run may list it."""
+    if not (request.dry_run or request.jobs or request.states or request.older_than > timedelta(0)):
+        raise BadInput(
+            "select what to delete: jobs, states or older_than\n"
+            '  next: name them ("jobs": ["train"]), or list all with "dry_run": true first'
+        )
+
+
+def purge(
+    context: CommandContext,
+    files: JobFiles,
+    request: PurgeRequest,
+    *,
+    whole_lineages: bool = False,
+) -> PurgeReport:
+    """Delete logs, results and unused code; checkpoints only if requested. With `whole_lineages`,
+    only of jobs whose whole lineage matches."""
+    if request.dry_run:
+        return _plan(context, request, MAX_SELECTED, whole_lineages).report(files)
+    # From here until they are marked, none of them can be resumed.
+    with checkpoint_leases.exclusive(context.store, context.now) as lease:
+        plan = _plan(context, request, MAX_PURGED, whole_lineages)
+        if not plan.selected:
+            return plan.report(files)
+        context.store.commit(ChangeSet(), fence=lease)  # still held
+        context.store.mark_files_deleted(list(plan.selected), context.now)
+        gone = [job_id for job_id, chosen in plan.with_checkpoints.items() if chosen]
+        context.store.mark_deleted(gone, FileKind.CHECKPOINTS)
+        _being_purged.update(plan.selected)
+    try:
+        # Without the lease, which everyone waits for: a folder of checkpoints may be very large.
+        report = plan.report(files, skip_errors=True)
+        plan = _without_code_in_use(context.store, plan)
+        failed = _delete_all(files, plan)
+    finally:
+        _being_purged.difference_update(plan.selected)
+    events = [
+        _event(context, plan.selected[row.id], row, plan.unused_code, failed.get(row.id))
+        for row in report.jobs
+    ]
+    context.store.commit(ChangeSet(events=events))
+    for job_id, error in failed.items():  # the rest is deleted
+        raise _undeletable(job_id, error)
+    return report
+
+
+def _without_code_in_use(store: Store, plan: _PurgePlan) -> _PurgePlan:
+    """Jobs may have been submitted with the same code while the files were counted."""
+    references = {digest: code_reference(digest) for digest in plan.unused_code}
+    users = store.referring_jobs(list(references.values()), with_files=True)
+    unused = [
+        digest for digest in plan.unused_code if users[references[digest]] <= plan.selected.keys()
+    ]
+    return replace(plan, unused_code=unused)
+
+
+def _delete_all(files: JobFiles, plan: _PurgePlan) -> dict[JobId, DeletionError]:
+    """The jobs some of whose files are left, with the reason."""
+    with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
+        errors = threads.map(
+            lambda job_id: _delete(files, job_id, plan.with_checkpoints[job_id]), plan.selected
+        )
+        failed = {
+            job_id: error
+            for job_id, error in zip(plan.selected, errors, strict=True)
+            if error is not None
+        }
+    for digest in plan.unused_code:
+        try:
+            files.snapshots.delete(digest)
+        except DELETION_ERRORS as error:
+            users = [job.id for job in plan.selected.values() if job.snapshot == digest]
+            logger.warning("cannot delete the code of jobs %s: %s", ", ".join(users), error)
+            failed |= {job_id: error for job_id in users if job_id not in failed}
+    return failed
+
+
+def _delete(files: JobFiles, job_id: JobId, checkpoints: bool) -> DeletionError | None:
+    try:
+        files.delete(job_id, checkpoints)
+    except DELETION_ERRORS as error:
+        logger.warning("cannot delete the files of job %s: %s", job_id, error)
+        return error
+    return None
+
+
+def deletion_problem(error: DeletionError) -> str:
+    """Without the path, which is in the server's log."""
+    return error.strerror or "unknown error" if isinstance(error, OSError) else str(error)
+
+
+def _undeletable(job_id: JobId, error: DeletionError) -> FleetError:
+    if isinstance(error, ProviderError):
+        return error  # it says whether a retry helps
+    return Conflict(
+        f"some files of job {job_id} cannot be deleted: {deletion_problem(error)}\n"
+        "  next: an admin finds the path in the server's log"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PurgePlan:
+    selected: dict[JobId, Job]
+    fresh: list[Job]  # whose files were not deleted before
+    with_checkpoints: dict[JobId, bool]
+    other_users: dict[JobId, list[JobId]]  # of their checkpoints; not selected
+    unused_code: list[str]
+    more: bool
+
+    def report(self, files: JobFiles, *, skip_errors: bool = False) -> PurgeReport:
+        """Without jobs of which an earlier purge has left nothing. With `skip_errors`, what cannot
+        be counted counts as nothing: its deletion will say what is wrong."""
+
+        def measure(size: Callable[[JobId], int], job: Job) -> int:
+            try:
+                return size(job.id)
+            except DELETION_ERRORS as error:
+                if not skip_errors:
+                    raise
+                logger.warning("cannot count the files of job %s: %s", job.id, error)
+                return 0
+
+        code = {digest: files.snapshots.size(digest) for digest in self.unused_code}
+        fresh = {job.id for job in self.fresh}
+        jobs = list(self.selected.values())
+        with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
+            sizes = list(threads.map(partial(measure, files.size), jobs))
+            checkpoint_sizes = list(threads.map(partial(measure, files.checkpoint_size), jobs))
+        rows = tuple(
+            PurgedJob(
+                id=job.id,
+                name=job.spec.name,
+                owner=job.owner,
+                state=job.state,
+                ended_at=job.ended_at,
+                size=size,
+                checkpoint_size=checkpoint_size,
+                with_checkpoints=self.with_checkpoints[job.id],
+                checkpoints_used_by=tuple(self.other_users[job.id]),
+            )
+            for job, size, checkpoint_size in zip(jobs, sizes, checkpoint_sizes, strict=True)
+            if job.id in fresh
+            or size
+            or (checkpoint_size and self.with_checkpoints[job.id])
+            or (job.snapshot and code.get(job.snapshot))
+        )
+        return PurgeReport(jobs=rows, code_size=sum(code.values()), more=self.more)
+
+
+def _plan(
+    context: CommandContext, request: PurgeRequest, limit: int, whole_lineages: bool
+) -> _PurgePlan:
+    store = context.store
+    chosen = _select(context, request, _WITH_FILES, limit, whole_lineages)
+    selected = {job.id: job for job in chosen if job.id not in _being_purged}
+    # Keep the code and the checkpoints that another job uses: one that was resumed from these, or
+    # that names them as its own.
+    code = {job.snapshot: code_reference(job.snapshot) for job in selected.values() if job.snapshot}
+    users = store.referring_jobs(
+        [*code.values(), *map(checkpoint_reference, selected)], with_files=True
+    )
+    fresh = {
+        job.id
+        for batch in batches(list(selected))
+        for job in store.jobs(replace(_WITH_FILES, ids=batch, limit=len(batch)))
+    }
+    other_users = {
+        job_id: sorted(users[checkpoint_reference(job_id)] - selected.keys()) for job_id in selected
+    }
+    return _PurgePlan(
+        selected=selected,
+        fresh=[job for job in selected.values() if job.id in fresh],
+        with_checkpoints={
+            job_id: request.checkpoints and not others for job_id, others in other_users.items()
+        },
+        other_users=other_users,
+        unused_code=sorted(
+            digest for digest, reference in code.items() if users[reference] <= selected.keys()
+        ),
+        more=not request.jobs and len(selected) >= limit,
+    )
+
+
+def code_is_needed(store: Store, job: Job) -> bool:
+    """Whether a live job, or a job that another user may resume, has the code of this job."""
+    same_code = JobQuery(archived=None, snapshot=job.snapshot, limit=2)
+    live = store.jobs(replace(same_code, states=LIVE_STATES))
+    others = store.jobs(replace(same_code, other_owner_than=job.owner))
+    return any(other.id != job.id for other in (*live, *others))
+
+
+def require_files(store: Store, job: Job, consequence: str) -> None:
+    """Reject a request that needs the files of this job."""
+    at = store.files_deleted_at(job.id)
+    if at is not None:
+        raise Conflict(f"the files of job {job.id} were deleted on {at:%Y-%m-%d}, {consequence}")
+
+
+def _select(
+    context: CommandContext,
+    request: EndedJobSelection,
+    among: JobQuery,
+    limit: int,
+    whole_lineages: bool = False,
+) -> list[Job]:
+    """Oldest first; of many, the newest: none before those that were resumed from it."""
+    if request.jobs:
+        selected = _named(context, request)
+    else:
+        selected = list(islice(_matching(context, request, among, whole_lineages), limit))
+    return sorted(selected, key=lambda job: (job.submitted_at, job.id))
+
+
+def _named(context: CommandContext, request: EndedJobSelection) -> list[Job]:
+    """Also those whose files were deleted, in case some of them are left."""
+    named, caller = {}, context.caller
+    if request.dry_run:  # changes nothing: no entry in the audit log
+        caller = replace(caller, on_foreign_access=None)
+    for ref in request.jobs:
+        job = queries.find_job(context.store, ref, context.caller.name)
+        caller.require_job_owner(job)
+        if not job.ended:
+            raise Conflict(
+                f"job {job.id} ({job.spec.name}) is {job.state}; it can be archived or purged "
+                f"after it has ended: `tpu cancel {job.id}`"
+            )
+        named[job.id] = job
+    return list(named.values())
+
+
+def _matching(
+    context: CommandContext, request: EndedJobSelection, among: JobQuery, whole_lineages: bool
+) -> Iterator[Job]:
+    if request.all_owners and not context.caller.is_admin:
+        raise Forbidden("selecting the jobs of all users requires the admin role")
+    if request.all_owners and not request.dry_run:
+        context.caller.record_foreign_access("all users", "jobs of all users")
+    if wrong := request.states - ENDED_STATES:
+        raise BadInput(f"states: {sorted(wrong)[0]} is not an end state")
+    before = context.now - request.older_than
+    states = request.states or ENDED_STATES
+    candidates = replace(
+        among,
+        states=states,
+        owner=None if request.all_owners else context.caller.name,
+        submitted_before=before + _MOMENT,
+    )
+    for page in pages(context.store, candidates):
+        matching = [job for job in page if job.ended_at is not None and job.ended_at <= before]
+        if whole_lineages:
+            lineages = lineages_of(context.store, matching, among)
+            resting = [lineage for lineage in lineages if lineage.ended_by(states, before)]
+            ids = {job.id for lineage in resting for job in lineage.jobs}
+            matching = [job for job in matching if job.id in ids]
+        yield from matching
+
+
+def _event(
+    context: CommandContext,
+    job: Job,
+    row: PurgedJob,
+    unused_code: Sequence[str],
+    error: DeletionError | None,
+) -> Event:
+    parts = ["logs", "results"]
+    if job.snapshot in unused_code:
+        parts.append("code")
+    if row.with_checkpoints and row.checkpoint_size:
+        parts.append("checkpoints")
+    outcome = f"deleted {', '.join(parts[:-1])} and {parts[-1]}"
+    if error is not None:
+        option = "--checkpoints " if row.with_checkpoints else ""
+        outcome = (
+            f"some files could not be deleted: {deletion_problem(error)}; "
+            f"`tpu purge {option}{job.id}` deletes what is left"
+        )
+    return Event(
+        at=context.now,
+        kind=EventKind.JOB,
+        state="purged" if error is None else "purge_failed",
+        message=f"purged by {context.caller.name}: {outcome}",
+        job_id=job.id,
+        by=context.caller.name,
+    )

@@ -1,0 +1,71 @@
+"""The status of the control plane, from what its leader reported and from the store."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import tpufleet
+from tpufleet.model.fleet.pools import RefusalKind
+from tpufleet.model.fleet.server_status import (
+    CONTROLLER_REPORT,
+    ControllerReport,
+    LocalJobs,
+    LoggedError,
+    ServerStatus,
+)
+from tpufleet.model.job.jobs import JobState
+from tpufleet.model.values import encoding
+from tpufleet.service.operations import server_presence
+from tpufleet.stores.base import JobQuery, Store
+
+# The leader reports every 15 seconds, and another takes over within 15.
+STALE_AFTER = timedelta(seconds=60)
+
+
+HOST_SEEN_WITHIN = timedelta(minutes=2)
+# Jobs are listed newest first; the oldest of this many stands for the oldest of all.
+_MAX_QUEUED = 10_000
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+def status(
+    store: Store,
+    now: datetime,
+    *,
+    started_at: datetime | None = None,
+    server: str = "",
+    errors: tuple[LoggedError, ...] = (),
+    local_jobs: LocalJobs | None = None,
+) -> ServerStatus:
+    report = controller_report(store)
+    queued = store.jobs(JobQuery(states=frozenset({JobState.QUEUED}), limit=_MAX_QUEUED))
+    blocked = [
+        refusal
+        for refusal in store.refusals()
+        if refusal.holds(now) and refusal.kind is not RefusalKind.UNREACHABLE  # in the report
+    ]
+    return ServerStatus(
+        version=tpufleet.__version__,
+        now=now,
+        controller=report,
+        controller_stale=is_stale(report, now),
+        jobs=store.count_jobs(),
+        slices=len(store.slices()),
+        waiting_for=tuple(sorted(blocked, key=lambda refusal: (refusal.until, refusal.key))),
+        oldest_queued_at=queued[-1].submitted_at if queued else None,
+        hosts=len(store.liveness_outside(_EPOCH, now - HOST_SEEN_WITHIN)),
+        started_at=started_at,
+        server=server,
+        servers=tuple(server_presence.servers(store, now)),
+        errors=errors,
+        local_jobs=local_jobs,
+    )
+
+
+def controller_report(store: Store) -> ControllerReport | None:
+    text = store.metadata(CONTROLLER_REPORT)
+    return encoding.from_json(text, ControllerReport) if text else None
+
+
+def is_stale(report: ControllerReport | None, now: datetime) -> bool:
+    return report is None or now - report.reported_at > STALE_AFTER

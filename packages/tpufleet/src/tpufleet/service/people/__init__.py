@@ -1,0 +1,1 @@
+"""Users, tokens, the audit log, costs."""

@@ -1,0 +1,358 @@
+"""Routes: what each one accepts, who may call it, and what its handler gets."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar, TypeVarTuple
+
+from starlette.requests import ClientDisconnect, Request
+
+from tpufleet.clocks import Clock
+from tpufleet.errors import BadInput, Forbidden, Unauthorized
+from tpufleet.model.fleet.server_status import LocalJobs
+from tpufleet.model.job.jobs import Job, JobId
+from tpufleet.model.people.audit import AuditAction
+from tpufleet.model.people.notifications import NotificationRules
+from tpufleet.model.people.retention_rules import RetentionRules
+from tpufleet.model.people.users import Role, TokenScope
+from tpufleet.model.tpu.prices import Price, price_table
+from tpufleet.model.values.bounds import check_bounds
+from tpufleet.model.values.encoding import from_json
+from tpufleet.service.files import logs
+from tpufleet.service.files.job_files import JobFiles
+from tpufleet.service.files.logs import LogFiles
+from tpufleet.service.files.results import ResultFiles
+from tpufleet.service.files.shared_logs import SegmentArchive
+from tpufleet.service.hosts.heartbeats import Heartbeats
+from tpufleet.service.hosts.host_commands import HostCommandQueue
+from tpufleet.service.jobs import queries
+from tpufleet.service.jobs.commands import CommandContext
+from tpufleet.service.jobs.queries import EndedJobRows
+from tpufleet.service.jobs.submission import JobStorage
+from tpufleet.service.notifications.channels import ChannelSecrets
+from tpufleet.service.notifications.outbox import NotificationOutbox
+from tpufleet.service.operations.metrics import ServerMetrics
+from tpufleet.service.operations.recent_errors import RecentErrors
+from tpufleet.service.people.audit import AuditLog, AuditSubject
+from tpufleet.service.transport import identifiers, token_scopes
+from tpufleet.service.transport.auth import Caller
+from tpufleet.service.transport.event_streams import EventHub
+from tpufleet.service.transport.request_slots import RequestSlot
+from tpufleet.service.transport.worker_threads import USERS
+from tpufleet.service.web.sessions import LoginLinks
+from tpufleet.stores.base import Store
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+API_PREFIX = "/api/v1"
+SLICE_TOKEN = "slice"  # instead of a role: called by agents, with the token of their slice
+DEFAULT_BODY_LIMIT = 256 * 1024
+# Longer than a body takes that is sent at once. The client decides how long it takes, so what was
+# checked before a slow one is checked again.
+SLOW_BODY = timedelta(seconds=1)
+_MAX_DIGITS = 20  # of a number in a parameter or header; Python rejects very long ones
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceDependencies:
+    """What the service is built from."""
+
+    store: Store
+    clock: Clock
+    secret: bytes  # the tokens of slices and attempts are derived from it
+    state: Path  # folder for logs, snapshots, secrets and checkpoints
+    wake: Callable[[], None] = lambda: None  # wakes the controller
+    providers: tuple[str, ...] = ("local",)
+    default_provider: str | None = None  # see `JobStorage`
+    local_containers: bool = False
+    tpu_vm_containers: bool = True
+    faults: tuple[str, ...] = ()  # faults that can be injected
+    snapshot_limit: int = 512 * 1024 * 1024
+    log_limit: int = logs.DEFAULT_LIMIT  # bytes of all logs of a job
+    local_hosts: int | None = None  # simulated hosts at a time; None: unlimited
+    tokens_per_user: int = 100
+    checkpoints: str | None = None  # folder or URL; default `<state>/checkpoints`
+    archive: SegmentArchive | None = None  # keeps snapshots, results and logs
+    shared: bool = False  # other servers, with disks of their own, use this store and archive
+    secrets_key: bytes | None = None  # encrypts the secrets of jobs; None: derived from `secret`
+    retention: RetentionRules = field(default_factory=RetentionRules)
+    recent_errors: RecentErrors | None = None  # in the log of this server
+    local_jobs: LocalJobs | None = None
+    started_at: datetime | None = None
+    server_name: str = ""  # for `tpu status`
+    public_url: str = ""  # under which others reach this server, if not by its own address
+    announced: bool = False  # other servers may use this store
+    notifications: NotificationRules = field(default_factory=NotificationRules)
+    prices: Mapping[tuple[str, str], Price] = field(default_factory=price_table)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceComponents:
+    """What the handlers use."""
+
+    deps: ServiceDependencies
+    storage: JobStorage
+    logs: LogFiles
+    results: ResultFiles
+    heartbeats: Heartbeats
+    hub: EventHub
+    ended_job_rows: EndedJobRows
+    host_commands: HostCommandQueue
+    metrics: ServerMetrics
+    login_links: LoginLinks
+    channel_secrets: ChannelSecrets
+    outbox: NotificationOutbox
+    audit_log: AuditLog
+    openapi: Callable[[], bytes] = bytes
+
+    @property
+    def job_files(self) -> JobFiles:
+        return JobFiles(
+            state=self.deps.state,
+            snapshots=self.storage.snapshots,
+            archive=self.deps.archive,
+            store=self.deps.store if self.deps.shared else None,
+        )
+
+
+class MediaType(StrEnum):
+    """Of a response."""
+
+    JSON = "application/json"
+    TEXT = "text/plain; charset=utf-8"
+    METRICS = "text/plain; version=0.0.4; charset=utf-8"
+    EVENTS = "text/event-stream"
+    ARCHIVE = "application/gzip"
+    BYTES = "application/octet-stream"
+
+
+class TooLarge(BadInput):
+    """The request body exceeds the limit of the route."""
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A query parameter."""
+
+    name: str
+    description: str
+    number: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    method: str
+    path: str  # below the prefix
+    role: Role | str
+    summary: str
+    handler: Callable[[ApiCall], Any]
+    params: tuple[Param, ...] = ()
+    body: Any = None  # type of the JSON body; bytes for a raw one
+    response: Any = None
+    media_type: MediaType = MediaType.JSON
+    limit: int = DEFAULT_BODY_LIMIT  # bytes of the body
+    stream_body: bool = False  # the handler reads the body itself
+    audit: Callable[[ApiCall], AuditSubject] | None = None  # what it enters into the audit log
+    # Entered only when it concerns what belongs to another user, or is refused.
+    foreign_action: AuditAction | None = None
+    # What a refused request asked for, where the body and not the path names it.
+    foreign_target: Callable[[ApiCall], str] | None = None
+
+    @property
+    def is_async(self) -> bool:
+        """Runs in the event loop, so it must not block; other handlers run in a worker thread."""
+        return inspect.iscoroutinefunction(self.handler)
+
+    @property
+    def operation_id(self) -> str:
+        return self.handler.__name__
+
+
+class Router:
+    """Collects the routes of one module."""
+
+    def __init__(self) -> None:
+        self.routes: list[Route] = []
+
+    def route(
+        self, method: str, path: str, *, role: Role | str, summary: str, **options: Any
+    ) -> Callable[[Handler], Handler]:
+        """Register the decorated handler. `options` are the other fields of `Route`."""
+
+        def register(handler: Handler) -> Handler:
+            self.routes.append(
+                Route(
+                    method=method,
+                    path=path,
+                    role=role,
+                    summary=summary,
+                    handler=handler,
+                    **options,
+                )
+            )
+            return handler
+
+        return register
+
+
+@dataclass(kw_only=True, slots=True)
+class ApiCall:
+    """One request, as a handler sees it."""
+
+    components: ServiceComponents
+    route: Route
+    request: Request
+    now: datetime
+    token: str
+    token_hash: str = ""
+    caller: Caller | None = None  # None on the routes for agents
+    slot: RequestSlot | None = None  # among the requests of the caller; None for agents
+    # Authenticates the caller again. Raises Unauthorized when the token was revoked or has expired,
+    # or its user was deleted.
+    check_caller: Callable[[], Caller]
+    checked_at: timedelta  # uptime: when the caller was authenticated
+    # Called at the end of a slow body, before the handler acts on it.
+    on_slow_body: Callable[[ApiCall], Awaitable[None]] | None = None
+    body: bytes = b""
+    body_complete: bool = False
+    query: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def store(self) -> Store:
+        return self.components.deps.store
+
+    @property
+    def user(self) -> Caller:
+        if self.caller is None:
+            raise Unauthorized("requires a user token")
+        return self.caller
+
+    @property
+    def address(self) -> str:
+        """From which the request came."""
+        return self.request.client.host if self.request.client is not None else ""
+
+    @property
+    def context(self) -> CommandContext:
+        return CommandContext(store=self.store, caller=self.user, now=self.now)
+
+    def find_job(self, ref: str) -> Job:
+        """The job that a path or a parameter refers to."""
+        if self.user.job_id is not None:
+            return self._own_job(self.user.job_id, ref)
+        own = self.user.name if self.user.scope is TokenScope.SUBMIT else None
+        job = queries.find_job(self.store, ref, self.user.name, owner=own, pool=self.user.pool)
+        token_scopes.require_job(self.user, job)
+        return job
+
+    def _own_job(self, job_id: JobId, ref: str) -> Job:
+        """Of a caller that is limited to one job: no answer depends on other jobs."""
+        job = self.store.job(job_id)
+        if job is None or ref not in (job.id, job.spec.name):
+            raise Forbidden(f"this token is limited to job {job_id}")
+        return job
+
+    async def run_in_thread(self, function: Callable[[*Arguments], T], *args: *Arguments) -> T:
+        """For handlers of users that run in the event loop: with a slot, but only until it ends."""
+        assert self.slot is not None
+        await self.slot.acquire()
+        try:
+            return await USERS.run(function, *args)
+        finally:
+            self.slot.release()
+
+    def notify(self) -> None:
+        """After a commit: wake the controller and the event streams."""
+        self.components.deps.wake()
+        self.components.hub.notify()
+
+    def path_param(self, name: str) -> str:
+        value: str = self.request.path_params[name]
+        if "\0" in value:
+            raise BadInput(f"{name}: contains a null character")
+        return value
+
+    def query_text(self, name: str) -> str | None:
+        return self.query.get(name) or None
+
+    def query_int(self, name: str, default: T, *, least: int = 0, most: int = 2**53) -> int | T:
+        text = self.query_text(name)
+        if text is None:
+            return default
+        digits = len(text) <= _MAX_DIGITS and text.isascii() and text.isdigit()
+        if not digits or not least <= int(text) <= most:
+            raise BadInput(f"{name}: must be an integer from {least} to {most}, not {text[:40]!r}")
+        return int(text)
+
+    def query_time(self, name: str) -> datetime | None:
+        text = self.query_text(name)
+        if text is None:
+            return None
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            example = "2026-05-01T00:00:00Z"
+            raise BadInput(f"{name}: must be a time such as {example}, not {text[:40]!r}") from None
+        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+    def parse_body(self, kind: type[T]) -> T:
+        return check_bounds(from_json(self.body, kind, "request body"))
+
+    def read_query(self) -> None:
+        known = [param.name for param in self.route.params]
+        self.query = {}
+        for name, value in self.request.query_params.multi_items():
+            if name not in known:
+                near = identifiers.suggestion(name, known)
+                raise BadInput(f"{name[:40]!r}: unknown parameter{near}")
+            if "\0" in value:
+                raise BadInput(f"{name}: contains a null character")
+            # A repeated parameter is a list.
+            self.query[name] = f"{self.query[name]},{value}" if name in self.query else value
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body, rejected as soon as it is too large."""
+        async for chunk in self._received():
+            yield chunk
+        await self._check_after_body()
+
+    async def read_body(self) -> None:
+        """Once; nothing the second time."""
+        if not self.body_complete:
+            self.body = b"".join([chunk async for chunk in self._received()])
+            self.body_complete = True
+            await self._check_after_body()
+
+    async def _received(self) -> AsyncIterator[bytes]:
+        limit, size = self.route.limit, 0
+        if declared_length(self.request) > limit:
+            raise TooLarge(_too_large(limit))
+        try:
+            async for chunk in self.request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise TooLarge(_too_large(limit))
+                yield chunk
+        except ClientDisconnect as error:
+            raise BadInput("the connection was closed before the end of the body") from error
+
+    async def _check_after_body(self) -> None:
+        took = self.components.deps.clock.uptime() - self.checked_at
+        if self.on_slow_body is not None and took > SLOW_BODY:
+            await self.on_slow_body(self)
+
+
+def declared_length(request: Request) -> int:
+    """The length of the body, as far as the client declares it; 0 if it does not."""
+    text = request.headers.get("content-length", "")
+    return int(text[:_MAX_DIGITS]) if text.isascii() and text.isdigit() else 0
+
+
+def _too_large(limit: int) -> str:
+    return f"the body is larger than {limit} bytes, the limit of this route"

@@ -1,0 +1,732 @@
+"""The store on a SQL database: one set of statements for every database.
+
+Commits are in `sql_commit`, SELECTs with several filters in `sql_queries`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from tpufleet.errors import Unreachable
+from tpufleet.model.events import Event
+from tpufleet.model.fleet.host_commands import HostCommandResult, SentHostCommand
+from tpufleet.model.fleet.hosts import Host, HostId, HostLiveness
+from tpufleet.model.fleet.pools import CapacityRefusal, Pool
+from tpufleet.model.fleet.slices import SliceId, TpuSlice
+from tpufleet.model.inbox import InboxMessage
+from tpufleet.model.job.attempts import Attempt, AttemptId
+from tpufleet.model.job.job_search import MetricTerm
+from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
+from tpufleet.model.job.metric_points import MetricPoint
+from tpufleet.model.people.audit import AuditEntry
+from tpufleet.model.people.users import Token, User
+from tpufleet.model.values.encoding import from_json
+from tpufleet.stores import invariants
+from tpufleet.stores.base import (
+    DOCUMENT_KINDS,
+    ChangeSet,
+    EventQuery,
+    FileKind,
+    JobQuery,
+    Lease,
+    LiveState,
+    StoreChange,
+    StoredObject,
+    Subscription,
+    Usage,
+)
+from tpufleet.stores.sql import (
+    job_references,
+    schema_migrations,
+    sql_commit,
+    sql_people,
+    sql_queries,
+    sql_rows,
+    sql_search,
+)
+from tpufleet.stores.sql.database import Database, DatabaseSession, Row
+
+T = TypeVar("T")
+
+_EVENTS_PER_DELETE = 10_000
+_MAX_JOINED = 20_000  # jobs, apart from live ones: a text has at most 1 GB
+
+_UPSERT_LIVENESS = """
+INSERT INTO pulses (host_id, seen_at, attempt_id, progress) {rows}
+ON CONFLICT (host_id) DO UPDATE SET
+    seen_at = excluded.seen_at,
+    progress = CASE WHEN excluded.progress IS NULL AND (
+            excluded.attempt_id = pulses.attempt_id
+            OR (excluded.attempt_id IS NULL AND pulses.attempt_id IS NULL))
+        THEN pulses.progress ELSE excluded.progress END,
+    attempt_id = excluded.attempt_id
+"""
+_TOKENS_OF_USER = "SELECT data FROM tokens WHERE owner = ? ORDER BY created_at, id"
+_LIVE = {
+    Job: "SELECT data FROM jobs WHERE ended = 0 ORDER BY submitted_at, id",
+    Attempt: "SELECT data FROM attempts WHERE job_id IN (SELECT id FROM jobs WHERE ended = 0) "
+    "ORDER BY job_id, number",
+    TpuSlice: "SELECT data FROM slices WHERE gone = 0 ORDER BY requested_at, id",
+    Host: "SELECT data FROM hosts WHERE slice_id IN (SELECT id FROM slices WHERE gone = 0) "
+    "ORDER BY slice_id, number",
+    Pool: "SELECT data FROM pools ORDER BY name",
+    CapacityRefusal: "SELECT data FROM refusals ORDER BY id",
+}
+
+
+class SqlStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        schema_migrations.migrate(database)
+        self._decode_jobs = sql_rows.CachingDecoder(Job)
+        self._decode_attempts = sql_rows.CachingDecoder(Attempt)
+
+    # Jobs and attempts.
+
+    def job(self, job_id: JobId) -> Job | None:
+        return self._one(Job, "SELECT data FROM jobs WHERE id = ?", job_id)
+
+    def find_jobs(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
+        rows = self._joined_in_batches("SELECT data FROM jobs WHERE id IN ({keys})", jobs)
+        return {each.id: each for each in self._decode_jobs(rows)}
+
+    def jobs(self, query: JobQuery) -> list[Job]:
+        last = None if query.before is None else self.job(query.before)
+        if last is None and query.before is not None:
+            return []
+        terms = query.search.terms if query.search is not None else ()
+        large = [
+            term for term in terms if isinstance(term, MetricTerm) and self._is_large_set(term)
+        ]
+        if terms:
+            rows = self._database.read(
+                lambda session: sql_search.select(session, self._database, query, last, large)
+            )
+            return self._decode_jobs(rows)
+        statement, values = sql_queries.select_jobs(query, last)
+        few = query.limit <= _MAX_JOINED or (query.states and not query.states & ENDED_STATES)
+        return self._decode_jobs((self._data if few else self._rows)(statement, *values))
+
+    def _is_large_set(self, term: MetricTerm) -> bool:
+        condition, values = sql_people.metric_condition(term)
+        statement = sql_people.METRIC_SET_SIZE.format(condition=condition)
+        return self._rows(statement, *values)[0][0] >= sql_people.MAX_METRIC_SET
+
+    def jobs_like(self, prefix: str, limit: int = 10) -> list[Job]:
+        statement, values = sql_queries.select_jobs_like(prefix, limit)
+        return self._decode_jobs(self._rows(statement, *values))
+
+    def count_jobs(self) -> dict[JobState, int]:
+        rows = self._rows(
+            "SELECT state, COUNT(*) FROM jobs WHERE ended = 0 GROUP BY state "
+            "UNION ALL SELECT state, count FROM job_counts WHERE count > 0"
+        )
+        return {JobState(state): count for state, count in rows}
+
+    def referring_jobs(
+        self, references: Sequence[str], *, with_files: bool = False
+    ) -> dict[str, set[JobId]]:
+        found = self._database.read(
+            lambda session: job_references.referring(session, references, with_files=with_files)
+        )
+        return {each: {JobId(job_id) for job_id in jobs} for each, jobs in found.items()}
+
+    def referred(self, references: Sequence[str]) -> set[str]:
+        return self._database.read(lambda session: job_references.referred(session, references))
+
+    def mark_deleted(self, jobs: Sequence[JobId], kind: FileKind) -> None:
+        statement = f"UPDATE jobs SET {kind.value}_deleted = 1 WHERE id = ?"
+        self._write_each(statement, [(each,) for each in sorted(jobs)])
+
+    def files_deleted_at(self, job_id: JobId) -> datetime | None:
+        rows = self._rows("SELECT at FROM cleaned_jobs WHERE job_id = ?", job_id)
+        return sql_rows.from_micros(rows[0][0]) if rows else None
+
+    def archive(self, jobs: Sequence[JobId], at: datetime) -> None:
+        if jobs:
+            self._database.write(lambda session: sql_commit.archive(session, jobs, at))
+
+    def unarchive(self, jobs: Sequence[JobId]) -> None:
+        if jobs:
+            self._database.write(lambda session: sql_commit.unarchive(session, jobs))
+
+    def mark_files_deleted(self, jobs: Sequence[JobId], at: datetime) -> None:
+        if jobs:
+            self._database.write(
+                lambda session: sql_commit.archive(session, jobs, at, files_deleted=True)
+            )
+
+    def attempt(self, attempt_id: AttemptId) -> Attempt | None:
+        return self._one(Attempt, "SELECT data FROM attempts WHERE id = ?", attempt_id)
+
+    def attempts(self, job_id: JobId) -> list[Attempt]:
+        return self._all(
+            Attempt, "SELECT data FROM attempts WHERE job_id = ? ORDER BY number", job_id
+        )
+
+    def attempts_of(self, jobs: Sequence[JobId]) -> dict[JobId, list[Attempt]]:
+        rows = self._joined_in_batches("SELECT data FROM attempts WHERE job_id IN ({keys})", jobs)
+        found: dict[JobId, list[Attempt]] = {}
+        for attempt in sorted(self._decode_attempts(rows), key=lambda each: each.number):
+            found.setdefault(attempt.job_id, []).append(attempt)
+        return found
+
+    def live_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
+        rows = self._joined_in_batches(
+            "SELECT data FROM attempts WHERE job_id IN ({keys}) AND ended = 0", jobs
+        )
+        return {each.job_id: each for each in self._decode_attempts(rows)}
+
+    def newest_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
+        rows = self._joined_in_batches(
+            "SELECT data FROM attempts AS newest WHERE job_id IN ({keys}) AND number = "
+            "(SELECT MAX(number) FROM attempts WHERE job_id = newest.job_id)",
+            jobs,
+        )
+        return {attempt.job_id: attempt for attempt in self._decode_attempts(rows)}
+
+    # Slices and hosts.
+
+    def slice(self, slice_id: SliceId) -> TpuSlice | None:
+        return self._one(TpuSlice, "SELECT data FROM slices WHERE id = ?", slice_id)
+
+    def slices(
+        self, *, live_only: bool = True, pool: str | None = None, job_id: JobId | None = None
+    ) -> list[TpuSlice]:
+        statement, values = sql_queries.select_slices(live_only, pool, job_id)
+        return self._all(TpuSlice, statement, *values)
+
+    def first_slice_at(self) -> datetime | None:
+        first = self._rows("SELECT MIN(requested_at) FROM slices")[0][0]
+        return None if first is None else sql_rows.from_micros(first)
+
+    def usage(self, since: datetime | None, until: datetime) -> Usage:
+        span = (0 if since is None else sql_rows.to_micros(since), sql_rows.to_micros(until))
+        return Usage(
+            slices=self._all(TpuSlice, sql_queries.SLICES_BETWEEN, *span),
+            attempts=self._all(Attempt, sql_queries.ATTEMPTS_BETWEEN, *span),
+        )
+
+    def find_slices(self, slices: Sequence[SliceId]) -> dict[SliceId, TpuSlice]:
+        rows = self._joined_in_batches("SELECT data FROM slices WHERE id IN ({keys})", slices)
+        return {each.id: each for each in sql_rows.decode_all(rows, TpuSlice)}
+
+    def host(self, host_id: HostId) -> Host | None:
+        return self._one(Host, "SELECT data FROM hosts WHERE id = ?", host_id)
+
+    def find_hosts(self, hosts: Sequence[HostId]) -> dict[HostId, Host]:
+        rows = self._joined_in_batches("SELECT data FROM hosts WHERE id IN ({keys})", hosts)
+        return {each.id: each for each in sql_rows.decode_all(rows, Host)}
+
+    def hosts(self, slice_id: SliceId) -> list[Host]:
+        return self._all(
+            Host, "SELECT data FROM hosts WHERE slice_id = ? ORDER BY number", slice_id
+        )
+
+    # Events and messages.
+
+    def events(self, query: EventQuery) -> list[Event]:
+        statement, values = sql_queries.select_events(query)
+        events = self._all(Event, statement, *values)
+        return events[::-1] if query.newest else events
+
+    def last_event(self) -> int:
+        return self._rows("SELECT events FROM numbers WHERE id = 1")[0][0]
+
+    def delete_events(self, before: datetime) -> int:
+        """In steps, so that no statement takes long."""
+        end, deleted = self._first_event_since(before), 0
+        first = self._rows("SELECT COALESCE(MIN(seq), 0) FROM events")[0][0]
+        selected = (
+            "FROM events WHERE seq >= ? AND seq < ? AND (job_id IS NULL OR job_id NOT IN "
+            "(SELECT id FROM jobs WHERE ended = 0))"
+        )
+        for start in range(first, end, _EVENTS_PER_DELETE):
+            bounds = (start, min(start + _EVENTS_PER_DELETE, end))
+            count = self._rows(f"SELECT COUNT(*) {selected}", *bounds)[0][0]
+            if count:
+                self._write(f"DELETE {selected}", *bounds)
+            deleted += count
+        return deleted
+
+    def _first_event_since(self, moment: datetime) -> int:
+        """By bisection: events are numbered in the order of their times, apart from clock steps."""
+        low, high = 0, self.last_event() + 1
+        while low < high:
+            middle = (low + high) // 2
+            following = self._all(
+                Event, "SELECT data FROM events WHERE seq >= ? ORDER BY seq LIMIT 1", middle
+            )
+            if following and following[0].at < moment:
+                low = following[0].seq + 1
+            else:
+                high = middle
+        return low
+
+    def inbox(self, after: int = 0, limit: int = 10_000) -> list[InboxMessage]:
+        return self._all(
+            InboxMessage, "SELECT data FROM inbox WHERE seq > ? ORDER BY seq LIMIT ?", after, limit
+        )
+
+    # Pools, and the live state.
+
+    def pools(self) -> list[Pool]:
+        return self._all(Pool, _LIVE[Pool])
+
+    def pool(self, name: str) -> Pool | None:
+        return self._one(Pool, "SELECT data FROM pools WHERE name = ?", name)
+
+    def refusals(self) -> list[CapacityRefusal]:
+        return self._all(CapacityRefusal, _LIVE[CapacityRefusal])
+
+    def live(self) -> LiveState:
+        rows = self._database.snapshot(
+            lambda session: {
+                kind: sql_rows.split(session.rows(self._join(statement)))
+                for kind, statement in _LIVE.items()
+            }
+        )
+        return LiveState(
+            jobs=self._decode_jobs(rows[Job]),
+            attempts=self._decode_attempts(rows[Attempt]),
+            slices=sql_rows.decode_all(rows[TpuSlice], TpuSlice),
+            hosts=sql_rows.decode_all(rows[Host], Host),
+            pools=sql_rows.decode_all(rows[Pool], Pool),
+            refusals=sql_rows.decode_all(rows[CapacityRefusal], CapacityRefusal),
+        )
+
+    def commit(self, change: ChangeSet, *, fence: Lease | None = None) -> None:
+        self._database.write(
+            lambda session: sql_commit.apply_change_set(session, change, fence, self._database)
+        )
+
+    def subscribe(self, on_change: Callable[[StoreChange], None]) -> Subscription:
+        return self._database.listen(on_change)
+
+    # Liveness.
+
+    def record_liveness(self, reports: Sequence[HostLiveness]) -> None:
+        # Ordered by host, so that two servers that write at once cannot deadlock.
+        rounds: list[dict[HostId, Row]] = []  # one statement changes a row once
+        for report in sorted(reports, key=lambda report: report.host_id):
+            rows = next((each for each in rounds if report.host_id not in each), None)
+            if rows is None:
+                rounds.append(rows := {})
+            rows[report.host_id] = sql_rows.liveness_row(report)
+        statement = _UPSERT_LIVENESS.format(rows=self._database.liveness_rows)
+        size = self._database.background_batch
+        for rows in rounds:
+            values = list(rows.values())
+            for start in range(0, len(values), size):
+                text = sql_rows.to_text(values[start : start + size])
+                self._database.write(
+                    lambda session, text=text: session.run(statement, text),  # type: ignore[misc]
+                    durable=False,
+                )
+
+    def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
+        columns = ("host_id", "seen_at", "COALESCE(attempt_id, '')", "COALESCE(progress, '')")
+        statement = f"SELECT {self._units(columns)} AS data FROM pulses WHERE host_id IN ({{keys}})"
+        rows = self._joined_in_batches(statement, hosts)
+        found = (sql_rows.liveness_from_text(text) for (text,) in rows)
+        return {each.host_id: each for each in found}
+
+    def liveness_outside(self, start: datetime, end: datetime) -> dict[HostId, datetime]:
+        columns = self._units(("pulses.host_id", "pulses.seen_at"))
+        statement = (
+            f"SELECT {columns} AS data FROM pulses "
+            "JOIN hosts ON hosts.id = pulses.host_id JOIN slices ON slices.id = hosts.slice_id "
+            "WHERE (pulses.seen_at < ? OR pulses.seen_at > ?) AND slices.gone = 0"
+        )
+        rows = self._data(statement, sql_rows.to_micros(start), sql_rows.to_micros(end))
+        pairs = (sql_rows.units(text) for (text,) in rows)
+        return {HostId(host): sql_rows.from_micros(int(seen_at)) for host, seen_at in pairs}
+
+    def count_seen_hosts(self, since: datetime) -> int:
+        statement = "SELECT COUNT(*) FROM pulses WHERE seen_at >= ?"
+        return self._rows(statement, sql_rows.to_micros(since))[0][0]
+
+    def bind_agent(self, host_id: HostId, digest: str) -> str:
+        def work(session: DatabaseSession) -> str:
+            session.run(
+                "INSERT INTO entries (host_id, digest) VALUES (?, ?) ON CONFLICT DO NOTHING",
+                host_id,
+                digest,
+            )
+            return session.rows("SELECT digest FROM entries WHERE host_id = ?", host_id)[0][0]
+
+        return self._database.write(work)
+
+    def delete_liveness(self, hosts: Sequence[HostId]) -> None:
+        keys = [(host_id,) for host_id in sorted(hosts)]
+        self._write_each("DELETE FROM pulses WHERE host_id = ?", keys)
+        self._write_each("DELETE FROM entries WHERE host_id = ?", keys)
+
+    # Metrics.
+
+    def record_metrics(self, points: Sequence[MetricPoint]) -> None:
+        size = self._database.background_batch
+        for start in range(0, len(points), size):
+            batch = points[start : start + size]
+            self._database.write(
+                lambda session, batch=batch: sql_people.write_points(session, batch),  # type: ignore[misc]
+                durable=False,
+            )
+
+    def metric_points(self, job_id: JobId) -> list[MetricPoint]:
+        return self._all(
+            MetricPoint, "SELECT data FROM job_points WHERE job_id = ? ORDER BY at", job_id
+        )
+
+    def delete_metric_points(self, points: Sequence[MetricPoint]) -> None:
+        self._write_each(
+            "DELETE FROM job_points WHERE job_id = ? AND at = ?", sql_people.point_keys(points)
+        )
+
+    # Documents.
+
+    def document(self, kind: type[T], key: str) -> T | None:
+        statement = "SELECT data FROM documents WHERE kind = ? AND id = ?"
+        return self._one(kind, statement, DOCUMENT_KINDS[kind], key)
+
+    def documents(self, kind: type[T]) -> list[T]:
+        statement = "SELECT data FROM documents WHERE kind = ? ORDER BY id"
+        return self._all(kind, statement, DOCUMENT_KINDS[kind])
+
+    def update_document(
+        self,
+        kind: type[T],
+        key: str,
+        change: Callable[[T | None], T | None],
+        *,
+        fence: Lease | None = None,
+        required_user: str = "",
+    ) -> T | None:
+        def work(session: DatabaseSession) -> T | None:
+            if fence is not None:
+                sql_commit.check_fence(session, fence, self._database.for_update)
+            # Locks, also where there is no row yet.
+            session.rows(f"SELECT id FROM numbers WHERE id = 1{self._database.for_update}")
+            self._require_user(session, required_user)
+            where = (DOCUMENT_KINDS[kind], key)
+            rows = session.rows("SELECT data FROM documents WHERE kind = ? AND id = ?", *where)
+            changed = change(sql_rows.decode_first(rows, kind))
+            session.run("DELETE FROM documents WHERE kind = ? AND id = ?", *where)
+            if changed is not None:
+                statement = "INSERT INTO documents (kind, id, data) VALUES (?, ?, ?)"
+                session.run(statement, *where, sql_rows.to_text(changed))
+            return changed
+
+        return self._database.write(work)
+
+    # Leases.
+
+    def time(self) -> datetime | None:
+        if not self._database.time_in_micros:
+            return None
+        return sql_rows.from_micros(self._rows(self._database.time_in_micros)[0][0])
+
+    def acquire_lease(self, name: str, holder: str, ttl: timedelta, now: datetime) -> Lease | None:
+        def work(session: DatabaseSession) -> Lease | None:
+            session.run(
+                "INSERT INTO leases (name, holder, token, expires_at) VALUES (?, NULL, 0, 0) "
+                "ON CONFLICT DO NOTHING",
+                name,
+            )
+            before, token, expires_at = session.rows(
+                "SELECT holder, token, expires_at FROM leases WHERE name = ?"
+                + self._database.for_update,
+                name,
+            )[0]
+            if before not in (None, holder) and sql_rows.to_micros(now) < expires_at:
+                return None
+            token = token if before == holder else token + 1
+            session.run(
+                "UPDATE leases SET holder = ?, token = ?, expires_at = ? WHERE name = ?",
+                holder,
+                token,
+                sql_rows.to_micros(now + ttl),
+                name,
+            )
+            return Lease(name=name, holder=holder, token=token, expires_at=now + ttl)
+
+        return self._database.write(work)
+
+    def release_lease(self, lease: Lease) -> None:
+        self._write(
+            "UPDATE leases SET holder = NULL WHERE name = ? AND holder = ? AND token = ?",
+            lease.name,
+            lease.holder,
+            lease.token,
+        )
+
+    # Host commands.
+
+    def put_host_command(self, sent: SentHostCommand) -> SentHostCommand:
+        def work(session: DatabaseSession) -> SentHostCommand:
+            session.run(
+                "INSERT INTO errands (id, sent_at, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+                sent.host_command.id,
+                sql_rows.to_micros(sent.sent_at),
+                sql_rows.to_text(sent),
+            )
+            rows = session.rows("SELECT data FROM errands WHERE id = ?", sent.host_command.id)
+            return sql_rows.decode_all(rows, SentHostCommand)[0]
+
+        return self._database.write(work)
+
+    def host_command(self, command_id: str) -> SentHostCommand | None:
+        return self._one(SentHostCommand, "SELECT data FROM errands WHERE id = ?", command_id)
+
+    def host_commands(self) -> list[SentHostCommand]:
+        return self._all(SentHostCommand, "SELECT data FROM errands ORDER BY sent_at, id")
+
+    def put_host_command_result(self, command_id: str, result: HostCommandResult) -> None:
+        self._write(
+            "INSERT INTO errand_results (errand_id, host_id, data) VALUES (?, ?, ?) "
+            "ON CONFLICT DO NOTHING",
+            command_id,
+            result.host_id,
+            sql_rows.to_text(result),
+        )
+
+    def host_command_results(
+        self, command_ids: Sequence[str]
+    ) -> dict[str, list[HostCommandResult]]:
+        statement = (
+            "SELECT errand_id, data FROM errand_results WHERE errand_id IN ({keys}) "
+            "ORDER BY errand_id, host_id"
+        )
+        results: dict[str, list[HostCommandResult]] = {}
+        for command_id, data in self._rows_in_batches(statement, command_ids):
+            results.setdefault(command_id, []).extend(
+                sql_rows.decode_all([(data,)], HostCommandResult)
+            )
+        return results
+
+    def delete_host_commands(self, command_ids: Sequence[str]) -> None:
+        keys = [(command_id,) for command_id in sorted(command_ids)]
+        self._write_each("DELETE FROM errands WHERE id = ?", keys)
+        self._write_each("DELETE FROM errand_results WHERE errand_id = ?", keys)
+
+    # Users, tokens and metadata.
+
+    def put_user(self, user: User) -> None:
+        self._write(sql_commit.upsert("users", "name, data"), user.name, sql_rows.to_text(user))
+
+    def user(self, name: str) -> User | None:
+        return self._one(User, "SELECT data FROM users WHERE name = ?", name)
+
+    def users(self) -> list[User]:
+        return self._all(User, "SELECT data FROM users ORDER BY name")
+
+    def delete_user(self, name: str) -> None:
+        def work(session: DatabaseSession) -> None:
+            # Waits for commits under way, which may require the user: see `apply_change_set`.
+            session.run("UPDATE numbers SET events = events WHERE id = 1")
+            session.run("DELETE FROM users WHERE name = ?", name)
+            session.run("DELETE FROM tokens WHERE owner = ?", name)
+
+        self._database.write(work)
+
+    def put_token(
+        self, token: Token, *, check: Callable[[Sequence[Token]], None] | None = None
+    ) -> None:
+        statement = sql_commit.upsert("tokens", "id, owner, hash, created_at, data")
+
+        def work(session: DatabaseSession) -> None:
+            self._require_user(session, token.user)  # locks, so that others wait before `check`
+            if check is not None:
+                check(sql_rows.decode_all(session.rows(_TOKENS_OF_USER, token.user), Token))
+            session.run(statement, *sql_rows.token_row(token))
+
+        self._database.write(work)
+
+    def token_by_hash(self, digest: str) -> Token | None:
+        return self._one(Token, "SELECT data FROM tokens WHERE hash = ?", digest)
+
+    def token_and_user(self, digest: str) -> tuple[Token, User | None] | None:
+        statement = (
+            "SELECT tokens.data, users.data FROM tokens "
+            "LEFT JOIN users ON users.name = tokens.owner WHERE tokens.hash = ?"
+        )
+        for token, user in self._rows(statement, digest):
+            known = None if user is None else from_json(user, User)
+            return from_json(token, Token), known
+        return None
+
+    def tokens(self, user: str | None = None) -> list[Token]:
+        if user is None:
+            return self._all(Token, "SELECT data FROM tokens ORDER BY created_at, id")
+        return self._all(Token, _TOKENS_OF_USER, user)
+
+    def update_token(self, token_id: str, change: Callable[[Token], Token]) -> Token | None:
+        def work(session: DatabaseSession) -> Token | None:
+            select = f"SELECT data FROM tokens WHERE id = ?{self._database.for_update}"
+            before = sql_rows.decode_first(session.rows(select, token_id), Token)
+            if before is None:
+                return None
+            changed = change(before)
+            text = sql_rows.to_text(changed)
+            session.run("UPDATE tokens SET data = ? WHERE id = ?", text, token_id)
+            return changed
+
+        return self._database.write(work)
+
+    def delete_token(self, token_id: str) -> None:
+        self._write("DELETE FROM tokens WHERE id = ?", token_id)
+
+    def append_audit(self, entry: AuditEntry) -> None:
+        def work(session: DatabaseSession) -> None:
+            session.run("UPDATE numbers SET audit = audit + 1 WHERE id = 1")
+            seq = session.rows("SELECT audit FROM numbers WHERE id = 1")[0][0]
+            session.run(
+                "INSERT INTO audit (seq, at, actor, token_id, target, data) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                seq,
+                sql_rows.to_micros(entry.at),
+                entry.actor,
+                entry.token_id,
+                entry.target,
+                sql_rows.to_text(replace(entry, seq=seq)),
+            )
+
+        self._database.write(work)
+
+    def audit(
+        self,
+        *,
+        actor: str | None = None,
+        token: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> list[AuditEntry]:
+        filters, values = ["1 = 1"], list[object]()
+        if actor is not None:
+            filters.append("actor = ?")
+            values.append(actor)
+        if token is not None:
+            filters.append("(token_id = ? OR target = ?)")
+            values += [token, token]
+        if before is not None:
+            filters.append("seq < ?")
+            values.append(before)
+        statement = (
+            f"SELECT data FROM audit WHERE {' AND '.join(filters)} ORDER BY seq DESC LIMIT ?"
+        )
+        return self._all(AuditEntry, statement, *values, limit)
+
+    def metadata(self, name: str) -> str | None:
+        rows = self._rows("SELECT value FROM facts WHERE name = ?", name)
+        return rows[0][0] if rows else None
+
+    def put_metadata(self, name: str, value: str, *, replace: bool = True) -> None:
+        if replace:
+            statement = sql_commit.upsert("facts", "name, value")
+        else:
+            statement = "INSERT INTO facts (name, value) VALUES (?, ?) ON CONFLICT DO NOTHING"
+        self._write(statement, name, value)
+
+    def write_error(self) -> Unreachable | None:
+        return self._database.write_error()
+
+    # Objects.
+
+    def objects(self, prefix: str, since: str | None = None) -> list[StoredObject]:
+        statement, values = sql_queries.select_objects(prefix, since)
+        return [
+            StoredObject(name=name, size=size, at=sql_rows.from_micros(at))
+            for name, size, at in self._rows(statement, *values)
+        ]
+
+    def read_objects(self, names: Sequence[str]) -> dict[str, bytes]:
+        rows = self._rows_in_batches("SELECT name, data FROM objects WHERE name IN ({keys})", names)
+        return {name: bytes(data) for name, data in rows}
+
+    def put_object(
+        self,
+        name: str,
+        data: bytes,
+        at: datetime,
+        *,
+        replace: bool = False,
+        required_user: str = "",
+        limit: tuple[str, int] | None = None,
+    ) -> bool:
+        statement = (
+            sql_commit.upsert("objects", "name, at, size, data")
+            if replace
+            else "INSERT INTO objects (name, at, size, data) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT DO NOTHING"
+        )
+        values = (name, sql_rows.to_micros(at), len(data), data)
+
+        def work(session: DatabaseSession) -> bool:
+            self._require_user(session, required_user)
+            if limit is not None:
+                select, prefix = sql_queries.select_objects(limit[0], None)
+                known = {row[0] for row in session.rows(select, *prefix)}
+                if len(known) >= limit[1] and name not in known:
+                    return False
+            return bool(session.rows(f"{statement} RETURNING 1", *values))
+
+        return self._database.write(work)
+
+    def delete_objects(self, names: Sequence[str]) -> None:
+        self._write_each("DELETE FROM objects WHERE name = ?", [(each,) for each in sorted(names)])
+
+    # Statements.
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _rows(self, statement: str, *parameters: object) -> list[Row]:
+        return self._database.read(lambda session: session.rows(statement, *parameters))
+
+    def _rows_in_batches(self, statement: str, keys: Sequence[str]) -> list[Row]:
+        """For a statement with `IN ({keys})` and any number of keys."""
+
+        def work(session: DatabaseSession) -> list[Row]:
+            return [
+                row
+                for batch in sql_rows.batches(keys)
+                for row in session.rows(statement.format(keys=sql_rows.placeholders(batch)), *batch)
+            ]
+
+        return self._database.read(work)
+
+    def _join(self, statement: str) -> str:
+        """All rows of a SELECT of `data`, as one; see `sql_rows.split`."""
+        joined = self._database.joined.format(column="data")
+        return f"SELECT {joined} FROM ({statement}) AS selected"
+
+    def _units(self, columns: Sequence[str]) -> str:
+        return f" || {self._database.unit_separator} || ".join(columns)
+
+    def _data(self, statement: str, *parameters: object) -> list[Row]:
+        return sql_rows.split(self._rows(self._join(statement), *parameters))
+
+    def _joined_in_batches(self, statement: str, keys: Sequence[str]) -> list[Row]:
+        return sql_rows.split(self._rows_in_batches(self._join(statement), keys))
+
+    def _one(self, kind: type[T], statement: str, *parameters: object) -> T | None:
+        return sql_rows.decode_first(self._rows(statement, *parameters), kind)
+
+    def _all(self, kind: type[T], statement: str, *parameters: object) -> list[T]:
+        return sql_rows.decode_all(self._data(statement, *parameters), kind)
+
+    def _require_user(self, session: DatabaseSession, name: str) -> None:
+        """Locks the row: `delete_user` waits for the transaction, or this for the deletion."""
+        if name:
+            statement = f"SELECT name FROM users WHERE name = ?{self._database.for_update}"
+            invariants.check_required_user(name, bool(session.rows(statement, name)))
+
+    def _write(self, statement: str, *parameters: object) -> None:
+        self._database.write(lambda session: session.run(statement, *parameters))
+
+    def _write_each(self, statement: str, values: Sequence[tuple[object, ...]]) -> None:
+        if values:
+            self._database.write(lambda session: session.run_many(statement, values))

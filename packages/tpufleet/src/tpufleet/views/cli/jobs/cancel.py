@@ -1,0 +1,68 @@
+"""`tpu cancel`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
+from tpufleet.model.api_types import JobRow
+from tpufleet.model.job.jobs import ENDED_STATES
+from tpufleet.views import text
+from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.output import json_option, yes_option
+from tpufleet.views.cli.slices.inventory import named_slices
+
+if TYPE_CHECKING:
+    from tpufleet.client.fleet import FleetClient
+
+
+@click.command(epilog="\b\nExamples:\n  tpu cancel train\n  tpu cancel --all --yes\n")
+@click.argument("jobs", metavar="JOB|SLICE…", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All of your jobs that have not ended.")
+@yes_option
+@json_option
+def cancel(jobs: tuple[str, ...], everything: bool, yes: bool, as_json: bool) -> None:
+    """Cancel each JOB: SIGTERM, the grace period, SIGKILL; then its slices are released.
+
+    A SLICE, by name or alias, means the job on it.
+    A cancelled job keeps its checkpoints; `tpu resume` continues from them.
+    """
+    if bool(jobs) == everything:
+        raise BadInput("pass either job names or --all")
+    with connection.connect() as client:
+        if everything:
+            jobs = tuple(row.id for row in client.all_jobs(owner=client.me().name, state="live"))
+            if jobs:
+                output.confirm(f"Cancel {text.counted(len(jobs), 'job')}?", yes or as_json)
+        rows, errors = [], []
+        for job in jobs:  # one that cannot be cancelled must not protect the others
+            try:
+                rows.append(_cancel(client, job))
+            except (NotFound, Conflict, Forbidden) as error:
+                errors.append(str(error))
+    if as_json:
+        output.print_json({"jobs": rows})
+    for row in rows if not as_json else ():
+        click.echo(
+            f"cancelled {row.name} ({row.id})"
+            if row.state in ENDED_STATES
+            else f"cancelling {row.name} ({row.id})"
+        )
+    if errors:
+        raise Conflict("\n".join(errors))
+    if not rows:
+        output.print_status("no live jobs to cancel")
+
+
+def _cancel(client: FleetClient, name: str) -> JobRow:
+    """By the job, or else by the slice, the node or the alias that it runs on."""
+    try:
+        return client.cancel(name)
+    except NotFound:
+        for row in named_slices(client.inventory().rows, name):
+            if row.job_id is None:
+                raise NotFound(f"no job runs on {name}") from None
+            return client.cancel(row.job_id)
+        raise

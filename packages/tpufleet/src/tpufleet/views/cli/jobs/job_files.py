@@ -1,0 +1,66 @@
+"""Reading job files: YAML in, mappings out, with `--set` applied."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tpufleet.errors import BadInput
+from tpufleet.model.values import unique_keys
+
+
+def read(name: str) -> list[tuple[dict[str, Any], Path]]:
+    """Each document of a file (`-`: standard input), with the base folder of its paths."""
+    if name == "-":
+        return [(item, Path.cwd()) for item in documents(sys.stdin.read(), "standard input")]
+    path = Path(name)
+    try:
+        content = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise BadInput(f"{name}: {reason}; pass a job file, or - for standard input") from error
+    return [(item, path.resolve().parent) for item in documents(content, name)]
+
+
+def documents(content: str, source: str) -> list[dict[str, Any]]:
+    try:
+        items = yaml.load_all(content, Loader=unique_keys.Loader)
+        loaded = [item for item in items if item is not None]
+    except BadInput as error:
+        raise BadInput(f"{source}: {error}") from error
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise BadInput(f"{source}: {line}invalid YAML: {error.problem}") from error
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(f"{source}: invalid YAML: {problem}") from error
+    if not loaded:
+        raise BadInput(f"{source}: empty file; `command` and `accelerator` are required")
+    for item in loaded:
+        if not isinstance(item, dict):
+            raise BadInput(f"{source}: each document must be a mapping of fields")
+    return loaded
+
+
+def with_overrides(document: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
+    """`--set env.LR=0.1 --set zones=[a,b]`: a dotted path and a YAML value."""
+    changed = dict(document)
+    for setting in settings:
+        path, equals, value = setting.partition("=")
+        if not equals or not path:
+            raise BadInput(f"--set {setting}: expected PATH=VALUE, such as --set env.LR=0.1")
+        *parents, last = path.split(".")
+        inner = changed
+        for parent in parents:
+            existing = inner.get(parent)
+            if existing is not None and not isinstance(existing, dict):
+                raise BadInput(f"--set {setting}: {parent} is not a mapping; set {parent}=VALUE")
+            inner[parent] = inner = dict(existing or {})
+        try:
+            inner[last] = yaml.load(value, Loader=unique_keys.Loader)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise BadInput(f"--set {setting}: invalid YAML value; quote it") from error
+    return changed

@@ -1,0 +1,163 @@
+"""`tpu logs` and `tpu events`."""
+
+from __future__ import annotations
+
+import click
+
+from tpufleet.errors import BadInput
+from tpufleet.model.api_types import JobDetail
+from tpufleet.model.events import Event
+from tpufleet.views import text
+from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.host_numbers import host_option
+from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.settings.preferences import use_time_zone
+
+
+@click.command(
+    epilog="\b\nExamples:\n  tpu logs train\n  tpu logs -f train --host 0\n"
+    "  tpu logs train --attempt 0 --tail 50\n",
+)
+@click.argument("job")
+@click.option("--follow", "-f", is_flag=True, help="Follow until the job has ended.")
+@host_option("Only this host (default: all, prefixed).")
+@click.option(
+    "--attempt", type=click.IntRange(min=0), help="Only this attempt (default: the latest)."
+)
+@click.option(
+    "--tail", metavar="N", type=click.IntRange(min=0), help="Only the last N lines of each host."
+)
+@click.option("--raw", is_flag=True, help="Keep all control sequences of the output.")
+@json_option
+def logs(
+    job: str,
+    follow: bool,
+    host: int | None,
+    attempt: int | None,
+    tail: int | None,
+    raw: bool,
+    as_json: bool,
+) -> None:
+    """Print the output of JOB, each line prefixed with its host.
+
+    With --follow, print new lines as they arrive, and exit when the job ends.
+
+    A terminal gets text and colours only: other control sequences, with which a job could change
+    the title, the clipboard or the screen, are removed. Files and pipes get no colours.
+    """
+    filtered = output.is_terminal() and not raw
+    with connection.connect(follow=follow) as client:
+        if follow:
+            current: int | None = None
+            for line in client.follow_logs(job, host=host, attempt=attempt, tail=tail):
+                if as_json:
+                    output.print_json(line)
+                    continue
+                if current is not None and line.attempt != current:
+                    click.echo(text.attempt_heading(line.attempt))
+                current = line.attempt
+                prefix = "" if host is not None else f"[{line.host}] "
+                shown = text.program_output(line.line) if filtered else line.line
+                click.echo(prefix + shown, color=raw or None)
+            return
+        pieces = client.logs(job, host=host, attempt=attempt, tail=tail)
+        if as_json:
+            output.print_json({"job": job, "lines": _lines("".join(pieces))})
+            return
+        last = ""
+        for piece in text.program_lines(pieces) if filtered else pieces:
+            click.echo(piece, nl=False, color=raw or None)
+            last = piece or last
+        click.echo("", nl=not last.endswith("\n") and bool(last))
+        if not last and tail != 0:
+            output.print_status(_why_empty(client.job(job), host))
+
+
+def _lines(output: str) -> list[str]:
+    """Ended by line feeds only: a progress bar has carriage returns in its line."""
+    lines = output.split("\n")
+    return lines if lines[-1] else lines[:-1]
+
+
+def _why_empty(detail: JobDetail, host: int | None) -> str:
+    job = f"{detail.job.spec.name} ({detail.job.id})"
+    if not detail.attempts:
+        return f"{job} has not started: no output\n  next: `tpu why {detail.job.id}`"
+    which = "" if host is None else f" of host {host}"
+    if detail.job.ended:
+        # Agents write a line before each command, so an attempt that ran has a log.
+        return (
+            f"no logs{which} of {job} are stored: they were deleted, or it was "
+            "restored from a backup without logs"
+        )
+    return f"no output{which} of {job} yet"
+
+
+@click.command(
+    epilog="\b\nExamples:\n  tpu events train\n  tpu events --pool lab\n  tpu events -f\n",
+)
+@click.argument("job", required=False)
+@click.option("--follow", "-f", is_flag=True, help="Follow until interrupted.")
+@click.option("--slice", "slice_id", metavar="SLICE", help="Only events of this slice.")
+@click.option("--pool", help="Only events of this pool.")
+@click.option("--user", help="Only what this user caused.")
+@click.option("--reservation", metavar="ID", help="Only events of this reservation.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000))
+@json_option
+def events(
+    job: str | None,
+    follow: bool,
+    slice_id: str | None,
+    pool: str | None,
+    user: str | None,
+    reservation: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """Print the events of JOB, of a slice, of a pool, of a user, of a reservation, or of the whole
+    fleet, oldest first."""
+    if sum(each is not None for each in (job, slice_id, pool, user, reservation)) > 1:
+        raise BadInput("pass one of JOB, --slice, --pool, --user and --reservation")
+    with connection.connect(follow=follow) as client:
+        page = client.events(
+            job, slice_id=slice_id, pool=pool, user=user, reservation=reservation, limit=limit,
+            newest=True,
+        )  # fmt: skip
+        if not as_json:
+            use_time_zone(client)
+        if as_json and not follow:
+            output.print_json(page)
+            return
+        for event in page.events:
+            _show(event, as_json, about=job is None)
+        if not follow:
+            if not page.events:
+                output.print_status("no events yet")
+            return
+        ref = client.job(job).job.id if job is not None else None
+        for item in client.stream(job=ref, after=page.last):
+            if isinstance(item, Event) and _concerns(item, slice_id, pool, user, reservation):
+                _show(item, as_json, about=job is None)
+
+
+def _concerns(
+    event: Event,
+    slice_id: str | None,
+    pool: str | None,
+    user: str | None,
+    reservation: str | None,
+) -> bool:
+    wanted = (
+        (slice_id, event.slice_id),
+        (pool, event.pool),
+        (user, event.by),
+        (reservation, event.reservation),
+    )
+    return all(expected in (None, value) for expected, value in wanted)
+
+
+def _show(event: Event, as_json: bool, *, about: bool) -> None:
+    if as_json:
+        output.print_json(event)
+    else:
+        output.print_line(text.event(event, about=about), text.colour(event.state))

@@ -1,0 +1,72 @@
+"""`tpu check cloud`: what a cloud project lacks before the first job."""
+
+from __future__ import annotations
+
+import click
+
+from tpufleet.model.fleet.preflight import Check, CheckStatus, passed
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.views import text
+from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.output import json_option
+
+COLOURS = {
+    CheckStatus.OK: "green",
+    CheckStatus.WARNING: "yellow",
+    CheckStatus.FAILED: "red",
+    CheckStatus.SKIPPED: "",
+}
+
+
+@click.group(invoke_without_command=True, no_args_is_help=False)
+@click.pass_context
+def check(context: click.Context) -> None:
+    """Check what jobs depend on: `tpu check cloud`."""
+    if context.invoked_subcommand is None:
+        from tpufleet.views.cli.jobs.jobs import jobs
+
+        output.print_status("`tpu check` is now `tpu jobs`; `tpu check cloud` checks your project")
+        context.invoke(jobs)
+
+
+@check.command(
+    epilog="\b\nExamples:\n  tpu check cloud\n  tpu check cloud --type v5e-16 --on-demand\n"
+    "  tpu check cloud --json\n"
+)
+@click.option(
+    "--type", "types", multiple=True, metavar="TYPE",
+    help="Check the quota of this type (default: 4 chips of every generation).",
+)  # fmt: skip
+@click.option("--on-demand", is_flag=True, help="Check the quota of on-demand capacity, not spot.")
+@json_option
+@click.pass_context
+def cloud(context: click.Context, types: tuple[str, ...], on_demand: bool, as_json: bool) -> None:
+    """Check the Google Cloud project of the config file: credentials, API, roles, quota, network,
+    bucket, bundle, and the address of the server.
+
+    Nothing is changed and nothing is paid for. Each problem comes with the command that fixes it.
+    The exit status is 1 if a check failed. `tpu serve` runs the same checks before its first start.
+    """
+    from tpufleet.compose.providers import preflight
+
+    capacity = Capacity.ON_DEMAND if on_demand else Capacity.SPOT
+    checks = preflight(connection.settings(), types, capacity)
+    if as_json:
+        output.print_json({"checks": checks, "passed": passed(checks)})
+    else:
+        print_checks(checks)
+    if not passed(checks):
+        context.exit(1)
+
+
+def print_checks(checks: list[Check]) -> None:
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        line = f"{check.status.value:<8} {check.name:<{width}}  {check.message}"
+        output.print_line(line, COLOURS[check.status])
+        if check.fix:
+            click.echo(f"{'':<8} {'':<{width}}  next: {check.fix}")
+    failed = sum(check.status is CheckStatus.FAILED for check in checks)
+    warned = sum(check.status is CheckStatus.WARNING for check in checks)
+    summary = f"{text.counted(failed, 'problem')}, {text.counted(warned, 'warning')}"
+    output.print_status(summary if failed or warned else "everything is set up")

@@ -1,0 +1,254 @@
+"""`tpu deploy server`: run the server on a VM in the cloud project."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tpufleet.errors import BadInput, FleetError
+from tpufleet.model.fleet import fleets
+from tpufleet.model.tpu import server_vm_prices
+from tpufleet.views.cli import config_file, connection, output
+from tpufleet.views.cli.output import json_option
+
+if TYPE_CHECKING:
+    from tpufleet.config import Config
+
+CONNECT_SECONDS = 60.0
+
+
+@click.command(
+    epilog="\b\nExamples:\n  tpu deploy server --dry-run\n"
+    "  tpu deploy server --allow 198.51.100.0/24\n  tpu deploy server --delete\n"
+)
+@click.option("--zone", help="Zone of the VM (default: the first zone of tpu_vm).")
+@click.option("--name", default="tpufleet-server", show_default=True, help="Of all resources.")
+@click.option("--machine-type", default="e2-small", show_default=True, help="2 GB are enough.")
+@click.option(
+    "--disk-gb", default=10, show_default=True, type=click.IntRange(10, 65536),
+    help="Size of the state disk.",
+)  # fmt: skip
+@click.option(
+    "--allow", multiple=True, metavar="CIDR",
+    help="Addresses that clients connect from; repeatable (default: 0.0.0.0/0). TPU hosts connect "
+    "over the VPC.",
+)  # fmt: skip
+@click.option("--port", default=8470, show_default=True, type=click.IntRange(1, 65535))
+@click.option(
+    "--service-account", default="default", show_default=True, metavar="EMAIL",
+    help="Of the VM; it needs the roles of a server.",
+)  # fmt: skip
+@click.option("--bundle", metavar="URL", help="What the VM installs (default: built and uploaded).")
+@click.option("--bundle-sha256", metavar="HEX", help="Its checksum.")
+@click.option(
+    "--python-folder", type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR", help="A relocatable Python for Linux, instead of downloading one.",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Print the plan and its price; change nothing.")
+@click.option("--delete", is_flag=True, help="Delete the VM, its address and its firewall rule.")
+@click.option("--state", is_flag=True, help="With --delete: the state disk too.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@json_option
+def server(
+    zone: str | None,
+    name: str,
+    machine_type: str,
+    disk_gb: int,
+    allow: tuple[str, ...],
+    port: int,
+    service_account: str,
+    bundle: str | None,
+    bundle_sha256: str | None,
+    python_folder: Path | None,
+    dry_run: bool,
+    delete: bool,
+    state: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Run the server on a VM in the cloud project, for machines that TPU hosts cannot reach.
+
+    A laptop behind NAT is such a machine. The VM has a static address, HTTPS with a private CA that
+    it makes itself, and a state disk that survives it. TPU hosts reach it over the VPC. Neither
+    gcloud nor SSH is needed. The command can be repeated: what exists is kept.
+    """
+    from tpufleet.compose import server_deployment as deployment
+
+    config = connection.settings(new_file=True)
+    options: dict[str, Any] = {
+        "name": _checked_name(name),
+        "machine_type": machine_type,
+        "disk_gb": disk_gb,
+        "port": port,
+        "service_account": service_account,
+        "allowed": _checked_ranges(allow) or ("0.0.0.0/0",),
+    }
+    if (bundle is None) != (bundle_sha256 is None):
+        raise BadInput("--bundle and --bundle-sha256: pass both, or neither to build a bundle")
+    settings = deployment.settings_of(
+        config, zone=fleets.check_zone(zone) if zone else None, **options
+    )
+    plan = deployment.plan_lines(settings)
+    price = server_vm_prices.usd_per_hour(machine_type, disk_gb)
+    if dry_run:
+        _show_plan(plan, price, settings.project, settings.zone, as_json)
+        return
+
+    def report(line: str) -> None:
+        output.print_status(line)
+
+    vm = deployment.server_vm(config, settings, report)
+    if delete:
+        _confirm(
+            f"Delete {name} in {settings.zone}? Slices that it manages keep running and costing: "
+            "cancel their jobs first.",
+            yes,
+        )
+        kept = vm.delete(with_state=state)
+        address_file = config.home / "deployed" / name / "server"
+        if address_file.exists():
+            config_file.remove(config.config_file, _user_settings(address_file.parent))
+        stays = f"; disk {kept[0]} stays, with the state" if kept else ""
+        output.print_result({"deleted": name, "kept": kept}, f"deleted {name}{stays}", as_json)
+        return
+    if not as_json:
+        _show_plan(plan, price, settings.project, settings.zone, False)
+    grants = vm.check_access()
+    if grants:
+        output.print_status("warning: the service account of the VM lacks roles of a server")
+        for grant in grants:
+            output.print_status(f"  next: {grant}")
+    _confirm("Create it?", yes)
+    folder = config.home / "deployed" / name
+    token = _token(folder, deployment.new_token)
+    source = (bundle, bundle_sha256) if bundle and bundle_sha256 else None
+    installed = source or deployment.build_bundle(config, report, python_folder)
+    vm = deployment.server_vm(
+        config, deployment.with_server(config, settings, installed, token), report
+    )
+    address = vm.create()
+    ca = vm.wait_until_ready()
+    (folder / "ca.pem").write_text(ca)
+    url = f"https://{address}:{settings.port}"
+    (folder / "server").write_text(f"{url}\n")
+    problem = _connection_problem(url, token, folder / "ca.pem")
+    saved = _save_settings(config, folder)
+    _show_result(url, token, folder, saved, problem, as_json)
+
+
+def _show_plan(
+    plan: list[tuple[str, str]], price: float | None, project: str, zone: str, as_json: bool
+) -> None:
+    if as_json:
+        resources = [{"name": name, "description": what} for name, what in plan]
+        output.print_json(
+            {"project": project, "zone": zone, "resources": resources, "usd_per_hour": price}
+        )
+        return
+    click.echo(f"In project {project}, {zone}:")
+    for name, what in plan:
+        click.echo(f"  {name:<24} {what}")
+    cost = (
+        "unknown for this machine type"
+        if price is None
+        else f"about ${price:.3f} per hour, "
+        f"${price * server_vm_prices.HOURS_PER_MONTH:.0f} per month "
+        f"(estimate for us-central1; today's prices: {server_vm_prices.SOURCE})"
+    )
+    click.echo(f"Price: {cost}")
+
+
+def _user_settings(folder: Path) -> dict[str, str]:
+    """What a client of the deployed server needs in its config file."""
+    return {
+        "server": (folder / "server").read_text().strip(),
+        "ca_file": str(folder / "ca.pem"),
+        "token_file": str(folder / "token"),
+    }
+
+
+def _save_settings(config: Config, folder: Path) -> Path | None:
+    """The config file that has the settings now. None: it names another server or CA."""
+    values = _user_settings(folder)
+    known = {"server": config.server, "ca_file": config.ca_file, "token_file": config.token_file}
+    if any(value is not None and str(value) != values[key] for key, value in known.items()):
+        return None
+    return config.config_file if config_file.save(config.config_file, values) else None
+
+
+def _show_result(
+    url: str, token: str, folder: Path, saved: Path | None, problem: str, as_json: bool
+) -> None:
+    values = _user_settings(folder)
+    if as_json:
+        written = {"config_file": str(saved) if saved else None}
+        output.print_json({**values, "token": token, "problem": problem, **written})
+        return
+    if problem:
+        output.print_status(
+            f"warning: the server runs, but this machine cannot use it: {problem}\n"
+            "  next: pass --allow with the address of this machine, or use a machine in the VPC"
+        )
+    click.echo(
+        f"server ready: {url}\nadmin token (shown once, saved in {values['token_file']}): {token}"
+    )
+    if saved is not None:
+        click.echo(f"wrote server, ca_file and token_file to {saved}")
+        click.echo("next: `tpu status`; for other people `tpu user add NAME`")
+        return
+    click.echo("next: set these in your config file")
+    for key, value in values.items():
+        click.echo(f"  {key}: {value}")
+
+
+def _connection_problem(url: str, token: str, ca_file: Path) -> str:
+    from tpufleet.client.fleet import FleetClient
+
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            with FleetClient(url, token, ca_file=ca_file) as client:
+                client.me()
+            return ""
+        except FleetError as error:
+            if time.monotonic() > deadline:
+                return str(error)
+            time.sleep(2.0)
+
+
+def _token(folder: Path, new_token: Any) -> str:
+    """The token of an earlier run, whose hash the VM has; else a new one."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = folder / "token"
+    if not file.exists():
+        file.touch(mode=0o600)
+        file.write_text(new_token() + "\n")
+    return file.read_text().strip()
+
+
+def _confirm(question: str, yes: bool) -> None:
+    if yes:
+        return
+    if not output.is_terminal():
+        raise BadInput("Not a terminal; pass --yes to confirm")
+    click.confirm(question, abort=True)
+
+
+def _checked_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", name):
+        raise BadInput(f"--name: {name!r} must be lower-case letters, digits and dashes")
+    return name
+
+
+def _checked_ranges(ranges: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return tuple(str(ipaddress.ip_network(each)) for each in ranges)
+    except ValueError as error:
+        raise BadInput(
+            f"--allow: {error}; write an address range such as 198.51.100.0/24"
+        ) from error

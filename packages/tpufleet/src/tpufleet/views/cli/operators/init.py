@@ -1,0 +1,172 @@
+"""`tpu init`: from nothing to a first job on a cloud project."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+
+from tpufleet import config
+from tpufleet.errors import BadInput
+from tpufleet.model.fleet import fleets
+from tpufleet.model.tpu import topology, tpu_zones
+from tpufleet.views.cli import connection, output
+
+DEFAULT_TYPE = "v5e-4"
+MAX_ZONES = 3
+PROXIED = "127.0.0.1:8470"  # where a proxy with TLS finds the server
+
+
+@click.command(
+    epilog="\b\nExamples:\n  tpu init --dry-run\n"
+    "  tpu init --project my-project --type v5e-16 --zone us-west4-a\n"
+)
+@click.option("--project", help="Project id (default: of gcloud, or asked for).")
+@click.option("--type", "accelerator", metavar="TYPE", help="The TPU type that you want to use.")
+@click.option("--zone", "zones", multiple=True, help="Zone (default: those that offer the type).")
+@click.option("--bucket", metavar="gs://…", help="For checkpoints, code and logs.")
+@click.option(
+    "--public-url",
+    metavar="URL",
+    help="At which TPU hosts reach a server on this machine (default: `tpu deploy server` later).",
+)
+@click.option("--tls-cert", metavar="FILE", help="Certificate chain of that server (PEM).")
+@click.option("--tls-key", metavar="FILE", help="Its private key (PEM).")
+@click.option("--insecure-http", is_flag=True, help="Allow a --public-url with plain HTTP.")
+@click.option("--internal-ips", is_flag=True, help="Hosts get no external addresses.")
+@click.option("--yes", is_flag=True, help="Ask nothing; replace an existing config file.")
+@click.option("--dry-run", is_flag=True, help="Rehearse everything on an emulator; writes nothing.")
+@click.pass_context
+def init(
+    context: click.Context,
+    project: str | None,
+    accelerator: str | None,
+    zones: tuple[str, ...],
+    bucket: str | None,
+    public_url: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    insecure_http: bool,
+    internal_ips: bool,
+    yes: bool,
+    dry_run: bool,
+) -> None:
+    """Write a config file for a Google Cloud project, check the project, and print the next steps.
+
+    Nothing in the project is changed. --dry-run starts an emulator of Google Cloud instead, and
+    runs a first job there, so that you see every step.
+    """
+    ask = output.is_terminal() and not yes and not dry_run
+    project = project or _gcloud_project() or ("my-project" if dry_run else None)
+    if project is None and ask:
+        project = click.prompt("Project id")
+    if not project:
+        raise BadInput("no Google Cloud project; pass --project, such as --project my-project")
+    if accelerator is None:
+        accelerator = click.prompt("TPU type", default=DEFAULT_TYPE) if ask else DEFAULT_TYPE
+    kind = topology.find(accelerator)
+    document: dict[str, Any] = {
+        **_server(public_url, tls_cert, tls_key, insecure_http),
+        "bucket": bucket or f"gs://{project}-tpufleet/fleet",
+        "tpu_vm": {"project": project, "zones": _zones(kind, zones, ask)},
+    }
+    if internal_ips:
+        document["tpu_vm"]["external_ips"] = False
+    if dry_run:
+        from tpufleet.views.cli.operators import rehearsal
+
+        context.exit(rehearsal.run(document, accelerator))
+    settings = connection.settings(new_file=True)
+    _write(settings.config_file, document, ask=ask, yes=yes)
+    _check(accelerator)
+    click.echo("\nNext, once the checks pass:")
+    for step in _next_steps(public_url, accelerator):
+        click.echo(f"  {step}")
+
+
+def _next_steps(public_url: str | None, accelerator: str) -> list[str]:
+    server = ["tpu bundle", "tpu serve"] if public_url else ["tpu deploy server"]
+    program = "python -c 'import jax; print(jax.devices())'"
+    return [*server, f"tpu run {accelerator} --spot --max-cost 5 -- {program}"]
+
+
+def _server(
+    public_url: str | None, cert: str | None, key: str | None, insecure_http: bool
+) -> dict[str, Any]:
+    """Settings of a server on this machine; none without `public_url`."""
+    if public_url is None:
+        if cert or key or insecure_http:
+            raise BadInput("--tls-cert, --tls-key and --insecure-http require --public-url")
+        return {}
+    parts = urlsplit(config.check_server_url(public_url, "--public-url"))
+    if (cert is None) != (key is None):
+        raise BadInput("--tls-cert and --tls-key: pass both")
+    document: dict[str, Any] = {"public_url": public_url}
+    if cert is not None and key is not None:
+        files = {"tls_cert": str(Path(cert).absolute()), "tls_key": str(Path(key).absolute())}
+        return {**document, "listen": f"0.0.0.0:{parts.port or 443}", **files}
+    if parts.scheme == "https":
+        return {**document, "listen": PROXIED}
+    if not insecure_http:
+        raise BadInput(
+            f"--public-url: tokens would cross the network to {public_url} in the clear\n"
+            "  next: pass an https:// URL with --tls-cert and --tls-key; or leave it out and use "
+            "`tpu deploy server`; or pass --insecure-http on a network that you trust"
+        )
+    return {**document, "listen": f"0.0.0.0:{parts.port or 80}", "insecure_http": True}
+
+
+def _gcloud_project() -> str | None:
+    """The project that gcloud is set to, if it is installed."""
+    if shutil.which("gcloud") is None:
+        return None
+    try:
+        answer = subprocess.run(
+            ["gcloud", "config", "get", "project"], capture_output=True, text=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None
+
+
+def _zones(kind: topology.Accelerator, zones: tuple[str, ...], ask: bool) -> list[str]:
+    offered, name = tpu_zones.zones_of(kind.name), topology.short_name(kind.name)
+    if kind.runtime is None:
+        raise BadInput(f"{name} is not available as a TPU VM; use the provider gke")
+    if not zones and ask:
+        default = ",".join(offered[:MAX_ZONES])
+        zones = tuple(click.prompt(f"Zones ({name} is offered in {', '.join(offered)})",
+                                   default=default).split(","))  # fmt: skip
+    chosen = [fleets.check_zone(zone.strip()) for zone in zones] or list(offered[:MAX_ZONES])
+    for zone in chosen:
+        if not tpu_zones.is_offered(kind.name, zone):
+            raise BadInput(f"{name} is not documented in {zone}; use {', '.join(offered[:4])}")
+    return chosen
+
+
+def _write(file: Path, document: dict[str, Any], *, ask: bool, yes: bool) -> None:
+    import yaml
+
+    text = yaml.safe_dump(document, sort_keys=False)
+    if file.exists() and file.read_text() != text and not yes:
+        if not ask:
+            raise BadInput(f"{file} exists\n  next: edit it, or pass --yes to replace it")
+        click.confirm(f"{file} exists; replace it?", abort=True)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.write_text(text)
+    file.chmod(0o600)
+    click.echo(f"wrote {file}:\n")
+    for line in text.splitlines():
+        click.echo(f"  {line}")
+    click.echo()
+
+
+def _check(accelerator: str) -> None:
+    from tpufleet.compose.providers import preflight
+    from tpufleet.views.cli.operators.check import print_checks
+
+    print_checks(preflight(connection.settings(), [accelerator]))

@@ -1,0 +1,289 @@
+"""`tpu secret`, `tpu user` and `tpu token`. The value of a secret is never an argument."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, timedelta
+
+import click
+
+from tpufleet import config
+from tpufleet.errors import BadInput
+from tpufleet.model.api_types import CreatedToken
+from tpufleet.model.people.users import Role, TokenScope
+from tpufleet.model.values import durations
+from tpufleet.views import text
+from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.output import json_option, yes_option
+
+
+@click.group()
+def secret() -> None:
+    """Values that jobs get by name as environment variables: `--secret WANDB_API_KEY=wandb`.
+
+    Each user has their own, which other users' jobs cannot get. An admin can share one with all
+    users; your own takes precedence when both have the same name.
+    """
+
+
+shared_option = click.option("--shared", is_flag=True, help="The secret of all users.")
+
+
+@secret.command(
+    "set",
+    epilog="\b\nExamples:\n  tpu secret set wandb\n  tpu secret set wandb < key.txt\n"
+    "  tpu secret set --shared hub < key.txt\n",
+)
+@click.argument("name")
+@shared_option
+@json_option
+def set_secret(name: str, shared: bool, as_json: bool) -> None:
+    """Store a value under NAME. It is read from standard input or prompted for."""
+    if sys.stdin.isatty():
+        value = click.prompt(f"Value of {name}", hide_input=True, err=True)
+    else:
+        value = sys.stdin.read().removesuffix("\n")
+    if not value:
+        raise BadInput(f"{name}: empty value; pipe it in: tpu secret set {name} < FILE")
+    with connection.connect(start=True) as client:  # users set secrets before their first job
+        client.put_secret(name, value, shared=shared)
+    users = "all users'" if shared else "your"
+    message = f"stored {name}; {users} jobs get it with --secret ENV_NAME={name}"
+    output.print_result({"set": name, "shared": shared}, message, as_json)
+
+
+@secret.command("list", epilog="\b\nExample:\n  tpu secret list\n")
+@json_option
+def list_secrets(as_json: bool) -> None:
+    """List the names of secrets. Values are never shown."""
+    with connection.connect() as client:
+        names = client.secrets()
+    if as_json:
+        output.print_json(names)
+        return
+    rows = [*((name, "you") for name in names.own), *((name, "shared") for name in names.shared)]
+    output.print_table(
+        ("SECRET", "OWNER"), rows, "no secrets; store one with `tpu secret set NAME`"
+    )
+
+
+@secret.command("delete", epilog="\b\nExample:\n  tpu secret delete wandb\n")
+@click.argument("name")
+@shared_option
+@json_option
+def delete_secret(name: str, shared: bool, as_json: bool) -> None:
+    """Delete the secret NAME."""
+    with connection.connect() as client:
+        client.delete_secret(name, shared=shared)
+    output.print_result({"deleted": name, "shared": shared}, f"deleted secret {name}", as_json)
+
+
+@click.group()
+def user() -> None:
+    """Manage users: viewers read, members run jobs, admins change anything."""
+
+
+@user.command(
+    epilog="\b\nExamples:\n  tpu user add ada --role member\n  tpu user add ci --service\n"
+)
+@click.argument("name")
+@click.option(
+    "--role",
+    type=click.Choice([role.value for role in Role]),
+    default=Role.MEMBER.value,
+    show_default=True,
+)
+@click.option(
+    "--service",
+    is_flag=True,
+    help="A service account, for programs such as CI: admins create its tokens, which expire.",
+)
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Let them own the jobs of a deleted user of this name: the same person is back.",
+)
+@json_option
+def add(name: str, role: str, service: bool, take_over: bool, as_json: bool) -> None:
+    """Add user NAME, or change their role."""
+    with connection.connect() as client:
+        saved = client.put_user(name, Role(role), service=service or None, take_over=take_over)
+    kind = ", service account" if saved.service else ""
+    scope = " --scope submit" if saved.service else ""
+    message = f"{saved.name}: {saved.role}{kind}\n  next: tpu token create --user {name}{scope}"
+    output.print_result(saved, message, as_json)
+
+
+@user.command("list", epilog="\b\nExample:\n  tpu user list\n")
+@json_option
+def list_users(as_json: bool) -> None:
+    """List the users."""
+    with connection.connect() as client:
+        users = client.users()
+    if as_json:
+        output.print_json({"users": users})
+        return
+    now = datetime.now(UTC)
+    output.print_table(
+        ("USER", "ROLE", "KIND", "CREATED"),
+        (
+            (row.name, row.role.value, "service" if row.service else "person",
+             text.age(row.created_at, now))
+            for row in users
+        ),
+        "no users",
+    )  # fmt: skip
+
+
+@user.command("delete", epilog="\b\nExample:\n  tpu user delete ada --yes\n")
+@click.argument("name")
+@yes_option
+@json_option
+def delete_user(name: str, yes: bool, as_json: bool) -> None:
+    """Delete user NAME with all their tokens and secrets, and cancel their live jobs.
+
+    Their reservations end; their preferences and notifications are deleted. Records, logs and
+    checkpoints of their jobs are kept; an admin can resume one.
+    """
+    with connection.connect() as client:
+        if name in {user.name for user in client.users()}:  # else the server says so
+            output.confirm(
+                f"Delete {name} with all their tokens and secrets, and cancel their jobs?",
+                yes or as_json,
+            )
+        ended = client.delete_user(name)
+    pools = f"; removed from pool {', '.join(ended.pools)}" if ended.pools else ""
+    message = (
+        f"deleted user {name}: cancelled {text.counted(ended.jobs, 'job')}; deleted "
+        f"{text.counted(ended.tokens, 'token')}, {text.counted(ended.secrets, 'secret')}; ended "
+        f"{text.counted(ended.reservations, 'reservation')}{pools}"
+    )
+    output.print_result({"deleted": name, "ended": ended}, message, as_json)
+
+
+@click.group()
+def token() -> None:
+    """Manage API tokens, with which a user's programs authenticate."""
+
+
+@token.command(
+    "create",
+    epilog="\b\nExamples:\n  (umask 077; tpu token create --expires 30d > ~/.tpu-token)\n"
+    "  tpu token create --user ci --scope submit --pool lab\n",
+)
+@click.option("--user", "name", help="Owner of the token (default: you).")
+@click.option("--note", default="", help="What it is for.")
+@click.option(
+    "--expires",
+    metavar="DURATION",
+    help="Lifetime, such as 30d (default: no limit; 90d for a service account).",
+)
+@click.option(
+    "--scope",
+    type=click.Choice([scope.value for scope in TokenScope]),
+    default=TokenScope.FULL.value,
+    show_default=True,
+    help="full: all that its user may do. read: only read. submit: only submit jobs, and follow "
+    "and cancel those of its user.",
+)
+@click.option("--pool", help="Limit it to jobs in this pool.")
+@json_option
+def create_token(
+    name: str | None, note: str, expires: str | None, scope: str, pool: str | None, as_json: bool
+) -> None:
+    """Create a token and print it. It is shown only once; the server keeps its hash."""
+    lifetime = None if expires is None else _duration(expires, "--expires")
+    with connection.connect() as client:
+        created = client.create_token(
+            user=name, note=note, expires_in=lifetime, scope=TokenScope(scope), pool=pool
+        )
+    if not as_json:
+        output.print_status(
+            f"created token {created.id} for {created.user}{_limits(created)}\n"
+            "  next: save it in a file of mode 600 and set TPUFLEET_TOKEN_FILE to its path"
+        )
+    output.print_result(created, created.token, as_json)
+
+
+def _duration(written: str, option: str) -> timedelta:
+    return durations.parse_finite(written, option, "must be a duration, such as 30d")
+
+
+def _limits(created: CreatedToken) -> str:
+    parts = [
+        f"scope {created.scope}" if created.scope is not TokenScope.FULL else "",
+        f"pool {created.pool}" if created.pool else "",
+        f"expires on {created.expires_at:%Y-%m-%d}" if created.expires_at else "",
+    ]
+    shown = ", ".join(part for part in parts if part)
+    return f" ({shown})" if shown else ""
+
+
+@token.command(
+    "rotate", epilog="\b\nExamples:\n  tpu token rotate\n  tpu token rotate 7f3a --overlap 1d\n"
+)
+@click.argument("token_id", metavar="[TOKEN]", required=False)
+@click.option(
+    "--overlap",
+    metavar="DURATION",
+    default="1h",
+    show_default=True,
+    help="For how long the old token stays valid.",
+)
+@json_option
+def rotate_token(token_id: str | None, overlap: str, as_json: bool) -> None:
+    """Replace TOKEN (its id) by a new one with the same rights and lifetime, and print that.
+
+    Without TOKEN, replace the token in use and write the new one to your token file.
+    """
+    span = _duration(overlap, "--overlap")
+    settings = connection.settings()
+    with connection.connect() as client:
+        chosen = token_id or client.me().token_id
+        created = client.rotate_token(chosen, span)
+    old = f"{chosen} is valid for another {text.duration(span)}"
+    if token_id is not None:
+        if not as_json:
+            output.print_status(f"created token {created.id}{_limits(created)}; {old}")
+        output.print_result(created, created.token, as_json)
+        return
+    path = settings.token_file or settings.home / "token"
+    try:
+        config.write_token(path, created.token)
+    except OSError as error:
+        output.print_status(f"error: cannot write {path}: {error.strerror}; the new token follows")
+        output.print_result(created, created.token, as_json)
+        return
+    message = f"wrote token {created.id} to {path}{_limits(created)}; {old}"
+    output.print_result({"id": created.id, "file": str(path)}, message, as_json)
+
+
+@token.command("list", epilog="\b\nExample:\n  tpu token list\n")
+@json_option
+def list_tokens(as_json: bool) -> None:
+    """List tokens with their owner, scope, last use and expiry."""
+    with connection.connect() as client:
+        tokens = client.tokens()
+    if as_json:
+        output.print_json({"tokens": tokens})
+        return
+    now = datetime.now(UTC)
+    output.print_table(
+        ("TOKEN", "USER", "SCOPE", "POOL", "CREATED", "LAST USED", "EXPIRES", "NOTE"),
+        (
+            (row.id, row.user, row.scope.value, row.pool or "-", text.age(row.created_at, now),
+             text.age(row.last_used_at, now), text.age(row.expires_at, now), row.note)
+            for row in tokens
+        ),
+        "no tokens",
+    )  # fmt: skip
+
+
+@token.command("revoke", epilog="\b\nExample:\n  tpu token revoke 7f3a\n")
+@click.argument("token_id", metavar="TOKEN")
+@json_option
+def revoke_token(token_id: str, as_json: bool) -> None:
+    """Revoke TOKEN (its id, not its value) immediately."""
+    with connection.connect() as client:
+        client.revoke_token(token_id)
+    output.print_result({"revoked": token_id}, f"revoked token {token_id}", as_json)

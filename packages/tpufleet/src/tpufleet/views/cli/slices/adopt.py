@@ -1,0 +1,148 @@
+"""`tpu adopt` and `tpu unregister`: TPU VMs that people made, as slices of a pool."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from tpufleet.errors import BadInput, FleetError, Unreachable
+from tpufleet.model.api_types import SliceRow
+from tpufleet.model.fleet import fleets
+from tpufleet.model.fleet.slices import SliceId, SliceState
+from tpufleet.model.tpu.topology import short_name
+from tpufleet.views.cli import connection, gcloud, output
+from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.vm import remote_commands
+from tpufleet.views.cli.vm.outcomes import NodeResult
+from tpufleet.views.cli.vm.remote_commands import NodeAddress
+
+if TYPE_CHECKING:
+    from tpufleet.client.fleet import FleetClient
+
+POLL_SECONDS = 0.5
+PREPARED_WITHIN, READY_WITHIN = 120.0, 900.0  # seconds
+_LOST = (SliceState.RELEASING, SliceState.GONE)
+
+
+@click.command(
+    epilog="\b\nExamples:\n  tpu adopt v4-32-py2 --pool lab --zone us-central2-b\n"
+    "  tpu adopt v4-32-py2 --pool lab --no-ssh\n"
+)
+@click.argument("node")
+@click.option("--pool", required=True, help="Of the provider tpu-vm, with the type of the node.")
+@click.option("--zone", help="Required unless the name contains it or the pool has one zone.")
+@click.option("--no-ssh", is_flag=True, help="Only print what to run on the hosts.")
+@json_option
+def adopt(node: str, pool: str, zone: str | None, no_ssh: bool, as_json: bool) -> None:
+    """Make a TPU VM that was created by hand usable for the jobs of a pool.
+
+    Requires the admin role. The server labels NODE and puts its startup script into the metadata;
+    this command runs it on every host, with ssh through gcloud. Nothing on the node is ended, and
+    it is never deleted: `tpu unregister` gives it back.
+    """
+    fleets.check_name(node)
+    with connection.connect() as client:
+        place = _zone(client, node, pool, zone)
+        slice_id = client.adopt(node, place, pool)
+        prepared = _wait(client, node, slice_id, PREPARED_WITHIN, _is_prepared)
+        if prepared.state is not SliceState.READY:
+            if no_ssh:
+                output.print_status(_by_hand(node, place))
+            else:
+                output.print_status(f"{node}: prepared; installing the agent with ssh")
+                _install(node, place, prepared.id)
+            prepared = _wait(client, node, slice_id, READY_WITHIN, _is_ready)
+    kind = short_name(prepared.accelerator)
+    output.print_result(
+        prepared,
+        f"{node} is ready in pool {pool}, as slice {prepared.id}\n"
+        f"  next: tpu run {kind} --pool {pool} -- python train.py",
+        as_json,
+    )
+
+
+@click.command(epilog="\b\nExample:\n  tpu unregister v4-32-py2\n")
+@click.argument("node", metavar="NODE|SLICE")
+@json_option
+def unregister(node: str, as_json: bool) -> None:
+    """Give an adopted TPU VM back: its agent stops and the server forgets it. It is not deleted.
+
+    Requires the admin role. Refused while a job runs on it.
+    """
+    with connection.connect() as client:
+        known = [row for row in client.slices() if node in (row.id, row.node) and row.node]
+        client.unregister(node)
+    message = f"gave {node} back; it goes on running"
+    if known:
+        message += f"\n  next: `tpu vm delete {known[0].node} --zone {known[0].zone}` deletes it"
+    output.print_result({"unregistered": node}, message, as_json)
+
+
+def _zone(client: FleetClient, node: str, pool: str, zone: str | None) -> str:
+    if zone is not None:
+        return fleets.check_zone(zone)
+    member = fleets.parse_member(node)
+    if member is not None:
+        return member.zone
+    zones = client.pool(pool).zones
+    if len(zones) == 1:
+        return zones[0]
+    raise BadInput(f"--zone is required: neither {node} nor pool {pool} names one zone")
+
+
+def _is_prepared(row: SliceRow) -> bool:
+    return row.state is not SliceState.REQUESTED
+
+
+def _is_ready(row: SliceRow) -> bool:
+    return row.state is SliceState.READY
+
+
+def _wait(
+    client: FleetClient,
+    node: str,
+    slice_id: SliceId,
+    seconds: float,
+    done: Callable[[SliceRow], bool],
+) -> SliceRow:
+    """The slice of the node, once it is `done`."""
+    deadline, shown = time.monotonic() + seconds, ""
+    while True:
+        row = client.find_slice(slice_id)
+        if row is not None and row.state in _LOST:
+            raise FleetError(
+                f"{node} was not adopted: {row.reason}\n  next: tpu events --slice {row.id}"
+            )
+        if row is not None and done(row):
+            return row
+        if row is not None and row.reason != shown:
+            shown = row.reason
+            output.print_status(f"{node}: {shown}")
+        if time.monotonic() > deadline:
+            raise Unreachable(
+                f"{node} is not ready after {seconds:g} s: {shown or 'the server has not begun'}\n"
+                f"  next: `tpu inventory` shows it; `tpu unregister {node}` gives it back"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _install(node: str, zone: str, slice_id: str) -> None:
+    settings = connection.settings().tpu_vm or {}
+    if settings.get("endpoint"):
+        from tpufleet.compose.providers import run_emulated_startup_script
+
+        run_emulated_startup_script(str(settings["endpoint"]), node)
+        return
+    address = NodeAddress(name=node, zone=zone, project=str(settings.get("project") or ""))
+    outcome = remote_commands.run_startup_script(address, slice_id)
+    if outcome.result is not NodeResult.DONE:
+        raise FleetError(f"{node}: {outcome.message}\n{_by_hand(node, zone)}")
+
+
+def _by_hand(node: str, zone: str) -> str:
+    argv = gcloud.ssh(node, zone, None, "all", remote_commands.STARTUP_COMMAND)
+    return f"  next: run the startup script on every host, or restart the node:\n{shlex.join(argv)}"

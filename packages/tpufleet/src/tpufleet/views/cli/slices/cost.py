@@ -1,0 +1,173 @@
+"""`tpu cost`: chip hours and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import click
+
+from tpufleet.errors import BadInput
+from tpufleet.model.people.costs import CostRow
+from tpufleet.model.tpu import prices
+from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.values import durations
+from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.output import json_option
+
+GROUPINGS: dict[str, Callable[[CostRow], str]] = {
+    "job": lambda row: (
+        f"{row.job_id} ({row.job_name})"
+        if row.job_id
+        else f"(earlier jobs of {row.owner})"
+        if row.owner
+        else "(no job)"
+    ),
+    "user": lambda row: row.owner or "(no user)",
+    "pool": lambda row: row.pool or "(no pool)",
+    "type": lambda row: f"{short_name(row.accelerator)} {row.capacity}",
+}
+
+
+@dataclass(slots=True)
+class CostTotal:
+    label: str
+    chip_hours: float = 0.0
+    useful: float = 0.0
+    lost: float = 0.0
+    unknown: float = 0.0  # ran, but reported no steps and did not finish
+    usd: float = 0.0
+    lost_usd: float = 0.0
+    simulated_usd: float = 0.0  # what simulated slices would have cost; not part of `usd`
+    lost_simulated_usd: float = 0.0  # part of it
+    priced: bool = True  # False: part of it has no known price
+
+
+@click.command(
+    epilog="\b\nExamples:\n  tpu cost\n  tpu cost --by user --since 30d\n"
+    "  tpu cost --since 2026-05-01 --json\n  tpu cost --prices\n"
+)
+@click.option("--by", type=click.Choice(list(GROUPINGS)), default="job", show_default=True)
+@click.option(
+    "--since",
+    metavar="WHEN",
+    help="Only what was billed since then: a date such as 2026-05-01 (UTC), or 30d ago.",
+)
+@click.option("--prices", "show_prices", is_flag=True, help="Show the price table instead.")
+@json_option
+def cost(by: str, since: str | None, show_prices: bool, as_json: bool) -> None:
+    """Show chip hours and dollars by job, user, pool or type: how much of it was useful, and how
+    much was lost, because work was repeated after the loss of a slice. Unknown: attempts that did
+    not finish and reported no steps. The rest is booting, setting up and waiting in a pool; slices
+    of a pool that no job held are `(no job)` and `(no user)`.
+
+    Without --since, jobs of earlier months than the last one are summed by user.
+
+    Prices are estimates; `prices` in the config file overrides them. Simulated slices are
+    priced like real ones and marked as simulated; nothing is billed for them.
+    """
+    table = prices.price_table(connection.settings().prices)
+    if show_prices:
+        _show_prices(table, as_json)
+        return
+    moment = None if since is None else _moment(since)
+    with connection.connect() as client:
+        rows = client.costs(moment).rows
+    totals: dict[str, CostTotal] = {}
+    for row in rows:
+        label = GROUPINGS[by](row)
+        _add(totals.setdefault(label, CostTotal(label)), row, table)
+    ordered = sorted(
+        totals.values(), key=lambda item: (-item.usd, -item.simulated_usd, -item.chip_hours)
+    )
+    if as_json:
+        output.print_json({"by": by, "rows": ordered, "usd": sum(item.usd for item in ordered)})
+        return
+    shown = [*ordered, total(ordered)] if len(ordered) > 1 else ordered
+    output.print_table(
+        (by.upper(), "CHIP HOURS", "USEFUL", "LOST", "UNKNOWN", "COST", "LOST COST"),
+        (cells(item) for item in shown),
+        "no cost yet" if since is None else "nothing was billed since then",
+        droppable=("LOST COST", "UNKNOWN", "LOST"),
+    )
+
+
+def _moment(written: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(written)
+    except ValueError:
+        return datetime.now(UTC) - _span(written)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _span(written: str) -> timedelta:
+    try:
+        return durations.parse_finite(written, "--since", "must be a duration such as 30d")
+    except BadInput as error:
+        raise BadInput(f"{error}; or a date such as 2026-05-01") from error
+
+
+def _add(item: CostTotal, row: CostRow, table: dict[tuple[str, str], prices.Price]) -> None:
+    usd = prices.chip_hour_price(row.accelerator, row.capacity, table)
+    item.chip_hours += row.chip_hours
+    item.useful += row.useful
+    item.lost += row.lost
+    item.unknown += row.unknown
+    if row.simulated:
+        item.simulated_usd += row.chip_hours * (usd or 0.0)
+        item.lost_simulated_usd += row.lost * (usd or 0.0)
+    else:
+        item.usd += row.chip_hours * (usd or 0.0)
+        item.lost_usd += row.lost * (usd or 0.0)
+    item.priced &= usd is not None
+
+
+def total(rows: Sequence[CostTotal]) -> CostTotal:
+    return CostTotal(
+        "total",
+        chip_hours=sum(row.chip_hours for row in rows),
+        useful=sum(row.useful for row in rows),
+        lost=sum(row.lost for row in rows),
+        unknown=sum(row.unknown for row in rows),
+        usd=sum(row.usd for row in rows),
+        lost_usd=sum(row.lost_usd for row in rows),
+        simulated_usd=sum(row.simulated_usd for row in rows),
+        lost_simulated_usd=sum(row.lost_simulated_usd for row in rows),
+        priced=all(row.priced for row in rows),
+    )
+
+
+def cells(item: CostTotal) -> tuple[str, ...]:
+    dollars = _dollars(item.usd, item.simulated_usd)
+    share = f" ({item.useful / item.chip_hours:.0%})" if item.chip_hours else ""
+    return (
+        item.label,
+        f"{prices.amount(item.chip_hours)}",
+        f"{prices.amount(item.useful)}{share}",
+        f"{prices.amount(item.lost)}",
+        f"{prices.amount(item.unknown)}",
+        dollars + ("" if item.priced else " + unpriced"),
+        _dollars(item.lost_usd, item.lost_simulated_usd),
+    )
+
+
+def _dollars(usd: float, simulated_usd: float) -> str:
+    real = f"${prices.amount(usd)}" if usd or not simulated_usd else ""
+    simulated = f"${prices.amount(simulated_usd)} simulated" if simulated_usd else ""
+    return " + ".join(part for part in (real, simulated) if part)
+
+
+def _show_prices(table: dict[tuple[str, str], prices.Price], as_json: bool) -> None:
+    rows = list(table.values())
+    if as_json:
+        output.print_json({"prices": rows})
+        return
+    output.print_table(
+        ("GENERATION", "CAPACITY", "USD/CHIP HOUR", "AS OF", "SOURCE"),
+        (
+            (row.generation, row.capacity.value, f"${row.usd:.4g}", row.as_of or "-", row.source)
+            for row in rows
+        ),
+        "no prices",
+    )

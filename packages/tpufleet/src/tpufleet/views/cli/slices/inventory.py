@@ -1,0 +1,209 @@
+"""`tpu inventory` and `tpu find`."""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import click
+
+from tpufleet.errors import BadInput
+from tpufleet.model.fleet.inventory import Inventory, InventoryChange, InventoryRow, InventoryState
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.tpu import topology
+from tpufleet.model.tpu.topology import short_name
+from tpufleet.views import text
+from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.output import Cell, json_option
+
+TITLES = (
+    "ALIAS", "NAME", "TYPE", "ZONE", "STATE", "OWNER", "JOB", "BELONGS TO", "SINCE", "CHECKED",
+    "NOTE",
+)  # fmt: skip
+# On a narrow terminal these columns are left out, the first one first.
+DROPPED_FIRST = ("CHECKED", "BELONGS TO", "SINCE", "ALIAS", "NOTE", "JOB")
+# A generation, that one and later ones, or all.
+GENERATION = re.compile(r"v[2-9](e|p|litepod)?\+?|v\*|all|-a")
+TYPE_NAME = r"v[2-9](?:e|p|litepod)?-\d+"
+FREE_STATES = frozenset({InventoryState.FREE, InventoryState.AVAILABLE})
+
+
+@click.group(
+    cls=output.ListingGroup,
+    epilog="\b\nExamples:\n  tpu inventory\n  tpu inventory --csv > tpus.csv\n"
+    "  tpu inventory set tpf-lab-1a2b3c4d --alias big --note 'for the demo'\n",
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
+@click.option("--sheet", metavar="ID|URL", help="Write it to a Google Sheet.")
+@click.option(
+    "--tab", default="TPUs", show_default=True, help="Of the Google Sheet; it is replaced."
+)
+@json_option
+@click.pass_context
+def inventory(
+    context: click.Context, as_csv: bool, sheet: str | None, tab: str, as_json: bool
+) -> None:
+    """List slices and room in pools: state, owner, job and last heartbeat are observed; alias, note
+    and belongs-to are what people wrote."""
+    if context.invoked_subcommand is not None:
+        return
+    with connection.connect() as client:
+        known = client.inventory()
+    if sheet is not None:
+        from tpufleet.views import google_sheets
+
+        rows = table(known)
+        google_sheets.write_sheet(google_sheets.spreadsheet_id(sheet), tab, rows)
+        output.print_result(known, f"wrote {text.counted(len(rows) - 1, 'row')} to {tab}", as_json)
+    elif as_json:
+        output.print_json(known)
+    elif as_csv:
+        write_csv(known)
+    else:
+        show(known.rows)
+        _show_chips(known)
+
+
+def show(rows: Sequence[InventoryRow], empty: str = "no slices, and no pools") -> None:
+    now = datetime.now(UTC)
+    output.print_table(TITLES, (_cells(row, now) for row in rows), empty, droppable=DROPPED_FIRST)
+
+
+def _cells(row: InventoryRow, now: datetime) -> list[Cell]:
+    kind = short_name(row.accelerator)
+    kind = kind if row.count == 1 else f"{row.count}×{kind}"
+    name = f"pool {row.id}" if row.state is InventoryState.AVAILABLE else row.id
+    return [
+        row.alias or "-", name, kind, row.zone or "-",
+        (row.state.value, text.colour(row.state)), row.owner or "-", row.job_name or "-",
+        row.belongs_to or "-", text.age(row.since, now), text.age(row.last_check, now),
+        text.one_line(row.note),
+    ]  # fmt: skip
+
+
+def _show_chips(known: Inventory) -> None:
+    if known.chips:
+        counts = ", ".join(
+            f"{each.chips} {short_name(each.accelerator)} in {each.zone}" for each in known.chips
+        )
+        click.echo(f"\nchips: {counts}")
+
+
+def table(known: Inventory) -> list[list[str]]:
+    """Titles, then rows; times are in ISO 8601."""
+    names = list(InventoryRow.__dataclass_fields__)
+    return [names, *([_plain(getattr(row, name)) for name in names] for row in known.rows)]
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return "" if value is None else str(value)
+
+
+def write_csv(known: Inventory) -> None:
+    titles, *rows = table(known)
+    writer = csv.writer(sys.stdout)
+    writer.writerow(titles)
+    writer.writerows(
+        [_not_a_formula(text.without_control_characters(value)) for value in row] for row in rows
+    )
+
+
+def _not_a_formula(shown: str) -> str:
+    """A spreadsheet would run it."""
+    return f"'{shown}" if shown[:1] in ("=", "+", "-", "@") and len(shown) > 1 else shown
+
+
+@inventory.command(
+    "set", epilog="\b\nExample:\n  tpu inventory set tpf-lab-1a2b3c4d --alias demo\n"
+)
+@click.argument("name")
+@click.option("--alias", help="Short name; empty text removes it.")
+@click.option("--note", help="Free text.")
+@click.option("--belongs-to", help="Person or group.")
+@json_option
+def set_(
+    name: str, alias: str | None, note: str | None, belongs_to: str | None, as_json: bool
+) -> None:
+    """Change what people wrote about the slice, pool or alias NAME."""
+    if alias is None and note is None and belongs_to is None:
+        raise BadInput("nothing to change; pass --alias, --note or --belongs-to")
+    change = InventoryChange(alias=alias, note=note, belongs_to=belongs_to)
+    with connection.connect() as client:
+        written = client.annotate(name, change)
+    output.print_result(written, f"changed {written.id}", as_json)
+
+
+@click.command(
+    epilog="\b\nExamples:\n  tpu find v4 --free\n  tpu find v5e-16 -n\n"
+    "  tpu find v4+ --zone us-east5-a\n  tpu find big\n"
+)
+@click.argument("types", metavar="[TYPE|SLICE]…", nargs=-1)
+@click.option("--free", is_flag=True, help="Only free slices, and room in pools.")
+@click.option("--spot", "-p", "spot", is_flag=True, help="Only spot capacity.")
+@click.option("--on-demand", "-n", "on_demand", is_flag=True, help="Only on-demand capacity.")
+@click.option("--zone", help="Only this zone.")
+@json_option
+def find(
+    types: tuple[str, ...],
+    free: bool,
+    spot: bool,
+    on_demand: bool,
+    zone: str | None,
+    as_json: bool,
+) -> None:
+    """Find slices by TYPE: a size (v4-32), a generation (v4), or that one and later ones (v4+);
+    or by name or alias."""
+    with connection.connect() as client:
+        rows = client.inventory().rows
+    named = {each: named_slices(rows, each) for each in types}
+    wanted = [generation_pattern(each) for each in types if not named[each]]
+    by_name = [row for found in named.values() for row in found]
+    found = [
+        row
+        for row in rows
+        if (not types or row in by_name or any(each.fullmatch(row.accelerator) for each in wanted))
+        and (not free or row.state in FREE_STATES)
+        and (not spot or row.capacity is Capacity.SPOT)
+        and (not on_demand or row.capacity is Capacity.ON_DEMAND)
+        and (zone is None or zone in row.zone.split(", "))
+    ]
+    if as_json:
+        output.print_json({"rows": found})
+    else:
+        show(
+            found, "none found; `tpu inventory` lists all, `tpu run TYPE -- CMD` requests a new one"
+        )
+
+
+def named_slices(rows: Sequence[InventoryRow], name: str) -> list[InventoryRow]:
+    """Slices of this id, alias or node. The prefix of a node may be left out before its type:
+    `v4-32-spot-1` is lab-v4-32-spot-1."""
+    slices = [row for row in rows if row.state is not InventoryState.AVAILABLE]
+    found = [row for row in slices if name in (row.id, row.alias, row.node)]
+    if found or not re.match(rf"{TYPE_NAME}-", name):
+        return found
+    found = [row for row in slices if row.node.endswith(f"-{name}")]
+    nodes = sorted({row.node for row in found})
+    if len(nodes) > 1:
+        raise BadInput(f"{name} is the end of several names: {', '.join(nodes)}; write one of them")
+    return found
+
+
+def generation_pattern(written: str) -> re.Pattern[str]:
+    """`v5e` → v5litepod of any size; `v4+` → v4 and later; `v*` → all."""
+    if written in ("v*", "all", "-a"):
+        return re.compile(".*")
+    if generation := re.fullmatch(r"v([2-9])(e|p|litepod)?(\+?)", written):
+        if generation[3]:
+            later = "|".join(str(number) for number in range(int(generation[1]), 10))
+            return re.compile(rf"v({later})(e|p|litepod)?-.*")
+        suffix = {"e": "(e|litepod)", "litepod": "(e|litepod)", "p": "p"}.get(
+            generation[2] or "", "(e|p|litepod)?"
+        )
+        return re.compile(rf"v{generation[1]}{suffix}-.*")
+    return re.compile(re.escape(topology.find(written).name))

@@ -1,0 +1,302 @@
+"""`tpu pool`: pools of slices that users share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import fields, replace
+from datetime import timedelta
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from tpufleet.client.fleet import FleetClient
+from tpufleet.errors import BadInput
+from tpufleet.model.fleet.pools import Pool
+from tpufleet.model.job import pod_fields
+from tpufleet.model.job.job_file import label_error, zone_error
+from tpufleet.model.job.jobs import Capacity
+from tpufleet.model.people.users import Role
+from tpufleet.model.tpu import topology
+from tpufleet.model.tpu.topology import short_name
+from tpufleet.model.values import durations
+from tpufleet.views import text
+from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.output import Cell, json_option, yes_option
+
+
+@click.group()
+def pool() -> None:
+    """Manage pools: how many slices may exist, and who may use them."""
+
+
+@pool.command(
+    epilog="\b\nExamples:\n  tpu pool create lab v5e-16 --largest 4\n"
+    "  tpu pool create sim v5e-16 --provider local --largest 2 --smallest 1\n"
+    "  tpu pool create lab --largest 8 --clear member\n"
+)
+@click.argument("name")
+@click.argument("accelerator", metavar="[TYPE]", required=False)
+@click.option("--provider", default="local", show_default=True, help="local, tpu-vm or gke.")
+@click.option(
+    "--largest",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Maximum number of slices.",
+)
+@click.option(
+    "--smallest",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Number of slices kept ready.",
+)
+@output.repeatable("--zone", help="Zone; repeatable, in order of preference.")
+@output.repeatable(
+    "--capacity",
+    type=click.Choice([kind.value for kind in Capacity]),
+    help="Capacity kind; repeatable, in order of preference (default: spot).",
+)
+@output.repeatable("--member", help="User who may use it; repeatable (default: all users).")
+@click.option("--per-user", type=click.IntRange(min=1), help="Maximum slices per user.")
+@click.option(
+    "--supersede/--no-supersede",
+    default=False,
+    help="Jobs of higher priority take slices of lower ones.",
+)
+@click.option(
+    "--hold-after-failure",
+    "hold",
+    metavar="DURATION",
+    default="0s",
+    show_default=True,
+    help="Keep the slices of a failed job for its owner, to look at them.",
+)
+@click.option(
+    "--idle-after", default="10m", show_default=True, help="Release idle slices after this."
+)
+@output.repeatable(
+    "--pod",
+    metavar="NAME=VALUE",
+    help="With gke: image, cpu, memory or service_account of the pods; repeatable.",
+)
+@output.repeatable(
+    "--clear",
+    type=click.Choice(["member", "per-user", "zone", "pod"]),
+    help="Reset this setting of an existing pool to its default; repeatable.",
+)
+@yes_option
+@json_option
+@click.pass_context
+def create(
+    context: click.Context,
+    name: str,
+    accelerator: str | None,
+    provider: str,
+    largest: int,
+    smallest: int,
+    zone: tuple[str, ...],
+    capacity: tuple[str, ...],
+    member: tuple[str, ...],
+    per_user: int | None,
+    supersede: bool,
+    hold: str,
+    idle_after: str,
+    pod: tuple[str, ...],
+    clear: tuple[str, ...],
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Create pool NAME of slices of TYPE, or change one: a TYPE and options that are not given keep
+    their values. If no server is configured, one is started on this machine."""
+    idle = durations.parse(idle_after)
+    largest_given = _is_given(context, "largest")
+    cleared = {option.replace("-", "_") for option in clear}
+    errors = [
+        *(f"name: {error}" for error in [label_error(name)] if error),
+        *(
+            f"--clear {option}: not together with --{option}"
+            for option in clear
+            if _is_given(context, option.replace("-", "_"))
+        ),
+        *(f"--zone: {error}" for error in map(zone_error, zone) if error),
+        *(
+            ["--smallest: must not be larger than --largest"]
+            if largest_given and smallest > largest
+            else []
+        ),
+        *(
+            ["--idle-after: must not be none; keep slices ready with --smallest"]
+            if idle is None
+            else []
+        ),
+    ]
+    if errors or idle is None:
+        raise BadInput("\n".join(errors))
+    wanted = Pool(
+        name=name,
+        provider=provider,
+        accelerator=topology.find(accelerator).name if accelerator is not None else "",
+        largest=largest,
+        smallest=smallest,
+        zones=zone,
+        capacity=tuple(Capacity(kind) for kind in capacity) or (Capacity.SPOT,),
+        members=member,
+        slices_per_user=per_user,
+        supersede=supersede,
+        idle_after=idle,
+        hold_after_failure=durations.parse(hold) or timedelta(0),
+        pod=pod_fields.parse_pod(dict(item.partition("=")[::2] for item in pod)),
+    )
+    with connection.connect(start=True) as client:
+        before = next((each for each in client.pools() if each.name == name), None)
+        if before is not None:
+            wanted = replace(wanted, **_kept(context, before, cleared))
+        elif accelerator is None:
+            raise BadInput(f"TYPE: required, because there is no pool named {name!r} to change")
+        if wanted.smallest > wanted.largest:
+            raise BadInput("--smallest: must not be larger than --largest")
+        if before is not None and not (yes or as_json):
+            _confirm_failing(client, before, wanted)
+        saved = client.put_pool(wanted)
+    accelerator = accelerator or short_name(saved.accelerator)
+    changed = "" if before is None else _changes(before, saved)
+    output.print_result(
+        saved,
+        f"pool {name}: up to {saved.largest} × {accelerator} from {saved.provider}{changed}\n"
+        f"  next: tpu run {accelerator} --pool {name} -- CMD",
+        as_json,
+    )
+
+
+FIELD_OF_PARAMETER = {
+    "accelerator": "accelerator", "provider": "provider", "largest": "largest",
+    "smallest": "smallest", "zone": "zones",
+    "capacity": "capacity", "member": "members", "per_user": "slices_per_user",
+    "supersede": "supersede", "idle_after": "idle_after", "hold": "hold_after_failure",
+    "pod": "pod",
+}  # fmt: skip
+
+
+def _is_given(context: click.Context, parameter: str) -> bool:
+    return context.get_parameter_source(parameter) is not ParameterSource.DEFAULT
+
+
+def _kept(context: click.Context, before: Pool, cleared: Collection[str]) -> dict[str, Any]:
+    return {
+        field: getattr(before, field)
+        for parameter, field in FIELD_OF_PARAMETER.items()
+        if not _is_given(context, parameter) and parameter not in cleared
+    }
+
+
+def _confirm_failing(client: FleetClient, before: Pool, wanted: Pool) -> None:
+    """Queued jobs fail when their pool gets another type, or no longer admits their owner."""
+    if (before.accelerator, before.members) == (wanted.accelerator, wanted.members):
+        return
+    queued = list(client.all_jobs(pool=before.name, state="queued,waiting,recovering"))
+    if not queued:
+        return
+    admins = {user.name for user in client.users() if user.role is Role.ADMIN}
+    failing = [
+        job
+        for job in queued
+        if job.accelerator != wanted.accelerator
+        or not wanted.admits(job.owner, is_admin=job.owner in admins)
+    ]
+    if failing:
+        owners = ", ".join(sorted({job.owner for job in failing}))
+        jobs = text.counted(len(failing), "queued job")
+        output.print_status(f"this fails {jobs} in pool {before.name} (of {owners})")
+        output.confirm(f"Change pool {before.name}?", yes=False)
+
+
+def _changes(before: Pool, after: Pool) -> str:
+    names = [
+        each.name
+        for each in fields(Pool)
+        if getattr(before, each.name) != getattr(after, each.name)
+    ]
+    return f"; changed: {', '.join(names)}" if names else "; nothing changed"
+
+
+@pool.command("list", epilog="\b\nExample:\n  tpu pool list\n")
+@json_option
+def list_pools(as_json: bool) -> None:
+    """List the pools."""
+    with connection.connect() as client:
+        pools = client.pools()
+    if as_json:
+        output.print_json({"pools": pools})
+        return
+    output.print_table(
+        ("POOL", "TYPE", "SLICES", "PROVIDER", "ZONES", "CAPACITY", "MEMBERS"),
+        (
+            (row.name, short_name(row.accelerator), f"{row.smallest}–{row.largest}", row.provider,
+             ", ".join(row.zones) or "-", ", ".join(row.capacity),
+             ", ".join(row.members) or "all users")
+            for row in pools
+        ),
+        "no pools; create one with `tpu pool create NAME TYPE`",
+    )  # fmt: skip
+
+
+@pool.command(epilog="\b\nExample:\n  tpu pool show lab\n")
+@click.argument("name")
+@json_option
+def show(name: str, as_json: bool) -> None:
+    """Show pool NAME and its slices."""
+    with connection.connect() as client:
+        row = client.pool(name)
+        slices = client.slices(pool=name)
+    if as_json:
+        output.print_json({"pool": row, "slices": slices})
+        return
+    fields: list[tuple[str, Cell]] = [
+        ("pool", row.name),
+        ("type", short_name(row.accelerator)),
+        ("slices", f"{len(slices)} now; {row.smallest} to {row.largest}"),
+        ("provider", row.provider),
+        ("zones", ", ".join(row.zones)),
+        ("capacity", ", ".join(row.capacity)),
+        ("members", ", ".join(row.members) or "all users"),
+        ("per user", str(row.slices_per_user or "")),
+        ("supersede", "yes" if row.supersede else "no"),
+        (
+            "held after a failure",
+            str(durations.to_builtin(row.hold_after_failure)) if row.hold_after_failure else "",
+        ),
+        ("idle after", str(durations.to_builtin(row.idle_after))),
+        *(
+            (f"pod {name}", str(value))
+            for name, value in pod_fields.POD.to_document(row.pod).items()
+        ),
+    ]
+    output.print_fields(fields)
+    for tpu_slice in slices:
+        click.echo(
+            f"  {tpu_slice.id}  {tpu_slice.state}  {tpu_slice.zone}  {tpu_slice.job_id or 'idle'}"
+        )
+
+
+@pool.command(epilog="\b\nExample:\n  tpu pool delete lab --yes\n")
+@click.argument("name")
+@yes_option
+@json_option
+def delete(name: str, yes: bool, as_json: bool) -> None:
+    """Delete pool NAME; its idle slices are released, and its reservations end."""
+    with connection.connect() as client:
+        reserved = [each for each in client.reservations() if each.pool == name]
+        question = f"Delete pool {name}?"
+        if reserved:
+            owners = ", ".join(dict.fromkeys(each.owner for each in reserved))
+            what = text.counted(len(reserved), "reservation")
+            question = f"Delete pool {name} and end {what} (of {owners})?"
+        output.confirm(question, yes or as_json)
+        client.delete_pool(name)
+    if as_json:
+        output.print_json({"deleted": name, "ended_reservations": [each.id for each in reserved]})
+    else:
+        ended = text.counted(len(reserved), "reservation")
+        click.echo(f"deleted pool {name}" + (f"; ended {ended}" if reserved else ""))

@@ -1,0 +1,187 @@
+"""`tpu reserve`, `tpu reservations` and `tpu release`."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from datetime import UTC, datetime, timedelta
+
+import click
+
+from tpufleet.errors import BadInput, NotFound
+from tpufleet.model.api_types import NewReservation
+from tpufleet.model.fleet.reservations import Reservation
+from tpufleet.model.people.preferences import find_zone
+from tpufleet.model.values import durations
+from tpufleet.views import text
+from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.output import Cell, json_option
+from tpufleet.views.cli.settings.preferences import use_time_zone
+
+
+def _duration(written: str, option: str) -> timedelta:
+    return durations.parse_finite(written, option, "a reservation ends; write 2h or 30m")
+
+
+def start_time(written: str, now: datetime) -> datetime:
+    """`14:00` (today, or tomorrow if that has passed), `2026-01-31 14:00`, or `2h` from now."""
+    if clock := re.fullmatch(r"([01]?[0-9]|2[0-3]):([0-5][0-9])", written):
+        start = now.replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
+        return start if start > now else start + timedelta(days=1)
+    try:
+        moment = datetime.fromisoformat(written)
+        return moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo)
+    except ValueError:
+        pass
+    try:
+        return now + (durations.parse(written) or timedelta(0))
+    except BadInput as error:
+        raise BadInput(
+            f"--from: {written[:40]!r} is not a time; write 14:00, '2026-01-31 14:00' or 2h"
+        ) from error
+
+
+@click.command(
+    epilog="\b\nExamples:\n  tpu reserve lab --for 2h --note demo\n"
+    "  tpu reserve lab --from 14:00 --for 90m --slices 2\n"
+)
+@click.argument("pool")
+@click.option("--for", "span", metavar="DURATION", default="30m", show_default=True)
+@click.option("--from", "start", metavar="TIME", help="14:00, a date and time, or 2h (from now).")
+@click.option("--slices", type=int, metavar="N", help="How many (default: all of the pool).")
+@click.option("--note", default="", help="What for; others see it.")
+@json_option
+def reserve(
+    pool: str, span: str, start: str | None, slices: int | None, note: str, as_json: bool
+) -> None:
+    """Reserve slices of POOL: until the end, only your jobs are placed on them.
+
+    Jobs that run already are not stopped. Before a reservation begins, jobs of others start only if
+    their time limit ends before it; a job without a time limit counts as one hour.
+    """
+    duration = _duration(span, "--for")
+    with connection.connect() as client:
+        zone = find_zone(str(client.preferences().setting("time_zone")))
+        starts_at = None if start is None else start_time(start, datetime.now(UTC).astimezone(zone))
+        new = NewReservation(
+            id=secrets.token_hex(4),
+            pool=pool,
+            slices=slices,
+            starts_at=starts_at,
+            duration=duration,
+            note=note,
+        )
+        made = client.reserve(new)
+        use_time_zone(client)
+    message = (
+        f"reserved {text.counted(made.slices, 'slice')} of {made.pool} as {made.id}, "
+        f"{text.local_time(made.starts_at)} to {text.local_time(made.ends_at)}"
+    )
+    output.print_result(made, message, as_json)
+
+
+@click.group(
+    cls=output.ListingGroup,
+    epilog="\b\nExamples:\n  tpu reservations\n  tpu reservations extend 3f9a --for 30m\n"
+    "  tpu reservations break 3f9a --reason 'needed for the deadline'\n",
+)
+@click.option("--all", "ended", is_flag=True, help="Ended ones too.")
+@json_option
+@click.pass_context
+def reservations(context: click.Context, ended: bool, as_json: bool) -> None:
+    """List reservations: active and coming ones, and slices held after a failure."""
+    if context.invoked_subcommand is not None:
+        return
+    with connection.connect() as client:
+        known = client.reservations(ended=ended)
+        held = [row for row in client.slices() if row.reserved_for is not None]
+        use_time_zone(client)
+    if as_json:
+        output.print_json({"reservations": known, "held": held})
+        return
+    now = datetime.now(UTC)
+    rows = [_cells(each, now) for each in known]
+    rows += [
+        [row.id, row.pool or "-", "1", row.reserved_for or "", "reserved(error)", "-",
+         text.local_time(row.reserved_until) if row.reserved_until else "-",
+         row.reason.removeprefix(f"reserved(error) for {row.reserved_for} ")]
+        for row in held
+    ]  # fmt: skip
+    output.print_table(
+        ("ID", "POOL", "SLICES", "OWNER", "STATE", "FROM", "UNTIL", "NOTE"), rows,
+        "no reservations", droppable=("SLICES", "POOL", "FROM"), whole=("ID",),
+    )  # fmt: skip
+
+
+def _cells(each: Reservation, now: datetime) -> list[Cell]:
+    state = "active" if each.active(now) else "ended" if each.ends_at <= now else "coming"
+    note = each.note
+    if each.ended_by:
+        reason = f": {each.end_reason}" if each.end_reason else ""
+        note = f"{note} (ended by {each.ended_by}{reason})".strip()
+    return [
+        each.id, each.pool, str(each.slices), each.owner, state,
+        text.local_time(each.starts_at), text.local_time(each.ends_at), text.one_line(note),
+    ]  # fmt: skip
+
+
+@reservations.command(epilog="\b\nExample:\n  tpu reservations extend 3f9a --for 1h\n")
+@click.argument("reservation")
+@click.option("--for", "span", metavar="DURATION", default="30m", show_default=True)
+@json_option
+def extend(reservation: str, span: str, as_json: bool) -> None:
+    """Let RESERVATION end later."""
+    with connection.connect() as client:
+        extended = client.extend_reservation(reservation, _duration(span, "--for"))
+        use_time_zone(client)
+    message = f"{extended.id} now ends {text.local_time(extended.ends_at)}"
+    output.print_result(extended, message, as_json)
+
+
+@reservations.command(
+    "break", epilog="\b\nExample:\n  tpu reservations break 3f9a --reason maintenance\n"
+)
+@click.argument("reservation")
+@click.option("--reason", required=True, help="Shown to its owner.")
+@json_option
+def break_(reservation: str, reason: str, as_json: bool) -> None:
+    """End RESERVATION of another user now. Requires the admin role."""
+    with connection.connect() as client:
+        ended = client.end_reservation(reservation, reason)
+    output.print_result(ended, f"broke {ended.id} of {ended.owner}", as_json)
+
+
+@click.command(
+    epilog="\b\nExamples:\n  tpu release 3f9a\n  tpu release tpf-lab-1a2b3c4d\n"
+    '  tpu release gs://lab/run1 --reason "mo has left"\n'
+)
+@click.argument("name", metavar="RESERVATION|SLICE|LOCATION")
+@click.option(
+    "--reason", default="", help="Why an admin releases the LOCATION of another user; audited."
+)
+@json_option
+def release(name: str, reason: str, as_json: bool) -> None:
+    """End your RESERVATION now, return a SLICE that is held after a failure to its pool, or let
+    others use a checkpoint LOCATION in which your job was the first. Its files stay."""
+    with connection.connect() as client:
+        if "/" in name:
+            client.release_checkpoint_location(name, reason)
+            output.print_result({"released": name}, f"released {name}", as_json)
+            return
+        current = {each.id for each in client.reservations()}
+        try:
+            ended = client.end_reservation(name)
+        except NotFound:
+            if name not in {row.id for row in client.slices()}:
+                raise
+            client.release_held_slice(name)
+            output.print_result({"released": name}, f"released slice {name}", as_json)
+            return
+    if ended.id in current:
+        message = f"released {ended.id}"
+    else:
+        message = f"{ended.id} has already ended, at {text.local_time(ended.ends_at)}"
+    output.print_result(ended, message, as_json)
+
+
+reservations.add_command(release)

@@ -1,0 +1,57 @@
+"""`tpu ssh`: a shell on a host of a slice."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+import click
+
+from tpufleet.errors import BadInput
+from tpufleet.views.cli import connection, gcloud
+from tpufleet.views.cli.slices.host_commands import find_slice
+
+
+@click.command(
+    epilog="\b\nExamples:\n  tpu ssh train\n  tpu ssh train-1 --host 3 -- htop\n",
+    context_settings={"ignore_unknown_options": True},
+)
+@click.argument("target", metavar="JOB|SLICE")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option("--host", default=0, type=click.IntRange(min=0), help="Host number.")
+@click.option(
+    "--tunnel-through-iap",
+    is_flag=True,
+    help="Connect through Identity-Aware Proxy (default if tpu_vm.external_ips is false).",
+)
+@click.option("--dry-run", is_flag=True, help="Only print the gcloud command.")
+def ssh(
+    target: str, command: tuple[str, ...], host: int, tunnel_through_iap: bool, dry_run: bool
+) -> None:
+    """Open a shell on a host of a slice, or of that of a JOB, with ssh through gcloud; or run
+    COMMAND there.
+
+    tpufleet itself never needs ssh.
+    """
+    with connection.connect() as client:
+        row = find_slice(client, target)
+    slice_id = row.id
+    if row.provider != "tpu-vm":
+        raise BadInput(
+            f"{slice_id} is on provider {row.provider}, not tpu-vm\n"
+            f"  next: tpu exec {slice_id} -- COMMAND"
+        )
+    settings = connection.settings().tpu_vm or {}
+    if settings.get("endpoint") and not dry_run:
+        raise BadInput(
+            f"{slice_id} is on an emulator ({settings['endpoint']}), which has no ssh\n"
+            f"  next: tpu exec {slice_id} -- COMMAND"
+        )
+    argv = gcloud.ssh(row.node or row.id, row.zone, settings.get("project"), str(host), command)
+    if tunnel_through_iap or settings.get("external_ips") is False:
+        argv.append("--tunnel-through-iap")
+    if dry_run:
+        click.echo(shlex.join(argv))
+        return
+    gcloud.require_gcloud()
+    os.execvp(argv[0], argv)

@@ -1,0 +1,97 @@
+"""`tpu types`: the TPU types."""
+
+from __future__ import annotations
+
+import click
+
+from tpufleet.errors import BadInput
+from tpufleet.model.tpu import topology, tpu_zones
+from tpufleet.model.tpu.topology import Accelerator
+from tpufleet.model.tpu.tpu_zones import ZoneOffer
+from tpufleet.views.cli import output
+from tpufleet.views.cli.output import json_option
+
+
+@click.command(
+    epilog="\b\nExamples:\n  tpu types v5e\n  tpu types --zones v6e-8\n"
+    "  tpu types --zone us-east5-b\n  tpu types --json\n"
+)
+@click.argument("name", metavar="[TYPE]", required=False)
+@click.option("--zones", "by_zone", is_flag=True, help="List the zones that offer each type.")
+@click.option("--zone", help="Only types of this zone; implies --zones.")
+@json_option
+def types(name: str | None, by_zone: bool, zone: str | None, as_json: bool) -> None:
+    """List TPU types, their chips and hosts; optionally of one TYPE or generation (v4, v5e, …).
+
+    --zones lists where Google documents each type, and which capacity types may be requested there;
+    `tpu stock` shows what zones granted. Needs no server.
+    """
+    chosen = _select(name)
+    if by_zone or zone is not None:
+        _print_zones(chosen, zone, as_json)
+        return
+    if as_json:
+        output.print_json({"types": chosen})
+        return
+    aliases: dict[str, list[str]] = {}
+    for spelling, known in topology.spellings().items():
+        if spelling != known:
+            aliases.setdefault(known, []).append(spelling)
+    output.print_table(
+        ("TYPE", "ALIAS", "CHIPS", "HOSTS", "CHIPS/HOST", "TOPOLOGY", "GKE MACHINE"),
+        (
+            (kind.name, ", ".join(aliases.get(kind.name, [])) or "-", str(kind.chips),
+             str(kind.hosts), str(kind.chips_per_host), kind.topology, kind.machine_type or "-")
+            for kind in chosen
+        ),
+        "no types",
+    )  # fmt: skip
+
+
+def _select(name: str | None) -> list[Accelerator]:
+    every = topology.all_types().values()
+    if name is None:
+        return list(every)
+    wanted = name.lower()
+    if wanted in topology.spellings():
+        return [topology.find(wanted)]
+    chosen = [kind for kind in every if wanted in (kind.generation, kind.name.split("-")[0])]
+    if not chosen:
+        known = ", ".join(sorted({kind.generation for kind in every}))
+        raise BadInput(f"unknown TPU type or generation {name!r}; generations: {known}")
+    return chosen
+
+
+def _print_zones(chosen: list[Accelerator], zone: str | None, as_json: bool) -> None:
+    names = {kind.name for kind in chosen}
+    offers = [
+        offer
+        for offer in tpu_zones.offers()
+        if offer.accelerator in names and zone in (None, offer.zone)
+    ]
+    if as_json:
+        output.print_json({"offers": offers, "as_of": tpu_zones.AS_OF, "source": tpu_zones.SOURCE})
+        return
+    rows = []
+    for of_zone in _grouped(offers):
+        first = of_zone[0]
+        capacity = ", ".join(kind.value for kind in first.capacity)
+        rows.append((_range(of_zone), first.zone, first.access.value, capacity or "GKE only"))
+    output.print_table(
+        ("TYPE", "ZONE", "ACCESS", "CAPACITY"), rows, f"no TPU type is documented in {zone}"
+    )
+    click.echo(f"Offered, not necessarily in stock. As of {tpu_zones.AS_OF}: {tpu_zones.SOURCE}")
+
+
+def _grouped(offers: list[ZoneOffer]) -> list[list[ZoneOffer]]:
+    """By generation and zone: all sizes of a generation usually share their zones."""
+    groups: dict[tuple[str, str], list[ZoneOffer]] = {}
+    for offer in offers:
+        generation = topology.find(offer.accelerator).generation
+        groups.setdefault((generation, offer.zone), []).append(offer)
+    return list(groups.values())
+
+
+def _range(offers: list[ZoneOffer]) -> str:
+    first, last = (topology.short_name(offers[index].accelerator) for index in (0, -1))
+    return first if len(offers) == 1 else f"{first} … {last}"
