@@ -1,0 +1,1 @@
+"""Commands, options and files of the tools that tpufleet replaces. Nothing else imports this."""
