@@ -441,7 +441,7 @@ def test_a_script_that_ends_with_an_unfinished_stream_says_nothing(folder):
     synthetic.extract(folder, synthetic.plan(samples=21, unit_samples=7, dtype="f32"))
     script = f"""
 import concurrent.futures.thread
-from tpufleet.workloads.activations.io import datasets
+from tpufleet_activations.io import datasets
 dataset = datasets.open_dataset({str(folder.path)!r})
 kept = datasets.shuffled_rows(dataset, {synthetic.SITES[0]!r}, batch=2, blocks_in_memory=2)
 next(kept)

@@ -318,7 +318,7 @@ def test_an_int8_row_that_is_not_finite_reads_as_nan():
     """With XLA's own settings: optimized, its maximum ignores NaN at some widths."""
     script = """
 import jax, numpy as np
-from tpufleet.workloads.activations.model import decoder
+from tpufleet_activations.model import decoder
 to_int8 = jax.jit(lambda given: decoder.to_stored_dtype(given, "int8"))
 for width in (4, 8, 16, 256):
     for value in (np.nan, np.inf, -np.inf):

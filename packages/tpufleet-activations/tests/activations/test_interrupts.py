@@ -20,7 +20,7 @@ from tpufleet_activations.pipeline import extraction
 SLOW_COMPILER = """
 import sys, time
 from tpufleet import __main__
-from tpufleet.workloads.activations.model import engines
+from tpufleet_activations.model import engines
 
 compile_step = engines.Engine._compile
 def slow(self, *key):
@@ -92,7 +92,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
 # JAX has a function of this name that Python calls, and whose exceptions it ignores.
 COLLECTED = """
 import gc, signal, time
-from tpufleet.workloads.activations.cli.interrupts import delivered_interrupts
+from tpufleet_activations.cli.interrupts import delivered_interrupts
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
 sent = []

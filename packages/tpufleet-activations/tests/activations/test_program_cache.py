@@ -216,7 +216,7 @@ def test_the_library_that_kernels_call_is_found_before_a_program_is_loaded(tmp_p
         from pathlib import Path
         from types import SimpleNamespace
         from jax.experimental import serialize_executable
-        from tpufleet.workloads.activations.model.program_cache import ProgramCache
+        from tpufleet_activations.model.program_cache import ProgramCache
 
         client = SimpleNamespace(platform_version="12")
         device = SimpleNamespace(platform="gpu", client=client, id=0, device_kind="H200")

@@ -14,7 +14,7 @@ from tpufleet_activations.io.storage import LocalFolder
 
 SCRIPT = """
 import sys, time
-from tpufleet.workloads.activations.io.storage import LocalFolder
+from tpufleet_activations.io.storage import LocalFolder
 folder = LocalFolder(sys.argv[1])
 (folder.staging() / "big.draft").write_bytes(b"x" * 1000)
 print("written", flush=True)

@@ -772,8 +772,8 @@ import jax
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 address, process, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 jax.distributed.initialize(address, 2, process)
-from tpufleet.workloads.activations.pipeline import extraction
-from tpufleet.workloads.activations.io.storage import LocalFolder
+from tpufleet_activations.pipeline import extraction
+from tpufleet_activations.io.storage import LocalFolder
 sizes = dict(data=4, fsdp=2)
 settings = extraction.ExtractionSettings(poll=0.02, scope="global", mesh=sizes)
 extraction.run(LocalFolder(folder), settings)
@@ -986,7 +986,7 @@ def test_parameters_are_transferred_once_and_not_with_each_batch(model_folder):
 CORES = """
 import json, sys, jax
 from pathlib import Path
-from tpufleet.workloads.activations.model import devices, engines
+from tpufleet_activations.model import devices, engines
 devices.start()
 engine = engines.open_engine(Path(sys.argv[1]), ("resid_post.1",), dtype="f32")
 copies = [

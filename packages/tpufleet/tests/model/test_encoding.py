@@ -140,7 +140,7 @@ def test_any_bytes_are_an_object_or_a_clear_error(data):
 # Threads that meet the same new types at once, over and over.
 TOGETHER = """
 import faulthandler, sys, threading, types
-from tpufleet.model import encoding
+from tpufleet.model.values import encoding
 
 faulthandler.enable()
 sys.setswitchinterval(1e-6)

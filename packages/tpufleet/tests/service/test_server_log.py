@@ -138,7 +138,7 @@ LOG = """
 import logging
 from datetime import UTC, datetime
 from tpufleet.compose import server_log
-from tpufleet.service import redaction
+from tpufleet.service.operations import redaction
 
 recent = server_log.set_up("text")
 redaction.remember("mel", "wandb", "wandb-4711-key")

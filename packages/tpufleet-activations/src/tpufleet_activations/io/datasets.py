@@ -20,6 +20,8 @@ from tpufleet_activations import plans
 from tpufleet_activations.formatting import extract_command
 from tpufleet_activations.io import dtypes, scattered_reads, shards, site_statistics, zstd_shards
 from tpufleet_activations.io.aligned_memory import MemoryPool
+from tpufleet_activations.io.shuffling import shuffled_batches as shuffled_batches
+from tpufleet_activations.io.shuffling import shuffled_rows as shuffled_rows
 from tpufleet_activations.io.site_statistics import SiteStatistics
 from tpufleet_activations.io.storage import DiskMissing, Storage, open_storage
 

@@ -40,8 +40,8 @@ def test_processes_are_stopped_after_the_clock_was_set(tmp_path, monkeypatch):
 PARENT = """
 import sys, time
 from pathlib import Path
-from tpufleet.testbed.kubernetes.components import Component
-from tpufleet.testbed.kubernetes.processes import ProcessRegistry
+from tpufleet_testbed.kubernetes.components import Component
+from tpufleet_testbed.kubernetes.processes import ProcessRegistry
 ProcessRegistry(Path(sys.argv[1])).start(Component(name="one", argv=("sleep", "100")))
 print("started", flush=True)
 time.sleep(100)

@@ -81,7 +81,7 @@ WITNESSES = textwrap.dedent(
 UNREADABLE = textwrap.dedent(
     """
     import ctypes, os, pathlib, sys, time
-    from tpufleet.model.slices import SliceId
+    from tpufleet.model.fleet.slices import SliceId
     from tpufleet.providers.base import Fault
     from tpufleet.providers.local import processes
     from tpufleet.providers.local.provider import LocalProvider
