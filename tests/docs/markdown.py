@@ -29,6 +29,7 @@ class Block:
 
 def pages() -> list[Path]:
     paths = [ROOT / "README.md", *DOCS.rglob("*.md"), *EXAMPLES.rglob("*.md")]
+    paths += ROOT.glob("packages/*/README.md")
     return sorted(paths)
 
 

@@ -102,20 +102,20 @@ def test_every_page_is_reachable_from_the_readme():
         reached.add(page)
         links = (link.partition("#")[0] for link in markdown.links(page) if "://" not in link)
         todo += [Path(os.path.normpath(page.parent / link)) for link in links if link]
-    assert set(markdown.pages()) == reached
+    assert set(markdown.pages()) <= reached
 
 
-def test_the_readme_lists_every_page():
-    readme = (markdown.ROOT / "README.md").read_text()
-    table = readme[readme.index("| [Overview](docs/index.md)") :]
-    pages = {page.name for page in (markdown.ROOT / "docs").glob("*.md")}
-    assert {name for name in pages if f"](docs/{name})" not in table} == set()
+def test_the_overview_lists_every_page():
+    overview = (markdown.DOCS / "index.md").read_text()
+    pages = {page.name for page in markdown.DOCS.glob("*.md")} - {"index.md"}
+    assert {name for name in pages if f"]({name})" not in overview} == set()
 
 
-def test_the_readme_opens_with_the_demo_and_the_tests():
+def test_the_readme_fits_two_screens_and_opens_with_the_demo_and_the_tests():
     readme = markdown.ROOT / "README.md"
-    first = [block.text for block in markdown.blocks("sh") if block.page == readme][:2]
-    assert first == ["./tpu demo\n", "./test\n"]
+    assert len(readme.read_text().splitlines()) <= 80
+    first = next(block.text for block in markdown.blocks("sh") if block.page == readme)
+    assert [line.split(" #")[0].strip() for line in first.splitlines()] == ["./tpu demo", "./test"]
 
 
 def test_decisions_are_numbered_without_holes_and_listed():

@@ -19,7 +19,6 @@ from tpufleet.model.job.attempts import AttemptId
 from tpufleet.model.job.jobs import JobId, JobState, Retries
 from tpufleet.model.people.users import Role
 from tpufleet.providers.base import Fault
-from tpufleet.views.cli.registry import root
 
 
 def column(page: Path, heading: str, index: int = 0) -> list[str]:
@@ -98,9 +97,3 @@ def test_every_retry_budget_is_documented_with_its_default():
 )
 def test_every_member_of_an_enumeration_is_documented(page, heading, members):
     assert column(markdown.ROOT / page, heading) == [member.value for member in members]
-
-
-def test_the_readme_lists_every_command():
-    documented = [cell.split()[1].strip("`") for cell in column(markdown.ROOT / "README.md",
-                                                          "Commands")]  # fmt: skip
-    assert sorted(documented) == sorted(root().lazy_commands)
