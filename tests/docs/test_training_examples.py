@@ -295,7 +295,7 @@ def test_the_environment_of_an_example_has_what_its_programs_import(file):
     declared = tomllib.loads(file.read_text())["project"]["dependencies"]
     packages = {re.match(r"[a-z-]+", name)[0].replace("-", "_") for name in declared}
     # Packages that others bring along, or that are imported under another name.
-    packages |= {"numpy", "tpufleet"} | (
+    packages |= {"numpy", "tpufleet", "tpufleet_activations"} | (
         {"etils", "orbax"} if "orbax_checkpoint" in packages else set()
     )
     local = {path.stem for path in file.parent.glob("*.py")}

@@ -47,6 +47,10 @@ def test_the_running_code_becomes_the_same_wheel_each_time(tmp_path):
     sources = {f"tpufleet/{path.relative_to(package)}" for path in package.rglob("*.py")}
     assert sources <= names and not [name for name in names if "__pycache__" in name]
     assert "tpufleet/providers/tpu_vm/startup.sh" in names
+    assert "tpufleet_activations/cli/commands.py" in names
+    assert not [name for name in names if name.startswith("tpufleet_testbed/")]
+    [entry_points] = [name for name in names if name.endswith("/entry_points.txt")]
+    assert "tpufleet_activations.cli.commands" in zipfile.ZipFile(first).read(entry_points).decode()
 
 
 def test_a_job_can_import_the_runtime_from_the_wheel_alone(tmp_path):

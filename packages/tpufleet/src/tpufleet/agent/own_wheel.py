@@ -1,11 +1,13 @@
-"""Packs the running tpufleet as a wheel: hosts and jobs get exactly this code, whether it was
-installed from an index, a file or a checkout."""
+"""Packs the running tpufleet as one wheel, with the other distributions that are installed here:
+hosts and jobs get exactly this code, whether it was installed from an index, a file or a checkout."""
 
 from __future__ import annotations
 
 import base64
+import configparser
 import hashlib
 import importlib.metadata
+import importlib.util
 import io
 import os
 import tempfile
@@ -14,9 +16,16 @@ from pathlib import Path
 
 import tpufleet
 
-PACKAGE = Path(tpufleet.__file__).parent
+# Distributions, with the import package of each. The testbed does not run on hosts.
+PACKAGES = {
+    "tpufleet": "tpufleet",
+    "tpufleet-activations": "tpufleet_activations",
+    "tpufleet-firestore": "tpufleet_firestore",
+    "tpufleet-gke": "tpufleet_gke",
+}
 # A fixed time: the same code gives the same bytes.
 TIMESTAMP = (2020, 1, 1, 0, 0, 0)
+ENTRY_POINTS = "entry_points.txt"
 
 
 def wheel_name() -> str:
@@ -51,19 +60,38 @@ def pack() -> bytes:
 
 def _content() -> dict[str, bytes]:
     info = f"tpufleet-{tpufleet.__version__}.dist-info"
-    content = {
-        f"tpufleet/{path.relative_to(PACKAGE).as_posix()}": path.read_bytes()
-        for path in PACKAGE.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+    content: dict[str, bytes] = {}
+    entry_points = ""
+    for distribution, package in PACKAGES.items():
+        found = importlib.util.find_spec(package)
+        if found is None or found.origin is None:
+            continue
+        folder = Path(found.origin).parent
+        for path in folder.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                content[f"{package}/{path.relative_to(folder).as_posix()}"] = path.read_bytes()
+        try:
+            installed = importlib.metadata.distribution(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # this process runs from such a wheel: the first distribution has them
+        entry_points += installed.read_text(ENTRY_POINTS) or ""
     content[f"{info}/METADATA"] = _metadata().encode()
     content[f"{info}/WHEEL"] = (
         b"Wheel-Version: 1.0\nGenerator: tpufleet\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     )
-    content[f"{info}/entry_points.txt"] = b"[console_scripts]\ntpu = tpufleet.__main__:main\n"
+    content[f"{info}/{ENTRY_POINTS}"] = _merged(entry_points).encode()
     record = [f"{name},{_digest(data)},{len(data)}" for name, data in sorted(content.items())]
     content[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
     return content
+
+
+def _merged(entry_points: str) -> str:
+    """Each group once, with the entry points of all distributions."""
+    groups = configparser.ConfigParser(strict=False, delimiters=("=",))
+    groups.read_string(entry_points)
+    merged = io.StringIO()
+    groups.write(merged)
+    return merged.getvalue()
 
 
 def _metadata() -> str:
