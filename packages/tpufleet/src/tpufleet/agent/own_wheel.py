@@ -1,5 +1,5 @@
 """Packs the running tpufleet as one wheel, with the other distributions that are installed here:
-hosts and jobs get exactly this code, whether it was installed from an index, a file or a checkout."""
+hosts and jobs get exactly this code, however it was installed."""
 
 from __future__ import annotations
 
