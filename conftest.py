@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.repository import TEST_ROOTS
+
 # Tests start processes while gRPC is at work, and none of them uses it before its own exec: what it
 # does about forks only disturbs its streams.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
@@ -27,6 +29,10 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # A virtual machine may stand still for minutes, and then nothing has answered for so long.
 os.environ.setdefault("TPUFLEET_REQUEST_TIMEOUT", "15m")
+# Programs that tests start import helpers of theirs.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [*map(str, TEST_ROOTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 # What runs in the background of a shell ignores Ctrl-C, and so would every process it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

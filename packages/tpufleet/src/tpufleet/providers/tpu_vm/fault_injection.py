@@ -20,7 +20,7 @@ def inject(endpoint: str, node: str, fault: Fault, host: int | None) -> None:
 def call_admin(endpoint: str, method: str, body: bytes = b"{}") -> bytes:
     with grpc.insecure_channel(endpoint) as channel:
         try:
-            method_call = channel.unary_unary(f"/tpufleet.testbed.cloud_tpu.Admin/{method}")
+            method_call = channel.unary_unary(f"/tpufleet_testbed.cloud_tpu.Admin/{method}")
             return method_call(body, timeout=DEADLINE)
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
