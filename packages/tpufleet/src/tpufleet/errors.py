@@ -147,6 +147,18 @@ class BadRequest(ProviderError, Permanent):
     """The provider will never accept this request. Change the job or the pool."""
 
 
+@contextlib.contextmanager
+def optional_packages(feature: str, extra: str) -> Iterator[None]:
+    """Around imports of what only this extra of tpufleet installs."""
+    try:
+        yield
+    except ImportError as error:
+        raise BadInput(
+            f"{feature} requires the package {error.name}\n"
+            f"  next: {install_command(f'tpufleet[{extra}]')}"
+        ) from error
+
+
 def install_command(requirement: str) -> str:
     """The line that installs a package, such as `tpufleet[gcs]`, for the Python that runs this,
     which need not be the one of the shell: with what its environment was made with."""

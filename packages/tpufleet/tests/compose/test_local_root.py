@@ -107,7 +107,7 @@ def test_a_copy_of_the_secret_is_proposed_only_where_it_is_enough(tmp_path, prov
     server_files.server_secret(settings(tmp_path / "one"), store)
     with pytest.raises(Conflict, match="differs from the secret") as refused:
         server_files.server_secret(settings(tmp_path / "two", providers=providers), store)
-    assert ("to a copy of theirs, or TPUFLEET_DATA" in str(refused.value)) == copy
+    assert ("TPUFLEET_SECRET_FILE" in str(refused.value)) == copy
     assert "TPUFLEET_DATA" in str(refused.value)
 
 

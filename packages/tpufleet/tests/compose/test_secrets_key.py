@@ -117,14 +117,14 @@ def test_the_key_is_wrapped_for_an_age_identity_that_can_be_replaced(tmp_path):
         secrets_key(age_file(file, first), store)
     stored = store.metadata("wrapped secrets key")
     assert stored is not None and base64.b64encode(key).decode() not in stored
-    with pytest.raises(BadInput, match="secrets_age_identity is not set"):
+    with pytest.raises(BadInput, match="which is not configured\n  next: set secrets_age_identity"):
         secrets_key(Config(home=tmp_path, config_file=tmp_path / "c"), store)
 
 
 @pytest.mark.parametrize(
     ("content", "mode", "message"),
     [
-        ("# nothing\n", 0o600, "has no identity; run `age-keygen"),
+        ("# nothing\n", 0o600, "it has no identity\n  next: run `age-keygen"),
         ("AGE-SECRET-KEY-1NONSENSE\n", 0o600, "is not an age identity file"),
         ("AGE-SECRET-KEY-1NONSENSE\n", 0o644, "can be read by everyone; run `chmod"),
         (None, 0, "cannot read"),

@@ -81,7 +81,7 @@ def test_a_lock_that_another_client_holds_is_not_waited_for_forever(proxy):
     url = postgres.fresh_url()
     store = open_postgres(url, SHORT)
     with psycopg.connect(url) as other:
-        other.execute("UPDATE numbers SET events = events WHERE id = 1")
+        other.execute("UPDATE sequences SET events = events WHERE id = 1")
         started = time.monotonic()
         with pytest.raises(Unreachable, match="lock timeout"):
             store.commit(ChangeSet(events=[a.event()]))

@@ -202,7 +202,7 @@ def test_a_submission_is_two_round_trips(sent):
             )
         )
         first, second = sent
-        assert first.startswith("BEGIN; UPDATE numbers")
+        assert first.startswith("BEGIN; UPDATE sequences")
         assert second.startswith("WITH ") and second.endswith("; COMMIT")
         assert store.job("j1") == a.job("j1")
 

@@ -1,242 +1,127 @@
-"""A database of schema version 4, written by an earlier release, opens with all data readable."""
+"""Migrations go forward only, from the schema of release 0.1.0, which does not change any more."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+import contextlib
+import hashlib
+import io
 from pathlib import Path
 
 import pytest
 
 from tests import postgres
-from tpufleet.model.events import Event, EventKind
-from tpufleet.model.fleet.agent_protocol import Heartbeat
-from tpufleet.model.fleet.host_commands import (
-    HostCommand,
-    HostCommandKind,
-    HostCommandResult,
-    SentHostCommand,
-)
-from tpufleet.model.fleet.hosts import Exit, Host, HostLiveness, Phase, Progress
-from tpufleet.model.fleet.pools import CapacityRefusal, Pool
-from tpufleet.model.fleet.slices import SliceState, TpuSlice
-from tpufleet.model.inbox import InboxMessage, InboxMessageKind
-from tpufleet.model.job.attempts import Attempt, AttemptState
-from tpufleet.model.job.end_reasons import EndReason
-from tpufleet.model.job.jobs import Capacity, Job, JobSpec, JobState, ParentRelation, Rule
-from tpufleet.model.people.users import Role, Token, User
-from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery
-from tpufleet.stores.open_store import open_store
-from tpufleet.stores.sql import schema_migrations
-from tpufleet.stores.sql.postgres import PostgresDatabase
-from tpufleet.stores.sql.sqlite import SqliteDatabase
+from tests.contract import every_table
+from tests.contract import store_builders as a
+from tpufleet.errors import Conflict
+from tpufleet.model.job.metric_points import MetricPoint
+from tpufleet.stores.base import ChangeSet
+from tpufleet.stores.open_store import open_database, open_store
+from tpufleet.stores.sql import dump, schema_migrations
 
-# Every table of a store of the release before migration 5, with its rows.
-OLD_DATABASE = json.loads(Path(__file__).with_name("schema_4.json").read_text())
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-EXIT = Exit(
-    at=NOW,
-    status=1,
-    stopped_by_agent=True,
-    evidence=EndReason.OUT_OF_HBM,
-    log_line="RESOURCE_EXHAUSTED",
-)
-
-
-def write_old_database(database, copies: int, cleaned: Sequence[str] = ()) -> None:
-    def work(session):
-        session.run("CREATE TABLE migrations (number INTEGER PRIMARY KEY)")
-        for number in range(1, 5):
-            for statement in schema_migrations.statements(
-                schema_migrations.migrations()[number], database
-            ):
-                session.run(statement)
-        session.run("DELETE FROM numbers")
-        for table, content in OLD_DATABASE.items():
-            columns = content["columns"]
-            session.run_many(
-                f"INSERT INTO {table} ({', '.join(columns)}) "
-                f"VALUES ({', '.join('?' * len(columns))})",
-                [tuple(row) for row in content["rows"]],
-            )
-        session.run_many(
-            "INSERT INTO cleaned_jobs (job_id, at) VALUES (?, ?)",
-            [(job_id, int(NOW.timestamp() * 1_000_000)) for job_id in cleaned],
-        )
-        event = OLD_DATABASE["events"]["rows"][0]
-        session.run_many(
-            "INSERT INTO events (seq, job_id, slice_id, data) VALUES (?, ?, ?, ?)",
-            [
-                (seq, *event[1:3], event[3].replace('"seq":1', f'"seq":{seq}'))
-                for seq in range(2, copies + 1)
-            ],
-        )
-
-    database.write(work)
-    database.close()
+# A line is added with each migration; once released, neither a line nor its file is changed.
+RELEASED = {
+    1: "2d78e9487168a1634d233785d91efa4c02e54f5a8e80523e970a04cd1b6bddb9",  # 0.1.0
+}
+# Rows in every table, written by 0.1.0 with
+# `PYTHONPATH=packages/tpufleet:. python -m tests.contract.every_table`.
+FIRST_RELEASE = Path(__file__).with_name("release_0_1_0.jsonl").read_text().splitlines()
+MANY = 5_001  # more rows than a backup reads at once
+LATER = {
+    **schema_migrations.migrations(),
+    9_999: "ALTER TABLE pools ADD COLUMN note $text; UPDATE pools SET note = name",
+}
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def old_database(request, tmp_path):
-    if request.param == "sqlite":
-        return SqliteDatabase(tmp_path / "fleet.db"), f"sqlite:///{tmp_path}/fleet.db"
-    url = postgres.fresh_url()
-    return PostgresDatabase(url), url
+def new_url(request, tmp_path):
+    """A function that gives the URL of an empty database, of one kind."""
+    if request.param == "postgres":
+        return postgres.fresh_url
+    numbers = iter(range(9))
+    return lambda: f"sqlite:///{tmp_path}/fleet-{next(numbers)}.db"
 
 
-def test_every_object_of_the_previous_schema_is_readable(old_database):
-    database, url = old_database
-    write_old_database(database, copies=1)
-    store = open_store(url)
-    job = Job(
-        id="j1",
-        spec=JobSpec(
-            name="train",
-            command=("python", "train.py"),
-            accelerator="v5litepod-16",
-            pool="lab",
-            tags=("sweep",),
-            timeout=timedelta(hours=2),
-            rule=Rule.PRE,
-        ),
-        owner="ada",
-        submitted_at=NOW,
-        state=JobState.FAILED,
-        reason="out of memory",
-        parent="j0",
-        parent_relation=ParentRelation.RESUME,
-        ended_at=NOW,
-        end_reason=EndReason.OUT_OF_HBM,
-        advice="use a smaller batch",
+@pytest.mark.parametrize("number", RELEASED)
+def test_released_migrations_do_not_change(number):
+    digest = hashlib.sha256(schema_migrations.migrations()[number].encode()).hexdigest()
+    assert digest == RELEASED[number], (
+        f"migration {number} was released: databases that have it do not get this change.\n"
+        "Undo the change and add a file with the next number to stores/sql/migrations/ instead; "
+        "see docs/decisions/0028-release-reset.md"
     )
-    assert store.job("j1") == job
-    assert store.attempts("j1") == [
-        Attempt(
-            id="j1.0",
-            job_id="j1",
-            number=0,
-            slices=("s1",),
-            created_at=NOW,
-            state=AttemptState.ENDED,
-            running_at=NOW,
-            stopping_at=NOW,
-            stop_reason=EndReason.HUNG,
-            ended_at=NOW,
-            end_reason=EndReason.OUT_OF_HBM,
-            message="host 0 of s1 failed first",
-            failed_host="s1/0",
-            start_step=1,
-            checkpoint_step=2,
-            last_step=3,
-        )
-    ]
-    assert store.slices() == [
-        TpuSlice(
-            id="s1",
-            provider="local",
-            accelerator="v5litepod-16",
-            zone="local-a",
-            capacity=Capacity.SPOT,
-            request_group="o1",
-            requested_at=NOW,
-            pool="lab",
-            job_id="j1",
-            state=SliceState.READY,
-            reason="ready",
-            up_at=NOW,
-            ready_at=NOW,
-        )
-    ]
-    report = {
-        "address": "10.0.0.1",
-        "coordinator_port": 8476,
-        "boot": "b",
-        "attempt_id": "j1.0",
-        "phase": Phase.EXITED,
-        "exit": EXIT,
-    }
-    assert store.hosts("s1") == [
-        Host(id="s1/0", slice_id="s1", index=0, up_at=NOW, **report),
-        Host(id="s1/1", slice_id="s1", index=1),
-    ]
-    assert store.inbox() == [
-        InboxMessage(
-            kind=InboxMessageKind.HEARTBEAT,
-            at=NOW,
-            heartbeat=Heartbeat(host_id="s1/0", at=NOW, **report),
-            seq=1,
-        ),
-        InboxMessage(kind=InboxMessageKind.CANCEL, at=NOW, by="ada", job_id="j1", seq=2),
-    ]
-    assert store.refusals() == [
-        CapacityRefusal(
-            provider="local",
-            zone="local-a",
-            accelerator="v5litepod-16",
-            capacity=Capacity.SPOT,
-            message="out of stock",
-            refused_at=NOW,
-            until=NOW,
-        )
-    ]
-    assert store.events(EventQuery()) == [
-        Event(
-            at=NOW,
-            kind=EventKind.JOB,
-            state="failed",
-            message="it failed",
-            job_id="j1",
-            by="ada",
-            seq=1,
-        )
-    ]
-    repair = HostCommand(id="e1", kind=HostCommandKind.REPAIR)
-    date = HostCommand(id="e2", kind=HostCommandKind.COMMAND, command=("date",))
-    assert store.host_commands() == [
-        SentHostCommand(host_command=command, slice_id="s1", hosts=("s1/0",), sent_at=NOW)
-        for command in (repair, date)
-    ]
-    assert store.host_command_results(["e1"]) == {
-        "e1": [
-            HostCommandResult(
-                host_id="s1/0", status=None, output="", truncated=True, message="took too long"
-            )
-        ]
-    }
-    assert store.host_liveness(["s1/0"]) == {
-        "s1/0": HostLiveness(
-            host_id="s1/0", seen_at=NOW, attempt_id="j1.0", progress=Progress(step=5)
-        )
-    }
-    assert store.pool("lab") == Pool(
-        name="lab", provider="local", accelerator="v5litepod-16", largest=4
-    )
-    assert store.users() == [User(name="ada", role=Role.MEMBER, created_at=NOW)]
-    assert store.tokens() == [Token(id="t1", user="ada", hash="d", created_at=NOW)]
-    assert store.metadata("fleet") == "f1"
-    assert store.bind_agent("s1/0", "another") == "digest"
-    store.commit(ChangeSet(events=[Event(at=NOW, kind=EventKind.JOB, state="x", message="new")]))
-    assert store.last_event() == 2
-    store.close()
 
 
-def test_jobs_that_were_cleaned_are_archived_and_have_no_files(old_database):
-    database, url = old_database
-    write_old_database(database, copies=1, cleaned=["j1"])
-    store = open_store(url)
-    assert store.jobs(JobQuery()) == []
-    assert [job.id for job in store.jobs(JobQuery(archived=True))] == ["j1"]
-    assert store.files_deleted_at("j1") == NOW
-    store.close()
+def test_migrations_are_numbered_without_gaps():
+    numbers = list(schema_migrations.migrations())
+    assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_tables_of_several_batches_are_migrated_completely(old_database):
-    database, url = old_database
-    write_old_database(database, copies=12_001)
-    store = open_store(url)
-    events = store.events(EventQuery(limit=20_000))
-    assert [event.seq for event in events] == list(range(1, 12_002))
-    assert {event.message for event in events} == {"it failed"}
-    store.close()
-    open_store(url).close()  # applied once only
+def test_every_table_has_rows_in_these_tests(new_url):
+    url = new_url()
+    with contextlib.closing(open_store(url)) as store:
+        every_table.fill(store)
+    with contextlib.closing(open_database(url)) as database:
+        tables = every_table.rows_of(database)
+    assert tables.keys() == schema_migrations.key_sizes().keys()
+    assert [table for table, (_, rows) in tables.items() if not rows] == []
+
+
+def test_a_database_of_the_first_release_is_readable_and_can_be_written(new_url):
+    first, today = new_url(), new_url()
+    with contextlib.closing(open_store(today)) as store:
+        every_table.fill(store)
+        expected = every_table.contents(store)
+    with contextlib.closing(open_database(first)) as database:
+        dump.load_dump(database, FIRST_RELEASE, 1)
+    with contextlib.closing(open_store(first)) as store:
+        assert every_table.contents(store) == expected
+        store.commit(ChangeSet(new_jobs=[a.job("new", at=9)], events=[a.event()]))
+        assert store.last_event() == 3
+
+
+def test_a_migration_is_applied_once_and_older_programs_then_refuse_the_database(new_url):
+    url = new_url()
+    with contextlib.closing(open_store(url)) as store:
+        every_table.fill(store)
+    with contextlib.closing(open_database(url)) as database:
+        before = every_table.rows_of(database)
+        for _ in range(2):
+            database.write(lambda session: schema_migrations.apply(session, database, LATER))
+        after = every_table.rows_of(database)
+        assert schema_migrations.version(database) == max(LATER)
+    columns, rows = before.pop("pools")
+    assert after.pop("pools") == ([*columns, "note"], [(*row, row[0]) for row in rows])
+    assert after.pop("migrations") == (["number"], [(number,) for number in LATER])
+    del before["migrations"]
+    assert after == before
+    with pytest.raises(Conflict, match=f"schema version {max(LATER)}"):
+        open_store(url)
+
+
+def test_a_backup_of_a_newer_version_is_refused(new_url):
+    with (
+        contextlib.closing(open_database(new_url())) as database,
+        pytest.raises(Conflict, match=f"schema version {max(LATER)}"),
+    ):
+        dump.load_dump(database, FIRST_RELEASE, max(LATER))
+
+
+def test_tables_with_several_key_columns_are_backed_up_completely(tmp_path: Path):
+    source, target = (f"sqlite:///{tmp_path}/{name}.db" for name in ("source", "target"))
+    with contextlib.closing(open_store(source)) as store:
+        store.commit(
+            ChangeSet(new_jobs=[a.job(f"j{number}", tags=("x",)) for number in range(MANY)])
+        )
+        points = [(f"j{number}", 0) for number in range(MANY)]
+        points += [("j0", number) for number in range(1, MANY)]
+        store.record_metrics(
+            [MetricPoint(job_id=job, at=a.later(at), step=1, values={}) for job, at in points]
+        )
+    file = io.StringIO()
+    with (
+        contextlib.closing(open_database(source)) as database,
+        contextlib.closing(open_database(target)) as empty,
+    ):
+        version = dump.write_dump(database, file)
+        dump.load_dump(empty, file.getvalue().splitlines(), version)
+        assert every_table.rows_of(empty) == every_table.rows_of(database)

@@ -68,7 +68,7 @@ def test_a_database_that_became_read_only_says_so(tmp_path):
     def write_to_a_read_only_one(session) -> None:
         session.run("PRAGMA query_only = ON")  # fails as on a file system that became read-only
         try:
-            session.run("DELETE FROM facts")
+            session.run("DELETE FROM metadata")
         finally:
             session.run("PRAGMA query_only = OFF")
 

@@ -1,4 +1,4 @@
-"""SQLite and the store in memory give the same results for any sequence of operations."""
+"""SQLite gives the same results as plain Python for any sequence of operations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.contract import store_builders as a
+from tests.contract.fake_store import FakeStore
 from tpufleet.errors import FleetError
 from tpufleet.model.fleet.hosts import HostLiveness, Progress
 from tpufleet.model.fleet.slices import SliceState
@@ -118,7 +119,7 @@ class Alike(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
-        self.stores = (open_store("memory:"), open_store(f"sqlite:///{self.folder.name}/fleet.db"))
+        self.stores = (FakeStore(), open_store(f"sqlite:///{self.folder.name}/fleet.db"))
         self.leases = {}
 
     def teardown(self):

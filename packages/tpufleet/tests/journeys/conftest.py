@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.contract.fake_store import FakeStore
 from tests.journeys.simulated_fleet import SimulatedFleet
 from tpufleet.stores.base import Store
-from tpufleet.stores.memory import MemoryStore
 
 
 @pytest.fixture
@@ -12,7 +12,7 @@ def make_fleet(tmp_path):
     fleets = []
 
     def make(store: Store | None = None, **options) -> SimulatedFleet:
-        fleet = SimulatedFleet(tmp_path, store or MemoryStore(), **options)
+        fleet = SimulatedFleet(tmp_path, store or FakeStore(), **options)
         fleets.append(fleet)
         return fleet
 

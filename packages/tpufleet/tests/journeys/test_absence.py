@@ -8,12 +8,12 @@ from datetime import timedelta
 
 import pytest
 
+from tests.contract.fake_store import FakeStore
 from tests.journeys.faulty_store import FaultyStore
 from tests.journeys.simulated_fleet import SECOND
 from tests.journeys.simulated_hosts import Program, failure
 from tpufleet.errors import Unreachable
 from tpufleet.model.job.jobs import JobState
-from tpufleet.stores.memory import MemoryStore
 
 MINUTE = timedelta(minutes=1)
 LONGEST_BACKOFF = 11 * 60  # seconds
@@ -126,7 +126,7 @@ def test_capacity_is_requested_again_in_spite_of_a_clock_step(fleet, step, resta
 
 @pytest.mark.parametrize("seconds", [60, 300])
 def test_a_stopped_database_loses_no_host(make_fleet, seconds):
-    store = MemoryStore()
+    store = FakeStore()
     fleet = make_fleet(store)
     failing = FaultyStore(store)
     fleet.store = failing

@@ -13,6 +13,7 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 
 from google.cloud import tpu_v2
 
+from tests.contract.fake_store import FakeStore
 from tests.journeys.simulated_fleet import SimulatedFleet
 from tests.journeys.simulated_hosts import Program, failure
 from tests.journeys.tpu_vm_cloud import TpuVmCloud
@@ -25,7 +26,6 @@ from tpufleet.model.job.jobs import JobState
 from tpufleet.providers.tpu_vm import api
 from tpufleet.service.fleet import adopted_nodes, pool_commands
 from tpufleet.stores.base import ChangeSet, EventQuery
-from tpufleet.stores.memory import MemoryStore
 
 ZONE, NODE = "us-central1-a", "mels-v5e-16"
 
@@ -67,7 +67,7 @@ class SharedFleet(SimulatedFleet):
             clouds.append(SharedCloud(clock, (ZONE,)))
             return clouds
 
-        super().__init__(folder, MemoryStore(), other_clouds=make)
+        super().__init__(folder, FakeStore(), other_clouds=make)
         self.shared = clouds[0]
         pool = Pool(name="lab", provider="tpu-vm", accelerator="v5litepod-16", largest=2)
         pool_commands.put_pool(self.context("root"), pool, ("tpu-vm",))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from tests.contract import store_builders as a
+from tests.contract.fake_store import FakeStore
 from tpufleet.clocks import ManualClock
 from tpufleet.controller.host_silence import CHECK_INTERVAL, HostSilence
 from tpufleet.controller.observe import HANG_CHECK_INTERVAL, Observer
@@ -14,7 +15,6 @@ from tpufleet.model.job.attempts import AttemptState
 from tpufleet.model.job.jobs import JobState
 from tpufleet.policy.recovery import liveness
 from tpufleet.stores.base import ChangeSet
-from tpufleet.stores.memory import MemoryStore
 
 JOBS = 300
 NAMES = [f"j{number}" for number in range(JOBS)]
@@ -43,8 +43,8 @@ class Fleet:
         return set(self._working_set.dirty_jobs)
 
 
-def running_jobs() -> MemoryStore:
-    store = MemoryStore()
+def running_jobs() -> FakeStore:
+    store = FakeStore()
     store.commit(
         ChangeSet(
             new_jobs=[a.job(name, state=JobState.RUNNING) for name in NAMES],

@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
+from tests.contract.fake_store import FakeStore
 from tests.journeys.simulated_fleet import SECOND, SimulatedFleet
 from tests.journeys.simulated_hosts import Program
 from tests.journeys.storm_cloud import StormyTpuVmCloud
 from tests.providers.tpu_vm.emulated_tpus import order
 from tpufleet.model.job.jobs import JobState
 from tpufleet.stores.base import EventQuery
-from tpufleet.stores.memory import MemoryStore
 from tpufleet_testbed.cloud_tpu import api_errors
 from tpufleet_testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
 from tpufleet_testbed.cloud_tpu.locations import Latencies
@@ -35,7 +35,7 @@ class TpuVmFleet(SimulatedFleet):
             clouds.append(StormyTpuVmCloud(clock, folder, [ZONE], plan))
             return clouds
 
-        super().__init__(folder, MemoryStore(), other_clouds=make)
+        super().__init__(folder, FakeStore(), other_clouds=make)
         [self.tpus] = clouds
         self.invariants.release_bound = timedelta(minutes=3)
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.contract.fake_store import FakeStore
 from tests.journeys.simulated_fleet import SimulatedFleet
 from tests.journeys.simulated_hosts import Program
 from tpufleet.errors import BadInput
@@ -20,7 +21,6 @@ from tpufleet.model.job.jobs import Capacity, JobState
 from tpufleet.model.job.pod_settings import PodSettings
 from tpufleet.model.people.users import Role, User
 from tpufleet.stores.base import ChangeSet, EventQuery
-from tpufleet.stores.memory import MemoryStore
 
 
 def test_a_pool_keeps_its_smallest_number_of_slices_ready(fleet):
@@ -359,7 +359,7 @@ actions = st.lists(
 def test_a_pool_may_be_changed_at_any_time(first, steps):
     """The invariants hold throughout, all jobs end, and the pool then has what it should."""
     with TemporaryDirectory() as folder:
-        fleet = SimulatedFleet(Path(folder), MemoryStore(), zones=ZONES)
+        fleet = SimulatedFleet(Path(folder), FakeStore(), zones=ZONES)
         try:
             _change_pool_while_jobs_run(fleet, first, steps)
         finally:

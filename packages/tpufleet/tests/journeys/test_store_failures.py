@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from tests.contract.fake_store import FakeStore
 from tests.journeys.faulty_store import FaultyStore
 from tests.journeys.simulated_fleet import SECOND, SimulatedFleet
 from tests.journeys.simulated_hosts import Program
@@ -18,13 +19,12 @@ from tests.service.harness import ServiceHarness
 from tpufleet.errors import Unreachable
 from tpufleet.model.job.jobs import JobState
 from tpufleet.stores.base import Store
-from tpufleet.stores.memory import MemoryStore
 
 
 @pytest.fixture
 def faulty(make_fleet) -> SimulatedFleet:
     """Only the controller's store fails: what the service accepts is acknowledged."""
-    store = MemoryStore()
+    store = FakeStore()
     fleet = make_fleet(store)
     fleet.faulty_store = FaultyStore(store)
     fleet.store = fleet.faulty_store

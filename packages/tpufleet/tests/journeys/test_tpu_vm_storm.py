@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
+from tests.contract.fake_store import FakeStore
 from tests.journeys.simulated_fleet import SimulatedFleet
 from tests.journeys.simulated_hosts import Program
 from tests.journeys.storm_cloud import StormyTpuVmCloud
 from tpufleet.model.fleet.hosts import NoticeKind
 from tpufleet.model.job.jobs import JobState
-from tpufleet.stores.memory import MemoryStore
 from tpufleet_testbed.cloud_tpu.capacity import CapacityLimit
 from tpufleet_testbed.cloud_tpu.fault_plan import (
     CallFault,
@@ -74,7 +74,7 @@ def test_all_jobs_survive_a_storm_over_six_zones(tmp_path: Path, jobs: int, step
         return clouds
 
     fleet = SimulatedFleet(
-        tmp_path, MemoryStore(), other_clouds=make, boot_limit=timedelta(minutes=20)
+        tmp_path, FakeStore(), other_clouds=make, boot_limit=timedelta(minutes=20)
     )
     [cloud] = clouds
     # Nothing can be deleted without credentials; then the backoff passes.

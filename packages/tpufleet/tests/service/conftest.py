@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.fake_store import FakeStore
 from tests.service.harness import ServiceHarness
-from tpufleet.stores.memory import MemoryStore
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[ServiceHarness]:
-    service = ServiceHarness(MemoryStore(), tmp_path)
+    service = ServiceHarness(FakeStore(), tmp_path)
     service.start()
     yield service
     service.close()
@@ -20,7 +20,7 @@ def service(tmp_path: Path) -> Iterator[ServiceHarness]:
 @pytest.fixture(scope="module")
 def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceHarness]:
     """One server for all tests of a module that leave nothing behind."""
-    service = ServiceHarness(MemoryStore(), tmp_path_factory.mktemp("state"))
+    service = ServiceHarness(FakeStore(), tmp_path_factory.mktemp("state"))
     service.start()
     yield service
     service.close()

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.fake_store import FakeStore
 from tests.views.job_scenarios import record_event
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadInput, Unreachable
@@ -42,7 +43,6 @@ from tpufleet.service.notifications.outbox import NotificationOutbox
 from tpufleet.service.operations import redaction
 from tpufleet.service.transport.rate_limiter import TooManyRequests
 from tpufleet.stores.base import ChangeSet
-from tpufleet.stores.memory import MemoryStore
 
 KEY = b"k" * 32
 LOOPBACK = NotificationRules(allow=("127.0.0.1",))
@@ -89,7 +89,7 @@ class Fleet:
     """A store with jobs of mel, and outboxes of servers that share it."""
 
     def __init__(self, rules: NotificationRules = LOOPBACK) -> None:
-        self.store, self.clock, self.rules = MemoryStore(), ManualClock(), rules
+        self.store, self.clock, self.rules = FakeStore(), ManualClock(), rules
         self.secrets = ChannelSecrets([KEY])
         for name in ("mel", "mo"):
             self.add_user(name)

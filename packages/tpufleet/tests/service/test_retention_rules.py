@@ -197,7 +197,7 @@ def test_the_code_of_an_archived_job_is_kept(service, tmp_path_factory):
     spec = {"name": "x", "command": ["true"], "accelerator": "v5litepod-16"}
     service.client("mel").submit([NewJob(id=JobId("job-1"), spec=spec, snapshot=digest)])
     service.end_job("job-1")
-    service.store.archive([JobId("job-1")], service.clock.now())
+    service.store.archive([JobId("job-1")])
     service.clock.advance(10 * DAY)
     path = next(Path(service.folder / "snapshots").glob("*.tar.gz"))
     os.utime(path, (0, 0))

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.contract.fake_store import FakeStore
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
 from tpufleet.model.people.notifications import NotificationRules
-from tpufleet.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from tests.views.emulated_cloud import Cloud
@@ -24,7 +24,7 @@ def notifications() -> NotificationRules:
 def world(tmp_path: Path, notifications: NotificationRules) -> Iterator[ServiceHarness]:
     folder = tmp_path / "server"
     folder.mkdir()
-    world = ServiceHarness(MemoryStore(), folder, notifications)
+    world = ServiceHarness(FakeStore(), folder, notifications)
     world.start()
     yield world
     world.close()

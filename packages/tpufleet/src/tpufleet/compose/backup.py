@@ -28,7 +28,7 @@ from tpufleet import deep_folders
 from tpufleet.compose import local_root, server_files
 from tpufleet.config import Config
 from tpufleet.errors import BadInput, Conflict
-from tpufleet.stores.base import ChangeSet, JobQuery
+from tpufleet.stores.base import ChangeSet, JobQuery, Store
 from tpufleet.stores.open_store import open_database, open_store
 from tpufleet.stores.sql import dump, schema_migrations
 
@@ -62,20 +62,20 @@ class BackupReport:
     schema: int
     files: int
     rows: int
-    home: str = ""  # state folder that it was made of; empty: not recorded
-    skipped: int = 0  # files and folders that could not be read or restored
-    first_skipped: tuple[str, ...] = ()  # "NAME: REASON"
+    home: str  # state folder that it was made of
+    skipped: int  # files and folders that could not be read or restored
+    first_skipped: tuple[str, ...]  # "NAME: REASON"
 
 
-def before_migration(settings: Config, store_url: str) -> Path | None:
-    """Back up a database that this version is about to migrate, for the way back."""
+def before_migration(settings: Config, store_url: str, newest: int) -> Path | None:
+    """Back up a database that is about to be migrated to the newest version, for the way back."""
     if store_url == "memory:" or (
         settings.store is None and not (settings.home / "fleet.db").exists()
     ):
         return None
     with contextlib.closing(open_database(store_url)) as database:
         version = schema_migrations.version(database)
-    if not 0 < version < schema_migrations.newest_version():
+    if not 0 < version < newest:
         return None
     folder = settings.home / "backups"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -91,7 +91,6 @@ def create(
     `optional=None`: only the database."""
     if target.exists():
         raise Conflict(f"{target} exists; choose another name")
-    require_sql(store_url)
     database = store_url.partition("sqlite:///")[2]
     if database and not Path(database).exists():
         raise BadInput(
@@ -105,8 +104,6 @@ def create(
             file.flush()
             os.fsync(file.fileno())
         os.link(draft, target)  # fails if another one was created meanwhile
-    except FileExistsError as error:
-        raise Conflict(f"{target} exists; choose another name") from error
     except OSError as error:
         raise BadInput(f"cannot write {target}: {error.strerror}") from error
     finally:
@@ -119,12 +116,9 @@ def verify(source: Path) -> BackupReport:
     return _report(source, _verified_manifest(source))
 
 
-def restore(
-    settings: Config, store_url: str, source: Path, *, keep_schema: bool = False
-) -> BackupReport:
+def restore(settings: Config, store_url: str, source: Path) -> BackupReport:
     """Into an empty database and a state folder without a server. A file that others can read is
     refused: it has the credentials of the installation."""
-    require_sql(store_url)
     server_files.require_private(source)
     manifest = _verified_manifest(source)
     _require_targets(settings, manifest["sha256"].keys() - {_DATABASE})
@@ -146,37 +140,29 @@ def restore(
                     database = open_database(store_url)
                     stack.callback(database.close)
                     lines = io.TextIOWrapper(content, encoding="utf-8")
-                    dump.load_dump(
-                        database, lines, int(manifest["schema"]), migrate=not keep_schema
-                    )
+                    dump.load_dump(database, lines, manifest["schema"])
                     # Before the files, so that a copy is known as one if they do not fit.
-                    if home := manifest.get("home"):
-                        (settings.home / _RESTORED_FROM).write_text(home)
+                    (settings.home / _RESTORED_FROM).write_text(manifest["home"])
                 else:
                     _extract(content, _target(settings, member.name))
-        if not keep_schema:
-            _move_checkpoints(store_url, manifest, settings.data / _CHECKPOINTS)
-            with contextlib.closing(open_store(store_url)) as store:
-                local_root.forget(store)
+        with contextlib.closing(open_store(store_url)) as store:
+            _move_checkpoints(store, manifest["data"], settings.data)
+            local_root.forget(store)
     return _report(source, manifest)
 
 
-def _move_checkpoints(store_url: str, manifest: dict[str, Any], target: Path) -> None:
+def _move_checkpoints(store: Store, original: str, data: Path) -> None:
     """Jobs resume from the folder that checkpoints are restored into, not from the original's."""
-    homes = {manifest[key] for key in ("data", "home") if key in manifest}
-    before = [f"{home}/{_CHECKPOINTS}/" for home in homes]
-    with contextlib.closing(open_store(store_url)) as store:
-        page = JobQuery(archived=None, limit=_JOBS_PER_PAGE)
-        while jobs := store.jobs(page):
-            moved = [
-                replace(job, checkpoint=f"{target}/{job.checkpoint.removeprefix(folder)}")
-                for job in jobs
-                for folder in before
-                if job.checkpoint.startswith(folder)
-            ]
-            if moved:
-                store.commit(ChangeSet(jobs=moved))
-            page = replace(page, before=jobs[-1].id)
+    before, after = f"{original}/{_CHECKPOINTS}/", data / _CHECKPOINTS
+    page = JobQuery(archived=None, limit=_JOBS_PER_PAGE)
+    while jobs := store.jobs(page):
+        moved = [
+            replace(job, checkpoint=f"{after}/{job.checkpoint.removeprefix(before)}")
+            for job in jobs
+            if job.checkpoint.startswith(before)
+        ]
+        store.commit(ChangeSet(jobs=moved))
+        page = replace(page, before=jobs[-1].id)
 
 
 @contextlib.contextmanager
@@ -190,14 +176,6 @@ def original_stopped(home: Path) -> Iterator[None]:
                 stack.enter_context(server_files.exclusive_lock(original, home))
             except OSError:  # of another user
                 logger.warning("cannot lock %s, from which this was restored", original)
-            except Conflict as error:
-                running = server_files.lock_holder(original)
-                origin = original if running == original else f"{original}, as was {running}"
-                raise Conflict(
-                    f"{home} was restored from {origin}, where a server is still running: both "
-                    "would control the same slices\n"
-                    f"  next: TPUFLEET_HOME={running} tpu serve --stop"
-                ) from error
         yield
 
 
@@ -208,11 +186,6 @@ def _original(home: Path) -> Path | None:
     except FileNotFoundError:
         return None
     return None if original == home.resolve() or not original.is_dir() else original
-
-
-def require_sql(store_url: str) -> None:
-    if store_url == "memory:":
-        raise BadInput("store: a memory: store cannot be backed up")
 
 
 def _write(
@@ -341,8 +314,6 @@ class _HashingReader:
 
 
 def _verified_manifest(source: Path) -> dict[str, Any]:
-    if not source.is_file():
-        raise BadInput(f"{source}: no such file")
     found: dict[str, str] = {}
     manifest: dict[str, Any] = {}
     try:
@@ -350,20 +321,20 @@ def _verified_manifest(source: Path) -> dict[str, Any]:
             for member in tar:
                 content = tar.extractfile(member) if member.isreg() else None
                 if content is None:
-                    raise BadInput(f"{source} is not a backup: it contains {member.name!r}")
-                if member.name == _MANIFEST:
+                    found[member.name] = ""  # no file, and in no manifest
+                elif member.name == _MANIFEST:
                     manifest = json.loads(content.read())
                 else:
                     found[member.name] = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]  # a BufferedReader
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise BadInput(f"{source} is not a complete backup: {error}") from error
     if manifest.get("format") != FORMAT:
-        known = "no manifest" if not manifest else f"format {manifest.get('format')}"
-        raise BadInput(f"{source} is not a complete backup of this version: {known}")
-    if found != manifest["sha256"]:
-        names = found.keys() | manifest["sha256"].keys()
-        wrong = sorted(name for name in names if found.get(name) != manifest["sha256"].get(name))
-        raise BadInput(f"{source} is damaged: the checksum of {wrong[0]} does not match")
+        known = f"format {manifest.get('format')}" if manifest else "no manifest"
+        raise BadInput(f"{source} is not a complete backup: {known}")
+    expected = manifest["sha256"]
+    wrong = [name for name in expected | found if found.get(name) != expected.get(name)]
+    if wrong:
+        raise BadInput(f"{source} is damaged: the checksum of {min(wrong)} does not match")
     return manifest
 
 
@@ -371,16 +342,19 @@ def _require_targets(settings: Config, names: Collection[str]) -> None:
     """Raises BadInput unless all files can be written, each of them inside the state folder."""
     for name in names:
         _target(settings, name)
-        for end in (each.start() for each in re.finditer("/", name)):
-            if name[:end] in names:
-                raise BadInput(f"the backup contains {name[:end]!r} as a file and as a folder")
+        if any(name[: each.start()] in names for each in re.finditer("/", name)):
+            raise _unsafe(name)
+
+
+def _unsafe(name: str) -> BadInput:
+    return BadInput(f"the backup contains {name!r}, which is no file of the state folder")
 
 
 def _target(settings: Config, name: str) -> Path:
     prefix, _, relative = name.partition("/")
     folder = {"home": settings.home, "data": settings.data}.get(prefix)
     if folder is None or "\0" in name or not {"", ".", ".."}.isdisjoint(relative.split("/")):
-        raise BadInput(f"the backup contains {name!r}, which is outside the state folder")
+        raise _unsafe(name)
     return folder / relative
 
 
@@ -408,7 +382,7 @@ def _report(path: Path, manifest: dict[str, Any]) -> BackupReport:
         schema=manifest["schema"],
         files=len(manifest["sha256"]) - 1,
         rows=manifest["rows"],
-        home=manifest.get("home", ""),
-        skipped=manifest.get("skipped", 0),
-        first_skipped=tuple(manifest.get("first_skipped", ())),
+        home=manifest["home"],
+        skipped=manifest["skipped"],
+        first_skipped=tuple(manifest["first_skipped"]),
     )

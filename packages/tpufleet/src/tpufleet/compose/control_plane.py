@@ -43,6 +43,7 @@ from tpufleet.service.transport.http_server import FleetServer, make_server
 from tpufleet.service.transport.routing import ServiceDependencies
 from tpufleet.stores.base import Store, StoreChange
 from tpufleet.stores.open_store import open_store
+from tpufleet.stores.sql import schema_migrations
 
 log = logging.getLogger("tpufleet.serve")
 
@@ -84,9 +85,8 @@ def serve(settings: Config, *, embedded: bool) -> int:
 
 
 def _open_store(settings: Config) -> Store:
-    url = settings.store_url
-    saved = backup.before_migration(settings, url)
-    if saved is not None:
+    url, newest = settings.store_url, schema_migrations.newest_version()
+    if (saved := backup.before_migration(settings, url, newest)) is not None:
         log.info("backed up the database to %s before migrating it", saved)
     return open_store(url)
 
@@ -132,7 +132,6 @@ class ControlPlane:
         self._controller.start()
         server_file = home / "server.json"
         server_files.write_private(server_file, json.dumps(self._record()))
-        log.info("serving at %s", self.url)
         print(f"control plane at {self.url} (state in {home})", flush=True)
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         collections = ShortCollections()

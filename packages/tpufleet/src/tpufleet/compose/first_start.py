@@ -36,4 +36,3 @@ def _check(settings: Config) -> None:
             log.error("%s: %s; next: %s", check.name, check.message, check.fix or "tpu check cloud")
     if passed(checks):
         (settings.data / "preflight.json").write_bytes(encoding.to_json(checks))
-        log.info("the cloud project passed %s checks", len(checks))

@@ -155,7 +155,7 @@ def _refuse_another_store(records: SliceRecords, own: LocalServer) -> None:
 def _last_server(folder: Path) -> LocalServer | None:
     try:
         return encoding.from_json((folder / _LAST_SERVER).read_bytes(), LocalServer)
-    except FileNotFoundError:  # of an earlier version
+    except FileNotFoundError:  # no server has used it
         return None
 
 

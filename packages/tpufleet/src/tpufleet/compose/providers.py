@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tpufleet.clocks import SystemClock
 from tpufleet.compose import local_jobs
 from tpufleet.config import Config, is_loopback
-from tpufleet.errors import BadInput, install_command
+from tpufleet.errors import BadInput, optional_packages
 from tpufleet.model.fleet.preflight import Check
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.providers.base import Provider
@@ -79,21 +80,14 @@ def _private_paths(settings: Config) -> list[Path]:
 def _gke(document: Mapping[str, Any], store: Store) -> Provider:
     from tpufleet.providers.gke import provider
 
-    try:
+    with optional_packages("the gke provider", "k8s"):
         return provider.open_provider(document, fleet=fleet_id(store), clock=SystemClock())
-    except ImportError as error:
-        raise BadInput(
-            f"the gke provider requires the package {error.name}\n"
-            f"  next: {install_command('tpufleet[k8s]')}"
-        ) from error
 
 
 def _tpu_vm(settings: Config, store: Store) -> Provider:
-    try:
+    with _tpu_vm_client():
         from tpufleet.providers.tpu_vm import settings as tpu_vm
         from tpufleet.providers.tpu_vm.provider import TpuVmProvider
-    except ImportError as error:
-        raise _no_client(error) from error
     parsed = tpu_vm.parse(settings.tpu_vm or {})
     if not parsed.emulated and is_loopback(settings.public_url or f"http://{settings.listen}"):
         raise BadInput(
@@ -112,10 +106,8 @@ def _tpu_vm(settings: Config, store: Store) -> Provider:
 
 def run_emulated_startup_script(endpoint: str, node: str) -> None:
     """On the hosts of an emulated node, which has no ssh."""
-    try:
+    with _tpu_vm_client():
         from tpufleet.providers.tpu_vm import fault_injection
-    except ImportError as error:
-        raise _no_client(error) from error
     body = json.dumps({"node": node}).encode()
     fault_injection.call_admin(endpoint, "RunStartupScript", body)
 
@@ -124,12 +116,10 @@ def manual_nodes(
     settings: Config, project: str | None, report: Callable[[str], None]
 ) -> ManualNodes:
     """TPU VMs that the user manages directly, with the credentials on this machine."""
-    try:
+    with _tpu_vm_client():
         from tpufleet.providers.tpu_vm import api
         from tpufleet.providers.tpu_vm import settings as tpu_vm
         from tpufleet.providers.tpu_vm.manual_nodes import ManualNodes
-    except ImportError as error:
-        raise _no_client(error) from error
     document = dict(settings.tpu_vm or {})
     project = project or document.get("project") or os.environ.get("GOOGLE_CLOUD_PROJECT")
     if not project:
@@ -168,31 +158,24 @@ def tpu_vm_settings(settings: Config) -> TpuVmSettings:
             f"no cloud project is configured\n  next: run `tpu init`, or set tpu_vm in "
             f"{settings.config_file}"
         )
-    try:
+    with _tpu_vm_client():
         from tpufleet.providers.tpu_vm import settings as tpu_vm
-    except ImportError as error:
-        raise _no_client(error) from error
     return tpu_vm.parse(settings.tpu_vm)
 
 
 def google_rest(settings: TpuVmSettings) -> GoogleRest:
     """Of Google Cloud, or of the emulator that the settings name."""
-    try:
+    with _tpu_vm_client():
         from tpufleet.providers.tpu_vm import fault_injection
         from tpufleet.providers.tpu_vm.google_rest import GoogleRest
-    except ImportError as error:
-        raise _no_client(error) from error
     root = ""
     if settings.emulated:
         root = json.loads(fault_injection.call_admin(settings.endpoint, "ProjectApi"))["url"]
     return GoogleRest(root, settings.project)
 
 
-def _no_client(error: ImportError) -> BadInput:
-    return BadInput(
-        f"the tpu-vm provider requires the package {error.name}\n"
-        f"  next: {install_command('tpufleet[tpu-vm]')}"
-    )
+def _tpu_vm_client() -> contextlib.AbstractContextManager[None]:
+    return optional_packages("the tpu-vm provider", "tpu-vm")
 
 
 def delete_local_slices(home: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from tpufleet.compose import server_files
 from tpufleet.config import Config
-from tpufleet.errors import BadInput, Unreachable, install_command
+from tpufleet.errors import BadInput, Unreachable, optional_packages
 from tpufleet.stores.base import Store
 
 _WRAPPED_KEY = "wrapped secrets key"  # in the store's metadata
@@ -32,40 +32,37 @@ def secrets_key(settings: Config, store: Store) -> bytes | None:
     """None: no key service is configured."""
     if settings.secrets_age_identity is not None and settings.secrets_kms_key is not None:
         raise BadInput("secrets_age_identity and secrets_kms_key are both set; set one of them")
+    services: list[KeyService] = []
     if settings.secrets_age_identity is not None:
-        return unwrapped_key(store, age_identities(settings.secrets_age_identity))
+        services += age_identities(settings.secrets_age_identity)
     if settings.secrets_kms_key is not None:
-        return unwrapped_key(store, [CloudKms(settings.secrets_kms_key)])
-    if (stored := store.metadata(_WRAPPED_KEY)) is not None:
-        name = stored.partition(" ")[0]
-        setting = "secrets_age_identity" if name.startswith("age1") else "secrets_kms_key"
-        raise BadInput(
-            f"secrets are encrypted with {name}, and {setting} is not set\n"
-            f"  next: set {setting} as before, in the config file or as TPUFLEET_{setting.upper()}"
-        )
-    return None
+        services.append(CloudKms(settings.secrets_kms_key))
+    if not services and store.metadata(_WRAPPED_KEY) is None:
+        return None
+    return unwrapped_key(store, services)
 
 
 def unwrapped_key(store: Store, services: Sequence[KeyService]) -> bytes:
     """Created on first use, and wrapped by the first service. If it is found wrapped by one of the
     others, it is wrapped again. The name of the service is stored beside it."""
-    current = services[0]
     if store.metadata(_WRAPPED_KEY) is None:
-        # Of another server, if that was faster.
-        store.put_metadata(_WRAPPED_KEY, _wrapped(os.urandom(_KEY_BYTES), current), replace=False)
+        new = _wrapped(os.urandom(_KEY_BYTES), services[0])
+        store.put_metadata(_WRAPPED_KEY, new, replace=False)  # unless another server was faster
     stored = store.metadata(_WRAPPED_KEY)
     assert stored is not None
     name, _, wrapped = stored.partition(" ")
     service = next((each for each in services if each.name == name), None)
     if service is None:
+        configured = f"not with {services[0].name}" if services else "which is not configured"
+        setting = "secrets_age_identity" if name.startswith("age1") else "secrets_kms_key"
         raise BadInput(
-            f"secrets are encrypted with {name}, not with {current.name}\n"
-            "  next: configure that key again; to replace it, use a new version of it in Cloud "
-            "KMS, or put a new age identity before the former one in its file"
+            f"secrets are encrypted with {name}, {configured}\n"
+            f"  next: set {setting} as before; to replace the key, use a new version of it in "
+            "Cloud KMS, or put a new age identity before the former one in its file"
         )
     key = service.decrypt(base64.b64decode(wrapped))
-    if service is not current:
-        store.put_metadata(_WRAPPED_KEY, _wrapped(key, current))
+    if service is not services[0]:
+        store.put_metadata(_WRAPPED_KEY, _wrapped(key, services[0]))
     return key
 
 
@@ -96,21 +93,19 @@ def age_identities(path: Path) -> list[AgeIdentity]:
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     try:
         identities = [AgeIdentity(key) for key in keys]
+        if not identities:
+            raise age.IdentityError("it has no identity")
     except age.IdentityError as error:
-        raise BadInput(f"{setting}: {path} is not an age identity file: {error}") from error
-    if not identities:
-        raise BadInput(f"{setting}: {path} has no identity; run `age-keygen -o {path}`")
+        raise BadInput(
+            f"{setting}: {path} is not an age identity file: {error}\n"
+            f"  next: run `age-keygen -o {path}`"
+        ) from error
     return identities
 
 
 def _pyrage() -> Any:
-    try:
+    with optional_packages("secrets_age_identity", "age"):
         import pyrage
-    except ImportError as error:
-        raise BadInput(
-            "secrets_age_identity requires the package pyrage; run "
-            f"`{install_command('tpufleet[age]')}`"
-        ) from error
     return pyrage
 
 
@@ -148,13 +143,8 @@ class CloudKms:
 
 
 def _authorized_session() -> Any:
-    try:
+    with optional_packages("secrets_kms_key", "gcs"):
         import google.auth
         from google.auth.transport.requests import AuthorizedSession
-    except ImportError as error:
-        raise BadInput(
-            f"secrets_kms_key requires the package {error.name}\n"
-            f"  next: {install_command('tpufleet[gcs]')}"
-        ) from error
     credentials, _ = google.auth.default(["https://www.googleapis.com/auth/cloudkms"])
     return AuthorizedSession(credentials)

@@ -43,16 +43,13 @@ def server_secret(settings: Config, store: Store) -> bytes:
     if known is None:
         store.put_metadata("secret fingerprint", fingerprint)
     elif known != fingerprint:
-        shared = "TPUFLEET_DATA to the folder that they share for the secret, code, logs, "
-        shared += "checkpoints and slices"
-        copy = "TPUFLEET_SECRET_FILE to a copy of theirs"
-        if "local" in settings.enabled_providers:
-            # Simulated slices are in that folder, so a copy is not enough: see `local_root`.
-            remedy = f"{shared}; or leave local out of TPUFLEET_PROVIDERS and set {copy}"
-        else:
-            remedy = f"{copy}, or {shared}"
+        # Simulated slices are in the data folder, so a copy of the secret is not enough for them.
+        local = "local" in settings.enabled_providers
+        copy = "" if local else ", or TPUFLEET_SECRET_FILE to a copy of theirs"
         raise Conflict(
-            f"{path} differs from the secret of the other servers on this store; set {remedy}"
+            f"{path} differs from the secret of the other servers on this store\n"
+            "  next: set TPUFLEET_DATA to the folder that they share for the secret, code, logs, "
+            f"checkpoints and slices{copy}"
         )
     return secret
 
@@ -91,15 +88,12 @@ def require_private(path: Path) -> None:
 
 def make_private(folder: Path) -> None:
     """Keep other users out of a state folder that existed before. Not out of a folder of another
-    user, nor out of one that everyone may write to, such as /tmp."""
+    user, nor out of one that everyone may write to, such as /tmp; volumes of pods are like this."""
     status = folder.stat()
     shared = status.st_uid != os.geteuid() or status.st_mode & stat.S_ISVTX
     if status.st_mode & 0o077 and not shared:
         folder.chmod(0o700)
         log.info("%s could be entered by other users; its mode is 0700 now", folder)
-    elif status.st_mode & 0o077:
-        # Not a warning: volumes of pods are like this, and have no other users.
-        log.info("%s can be entered by other users", folder)
 
 
 def forbid_writes_of_others() -> None:
@@ -116,15 +110,11 @@ def exclusive_lock(home: Path, holder: Path | None = None) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            copy = lock_holder(home)
-            if copy != home.resolve():
-                raise Conflict(
-                    f"a control plane is already running in {copy}, which was restored from "
-                    f"{home}: both would control the same slices\n"
-                    f"  next: TPUFLEET_HOME={copy} tpu serve --stop"
-                ) from error
+            running, own = lock_holder(home), (holder or home).resolve()
+            copy = f", and would control the same slices as {own}" if running != own else ""
             raise Conflict(
-                f"a control plane is already running in {home}; stop it with `tpu serve --stop`"
+                f"a control plane is already running in {running}{copy}\n"
+                f"  next: TPUFLEET_HOME={running} tpu serve --stop"
             ) from error
         lock.truncate(0)
         with contextlib.suppress(OSError):  # a full disk is no reason not to start

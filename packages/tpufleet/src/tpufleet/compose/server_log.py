@@ -112,11 +112,9 @@ class ClientErrorFilter(RepeatFilter):
 
 
 def _append_count(record: logging.LogRecord, left_out: int) -> None:
-    """As an argument where possible: messages are the same when their format is, also for
-    `RecentErrors`."""
-    if isinstance(record.args, tuple):
-        text = str(record.msg) if record.args else str(record.msg).replace("%", "%%")
-        record.msg = f"{text} (%s more like this were left out)"
-        record.args = (*record.args, left_out)
-    else:
-        record.msg = f"{record.msg} ({left_out} more like this were left out)"
+    """As an argument: messages are the same when their format is, also for `RecentErrors`."""
+    if not isinstance(record.args, tuple):  # a mapping
+        record.msg, record.args = record.getMessage(), ()
+    text = str(record.msg) if record.args else str(record.msg).replace("%", "%%")
+    record.msg = f"{text} (%s more like this were left out)"
+    record.args = (*record.args, left_out)

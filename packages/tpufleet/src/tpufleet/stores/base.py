@@ -113,19 +113,7 @@ def checkpoint_reference(job_id: str) -> str:
 
 def location_reference(location: str) -> str:
     """Equal for spellings of one location; links on disk are not resolved."""
-    return _location_hash(spelled(location))
-
-
-def location_references(location: str) -> list[str]:
-    """`location_reference`, and those of its spellings that were stored by earlier versions, which
-    took //data/x for another folder than /data/x."""
-    spelling = spelled(location)
-    earlier = [f"/{spelling}"] if spelling.startswith("/") else []
-    return [_location_hash(each) for each in (spelling, *earlier)]
-
-
-def _location_hash(spelling: str) -> str:
-    return f"location/{hashlib.sha256(spelling.encode()).hexdigest()}"
+    return f"location/{hashlib.sha256(spelled(location).encode()).hexdigest()}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -306,8 +294,8 @@ class Store(Protocol):
         ...
 
     # Marks of ended jobs. Their records are never deleted.
-    def archive(self, jobs: Sequence[JobId], at: datetime) -> None:
-        """Leave them out of listings. The first time is kept."""
+    def archive(self, jobs: Sequence[JobId]) -> None:
+        """Leave them out of listings."""
         ...
 
     def unarchive(self, jobs: Sequence[JobId]) -> None: ...

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
 
 from tpufleet.errors import Conflict, Fenced
-from tpufleet.model.fleet.hosts import HostLiveness
 from tpufleet.model.job.attempts import Attempt, AttemptId
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.job.lifecycle import can_reach
@@ -69,13 +67,3 @@ def check_fence(fence: Lease, holder: str | None, token: int) -> None:
             f"{fence.holder!r} no longer holds the lease {fence.name!r} "
             f"(token {fence.token}; now {token}, holder {holder!r})"
         )
-
-
-def merge_liveness(older: HostLiveness | None, newer: HostLiveness) -> HostLiveness:
-    """The last write wins, also when a clock was set back in between, except that the progress of
-    an attempt is kept until the host reports another attempt."""
-    if older is None:
-        return newer
-    same = newer.attempt_id == older.attempt_id
-    progress = older.progress if newer.progress is None and same else newer.progress
-    return replace(newer, progress=progress)

@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
+from tests.contract.fake_store import FakeStore
 from tests.providers.tpu_vm.emulated_tpus import EmulatedTpus
 from tpufleet.controller.loop import Controller
 from tpufleet.controller.provider_calls import InlineExecutor
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.job.jobs import Job, JobId, JobSpec
 from tpufleet.stores.base import ChangeSet
-from tpufleet.stores.memory import MemoryStore
 from tpufleet_testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan, ZoneOutage
 from tpufleet_testbed.cloud_tpu.locations import IMMEDIATE
 
@@ -34,7 +34,7 @@ class ControlledFleet:
         self.tpus = EmulatedTpus(folder, plan=plan, latencies=latencies)
         self.tpus.reopen(zones=ZONES)
         self.clock = self.tpus.clock
-        self.store = MemoryStore()
+        self.store = FakeStore()
         self.controller = Controller(
             self.store,
             {"tpu-vm": self.tpus.provider},

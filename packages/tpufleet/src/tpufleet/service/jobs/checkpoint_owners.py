@@ -18,7 +18,7 @@ from tpufleet.service.hosts.assignments import job_location
 from tpufleet.service.jobs import checkpoint_leases
 from tpufleet.service.jobs.lineages import batches
 from tpufleet.service.transport.auth import Caller
-from tpufleet.stores.base import JobQuery, Store, location_reference, location_references
+from tpufleet.stores.base import JobQuery, Store, location_reference
 
 
 def require_owned(store: Store, caller: Caller, jobs: Sequence[Job]) -> None:
@@ -68,19 +68,12 @@ def release(store: Store, caller: Caller, location: str, reason: str, now: datet
 
 def _first_jobs(store: Store, locations: Sequence[str]) -> dict[str, Job]:
     """By reference: the first job that ran there since it was released."""
-    spellings = {location_reference(each): location_references(each) for each in locations}
-    found = store.referring_jobs([each for group in spellings.values() for each in group])
+    found = store.referring_jobs([location_reference(each) for each in locations])
     ran = _ran(store, sorted({job_id for ids in found.values() for job_id in ids}))
     first_jobs = {}
-    for reference, group in spellings.items():
-        # An earlier version released each spelling for itself.
-        released = {each: _release_time(store, each) for each in group}
-        jobs = [
-            ran[job_id]
-            for each in group
-            for job_id in found[each]
-            if job_id in ran and ran[job_id].submitted_at > max(released[reference], released[each])
-        ]
+    for reference, ids in found.items():
+        released = _release_time(store, reference)
+        jobs = [ran[each] for each in ids if each in ran and ran[each].submitted_at > released]
         if jobs:
             first_jobs[reference] = min(jobs, key=lambda job: (job.submitted_at, job.id))
     return first_jobs

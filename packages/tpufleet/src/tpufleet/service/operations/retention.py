@@ -56,7 +56,7 @@ def archive(context: CommandContext, request: ArchiveRequest) -> JobPage:
     """Deletes nothing, and can be undone."""
     selected = _select(context, request, _LISTED, MAX_SELECTED)
     if not request.dry_run:
-        context.store.archive([job.id for job in selected], context.now)
+        context.store.archive([job.id for job in selected])
     more = selected[-1].id if len(selected) >= MAX_SELECTED else None
     return JobPage(jobs=tuple(queries.job_rows(context.store, selected)), next=more)
 

@@ -52,7 +52,9 @@ class Database(Protocol):
     time_in_micros: str  # statement that reads the database's clock; empty: it has none of its own
     unit_separator: str  # between columns that are joined too
     joined: str  # aggregate of a column, {column}: all rows as one text; see `sql_rows.split`
-    liveness_rows: str  # SELECT of the columns of `pulses` from a parameter: a JSON array of arrays
+    liveness_rows: (
+        str  # SELECT of the columns of `heartbeats` from a parameter: a JSON array of arrays
+    )
     word_index: Sequence[str]  # statements that create it: three characters in a row → ended jobs
     columns: str  # statement that lists tables and their columns, in order
     migration_lock: str  # statement that serializes migrations; empty: writes are serialized anyway

@@ -35,43 +35,37 @@ def write_dump(database: Database, file: IO[str]) -> int:
     return database.snapshot(work)
 
 
-def load_dump(
-    database: Database, lines: Iterable[str], version: int, *, migrate: bool = True
-) -> None:
-    """Into an empty database, as one transaction."""
-    if version > schema_migrations.newest_version():
-        raise BadInput(
-            f"the backup has schema version {version}; this tpufleet supports versions up to "
-            f"{schema_migrations.newest_version()}: install the tpufleet that made it"
+def load_dump(database: Database, lines: Iterable[str], version: int) -> None:
+    """Into an empty database, as one transaction; then it is migrated."""
+    migrations = schema_migrations.migrations()
+    schema_migrations.require_known(version, max(migrations), "the backup")
+    if schema_migrations.version(database):
+        raise Conflict(
+            "the database is not empty; restore into a new TPUFLEET_HOME or an empty database"
         )
 
     def work(session: DatabaseSession) -> None:
-        schema_migrations.apply(session, database, up_to=version)
-        if session.rows("SELECT 1 FROM users LIMIT 1") or session.rows(
-            "SELECT 1 FROM jobs LIMIT 1"
-        ):
-            raise Conflict(
-                "the database is not empty; restore into a new TPUFLEET_HOME or an empty database"
-            )
+        then = {number: script for number, script in migrations.items() if number <= version}
+        schema_migrations.apply(session, database, then)
         known = _tables(session, database)
         complete, loaded = False, ""
         for table, columns, rows in _sections(lines):
             complete = not table
-            if table and table != "migrations":
-                if columns != known.get(table):
-                    raise BadInput(f"the backup has a table {table!r} of an unknown form")
-                if table != loaded:
-                    session.run(f"DELETE FROM {table}")
-                loaded = table
-                marks = ", ".join("?" * len(columns))
-                if rows:
-                    session.run_many(
-                        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows
-                    )
+            if table in ("", "migrations"):
+                continue
+            if columns != known.get(table):
+                raise BadInput(f"the backup has a table {table!r} of an unknown form")
+            if table != loaded:
+                session.run(f"DELETE FROM {table}")
+            loaded = table
+            marks = ", ".join("?" * len(columns))
+            if rows:
+                session.run_many(
+                    f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows
+                )
         if not complete:
             raise BadInput("the backup is incomplete: its database ends early")
-        if migrate:
-            schema_migrations.apply(session, database)
+        schema_migrations.apply(session, database, migrations)
 
     database.write(work)
 
@@ -80,7 +74,7 @@ def _tables(session: DatabaseSession, database: Database) -> dict[str, list[str]
     """Our tables and their columns."""
     tables: dict[str, list[str]] = {}
     for table, column in session.rows(database.columns):
-        if table in schema_migrations.table_names():
+        if table in schema_migrations.key_sizes():
             tables.setdefault(table, []).append(column)
     return tables
 

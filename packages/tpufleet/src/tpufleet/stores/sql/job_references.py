@@ -12,7 +12,6 @@ from tpufleet.stores.sql import sql_rows
 from tpufleet.stores.sql.database import DatabaseSession, Row
 
 _INSERT = "INSERT INTO job_references (reference, job_id) VALUES (?, ?) ON CONFLICT DO NOTHING"
-_ROWS_PER_BATCH = 5_000
 
 
 def named_folders(job: Job) -> set[str]:
@@ -38,16 +37,6 @@ def write_references(session: DatabaseSession, jobs: Sequence[Job]) -> None:
     rows = [(each, job.id) for job in jobs for each in references(job, known)]
     if rows:
         session.run_many(_INSERT, rows)
-
-
-def fill_job_references(session: DatabaseSession) -> None:
-    """Migrations 22 and 24: of the jobs that are stored already."""
-    last = ""
-    while rows := session.rows(
-        f"SELECT id, data FROM jobs WHERE id > ? ORDER BY id LIMIT {_ROWS_PER_BATCH}", last
-    ):
-        write_references(session, sql_rows.decode_all([(data,) for _, data in rows], Job))
-        last = rows[-1][0]
 
 
 def referring(

@@ -22,7 +22,7 @@ from tpufleet.errors import (
     DatabaseUnreachable,
     FleetError,
     Unreachable,
-    install_command,
+    optional_packages,
 )
 from tpufleet.stores.base import StoreChange, Subscription
 from tpufleet.stores.sql.database import DatabaseSession, Query, Row
@@ -72,13 +72,8 @@ def open_postgres(url: str, timeouts: Timeouts | None = None) -> SqlStore:
 
 @cache
 def _driver():
-    try:
+    with optional_packages("a postgresql:// store", "postgres"):
         import psycopg
-    except ImportError as error:
-        raise BadInput(
-            "a postgresql:// store requires psycopg\n"
-            f"  next: {install_command('tpufleet[postgres]')}"
-        ) from error
     return psycopg
 
 
@@ -102,7 +97,7 @@ class PostgresDatabase:
 
     unit_separator = "chr(31)"
     joined = "string_agg({column}, chr(30))"
-    liveness_rows = (
+    heartbeat_rows = (
         "SELECT value->>0, (value->>1)::bigint, value->>2, value->>3 "
         "FROM json_array_elements(?::json) WITH ORDINALITY AS reports(value, number) "
         "ORDER BY number"

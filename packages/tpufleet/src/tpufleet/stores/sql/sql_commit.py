@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from itertools import chain, islice
 
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.job.attempts import Attempt
-from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
+from tpufleet.model.job.jobs import ENDED_STATES, Job, JobState
 from tpufleet.stores import invariants
 from tpufleet.stores.base import ChangeSet, Lease, StoreChange
 from tpufleet.stores.sql import job_references, sql_people, sql_rows
 from tpufleet.stores.sql.database import Database, DatabaseSession, Query, Row
 
 
-def upsert(table: str, columns: str) -> str:
-    key, *others = columns.split(", ")
+def upsert(table: str, key: str, *others: str) -> str:
+    columns = (key, *others)
     assignments = ", ".join(f"{column} = excluded.{column}" for column in others)
     return (
-        f"INSERT INTO {table} ({columns}) VALUES ({sql_rows.placeholders([key, *others])}) "
+        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({sql_rows.placeholders(columns)}) "
         f"ON CONFLICT ({key}) DO UPDATE SET {assignments}"
     )
 
@@ -40,11 +39,11 @@ _COUNT = (
     "ON CONFLICT (state) DO UPDATE SET count = job_counts.count + excluded.count"
 )
 _TAG = "INSERT INTO job_tags (tag, job_id) VALUES (?, ?) ON CONFLICT DO NOTHING"
-_ATTEMPT = upsert("attempts", "id, job_id, number, ended, data, created_at, ended_at")
-_SLICE = upsert("slices", "id, requested_at, gone, pool, job_id, data, gone_at")
-_HOST = upsert("hosts", "id, slice_id, number, data")
-_REFUSAL = upsert("refusals", "id, data")
-_POOL = upsert("pools", "name, data")
+_ATTEMPT = upsert("attempts", "id", "job_id", "number", "ended", "created_at", "ended_at", "data")
+_SLICE = upsert("slices", "id", "requested_at", "gone", "gone_at", "pool", "job_id", "data")
+_HOST = upsert("hosts", "id", "slice_id", "host_index", "data")
+_REFUSAL = upsert("capacity_refusals", "id", "data")
+_POOL = upsert("pools", "name", "data")
 
 
 def apply_change_set(
@@ -88,7 +87,7 @@ def _read_stored(
         queries.append(_fence_query(fence, for_update))
     # This row is locked until the commit, so no other change can invalidate what is read below.
     numbers = (
-        f"UPDATE numbers SET events = events + {len(change.events)}, "
+        f"UPDATE sequences SET events = events + {len(change.events)}, "
         f"inbox = inbox + {len(change.messages)} WHERE id = 1 RETURNING events, inbox"
     )
     queries.append((numbers, ()))
@@ -178,26 +177,6 @@ def _count_ended(
         (state.value, count) for state, count in counts.items() if count and state in ENDED_STATES
     ]
     _write_each(session, _COUNT, rows)
-
-
-def archive(
-    session: DatabaseSession, jobs: Sequence[JobId], at: datetime, *, files_deleted: bool = False
-) -> None:
-    """The first time is kept."""
-    jobs = sorted(jobs)  # so that two servers that write at once cannot deadlock
-    for table in ("archived_jobs", "cleaned_jobs") if files_deleted else ("archived_jobs",):
-        session.run_many(
-            f"INSERT INTO {table} (job_id, at) VALUES (?, ?) ON CONFLICT DO NOTHING",
-            [(job_id, sql_rows.to_micros(at)) for job_id in jobs],
-        )
-    marks = "archived = 1, files_deleted = 1, logs_deleted = 1" if files_deleted else "archived = 1"
-    session.run_many(f"UPDATE jobs SET {marks} WHERE id = ?", [(each,) for each in jobs])
-
-
-def unarchive(session: DatabaseSession, jobs: Sequence[JobId]) -> None:
-    keys = [(each,) for each in sorted(jobs)]
-    session.run_many("DELETE FROM archived_jobs WHERE job_id = ?", keys)
-    session.run_many("UPDATE jobs SET archived = 0 WHERE id = ?", keys)
 
 
 def _write_attempts(

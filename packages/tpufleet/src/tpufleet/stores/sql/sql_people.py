@@ -37,7 +37,7 @@ LATEST_METRIC = (
     "ON CONFLICT (name, job_id) DO UPDATE SET value = excluded.value"
 )
 _POINT = (
-    "INSERT INTO job_points (job_id, at, data) VALUES (?, ?, ?) "
+    "INSERT INTO metric_points (job_id, at, data) VALUES (?, ?, ?) "
     "ON CONFLICT (job_id, at) DO UPDATE SET data = excluded.data"
 )
 

@@ -68,9 +68,9 @@ def attempt_row(attempt: Attempt) -> Row:
         attempt.job_id,
         attempt.number,
         int(not attempt.live),
-        to_text(attempt),
         to_micros(attempt.created_at),
         end_micros(attempt.ended_at),
+        to_text(attempt),
     )
 
 
@@ -79,10 +79,10 @@ def slice_row(tpu_slice: TpuSlice) -> Row:
         tpu_slice.id,
         to_micros(tpu_slice.requested_at),
         int(tpu_slice.state is SliceState.GONE),
+        end_micros(tpu_slice.gone_since),
         tpu_slice.pool,
         tpu_slice.job_id,
         to_text(tpu_slice),
-        end_micros(tpu_slice.gone_since),
     )
 
 

@@ -55,13 +55,13 @@ _EVENTS_PER_DELETE = 10_000
 _MAX_JOINED = 20_000  # jobs, apart from live ones: a text has at most 1 GB
 
 _UPSERT_LIVENESS = """
-INSERT INTO pulses (host_id, seen_at, attempt_id, progress) {rows}
+INSERT INTO heartbeats (host_id, seen_at, attempt_id, progress) {rows}
 ON CONFLICT (host_id) DO UPDATE SET
     seen_at = excluded.seen_at,
     progress = CASE WHEN excluded.progress IS NULL AND (
-            excluded.attempt_id = pulses.attempt_id
-            OR (excluded.attempt_id IS NULL AND pulses.attempt_id IS NULL))
-        THEN pulses.progress ELSE excluded.progress END,
+            excluded.attempt_id = heartbeats.attempt_id
+            OR (excluded.attempt_id IS NULL AND heartbeats.attempt_id IS NULL))
+        THEN heartbeats.progress ELSE excluded.progress END,
     attempt_id = excluded.attempt_id
 """
 _TOKENS_OF_USER = "SELECT data FROM tokens WHERE owner = ? ORDER BY created_at, id"
@@ -71,9 +71,9 @@ _LIVE = {
     "ORDER BY job_id, number",
     TpuSlice: "SELECT data FROM slices WHERE gone = 0 ORDER BY requested_at, id",
     Host: "SELECT data FROM hosts WHERE slice_id IN (SELECT id FROM slices WHERE gone = 0) "
-    "ORDER BY slice_id, number",
+    "ORDER BY slice_id, host_index",
     Pool: "SELECT data FROM pools ORDER BY name",
-    CapacityRefusal: "SELECT data FROM refusals ORDER BY id",
+    CapacityRefusal: "SELECT data FROM capacity_refusals ORDER BY id",
 }
 
 
@@ -137,27 +137,34 @@ class SqlStore:
     def referred(self, references: Sequence[str]) -> set[str]:
         return self._database.read(lambda session: job_references.referred(session, references))
 
-    def mark_deleted(self, jobs: Sequence[JobId], kind: FileKind) -> None:
-        statement = f"UPDATE jobs SET {kind.value}_deleted = 1 WHERE id = ?"
-        self._write_each(statement, [(each,) for each in sorted(jobs)])
-
     def files_deleted_at(self, job_id: JobId) -> datetime | None:
-        rows = self._rows("SELECT at FROM cleaned_jobs WHERE job_id = ?", job_id)
-        return sql_rows.from_micros(rows[0][0]) if rows else None
+        for (at,) in self._rows("SELECT files_deleted_at FROM jobs WHERE id = ?", job_id):
+            return None if at is None else sql_rows.from_micros(at)
+        return None
 
-    def archive(self, jobs: Sequence[JobId], at: datetime) -> None:
-        if jobs:
-            self._database.write(lambda session: sql_commit.archive(session, jobs, at))
+    def archive(self, jobs: Sequence[JobId]) -> None:
+        self._update_jobs("archived = 1", jobs)
 
     def unarchive(self, jobs: Sequence[JobId]) -> None:
-        if jobs:
-            self._database.write(lambda session: sql_commit.unarchive(session, jobs))
+        self._update_jobs("archived = 0", jobs)
+
+    def mark_deleted(self, jobs: Sequence[JobId], kind: FileKind) -> None:
+        self._update_jobs(f"{kind.value}_deleted = 1", jobs)
 
     def mark_files_deleted(self, jobs: Sequence[JobId], at: datetime) -> None:
-        if jobs:
-            self._database.write(
-                lambda session: sql_commit.archive(session, jobs, at, files_deleted=True)
-            )
+        self._update_jobs(
+            "archived = 1, files_deleted = 1, logs_deleted = 1, "
+            "files_deleted_at = COALESCE(files_deleted_at, ?)",
+            jobs,
+            sql_rows.to_micros(at),
+        )
+
+    def _update_jobs(self, assignments: str, jobs: Sequence[JobId], *values: object) -> None:
+        # Ordered, so that two servers that write at once cannot deadlock.
+        self._write_each(
+            f"UPDATE jobs SET {assignments} WHERE id = ?",
+            [(*values, job_id) for job_id in sorted(jobs)],
+        )
 
     def attempt(self, attempt_id: AttemptId) -> Attempt | None:
         return self._one(Attempt, "SELECT data FROM attempts WHERE id = ?", attempt_id)
@@ -223,7 +230,7 @@ class SqlStore:
 
     def hosts(self, slice_id: SliceId) -> list[Host]:
         return self._all(
-            Host, "SELECT data FROM hosts WHERE slice_id = ? ORDER BY number", slice_id
+            Host, "SELECT data FROM hosts WHERE slice_id = ? ORDER BY host_index", slice_id
         )
 
     # Events and messages.
@@ -234,7 +241,7 @@ class SqlStore:
         return events[::-1] if query.newest else events
 
     def last_event(self) -> int:
-        return self._rows("SELECT events FROM numbers WHERE id = 1")[0][0]
+        return self._rows("SELECT events FROM sequences WHERE id = 1")[0][0]
 
     def delete_events(self, before: datetime) -> int:
         """In steps, so that no statement takes long."""
@@ -316,7 +323,7 @@ class SqlStore:
             if rows is None:
                 rounds.append(rows := {})
             rows[report.host_id] = sql_rows.liveness_row(report)
-        statement = _UPSERT_LIVENESS.format(rows=self._database.liveness_rows)
+        statement = _UPSERT_LIVENESS.format(rows=self._database.heartbeat_rows)
         size = self._database.background_batch
         for rows in rounds:
             values = list(rows.values())
@@ -329,41 +336,43 @@ class SqlStore:
 
     def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
         columns = ("host_id", "seen_at", "COALESCE(attempt_id, '')", "COALESCE(progress, '')")
-        statement = f"SELECT {self._units(columns)} AS data FROM pulses WHERE host_id IN ({{keys}})"
+        statement = (
+            f"SELECT {self._units(columns)} AS data FROM heartbeats WHERE host_id IN ({{keys}})"
+        )
         rows = self._joined_in_batches(statement, hosts)
         found = (sql_rows.liveness_from_text(text) for (text,) in rows)
         return {each.host_id: each for each in found}
 
     def liveness_outside(self, start: datetime, end: datetime) -> dict[HostId, datetime]:
-        columns = self._units(("pulses.host_id", "pulses.seen_at"))
+        columns = self._units(("heartbeats.host_id", "heartbeats.seen_at"))
         statement = (
-            f"SELECT {columns} AS data FROM pulses "
-            "JOIN hosts ON hosts.id = pulses.host_id JOIN slices ON slices.id = hosts.slice_id "
-            "WHERE (pulses.seen_at < ? OR pulses.seen_at > ?) AND slices.gone = 0"
+            f"SELECT {columns} AS data FROM heartbeats "
+            "JOIN hosts ON hosts.id = heartbeats.host_id JOIN slices ON slices.id = hosts.slice_id "
+            "WHERE (heartbeats.seen_at < ? OR heartbeats.seen_at > ?) AND slices.gone = 0"
         )
         rows = self._data(statement, sql_rows.to_micros(start), sql_rows.to_micros(end))
         pairs = (sql_rows.units(text) for (text,) in rows)
         return {HostId(host): sql_rows.from_micros(int(seen_at)) for host, seen_at in pairs}
 
     def count_seen_hosts(self, since: datetime) -> int:
-        statement = "SELECT COUNT(*) FROM pulses WHERE seen_at >= ?"
+        statement = "SELECT COUNT(*) FROM heartbeats WHERE seen_at >= ?"
         return self._rows(statement, sql_rows.to_micros(since))[0][0]
 
     def bind_agent(self, host_id: HostId, digest: str) -> str:
         def work(session: DatabaseSession) -> str:
             session.run(
-                "INSERT INTO entries (host_id, digest) VALUES (?, ?) ON CONFLICT DO NOTHING",
+                "INSERT INTO registrations (host_id, digest) VALUES (?, ?) ON CONFLICT DO NOTHING",
                 host_id,
                 digest,
             )
-            return session.rows("SELECT digest FROM entries WHERE host_id = ?", host_id)[0][0]
+            return session.rows("SELECT digest FROM registrations WHERE host_id = ?", host_id)[0][0]
 
         return self._database.write(work)
 
     def delete_liveness(self, hosts: Sequence[HostId]) -> None:
         keys = [(host_id,) for host_id in sorted(hosts)]
-        self._write_each("DELETE FROM pulses WHERE host_id = ?", keys)
-        self._write_each("DELETE FROM entries WHERE host_id = ?", keys)
+        self._write_each("DELETE FROM heartbeats WHERE host_id = ?", keys)
+        self._write_each("DELETE FROM registrations WHERE host_id = ?", keys)
 
     # Metrics.
 
@@ -378,12 +387,12 @@ class SqlStore:
 
     def metric_points(self, job_id: JobId) -> list[MetricPoint]:
         return self._all(
-            MetricPoint, "SELECT data FROM job_points WHERE job_id = ? ORDER BY at", job_id
+            MetricPoint, "SELECT data FROM metric_points WHERE job_id = ? ORDER BY at", job_id
         )
 
     def delete_metric_points(self, points: Sequence[MetricPoint]) -> None:
         self._write_each(
-            "DELETE FROM job_points WHERE job_id = ? AND at = ?", sql_people.point_keys(points)
+            "DELETE FROM metric_points WHERE job_id = ? AND at = ?", sql_people.point_keys(points)
         )
 
     # Documents.
@@ -409,7 +418,7 @@ class SqlStore:
             if fence is not None:
                 sql_commit.check_fence(session, fence, self._database.for_update)
             # Locks, also where there is no row yet.
-            session.rows(f"SELECT id FROM numbers WHERE id = 1{self._database.for_update}")
+            session.rows(f"SELECT id FROM sequences WHERE id = 1{self._database.for_update}")
             self._require_user(session, required_user)
             where = (DOCUMENT_KINDS[kind], key)
             rows = session.rows("SELECT data FROM documents WHERE kind = ? AND id = ?", *where)
@@ -468,25 +477,26 @@ class SqlStore:
     def put_host_command(self, sent: SentHostCommand) -> SentHostCommand:
         def work(session: DatabaseSession) -> SentHostCommand:
             session.run(
-                "INSERT INTO errands (id, sent_at, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+                "INSERT INTO host_commands (id, sent_at, data) VALUES (?, ?, ?) "
+                "ON CONFLICT DO NOTHING",
                 sent.host_command.id,
                 sql_rows.to_micros(sent.sent_at),
                 sql_rows.to_text(sent),
             )
-            rows = session.rows("SELECT data FROM errands WHERE id = ?", sent.host_command.id)
+            rows = session.rows("SELECT data FROM host_commands WHERE id = ?", sent.host_command.id)
             return sql_rows.decode_all(rows, SentHostCommand)[0]
 
         return self._database.write(work)
 
     def host_command(self, command_id: str) -> SentHostCommand | None:
-        return self._one(SentHostCommand, "SELECT data FROM errands WHERE id = ?", command_id)
+        return self._one(SentHostCommand, "SELECT data FROM host_commands WHERE id = ?", command_id)
 
     def host_commands(self) -> list[SentHostCommand]:
-        return self._all(SentHostCommand, "SELECT data FROM errands ORDER BY sent_at, id")
+        return self._all(SentHostCommand, "SELECT data FROM host_commands ORDER BY sent_at, id")
 
     def put_host_command_result(self, command_id: str, result: HostCommandResult) -> None:
         self._write(
-            "INSERT INTO errand_results (errand_id, host_id, data) VALUES (?, ?, ?) "
+            "INSERT INTO host_command_results (command_id, host_id, data) VALUES (?, ?, ?) "
             "ON CONFLICT DO NOTHING",
             command_id,
             result.host_id,
@@ -497,8 +507,8 @@ class SqlStore:
         self, command_ids: Sequence[str]
     ) -> dict[str, list[HostCommandResult]]:
         statement = (
-            "SELECT errand_id, data FROM errand_results WHERE errand_id IN ({keys}) "
-            "ORDER BY errand_id, host_id"
+            "SELECT command_id, data FROM host_command_results WHERE command_id IN ({keys}) "
+            "ORDER BY command_id, host_id"
         )
         results: dict[str, list[HostCommandResult]] = {}
         for command_id, data in self._rows_in_batches(statement, command_ids):
@@ -509,13 +519,13 @@ class SqlStore:
 
     def delete_host_commands(self, command_ids: Sequence[str]) -> None:
         keys = [(command_id,) for command_id in sorted(command_ids)]
-        self._write_each("DELETE FROM errands WHERE id = ?", keys)
-        self._write_each("DELETE FROM errand_results WHERE errand_id = ?", keys)
+        self._write_each("DELETE FROM host_commands WHERE id = ?", keys)
+        self._write_each("DELETE FROM host_command_results WHERE command_id = ?", keys)
 
     # Users, tokens and metadata.
 
     def put_user(self, user: User) -> None:
-        self._write(sql_commit.upsert("users", "name, data"), user.name, sql_rows.to_text(user))
+        self._write(sql_commit.upsert("users", "name", "data"), user.name, sql_rows.to_text(user))
 
     def user(self, name: str) -> User | None:
         return self._one(User, "SELECT data FROM users WHERE name = ?", name)
@@ -526,7 +536,7 @@ class SqlStore:
     def delete_user(self, name: str) -> None:
         def work(session: DatabaseSession) -> None:
             # Waits for commits under way, which may require the user: see `apply_change_set`.
-            session.run("UPDATE numbers SET events = events WHERE id = 1")
+            session.run("UPDATE sequences SET events = events WHERE id = 1")
             session.run("DELETE FROM users WHERE name = ?", name)
             session.run("DELETE FROM tokens WHERE owner = ?", name)
 
@@ -535,7 +545,7 @@ class SqlStore:
     def put_token(
         self, token: Token, *, check: Callable[[Sequence[Token]], None] | None = None
     ) -> None:
-        statement = sql_commit.upsert("tokens", "id, owner, hash, created_at, data")
+        statement = sql_commit.upsert("tokens", "id", "owner", "hash", "created_at", "data")
 
         def work(session: DatabaseSession) -> None:
             self._require_user(session, token.user)  # locks, so that others wait before `check`
@@ -581,8 +591,8 @@ class SqlStore:
 
     def append_audit(self, entry: AuditEntry) -> None:
         def work(session: DatabaseSession) -> None:
-            session.run("UPDATE numbers SET audit = audit + 1 WHERE id = 1")
-            seq = session.rows("SELECT audit FROM numbers WHERE id = 1")[0][0]
+            session.run("UPDATE sequences SET audit = audit + 1 WHERE id = 1")
+            seq = session.rows("SELECT audit FROM sequences WHERE id = 1")[0][0]
             session.run(
                 "INSERT INTO audit (seq, at, actor, token_id, target, data) "
                 "VALUES (?, ?, ?, ?, ?, ?)",
@@ -620,14 +630,14 @@ class SqlStore:
         return self._all(AuditEntry, statement, *values, limit)
 
     def metadata(self, name: str) -> str | None:
-        rows = self._rows("SELECT value FROM facts WHERE name = ?", name)
+        rows = self._rows("SELECT value FROM metadata WHERE name = ?", name)
         return rows[0][0] if rows else None
 
     def put_metadata(self, name: str, value: str, *, replace: bool = True) -> None:
         if replace:
-            statement = sql_commit.upsert("facts", "name, value")
+            statement = sql_commit.upsert("metadata", "name", "value")
         else:
-            statement = "INSERT INTO facts (name, value) VALUES (?, ?) ON CONFLICT DO NOTHING"
+            statement = "INSERT INTO metadata (name, value) VALUES (?, ?) ON CONFLICT DO NOTHING"
         self._write(statement, name, value)
 
     def write_error(self) -> Unreachable | None:
@@ -657,7 +667,7 @@ class SqlStore:
         limit: tuple[str, int] | None = None,
     ) -> bool:
         statement = (
-            sql_commit.upsert("objects", "name, at, size, data")
+            sql_commit.upsert("objects", "name", "at", "size", "data")
             if replace
             else "INSERT INTO objects (name, at, size, data) VALUES (?, ?, ?, ?) "
             "ON CONFLICT DO NOTHING"

@@ -26,7 +26,6 @@ from tpufleet.errors import (
 from tpufleet.stores.base import StoreChange, Subscription
 from tpufleet.stores.sql.database import DatabaseSession, NoNotifications, Query, Row
 from tpufleet.stores.sql.outage_log import OutageLog
-from tpufleet.stores.sql.sql_store import SqlStore
 
 T = TypeVar("T")
 
@@ -71,10 +70,6 @@ def _has_trigrams() -> bool:
     return True
 
 
-def open_sqlite(path: Path) -> SqlStore:
-    return SqlStore(SqliteDatabase(path))
-
-
 class SqliteDatabase:
     text_type = "TEXT"
     integer_type = "INTEGER"
@@ -89,7 +84,7 @@ class SqliteDatabase:
     migration_lock = ""
     unit_separator = "char(31)"
     joined = "group_concat({column}, char(30))"
-    liveness_rows = (
+    heartbeat_rows = (
         "SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), "
         "json_extract(value, '$[2]'), json_extract(value, '$[3]') FROM json_each(?) WHERE true"
     )
@@ -100,8 +95,6 @@ class SqliteDatabase:
         else (
             "CREATE VIRTUAL TABLE job_words USING fts5 "
             "(job_id UNINDEXED, words, tokenize = 'trigram', detail = 'none', columnsize = 0)",
-            "INSERT INTO job_words (job_id, words) SELECT job_id, words FROM job_search "
-            "WHERE state <> ''",
             "CREATE TRIGGER job_words_of_new AFTER INSERT ON job_search WHEN NEW.state <> '' BEGIN "
             "INSERT INTO job_words (job_id, words) VALUES (NEW.job_id, NEW.words); END",
             "CREATE TRIGGER job_words_of_changed AFTER UPDATE ON job_search WHEN NEW.state <> '' "
@@ -133,18 +126,18 @@ class SqliteDatabase:
             ) from error
 
     def read(self, work: Callable[[DatabaseSession], T]) -> T:
-        return self._with_connection(lambda connection: work(_SqliteSession(connection)))
+        return self._with_connection(lambda connection: work(SqliteSession(connection)))
 
     def snapshot(self, work: Callable[[DatabaseSession], T]) -> T:
-        return self._with_connection(lambda connection: _transact(connection, "BEGIN", work))
+        return self._with_connection(lambda connection: transact(connection, "BEGIN", work))
 
     def write(self, work: Callable[[DatabaseSession], T], *, durable: bool = True) -> T:
         def use(connection: sqlite3.Connection) -> T:
             if durable:
-                return _transact(connection, "BEGIN IMMEDIATE", work)
+                return transact(connection, "BEGIN IMMEDIATE", work)
             connection.execute(_SYNC_LATER)
             try:
-                return _transact(connection, "BEGIN IMMEDIATE", work)
+                return transact(connection, "BEGIN IMMEDIATE", work)
             finally:
                 connection.execute(_SYNC_AT_COMMIT)
 
@@ -318,12 +311,10 @@ def _use_wal(connection: sqlite3.Connection) -> bool:
             time.sleep(0.01)
 
 
-def _transact(
-    connection: sqlite3.Connection, begin: str, work: Callable[[DatabaseSession], T]
-) -> T:
+def transact(connection: sqlite3.Connection, begin: str, work: Callable[[DatabaseSession], T]) -> T:
     connection.execute(begin)
     try:
-        result = work(_SqliteSession(connection))
+        result = work(SqliteSession(connection))
         connection.execute("COMMIT")
     except BaseException:
         # Some errors, such as a full disk, roll back by themselves.
@@ -333,7 +324,7 @@ def _transact(
     return result
 
 
-class _SqliteSession:
+class SqliteSession:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 

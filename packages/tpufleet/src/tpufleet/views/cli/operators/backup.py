@@ -69,14 +69,9 @@ def backup(
     epilog="\b\nExample:\n  TPUFLEET_HOME=/srv/fleet tpu restore fleet-2026-01-31.tar.gz\n",
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "--keep-schema",
-    is_flag=True,
-    help="Do not migrate the database, for the earlier version of tpufleet that used it.",
-)
 @store_option
 @json_option
-def restore(file: Path, keep_schema: bool, store: str | None, as_json: bool) -> None:
+def restore(file: Path, store: str | None, as_json: bool) -> None:
     """Restore the backup FILE into an empty state folder and an empty database.
 
     Checks the checksums first. Stop the server that the backup was made of before the new one is
@@ -88,11 +83,9 @@ def restore(file: Path, keep_schema: bool, store: str | None, as_json: bool) -> 
 
     settings = connection.settings()
     settings = dataclasses.replace(settings, store=store or settings.store)
-    report = backups.restore(settings, settings.store_url, file, keep_schema=keep_schema)
-    next_step = _serve_command(store)
-    if keep_schema:
-        next_step = f"install the version that made it, then {next_step}"
-    message = f"restored {_describe(report)}\n  into {settings.home}\n  next: {next_step}"
+    report = backups.restore(settings, settings.store_url, file)
+    message = f"restored {_describe(report)}\n  into {settings.home}\n"
+    message += f"  next: {_serve_command(store)}"
     try:
         with backups.original_stopped(settings.home):
             pass
