@@ -169,7 +169,7 @@ def put(rows: Rows, store: Store, now: datetime) -> None:
     for hosts in _parts(rows.hosts):
         store.commit(ChangeSet(hosts=hosts))
     for reports in _parts(pulses(rows, now)):
-        store.record_liveness(reports)
+        store.record_heartbeats(reports)
 
 
 def build_machines(cloud: FakeProvider, slices: Sequence[TpuSlice]) -> None:

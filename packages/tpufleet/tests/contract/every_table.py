@@ -60,8 +60,10 @@ def fill(store: Store) -> None:
         )
     )
     store.mark_files_deleted(["j2"], a.later(5))
-    store.record_liveness([HostLiveness(host_id="s1/0", seen_at=a.NOW, progress=Progress(step=5))])
-    store.bind_agent("s1/0", "digest")
+    store.record_heartbeats(
+        [HostLiveness(host_id="s1/0", seen_at=a.NOW, progress=Progress(step=5))]
+    )
+    store.register_agent("s1/0", "digest")
     store.record_metrics([MetricPoint(job_id="j1", at=a.NOW, step=1, values={"loss": 0.5})])
     store.update_document(Preferences, "ada", lambda _: Preferences(owner="ada"))
     store.acquire_lease("c", "me", a.later(9) - a.NOW, a.NOW)
@@ -100,8 +102,8 @@ def contents(store: Store) -> tuple[object, ...]:
         store.events(EventQuery(reservation="r1")),
         store.last_event(),
         store.inbox(),
-        store.host_liveness(["s1/0"]),
-        store.bind_agent("s1/0", "another"),
+        store.last_heartbeats(["s1/0"]),
+        store.register_agent("s1/0", "another"),
         store.host_commands(),
         store.host_command_results(["e1"]),
         store.metric_points("j1"),

@@ -93,8 +93,8 @@ class FakeStore:
         self._last_event = 0
         self._inbox: dict[int, InboxMessage] = {}
         self._last_message = 0
-        self._liveness: dict[HostId, HostLiveness] = {}
-        self._bound_agents: dict[HostId, str] = {}
+        self._heartbeats: dict[HostId, HostLiveness] = {}
+        self._registrations: dict[HostId, str] = {}
         self._leases: dict[str, tuple[str | None, int, datetime]] = {}
 
     # Jobs and attempts.
@@ -422,25 +422,25 @@ class FakeStore:
             for point in points:
                 self._points.pop((point.job_id, point.at), None)
 
-    # Liveness.
+    # Heartbeats and registrations.
 
-    def record_liveness(self, reports: Sequence[HostLiveness]) -> None:
+    def record_heartbeats(self, reports: Sequence[HostLiveness]) -> None:
         with self._lock:
             for report in reports:
-                known = self._liveness.get(report.host_id)
+                known = self._heartbeats.get(report.host_id)
                 if known and report.progress is None and report.attempt_id == known.attempt_id:
                     report = replace(report, progress=known.progress)
-                self._liveness[report.host_id] = report
+                self._heartbeats[report.host_id] = report
 
-    def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
+    def last_heartbeats(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
         with self._lock:
-            return {host: self._liveness[host] for host in hosts if host in self._liveness}
+            return {host: self._heartbeats[host] for host in hosts if host in self._heartbeats}
 
-    def liveness_outside(self, start: datetime, end: datetime) -> dict[HostId, datetime]:
+    def heartbeats_outside(self, start: datetime, end: datetime) -> dict[HostId, datetime]:
         with self._lock:
             return {
                 host: report.seen_at
-                for host, report in self._liveness.items()
+                for host, report in self._heartbeats.items()
                 if not start <= report.seen_at <= end and self._may_report(host)
             }
 
@@ -451,17 +451,17 @@ class FakeStore:
 
     def count_seen_hosts(self, since: datetime) -> int:
         with self._lock:
-            return sum(report.seen_at >= since for report in self._liveness.values())
+            return sum(report.seen_at >= since for report in self._heartbeats.values())
 
-    def bind_agent(self, host_id: HostId, digest: str) -> str:
+    def register_agent(self, host_id: HostId, digest: str) -> str:
         with self._lock:
-            return self._bound_agents.setdefault(host_id, digest)
+            return self._registrations.setdefault(host_id, digest)
 
-    def delete_liveness(self, hosts: Sequence[HostId]) -> None:
+    def delete_heartbeats(self, hosts: Sequence[HostId]) -> None:
         with self._lock:
             for host in hosts:
-                self._liveness.pop(host, None)
-                self._bound_agents.pop(host, None)
+                self._heartbeats.pop(host, None)
+                self._registrations.pop(host, None)
 
     # Documents.
 

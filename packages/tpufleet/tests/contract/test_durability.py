@@ -58,7 +58,7 @@ def test_commits_are_durable_and_liveness_need_not_be(database):
     store.commit(ChangeSet(new_jobs=[a.job()], messages=[a.message()]))
     store.put_user(a.user())
     assert database.durable == [True, True]
-    store.record_liveness([HostLiveness(host_id="s1/0", seen_at=NOW)])
+    store.record_heartbeats([HostLiveness(host_id="s1/0", seen_at=NOW)])
     assert database.durable == [True, True, False]
     store.acquire_lease("c", "me", timedelta(seconds=9), NOW)
     assert database.durable[-1] is True, "the mode of one transaction does not outlive it"

@@ -26,19 +26,23 @@ def test_one_line_at_the_begin_one_a_minute_and_one_at_the_end(lines):
     log.succeeded()
     for _ in range(100):
         log.failed(REFUSED)
-    assert lines() == ["the database does not respond; retrying: connection refused"]
+    assert lines() == [
+        "the database does not respond; retrying (0 s, 1 calls failed): connection refused"
+    ]
     now = REPEAT_SECONDS
     for _ in range(100):
         log.failed(REFUSED)
     assert lines() == [
-        "the database has not responded for 60 s (101 calls failed): connection refused"
+        "the database does not respond; retrying (60 s, 101 calls failed): connection refused"
     ]
     now += 30
     for _ in range(100):
         log.succeeded()
-    assert lines() == ["the database responds again, after 90 s (200 calls failed)"]
+    assert lines() == ["the database responds again (90 s, 200 calls failed)"]
     log.failed(REFUSED)
-    assert lines() == ["the database does not respond; retrying: connection refused"]
+    assert lines() == [
+        "the database does not respond; retrying (0 s, 1 calls failed): connection refused"
+    ]
 
 
 def test_a_database_that_never_responded_is_an_error_of_whoever_opens_it(lines):

@@ -257,7 +257,7 @@ def test_concurrent_liveness_writes_do_not_deadlock(pair):
     def report(number):
         ordered = hosts if number % 2 else hosts[::-1]
         moment = a.later(number)
-        pair[number % 2].record_liveness(
+        pair[number % 2].record_heartbeats(
             [HostLiveness(host_id=each, seen_at=moment) for each in ordered]
         )
 
@@ -542,16 +542,16 @@ def test_liveness_moves_the_log_of_sqlite_into_the_database(tmp_path):
     path = tmp_path / "fleet.db"
     database = sqlite.SqliteDatabase(path, checkpoint_interval=0.0)
     with contextlib.closing(SqlStore(database)) as store:
-        store.record_liveness([HostLiveness(host_id=HostId("s/0"), seen_at=a.NOW)])
+        store.record_heartbeats([HostLiveness(host_id=HostId("s/0"), seen_at=a.NOW)])
         before = path.stat().st_size
         store.commit(ChangeSet(new_jobs=[a.job(f"j{number}") for number in range(500)]))
         assert path.stat().st_size == before
         reports = [
             HostLiveness(host_id=HostId(f"s/{number}"), seen_at=a.NOW) for number in range(450)
         ]
-        store.record_liveness(reports)
+        store.record_heartbeats(reports)
         assert path.stat().st_size > before
-        assert len(store.host_liveness([each.host_id for each in reports])) == 450
+        assert len(store.last_heartbeats([each.host_id for each in reports])) == 450
 
 
 # Users.

@@ -101,7 +101,7 @@ changes = st.builds(
     consumed=few(st.integers(1, 9)),
     events=few(events),
 )
-pulses = st.builds(
+heartbeats = st.builds(
     lambda host, at, attempt, step: HostLiveness(
         host_id=host.id,
         seen_at=a.later(at),
@@ -160,10 +160,10 @@ class Alike(RuleBasedStateMachine):
         if holder in self.leases:
             self.same(lambda store: store.release_lease(self.leases[holder]))
 
-    @rule(some=few(pulses), forgotten=few(hosts))
+    @rule(some=few(heartbeats), forgotten=few(hosts))
     def report(self, some, forgotten):
-        self.same(lambda store: store.record_liveness(some))
-        self.same(lambda store: store.delete_liveness([host.id for host in forgotten]))
+        self.same(lambda store: store.record_heartbeats(some))
+        self.same(lambda store: store.delete_heartbeats([host.id for host in forgotten]))
 
     @rule(name=people, digest=names, drop=st.booleans())
     def people_come_and_go(self, name, digest, drop):
@@ -236,9 +236,9 @@ class Alike(RuleBasedStateMachine):
                 store.hosts(name),
                 store.pool(name),
                 store.slices(live_only=False, job_id=name),
-                store.liveness_outside(a.later(at), a.later(at + 2)),
+                store.heartbeats_outside(a.later(at), a.later(at + 2)),
                 store.count_seen_hosts(a.later(at)),
-                store.host_liveness([f"{name}/{index}" for index in range(3)]),
+                store.last_heartbeats([f"{name}/{index}" for index in range(3)]),
             )
         )
 

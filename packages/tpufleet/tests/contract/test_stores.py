@@ -88,7 +88,7 @@ def test_a_new_store_is_empty_and_says_so(store):
         jobs=[], attempts=[], slices=[], hosts=[], pools=[], refusals=[]
     )
     assert store.metadata("fleet") is None
-    assert store.host_liveness(["s1/0"]) == {}
+    assert store.last_heartbeats(["s1/0"]) == {}
 
 
 def test_everything_committed_is_read_back_as_it_was_written(store):
@@ -144,7 +144,7 @@ def test_quotes_unicode_and_statements_in_any_text_are_only_text(store):
     store.put_user(a.user(NASTY))
     store.put_token(a.token(NASTY, of=NASTY, digest=NASTY))
     store.put_metadata(NASTY, NASTY)
-    store.record_liveness(
+    store.record_heartbeats(
         [
             HostLiveness(
                 host_id=host.id,
@@ -174,7 +174,7 @@ def test_quotes_unicode_and_statements_in_any_text_are_only_text(store):
     assert store.user(NASTY) == a.user(NASTY)
     assert store.token_by_hash(NASTY) == a.token(NASTY, of=NASTY, digest=NASTY)
     assert store.metadata(NASTY) == NASTY
-    assert store.host_liveness([host.id])[host.id].progress == Progress(message=NASTY)
+    assert store.last_heartbeats([host.id])[host.id].progress == Progress(message=NASTY)
     assert store.acquire_lease(NASTY, NASTY, timedelta(1), a.NOW).holder == NASTY
     store.commit(ChangeSet(deleted_pools=[NASTY]))
     assert store.pools() == []
@@ -195,7 +195,7 @@ def test_reading_changes_nothing(store):
     for _ in range(2):
         store.jobs_like("j")
         store.count_jobs()
-        store.liveness_outside(a.later(100), a.later(200))
+        store.heartbeats_outside(a.later(100), a.later(200))
         store.token_by_hash("nobody")
         store.inbox(after=0, limit=1)
     assert everything(store) == before
@@ -707,32 +707,32 @@ def report(at, attempt=None, step=None, host="s1/0"):
 
 
 def test_the_last_liveness_report_wins(store):
-    store.record_liveness([report(1, "j1.0", 5), report(1, host="s1/1")])
-    store.record_liveness([report(2.000001, "j1.0", 6)])
-    assert store.host_liveness(["s1/0", "s1/1", "s1/2"]) == {
+    store.record_heartbeats([report(1, "j1.0", 5), report(1, host="s1/1")])
+    store.record_heartbeats([report(2.000001, "j1.0", 6)])
+    assert store.last_heartbeats(["s1/0", "s1/1", "s1/2"]) == {
         "s1/0": report(2.000001, "j1.0", 6),
         "s1/1": report(1, host="s1/1"),
     }
 
 
 def test_a_report_without_progress_keeps_that_of_the_same_attempt(store):
-    store.record_liveness([report(1, "j1.0", 5), report(2, "j1.0")])
-    assert store.host_liveness(["s1/0"])["s1/0"] == replace(
+    store.record_heartbeats([report(1, "j1.0", 5), report(2, "j1.0")])
+    assert store.last_heartbeats(["s1/0"])["s1/0"] == replace(
         report(1, "j1.0", 5), seen_at=a.later(2)
     )
 
 
 @pytest.mark.parametrize("attempt", ["j1.1", None])
 def test_a_report_for_another_attempt_clears_the_progress(store, attempt):
-    store.record_liveness([report(1, "j1.0", 5)])
-    store.record_liveness([report(2, attempt)])
-    assert store.host_liveness(["s1/0"])["s1/0"] == report(2, attempt)
+    store.record_heartbeats([report(1, "j1.0", 5)])
+    store.record_heartbeats([report(2, attempt)])
+    assert store.last_heartbeats(["s1/0"])["s1/0"] == report(2, attempt)
 
 
 def test_the_last_liveness_report_wins_after_a_clock_was_set_back(store):
-    store.record_liveness([report(5, "j1.0", 5)])
-    store.record_liveness([report(3, "j1.0")])
-    assert store.host_liveness(["s1/0"])["s1/0"].seen_at == a.later(3)
+    store.record_heartbeats([report(5, "j1.0", 5)])
+    store.record_heartbeats([report(3, "j1.0")])
+    assert store.last_heartbeats(["s1/0"])["s1/0"].seen_at == a.later(3)
 
 
 def test_liveness_of_a_host_that_reports_any_text_is_readable(store):
@@ -741,8 +741,8 @@ def test_liveness_of_a_host_that_reports_any_text_is_readable(store):
         HostLiveness(host_id=f"s1/{index}", seen_at=a.NOW, attempt_id=text)
         for index, text in enumerate(["\x1e", "\x1f\x1f", "a\x1eb\x1fc", "'\"\\", None, "j1.0"])
     ]
-    store.record_liveness(reports)
-    found = store.host_liveness([report.host_id for report in reports])
+    store.record_heartbeats(reports)
+    found = store.last_heartbeats([report.host_id for report in reports])
     assert found.keys() == {report.host_id for report in reports}
     assert found["s1/5"].attempt_id == "j1.0" and found["s1/4"].attempt_id is None
 
@@ -794,7 +794,7 @@ def test_liveness_outside_a_period_is_that_of_slices_still_there(store):
             hosts=[a.host("s1", 0), a.host("s1", 1), a.host("s1", 2), a.host("s2"), a.host("s3")],
         )
     )
-    store.record_liveness(
+    store.record_heartbeats(
         [
             report(1, host="s1/0"),
             report(5, host="s1/1"),
@@ -804,37 +804,37 @@ def test_liveness_outside_a_period_is_that_of_slices_still_there(store):
         ]
     )  # and s1/2 never called: it may still be booting
     one, two, five = a.later(1), a.later(2), a.later(5)
-    assert store.liveness_outside(five, five) == {"s1/0": one, "s3/0": two}
-    assert store.liveness_outside(a.later(6), a.later(7)) == {
+    assert store.heartbeats_outside(five, five) == {"s1/0": one, "s3/0": two}
+    assert store.heartbeats_outside(a.later(6), a.later(7)) == {
         "s1/0": one,
         "s1/1": five,
         "s3/0": two,
     }
-    assert store.liveness_outside(one, two) == {"s1/1": five}
-    assert store.liveness_outside(one, five) == {}
+    assert store.heartbeats_outside(one, two) == {"s1/1": five}
+    assert store.heartbeats_outside(one, five) == {}
 
 
 def test_liveness_is_counted_and_deleted(store):
-    store.record_liveness([report(n, host=f"s1/{n}") for n in range(1200)])
+    store.record_heartbeats([report(n, host=f"s1/{n}") for n in range(1200)])
     assert store.count_seen_hosts(a.later(1000)) == 200
     hosts = [f"s1/{n}" for n in range(1200)]
-    assert len(store.host_liveness(hosts)) == 1200
-    store.delete_liveness([*hosts[:1100], "nosuch"])
-    assert sorted(store.host_liveness(hosts)) == sorted(hosts[1100:])
-    store.record_liveness([])
-    store.delete_liveness([])
+    assert len(store.last_heartbeats(hosts)) == 1200
+    store.delete_heartbeats([*hosts[:1100], "nosuch"])
+    assert sorted(store.last_heartbeats(hosts)) == sorted(hosts[1100:])
+    store.record_heartbeats([])
+    store.delete_heartbeats([])
 
 
 # Who speaks for a host.
 
 
 def test_the_first_agent_stays_bound_until_liveness_is_deleted(store):
-    assert store.bind_agent("s1/0", "first") == "first"
-    assert store.bind_agent("s1/0", "second") == "first"
-    assert store.bind_agent("s1/1", "second") == "second"
-    store.delete_liveness(["s1/0", "nosuch/0"])
-    assert store.bind_agent("s1/0", "third") == "third"
-    assert store.bind_agent("s1/1", "third") == "second"
+    assert store.register_agent("s1/0", "first") == "first"
+    assert store.register_agent("s1/0", "second") == "first"
+    assert store.register_agent("s1/1", "second") == "second"
+    store.delete_heartbeats(["s1/0", "nosuch/0"])
+    assert store.register_agent("s1/0", "third") == "third"
+    assert store.register_agent("s1/1", "third") == "second"
 
 
 # Errands.

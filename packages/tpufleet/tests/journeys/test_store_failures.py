@@ -81,7 +81,7 @@ def test_failures_at_random_calls_strand_no_job(faulty, seed):
     assert {faulty.job(job).state for job in faulty.programs} == {JobState.SUCCEEDED}
 
 
-@pytest.mark.parametrize("method", ["inbox", "job", "commit", "hosts", "delete_liveness", "live"])
+@pytest.mark.parametrize("method", ["inbox", "job", "commit", "hosts", "delete_heartbeats", "live"])
 def test_one_failure_of_each_method_strands_no_job(faulty, method):
     failed = []
 

@@ -147,7 +147,7 @@ def test_a_doomed_slice_still_works(running):
 def test_a_beat_without_news_is_a_pulse_and_no_message(running):
     before = len(running.store.inbox())
     running.send_heartbeat("s1/0", progress=Progress(step=3, total=9))
-    pulse = wait_until(lambda: running.store.host_liveness([HostId("s1/0")]).get(HostId("s1/0")))
+    pulse = wait_until(lambda: running.store.last_heartbeats([HostId("s1/0")]).get(HostId("s1/0")))
     assert pulse.progress.step == 3
     assert len(running.store.inbox()) == before
 
@@ -229,14 +229,14 @@ def test_beats_come_more_slowly_when_there_are_many_hosts(running):
     many = [
         HostLiveness(host_id=HostId(f"x/{n}"), seen_at=running.clock.now()) for n in range(7000)
     ]
-    running.store.record_liveness(many)
+    running.store.record_heartbeats(many)
     assert running.send_heartbeat("s1/0").next_heartbeat >= timedelta(seconds=10)
 
 
 def test_pulses_that_were_gathered_are_written_when_the_server_stops(running):
     running.send_heartbeat("s1/0", progress=Progress(step=5))
     running.stop()
-    assert running.store.host_liveness([HostId("s1/0")])[HostId("s1/0")].progress.step == 5
+    assert running.store.last_heartbeats([HostId("s1/0")])[HostId("s1/0")].progress.step == 5
     running.start()
 
 
@@ -333,7 +333,7 @@ def test_hosts_that_report_less_than_once_a_minute_count_for_the_interval(servic
     """Otherwise a fleet of that size would be told to report more often, and then less again."""
     service.add_slice("s1", None)
     hosts, seen_at = 7_000, service.clock.now() - timedelta(minutes=3)
-    service.store.record_liveness(
+    service.store.record_heartbeats(
         [HostLiveness(host_id=HostId(f"s9/{number}"), seen_at=seen_at) for number in range(hosts)]
     )
     expected = liveness.heartbeat_interval(hosts)
@@ -348,7 +348,7 @@ def test_a_large_fleet_is_counted_less_often(service, monkeypatch):
         service.store, "count_seen_hosts", lambda since: counted.append(since) or count(since)
     )
     hosts = 80_000
-    service.store.record_liveness(
+    service.store.record_heartbeats(
         [
             HostLiveness(host_id=HostId(f"s9/{number}"), seen_at=service.clock.now())
             for number in range(hosts)
@@ -364,7 +364,7 @@ def test_a_large_fleet_is_counted_less_often(service, monkeypatch):
 
 def test_a_full_disk_is_told_without_a_stack_for_every_retry(caplog):
     class FullStore(MemoryStore):
-        def record_liveness(self, reports):
+        def record_heartbeats(self, reports):
             raise Unreachable("no space left")
 
     heartbeats = Heartbeats(FullStore(), assignments=None, wake=lambda: None)

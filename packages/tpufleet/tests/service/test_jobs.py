@@ -182,7 +182,7 @@ def test_a_row_shows_the_progress_of_process_zero_of_the_live_attempt(service):
         attempt_id="job-1.0",
         progress=Progress(step=9),
     )
-    service.store.record_liveness([old])
+    service.store.record_heartbeats([old])
     service.add_attempt("job-1", 1, "s1")
     row = service.client("vic").jobs().jobs[0]
     assert (row.attempts, row.progress) == (2, None)

@@ -66,7 +66,7 @@ def fill(service: ServiceHarness) -> None:
     service.add_slice("s1", "job-1")
     service.add_attempt("job-1", 0, "s1")
     progress = Progress(step=30, total=100, at=now)
-    service.store.record_liveness(
+    service.store.record_heartbeats(
         [HostLiveness(host_id="s1/0", seen_at=now, attempt_id="job-1.0", progress=progress)]
     )
     problem = ProviderProblem(call="request", message="quota", since=now, last_at=now)

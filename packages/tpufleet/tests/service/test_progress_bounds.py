@@ -55,7 +55,7 @@ def send(service: ServiceHarness, **fields: str) -> None:
 
 
 def recorded(service: ServiceHarness) -> Progress:
-    host = service.store.host_liveness(["s1/0"]).get("s1/0")
+    host = service.store.last_heartbeats(["s1/0"]).get("s1/0")
     return (host and host.progress) or Progress()
 
 

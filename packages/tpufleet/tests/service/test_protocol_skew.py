@@ -132,7 +132,7 @@ def test_an_unreadable_heartbeat_is_answered_with_a_reason_and_counts_as_life(th
     answer = post(there, body)
     assert answer.status_code == 400, answer.text
     assert "unreadable heartbeat of s1/0" in answer.json()["error"]["message"]
-    wait_until(lambda: there.store.host_liveness([HostId("s1/0")]))
+    wait_until(lambda: there.store.last_heartbeats([HostId("s1/0")]))
 
 
 def test_only_a_host_of_the_slice_is_believed(there):
@@ -140,8 +140,8 @@ def test_only_a_host_of_the_slice_is_believed(there):
         assert post(there, body, token=there.slice_token("s2")).status_code == 401, body
         assert post(there, body, token="tpf_wrong").status_code == 401, body
     there.send_heartbeat("s1/1")
-    wait_until(lambda: there.store.host_liveness([HostId("s1/1")]))
-    assert there.store.host_liveness([HostId("s1/0")]) == {}
+    wait_until(lambda: there.store.last_heartbeats([HostId("s1/1")]))
+    assert there.store.last_heartbeats([HostId("s1/0")]) == {}
 
 
 def test_the_header_cannot_speak_for_another_host(there):

@@ -29,10 +29,10 @@ class FailingWrites(MemoryStore):
             raise self.error
         super().commit(change, fence=fence)
 
-    def record_liveness(self, liveness) -> None:
+    def record_heartbeats(self, liveness) -> None:
         if self.error is not None:
             raise self.error
-        super().record_liveness(liveness)
+        super().record_heartbeats(liveness)
 
 
 @pytest.fixture

@@ -55,7 +55,9 @@ def test_hosts_of_deleted_slices_do_not_count_as_reporting(world, tpu):
     for name in ("s-1", "s-2"):
         world.add_slice(name, None)
         hosts = world.store.hosts(SliceId(name))
-        world.store.record_liveness([HostLiveness(host_id=host.id, seen_at=now) for host in hosts])
+        world.store.record_heartbeats(
+            [HostLiveness(host_id=host.id, seen_at=now) for host in hosts]
+        )
     assert "slices     2, 8 hosts reporting" in tpu("status").stdout
     gone = world.store.slice(SliceId("s-1"))
     world.store.commit(ChangeSet(slices=[replace(gone, state=SliceState.GONE)]))

@@ -419,7 +419,7 @@ def beat(store: Store, stop: threading.Event) -> None:
                         host_id=host.id, seen_at=now, attempt_id=host.attempt_id, progress=progress
                     )
                 )
-        store.record_liveness(reports)
+        store.record_heartbeats(reports)
         stop.wait(BEAT_SECONDS)
 
 

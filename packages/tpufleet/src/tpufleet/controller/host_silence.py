@@ -60,7 +60,7 @@ class HostSilence:
         hosts = self.hosts = sum(by_slice.values())
         margin = liveness.watched_after(hosts)
         # A report from the future is as suspect as an old one: a clock was set back.
-        old_reports = self._store.liveness_outside(now - margin, now + margin)
+        old_reports = self._store.heartbeats_outside(now - margin, now + margin)
         self._silences = liveness.update_silences(self._silences, old_reports, uptime)
         silent = [
             host

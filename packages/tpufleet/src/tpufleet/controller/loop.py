@@ -190,7 +190,7 @@ class Controller:
             for host in self._store.hosts(tpu_slice.id)
         ]
         if gone:
-            self._store.delete_liveness(gone)
+            self._store.delete_heartbeats(gone)
         self._on_commit()
 
     def act(self) -> None:

@@ -138,7 +138,7 @@ class Observer:
             for slice_id in attempt.slices
             for index in self._working_set.hosts.get(slice_id, ())
         ]
-        return newest_progress(list(self._store.host_liveness(hosts).values())) if hosts else {}
+        return newest_progress(list(self._store.last_heartbeats(hosts).values())) if hosts else {}
 
     def _jobs_to_check(self, now: datetime) -> set[JobId]:
         """Each job once in an interval, a part of them in each tick: all at once would keep the API

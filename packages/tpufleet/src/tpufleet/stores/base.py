@@ -307,11 +307,11 @@ class Store(Protocol):
         """Also archives them. The first time is kept."""
         ...
 
-    # Liveness: frequent, small, last write wins. `progress=None` keeps the earlier progress of the
-    # same attempt; a new attempt id clears it.
-    def record_liveness(self, reports: Sequence[HostLiveness]) -> None: ...
-    def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]: ...
-    def liveness_outside(self, start: datetime, end: datetime) -> dict[HostId, datetime]:
+    # Heartbeats: frequent, small, last write wins. `progress=None` keeps the earlier progress of
+    # the same attempt; a new attempt id clears it.
+    def record_heartbeats(self, reports: Sequence[HostLiveness]) -> None: ...
+    def last_heartbeats(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]: ...
+    def heartbeats_outside(self, start: datetime, end: datetime) -> dict[HostId, datetime]:
         """Hosts of slices that are not gone, last seen before `start` or after `end`."""
         ...
 
@@ -319,12 +319,12 @@ class Store(Protocol):
         """How many hosts were seen since."""
         ...
 
-    def bind_agent(self, host_id: HostId, digest: str) -> str:
-        """The digest of the agent bound to this host: the first one, until liveness is deleted."""
+    def register_agent(self, host_id: HostId, digest: str) -> str:
+        """The digest of the agent that registered first for this host."""
         ...
 
-    def delete_liveness(self, hosts: Sequence[HostId]) -> None:
-        """Delete liveness and agent bindings of hosts that are gone."""
+    def delete_heartbeats(self, hosts: Sequence[HostId]) -> None:
+        """With the registrations: of hosts that are gone."""
         ...
 
     # Metrics. The last values of each job can be searched.

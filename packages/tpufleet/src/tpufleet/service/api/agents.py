@@ -68,7 +68,7 @@ def exchange_bootstrap_token(call: ApiCall) -> SliceTokenReply:
     if not MIN_NONCE_LENGTH <= len(request.nonce) <= MAX_NONCE_LENGTH:
         raise BadInput(f"nonce: must be {MIN_NONCE_LENGTH} to {MAX_NONCE_LENGTH} characters")
     digest = auth.token_hash(request.nonce)
-    if call.store.bind_agent(request.host_id, digest) != digest:
+    if call.store.register_agent(request.host_id, digest) != digest:
         raise Forbidden(f"host {request.host_id} is already bound to another agent")
     return SliceTokenReply(token=auth.slice_token(secret, slice_id))
 

@@ -66,7 +66,7 @@ def _last_checks(store: Store, slices: Sequence[TpuSlice]) -> dict[SliceId, date
         for index in range(topology.find(each.accelerator).hosts)
     }
     latest: dict[SliceId, datetime] = {}
-    for host, seen in store.host_liveness(list(hosts)).items():
+    for host, seen in store.last_heartbeats(list(hosts)).items():
         slice_id = hosts[host]
         latest[slice_id] = max(seen.seen_at, latest.get(slice_id, seen.seen_at))
     return latest

@@ -159,7 +159,7 @@ class Heartbeats:
             return
         gathered, self._liveness = self._liveness, {}
         try:
-            await HEARTBEATS.run(self._store.record_liveness, list(gathered.values()))
+            await HEARTBEATS.run(self._store.record_heartbeats, list(gathered.values()))
         except Exception:
             self._liveness = gathered | self._liveness  # what came in meanwhile is newer
             raise

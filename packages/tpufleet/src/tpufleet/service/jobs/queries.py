@@ -165,7 +165,7 @@ def job_rows(store: Store, jobs: Sequence[Job]) -> list[JobRow]:
         for attempt in newest.values()
         if attempt.live and attempt.slices
     }
-    liveness_rows = store.host_liveness(list(firsts.values())) if firsts else {}
+    liveness_rows = store.last_heartbeats(list(firsts.values())) if firsts else {}
     rows = []
     for job in jobs:
         attempt = newest.get(job.id)
@@ -202,7 +202,7 @@ def attempts_with_steps(store: Store, attempts: Sequence[Attempt]) -> frozenset[
         for attempt in attempts
         if attempt.live and attempt.slices
     }
-    liveness_rows = store.host_liveness(list(firsts.values()))
+    liveness_rows = store.last_heartbeats(list(firsts.values()))
     return frozenset(
         attempt_id
         for attempt_id, host in firsts.items()
@@ -255,7 +255,7 @@ def job_detail(store: Store, job: Job, now: datetime) -> JobDetail:
 def host_rows(store: Store, attempt: Attempt) -> list[HostRow]:
     hosts = [host for slice_id in attempt.slices for host in store.hosts(slice_id)]
     ranks = hosts_by_rank(store, attempt)
-    liveness_rows = store.host_liveness([host.id for host in hosts])
+    liveness_rows = store.last_heartbeats([host.id for host in hosts])
     rows = []
     for host in hosts:
         seen = liveness_rows.get(host.id)
@@ -285,7 +285,7 @@ def slice_rows(store: Store, slices: Sequence[TpuSlice], now: datetime) -> list[
     kinds = {each.id: topology.find(each.accelerator) for each in slices}
     hosts = [host_id(each.id, index) for each in slices for index in range(kinds[each.id].hosts)]
     seen: dict[SliceId, int] = {}
-    for host, row in store.host_liveness(hosts).items():
+    for host, row in store.last_heartbeats(hosts).items():
         if now - row.seen_at <= liveness.HOST_LOST_AFTER:
             slice_id = SliceId(host.rpartition("/")[0])
             seen[slice_id] = seen.get(slice_id, 0) + 1

@@ -53,7 +53,7 @@ def status(
         slices=len(store.slices()),
         waiting_for=tuple(sorted(blocked, key=lambda refusal: (refusal.until, refusal.key))),
         oldest_queued_at=queued[-1].submitted_at if queued else None,
-        hosts=len(store.liveness_outside(_EPOCH, now - HOST_SEEN_WITHIN)),
+        hosts=len(store.heartbeats_outside(_EPOCH, now - HOST_SEEN_WITHIN)),
         started_at=started_at,
         server=server,
         servers=tuple(server_presence.servers(store, now)),

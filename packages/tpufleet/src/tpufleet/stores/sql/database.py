@@ -46,14 +46,14 @@ class Database(Protocol):
 
     text_type: str  # column type for text, sorted by code point
     integer_type: str  # column type for 64-bit integers
-    background_batch: int  # rows of liveness or metrics at a time: other writers wait briefly
+    background_batch: int  # heartbeats or metrics at a time: other writers wait briefly
     clustered: str  # suffix of a table that is stored in the order of its key; empty: as inserted
     for_update: str  # suffix of a SELECT that locks its rows until the commit
     time_in_micros: str  # statement that reads the database's clock; empty: it has none of its own
     unit_separator: str  # between columns that are joined too
     joined: str  # aggregate of a column, {column}: all rows as one text; see `sql_rows.split`
-    liveness_rows: (
-        str  # SELECT of the columns of `heartbeats` from a parameter: a JSON array of arrays
+    heartbeat_rows: (
+        str  # SELECT of columns of `heartbeats` from a JSON array of arrays, a parameter
     )
     word_index: Sequence[str]  # statements that create it: three characters in a row → ended jobs
     columns: str  # statement that lists tables and their columns, in order

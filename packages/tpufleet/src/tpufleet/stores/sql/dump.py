@@ -48,13 +48,12 @@ def load_dump(database: Database, lines: Iterable[str], version: int) -> None:
         then = {number: script for number, script in migrations.items() if number <= version}
         schema_migrations.apply(session, database, then)
         known = _tables(session, database)
-        complete, loaded = False, ""
+        loaded = ""
         for table, columns, rows in _sections(lines):
-            complete = not table
-            if table in ("", "migrations"):
+            if table == "migrations":
                 continue
             if columns != known.get(table):
-                raise BadInput(f"the backup has a table {table!r} of an unknown form")
+                raise _damaged(table)
             if table != loaded:
                 session.run(f"DELETE FROM {table}")
             loaded = table
@@ -63,8 +62,6 @@ def load_dump(database: Database, lines: Iterable[str], version: int) -> None:
                 session.run_many(
                     f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows
                 )
-        if not complete:
-            raise BadInput("the backup is incomplete: its database ends early")
         schema_migrations.apply(session, database, migrations)
 
     database.write(work)
@@ -92,8 +89,12 @@ def _batches(session: DatabaseSession, table: str, columns: list[str]) -> Iterat
         )
 
 
+def _damaged(table: str) -> BadInput:
+    return BadInput(f"the database in the backup is not complete: see its table {table!r}")
+
+
 def _sections(lines: Iterable[str]) -> Iterator[tuple[str, list[str], list[tuple[Any, ...]]]]:
-    """Table, columns and some of its rows; at the end an empty table name."""
+    """Table, columns and some of its rows. Raises BadInput without the line that is the end."""
     table, columns, rows = "", list[str](), list[tuple[Any, ...]]()
     for line in lines:
         entry = json.loads(line)
@@ -106,18 +107,16 @@ def _sections(lines: Iterable[str]) -> Iterator[tuple[str, list[str], list[tuple
         if table:
             yield table, columns, rows
         if "end" in entry:
-            yield "", [], []
             return
         table, columns, rows = entry["table"], entry["columns"], []
+    raise _damaged(table)
 
 
 def _line(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_encoded) + "\n"
 
 
-def _encoded(value: object) -> dict[str, str]:
-    if not isinstance(value, bytes | memoryview):
-        raise TypeError(f"cannot dump a value of type {type(value).__name__}")
+def _encoded(value: bytes | memoryview) -> dict[str, str]:
     return {"base64": base64.b64encode(value).decode()}
 
 

@@ -37,15 +37,12 @@ class OutageLog:
                 return
             self._logged_at = now
             seconds, calls = now - self._since, self._failed_calls
-        if began:
-            logger.warning("the database does not respond; retrying: %s", error)
-        else:
-            logger.warning(
-                "the database has not responded for %.0f s (%s calls failed): %s",
-                seconds,
-                calls,
-                error,
-            )
+        logger.warning(
+            "the database does not respond; retrying (%.0f s, %s calls failed): %s",
+            seconds,
+            calls,
+            error,
+        )
 
     def succeeded(self) -> None:
         if self._responded and self._since is None:
@@ -55,6 +52,4 @@ class OutageLog:
             self._responded, self._since = True, None
             seconds = self._now() - since if since is not None else 0.0
         if since is not None:
-            logger.warning(
-                "the database responds again, after %.0f s (%s calls failed)", seconds, calls
-            )
+            logger.warning("the database responds again (%.0f s, %s calls failed)", seconds, calls)

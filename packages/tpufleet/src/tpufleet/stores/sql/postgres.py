@@ -120,7 +120,7 @@ class PostgresDatabase:
         self._listeners: list[PostgresListener] = []
         self._timeouts = timeouts or Timeouts()
         self._watchdog = _Watchdog(self._timeouts.response)
-        self._unresponsive = False
+        self._unresponsive: Exception | None = None
         self._outages = OutageLog()
         self._probe = threading.Lock()
         errors = _driver().errors
@@ -186,8 +186,8 @@ class PostgresDatabase:
     def _retried(self, use: Callable[[psycopg.Connection], T]) -> T:
         """Retries once on a new connection when the first was lost, as after a server restart. An
         uncommitted transaction has no effect."""
-        if self._unresponsive:
-            return self._try_again(use)
+        if self._unresponsive is not None:
+            return self._try_again(use, self._unresponsive)
         started = time.monotonic()
         try:
             return self._use(use)
@@ -196,25 +196,25 @@ class PostgresDatabase:
         except self._lost as error:
             self._close_idle()
             if time.monotonic() - started >= min(self._timeouts.connect, self._timeouts.response):
-                self._unresponsive = True
-                raise DatabaseUnreachable(f"database unavailable: {_one_line(error)}") from error
+                self._unresponsive = error
+                raise _unreachable(error) from error
         try:
             return self._use(use)
         except self._lost as error:
-            raise DatabaseUnreachable(f"database unavailable: {_one_line(error)}") from error
+            raise _unreachable(error) from error
 
-    def _try_again(self, use: Callable[[psycopg.Connection], T]) -> T:
+    def _try_again(self, use: Callable[[psycopg.Connection], T], last: Exception) -> T:
         """While the database does not respond, one call at a time tries. The others fail at once,
         so they do not occupy every thread."""
         if not self._probe.acquire(blocking=False):
-            raise DatabaseUnreachable("database unavailable: it does not respond")
+            raise _unreachable(last) from last
         try:
             result = self._use(use)
         except self._lost as error:
-            raise DatabaseUnreachable(f"database unavailable: {_one_line(error)}") from error
+            raise _unreachable(error) from error
         finally:
             self._probe.release()
-        self._unresponsive = False
+        self._unresponsive = None
         return result
 
     def _use(self, use: Callable[[psycopg.Connection], T]) -> T:
@@ -292,6 +292,10 @@ class PostgresDatabase:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+def _unreachable(error: Exception) -> DatabaseUnreachable:
+    return DatabaseUnreachable(f"database unavailable: {_one_line(error)}")
 
 
 @lru_cache(maxsize=1024)

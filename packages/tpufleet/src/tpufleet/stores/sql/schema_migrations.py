@@ -20,7 +20,7 @@ def migrations() -> dict[int, str]:
     scripts = {
         int(name.partition("_")[0]): (folder / name).read_text(encoding="utf-8") for name in files
     }
-    assert len(scripts) == len(files), f"one number, two migrations: {files}"
+    assert len(scripts) == len(files), files  # one number, two migrations
     return scripts
 
 

@@ -165,7 +165,7 @@ def select_events(query: EventQuery) -> Select:
 
 def select_objects(prefix: str, since: str | None) -> Select:
     end = sql_rows.prefix_end(prefix)
-    assert end is not None, "the prefix is empty"
+    assert end is not None  # the prefix is not empty
     where, values = "name >= ? AND name < ?", [prefix, end]
     if since is not None:
         where += (

@@ -106,7 +106,7 @@ def token_row(token: Token) -> Row:
     return (token.id, token.user, token.hash, to_micros(token.created_at), to_text(token))
 
 
-def liveness_row(liveness: HostLiveness) -> Row:
+def heartbeat_row(liveness: HostLiveness) -> Row:
     progress = None if liveness.progress is None else to_text(liveness.progress)
     attempt_id = liveness.attempt_id  # from a host, so it may be any text
     if attempt_id is not None:
@@ -114,7 +114,7 @@ def liveness_row(liveness: HostLiveness) -> Row:
     return (liveness.host_id, to_micros(liveness.seen_at), attempt_id, progress)
 
 
-def liveness_from_text(text: str) -> HostLiveness:
+def heartbeat_from_text(text: str) -> HostLiveness:
     host_id, seen_at, attempt_id, progress = units(text)
     return HostLiveness(
         host_id=HostId(host_id),

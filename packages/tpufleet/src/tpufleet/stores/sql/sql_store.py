@@ -54,7 +54,7 @@ T = TypeVar("T")
 _EVENTS_PER_DELETE = 10_000
 _MAX_JOINED = 20_000  # jobs, apart from live ones: a text has at most 1 GB
 
-_UPSERT_LIVENESS = """
+_UPSERT_HEARTBEATS = """
 INSERT INTO heartbeats (host_id, seen_at, attempt_id, progress) {rows}
 ON CONFLICT (host_id) DO UPDATE SET
     seen_at = excluded.seen_at,
@@ -313,17 +313,17 @@ class SqlStore:
     def subscribe(self, on_change: Callable[[StoreChange], None]) -> Subscription:
         return self._database.listen(on_change)
 
-    # Liveness.
+    # Heartbeats and registrations.
 
-    def record_liveness(self, reports: Sequence[HostLiveness]) -> None:
+    def record_heartbeats(self, reports: Sequence[HostLiveness]) -> None:
         # Ordered by host, so that two servers that write at once cannot deadlock.
         rounds: list[dict[HostId, Row]] = []  # one statement changes a row once
         for report in sorted(reports, key=lambda report: report.host_id):
             rows = next((each for each in rounds if report.host_id not in each), None)
             if rows is None:
                 rounds.append(rows := {})
-            rows[report.host_id] = sql_rows.liveness_row(report)
-        statement = _UPSERT_LIVENESS.format(rows=self._database.heartbeat_rows)
+            rows[report.host_id] = sql_rows.heartbeat_row(report)
+        statement = _UPSERT_HEARTBEATS.format(rows=self._database.heartbeat_rows)
         size = self._database.background_batch
         for rows in rounds:
             values = list(rows.values())
@@ -334,16 +334,16 @@ class SqlStore:
                     durable=False,
                 )
 
-    def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
+    def last_heartbeats(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
         columns = ("host_id", "seen_at", "COALESCE(attempt_id, '')", "COALESCE(progress, '')")
         statement = (
             f"SELECT {self._units(columns)} AS data FROM heartbeats WHERE host_id IN ({{keys}})"
         )
         rows = self._joined_in_batches(statement, hosts)
-        found = (sql_rows.liveness_from_text(text) for (text,) in rows)
+        found = (sql_rows.heartbeat_from_text(text) for (text,) in rows)
         return {each.host_id: each for each in found}
 
-    def liveness_outside(self, start: datetime, end: datetime) -> dict[HostId, datetime]:
+    def heartbeats_outside(self, start: datetime, end: datetime) -> dict[HostId, datetime]:
         columns = self._units(("heartbeats.host_id", "heartbeats.seen_at"))
         statement = (
             f"SELECT {columns} AS data FROM heartbeats "
@@ -358,7 +358,7 @@ class SqlStore:
         statement = "SELECT COUNT(*) FROM heartbeats WHERE seen_at >= ?"
         return self._rows(statement, sql_rows.to_micros(since))[0][0]
 
-    def bind_agent(self, host_id: HostId, digest: str) -> str:
+    def register_agent(self, host_id: HostId, digest: str) -> str:
         def work(session: DatabaseSession) -> str:
             session.run(
                 "INSERT INTO registrations (host_id, digest) VALUES (?, ?) ON CONFLICT DO NOTHING",
@@ -369,7 +369,7 @@ class SqlStore:
 
         return self._database.write(work)
 
-    def delete_liveness(self, hosts: Sequence[HostId]) -> None:
+    def delete_heartbeats(self, hosts: Sequence[HostId]) -> None:
         keys = [(host_id,) for host_id in sorted(hosts)]
         self._write_each("DELETE FROM heartbeats WHERE host_id = ?", keys)
         self._write_each("DELETE FROM registrations WHERE host_id = ?", keys)

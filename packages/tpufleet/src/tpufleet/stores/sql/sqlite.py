@@ -154,8 +154,11 @@ class SqliteDatabase:
 
     def write_error(self) -> Unreachable | None:
         if self._write_error is None and disk_space.is_full(self._path.parent):
-            return StorageFull(f"database {self._path}: no space left on its disk")
+            return self._full(os.strerror(errno.ENOSPC))
         return self._write_error
+
+    def _full(self, problem: object) -> StorageFull:
+        return StorageFull(f"database {self._path}: {problem}")
 
     def _checkpoint(self) -> None:
         """Move what was committed from the log to the database, while others write. Otherwise a
@@ -208,7 +211,7 @@ class SqliteDatabase:
                 if name.startswith(prefix):
                     raise kind(f"database {self._path} {problem}: {error}") from error
             if name == "SQLITE_FULL":
-                raise StorageFull(f"database {self._path}: {error}") from error
+                raise self._full(error) from error
             if name.startswith(_TEMPORARY_ERRORS):
                 outage = DatabaseUnreachable(f"database {self._path} is unavailable: {error}")
                 self._outages.failed(outage)
