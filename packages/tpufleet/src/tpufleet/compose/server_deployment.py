@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,8 +16,8 @@ from tpufleet.compose import host_bundle
 from tpufleet.compose.providers import google_rest, tpu_vm_settings
 from tpufleet.config import Config
 from tpufleet.errors import BadInput
-from tpufleet.model.people.users import TOKEN_PREFIX
 from tpufleet.providers.tpu_vm.server_vm import ServerVm, ServerVmSettings, plan
+from tpufleet.service.transport.auth import new_token as new_token  # for the command
 
 # Of a server; hosts can install the same bundle.
 SERVER_EXTRAS = "gcs,tpu-vm"
@@ -84,10 +83,6 @@ def server_document(config: Config, bundle: str, checksum: str) -> dict[str, Any
     set_values = {key: value for key, value in document.items() if value is not None}
     plain: dict[str, Any] = json.loads(json.dumps(set_values, default=dict))
     return plain
-
-
-def new_token() -> str:
-    return TOKEN_PREFIX + secrets.token_urlsafe(32)
 
 
 def build_bundle(
