@@ -339,19 +339,6 @@ def earlier_service(tmp_path) -> Iterator[ServiceHarness]:
         service.close()
 
 
-@pytest.mark.parametrize("spelling", ["/data/run1", "//data/run1"])
-def test_a_location_that_an_earlier_version_stored_belongs_to_its_user(earlier_service, spelling):
-    service = earlier_service
-    with pytest.raises(Forbidden, match="belongs to mel: job job-1 of mel used it first"):
-        service.submit("job-2", by="mo", checkpoint=spelling)
-    service.clock.advance(timedelta(hours=1))
-    service.client("mel").release_checkpoint_location(spelling)
-    service.clock.advance(timedelta(hours=1))
-    run_and_end(service, "job-2", "mo", spelling)
-    with pytest.raises(Forbidden, match="belongs to mo: job job-2"):
-        service.submit("job-3", by="mel", checkpoint=spelling)
-
-
 def test_a_location_of_a_user_who_was_deleted_is_free(service):
     run_and_end(service, "job-1", "mo", "gs://lab/run1")
     service.client("ada").delete_user("mo")

@@ -164,15 +164,13 @@ def select_events(query: EventQuery) -> Select:
 
 
 def select_objects(prefix: str, since: str | None) -> Select:
-    end = sql_rows.prefix_end(prefix)
-    assert end is not None  # the prefix is not empty
-    where, values = "name >= ? AND name < ?", [prefix, end]
+    where, values = "name >= ?", [prefix]
+    if (end := sql_rows.prefix_end(prefix)) is not None:
+        where, values = f"{where} AND name < ?", [prefix, end]
     if since is not None:
-        where += (
-            " AND name >= COALESCE((SELECT MAX(name) FROM objects WHERE name >= ? AND name <= ?"
-            " AND name < ?), ?)"
-        )
-        values += [prefix, since, end, prefix]
+        newest = f"SELECT MAX(name) FROM objects WHERE {where} AND name <= ?"
+        where += f" AND name >= COALESCE(({newest}), ?)"
+        values += [*values, since, prefix]
     return f"SELECT name, size, at FROM objects WHERE {where} ORDER BY name", values
 
 
