@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import sqlite3
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -19,7 +15,6 @@ from tpufleet.model.api_types import NewJob, PurgeRequest
 from tpufleet.model.job.jobs import JobId
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.service.jobs import checkpoint_leases
-from tpufleet.stores.open_store import open_store
 
 
 def new(job_id: str, **spec: Any) -> NewJob:
@@ -320,23 +315,6 @@ def test_the_folder_of_a_user_is_theirs_under_any_spelling(service):
     for location in ("/home/mo/../mel/run1", "//home/mo/x/../../mel/run1"):
         with pytest.raises(Forbidden, match="it is in a folder of mel"):
             service.submit("job-1", by="mo", checkpoint=location)
-
-
-@pytest.fixture
-def earlier_service(tmp_path) -> Iterator[ServiceHarness]:
-    """mel's job-1 ran in //data/run1, and an earlier version stored it."""
-    file = tmp_path / "fleet.db"
-    with closing(open_store(f"sqlite:///{file}")) as store:
-        service = ServiceHarness(store, tmp_path / "state")
-        service.start()
-        run_and_end(service, "job-1", "mel", "//data/run1")
-        with closing(sqlite3.connect(file)) as database:
-            earlier = hashlib.sha256(b"//data/run1").hexdigest()
-            statement = "UPDATE job_references SET reference = ? WHERE reference LIKE 'location/%'"
-            assert database.execute(statement, (f"location/{earlier}",)).rowcount == 1
-            database.commit()
-        yield service
-        service.close()
 
 
 def test_a_location_of_a_user_who_was_deleted_is_free(service):
