@@ -1,5 +1,5 @@
 """Brings a database to the schema of this version: the numbered SQL files in `migrations/`, each
-applied once. There is no way back; see docs/decisions/0028-release-reset.md."""
+applied once. There is no way back; see docs/decisions/0029-release-reset.md."""
 
 from __future__ import annotations
 

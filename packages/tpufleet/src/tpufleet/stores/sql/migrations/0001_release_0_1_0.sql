@@ -1,5 +1,5 @@
 -- The schema of release 0.1.0. It does not change any more: a change is a new file with the next
--- number (docs/decisions/0028-release-reset.md).
+-- number (docs/decisions/0029-release-reset.md).
 --
 -- `data` holds the whole object as JSON. A column stands beside it only where a query needs it.
 -- $text sorts by code point and $number holds 64 bits on every database. Times are microseconds
