@@ -62,7 +62,7 @@ class Agent:
         self._token = token
         self._failures = 0
         self._head = (
-            f"POST /api/v1/agent/beat HTTP/1.1\r\nHost: fleet\r\n"
+            f"POST /api/v1/agent/heartbeat HTTP/1.1\r\nHost: fleet\r\n"
             f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
         )
         self._tally = tally

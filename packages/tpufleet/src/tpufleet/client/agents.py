@@ -17,12 +17,10 @@ import msgspec
 from tpufleet import errors
 from tpufleet.client import tls
 from tpufleet.model.fleet.agent_protocol import (
-    HOST_HEADER,
     Heartbeat,
     HeartbeatReply,
     SliceTokenReply,
     SliceTokenRequest,
-    read_reply,
 )
 from tpufleet.model.fleet.host_commands import HostCommandResult
 from tpufleet.model.fleet.hosts import HostId
@@ -37,9 +35,9 @@ MAX_LOG_CHUNK = 256 * 1024
 HEARTBEAT_TIMEOUT = httpx.Timeout(10.0, connect=3.0)
 LOG_TIMEOUT = httpx.Timeout(15.0, connect=3.0)
 SNAPSHOT_TIMEOUT = httpx.Timeout(15.0, connect=3.0)  # between two chunks
-# Kept from one heartbeat to the next, which saves both sides a TLS handshake. In a large fleet the
-# interval is longer than httpx keeps connections by default.
-CONNECTIONS = httpx.Limits(max_keepalive_connections=1, keepalive_expiry=300.0)
+# Kept from one heartbeat to the next, which saves both sides a TLS handshake; for less time than
+# the server keeps it, so that no heartbeat is sent into a connection that is closing.
+CONNECTIONS = httpx.Limits(max_keepalive_connections=1, keepalive_expiry=60.0)
 
 _RETRYABLE = frozenset({408, 425, 429})
 _PERMANENT: dict[int, type[errors.FleetError]] = {
@@ -87,11 +85,11 @@ class AgentClient:
     def close(self) -> None:
         self._http.close()
 
-    def exchange_bootstrap_token(self, host: HostId, nonce: str) -> str:
+    def register(self, host: HostId, nonce: str) -> str:
         """The slice token, in exchange for the bootstrap token of this client."""
         with self._translate_errors():
             response = self._http.post(
-                "/enter",
+                "/register",
                 content=encoding.to_json(SliceTokenRequest(host_id=host, nonce=nonce)),
                 headers={"Content-Type": "application/json"},
                 timeout=HEARTBEAT_TIMEOUT,
@@ -103,19 +101,16 @@ class AgentClient:
         """Raises UnreadableHeartbeat when the server knows this host and cannot read the report."""
         with self._translate_errors():
             response = self._http.post(
-                "/beat",
+                "/heartbeat",
                 content=encoding.to_json(heartbeat),
-                headers={"Content-Type": "application/json", HOST_HEADER: heartbeat.host_id},
+                headers={"Content-Type": "application/json"},
                 timeout=HEARTBEAT_TIMEOUT,
             )
         self.reachable = response.status_code < 500 and not _is_foreign(response)
         if response.status_code == 400 and _error_kind(response) == "BadInput":
             raise UnreadableHeartbeat(_error_message(response))
         _check(response)
-        try:
-            return read_reply(response.content)
-        except errors.BadInput as error:
-            raise errors.Unreachable(f"invalid response from the control plane: {error}") from error
+        return _decoded(response, HeartbeatReply)
 
     def send_log(self, attempt: AttemptId, host: HostId, offset: int, data: bytes) -> int:
         """Upload bytes of the log from `offset`; returns how many bytes the server has now."""
@@ -134,7 +129,7 @@ class AgentClient:
     def send_command_result(self, command_id: str, result: HostCommandResult) -> None:
         with self._translate_errors():
             response = self._http.post(
-                f"/errands/{quote(command_id, safe='')}",
+                f"/commands/{quote(command_id, safe='')}",
                 content=encoding.to_json(result),
                 headers={"Content-Type": "application/json"},
                 timeout=LOG_TIMEOUT,
@@ -145,7 +140,7 @@ class AgentClient:
         """Upload a part of the file that belongs to the result of a host command."""
         with self._translate_errors():
             response = self._http.post(
-                f"/errands/{quote(command_id, safe='')}/file",
+                f"/commands/{quote(command_id, safe='')}/file",
                 params={"host": host, "offset": offset},
                 content=data,
                 headers={"Content-Type": "application/octet-stream"},

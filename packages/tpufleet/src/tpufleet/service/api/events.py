@@ -13,6 +13,7 @@ from tpufleet.model.job.jobs import JobId
 from tpufleet.model.people.users import Role, TokenScope
 from tpufleet.service.jobs import queries
 from tpufleet.service.transport import event_streams
+from tpufleet.service.transport.event_streams import EventHub
 from tpufleet.service.transport.routing import ApiCall, MediaType, Param, Router
 from tpufleet.stores.base import EventQuery
 
@@ -59,14 +60,13 @@ def list_events(call: ApiCall) -> EventPage:
     params=(_AFTER, Param("job", "only events of this job")),
     media_type=MediaType.EVENTS,
 )
-async def stream_events(call: ApiCall) -> Response:
+async def stream_events(call: ApiCall, hub: EventHub) -> Response:
     last_id = call.request.headers.get("last-event-id") or call.query_text("after")
     ref = call.query_text("job")
     if ref is None and (call.user.pool is not None or call.user.scope is TokenScope.SUBMIT):
         raise BadInput("job: required with a limited token")
     job = await call.run_in_thread(call.find_job, ref) if ref else None
     after = event_streams.parse_last_event_id(last_id)
-    hub = call.components.hub
     chunks = event_streams.stream_changes(
         hub, call.store, after, job.id if job is not None else None
     )

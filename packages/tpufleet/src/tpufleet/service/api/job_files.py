@@ -23,11 +23,23 @@ from tpufleet.model.job.jobs import Job
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role
 from tpufleet.service.api.jobs import find_job
+from tpufleet.service.files.job_files import JobFiles
+from tpufleet.service.files.logs import LogFiles
+from tpufleet.service.files.results import ResultFiles
+from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.jobs import commands, log_streams
 from tpufleet.service.operations import retention
 from tpufleet.service.people.audit import AuditSubject
 from tpufleet.service.transport import event_streams, signed_links
-from tpufleet.service.transport.routing import API_PREFIX, ApiCall, MediaType, Param, Router
+from tpufleet.service.transport.event_streams import EventHub
+from tpufleet.service.transport.routing import (
+    API_PREFIX,
+    ApiCall,
+    MediaType,
+    Param,
+    Router,
+    ServerSecret,
+)
 
 _LOG_PARAMS = (
     Param("host", "rank of the host in the gang; default: all hosts", number=True),
@@ -52,10 +64,8 @@ router = Router()
     params=_LOG_PARAMS,
     media_type=MediaType.TEXT,
 )
-def get_job_logs(call: ApiCall) -> Response:
-    text = log_streams.log_text(
-        call.store, call.components.logs, _job_with_files(call), _selection(call)
-    )
+def get_job_logs(call: ApiCall, logs: LogFiles) -> Response:
+    text = log_streams.log_text(call.store, logs, _job_with_files(call), _selection(call))
     return StreamingResponse(
         _read_in_threads(text), media_type=MediaType.TEXT.value, headers=_NO_SNIFFING
     )
@@ -70,21 +80,20 @@ def get_job_logs(call: ApiCall) -> Response:
     params=(*_LOG_PARAMS, Param("from", "instead of the header Last-Event-ID")),
     media_type=MediaType.EVENTS,
 )
-async def stream_logs(call: ApiCall) -> Response:
+async def stream_logs(call: ApiCall, logs: LogFiles, hub: EventHub) -> Response:
     job = await call.run_in_thread(_job_with_files, call)
     selection = _selection(call)
     selection.validate(job)
     follower = log_streams.LogFollower(
         call.store,
-        call.components.logs,
-        call.components.deps.clock,
+        logs,
+        call.clock,
         job.id,
         selection,
         log_streams.parse_position(
             call.request.headers.get("last-event-id") or call.query_text("from")
         ),
     )
-    hub = call.components.hub
     lines = log_streams.stream_lines(hub, follower)
     return event_streams.EventStream(hub, lines, call.check_caller, call.user.limits_key)
 
@@ -97,8 +106,8 @@ async def stream_logs(call: ApiCall) -> Response:
     response=bytes,
     media_type=MediaType.BYTES,
 )
-def get_job_result(call: ApiCall) -> Response:
-    path = call.components.results.require(_job_with_files(call).id)
+def get_job_result(call: ApiCall, results: ResultFiles) -> Response:
+    path = results.require(_job_with_files(call).id)
     return FileResponse(path, media_type=MediaType.BYTES.value, headers=_NO_SNIFFING)
 
 
@@ -115,7 +124,7 @@ def get_job_result(call: ApiCall) -> Response:
         detail=call.parse_body(NewLink).resource[:40],
     ),
 )
-def create_link(call: ApiCall) -> SignedLink:
+def create_link(call: ApiCall, secret: ServerSecret) -> SignedLink:
     job, new = find_job(call), call.parse_body(NewLink)
     call.user.require_job_owner(job)
     if new.resource not in _LINKED_RESOURCES:
@@ -123,7 +132,6 @@ def create_link(call: ApiCall) -> SignedLink:
     signed_links.check_lifetime(new.expires_in)
     expires_at = (call.now + new.expires_in).replace(microsecond=0)
     path = f"{API_PREFIX}/jobs/{job.id}/{new.resource}"
-    secret = call.components.deps.secret
     return SignedLink(
         path=signed_links.sign(path, call.user, expires_at, secret), expires_at=expires_at
     )
@@ -137,12 +145,14 @@ def create_link(call: ApiCall) -> SignedLink:
     response=Acknowledgement,
     foreign_action=AuditAction.DELETE_JOB_FILES,
 )
-def delete_job_files(call: ApiCall) -> Acknowledgement:
+def delete_job_files(
+    call: ApiCall, results: ResultFiles, snapshots: SnapshotFiles
+) -> Acknowledgement:
     job = find_job(call)
     commands.require_files_deletable(call.context, job)
-    call.components.results.delete(job.id)
+    results.delete(job.id)
     if job.snapshot is not None and not retention.code_is_needed(call.store, job):
-        call.components.storage.snapshots.delete(job.snapshot)
+        snapshots.delete(job.snapshot)
     return Acknowledgement()
 
 
@@ -184,8 +194,7 @@ def unarchive_jobs(call: ApiCall) -> JobPage:
     foreign_action=AuditAction.PURGE_JOBS,
     foreign_target=lambda call: _selected_jobs(call.parse_body(PurgeRequest)),
 )
-def purge_jobs(call: ApiCall) -> PurgeReport:
-    files = call.components.job_files
+def purge_jobs(call: ApiCall, files: JobFiles) -> PurgeReport:
     request = call.parse_body(PurgeRequest)
     retention.require_selection(request)
     return retention.purge(call.context, files, request)

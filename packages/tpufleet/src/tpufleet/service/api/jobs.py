@@ -26,6 +26,7 @@ from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role, TokenScope
 from tpufleet.model.tpu import prices
 from tpufleet.service.api import events
+from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.jobs import (
     checkpoint_owners,
     commands,
@@ -35,8 +36,10 @@ from tpufleet.service.jobs import (
     queries,
     submission,
 )
+from tpufleet.service.jobs.queries import EndedJobRows
+from tpufleet.service.jobs.submission import JobStorage
 from tpufleet.service.transport import identifiers
-from tpufleet.service.transport.routing import ApiCall, Param, Router
+from tpufleet.service.transport.routing import ApiCall, Param, PriceTable, Router
 from tpufleet.stores.base import JobQuery
 
 MAX_JOBS_PER_PAGE = 20_000
@@ -55,8 +58,8 @@ router = Router()
     limit=MAX_SUBMIT_BYTES,
     foreign_action=AuditAction.SUBMIT_JOB,
 )
-def submit_jobs(call: ApiCall) -> JobPage:
-    jobs = submission.submit(call.context, call.components.storage, call.body)
+def submit_jobs(call: ApiCall, storage: JobStorage) -> JobPage:
+    jobs = submission.submit(call.context, storage, call.body)
     call.notify()
     return JobPage(jobs=tuple(queries.job_row(job, None, None) for job in jobs))
 
@@ -70,8 +73,8 @@ def submit_jobs(call: ApiCall) -> JobPage:
     response=JobPage,
     limit=MAX_SUBMIT_BYTES,
 )
-def check_jobs(call: ApiCall) -> JobPage:
-    jobs = submission.check(call.context, call.components.storage, call.body)
+def check_jobs(call: ApiCall, storage: JobStorage) -> JobPage:
+    jobs = submission.check(call.context, storage, call.body)
     return JobPage(jobs=tuple(queries.job_row(job, None, None) for job in jobs))
 
 
@@ -94,7 +97,7 @@ def check_jobs(call: ApiCall) -> JobPage:
         Param("before", "`next` of the previous page"),
     ),
 )
-def list_jobs(call: ApiCall) -> JobPage:
+def list_jobs(call: ApiCall, ended_rows: EndedJobRows) -> JobPage:
     search = _search(call)
     archived = call.query_text("archived") is not None
     only_own = call.user.scope is TokenScope.SUBMIT
@@ -110,7 +113,7 @@ def list_jobs(call: ApiCall) -> JobPage:
         limit=call.query_int("limit", 100, least=1, most=MAX_JOBS_PER_PAGE),
         before=_job_id(call.query_text("before")),
     )
-    return queries.job_page(call.store, query, call.components.ended_job_rows)
+    return queries.job_page(call.store, query, ended_rows)
 
 
 @router.route(
@@ -131,8 +134,8 @@ def get_job(call: ApiCall) -> JobDetail:
     summary="Explain why a job is waiting, or why it ended",
     response=JobExplanation,
 )
-def explain_job(call: ApiCall) -> JobExplanation:
-    job, table = find_job(call), call.components.deps.prices
+def explain_job(call: ApiCall, table: PriceTable) -> JobExplanation:
+    job = find_job(call)
     explanation = explain.explain(call.store, job, call.now)
     priced = tuple(
         each
@@ -180,10 +183,10 @@ def job_metrics(call: ApiCall) -> MetricSeries:
     response=Comparison,
     params=(Param("jobs", "comma-separated references to jobs; code is compared with the first"),),
 )
-def compare_jobs(call: ApiCall) -> Comparison:
+def compare_jobs(call: ApiCall, snapshots: SnapshotFiles) -> Comparison:
     refs = [ref for ref in (call.query_text("jobs") or "").split(",") if ref]
     jobs = [call.find_job(ref) for ref in refs[: comparison.MAX_JOBS + 1]]
-    return comparison.compare(call.store, call.components.storage.snapshots, jobs)
+    return comparison.compare(call.store, snapshots, jobs)
 
 
 @router.route(
@@ -210,8 +213,8 @@ def cancel_job(call: ApiCall) -> JobRow:
     response=JobRow,
     foreign_action=AuditAction.RESUME_JOB,
 )
-def resume_job(call: ApiCall) -> JobRow:
-    return _resubmit(call, ParentRelation.RESUME)
+def resume_job(call: ApiCall, storage: JobStorage) -> JobRow:
+    return _resubmit(call, storage, ParentRelation.RESUME)
 
 
 @router.route(
@@ -223,8 +226,8 @@ def resume_job(call: ApiCall) -> JobRow:
     response=JobRow,
     foreign_action=AuditAction.RERUN_JOB,
 )
-def rerun_job(call: ApiCall) -> JobRow:
-    return _resubmit(call, ParentRelation.RERUN)
+def rerun_job(call: ApiCall, storage: JobStorage) -> JobRow:
+    return _resubmit(call, storage, ParentRelation.RERUN)
 
 
 @router.route(
@@ -259,13 +262,9 @@ def find_job(call: ApiCall) -> Job:
     return call.find_job(call.path_param("ref"))
 
 
-def _resubmit(call: ApiCall, relation: ParentRelation) -> JobRow:
+def _resubmit(call: ApiCall, storage: JobStorage, relation: ParentRelation) -> JobRow:
     job = submission.resubmit(
-        call.context,
-        call.components.storage,
-        find_job(call),
-        call.parse_body(ResubmitRequest),
-        relation,
+        call.context, storage, find_job(call), call.parse_body(ResubmitRequest), relation
     )
     call.notify()
     return queries.job_row(job, None, None)

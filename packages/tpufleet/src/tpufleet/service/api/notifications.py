@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from tpufleet.model.api_types import ChannelPage, CreatedChannel, DeliveryPage, NewChannel
 from tpufleet.model.people.audit import AuditAction
-from tpufleet.model.people.notifications import Delivery, NotificationChannel
+from tpufleet.model.people.notifications import Delivery, NotificationChannel, NotificationRules
 from tpufleet.model.people.users import Role
 from tpufleet.service.notifications import channels
+from tpufleet.service.notifications.channels import ChannelSecrets
+from tpufleet.service.notifications.outbox import NotificationOutbox
 from tpufleet.service.people.audit import AuditSubject
 from tpufleet.service.transport.routing import ApiCall, Router
 
@@ -40,12 +42,14 @@ def list_channels(call: ApiCall) -> ChannelPage:
     response=CreatedChannel,
     audit=_audit_put,
 )
-def put_channel(call: ApiCall) -> CreatedChannel:
-    call.components.outbox.begin()
+def put_channel(
+    call: ApiCall, outbox: NotificationOutbox, secrets: ChannelSecrets, rules: NotificationRules
+) -> CreatedChannel:
+    outbox.begin()
     return channels.put(
         call.store,
-        call.components.channel_secrets,
-        call.components.deps.notifications,
+        secrets,
+        rules,
         call.user.name,
         call.path_param("name"),
         call.parse_body(NewChannel),
@@ -73,9 +77,9 @@ def delete_channel(call: ApiCall) -> NotificationChannel:
     summary="Send a test message to a channel",
     response=Delivery,
 )
-def test_channel(call: ApiCall) -> Delivery:
+def test_channel(call: ApiCall, outbox: NotificationOutbox) -> Delivery:
     queued = channels.queue_test(call.store, call.user.name, call.path_param("name"), call.now)
-    call.components.outbox.wake()
+    outbox.wake()
     return queued
 
 

@@ -12,6 +12,7 @@ from tpufleet.model.people.users import Role
 from tpufleet.model.values.bounds import check_bounds
 from tpufleet.model.values.encoding import from_builtins
 from tpufleet.service.fleet import pool_commands
+from tpufleet.service.jobs.submission import JobStorage
 from tpufleet.service.people.audit import AuditSubject
 from tpufleet.service.transport import identifiers
 from tpufleet.service.transport.routing import ApiCall, Router
@@ -43,12 +44,12 @@ def get_pool(call: ApiCall) -> Pool:
     response=Pool,
     audit=lambda call: AuditSubject(action=AuditAction.PUT_POOL, target=call.path_param("name")),
 )
-def put_pool(call: ApiCall) -> Pool:
+def put_pool(call: ApiCall, storage: JobStorage) -> Pool:
     name, document = call.path_param("name"), call.parse_body(dict[str, Any])
     if document.get("name", name) != name:
         raise BadInput(f"name: the body says {document['name']!r}, the path says {name!r}")
     pool = check_bounds(from_builtins({**document, "name": name}, Pool))
-    pool = pool_commands.put_pool(call.context, pool, call.components.deps.providers)
+    pool = pool_commands.put_pool(call.context, pool, storage.providers)
     call.notify()
     return pool
 

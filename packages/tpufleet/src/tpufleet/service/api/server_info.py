@@ -9,6 +9,9 @@ from tpufleet.model.api_types import CurrentUser
 from tpufleet.model.fleet.server_status import ServerStatus
 from tpufleet.model.people.users import Role
 from tpufleet.service.operations import server_status
+from tpufleet.service.operations.metrics import ServerMetrics
+from tpufleet.service.operations.server_status import AboutServer
+from tpufleet.service.transport.openapi import OpenApiDocument
 from tpufleet.service.transport.routing import ApiCall, MediaType, Router
 
 router = Router()
@@ -33,14 +36,12 @@ def get_me(call: ApiCall) -> CurrentUser:
     summary="Status of the control plane and its providers",
     response=ServerStatus,
 )
-def get_status(call: ApiCall) -> ServerStatus:
-    deps, recent = call.components.deps, call.components.deps.recent_errors
+def get_status(call: ApiCall, server: AboutServer) -> ServerStatus:
+    recent = server.recent_errors
     return server_status.status(
         call.store,
         call.now,
-        started_at=deps.started_at,
-        server=deps.server_name,
-        local_jobs=deps.local_jobs,
+        server,
         # They may name hosts, files and users of the database.
         errors=recent.list(call.now) if recent is not None and call.user.is_admin else (),
     )
@@ -54,10 +55,10 @@ def get_status(call: ApiCall) -> ServerStatus:
     response=str,
     media_type=MediaType.METRICS,
 )
-def get_metrics(call: ApiCall) -> Response:
-    return Response(call.components.metrics.text(), media_type=MediaType.METRICS.value)
+def get_metrics(call: ApiCall, metrics: ServerMetrics) -> Response:
+    return Response(metrics.text(), media_type=MediaType.METRICS.value)
 
 
 @router.route("GET", "/openapi.json", role=Role.VIEWER, summary="This document", response=dict)
-def get_openapi(call: ApiCall) -> Response:
-    return Response(call.components.openapi(), media_type=MediaType.JSON.value)
+def get_openapi(call: ApiCall, document: OpenApiDocument) -> Response:
+    return Response(document.content, media_type=MediaType.JSON.value)

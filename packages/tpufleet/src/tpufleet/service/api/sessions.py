@@ -11,10 +11,12 @@ from tpufleet.model.api_types import BrowserSession, LoginLink
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role
 from tpufleet.model.values.encoding import to_json
+from tpufleet.service.operations.server_status import AboutServer
 from tpufleet.service.people import user_commands
 from tpufleet.service.people.audit import AuditSubject
-from tpufleet.service.transport.routing import ApiCall, MediaType, Router
+from tpufleet.service.transport.routing import ApiCall, MediaType, Router, ServerSecret
 from tpufleet.service.web import sessions
+from tpufleet.service.web.sessions import LoginLinks
 
 router = Router()
 
@@ -27,9 +29,8 @@ router = Router()
     response=BrowserSession,
     audit=lambda call: AuditSubject(action=AuditAction.CREATE_SESSION, target=call.user.name),
 )
-def create_session(call: ApiCall) -> Response:
+def create_session(call: ApiCall, secret: ServerSecret, server: AboutServer) -> Response:
     session_id = user_commands.create_session(call.context, sessions.LIFETIME)
-    secret = call.components.deps.secret
     cookie = sessions.sign_cookie(secret, call.token_hash, session_id, call.now)
     csrf = sessions.csrf_token(secret, cookie)
     response = _session_response(call, session_id, csrf)
@@ -39,14 +40,14 @@ def create_session(call: ApiCall) -> Response:
         max_age=int(sessions.LIFETIME.total_seconds()),
         httponly=True,
         samesite="strict",
-        secure=_is_encrypted(call),
+        secure=_is_encrypted(call, server.public_url),
     )
     return response
 
 
-def _is_encrypted(call: ApiCall) -> bool:
+def _is_encrypted(call: ApiCall, public_url: str) -> bool:
     """Between the browser and this server, or a proxy in front of it that does not say so."""
-    public, asked = urlsplit(call.components.deps.public_url), call.request.url
+    public, asked = urlsplit(public_url), call.request.url
     return asked.scheme == "https" or (
         public.scheme == "https" and public.hostname == (asked.hostname or "").lower()
     )
@@ -88,8 +89,8 @@ def delete_session(call: ApiCall) -> Response:
     response=LoginLink,
     audit=lambda call: AuditSubject(action=AuditAction.CREATE_LOGIN_LINK, target=call.user.name),
 )
-def create_login_link(call: ApiCall) -> LoginLink:
-    code = call.components.login_links.create(call.token_hash, call.now)
+def create_login_link(call: ApiCall, links: LoginLinks) -> LoginLink:
+    code = links.create(call.token_hash, call.now)
     return LoginLink(path=f"/#/login/{code}")
 
 

@@ -28,9 +28,10 @@ from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role
 from tpufleet.model.tpu import topology
 from tpufleet.service.fleet import adopted_nodes
+from tpufleet.service.hosts.host_commands import HostCommandQueue
 from tpufleet.service.jobs import commands, queries
 from tpufleet.service.people.audit import AuditSubject
-from tpufleet.service.transport.routing import ApiCall, MediaType, Param, Router
+from tpufleet.service.transport.routing import ApiCall, Faults, MediaType, Param, Router
 
 MAX_ARGUMENTS = 1000
 
@@ -121,12 +122,12 @@ def unregister_node(call: ApiCall) -> Acknowledgement:
         detail=call.parse_body(FaultRequest).fault,
     ),
 )
-def inject_fault(call: ApiCall) -> Acknowledgement:
+def inject_fault(call: ApiCall, faults: Faults) -> Acknowledgement:
     commands.request_fault(
         call.context,
         SliceId(call.path_param("id")),
         call.parse_body(FaultRequest),
-        call.components.deps.faults,
+        faults,
     )
     call.notify()
     return Acknowledgement()
@@ -134,14 +135,14 @@ def inject_fault(call: ApiCall) -> Acknowledgement:
 
 @router.route(
     "POST",
-    "/slices/{id}/errands",
+    "/slices/{id}/commands",
     role=Role.MEMBER,  # and the owner of the job on it, or an admin
     summary="Run a command or a diagnosis on hosts of a slice, through their agents",
     body=HostCommandRequest,
     response=Acknowledgement,
     audit=_audit_host_command,
 )
-def send_host_command(call: ApiCall) -> Acknowledgement:
+def send_host_command(call: ApiCall, host_commands: HostCommandQueue) -> Acknowledgement:
     request, slice_id = call.parse_body(HostCommandRequest), SliceId(call.path_param("id"))
     if not 1 <= len(request.id) <= 64 or not request.id.isalnum():
         raise BadInput("id: must be 1 to 64 letters and digits")
@@ -167,43 +168,41 @@ def send_host_command(call: ApiCall) -> Acknowledgement:
         raise BadInput(f"host: slice {slice_id} has hosts 0 to {count - 1}, not {request.host}")
     indexes = range(count) if request.host is None else (request.host,)
     hosts = tuple(host_id(slice_id, index) for index in indexes)
-    call.components.host_commands.send(request, slice_id, hosts, call.now, job_id)
+    host_commands.send(request, slice_id, hosts, call.now, job_id)
     return Acknowledgement()
 
 
 @router.route(
     "GET",
-    "/slices/{id}/errands/{errand}",
+    "/slices/{id}/commands/{command}",
     role=Role.MEMBER,  # and the owner of the job on the slice, or an admin
     summary="Get the results of a host command",
     response=HostCommandReport,
 )
-def get_host_command(call: ApiCall) -> HostCommandReport:
+def get_host_command(call: ApiCall, host_commands: HostCommandQueue) -> HostCommandReport:
     slice_id = SliceId(call.path_param("id"))
     tpu_slice = call.store.slice(slice_id)
     if tpu_slice is None:
         raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
     commands.require_slice_access(call.context, tpu_slice)
-    return call.components.host_commands.report(
-        call.path_param("errand"), call.path_param("id"), call.now
-    )
+    return host_commands.report(call.path_param("command"), call.path_param("id"), call.now)
 
 
 @router.route(
     "GET",
-    "/slices/{id}/errands/{errand}/file",
+    "/slices/{id}/commands/{command}/file",
     role=Role.MEMBER,  # and the owner of the job on the slice, or an admin
     summary="Download the file that a host sent with the result of a host command",
     params=(Param("host", "index of the host in the slice", number=True),),
     response=bytes,
     media_type=MediaType.BYTES,
 )
-def get_host_command_file(call: ApiCall) -> Response:
+def get_host_command_file(call: ApiCall, host_commands: HostCommandQueue) -> Response:
     slice_id = SliceId(call.path_param("id"))
     tpu_slice = call.store.slice(slice_id)
     if tpu_slice is None:
         raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
     commands.require_slice_access(call.context, tpu_slice)
     host = host_id(slice_id, call.query_int("host", 0) or 0)
-    parts = call.components.host_commands.read_file(call.path_param("errand"), slice_id, host)
+    parts = host_commands.read_file(call.path_param("command"), slice_id, host)
     return StreamingResponse(parts, media_type=MediaType.BYTES.value)

@@ -21,8 +21,7 @@ router = Router()
     summary="200 when the server has this snapshot, else 404",
     media_type=MediaType.ARCHIVE,
 )
-async def head_snapshot(call: ApiCall) -> Response:
-    snapshots = call.components.storage.snapshots
+async def head_snapshot(call: ApiCall, snapshots: SnapshotFiles) -> Response:
     exists = await snapshots.touch(call.path_param("digest"), call.user.name)
     return Response(status_code=200 if exists else 404)
 
@@ -37,8 +36,9 @@ async def head_snapshot(call: ApiCall) -> Response:
     limit=UNLIMITED,
     stream_body=True,
 )
-async def put_snapshot(call: ApiCall) -> Acknowledgement:
-    await _files(call).put(call.path_param("digest"), _upload(call))
+async def put_snapshot(call: ApiCall, snapshots: SnapshotFiles) -> Acknowledgement:
+    _check_length(call, snapshots)
+    await snapshots.put(call.path_param("digest"), _upload(call))
     return Acknowledgement()
 
 
@@ -52,15 +52,14 @@ async def put_snapshot(call: ApiCall) -> Acknowledgement:
     limit=UNLIMITED,
     stream_body=True,
 )
-async def post_snapshot(call: ApiCall) -> StoredSnapshot:
-    return StoredSnapshot(digest=await _files(call).add(_upload(call)))
+async def post_snapshot(call: ApiCall, snapshots: SnapshotFiles) -> StoredSnapshot:
+    _check_length(call, snapshots)
+    return StoredSnapshot(digest=await snapshots.add(_upload(call)))
 
 
-def _files(call: ApiCall) -> SnapshotFiles:
-    snapshots = call.components.storage.snapshots
+def _check_length(call: ApiCall, snapshots: SnapshotFiles) -> None:
     if declared_length(call.request) > snapshots.limit:
         raise TooLarge(snapshots.too_large_message())
-    return snapshots
 
 
 def _upload(call: ApiCall) -> Upload:

@@ -19,10 +19,11 @@ from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role, User
 from tpufleet.policy.events import count_of
 from tpufleet.service.api import audit_log
+from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.service.jobs import commands, queries
 from tpufleet.service.people import user_commands
 from tpufleet.service.people.audit import AuditSubject
-from tpufleet.service.transport.routing import ApiCall, Param, Router
+from tpufleet.service.transport.routing import ApiCall, Param, Router, TokensPerUser
 
 router = Router()
 
@@ -38,9 +39,9 @@ def _audit_put_user(call: ApiCall) -> AuditSubject:
     )
 
 
-def _audit_delete_user(call: ApiCall) -> AuditSubject:
+def _audit_delete_user(call: ApiCall, secrets: SecretFiles) -> AuditSubject:
     name = call.path_param("name")
-    ends = user_commands.ends_with_user(call.context, call.components.storage.secrets, name)
+    ends = user_commands.ends_with_user(call.context, secrets, name)
     counts = (
         count_of(ends.jobs, "job"),
         count_of(ends.tokens, "token"),
@@ -108,10 +109,8 @@ def put_user(call: ApiCall) -> User:
     response=DeletedUser,
     audit=_audit_delete_user,
 )
-def delete_user(call: ApiCall) -> DeletedUser:
-    deleted = user_commands.delete_user(
-        call.context, call.components.storage.secrets, call.path_param("name")
-    )
+def delete_user(call: ApiCall, secrets: SecretFiles) -> DeletedUser:
+    deleted = user_commands.delete_user(call.context, secrets, call.path_param("name"))
     call.notify()
     return deleted
 
@@ -137,8 +136,7 @@ def list_tokens(call: ApiCall) -> TokenPage:
     response=CreatedToken,
     audit=_audit_create_token,
 )
-def create_token(call: ApiCall) -> CreatedToken:
-    limit = call.components.deps.tokens_per_user
+def create_token(call: ApiCall, limit: TokensPerUser) -> CreatedToken:
     return user_commands.create_token(call.context, call.parse_body(NewToken), limit=limit)
 
 
@@ -151,12 +149,9 @@ def create_token(call: ApiCall) -> CreatedToken:
     response=CreatedToken,
     audit=lambda call: AuditSubject(action=AuditAction.ROTATE_TOKEN, target=call.path_param("id")),
 )
-def rotate_token(call: ApiCall) -> CreatedToken:
+def rotate_token(call: ApiCall, limit: TokensPerUser) -> CreatedToken:
     return user_commands.rotate_token(
-        call.context,
-        call.path_param("id"),
-        call.parse_body(TokenRotation),
-        call.components.deps.tokens_per_user,
+        call.context, call.path_param("id"), call.parse_body(TokenRotation), limit
     )
 
 
@@ -195,8 +190,7 @@ def list_token_audit_entries(call: ApiCall) -> AuditPage:
     summary="List the names of your secrets and of shared secrets",
     response=SecretNames,
 )
-def list_secrets(call: ApiCall) -> SecretNames:
-    secrets = call.components.storage.secrets
+def list_secrets(call: ApiCall, secrets: SecretFiles) -> SecretNames:
     return SecretNames(own=secrets.names(call.user.name), shared=secrets.names())
 
 
@@ -209,10 +203,10 @@ def list_secrets(call: ApiCall) -> SecretNames:
     response=Acknowledgement,
     audit=_audit_put_secret,
 )
-def put_secret(call: ApiCall) -> Acknowledgement:
+def put_secret(call: ApiCall, secrets: SecretFiles) -> Acknowledgement:
     commands.put_secret(
         call.context,
-        call.components.storage.secrets,
+        secrets,
         call.path_param("name"),
         call.parse_body(SecretValue),
     )
@@ -232,10 +226,10 @@ def put_secret(call: ApiCall) -> Acknowledgement:
         detail=_secret_scope(call.query_text("shared") is not None),
     ),
 )
-def delete_secret(call: ApiCall) -> Acknowledgement:
+def delete_secret(call: ApiCall, secrets: SecretFiles) -> Acknowledgement:
     commands.delete_secret(
         call.context,
-        call.components.storage.secrets,
+        secrets,
         call.path_param("name"),
         shared=call.query_text("shared") is not None,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from tpufleet.errors import BadInput, DatabaseUnreachable, Unreachable
-from tpufleet.model.fleet.agent_protocol import PROTOCOL, Assignment, Heartbeat, HeartbeatReply
+from tpufleet.model.fleet.agent_protocol import Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.fleet.hosts import (
     MAX_HEARTBEAT_POINTS,
     Host,
@@ -21,19 +21,19 @@ from tpufleet.model.fleet.hosts import (
     HostLiveness,
     ProgressPoint,
 )
+from tpufleet.model.fleet.server_status import SERVERS_PREFIX
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.job.attempts import Attempt
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import JobId
 from tpufleet.model.tpu import topology
-from tpufleet.model.values.bounds import MAX_NUMBER
 from tpufleet.model.values.records import replace
 from tpufleet.policy.recovery import liveness
 from tpufleet.service.hosts.assignments import Assignments
 from tpufleet.service.jobs.metric_series import MetricRecorder
 from tpufleet.service.transport import identifiers
-from tpufleet.service.transport.worker_threads import HEARTBEATS
+from tpufleet.service.transport.fair_use import HEARTBEATS
 from tpufleet.stores.base import ChangeSet, Store
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,6 @@ class Heartbeats:
         self, heartbeat: Heartbeat, slice_id: SliceId, now: datetime
     ) -> HeartbeatReply:
         """The caller has been authenticated as an agent of this slice."""
-        heartbeat = with_possible_steps(heartbeat)
         times_sent = [point.at for point in heartbeat.points]
         heartbeat, points = on_server_clock(heartbeat, now)
         await self._update_interval(now)
@@ -240,14 +239,17 @@ class Heartbeats:
 
     async def _count_hosts(self, now: datetime) -> None:
         try:
-            hosts = await HEARTBEATS.run(self._store.count_seen_hosts, now - _COUNT_WINDOW)
+            self._interval = await HEARTBEATS.run(self._find_interval, now)
         except DatabaseUnreachable as error:  # logged by its store
             logger.debug("cannot count the hosts: %s", error)
-            return
         except Exception as error:
             logger.warning("cannot count the hosts; keeping the heartbeat interval: %s", error)
-            return
-        self._interval = max(self._min_interval, liveness.heartbeat_interval(hosts))
+
+    def _find_interval(self, now: datetime) -> timedelta:
+        hosts = self._store.count_seen_hosts(now - _COUNT_WINDOW)
+        announced = [each.at for each in self._store.objects(SERVERS_PREFIX)]
+        servers = liveness.count_servers(announced, self._store.time() or now)
+        return max(self._min_interval, liveness.heartbeat_interval(hosts, servers))
 
     def _reply(self, assignment: Assignment | None, *, release: bool) -> HeartbeatReply:
         return HeartbeatReply(
@@ -255,7 +257,6 @@ class Heartbeats:
             next_heartbeat=self._interval,
             lease=liveness.AGENT_LEASE,
             release=release,
-            protocol=PROTOCOL,
         )
 
     def record_unreadable(self, host_id: HostId, now: datetime) -> None:
@@ -336,34 +337,6 @@ def reported_facts(source: Heartbeat | Host) -> tuple[object, ...]:
         source.notice,
         source.environment,
     )
-
-
-def with_possible_steps(heartbeat: Heartbeat) -> Heartbeat:
-    """Without numbers that no program counts to. Agents of earlier releases pass them on, and no
-    database could hold them."""
-    progress, points = heartbeat.progress, heartbeat.points
-    steps = [point.step for point in points]
-    if progress is not None:
-        steps += [progress.step, progress.total, progress.checkpoint_step]
-    if all(step is None or _is_possible_step(step) for step in steps):
-        return heartbeat
-    if progress is not None:
-        progress = replace(
-            progress,
-            step=_possible_step(progress.step),
-            total=_possible_step(progress.total),
-            checkpoint_step=_possible_step(progress.checkpoint_step),
-        )
-    points = tuple(replace(point, step=_possible_step(point.step)) for point in points)
-    return replace(heartbeat, progress=progress, points=points)
-
-
-def _is_possible_step(number: int) -> bool:
-    return 0 <= number <= MAX_NUMBER
-
-
-def _possible_step(number: int | None) -> int | None:
-    return number if number is not None and _is_possible_step(number) else None
 
 
 def on_server_clock(

@@ -28,8 +28,8 @@ from tpufleet.model.fleet.host_commands import (
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.job.jobs import JobId
+from tpufleet.service.transport.fair_use import HEARTBEATS
 from tpufleet.service.transport.rate_limiter import TooManyRequests
-from tpufleet.service.transport.worker_threads import HEARTBEATS
 from tpufleet.stores.base import Store
 
 logger = logging.getLogger(__name__)

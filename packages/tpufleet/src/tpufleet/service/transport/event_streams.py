@@ -19,8 +19,8 @@ from tpufleet.model.api_types import JobRow
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.values.encoding import to_json
 from tpufleet.service.jobs import queries
+from tpufleet.service.transport.fair_use import AUTHENTICATION
 from tpufleet.service.transport.rate_limiter import TooManyRequests
-from tpufleet.service.transport.worker_threads import AUTHENTICATION
 from tpufleet.stores.base import EventQuery, Store, Subscription
 
 logger = logging.getLogger(__name__)
