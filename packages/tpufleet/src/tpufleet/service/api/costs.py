@@ -28,7 +28,6 @@ router = Router()
     "GET",
     "/costs",
     role=Role.VIEWER,
-    summary="Report chip hours and costs, paid and lost",
     params=(
         Param(
             "since",
@@ -39,6 +38,7 @@ router = Router()
     response=CostReport,
 )
 def get_costs(call: ApiCall, table: PriceTable) -> CostReport:
+    """Report chip hours and costs, paid and lost."""
     since = call.query_time("since")
     if not _reporting.acquire(blocking=False):
         raise TooManyRequests("another report of costs is being computed", _BUSY_RETRY)
@@ -56,14 +56,9 @@ def _report(call: ApiCall, since: datetime | None, table: PriceTable) -> CostRep
     return CostReport(rows=_priced(table, (*rows, *earlier)), now=call.now, jobs_since=jobs_since)
 
 
-@router.route(
-    "GET",
-    "/jobs/{ref}/cost",
-    role=Role.VIEWER,
-    summary="Report chip hours of one job, by type of slice: billed, running and lost",
-    response=CostReport,
-)
+@router.route("GET", "/jobs/{ref}/cost", role=Role.VIEWER, response=CostReport)
 def get_job_cost(call: ApiCall, table: PriceTable) -> CostReport:
+    """Report chip hours of one job, by type of slice: billed, running and lost."""
     job = call.find_job(call.path_param("ref"))
     attempts = call.store.attempts(job.id)
     slices = {each.id: each for each in call.store.slices(live_only=False, job_id=job.id)}
@@ -84,27 +79,17 @@ def _priced(table: PriceTable, rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
     )
 
 
-@router.route(
-    "GET",
-    "/budgets",
-    role=Role.VIEWER,
-    summary="Report what users and pools have spent of their budgets",
-    response=BudgetReport,
-)
+@router.route("GET", "/budgets", role=Role.VIEWER, response=BudgetReport)
 def get_budgets(call: ApiCall) -> BudgetReport:
+    """Report what users and pools have spent of their budgets."""
     report = call.store.metadata(BUDGET_REPORT)
     if report is None:
         return BudgetReport(budgets=(), now=call.now)
     return encoding.from_json(report.encode(), BudgetReport)
 
 
-@router.route(
-    "GET",
-    "/stock",
-    role=Role.VIEWER,
-    summary="Report grants and refusals of capacity",
-    response=StockReport,
-)
+@router.route("GET", "/stock", role=Role.VIEWER, response=StockReport)
 def get_stock(call: ApiCall) -> StockReport:
+    """Report grants and refusals of capacity."""
     rows = costs.stock(call.store.slices(live_only=False), call.store.refusals())
     return StockReport(rows=tuple(rows), now=call.now)

@@ -29,7 +29,6 @@ router = Router()
     "GET",
     "/events",
     role=Role.VIEWER,
-    summary="List events, oldest first",
     response=EventPage,
     params=(
         *PAGE_PARAMS,
@@ -40,6 +39,7 @@ router = Router()
     ),
 )
 def list_events(call: ApiCall) -> EventPage:
+    """List events, oldest first."""
     slice_id = call.query_text("slice")
     query = replace(
         event_query(call, None),
@@ -55,12 +55,12 @@ def list_events(call: ApiCall) -> EventPage:
     "GET",
     "/stream",
     role=Role.VIEWER,
-    summary="Stream events and changed jobs; resumes from Last-Event-ID",
     response=str,
     params=(_AFTER, Param("job", "only events of this job")),
     media_type=MediaType.EVENTS,
 )
 async def stream_events(call: ApiCall, hub: EventHub) -> Response:
+    """Stream events and changed jobs; resumes from Last-Event-ID."""
     last_id = call.request.headers.get("last-event-id") or call.query_text("after")
     ref = call.query_text("job")
     if ref is None and (call.user.pool is not None or call.user.scope is TokenScope.SUBMIT):

@@ -59,12 +59,12 @@ router = Router()
     "GET",
     "/jobs/{ref}/logs",
     role=Role.VIEWER,
-    summary="Read the logs of a job, each line prefixed with the rank of its host",
     response=str,
     params=_LOG_PARAMS,
     media_type=MediaType.TEXT,
 )
 def get_job_logs(call: ApiCall, logs: LogFiles) -> Response:
+    """Read the logs of a job, each line prefixed with the rank of its host."""
     text = log_streams.log_text(call.store, logs, _job_with_files(call), _selection(call))
     return StreamingResponse(
         _read_in_threads(text), media_type=MediaType.TEXT.value, headers=_NO_SNIFFING
@@ -75,12 +75,12 @@ def get_job_logs(call: ApiCall, logs: LogFiles) -> Response:
     "GET",
     "/jobs/{ref}/logs/stream",
     role=Role.VIEWER,
-    summary="Stream log lines until the job has ended; resumes from Last-Event-ID",
     response=str,
     params=(*_LOG_PARAMS, Param("from", "instead of the header Last-Event-ID")),
     media_type=MediaType.EVENTS,
 )
 async def stream_logs(call: ApiCall, logs: LogFiles, hub: EventHub) -> Response:
+    """Stream log lines until the job has ended; resumes from Last-Event-ID."""
     job = await call.run_in_thread(_job_with_files, call)
     selection = _selection(call)
     selection.validate(job)
@@ -99,14 +99,10 @@ async def stream_logs(call: ApiCall, logs: LogFiles, hub: EventHub) -> Response:
 
 
 @router.route(
-    "GET",
-    "/jobs/{ref}/result",
-    role=Role.VIEWER,
-    summary="Download the file `result` that a job wrote to its run folder",
-    response=bytes,
-    media_type=MediaType.BYTES,
+    "GET", "/jobs/{ref}/result", role=Role.VIEWER, response=bytes, media_type=MediaType.BYTES
 )
 def get_job_result(call: ApiCall, results: ResultFiles) -> Response:
+    """Download the file `result` that a job wrote to its run folder."""
     path = results.require(_job_with_files(call).id)
     return FileResponse(path, media_type=MediaType.BYTES.value, headers=_NO_SNIFFING)
 
@@ -115,7 +111,6 @@ def get_job_result(call: ApiCall, results: ResultFiles) -> Response:
     "POST",
     "/jobs/{ref}/links",
     role=Role.MEMBER,
-    summary="Create a link to the logs or the result of a job that works without a token",
     body=NewLink,
     response=SignedLink,
     audit=lambda call: AuditSubject(
@@ -125,6 +120,7 @@ def get_job_result(call: ApiCall, results: ResultFiles) -> Response:
     ),
 )
 def create_link(call: ApiCall, secret: ServerSecret) -> SignedLink:
+    """Create a link to the logs or the result of a job that works without a token."""
     job, new = find_job(call), call.parse_body(NewLink)
     call.user.require_job_owner(job)
     if new.resource not in _LINKED_RESOURCES:
@@ -141,13 +137,13 @@ def create_link(call: ApiCall, secret: ServerSecret) -> SignedLink:
     "DELETE",
     "/jobs/{ref}/files",
     role=Role.MEMBER,
-    summary="Delete the result of an ended job, and its code unless another job needs it",
     response=Acknowledgement,
     foreign_action=AuditAction.DELETE_JOB_FILES,
 )
 def delete_job_files(
     call: ApiCall, results: ResultFiles, snapshots: SnapshotFiles
 ) -> Acknowledgement:
+    """Delete the result of an ended job, and its code unless another job needs it."""
     job = find_job(call)
     commands.require_files_deletable(call.context, job)
     results.delete(job.id)
@@ -160,13 +156,13 @@ def delete_job_files(
     "POST",
     "/archive",
     role=Role.MEMBER,
-    summary="Archive jobs that have ended: listings leave them out, nothing is deleted",
     body=ArchiveRequest,
     response=JobPage,
     foreign_action=AuditAction.ARCHIVE_JOBS,
     foreign_target=lambda call: _selected_jobs(call.parse_body(ArchiveRequest)),
 )
 def archive_jobs(call: ApiCall) -> JobPage:
+    """Archive jobs that have ended: listings leave them out, nothing is deleted."""
     return retention.archive(call.context, call.parse_body(ArchiveRequest))
 
 
@@ -174,13 +170,13 @@ def archive_jobs(call: ApiCall) -> JobPage:
     "POST",
     "/unarchive",
     role=Role.MEMBER,
-    summary="List archived jobs again",
     body=UnarchiveRequest,
     response=JobPage,
     foreign_action=AuditAction.UNARCHIVE_JOBS,
     foreign_target=lambda call: _selected_jobs(call.parse_body(UnarchiveRequest)),
 )
 def unarchive_jobs(call: ApiCall) -> JobPage:
+    """List archived jobs again."""
     return retention.unarchive(call.context, call.parse_body(UnarchiveRequest))
 
 
@@ -188,13 +184,13 @@ def unarchive_jobs(call: ApiCall) -> JobPage:
     "POST",
     "/purge",
     role=Role.MEMBER,
-    summary="Delete the files of jobs that have ended; checkpoints only if requested",
     body=PurgeRequest,
     response=PurgeReport,
     foreign_action=AuditAction.PURGE_JOBS,
     foreign_target=lambda call: _selected_jobs(call.parse_body(PurgeRequest)),
 )
 def purge_jobs(call: ApiCall, files: JobFiles) -> PurgeReport:
+    """Delete the files of jobs that have ended; checkpoints only if requested."""
     request = call.parse_body(PurgeRequest)
     retention.require_selection(request)
     return retention.purge(call.context, files, request)

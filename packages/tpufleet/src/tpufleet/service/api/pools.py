@@ -20,13 +20,15 @@ from tpufleet.service.transport.routing import ApiCall, Router
 router = Router()
 
 
-@router.route("GET", "/pools", role=Role.VIEWER, summary="List pools", response=PoolPage)
+@router.route("GET", "/pools", role=Role.VIEWER, response=PoolPage)
 def list_pools(call: ApiCall) -> PoolPage:
+    """List pools."""
     return PoolPage(pools=tuple(call.store.pools()))
 
 
-@router.route("GET", "/pools/{name}", role=Role.VIEWER, summary="Show one pool", response=Pool)
+@router.route("GET", "/pools/{name}", role=Role.VIEWER, response=Pool)
 def get_pool(call: ApiCall) -> Pool:
+    """Show one pool."""
     name = call.path_param("name")
     pool = call.store.pool(name)
     if pool is None:
@@ -39,12 +41,12 @@ def get_pool(call: ApiCall) -> Pool:
     "PUT",
     "/pools/{name}",
     role=Role.ADMIN,
-    summary="Create or update a pool",
     body=Pool,
     response=Pool,
     audit=lambda call: AuditSubject(action=AuditAction.PUT_POOL, target=call.path_param("name")),
 )
 def put_pool(call: ApiCall, storage: JobStorage) -> Pool:
+    """Create or update a pool."""
     name, document = call.path_param("name"), call.parse_body(dict[str, Any])
     if document.get("name", name) != name:
         raise BadInput(f"name: the body says {document['name']!r}, the path says {name!r}")
@@ -58,11 +60,11 @@ def put_pool(call: ApiCall, storage: JobStorage) -> Pool:
     "DELETE",
     "/pools/{name}",
     role=Role.ADMIN,
-    summary="Delete a pool that no job uses; its reservations end",
     response=Acknowledgement,
     audit=lambda call: AuditSubject(action=AuditAction.DELETE_POOL, target=call.path_param("name")),
 )
 def delete_pool(call: ApiCall) -> Acknowledgement:
+    """Delete a pool that no job uses; its reservations end."""
     pool_commands.delete_pool(call.context, call.path_param("name"))
     call.notify()
     return Acknowledgement()

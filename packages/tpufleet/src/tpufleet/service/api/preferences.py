@@ -17,12 +17,12 @@ _USER = Param("user", "another user; requires the admin role")
     "GET",
     "/preferences",
     role=Role.VIEWER,
-    summary="Settings, aliases, working directories and views of the caller",
     response=Preferences,
     params=(_USER,),
     foreign_action=AuditAction.READ_PREFERENCES,
 )
 def get_preferences(call: ApiCall) -> Preferences:
+    """Settings, aliases, working directories and views of the caller."""
     owner = _owner(call)
     return call.store.document(Preferences, owner) or Preferences(owner=owner)
 
@@ -31,13 +31,13 @@ def get_preferences(call: ApiCall) -> Preferences:
     "PATCH",
     "/preferences",
     role=Role.VIEWER,  # only their own
-    summary="Set or remove preferences; entries that are missing stay as they are",
     body=PreferenceChanges,
     response=Preferences,
     params=(_USER,),
     foreign_action=AuditAction.CHANGE_PREFERENCES,
 )
 def change_preferences(call: ApiCall) -> Preferences:
+    """Set or remove preferences; entries that are missing stay as they are."""
     owner, changes = _owner(call), call.parse_body(PreferenceChanges)
     changed = call.store.update_document(
         Preferences,

@@ -17,8 +17,9 @@ from tpufleet.service.transport.routing import ApiCall, MediaType, Router
 router = Router()
 
 
-@router.route("GET", "/me", role=Role.VIEWER, summary="Current user", response=CurrentUser)
+@router.route("GET", "/me", role=Role.VIEWER, response=CurrentUser)
 def get_me(call: ApiCall) -> CurrentUser:
+    """Current user."""
     return CurrentUser(
         name=call.user.name,
         role=call.user.role,
@@ -29,14 +30,9 @@ def get_me(call: ApiCall) -> CurrentUser:
     )
 
 
-@router.route(
-    "GET",
-    "/status",
-    role=Role.VIEWER,
-    summary="Status of the control plane and its providers",
-    response=ServerStatus,
-)
+@router.route("GET", "/status", role=Role.VIEWER, response=ServerStatus)
 def get_status(call: ApiCall, server: AboutServer) -> ServerStatus:
+    """Status of the control plane and its providers."""
     recent = server.recent_errors
     return server_status.status(
         call.store,
@@ -47,18 +43,13 @@ def get_status(call: ApiCall, server: AboutServer) -> ServerStatus:
     )
 
 
-@router.route(
-    "GET",
-    "/metrics",
-    role=Role.VIEWER,
-    summary="Metrics in the text format of Prometheus",
-    response=str,
-    media_type=MediaType.METRICS,
-)
+@router.route("GET", "/metrics", role=Role.VIEWER, response=str, media_type=MediaType.METRICS)
 def get_metrics(call: ApiCall, metrics: ServerMetrics) -> Response:
+    """Metrics in the text format of Prometheus."""
     return Response(metrics.text(), media_type=MediaType.METRICS.value)
 
 
-@router.route("GET", "/openapi.json", role=Role.VIEWER, summary="This document", response=dict)
+@router.route("GET", "/openapi.json", role=Role.VIEWER, response=dict)
 def get_openapi(call: ApiCall, document: OpenApiDocument) -> Response:
+    """This document."""
     return Response(document.content, media_type=MediaType.JSON.value)

@@ -25,11 +25,11 @@ router = Router()
     "POST",
     "/session",
     role=Role.VIEWER,
-    summary="Log a browser in: sets a cookie that stands for the token of this request",
     response=BrowserSession,
     audit=lambda call: AuditSubject(action=AuditAction.CREATE_SESSION, target=call.user.name),
 )
 def create_session(call: ApiCall, secret: ServerSecret, server: AboutServer) -> Response:
+    """Log a browser in: sets a cookie that stands for the token of this request."""
     session_id = user_commands.create_session(call.context, sessions.LIFETIME)
     cookie = sessions.sign_cookie(secret, call.token_hash, session_id, call.now)
     csrf = sessions.csrf_token(secret, cookie)
@@ -53,14 +53,9 @@ def _is_encrypted(call: ApiCall, public_url: str) -> bool:
     )
 
 
-@router.route(
-    "GET",
-    "/session",
-    role=Role.VIEWER,
-    summary="The session of this browser",
-    response=BrowserSession,
-)
+@router.route("GET", "/session", role=Role.VIEWER, response=BrowserSession)
 def get_session(call: ApiCall) -> Response:
+    """The session of this browser."""
     if sessions.cookie_from(call.request.headers.get("cookie")) is None:
         raise NotFound("no session; log in with a token")
     return _session_response(call, call.user.session_id)
@@ -70,11 +65,11 @@ def get_session(call: ApiCall) -> Response:
     "DELETE",
     "/session",
     role=Role.VIEWER,
-    summary="Log this browser out: its cookie is no longer accepted",
     response=dict,
     audit=lambda call: AuditSubject(action=AuditAction.DELETE_SESSION, target=call.user.name),
 )
 def delete_session(call: ApiCall) -> Response:
+    """Log this browser out: its cookie is no longer accepted."""
     user_commands.delete_session(call.context)
     response = Response(b"{}", media_type=MediaType.JSON.value)
     response.delete_cookie(sessions.COOKIE, httponly=True, samesite="strict")
@@ -85,11 +80,11 @@ def delete_session(call: ApiCall) -> Response:
     "POST",
     "/session/link",
     role=Role.VIEWER,
-    summary="A path that logs a browser in as the caller, once, within two minutes",
     response=LoginLink,
     audit=lambda call: AuditSubject(action=AuditAction.CREATE_LOGIN_LINK, target=call.user.name),
 )
 def create_login_link(call: ApiCall, links: LoginLinks) -> LoginLink:
+    """A path that logs a browser in as the caller, once, within two minutes."""
     code = links.create(call.token_hash, call.now)
     return LoginLink(path=f"/#/login/{code}")
 

@@ -51,7 +51,6 @@ def _audit_host_command(call: ApiCall) -> AuditSubject:
     "GET",
     "/slices",
     role=Role.VIEWER,
-    summary="List slices",
     response=SlicePage,
     params=(
         Param("pool", "pool name"),
@@ -61,6 +60,7 @@ def _audit_host_command(call: ApiCall) -> AuditSubject:
     ),
 )
 def list_slices(call: ApiCall) -> SlicePage:
+    """List slices."""
     ref, slice_id = call.query_text("job"), call.query_text("id")
     if slice_id is not None:
         found = call.store.slice(SliceId(slice_id))
@@ -78,7 +78,6 @@ def list_slices(call: ApiCall) -> SlicePage:
     "POST",
     "/slices",
     role=Role.ADMIN,  # it changes a machine with the credentials of the server
-    summary="Adopt a node that a person made, as a slice of a pool",
     body=AdoptRequest,
     response=AdoptedNode,
     audit=lambda call: AuditSubject(
@@ -88,6 +87,7 @@ def list_slices(call: ApiCall) -> SlicePage:
     ),
 )
 def adopt_node(call: ApiCall) -> AdoptedNode:
+    """Adopt a node that a person made, as a slice of a pool."""
     slice_id = adopted_nodes.adopt(call.context, call.parse_body(AdoptRequest))
     call.notify()
     return AdoptedNode(slice_id=slice_id)
@@ -97,13 +97,13 @@ def adopt_node(call: ApiCall) -> AdoptedNode:
     "DELETE",
     "/slices/{id}",
     role=Role.ADMIN,
-    summary="Give an adopted node back: its agent stops, and it is not deleted",
     response=Acknowledgement,
     audit=lambda call: AuditSubject(
         action=AuditAction.UNREGISTER_NODE, target=call.path_param("id")
     ),
 )
 def unregister_node(call: ApiCall) -> Acknowledgement:
+    """Give an adopted node back: its agent stops, and it is not deleted."""
     adopted_nodes.unregister(call.context, call.path_param("id"))
     call.notify()
     return Acknowledgement()
@@ -113,7 +113,6 @@ def unregister_node(call: ApiCall) -> Acknowledgement:
     "POST",
     "/slices/{id}/fault",
     role=Role.MEMBER,  # and the owner of the job on it, or an admin
-    summary="Inject a fault into a slice",
     body=FaultRequest,
     response=Acknowledgement,
     audit=lambda call: AuditSubject(
@@ -123,6 +122,7 @@ def unregister_node(call: ApiCall) -> Acknowledgement:
     ),
 )
 def inject_fault(call: ApiCall, faults: Faults) -> Acknowledgement:
+    """Inject a fault into a slice."""
     commands.request_fault(
         call.context,
         SliceId(call.path_param("id")),
@@ -137,12 +137,12 @@ def inject_fault(call: ApiCall, faults: Faults) -> Acknowledgement:
     "POST",
     "/slices/{id}/commands",
     role=Role.MEMBER,  # and the owner of the job on it, or an admin
-    summary="Run a command or a diagnosis on hosts of a slice, through their agents",
     body=HostCommandRequest,
     response=Acknowledgement,
     audit=_audit_host_command,
 )
 def send_host_command(call: ApiCall, host_commands: HostCommandQueue) -> Acknowledgement:
+    """Run a command or a diagnosis on hosts of a slice, through their agents."""
     request, slice_id = call.parse_body(HostCommandRequest), SliceId(call.path_param("id"))
     if not 1 <= len(request.id) <= 64 or not request.id.isalnum():
         raise BadInput("id: must be 1 to 64 letters and digits")
@@ -176,10 +176,10 @@ def send_host_command(call: ApiCall, host_commands: HostCommandQueue) -> Acknowl
     "GET",
     "/slices/{id}/commands/{command}",
     role=Role.MEMBER,  # and the owner of the job on the slice, or an admin
-    summary="Get the results of a host command",
     response=HostCommandReport,
 )
 def get_host_command(call: ApiCall, host_commands: HostCommandQueue) -> HostCommandReport:
+    """Get the results of a host command."""
     slice_id = SliceId(call.path_param("id"))
     tpu_slice = call.store.slice(slice_id)
     if tpu_slice is None:
@@ -192,12 +192,12 @@ def get_host_command(call: ApiCall, host_commands: HostCommandQueue) -> HostComm
     "GET",
     "/slices/{id}/commands/{command}/file",
     role=Role.MEMBER,  # and the owner of the job on the slice, or an admin
-    summary="Download the file that a host sent with the result of a host command",
     params=(Param("host", "index of the host in the slice", number=True),),
     response=bytes,
     media_type=MediaType.BYTES,
 )
 def get_host_command_file(call: ApiCall, host_commands: HostCommandQueue) -> Response:
+    """Download the file that a host sent with the result of a host command."""
     slice_id = SliceId(call.path_param("id"))
     tpu_slice = call.store.slice(slice_id)
     if tpu_slice is None:

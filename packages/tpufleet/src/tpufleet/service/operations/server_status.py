@@ -45,9 +45,10 @@ class AboutServer:
 def status(
     store: Store,
     now: datetime,
-    about: AboutServer,
+    about: AboutServer | None = None,
     errors: tuple[LoggedError, ...] = (),
 ) -> ServerStatus:
+    about = about or AboutServer()
     report = controller_report(store)
     queued = store.jobs(JobQuery(states=frozenset({JobState.QUEUED}), limit=_MAX_QUEUED))
     blocked = [

@@ -21,6 +21,7 @@ _ERRORS = {
     "401": "Missing or unknown token",
     "403": "Permission denied",
     "404": "Not found",
+    "408": "The request body arrives too slowly",
     "409": "Conflict with the current state",
     "413": "Request body too large",
     "429": "Too many requests; retry after the number of seconds in Retry-After",

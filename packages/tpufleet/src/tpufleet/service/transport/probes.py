@@ -31,6 +31,10 @@ READY = (200, "ok")
 NO_DATABASE = "the database does not respond"
 RETRY_AFTER_SECONDS = 5  # of answers with status 503
 # They name no file: anyone may ask. The log does.
+_UNUSABLE = (
+    "the server cannot write its database: nothing new is recorded\n"
+    "  next: an admin finds the reason with `tpu status`, or in the server's log"
+)
 _STORAGE_PROBLEMS = (
     (
         DatabaseFull,
@@ -47,11 +51,7 @@ _STORAGE_PROBLEMS = (
         "the server's database is read-only: nothing new is recorded\n"
         "  next: make its file and the file system writable again, then retry",
     ),
-    (
-        StorageUnusable,
-        "the server cannot write its database: nothing new is recorded\n"
-        "  next: an admin finds the reason with `tpu status`, or in the server's log",
-    ),
+    (StorageUnusable, _UNUSABLE),
 )
 
 
@@ -94,4 +94,4 @@ class Probes:
         if problem is None:
             return READY
         logger.warning("cannot write: %s", problem)
-        return 200, f"ok, but {storage_problem(problem) or problem}"
+        return 200, f"ok, but {storage_problem(problem) or _UNUSABLE}"

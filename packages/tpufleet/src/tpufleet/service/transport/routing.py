@@ -83,7 +83,6 @@ class Route:
     method: str
     path: str  # below the prefix
     role: Role | str
-    summary: str
     handler: Callable[..., Any]  # of the call, and of what its other parameters ask for by type
     params: tuple[Param, ...] = ()
     body: Any = None  # type of the JSON body; bytes for a raw one
@@ -105,6 +104,12 @@ class Route:
     @property
     def operation_id(self) -> str:
         return self.handler.__name__
+
+    @property
+    def summary(self) -> str:
+        """The first paragraph of the handler's docstring."""
+        paragraph = (inspect.getdoc(self.handler) or "").partition("\n\n")[0]
+        return " ".join(paragraph.split()).removesuffix(".")
 
     def bind(self, provided: Mapping[Any, object]) -> Route:
         """The same route with functions of the call alone."""
@@ -128,20 +133,13 @@ class Router:
         self.routes: list[Route] = []
 
     def route(
-        self, method: str, path: str, *, role: Role | str, summary: str, **options: Any
+        self, method: str, path: str, *, role: Role | str, **options: Any
     ) -> Callable[[Handler], Handler]:
         """Register the decorated handler. `options` are the other fields of `Route`."""
 
         def register(handler: Handler) -> Handler:
             self.routes.append(
-                Route(
-                    method=method,
-                    path=path,
-                    role=role,
-                    summary=summary,
-                    handler=handler,
-                    **options,
-                )
+                Route(method=method, path=path, role=role, handler=handler, **options)
             )
             return handler
 
