@@ -61,7 +61,7 @@ class HostSilence:
         self._checked_at = uptime
         by_slice = working_set.hosts_by_slice()
         hosts = self.hosts = sum(by_slice.values())
-        limit = liveness.lost_after(hosts, self._fewest_servers(uptime, now))
+        limit = liveness.lost_after(hosts, self._fewest_servers(hosts, uptime, now))
         margin = liveness.watched_after(limit)
         # A report from the future is as suspect as an old one: a clock was set back.
         old_reports = self._store.liveness_outside(now - margin, now + margin)
@@ -73,14 +73,15 @@ class HostSilence:
         ]
         return self._within_limit(silent, by_slice, uptime) if silent else []
 
-    def _fewest_servers(self, uptime: timedelta, now: datetime) -> int:
-        """In the time that an agent may act on what a server told it: hosts report less often when
-        there are fewer servers. One until that time has passed."""
+    def _fewest_servers(self, hosts: int, uptime: timedelta, now: datetime) -> int:
+        """In the time in which every host learns how often to report: the fewer servers there are,
+        the less often. One until that time has passed."""
         announced = [each.at for each in self._store.objects(SERVERS_PREFIX)]
         servers = liveness.count_servers(announced, self._store.time() or now)
         if servers != self._servers[-1][1]:
             self._servers.append((uptime, servers))
-        while len(self._servers) > 1 and uptime - self._servers[1][0] > liveness.AGENT_LEASE:
+        learned = liveness.lost_after(hosts)
+        while len(self._servers) > 1 and uptime - self._servers[1][0] > learned:
             self._servers.popleft()
         return min(count for _, count in self._servers)
 
