@@ -87,78 +87,52 @@ class AgentClient:
 
     def register(self, host: HostId, nonce: str) -> str:
         """The slice token, in exchange for the bootstrap token of this client."""
-        with self._translate_errors():
-            response = self._http.post(
-                "/register",
-                content=encoding.to_json(SliceTokenRequest(host_id=host, nonce=nonce)),
-                headers={"Content-Type": "application/json"},
-                timeout=HEARTBEAT_TIMEOUT,
-            )
+        request = encoding.to_json(SliceTokenRequest(host_id=host, nonce=nonce))
+        response = self._post("/register", request, timeout=HEARTBEAT_TIMEOUT)
         _check(response)
         return _decoded(response, SliceTokenReply).token
 
     def send_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Raises UnreadableHeartbeat when the server knows this host and cannot read the report."""
-        with self._translate_errors():
-            response = self._http.post(
-                "/heartbeat",
-                content=encoding.to_json(heartbeat),
-                headers={"Content-Type": "application/json"},
-                timeout=HEARTBEAT_TIMEOUT,
-            )
+        content = encoding.to_json(heartbeat)
+        response = self._post("/heartbeat", content, timeout=HEARTBEAT_TIMEOUT)
         self.reachable = response.status_code < 500 and not _is_foreign(response)
-        if response.status_code == 400 and _error_kind(response) == "BadInput":
-            raise UnreadableHeartbeat(_error_message(response))
+        kind, message = _error(response)
+        if response.status_code == 400 and kind == "BadInput":
+            raise UnreadableHeartbeat(message)
         _check(response)
         return _decoded(response, HeartbeatReply)
 
     def send_log(self, attempt: AttemptId, host: HostId, offset: int, data: bytes) -> int:
         """Upload bytes of the log from `offset`; returns how many bytes the server has now."""
-        with self._translate_errors():
-            response = self._http.post(
-                "/logs",
-                params={"attempt": attempt, "host": host, "offset": offset},
-                content=data,
-                headers={"Content-Type": "application/octet-stream"},
-                timeout=LOG_TIMEOUT,
-            )
+        response = self._post("/logs", data, attempt=attempt, host=host, offset=offset)
         if response.status_code != 409:  # 409: a gap; `size` is where to continue
             _check(response)
         return _decoded(response, _LogSize).size
 
     def send_command_result(self, command_id: str, result: HostCommandResult) -> None:
-        with self._translate_errors():
-            response = self._http.post(
-                f"/commands/{quote(command_id, safe='')}",
-                content=encoding.to_json(result),
-                headers={"Content-Type": "application/json"},
-                timeout=LOG_TIMEOUT,
-            )
-        _check(response)
+        path = f"/commands/{quote(command_id, safe='')}"
+        _check(self._post(path, encoding.to_json(result)))
 
     def send_command_file(self, command_id: str, host: HostId, offset: int, data: bytes) -> None:
         """Upload a part of the file that belongs to the result of a host command."""
-        with self._translate_errors():
-            response = self._http.post(
-                f"/commands/{quote(command_id, safe='')}/file",
-                params={"host": host, "offset": offset},
-                content=data,
-                headers={"Content-Type": "application/octet-stream"},
-                timeout=LOG_TIMEOUT,
-            )
-        _check(response)
+        path = f"/commands/{quote(command_id, safe='')}/file"
+        _check(self._post(path, data, host=host, offset=offset))
 
     def send_result(self, attempt: AttemptId, host: HostId, data: bytes) -> None:
         """Upload the job's result; the first one wins."""
+        _check(self._post("/results", data, attempt=attempt, host=host))
+
+    def _post(
+        self,
+        path: str,
+        content: bytes,
+        *,
+        timeout: httpx.Timeout = LOG_TIMEOUT,
+        **params: str | int,
+    ) -> httpx.Response:
         with self._translate_errors():
-            response = self._http.post(
-                "/results",
-                params={"attempt": attempt, "host": host},
-                content=data,
-                headers={"Content-Type": "application/octet-stream"},
-                timeout=LOG_TIMEOUT,
-            )
-        _check(response)
+            return self._http.post(path, params=params, content=content, timeout=timeout)
 
     def snapshot(self, digest: str) -> Iterator[bytes]:
         """Download the archive in chunks."""
@@ -197,7 +171,7 @@ def _check(response: httpx.Response) -> None:
             f"{url.scheme}://{url.netloc.decode()} answered {status} for {path}, but no control "
             f"plane did: a proxy, a load balancer or another server; check `public_url`: {answer}"
         )
-    message = f"the control plane returned {status} for {path}: {_error_message(response)}"
+    message = f"the control plane returned {status} for {path}: {_error(response)[1]}"
     if status >= 500 or status in _RETRYABLE:
         raise errors.Unreachable(message)
     raise _PERMANENT.get(status, errors.BadInput)(message)
@@ -205,21 +179,18 @@ def _check(response: httpx.Response) -> None:
 
 def _is_foreign(response: httpx.Response) -> bool:
     """Whether an error is not from our server, whose errors all have a kind."""
-    return not response.is_success and _error_kind(response) is None
+    return not response.is_success and _error(response)[0] is None
 
 
-def _error_kind(response: httpx.Response) -> str | None:
+def _error(response: httpx.Response) -> tuple[str | None, str]:
+    """The kind and the message of an error of our server."""
+    if response.is_success:
+        return None, ""
     try:
-        return str(response.json()["error"]["kind"])
+        error = response.json()["error"]
+        return str(error["kind"]), str(error["message"])
     except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _error_message(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return response.text[:200]
+        return None, response.text[:200]
 
 
 def _decoded(response: httpx.Response, kind: type[T]) -> T:

@@ -27,6 +27,7 @@ from tpufleet.service.files.results import MAX_RESULT_BYTES, ResultFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.hosts.heartbeats import Heartbeats, check_host_exists
 from tpufleet.service.hosts.host_commands import HostCommandQueue
+from tpufleet.service.lookups import require_slice
 from tpufleet.service.transport import auth, identifiers
 from tpufleet.service.transport.fair_use import AGENTS
 from tpufleet.service.transport.routing import (
@@ -228,10 +229,7 @@ def _attempt(call: ApiCall, host: HostId, slice_id: SliceId) -> Attempt:
         raise NotFound(f"no attempt with id {attempt_id!r}")
     if slice_id not in attempt.slices:
         raise Forbidden(f"attempt {attempt_id} does not run on slice {slice_id}")
-    tpu_slice = call.store.slice(slice_id)
-    if tpu_slice is None:
-        raise NotFound(f"no slice named {slice_id}")
-    check_host_exists(host, tpu_slice)
+    check_host_exists(host, require_slice(call.store, slice_id))
     return attempt
 
 

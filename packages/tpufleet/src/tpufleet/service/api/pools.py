@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput
 from tpufleet.model.api_types import Acknowledgement, PoolPage
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.people.audit import AuditAction
@@ -13,8 +13,8 @@ from tpufleet.model.values.bounds import check_bounds
 from tpufleet.model.values.encoding import from_builtins
 from tpufleet.service.fleet import pool_commands
 from tpufleet.service.jobs.submission import JobStorage
+from tpufleet.service.lookups import require_pool
 from tpufleet.service.people.audit import AuditSubject
-from tpufleet.service.transport import identifiers
 from tpufleet.service.transport.routing import ApiCall, Router
 
 router = Router()
@@ -29,12 +29,7 @@ def list_pools(call: ApiCall) -> PoolPage:
 @router.route("GET", "/pools/{name}", role=Role.VIEWER, response=Pool)
 def get_pool(call: ApiCall) -> Pool:
     """Show one pool."""
-    name = call.path_param("name")
-    pool = call.store.pool(name)
-    if pool is None:
-        known = [each.name for each in call.store.pools()]
-        raise NotFound(f"no pool named {name!r}{identifiers.suggestion(name, known)}")
-    return pool
+    return require_pool(call.store, call.path_param("name"))
 
 
 @router.route(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tpufleet.errors import Forbidden, NotFound
+from tpufleet.errors import Forbidden
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.preferences import PreferenceChanges, Preferences, apply_changes
 from tpufleet.model.people.users import Role
+from tpufleet.service.lookups import require_user
 from tpufleet.service.transport.routing import ApiCall, Param, Router
 
 router = Router()
@@ -56,7 +57,6 @@ def _owner(call: ApiCall) -> str:
         raise Forbidden(f"preferences of {user}: requires the admin role")
     if call.user.limited:
         raise Forbidden(f"preferences of {user}: requires a token without limits")
-    if call.store.user(user) is None:
-        raise NotFound(f"no user named {user!r}; list users with `tpu user list`")
+    require_user(call.store, user)
     call.user.record_foreign_access(user, f"preferences of {user}")
     return user

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from starlette.responses import Response, StreamingResponse
 
-from tpufleet.errors import BadInput, Forbidden, NotFound
+from tpufleet.errors import BadInput, Forbidden
 from tpufleet.model.api_types import (
     Acknowledgement,
     AdoptedNode,
@@ -23,13 +23,14 @@ from tpufleet.model.fleet.host_commands import (
     HostCommandRequest,
 )
 from tpufleet.model.fleet.hosts import host_id
-from tpufleet.model.fleet.slices import SIMULATED_PROVIDERS, SliceId, SliceState
+from tpufleet.model.fleet.slices import SIMULATED_PROVIDERS, SliceId
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role
 from tpufleet.model.tpu import topology
 from tpufleet.service.fleet import adopted_nodes
 from tpufleet.service.hosts.host_commands import HostCommandQueue
 from tpufleet.service.jobs import commands, queries
+from tpufleet.service.lookups import require_host_index, require_slice
 from tpufleet.service.people.audit import AuditSubject
 from tpufleet.service.transport.routing import ApiCall, Faults, MediaType, Param, Router
 
@@ -155,17 +156,14 @@ def send_host_command(call: ApiCall, host_commands: HostCommandQueue) -> Acknowl
         raise BadInput("duration: of a profile must be more than 0 s and at most 1m")
     if len(request.command) > MAX_ARGUMENTS:
         raise BadInput(f"command: has more than {MAX_ARGUMENTS} arguments")
-    tpu_slice = call.store.slice(slice_id)
-    if tpu_slice is None or tpu_slice.state is SliceState.GONE:
-        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
+    tpu_slice = require_slice(call.store, slice_id, live=True)
     job_id = commands.require_slice_access(call.context, tpu_slice)
     simulated = tpu_slice.provider in SIMULATED_PROVIDERS
     if simulated and request.kind is HostCommandKind.COMMAND and not call.user.is_admin:
         # Agents of simulated slices run as the server's user, outside the isolation of jobs.
         raise Forbidden("commands on a simulated slice run as the server: requires the admin role")
+    require_host_index(tpu_slice, request.host)
     count = topology.find(tpu_slice.accelerator).hosts
-    if request.host is not None and not 0 <= request.host < count:
-        raise BadInput(f"host: slice {slice_id} has hosts 0 to {count - 1}, not {request.host}")
     indexes = range(count) if request.host is None else (request.host,)
     hosts = tuple(host_id(slice_id, index) for index in indexes)
     host_commands.send(request, slice_id, hosts, call.now, job_id)
@@ -181,10 +179,7 @@ def send_host_command(call: ApiCall, host_commands: HostCommandQueue) -> Acknowl
 def get_host_command(call: ApiCall, host_commands: HostCommandQueue) -> HostCommandReport:
     """Get the results of a host command."""
     slice_id = SliceId(call.path_param("id"))
-    tpu_slice = call.store.slice(slice_id)
-    if tpu_slice is None:
-        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
-    commands.require_slice_access(call.context, tpu_slice)
+    commands.require_slice_access(call.context, require_slice(call.store, slice_id))
     return host_commands.report(call.path_param("command"), call.path_param("id"), call.now)
 
 
@@ -199,10 +194,7 @@ def get_host_command(call: ApiCall, host_commands: HostCommandQueue) -> HostComm
 def get_host_command_file(call: ApiCall, host_commands: HostCommandQueue) -> Response:
     """Download the file that a host sent with the result of a host command."""
     slice_id = SliceId(call.path_param("id"))
-    tpu_slice = call.store.slice(slice_id)
-    if tpu_slice is None:
-        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
-    commands.require_slice_access(call.context, tpu_slice)
+    commands.require_slice_access(call.context, require_slice(call.store, slice_id))
     host = host_id(slice_id, call.query_int("host", 0) or 0)
     parts = host_commands.read_file(call.path_param("command"), slice_id, host)
     return StreamingResponse(parts, media_type=MediaType.BYTES.value)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from tpufleet.errors import BadInput, DatabaseUnreachable, Unreachable
+from tpufleet.errors import BadInput
 from tpufleet.model.fleet.agent_protocol import Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.fleet.hosts import (
     MAX_HEARTBEAT_POINTS,
@@ -32,6 +32,7 @@ from tpufleet.model.values.records import replace
 from tpufleet.policy.recovery import liveness
 from tpufleet.service.hosts.assignments import Assignments
 from tpufleet.service.jobs.metric_series import MetricRecorder
+from tpufleet.service.operations.background import log_failure
 from tpufleet.service.transport import identifiers
 from tpufleet.service.transport.fair_use import HEARTBEATS
 from tpufleet.stores.base import ChangeSet, Store
@@ -168,12 +169,8 @@ class Heartbeats:
             await asyncio.sleep(every)
             try:
                 await self.flush()
-            except DatabaseUnreachable as error:  # logged by its store
-                logger.debug("cannot record host liveness: %s", error)
-            except Unreachable as error:  # as of a full disk: each attempt has the same stack
-                logger.warning("cannot record host liveness; retrying in %s s: %s", every, error)
-            except Exception:
-                logger.exception("cannot record host liveness; retrying in %s s", every)
+            except Exception as error:
+                log_failure(logger, "record host liveness", error)
 
     # Reading.
 
@@ -240,10 +237,8 @@ class Heartbeats:
     async def _count_hosts(self, now: datetime) -> None:
         try:
             self._interval = await HEARTBEATS.run(self._find_interval, now)
-        except DatabaseUnreachable as error:  # logged by its store
-            logger.debug("cannot count the hosts: %s", error)
         except Exception as error:
-            logger.warning("cannot count the hosts; keeping the heartbeat interval: %s", error)
+            log_failure(logger, "count the hosts", error)
 
     def _find_interval(self, now: datetime) -> timedelta:
         hosts = self._store.count_seen_hosts(now - _COUNT_WINDOW)

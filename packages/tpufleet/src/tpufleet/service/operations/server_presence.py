@@ -9,9 +9,10 @@ from datetime import datetime, timedelta
 
 import tpufleet
 from tpufleet.clocks import Clock
-from tpufleet.errors import DatabaseUnreachable, FleetError
+from tpufleet.errors import FleetError
 from tpufleet.model.fleet.server_status import SERVERS_PREFIX, SeenServer
 from tpufleet.policy.recovery import liveness
+from tpufleet.service.operations.background import log_failure
 from tpufleet.stores.base import Store
 
 logger = logging.getLogger(__name__)
@@ -26,10 +27,8 @@ def announce_until(stopping: threading.Event, store: Store, name: str, clock: Cl
     while True:
         try:
             announce(store, name, store.time() or clock.now())
-        except DatabaseUnreachable as error:  # logged by its store
-            logger.debug("cannot announce this server: %s", error)
         except Exception as error:
-            logger.warning("cannot announce this server; retrying: %s", error)
+            log_failure(logger, "announce this server", error)
         if stopping.wait(INTERVAL_SECONDS):
             break
     try:

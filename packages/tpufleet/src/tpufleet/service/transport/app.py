@@ -170,7 +170,7 @@ def create_app(
 
     audit_log = AuditLog(store)
     dispatch = Dispatcher(store, clock, audit_log, metrics, notify)
-    threads = [
+    threads: list[Callable[[threading.Event], None]] = [
         partial(
             housekeeping.run_until,
             store=store,
