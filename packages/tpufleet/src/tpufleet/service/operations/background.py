@@ -8,10 +8,11 @@ from tpufleet.errors import DatabaseUnreachable, FleetError
 
 
 def log_failure(logger: logging.Logger, what: str, error: Exception) -> None:
-    """Without a stack for errors of the outside world, which repeat until it recovers."""
+    """Without a stack for errors of the outside world, which repeat until it recovers. `what` is
+    part of the format, because `RecentErrors` counts messages by it."""
     if isinstance(error, DatabaseUnreachable):  # logged by its store
-        logger.debug("cannot %s: %s", what, error)
+        logger.debug(f"cannot {what}: %s", error)
     elif isinstance(error, FleetError | OSError):
-        logger.warning("cannot %s; retrying: %s", what, error)
+        logger.warning(f"cannot {what}; retrying: %s", error)
     else:
-        logger.error("cannot %s; retrying", what, exc_info=error)
+        logger.error(f"cannot {what}; retrying", exc_info=error)
