@@ -49,6 +49,7 @@ class Tally:
     errors: list[str] = field(default_factory=list)
     interval: float = 0.0  # longest interval that the server requested, in seconds
     reconnects: int = 0  # connections that the server closed after a reply
+    silenced: str = ""  # the attempt of the agent that stopped at the end
 
 
 class Agent:
@@ -62,7 +63,7 @@ class Agent:
         self._token = token
         self._failures = 0
         self._head = (
-            f"POST /api/v1/agent/beat HTTP/1.1\r\nHost: fleet\r\n"
+            f"POST /api/v1/agent/heartbeat HTTP/1.1\r\nHost: fleet\r\n"
             f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
         )
         self._tally = tally
@@ -147,7 +148,8 @@ async def run_agents(
     goes_on: bool = False,
 ) -> None:
     """`spread`: the first heartbeats are sent within this many seconds. `part`: this process sends
-    the heartbeats of every n-th host. `goes_on`: until it is killed."""
+    the heartbeats of every n-th host. `goes_on`: until it is killed, less the first host, which
+    then falls silent."""
     secret = (home / "secret").read_text().strip().encode()
     store = open_store(store_url or f"sqlite:///{home / 'fleet.db'}")
     hosts = list(enumerate(store.live().hosts))[part[0] :: part[1]]
@@ -162,6 +164,9 @@ async def run_agents(
     await asyncio.sleep(spread)  # all agents are connected
     tally.took.clear()
     await asyncio.sleep(seconds)
+    if goes_on and part[0] == 0:
+        tasks[0].cancel()
+        tally.silenced = hosts[0][1].attempt_id or ""
     report(tally)
     if goes_on:
         await asyncio.Event().wait()
@@ -206,6 +211,7 @@ def main() -> None:
             "first_errors": tally.errors[:3],
             "interval_s": tally.interval,
             "reconnects": tally.reconnects,
+            "silenced": tally.silenced,
             "cpu_s": time.process_time(),
         }
         if options.times:

@@ -1,7 +1,8 @@
-"""A large fleet in one run: hosts that beat, a long history, submissions, and a failover.
+"""A large fleet in one run: heartbeats, a long history, submissions, a dead host, a failover.
 
-Real servers and databases: SQLite, one server on Postgres, and three. Agents send the heartbeats of
-all hosts; meanwhile jobs are submitted, listed and searched. Then the acting server is killed.
+Real servers and databases: SQLite, one server on Postgres, and three, with 10,000 hosts for each
+server. Agents send the heartbeats of all hosts; meanwhile jobs are submitted, listed and searched.
+Then one host falls silent, and at last the acting server is killed.
 Only the cloud is in memory, and it has no capacity left, so that submitted jobs wait. Where there
 are four cores or more, servers and database have two to themselves, and the load has the others.
 """
@@ -38,7 +39,7 @@ from tpufleet.stores.open_store import open_store
 AGENT_LOAD = Path(__file__).with_name("agent_load.py")
 HOSTS_PER_JOB = 8
 ACCELERATOR = "v5litepod-32"
-SETUPS = ("sqlite", "postgres-1", "postgres-3")
+SETUPS = {"sqlite": 1, "postgres-1": 1, "postgres-3": 3}  # servers
 SEARCHES = {
     "the default page": {},
     "one user": {"owner": fleets.OWNERS[3]},
@@ -66,6 +67,7 @@ class Figures:
     reconnects: int = 0
     errors: list[str] = field(default_factory=list)
     load_cores: float = 0.0
+    noticed: float = 0.0  # seconds until the job of a dead host no longer runs
     failover: float = 0.0  # seconds until a job that was submitted after the kill is handled
     lost: int = 0
     submitted: list[str] = field(default_factory=list)
@@ -83,14 +85,14 @@ def on_cores(cores: set[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def prepare(url: str, options: argparse.Namespace) -> None:
+def prepare(url: str, jobs: int, ended: int) -> None:
     now = fleets.now()
     rows = fleets.Rows()
-    fleets.running(rows, options.jobs, ACCELERATOR, now)
+    fleets.running(rows, jobs, ACCELERATOR, now)
     with contextlib.closing(open_store(url)) as store:
         fleets.put(rows, store, now)
-    if options.ended:
-        databases.add_ended_jobs(url, options.ended)
+    if ended:
+        databases.add_ended_jobs(url, ended)
 
 
 @contextlib.contextmanager
@@ -197,17 +199,31 @@ def fail_over(running: list[servers.Server], url: str | None, figures: Figures) 
         figures.failover = time.monotonic() - began
 
 
+def seconds_until_noticed(server: servers.Server, job_id: str) -> float:
+    """Since now, when a host of this job died."""
+    began = time.monotonic()
+    with FleetClient(server.url, server.token) as client:
+        while time.monotonic() - began < 300:
+            with contextlib.suppress(FleetError):
+                if client.job(job_id).job.state != "running":
+                    break
+            time.sleep(0.2)
+    return time.monotonic() - began
+
+
 def measure(setup: str, options: argparse.Namespace, folder: Path) -> Figures:
     figures = Figures()
-    count = 3 if setup == "postgres-3" else 1
-    hosts = options.jobs * HOSTS_PER_JOB
+    count = SETUPS[setup]
+    hosts = options.hosts * count
+    jobs = hosts // HOSTS_PER_JOB
+    # Also of three servers: each counts the others once they have announced themselves.
     spread = max(options.spread, 1.1 * liveness.heartbeat_interval(hosts).total_seconds())
     with contextlib.ExitStack() as stack:
         url, database = None, None
         if setup != "sqlite":
             url, database = stack.enter_context(databases.postgres())
         print(f"{setup}: preparing {hosts:,} hosts and {options.ended:,} ended jobs", flush=True)
-        prepare(url or f"sqlite:///{folder / 'fleet.db'}", options)
+        prepare(url or f"sqlite:///{folder / 'fleet.db'}", jobs, options.ended)
         if database is not None:
             databases.pin(database, options.cores)
         with on_cores(options.cores):
@@ -232,6 +248,7 @@ def measure(setup: str, options: argparse.Namespace, folder: Path) -> Figures:
         figures.cores = (_cpu(running, database) - before[0]) / passed
         figures.load_cores = (sum(_process_cpu(each) for each in loads) - before[1]) / passed
         figures.machine_load = os.getloadavg()[0]
+        silenced = ""
         for each in agents:
             assert each.stdout is not None
             result = json.loads(each.stdout.readline())
@@ -239,13 +256,15 @@ def measure(setup: str, options: argparse.Namespace, folder: Path) -> Figures:
             figures.interval = max(figures.interval, result["interval_s"])
             figures.reconnects += result["reconnects"]
             figures.errors += result["first_errors"]
+            silenced = silenced or result["silenced"]
         figures.per_second = len(figures.heartbeats) / options.seconds
+        figures.noticed = seconds_until_noticed(running[-1], silenced.rpartition(".")[0])
         with on_cores(options.cores):
             fail_over(running, url, figures)
         with contextlib.closing(open_store(url or f"sqlite:///{folder / 'fleet.db'}")) as store:
             known = {job.id: job for job in store.live().jobs}
             still = sum(job.state == "running" for job in known.values())
-            figures.lost = options.jobs - still
+            figures.lost = jobs - still - 1  # but for the job of the dead host
             figures.lost += sum(job_id not in known for job_id in figures.submitted)
     return figures
 
@@ -266,13 +285,17 @@ def percentile(values: list[float], percent: float) -> float:
 
 
 def measures(setup: str, figures: Figures, options: argparse.Namespace) -> list[Measure]:
-    hosts = options.jobs * HOSTS_PER_JOB
-    beats = figures.heartbeats
+    hosts = options.hosts * SETUPS[setup]
+    heartbeats = figures.heartbeats
     rows = [
         Measure(
-            name=f"{hosts:,} hosts: heartbeat p99", ours=percentile(beats, 99), unit="ms", goal=100
+            name=f"{hosts:,} hosts: heartbeat p99",
+            ours=percentile(heartbeats, 99),
+            unit="ms",
+            goal=100,
         ),
-        Measure(name="heartbeat p50", ours=percentile(beats, 50), unit="ms"),
+        Measure(name="heartbeat p50", ours=percentile(heartbeats, 50), unit="ms"),
+        Measure(name="a dead host is noticed", ours=figures.noticed, unit="s", goal=60),
         Measure(name="heartbeats", ours=figures.per_second, unit="heartbeats/s"),
         Measure(name="heartbeat interval", ours=figures.interval, unit="s"),
         Measure(name="heartbeats on a new connection", ours=figures.reconnects, unit=""),
@@ -304,7 +327,9 @@ def core_numbers(text: str) -> set[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=10_000, help="running, with 8 hosts each")
+    parser.add_argument(
+        "--hosts", type=int, default=10_000, help="of each server; 8 of them run a job"
+    )
     parser.add_argument("--ended", type=int, default=1_000_000, help="ended jobs in the store")
     parser.add_argument("--seconds", type=float, default=60.0, help="of measuring each setup")
     parser.add_argument(
@@ -330,7 +355,7 @@ def main() -> None:
         assert setup in SETUPS, f"unknown setup {setup!r}; known: {', '.join(SETUPS)}"
         with servers.state_folder() as folder:
             rows += measures(setup, measure(setup, options, folder), options)
-    report("scale", rows, seconds=options.seconds, jobs=options.jobs, ended=options.ended)
+    report("scale", rows, seconds=options.seconds, hosts=options.hosts, ended=options.ended)
 
 
 if __name__ == "__main__":

@@ -110,12 +110,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         parts = urlsplit(self.path)
-        if parts.path.endswith("/enter"):
+        if parts.path.endswith("/register"):
             self._exchange(encoding.from_json(body, SliceTokenRequest))
             return
         if not self._authorized(parts.path):
             return
-        if parts.path.endswith("/beat"):
+        if parts.path.endswith("/heartbeat"):
             reply = self.control_plane.record_heartbeat(encoding.from_json(body, Heartbeat))
             release_event, self.control_plane.hold_next_reply = (
                 self.control_plane.hold_next_reply,

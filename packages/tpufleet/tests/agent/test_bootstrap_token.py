@@ -70,11 +70,7 @@ def test_the_exchange_times_out_on_a_simulated_host(control_plane, tmp_path):
 def test_the_exchange_can_be_repeated_with_the_same_nonce(control_plane):
     client = AgentClient(control_plane.url, control_plane.bootstrap_token)
     host, nonce = HostId("s1/0"), "n" * 16
-    assert (
-        client.exchange_bootstrap_token(host, nonce)
-        == client.exchange_bootstrap_token(host, nonce)
-        == control_plane.token
-    )
+    assert client.register(host, nonce) == client.register(host, nonce) == control_plane.token
 
 
 # What a workload can read on such a machine: its own environment and files, and its agent's.

@@ -100,7 +100,7 @@ def test_an_error_of_something_else_than_the_control_plane_is_retried(other_serv
     client = AgentClient(url, "token")
     for call in (
         lambda: client.send_heartbeat(BEAT),
-        lambda: client.exchange_bootstrap_token(BEAT.host_id, "nonce"),
+        lambda: client.register(BEAT.host_id, "nonce"),
     ):
         with pytest.raises(errors.Unreachable, match=f"{url} answered {status}.*no control plane"):
             call()

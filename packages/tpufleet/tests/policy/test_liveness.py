@@ -145,15 +145,30 @@ def test_a_report_that_changed_in_any_way_ends_the_silence():
     first = liveness.update_silences({}, {"s/0": after(9), "s/1": after(9)}, 10 * SECOND)
     then = liveness.update_silences(first, {"s/0": after(9), "s/1": after(2)}, 40 * SECOND)
     assert [then[host].since for host in ("s/0", "s/1")] == [10 * SECOND, 40 * SECOND]
-    assert liveness.silent_hosts(then, presence(), 2, 50 * SECOND) == ["s/0"]
-    assert liveness.silent_hosts(then, presence(1), 2, 50 * SECOND) == [], "not present for long"
+    assert liveness.silent_hosts(then, presence(), 50 * SECOND, 50 * SECOND) == ["s/0"]
+    assert liveness.silent_hosts(then, presence(1), 50 * SECOND, 50 * SECOND) == [], (
+        "not present for long"
+    )
 
 
+@pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("hosts", [1, 700, 10_000, 80_000, 1_000_000])
-def test_a_host_may_always_miss_a_heartbeat(hosts):
-    interval = liveness.heartbeat_interval(hosts)
-    assert liveness.watched_after(hosts) > interval
-    assert liveness.lost_after(hosts) - liveness.watched_after(hosts) > interval
+def test_a_host_may_always_miss_a_heartbeat(hosts, servers):
+    interval = liveness.heartbeat_interval(hosts, servers)
+    limit = liveness.lost_after(hosts, servers)
+    assert liveness.watched_after(limit) > interval
+    assert limit - liveness.watched_after(limit) > interval
+
+
+@pytest.mark.parametrize(("hosts", "servers"), [(10_000, 1), (30_000, 3)])
+def test_a_loss_is_noticed_within_a_minute_with_10000_hosts_per_server(hosts, servers):
+    assert liveness.lost_after(hosts, servers) < 51 * SECOND
+
+
+def test_servers_that_announced_themselves_lately_share_the_heartbeats():
+    announced = [after(0), after(50), after(61)]
+    assert liveness.count_servers(announced, after(61)) == 2
+    assert liveness.count_servers([], after(61)) == 1
 
 
 @given(

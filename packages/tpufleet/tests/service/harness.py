@@ -29,11 +29,15 @@ from tpufleet.model.tpu import topology
 from tpufleet.model.values.encoding import from_json, to_json
 from tpufleet.policy.accounting import rate_limits
 from tpufleet.policy.accounting.rate_limits import ConcurrencyLimit
+from tpufleet.service.files.file_stores import open_file_stores
+from tpufleet.service.files.secrets import derived_key
+from tpufleet.service.jobs.submission import JobStorage
+from tpufleet.service.notifications.channels import ChannelSecrets
+from tpufleet.service.operations.server_status import AboutServer
 from tpufleet.service.transport import auth
 from tpufleet.service.transport.app import create_app
 from tpufleet.service.transport.http_server import FleetServer, listen, make_server
 from tpufleet.service.transport.rate_limiter import RateLimiter
-from tpufleet.service.transport.routing import ServiceDependencies
 from tpufleet.stores.base import ChangeSet, Store
 
 SECRET = b"server secret of the tests"
@@ -95,20 +99,30 @@ class ServiceHarness:
         public_url: str = "",
         concurrency: ConcurrencyLimit = rate_limits.CONCURRENT_PER_USER,
     ) -> None:
-        deps = ServiceDependencies(
-            store=cast(Store, LoopGuard(self.store)),
+        store = cast(Store, LoopGuard(self.store))
+        keys = [derived_key(SECRET)]
+        files = open_file_stores(self.folder, store, self.clock, keys, snapshot_limit=1024 * 1024)
+        self.app = create_app(
+            store=store,
             clock=self.clock,
             secret=SECRET,
-            state=self.folder,
+            files=files,
+            storage=JobStorage(
+                snapshots=files.snapshots,
+                secrets=files.secrets,
+                checkpoints=str(self.folder / "checkpoints"),
+                state=str(self.folder),
+                providers=("local", "tpu-vm"),
+                local_hosts=DEFAULT_LOCAL_HOSTS,
+            ),
+            server=AboutServer(public_url=public_url),
+            channel_secrets=ChannelSecrets(keys),
             wake=self._wake,
-            providers=("local", "tpu-vm"),
             faults=("preempt", "kill-host"),
-            snapshot_limit=1024 * 1024,
-            local_hosts=DEFAULT_LOCAL_HOSTS,
             notifications=self.notifications,
-            public_url=public_url,
+            limiter=limiter,
+            concurrency=concurrency,
         )
-        self.app = create_app(deps, limiter, concurrency)
         listener = listen(port=self.port)
         self.port = listener.getsockname()[1]
         self.server = make_server(self.app)
@@ -228,7 +242,9 @@ class ServiceHarness:
 
     def send_heartbeat(self, host: str, **more: Any) -> HeartbeatReply:
         with self.http(self.slice_token(host.partition("/")[0])) as http:
-            answer = http.post("/agent/beat", content=to_json(self.make_heartbeat(host, **more)))
+            answer = http.post(
+                "/agent/heartbeat", content=to_json(self.make_heartbeat(host, **more))
+            )
         assert answer.status_code == 200, answer.text
         return from_json(answer.content, HeartbeatReply)
 

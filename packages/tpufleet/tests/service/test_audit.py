@@ -177,7 +177,7 @@ def test_the_log_says_who_did_what_from_where_and_when(service):
         id="c1", kind=HostCommandKind.COMMAND, command=("ls", "-l", "/a b"), host=1
     )
     with service.http(service.tokens["ada"]) as http:
-        http.post("/slices/s1/errands", content=to_json(command)).raise_for_status()
+        http.post("/slices/s1/commands", content=to_json(command)).raise_for_status()
     ada.delete_user("vic")
     entries = ada.audit()[::-1]
     assert [(entry.action, entry.target, entry.detail) for entry in entries] == [

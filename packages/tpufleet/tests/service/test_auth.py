@@ -112,7 +112,7 @@ def test_a_slice_token_speaks_for_its_own_slice_only(service):
     service.add_slice("s1", None)
     service.add_slice("s2", None)
     with service.http(service.slice_token("s2")) as http:
-        answer = http.post("/agent/beat", content=to_json(service.make_heartbeat("s1/0")))
+        answer = http.post("/agent/heartbeat", content=to_json(service.make_heartbeat("s1/0")))
     assert answer.status_code == 401
 
 

@@ -19,7 +19,7 @@ def enter(service, host: str, nonce: str = NONCE, word: str | None = None) -> ht
     slice_id = SliceId(host.partition("/")[0])
     with service.http(word or auth.bootstrap_token(SECRET, slice_id)) as http:
         return http.post(
-            "/agent/enter", content=to_json(SliceTokenRequest(host_id=HostId(host), nonce=nonce))
+            "/agent/register", content=to_json(SliceTokenRequest(host_id=HostId(host), nonce=nonce))
         )
 
 
@@ -60,7 +60,7 @@ def test_who_has_no_business_here_is_turned_away(service, host, word, status):
 def test_a_word_is_no_token(service):
     service.add_slice("s1", None)
     with service.http(auth.bootstrap_token(SECRET, SliceId("s1"))) as http:
-        answer = http.post("/agent/beat", content=to_json(service.make_heartbeat("s1/0")))
+        answer = http.post("/agent/heartbeat", content=to_json(service.make_heartbeat("s1/0")))
     assert answer.status_code == 401
 
 

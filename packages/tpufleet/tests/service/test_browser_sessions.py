@@ -149,7 +149,7 @@ def test_a_session_over_http(service):
         csrf = {"X-Tpufleet-Csrf": answer.json()["csrf"]}
         assert browser.post("/tokens", json={"note": "x"}, headers=csrf).status_code == 200
         # A revoked token ends its sessions, and no session is a token of an agent.
-        assert browser.post("/agent/beat", content=b"{}", headers=csrf).status_code == 401
+        assert browser.post("/agent/heartbeat", content=b"{}", headers=csrf).status_code == 401
         mine = [
             row["id"] for row in browser.get("/tokens").json()["tokens"] if row["user"] == "ada"
         ]

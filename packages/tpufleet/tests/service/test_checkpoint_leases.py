@@ -143,7 +143,7 @@ def test_a_location_that_depends_on_the_process_is_refused(service, root):
     service.submit("job-1", by="mo")
     service.end_job("job-1")
     location = f"{root}{service.folder}/checkpoints/job-1"
-    with pytest.raises(BadInput, match="is a kernel folder"):
+    with pytest.raises(BadInput, match="is a system folder"):
         service.client("mel").submit([new("job-2", checkpoint=location)])
 
 

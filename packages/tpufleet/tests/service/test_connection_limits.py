@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 
 from tests.polling import wait_until
 from tests.server_process import Server
-from tests.service.harness import SECRET, ServiceHarness
+from tests.service.harness import SECRET
 from tpufleet.model.fleet.agent_protocol import Heartbeat, HeartbeatReply
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.fleet.slices import SliceId
@@ -23,13 +22,12 @@ from tpufleet.model.job.attempts import AttemptId
 from tpufleet.model.values.encoding import from_json, to_json
 from tpufleet.policy.accounting import rate_limits
 from tpufleet.policy.accounting.rate_limits import RateLimit
-from tpufleet.service.transport import auth, connection_limits
-from tpufleet.service.transport.connection_limits import ConnectionLimits, ConnectionTable
+from tpufleet.service.transport import auth, routing
 from tpufleet.service.transport.http_server import make_server
 from tpufleet.service.transport.rate_limiter import RateLimiter, TooManyRequests
 
-SLOW_CONNECTIONS = 1_200
-HALF_A_HEADER = b"POST /api/v1/agent/beat HTTP/1.1\r\nHost: fleet\r\nX-Slow: "
+SLOW_CONNECTIONS = 500
+HALF_A_HEADER = b"POST /api/v1/agent/heartbeat HTTP/1.1\r\nHost: fleet\r\nX-Slow: "
 HALF_A_BODY = HALF_A_HEADER + b"1\r\nContent-Length: 1000\r\nAuthorization: Bearer x\r\n\r\n{"
 GARBAGE = b"\x16\x03\x01 not http\r\n\r\n"
 
@@ -52,7 +50,7 @@ def beat(http: httpx.Client, home: Path) -> float:
     )  # fmt: skip
     started = time.monotonic()
     reply = http.post(
-        "/api/v1/agent/beat",
+        "/api/v1/agent/heartbeat",
         content=to_json(heartbeat),
         headers={"Authorization": f"Bearer {auth.slice_token(secret, SliceId('s1'))}"},
     )
@@ -86,16 +84,8 @@ def test_heartbeats_are_answered_while_many_connections_are_slow(server, sent):
                 base_url=server.url, verify=False, trust_env=False, timeout=900
             ) as fresh:
                 waits.append(beat(fresh, server.home))
-    assert max(waits) < ConnectionLimits.from_system().header_seconds / 2, waits
+    assert max(waits) < 5, waits
     assert log.stat().st_size - size < 1_000_000
-
-
-def limited(service: ServiceHarness, **limits: float) -> ConnectionLimits:
-    """Restart the server with other limits."""
-    service.stop()
-    chosen = ConnectionLimits(**{"connections": 50, "strangers": 20, **limits})
-    service.start(make_server=lambda app: make_server(app, chosen))
-    return chosen
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -108,18 +98,17 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.parametrize(
-    "sent", [b"", HALF_A_HEADER, HALF_A_BODY], ids=["nothing", "half a header", "half a body"]
-)
-def test_a_client_that_does_not_finish_its_request_is_disconnected(service, sent):
-    limited(service, header_seconds=0.2, body_grace_seconds=0.2)
+def test_a_client_that_does_not_finish_its_body_is_disconnected(service, monkeypatch):
+    monkeypatch.setattr(routing, "BODY_GRACE_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", service.port)) as connection:
-        connection.sendall(sent)
+        connection.sendall(HALF_A_BODY)
+        assert b" 408 " in connection.recv(4096)
         wait_until(lambda: is_closed(connection))
 
 
-def test_a_slow_upload_that_makes_progress_is_not_disconnected(service):
-    limited(service, header_seconds=0.2, body_grace_seconds=0.5, body_bytes_per_second=10)
+def test_a_slow_upload_that_makes_progress_is_not_disconnected(service, monkeypatch):
+    monkeypatch.setattr(routing, "BODY_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(routing, "BODY_BYTES_PER_SECOND", 10)
 
     def chunks() -> Iterator[bytes]:
         for _ in range(8):
@@ -130,20 +119,15 @@ def test_a_slow_upload_that_makes_progress_is_not_disconnected(service):
         assert http.post("/jobs", content=chunks(), timeout=900).status_code == 400
 
 
-def test_a_stream_outlives_a_flood_of_new_connections(service):
-    limited(service)
-    service.submit("job-1")
-    with (
-        service.http(service.tokens["mel"]) as http,
-        http.stream("GET", "/stream") as stream,
-        ExitStack() as stack,
-    ):
-        lines = stream.iter_lines()
-        next(lines)
-        for _ in range(100):
-            stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
-        service.submit("job-2", by="mel")
-        assert any("job-2" in line for line in lines)
+def test_clients_beyond_the_number_of_connections_get_503_until_others_leave(service):
+    service.stop()
+    service.start(make_server=lambda app: make_server(app, max_connections=10))
+    with service.http(service.tokens["mel"]) as http:
+        with ExitStack() as stack:
+            for _ in range(12):
+                stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+            wait_until(lambda: http.get("/me").status_code == 503)
+        wait_until(lambda: http.get("/me").status_code == 200)
 
 
 def test_too_many_invalid_tokens_are_rejected_without_looking_them_up(service):
@@ -231,31 +215,3 @@ def test_a_caller_beyond_its_limit_waits_and_others_do_not():
     with pytest.raises(TooManyRequests, match="retry in 1 s"):
         limiter.check_caller("a", limit)
     limiter.check_caller("b", limit)
-
-
-class SlowConnection:
-    authenticated = False
-    closed = False
-
-    def is_too_slow(self, seconds: float, limits: ConnectionLimits) -> bool:
-        return seconds > limits.header_seconds
-
-    def abort(self) -> None:
-        self.closed = True
-
-
-def test_while_the_server_stands_still_no_client_is_slow(monkeypatch):
-    monkeypatch.setattr(connection_limits, "SWEEP_SECONDS", 0.1)
-    limits = ConnectionLimits(connections=10, strangers=10, header_seconds=1.0)
-
-    async def run() -> None:
-        table, connection = ConnectionTable(limits), SlowConnection()
-        table.add(connection)
-        await asyncio.sleep(0.15)
-        time.sleep(3)  # blocks the whole server
-        await asyncio.sleep(0.15)
-        assert not connection.closed
-        while not connection.closed:
-            await asyncio.sleep(0.05)
-
-    asyncio.run(run())

@@ -155,27 +155,6 @@ def test_a_digest_decides_what_hosts_unpack_whoever_uploads_it(service, members,
         ]
 
 
-@pytest.mark.parametrize("name", ["folder", "folder above", "folder in a file", "damaged"])
-def test_what_an_earlier_release_stored_is_replaced_by_the_next_upload(service, name):
-    stored = service.folder / "snapshots" / f"{DIGEST_OF_A}.tar.gz"
-    stored.parent.mkdir(exist_ok=True)
-    stored.write_bytes(b"x" if name == "damaged" else archive(*UNCOVERED[name]))
-    client = service.client("mel")
-    assert not client.has_snapshot(DIGEST_OF_A), "so that clients upload it"
-    client.put_snapshot(DIGEST_OF_A, archive(tar_member("a")))
-    assert client.has_snapshot(DIGEST_OF_A)
-    with tarfile.open(stored) as tar:
-        assert tar.getnames() == ["a"]
-
-
-def test_what_an_earlier_release_stored_well_is_kept(service, code):
-    digest, data = packed(code)
-    stored = service.folder / "snapshots" / f"{digest}.tar.gz"
-    stored.parent.mkdir(exist_ok=True)
-    stored.write_bytes(data)
-    assert service.client("mel").has_snapshot(digest)
-
-
 # Each is refused by hosts, so it is refused at upload.
 REFUSED = {
     "twice": [tar_member("a"), tar_member("a")],
@@ -369,21 +348,21 @@ MALFORMED = {
         extended(record("size", -(10**15)) + LINK_TO_B, raw_header("l", 0, SYMLINK)), "invalid size"
     ),
     "PAX size of many digits": (extended(record("size", "9" * 5000), FILE), "invalid size"),
-    "negative base-256 size": (raw_header("a", base_256(-512)), "negative size -512"),
+    "negative base-256 size": (raw_header("a", base_256(-512)), "invalid size -512"),
     "huge base-256 size": (
         raw_header("a", b"\x80" + (2**80).to_bytes(11, "big")), "too large when unpacked"
     ),
-    "negative octal size": (raw_header("a", b"-0000000005\0"), "negative size -5"),
-    "negative size of a folder": (raw_header("d", base_256(-512), FOLDER), "negative size -512"),
+    "negative octal size": (raw_header("a", b"-0000000005\0"), "invalid size -5"),
+    "negative size of a folder": (raw_header("d", base_256(-512), FOLDER), "invalid size -512"),
     "negative size of a PAX header": (
-        raw_header("p", base_256(-512), tarfile.XHDTYPE) + FILE, "negative size -512"
+        raw_header("p", base_256(-512), tarfile.XHDTYPE) + FILE, "invalid size -512"
     ),
     "negative size of a long name": (
-        raw_header("p", base_256(-5), tarfile.GNUTYPE_LONGNAME) + FILE, "negative size -5"
+        raw_header("p", base_256(-5), tarfile.GNUTYPE_LONGNAME) + FILE, "invalid size -5"
     ),
-    "size of a folder": (raw_header("d", 512, FOLDER), "folder or symlink, and has the size 512"),
+    "size of a folder": (raw_header("d", 512, FOLDER), "invalid size 512"),
     "size of a link": (
-        extended(LINK_TO_B, raw_header("l", 5, SYMLINK)), "folder or symlink, and has the size 5"
+        extended(LINK_TO_B, raw_header("l", 5, SYMLINK)), "invalid size 5"
     ),
     "PAX record of 10**20 bytes": (extended(b"99999999999999999999 a=b\n", FILE), "PAX header"),
     "PAX record of 0 bytes": (extended(b"0 a=b\n", FILE), "PAX header"),

@@ -207,7 +207,7 @@ def test_a_burst_of_host_commands_is_refused_with_a_time_to_retry(service):
     service.add_slice("s1", "job-1")
     with service.http(service.tokens["mel"]) as http:
         answers = [
-            http.post("/slices/s1/errands", json={"id": f"g{number}", "kind": "diagnose"})
+            http.post("/slices/s1/commands", json={"id": f"g{number}", "kind": "diagnose"})
             for number in range(MAX_PENDING_PER_HOST + 1)
         ]
     assert [answer.status_code for answer in answers] == [*[200] * MAX_PENDING_PER_HOST, 429]

@@ -13,7 +13,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 from tests.service.harness import SPEC
-from tpufleet.model.fleet.agent_protocol import HOST_HEADER
 from tpufleet.model.values.encoding import to_json
 from tpufleet.policy.accounting import rate_limits
 from tpufleet.policy.accounting.rate_limits import RateLimit
@@ -128,7 +127,7 @@ def test_damaged_beats_never_break_the_server(shared_service):
     body = to_json(shared_service.make_heartbeat("s1/0"))
     with shared_service.http(shared_service.slice_token("s1")) as http:
         for damaged in mutations(body) * 4:
-            check(http.post("/agent/beat", content=damaged), damaged)
+            check(http.post("/agent/heartbeat", content=damaged), damaged)
 
 
 @pytest.mark.parametrize(
@@ -268,14 +267,13 @@ def test_no_value_in_a_body_breaks_a_route(shared_service, route, most):
     document = sample(route.body)
     if "host_id" in document:
         document["host_id"] = "s1/0"
-    headers = {HOST_HEADER: "s1/0"}
     bodies = variations(document)
     if len(bodies) > most:
         bodies = SEED.sample(bodies, most)
     with shared_service.http(token_for(shared_service, route)) as http:
         for body in bodies:
             content = json.dumps(body).encode()
-            ask(http, route, path, content=content, headers=headers)
+            ask(http, route, path, content=content)
 
 
 @pytest.mark.parametrize("field", [*SPEC, "timeout", "grace", "hung_after", "retries"])
@@ -293,7 +291,7 @@ def test_background_work_survives_all_of_that(shared_service):
     shared_service.add_slice("s9", None)
     with shared_service.http(shared_service.tokens["ada"]) as http:
         request = {"id": "after", "command": ["true"]}
-        assert http.post("/slices/s9/errands", json=request).status_code == 200
+        assert http.post("/slices/s9/commands", json=request).status_code == 200
     reply = shared_service.send_heartbeat("s9/0")
     assert [command.id for command in reply.host_commands] == ["after"]
 
@@ -306,4 +304,4 @@ def test_a_date_in_progress_never_overflows(shared_service, at):
     with shared_service.http(shared_service.slice_token("s1")) as http:
         for sent_at in (heartbeat["at"], at):
             body = {**heartbeat, "at": sent_at, "progress": {"step": 1, "at": at}}
-            assert http.post("/agent/beat", json=body).status_code == 200
+            assert http.post("/agent/heartbeat", json=body).status_code == 200

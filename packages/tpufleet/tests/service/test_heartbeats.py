@@ -196,7 +196,7 @@ def test_a_host_that_has_no_row_yet_is_news(service):
 
 def test_a_host_beyond_the_size_of_its_slice_is_refused(running):
     with running.http(running.slice_token("s1")) as http:
-        answer = http.post("/agent/beat", content=to_json(running.make_heartbeat("s1/4")))
+        answer = http.post("/agent/heartbeat", content=to_json(running.make_heartbeat("s1/4")))
     assert answer.status_code == 400
     assert "4 hosts" in answer.text
 

@@ -73,7 +73,7 @@ RULES = {
     "POST /slices": ADMIN,
     "DELETE /slices/{id}": ADMIN,
     "POST /slices/{id}/fault": OWNER,
-    "POST /slices/{id}/errands": OWNER,
+    "POST /slices/{id}/commands": OWNER,
 }
 
 
@@ -108,7 +108,7 @@ CALLS: dict[str, Call] = {
     "DELETE /tokens/{id}": Call("/tokens/mo-1"),
     "POST /tokens/{id}/rotate": Call("/tokens/mo-1/rotate", {}),
     "POST /slices/{id}/fault": Call("/slices/s1/fault", {"fault": "preempt"}),
-    "POST /slices/{id}/errands": Call("/slices/s1/errands", {"id": "c1", "command": ["date"]}),
+    "POST /slices/{id}/commands": Call("/slices/s1/commands", {"id": "c1", "command": ["date"]}),
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,15 +18,12 @@ import pytest
 
 from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
-from tests.service.test_connection_limits import is_closed
-from tests.service.test_tls import make_certificate
 from tpufleet.model.events import Event, EventKind
 from tpufleet.policy.accounting import rate_limits
 from tpufleet.policy.accounting.rate_limits import ConcurrencyLimit
-from tpufleet.service.transport.connection_limits import ConnectionLimits
-from tpufleet.service.transport.http_server import make_server
+from tpufleet.service.transport import fair_use
+from tpufleet.service.transport.fair_use import RequestSlots
 from tpufleet.service.transport.rate_limiter import TooManyRequests
-from tpufleet.service.transport.request_slots import RequestSlots
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 
@@ -198,10 +194,9 @@ def large_request(service: ServiceHarness, connection: str = "keep-alive") -> by
     ).encode()
 
 
-def restart(service: ServiceHarness, **limits: float) -> None:
+def restart(service: ServiceHarness) -> None:
     service.stop()
-    chosen = ConnectionLimits(**{"connections": 50, "strangers": 20, **limits})
-    service.start(make_server=lambda app: make_server(app, chosen), concurrency=TWO)
+    service.start(concurrency=TWO)
 
 
 def status_of_next(service: ServiceHarness) -> int:
@@ -220,13 +215,15 @@ def test_a_response_that_is_not_read_keeps_its_slot(service):
 
 
 @pytest.mark.parametrize("connection", ["keep-alive", "close"])
-def test_a_client_that_reads_nothing_of_a_response_is_disconnected(service, connection):
-    restart(service, unread_seconds=0.5)
+def test_a_client_that_reads_nothing_of_a_response_is_disconnected(
+    service, connection, monkeypatch
+):
+    monkeypatch.setattr(fair_use, "PART_TIMEOUT", timedelta(seconds=0.5))
+    restart(service)
     add_large_events(service)
     with ask(service, connection=connection) as client:
         wait_until(lambda: service.server.server_state.tasks)
         wait_until(lambda: not service.server.server_state.tasks)
-        wait_until(lambda: not service.server.server_state.connections)
         client.settimeout(60)
         size = 0
         with contextlib.suppress(ConnectionResetError):
@@ -234,64 +231,6 @@ def test_a_client_that_reads_nothing_of_a_response_is_disconnected(service, conn
                 size += len(chunk)
         assert size < 12_000_000
     assert status_of_next(service) == 200
-
-
-def test_over_tls_a_client_that_reads_nothing_is_disconnected(service, tmp_path_factory):
-    certificate = make_certificate(tmp_path_factory.mktemp("tls"))
-    service.stop()
-    limits = ConnectionLimits(connections=50, strangers=20, unread_seconds=0.5)
-    service.start(
-        make_server=lambda app: make_server(
-            app, limits, tls_cert=certificate.cert, tls_key=certificate.key
-        ),
-    )
-    add_large_events(service)
-    context = ssl.create_default_context(cafile=certificate.cert)
-    with (
-        socket.create_connection(("127.0.0.1", service.port)) as plain,
-        context.wrap_socket(plain, server_hostname="127.0.0.1") as client,
-    ):
-        state = service.server.server_state
-        client.sendall(large_request(service))
-        wait_until(lambda: state.tasks)
-        wait_until(lambda: not state.tasks)
-        wait_until(lambda: not state.connections)
-
-
-def test_a_client_that_reads_slowly_is_not_disconnected(service):
-    restart(service, unread_seconds=2.5)
-    add_large_events(service)
-    with ask(service) as client:
-        received = client.recv(4096)
-        length = int(received.split(b"content-length: ")[1].split(b"\r\n")[0])
-        size = len(received)
-        for _ in range(10):
-            threading.Event().wait(0.5)  # a slow network, not a wait for something
-            size += len(client.recv(4096))
-        client.settimeout(60)
-        while size < length:
-            chunk = client.recv(2**20)
-            assert chunk, "disconnected"
-            size += len(chunk)
-        assert not is_closed(client)
-        client.setblocking(True)
-        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: fleet\r\n\r\n")
-        client.settimeout(60)
-        while not (rest := client.recv(4096)).endswith(b"ok\n"):
-            assert rest, "the connection was not kept"
-
-
-def test_a_stream_that_sends_rarely_is_not_disconnected(service):
-    restart(service, unread_seconds=0.2, idle_seconds=0.2)
-    with (
-        service.http(service.tokens["mel"]) as http,
-        http.stream("GET", "/stream") as stream,
-    ):
-        lines = stream.iter_lines()
-        next(lines)
-        threading.Event().wait(3)
-        service.submit("job-2", by="mel")
-        assert any("job-2" in line for line in lines)
 
 
 def test_downloads_are_limited_apart(service):

@@ -137,8 +137,8 @@ def test_an_unexpected_error_of_one_task_is_listed_and_the_others_go_on(tmp_path
     finally:
         logger.removeHandler(recent)
     assert [each.message for each in recent.list(datetime.now(UTC))] == [
-        "cannot apply the retention rules; retrying in an hour: ValueError('invalid')",
-        "cannot delete unused files; retrying in an hour: RecursionError('too deep')",
+        "cannot apply the retention rules; retrying: ValueError('invalid')",
+        "cannot delete unused files; retrying: RecursionError('too deep')",
     ]
 
 

@@ -225,9 +225,8 @@ def test_the_value_of_a_secret_is_told_to_the_agents_of_its_job_and_to_nobody_el
 KEYS = [b"1" * 32, b"2" * 32]
 
 
-def test_secrets_of_an_earlier_version_and_of_an_earlier_key_are_encrypted_again(tmp_path):
-    (tmp_path / ".own" / "ada").mkdir(parents=True)
-    (tmp_path / ".own" / "ada" / "hf").write_text(CANARY)
+def test_secrets_of_an_earlier_key_are_encrypted_again(tmp_path):
+    SecretFiles(tmp_path, KEYS[:1]).put("hf", CANARY, "ada")
     SecretFiles(tmp_path, KEYS[:1]).put("wandb", "other-canary")
     files = SecretFiles(tmp_path, KEYS[::-1])
     assert files.get("hf", "ada") == CANARY and files.get("wandb", "ada") == "other-canary"

@@ -12,7 +12,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -25,7 +24,6 @@ from starlette.routing import Route
 from tests.polling import wait_until
 from tests.server_process import Server
 from tests.service.harness import ServiceHarness
-from tests.service.test_connection_limits import is_closed
 from tests.views.cli_runner import Tpu
 from tpufleet.client import tls
 from tpufleet.client.agents import AgentClient
@@ -33,9 +31,8 @@ from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Unreachable
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.job.jobs import JobId, JobState
-from tpufleet.service.transport.connection_limits import ConnectionLimits
+from tpufleet.service.transport import http_server
 from tpufleet.service.transport.http_server import listen, make_server
-from tpufleet.service.transport.tls_certificate import CHECK_SECONDS, RenewedCertificate
 
 
 class Certificate(NamedTuple):
@@ -98,7 +95,7 @@ def test_a_slow_client_receives_all_of_a_response_after_which_the_connection_clo
     size = 8 << 20
     whole = Route("/whole", lambda request: Response(b"x" * size))
     app = Starlette(routes=[whole])
-    app.state.heartbeat_endpoint, app.state.hub = None, SimpleNamespace(close=lambda: None)
+    app.state.hub = SimpleNamespace(close=lambda: None)
     server = make_server(app, tls_cert=certificate.cert, tls_key=certificate.key)
     listener = listen()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -146,52 +143,28 @@ def test_a_certificate_that_is_not_trusted_comes_with_the_setting_for_it(secure)
     assert "`ca_file`" in str(refused.value) and "tpu serve" not in str(refused.value)
 
 
-def test_a_renewed_certificate_is_used_without_a_restart(tmp_path):
+def test_a_renewed_certificate_is_used_without_a_restart(service, tmp_path, monkeypatch):
     """The files are replaced one after the other, as ACME clients do."""
+    monkeypatch.setattr(http_server, "CERTIFICATE_CHECK_SECONDS", 0.1)
     for name in ("used", "renewed"):
         (tmp_path / name).mkdir()
     used, renewed = (make_certificate(tmp_path / name) for name in ("used", "renewed"))
-    first = used.cert.read_bytes()
-    now = 100.0
-    certificate = RenewedCertificate(used.cert, used.key, lambda: now)
+    first, second = used.cert.read_bytes(), renewed.cert.read_bytes()
+    service.stop()
+    service.start(make_server=lambda app: make_server(app, tls_cert=used.cert, tls_key=used.key))
 
     def presented() -> bytes:
-        with Handshake(certificate.context()) as server:
-            return ssl.get_server_certificate(server).encode()
+        return ssl.get_server_certificate(("127.0.0.1", service.port)).encode()
 
     assert presented() == first
-    now += CHECK_SECONDS
     os.replace(renewed.cert, used.cert)
+    time.sleep(0.5)
     assert presented() == first, "the key does not match yet"
     os.replace(renewed.key, used.key)
-    assert presented() == first, "not checked for every connection"
-    now += CHECK_SECONDS
-    assert presented() == used.cert.read_bytes() != first
-    now += CHECK_SECONDS
+    wait_until(lambda: presented() == second)
     used.cert.unlink()
-    assert presented() != first, "a file that is missing for a moment changes nothing"
-
-
-class Handshake:
-    """A server for one connection with this context."""
-
-    def __init__(self, context: ssl.SSLContext) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._context = context
-        self._thread = threading.Thread(target=self._accept)
-
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        with contextlib.suppress(OSError), self._context.wrap_socket(connection, server_side=True):
-            pass
-
-    def __enter__(self) -> tuple[str, int]:
-        self._thread.start()
-        return self._listener.getsockname()
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.join()
-        self._listener.close()
+    time.sleep(0.5)
+    assert presented() == second, "a file that is missing for a moment changes nothing"
 
 
 def test_commands_on_the_machine_of_a_public_server_need_no_settings(tmp_path):
@@ -344,52 +317,3 @@ def test_clients_and_agents_use_the_egress_proxy(secure, certificate, egress_pro
 )
 def test_the_proxy_is_that_of_the_environment_and_never_sees_a_token(url, environ, proxy):
     assert tls.proxy_for(url, environ) == proxy
-
-
-CLIENT_HELLO_PREFIX = bytes.fromhex("1603010200010001fc0303")  # of 517 bytes
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        pytest.param(b"", id="silent", marks=pytest.mark.slow),
-        pytest.param(CLIENT_HELLO_PREFIX, id="half a hello"),
-    ],
-)
-def test_slow_handshakes_do_not_use_up_the_connections(service, certificate, sent):
-    service.stop()
-    limits = ConnectionLimits(connections=50, strangers=20, handshake_seconds=60)
-    service.start(
-        make_server=lambda app: make_server(
-            app, limits, tls_cert=certificate.cert, tls_key=certificate.key
-        )
-    )
-    url = f"https://127.0.0.1:{service.port}"
-    agent = AgentClient(url, service.slice_token("s1"), certificate.cert)
-    with ExitStack() as stack:
-        stack.callback(agent.close)
-        service.add_slice("s1", None)
-        agent.send_heartbeat(service.make_heartbeat("s1/0"))
-        slow = []
-        for _ in range(200):
-            slow.append(stack.enter_context(socket.create_connection(("127.0.0.1", service.port))))
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # closed, as it should
-                slow[-1].sendall(sent)
-        wait_until(lambda: sum(is_closed(each) for each in slow) >= 200 - limits.strangers, 30)
-        agent.send_heartbeat(service.make_heartbeat("s1/0"))
-        with FleetClient(url, service.tokens["mel"], ca_file=certificate.cert) as client:
-            assert client.me().name == "mel"
-        assert service.stop() < 4  # does not wait for them
-        service.start()
-
-
-def test_a_handshake_that_takes_too_long_is_disconnected(service, certificate):
-    service.stop()
-    limits = ConnectionLimits(connections=50, strangers=20, handshake_seconds=0.2)
-    service.start(
-        make_server=lambda app: make_server(
-            app, limits, tls_cert=certificate.cert, tls_key=certificate.key
-        )
-    )
-    with socket.create_connection(("127.0.0.1", service.port)) as connection:
-        wait_until(lambda: is_closed(connection))

@@ -441,7 +441,7 @@ def test_exec_takes_a_job_and_runs_on_all_of_its_slices(world, tpu):
         assert command.command[0] == "bash" and command.command[-1] == script
         result = HostCommandResult(host_id=f"{name}/0", status=0, output=f"I am {name}\n")
         with world.http(world.slice_token(name)) as http:
-            http.post(f"/agent/errands/{command.id}", content=encoding.to_json(result))
+            http.post(f"/agent/commands/{command.id}", content=encoding.to_json(result))
     thread.join(timeout=900)
     assert answers[0].exit_code == 0, answers[0].output
     assert answers[0].stdout == "[slice-1/0] I am slice-1\n[slice-2/0] I am slice-2\n"

@@ -46,7 +46,7 @@ def exchange(
     try:
         while True:
             try:
-                return client.exchange_bootstrap_token(settings.host_id, nonce)
+                return client.register(settings.host_id, nonce)
             except FleetError as error:
                 timed_out = timeout is not None and waited > timeout
                 if timed_out or not isinstance(error, Temporary):

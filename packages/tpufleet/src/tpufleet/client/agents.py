@@ -17,12 +17,10 @@ import msgspec
 from tpufleet import errors
 from tpufleet.client import tls
 from tpufleet.model.fleet.agent_protocol import (
-    HOST_HEADER,
     Heartbeat,
     HeartbeatReply,
     SliceTokenReply,
     SliceTokenRequest,
-    read_reply,
 )
 from tpufleet.model.fleet.host_commands import HostCommandResult
 from tpufleet.model.fleet.hosts import HostId
@@ -37,9 +35,9 @@ MAX_LOG_CHUNK = 256 * 1024
 HEARTBEAT_TIMEOUT = httpx.Timeout(10.0, connect=3.0)
 LOG_TIMEOUT = httpx.Timeout(15.0, connect=3.0)
 SNAPSHOT_TIMEOUT = httpx.Timeout(15.0, connect=3.0)  # between two chunks
-# Kept from one heartbeat to the next, which saves both sides a TLS handshake. In a large fleet the
-# interval is longer than httpx keeps connections by default.
-CONNECTIONS = httpx.Limits(max_keepalive_connections=1, keepalive_expiry=300.0)
+# Kept from one heartbeat to the next, which saves both sides a TLS handshake; for less time than
+# the server keeps it, so that no heartbeat is sent into a connection that is closing.
+CONNECTIONS = httpx.Limits(max_keepalive_connections=1, keepalive_expiry=60.0)
 
 _RETRYABLE = frozenset({408, 425, 429})
 _PERMANENT: dict[int, type[errors.FleetError]] = {
@@ -87,83 +85,54 @@ class AgentClient:
     def close(self) -> None:
         self._http.close()
 
-    def exchange_bootstrap_token(self, host: HostId, nonce: str) -> str:
+    def register(self, host: HostId, nonce: str) -> str:
         """The slice token, in exchange for the bootstrap token of this client."""
-        with self._translate_errors():
-            response = self._http.post(
-                "/enter",
-                content=encoding.to_json(SliceTokenRequest(host_id=host, nonce=nonce)),
-                headers={"Content-Type": "application/json"},
-                timeout=HEARTBEAT_TIMEOUT,
-            )
+        request = encoding.to_json(SliceTokenRequest(host_id=host, nonce=nonce))
+        response = self._post("/register", request, timeout=HEARTBEAT_TIMEOUT)
         _check(response)
         return _decoded(response, SliceTokenReply).token
 
     def send_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         """Raises UnreadableHeartbeat when the server knows this host and cannot read the report."""
-        with self._translate_errors():
-            response = self._http.post(
-                "/beat",
-                content=encoding.to_json(heartbeat),
-                headers={"Content-Type": "application/json", HOST_HEADER: heartbeat.host_id},
-                timeout=HEARTBEAT_TIMEOUT,
-            )
+        content = encoding.to_json(heartbeat)
+        response = self._post("/heartbeat", content, timeout=HEARTBEAT_TIMEOUT)
         self.reachable = response.status_code < 500 and not _is_foreign(response)
-        if response.status_code == 400 and _error_kind(response) == "BadInput":
-            raise UnreadableHeartbeat(_error_message(response))
+        kind, message = _error(response)
+        if response.status_code == 400 and kind == "BadInput":
+            raise UnreadableHeartbeat(message)
         _check(response)
-        try:
-            return read_reply(response.content)
-        except errors.BadInput as error:
-            raise errors.Unreachable(f"invalid response from the control plane: {error}") from error
+        return _decoded(response, HeartbeatReply)
 
     def send_log(self, attempt: AttemptId, host: HostId, offset: int, data: bytes) -> int:
         """Upload bytes of the log from `offset`; returns how many bytes the server has now."""
-        with self._translate_errors():
-            response = self._http.post(
-                "/logs",
-                params={"attempt": attempt, "host": host, "offset": offset},
-                content=data,
-                headers={"Content-Type": "application/octet-stream"},
-                timeout=LOG_TIMEOUT,
-            )
+        response = self._post("/logs", data, attempt=attempt, host=host, offset=offset)
         if response.status_code != 409:  # 409: a gap; `size` is where to continue
             _check(response)
         return _decoded(response, _LogSize).size
 
     def send_command_result(self, command_id: str, result: HostCommandResult) -> None:
-        with self._translate_errors():
-            response = self._http.post(
-                f"/errands/{quote(command_id, safe='')}",
-                content=encoding.to_json(result),
-                headers={"Content-Type": "application/json"},
-                timeout=LOG_TIMEOUT,
-            )
-        _check(response)
+        path = f"/commands/{quote(command_id, safe='')}"
+        _check(self._post(path, encoding.to_json(result)))
 
     def send_command_file(self, command_id: str, host: HostId, offset: int, data: bytes) -> None:
         """Upload a part of the file that belongs to the result of a host command."""
-        with self._translate_errors():
-            response = self._http.post(
-                f"/errands/{quote(command_id, safe='')}/file",
-                params={"host": host, "offset": offset},
-                content=data,
-                headers={"Content-Type": "application/octet-stream"},
-                timeout=LOG_TIMEOUT,
-            )
-        _check(response)
+        path = f"/commands/{quote(command_id, safe='')}/file"
+        _check(self._post(path, data, host=host, offset=offset))
 
     def send_result(self, attempt: AttemptId, host: HostId, data: bytes) -> None:
         """Upload the job's result; the first one wins."""
+        _check(self._post("/results", data, attempt=attempt, host=host))
+
+    def _post(
+        self,
+        path: str,
+        content: bytes,
+        *,
+        timeout: httpx.Timeout = LOG_TIMEOUT,
+        **params: str | int,
+    ) -> httpx.Response:
         with self._translate_errors():
-            response = self._http.post(
-                "/results",
-                params={"attempt": attempt, "host": host},
-                content=data,
-                headers={"Content-Type": "application/octet-stream"},
-                timeout=LOG_TIMEOUT,
-            )
-        _check(response)
+            return self._http.post(path, params=params, content=content, timeout=timeout)
 
     def snapshot(self, digest: str) -> Iterator[bytes]:
         """Download the archive in chunks."""
@@ -202,7 +171,7 @@ def _check(response: httpx.Response) -> None:
             f"{url.scheme}://{url.netloc.decode()} answered {status} for {path}, but no control "
             f"plane did: a proxy, a load balancer or another server; check `public_url`: {answer}"
         )
-    message = f"the control plane returned {status} for {path}: {_error_message(response)}"
+    message = f"the control plane returned {status} for {path}: {_error(response)[1]}"
     if status >= 500 or status in _RETRYABLE:
         raise errors.Unreachable(message)
     raise _PERMANENT.get(status, errors.BadInput)(message)
@@ -210,21 +179,18 @@ def _check(response: httpx.Response) -> None:
 
 def _is_foreign(response: httpx.Response) -> bool:
     """Whether an error is not from our server, whose errors all have a kind."""
-    return not response.is_success and _error_kind(response) is None
+    return not response.is_success and _error(response)[0] is None
 
 
-def _error_kind(response: httpx.Response) -> str | None:
+def _error(response: httpx.Response) -> tuple[str | None, str]:
+    """The kind and the message of an error of our server."""
+    if response.is_success:
+        return None, ""
     try:
-        return str(response.json()["error"]["kind"])
+        error = response.json()["error"]
+        return str(error["kind"]), str(error["message"])
     except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _error_message(response: httpx.Response) -> str:
-    try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return response.text[:200]
+        return None, response.text[:200]
 
 
 def _decoded(response: httpx.Response, kind: type[T]) -> T:

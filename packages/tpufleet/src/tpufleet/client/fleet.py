@@ -529,17 +529,17 @@ class FleetClient:
         self._transport.call("DELETE", f"/slices/{path_segment(slice_id)}")
 
     def send_host_command(self, slice_id: str, request: HostCommandRequest) -> None:
-        self._transport.call("POST", f"/slices/{path_segment(slice_id)}/errands", body=request)
+        self._transport.call("POST", f"/slices/{path_segment(slice_id)}/commands", body=request)
 
     def host_command(self, slice_id: str, command_id: str) -> HostCommandReport:
         return self._get(
-            f"/slices/{path_segment(slice_id)}/errands/{path_segment(command_id)}",
+            f"/slices/{path_segment(slice_id)}/commands/{path_segment(command_id)}",
             HostCommandReport,
         )
 
     def host_command_file(self, slice_id: str, command_id: str, host: int) -> bytes:
         """What a host sent with its result: the archive of a profile."""
-        path = f"/slices/{path_segment(slice_id)}/errands/{path_segment(command_id)}/file"
+        path = f"/slices/{path_segment(slice_id)}/commands/{path_segment(command_id)}/file"
         params = {"host": host}
         return self._transport.send("GET", path, params=params, timeout=_BULK_SECONDS).content
 

@@ -153,7 +153,7 @@ class Transport:
                 "  next: retry, or look at its log; `tpu serve --stop` and `tpu serve` restart it "
                 "without losing a job"
             )
-        if "certificate verify failed" in str(error):
+        if _is_certificate_error(error):
             return Unreachable(
                 f"cannot reach the control plane at {self.url} ({error})\n"
                 "  next: for a private CA, set `ca_file` in the config file, or TPUFLEET_CA_FILE, "
@@ -170,6 +170,15 @@ class Transport:
 
     def close(self) -> None:
         self._http.close()
+
+
+def _is_certificate_error(error: BaseException | None) -> bool:
+    """Whether a certificate that is not trusted caused it."""
+    import ssl  # as httpx: `tpu --help` does not need it
+
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _retry_after(response: httpx.Response) -> float | None:

@@ -35,12 +35,17 @@ from tpufleet.model.people.users import TOKEN_PREFIX, Role, Token, User
 from tpufleet.model.tpu import prices
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.local.provider import LocalProvider
+from tpufleet.service.files.file_stores import open_file_stores
+from tpufleet.service.files.secrets import derived_key
+from tpufleet.service.files.shared_logs import SegmentArchive
+from tpufleet.service.jobs.submission import JobStorage
+from tpufleet.service.notifications.channels import ChannelSecrets
 from tpufleet.service.operations.recent_errors import RecentErrors
+from tpufleet.service.operations.server_status import AboutServer
 from tpufleet.service.transport import auth
 from tpufleet.service.transport.app import create_app
 from tpufleet.service.transport.event_streams import EventHub
 from tpufleet.service.transport.http_server import FleetServer, make_server
-from tpufleet.service.transport.routing import ServiceDependencies
 from tpufleet.stores.base import Store, StoreChange
 from tpufleet.stores.open_store import open_store
 from tpufleet.stores.sql import schema_migrations
@@ -161,41 +166,52 @@ class ControlPlane:
         return record if cert is None else {**record, "certificate": str(cert)}
 
     def _http_server(self) -> FleetServer:
+        settings = self._settings
+        derived = derived_key(self._secret)
+        keys = [key for key in (secrets_key.secrets_key(settings, self._store), derived) if key]
+        bucket = _bucket(settings)
+        files = open_file_stores(
+            settings.data,
+            self._store,
+            self._clock,
+            keys,
+            archive=bucket,
+            shared=bucket is not None and settings.shares_files,
+            snapshot_limit=settings.snapshot_limit,
+            log_limit=settings.log_limit,
+        )
+        local = [each for each in self._providers.values() if isinstance(each, LocalProvider)]
         app = create_app(
-            ServiceDependencies(
-                store=self._store,
-                clock=self._clock,
-                secret=self._secret,
-                state=self._settings.data,
-                wake=self._wake,
-                snapshot_limit=self._settings.snapshot_limit,
-                log_limit=self._settings.log_limit,
-                local_hosts=self._settings.local_hosts,
-                tokens_per_user=self._settings.tokens_per_user,
+            store=self._store,
+            clock=self._clock,
+            secret=self._secret,
+            files=files,
+            storage=JobStorage(
+                snapshots=files.snapshots,
+                secrets=files.secrets,
+                checkpoints=f"{settings.bucket or settings.data}/checkpoints",
+                state=str(settings.data),
                 providers=tuple(self._providers),
-                default_provider=self._settings.default_provider,
-                local_containers=self._settings.local_containers,
-                tpu_vm_containers=bool((self._settings.tpu_vm or {}).get("containers")),
-                faults=tuple(fault.value for fault in Fault),
-                secrets_key=secrets_key.secrets_key(self._settings, self._store),
-                retention=retention_rules.parse(self._settings.retention),
-                recent_errors=self._recent_errors,
+                default_provider=settings.default_provider,
+                local_containers=settings.local_containers,
+                tpu_vm_containers=bool((settings.tpu_vm or {}).get("containers")),
+                local_hosts=settings.local_hosts,
+            ),
+            server=AboutServer(
+                name=self._name,
                 started_at=self._clock.now(),
-                server_name=self._name,
-                public_url=self._settings.public_url or "",
-                announced=self._settings.store is not None,
-                local_jobs=next(
-                    (
-                        each.jobs
-                        for each in self._providers.values()
-                        if isinstance(each, LocalProvider)
-                    ),
-                    None,
-                ),
-                notifications=notifications.parse_rules(self._settings.notifications),
-                prices=prices.price_table(self._settings.prices),
-                **_bucket_options(self._settings),
-            )
+                public_url=settings.public_url or "",
+                announced=settings.store is not None,
+                recent_errors=self._recent_errors,
+                local_jobs=local[0].jobs if local else None,
+            ),
+            channel_secrets=ChannelSecrets(keys),
+            wake=self._wake,
+            faults=tuple(fault.value for fault in Fault),
+            tokens_per_user=settings.tokens_per_user,
+            retention=retention_rules.parse(settings.retention),
+            notifications=notifications.parse_rules(settings.notifications),
+            prices=prices.price_table(settings.prices),
         )
         self._hub: EventHub = app.state.hub
         return make_server(app, tls_cert=self._settings.tls_cert, tls_key=self._settings.tls_key)
@@ -277,14 +293,10 @@ class ControlPlane:
         server_files.write_private(path, token + "\n")
 
 
-def _bucket_options(settings: Config) -> dict[str, Any]:
-    """Options that keep checkpoints, code, results and logs in a bucket instead of on this disk."""
+def _bucket(settings: Config) -> SegmentArchive | None:
+    """Keeps code, results and logs instead of this disk."""
     if settings.bucket is None:
-        return {}
+        return None
     from tpufleet.runtime.gcs import Bucket
 
-    return {
-        "archive": Bucket(settings.bucket),
-        "checkpoints": f"{settings.bucket}/checkpoints",
-        "shared": settings.shares_files,
-    }
+    return Bucket(settings.bucket)

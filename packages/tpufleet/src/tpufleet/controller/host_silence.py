@@ -7,18 +7,20 @@ ticks: its own absence is not the hosts' silence.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from datetime import datetime, timedelta
 
 from tpufleet.clocks import Clock
 from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model.fleet.hosts import HostId, slice_id_of
+from tpufleet.model.fleet.server_status import SERVERS_PREFIX
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.policy.recovery import liveness
 from tpufleet.stores.base import Store
 
 log = logging.getLogger("tpufleet.controller")
 
-CHECK_INTERVAL = timedelta(seconds=5)
+CHECK_INTERVAL = timedelta(seconds=2)
 
 
 class HostSilence:
@@ -32,6 +34,7 @@ class HostSilence:
         self._checked_at = clock.uptime()
         self._lost: dict[SliceId, tuple[timedelta, int]] = {}  # when, and how many hosts
         self._warned_at: timedelta | None = None
+        self._servers = deque([(clock.uptime(), 1)])  # since when how many
         self.hosts = 0  # of all slices that are up, at the last check
 
     def tick_started(self) -> datetime:
@@ -58,16 +61,29 @@ class HostSilence:
         self._checked_at = uptime
         by_slice = working_set.hosts_by_slice()
         hosts = self.hosts = sum(by_slice.values())
-        margin = liveness.watched_after(hosts)
+        limit = liveness.lost_after(hosts, self._fewest_servers(hosts, uptime, now))
+        margin = liveness.watched_after(limit)
         # A report from the future is as suspect as an old one: a clock was set back.
         old_reports = self._store.heartbeats_outside(now - margin, now + margin)
         self._silences = liveness.update_silences(self._silences, old_reports, uptime)
         silent = [
             host
-            for host in liveness.silent_hosts(self._silences, self._current, hosts, uptime)
+            for host in liveness.silent_hosts(self._silences, self._current, limit, uptime)
             if slice_id_of(host) in by_slice
         ]
         return self._within_limit(silent, by_slice, uptime) if silent else []
+
+    def _fewest_servers(self, hosts: int, uptime: timedelta, now: datetime) -> int:
+        """In the time in which every host learns how often to report: the fewer servers there are,
+        the less often. One until that time has passed."""
+        announced = [each.at for each in self._store.objects(SERVERS_PREFIX)]
+        servers = liveness.count_servers(announced, self._store.time() or now)
+        if servers != self._servers[-1][1]:
+            self._servers.append((uptime, servers))
+        learned = liveness.lost_after(hosts)
+        while len(self._servers) > 1 and uptime - self._servers[1][0] > learned:
+            self._servers.popleft()
+        return min(count for _, count in self._servers)
 
     def _within_limit(
         self, silent: list[HostId], by_slice: dict[SliceId, int], uptime: timedelta

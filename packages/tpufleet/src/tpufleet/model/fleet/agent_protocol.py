@@ -1,7 +1,8 @@
 """Messages between an agent and the control plane.
 
-Agents and servers may be one release apart. New fields have defaults, unknown fields are ignored,
-and unknown enum values are read as described in `read_heartbeat` and `read_reply`.
+A new field has a default, and unknown fields are ignored, so that agents and servers may differ in
+them. Any other change, such as a new enum value, raises `PROTOCOL`, and a server refuses what it
+cannot read with both numbers.
 """
 
 from __future__ import annotations
@@ -9,18 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tpufleet.errors import BadInput
 from tpufleet.model.fleet.host_commands import HostCommand
 from tpufleet.model.fleet.hosts import Exit, HostId, NoticeKind, Phase, Progress, ProgressPoint
 from tpufleet.model.job.attempts import AttemptId, EnvironmentReport
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import JobId
-from tpufleet.model.values import encoding
 
-# Of this release. 1: heartbeats without number and version. 2: both.
-PROTOCOL = 2
-# Names the sender, so that its token can be verified even when the body cannot be read.
-HOST_HEADER = "X-Tpufleet-Host"
+PROTOCOL = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +34,7 @@ class Heartbeat:
     notice: NoticeKind | None = None
     progress: Progress | None = None
     seq: int = 0  # increases with each heartbeat of this agent process; 0: not numbered
-    protocol: int = 1
+    protocol: int = PROTOCOL
     environment: EnvironmentReport | None = None  # once the Python of the attempt is ready
     points: tuple[ProgressPoint, ...] = ()  # since the last answered heartbeat, oldest first
 
@@ -102,32 +98,4 @@ class HeartbeatReply:
     lease: timedelta  # without a reply for this long, stop the workload
     release: bool = False  # this slice is being released: stop and exit
     host_commands: tuple[HostCommand, ...] = ()  # to be run beside the workload, each once
-    protocol: int = 1
-
-
-def read_heartbeat(data: bytes) -> Heartbeat:
-    """An unknown phase is one in which the workload is alive; an unknown notice means that the host
-    goes away; unknown evidence is none. What a program reports as its progress may be anything:
-    what cannot be read of it is left out."""
-    try:
-        return _read_heartbeat(data)
-    except BadInput as error:
-        try:
-            return _read_heartbeat(
-                encoding.without_unreadable(data, Heartbeat, ("progress", "points"))
-            )
-        except BadInput:
-            raise error from None
-
-
-def _read_heartbeat(data: bytes) -> Heartbeat:
-    return encoding.from_json_of_any_release(
-        data,
-        Heartbeat,
-        {Phase: Phase.RUNNING, NoticeKind: NoticeKind.MAINTENANCE, EndReason: None},
-    )
-
-
-def read_reply(data: bytes) -> HeartbeatReply:
-    """An unknown reason to stop is one to stop; an unknown kind of host command is left out."""
-    return encoding.from_json_of_any_release(data, HeartbeatReply, {EndReason: EndReason.CANCELLED})
+    protocol: int = PROTOCOL

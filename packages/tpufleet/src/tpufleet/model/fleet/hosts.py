@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import NewType
+from typing import Annotated, NewType
+
+import msgspec
 
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.job.attempts import AttemptId, EnvironmentReport
 from tpufleet.model.job.end_reasons import EndReason
+from tpufleet.model.values.bounds import MAX_NUMBER
 
 HostId = NewType("HostId", str)  # "{slice}/{index}"
 
@@ -77,13 +80,17 @@ class Host:
 MAX_PAST_BOOTS = 8
 
 
+# What no program counts to is refused, and no database could hold it.
+StepNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
     """Progress reported by a workload."""
 
-    step: int | None = None
-    total: int | None = None
-    checkpoint_step: int | None = None
+    step: StepNumber | None = None
+    total: StepNumber | None = None
+    checkpoint_step: StepNumber | None = None
     at: datetime | None = None
     message: str = ""
     metrics: dict[str, float] | None = None
@@ -99,7 +106,7 @@ class ProgressPoint:
     """What a workload reported at one moment."""
 
     at: datetime
-    step: int | None = None
+    step: StepNumber | None = None
     metrics: dict[str, float] | None = None
 
 

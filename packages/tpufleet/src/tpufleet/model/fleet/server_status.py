@@ -10,6 +10,8 @@ from tpufleet.model.job.jobs import JobState
 
 # Name in the store's metadata under which the leader reports.
 CONTROLLER_REPORT = "controller_report"
+# Prefix of the objects by which servers that share a store say that they run.
+SERVERS_PREFIX = "servers/"
 # Not a call of ours: hosts of the provider that call this server.
 CONTACT = "contact from hosts"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -66,47 +66,6 @@ def from_json_of_any_release(
         except (*_DECODE_ERRORS, _UnknownValue):
             raise error from None
         return from_builtins(known, kind)
-
-
-def without_unreadable(data: bytes | str, kind: type, names: Collection[str]) -> bytes:
-    """The object in `data`, whose fields of these names are cut down to what can be read: the
-    fields of an object, the items of a list. Raises BadInput when it is not an object."""
-    document = from_json(data, dict[str, msgspec.Raw])
-    hints = get_type_hints(kind)
-    for name in document.keys() & set(names):
-        readable = _readable(document[name], hints[name])
-        if readable is None:
-            del document[name]
-        else:
-            document[name] = readable
-    return to_json(document)
-
-
-def _readable(data: msgspec.Raw, kind: Any) -> msgspec.Raw | None:
-    try:
-        from_json(data, kind)
-        return data
-    except BadInput:
-        pass
-    arguments = [each for each in get_args(kind) if each not in (type(None), Ellipsis)]
-    try:
-        if dataclasses.is_dataclass(kind):
-            hints, fields = get_type_hints(kind), from_json(data, dict[str, msgspec.Raw])
-            parts = {
-                name: _readable(part, hints[name]) for name, part in fields.items() if name in hints
-            }
-            cut = to_json({name: part for name, part in parts.items() if part is not None})
-        elif get_origin(kind) is tuple:
-            items = (_readable(item, arguments[0]) for item in from_json(data, list[msgspec.Raw]))
-            cut = to_json([item for item in items if item is not None])
-        elif get_origin(kind) in (Union, UnionType):
-            return _readable(data, arguments[0])
-        else:
-            return None
-        from_json(cut, kind)  # a field that is required may be missing now
-    except BadInput:
-        return None
-    return msgspec.Raw(cut)
 
 
 def _known_values(value: Any, kind: Any, fallbacks: Mapping[type[Enum], Enum | None]) -> Any:

@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 from typing import TypeVar
 
+import msgspec
 from starlette.responses import FileResponse, Response
 
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound, Unauthorized
 from tpufleet.model.api_types import Acknowledgement, LogSize
 from tpufleet.model.fleet.agent_protocol import (
-    HOST_HEADER,
     PROTOCOL,
     Heartbeat,
     HeartbeatReply,
     SliceTokenReply,
     SliceTokenRequest,
-    read_heartbeat,
 )
 from tpufleet.model.fleet.host_commands import HostCommandResult
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.fleet.slices import SliceId, SliceState
 from tpufleet.model.job.attempts import Attempt, AttemptId
-from tpufleet.model.values.encoding import to_json
-from tpufleet.service.files import results
-from tpufleet.service.files.logs import LogGap
-from tpufleet.service.hosts import heartbeats
+from tpufleet.model.values.encoding import from_json, to_json
+from tpufleet.service.files.logs import LogFiles, LogGap
+from tpufleet.service.files.results import MAX_RESULT_BYTES, ResultFiles
+from tpufleet.service.files.snapshots import SnapshotFiles
+from tpufleet.service.hosts.heartbeats import Heartbeats, check_host_exists
+from tpufleet.service.hosts.host_commands import HostCommandQueue
+from tpufleet.service.lookups import require_slice
 from tpufleet.service.transport import auth, identifiers
+from tpufleet.service.transport.fair_use import AGENTS
 from tpufleet.service.transport.routing import (
     SLICE_TOKEN,
     ApiCall,
     MediaType,
     Param,
     Router,
-    ServiceComponents,
+    ServerSecret,
 )
-from tpufleet.service.transport.worker_threads import AGENTS
 
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 MIN_NONCE_LENGTH, MAX_NONCE_LENGTH = 16, 128
@@ -46,25 +47,21 @@ router = Router()
 
 
 @router.route(
-    "POST",
-    "/agent/enter",
-    role=SLICE_TOKEN,
-    summary="Exchange the bootstrap token for the slice token, once for each host",
-    body=SliceTokenRequest,
-    response=SliceTokenReply,
+    "POST", "/agent/register", role=SLICE_TOKEN, body=SliceTokenRequest, response=SliceTokenReply
 )
-def exchange_bootstrap_token(call: ApiCall) -> SliceTokenReply:
-    """The first agent of a host gets the slice token. A bootstrap token that is read later, such as
+def register_host(call: ApiCall, secret: ServerSecret) -> SliceTokenReply:
+    """Exchange the bootstrap token for the slice token, once for each host.
+
+    The first agent of a host gets the slice token. A bootstrap token that is read later, such as
     from instance metadata, is worth nothing."""
     request = _signed_body(call, SliceTokenRequest)
     slice_id = _slice_of(request.host_id)
-    secret = call.components.deps.secret
     if not auth.is_bootstrap_token(call.token, secret, slice_id):
         raise Unauthorized(f"invalid bootstrap token for slice {slice_id}")
     tpu_slice = call.store.slice(slice_id)
     if tpu_slice is None or tpu_slice.state is SliceState.GONE:
         raise Unauthorized(f"no slice named {slice_id}")
-    heartbeats.check_host_exists(request.host_id, tpu_slice)
+    check_host_exists(request.host_id, tpu_slice)
     if not MIN_NONCE_LENGTH <= len(request.nonce) <= MAX_NONCE_LENGTH:
         raise BadInput(f"nonce: must be {MIN_NONCE_LENGTH} to {MAX_NONCE_LENGTH} characters")
     digest = auth.token_hash(request.nonce)
@@ -73,45 +70,34 @@ def exchange_bootstrap_token(call: ApiCall) -> SliceTokenReply:
     return SliceTokenReply(token=auth.slice_token(secret, slice_id))
 
 
-@router.route(
-    "POST",
-    "/agent/beat",
-    role=SLICE_TOKEN,
-    summary="Report the state of a host and get its assignment",
-    body=Heartbeat,
-    response=HeartbeatReply,
-)
-async def heartbeat(call: ApiCall) -> HeartbeatReply:
-    """In the event loop, because it is the most frequent call; `Heartbeats` reads the store in a
-    worker thread, for many calls at a time. `fast_heartbeats` answers most of them instead."""
-    sender = _sender(call)
-    slice_id = _authenticated_slice(call, sender.host_id)
+@router.route("POST", "/agent/heartbeat", role=SLICE_TOKEN, body=Heartbeat, response=HeartbeatReply)
+async def heartbeat(
+    call: ApiCall, heartbeats: Heartbeats, commands: HostCommandQueue, secret: ServerSecret
+) -> HeartbeatReply:
+    """Report the state of a host and get its assignment.
+
+    In the event loop, because it is the most frequent call; `Heartbeats` reads the store in a
+    worker thread, for many calls at a time."""
     try:
-        report = read_heartbeat(call.body)
-        if report.host_id != sender.host_id:
-            raise BadInput(f"host_id: {report.host_id!r} is not the sender, {sender.host_id!r}")
+        report = from_json(call.body, Heartbeat)
     except BadInput as error:
-        call.components.heartbeats.record_unreadable(sender.host_id, call.now)
+        sender = _signed_body(call, _Sender)
+        _authenticated_slice(call, sender.host_id, secret)
+        heartbeats.record_unreadable(sender.host_id, call.now)
         raise BadInput(
             f"unreadable heartbeat of {sender.host_id} (agent protocol {sender.protocol}, server "
             f"protocol {PROTOCOL}): {error}; upgrade the older of the two"
         ) from error
-    return await receive_heartbeat(call.components, report, slice_id, call.now)
-
-
-async def receive_heartbeat(
-    components: ServiceComponents, report: Heartbeat, slice_id: SliceId, now: datetime
-) -> HeartbeatReply:
-    reply = await components.heartbeats.receive(report, slice_id, now)
-    host_commands = components.host_commands.pending_for(report.host_id)
-    return replace(reply, host_commands=host_commands) if host_commands else reply
+    slice_id = _authenticated_slice(call, report.host_id, secret)
+    reply = await heartbeats.receive(report, slice_id, call.now)
+    pending = commands.pending_for(report.host_id)
+    return replace(reply, host_commands=pending) if pending else reply
 
 
 @router.route(
     "POST",
     "/agent/logs",
     role=SLICE_TOKEN,
-    summary="Append to the log of a host; 409 gives the size when bytes are missing",
     params=(
         Param("attempt", "attempt id"),
         Param("host", "host id"),
@@ -122,20 +108,21 @@ async def receive_heartbeat(
     limit=MAX_CHUNK_BYTES,
     stream_body=True,
 )
-async def append_log(call: ApiCall) -> object:
+async def append_log(call: ApiCall, logs: LogFiles, secret: ServerSecret) -> object:
+    """Append to the log of a host; 409 gives the size when bytes are missing."""
     host = HostId(call.query_text("host") or "")
-    slice_id = _authenticated_slice(call, host)
+    slice_id = _authenticated_slice(call, host, secret)
     await call.read_body()
-    return await AGENTS.run(_append_log, call, host, slice_id)
+    return await AGENTS.run(_append_log, call, logs, host, slice_id)
 
 
-def _append_log(call: ApiCall, host: HostId, slice_id: SliceId) -> object:
+def _append_log(call: ApiCall, logs: LogFiles, host: HostId, slice_id: SliceId) -> object:
     attempt_id = _attempt(call, host, slice_id).id
     offset = call.query_int("offset", None)
     if offset is None:
         raise BadInput("offset: missing; give the position of the first byte in the log")
     try:
-        return LogSize(size=call.components.logs.append(attempt_id, host, offset, call.body))
+        return LogSize(size=logs.append(attempt_id, host, offset, call.body))
     except LogGap as gap:
         error = {"kind": "Conflict", "message": str(gap)}
         content = to_json({"size": gap.size, "error": error})
@@ -144,25 +131,26 @@ def _append_log(call: ApiCall, host: HostId, slice_id: SliceId) -> object:
 
 @router.route(
     "POST",
-    "/agent/errands/{errand}",
+    "/agent/commands/{command}",
     role=SLICE_TOKEN,
-    summary="Report the result of a host command",
     body=HostCommandResult,
     response=Acknowledgement,
     limit=MAX_CHUNK_BYTES,
 )
-def put_host_command_result(call: ApiCall) -> Acknowledgement:
+def put_host_command_result(
+    call: ApiCall, commands: HostCommandQueue, secret: ServerSecret
+) -> Acknowledgement:
+    """Report the result of a host command."""
     result = _signed_body(call, HostCommandResult)
-    _authenticated_slice(call, result.host_id)
-    call.components.host_commands.record_result(call.path_param("errand"), result, call.now)
+    _authenticated_slice(call, result.host_id, secret)
+    commands.record_result(call.path_param("command"), result, call.now)
     return Acknowledgement()
 
 
 @router.route(
     "POST",
-    "/agent/errands/{errand}/file",
+    "/agent/commands/{command}/file",
     role=SLICE_TOKEN,
-    summary="Upload a part of the file that belongs to the result of a host command",
     params=(
         Param("host", "host id"),
         Param("offset", "position of the first byte in the file", number=True),
@@ -172,14 +160,17 @@ def put_host_command_result(call: ApiCall) -> Acknowledgement:
     limit=MAX_CHUNK_BYTES,
     stream_body=True,
 )
-async def put_host_command_file(call: ApiCall) -> Acknowledgement:
+async def put_host_command_file(
+    call: ApiCall, commands: HostCommandQueue, secret: ServerSecret
+) -> Acknowledgement:
+    """Upload a part of the file that belongs to the result of a host command."""
     host = HostId(call.query_text("host") or "")
-    _authenticated_slice(call, host)
+    _authenticated_slice(call, host, secret)
     await call.read_body()
     offset = call.query_int("offset", 0) or 0
     await AGENTS.run(
-        call.components.host_commands.append_file,
-        call.path_param("errand"), host, offset, call.body, call.now,
+        commands.append_file,
+        call.path_param("command"), host, offset, call.body, call.now,
     )  # fmt: skip
     return Acknowledgement()
 
@@ -188,47 +179,44 @@ async def put_host_command_file(call: ApiCall) -> Acknowledgement:
     "POST",
     "/agent/results",
     role=SLICE_TOKEN,
-    summary="Upload the result of a job; `done` is false when it already has one",
     params=(Param("attempt", "attempt id"), Param("host", "host id")),
     body=bytes,
     response=Acknowledgement,
-    limit=results.MAX_RESULT_BYTES,
+    limit=MAX_RESULT_BYTES,
     stream_body=True,
 )
-async def put_result(call: ApiCall) -> Acknowledgement:
+async def put_result(call: ApiCall, results: ResultFiles, secret: ServerSecret) -> Acknowledgement:
+    """Upload the result of a job; `done` is false when it already has one."""
     host = HostId(call.query_text("host") or "")
-    slice_id = _authenticated_slice(call, host)
+    slice_id = _authenticated_slice(call, host, secret)
     await call.read_body()
-    return await AGENTS.run(_put_result, call, host, slice_id)
+    return await AGENTS.run(_put_result, call, results, host, slice_id)
 
 
-def _put_result(call: ApiCall, host: HostId, slice_id: SliceId) -> Acknowledgement:
+def _put_result(
+    call: ApiCall, results: ResultFiles, host: HostId, slice_id: SliceId
+) -> Acknowledgement:
     attempt = _attempt(call, host, slice_id)
     if not attempt.live:
         raise Conflict(f"attempt {attempt.id} has ended; its result is no longer accepted")
-    return Acknowledgement(done=call.components.results.put(attempt.job_id, call.body))
+    return Acknowledgement(done=results.put(attempt.job_id, call.body))
 
 
-@router.route(
-    "GET",
-    "/agent/snapshots/{digest}",
-    role=SLICE_TOKEN,
-    summary="Download the code of the job that holds the slice",
-    media_type=MediaType.ARCHIVE,
-)
-async def fetch_snapshot(call: ApiCall) -> Response:
-    path = await AGENTS.run(_snapshot_path, call)
+@router.route("GET", "/agent/snapshots/{digest}", role=SLICE_TOKEN, media_type=MediaType.ARCHIVE)
+async def fetch_snapshot(call: ApiCall, snapshots: SnapshotFiles, secret: ServerSecret) -> Response:
+    """Download the code of the job that holds the slice."""
+    path = await AGENTS.run(_snapshot_path, call, snapshots, secret)
     return FileResponse(path, media_type=MediaType.ARCHIVE.value)
 
 
-def _snapshot_path(call: ApiCall) -> str:
+def _snapshot_path(call: ApiCall, snapshots: SnapshotFiles, secret: ServerSecret) -> str:
     digest = call.path_param("digest")
     for tpu_slice in call.store.slices():
-        if auth.is_slice_token(call.token, call.components.deps.secret, tpu_slice.id):
+        if auth.is_slice_token(call.token, secret, tpu_slice.id):
             job = call.store.job(tpu_slice.job_id) if tpu_slice.job_id else None
             if job is None or job.snapshot != digest:
                 raise Forbidden(f"slice {tpu_slice.id} is not held by a job with this snapshot")
-            return str(call.components.storage.snapshots.require(digest))
+            return str(snapshots.require(digest))
     raise Unauthorized("not the token of a live slice")
 
 
@@ -241,30 +229,15 @@ def _attempt(call: ApiCall, host: HostId, slice_id: SliceId) -> Attempt:
         raise NotFound(f"no attempt with id {attempt_id!r}")
     if slice_id not in attempt.slices:
         raise Forbidden(f"attempt {attempt_id} does not run on slice {slice_id}")
-    tpu_slice = call.store.slice(slice_id)
-    if tpu_slice is None:
-        raise NotFound(f"no slice named {slice_id}")
-    heartbeats.check_host_exists(host, tpu_slice)
+    check_host_exists(host, require_slice(call.store, slice_id))
     return attempt
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Sender:
-    """The part of a heartbeat that its token is verified with."""
+class _Sender(msgspec.Struct):
+    """The part of a heartbeat that every protocol has."""
 
     host_id: HostId
-    protocol: int = 1
-
-
-def _sender(call: ApiCall) -> _Sender:
-    """From the header, or else from the body."""
-    host = call.request.headers.get(HOST_HEADER)
-    try:
-        return call.parse_body(_Sender)
-    except BadInput as error:
-        if host is None:
-            raise Unauthorized(f"cannot verify the token: {error}") from error
-    return _Sender(host_id=HostId(host), protocol=0)
+    protocol: int
 
 
 def _signed_body(call: ApiCall, kind: type[T]) -> T:
@@ -275,10 +248,10 @@ def _signed_body(call: ApiCall, kind: type[T]) -> T:
         raise Unauthorized(f"cannot verify the token: {error}") from error
 
 
-def _authenticated_slice(call: ApiCall, host: HostId) -> SliceId:
+def _authenticated_slice(call: ApiCall, host: HostId, secret: ServerSecret) -> SliceId:
     """The slice of this host, once the token has been verified for it."""
     slice_id = _slice_of(host)
-    if not auth.is_slice_token(call.token, call.components.deps.secret, slice_id):
+    if not auth.is_slice_token(call.token, secret, slice_id):
         raise Unauthorized(f"invalid token for slice {slice_id}")
     return slice_id
 

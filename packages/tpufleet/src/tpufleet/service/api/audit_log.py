@@ -20,11 +20,11 @@ router = Router()
     "GET",
     "/audit",
     role=Role.ADMIN,
-    summary="List the audit log, newest first",
     response=AuditPage,
     params=(Param("user", "who made the request"), *PAGE_PARAMS),
 )
 def list_audit_entries(call: ApiCall) -> AuditPage:
+    """List the audit log, newest first."""
     return page(call, actor=call.query_text("user"))
 
 

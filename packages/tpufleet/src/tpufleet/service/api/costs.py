@@ -16,7 +16,7 @@ from tpufleet.policy.accounting import costs
 from tpufleet.service.jobs import queries
 from tpufleet.service.people import settled_costs
 from tpufleet.service.transport.rate_limiter import TooManyRequests
-from tpufleet.service.transport.routing import ApiCall, Param, Router
+from tpufleet.service.transport.routing import ApiCall, Param, PriceTable, Router
 
 _reporting = threading.Lock()  # one at a time: it may read very many jobs
 _BUSY_RETRY = timedelta(seconds=5)
@@ -28,7 +28,6 @@ router = Router()
     "GET",
     "/costs",
     role=Role.VIEWER,
-    summary="Report chip hours and costs, paid and lost",
     params=(
         Param(
             "since",
@@ -38,32 +37,28 @@ router = Router()
     ),
     response=CostReport,
 )
-def get_costs(call: ApiCall) -> CostReport:
+def get_costs(call: ApiCall, table: PriceTable) -> CostReport:
+    """Report chip hours and costs, paid and lost."""
     since = call.query_time("since")
     if not _reporting.acquire(blocking=False):
         raise TooManyRequests("another report of costs is being computed", _BUSY_RETRY)
     try:
-        return _report(call, since)
+        return _report(call, since, table)
     finally:
         _reporting.release()
 
 
-def _report(call: ApiCall, since: datetime | None) -> CostReport:
+def _report(call: ApiCall, since: datetime | None, table: PriceTable) -> CostReport:
     settled = settled_costs.settled_costs(call.store) if since is None else None
     jobs_since = since if settled is None else settled.until
     rows = settled_costs.billed(call.store, jobs_since, call.now, call.now)
     earlier = () if settled is None else settled.rows
-    return CostReport(rows=_priced(call, (*rows, *earlier)), now=call.now, jobs_since=jobs_since)
+    return CostReport(rows=_priced(table, (*rows, *earlier)), now=call.now, jobs_since=jobs_since)
 
 
-@router.route(
-    "GET",
-    "/jobs/{ref}/cost",
-    role=Role.VIEWER,
-    summary="Report chip hours of one job, by type of slice: billed, running and lost",
-    response=CostReport,
-)
-def get_job_cost(call: ApiCall) -> CostReport:
+@router.route("GET", "/jobs/{ref}/cost", role=Role.VIEWER, response=CostReport)
+def get_job_cost(call: ApiCall, table: PriceTable) -> CostReport:
+    """Report chip hours of one job, by type of slice: billed, running and lost."""
     job = call.find_job(call.path_param("ref"))
     attempts = call.store.attempts(job.id)
     slices = {each.id: each for each in call.store.slices(live_only=False, job_id=job.id)}
@@ -73,39 +68,28 @@ def get_job_cost(call: ApiCall) -> CostReport:
     reporting = queries.attempts_with_steps(call.store, attempts)
     rows = costs.account(slices.values(), {job.id: job}, attempts, call.now, reporting)
     return CostReport(
-        rows=_priced(call, [row for row in rows if row.job_id == job.id]), now=call.now
+        rows=_priced(table, [row for row in rows if row.job_id == job.id]), now=call.now
     )
 
 
-def _priced(call: ApiCall, rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
-    table = call.components.deps.prices
+def _priced(table: PriceTable, rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
     return tuple(
         replace(row, usd_per_chip_hour=prices.chip_hour_price(row.accelerator, row.capacity, table))
         for row in rows
     )
 
 
-@router.route(
-    "GET",
-    "/budgets",
-    role=Role.VIEWER,
-    summary="Report what users and pools have spent of their budgets",
-    response=BudgetReport,
-)
+@router.route("GET", "/budgets", role=Role.VIEWER, response=BudgetReport)
 def get_budgets(call: ApiCall) -> BudgetReport:
+    """Report what users and pools have spent of their budgets."""
     report = call.store.metadata(BUDGET_REPORT)
     if report is None:
         return BudgetReport(budgets=(), now=call.now)
     return encoding.from_json(report.encode(), BudgetReport)
 
 
-@router.route(
-    "GET",
-    "/stock",
-    role=Role.VIEWER,
-    summary="Report grants and refusals of capacity",
-    response=StockReport,
-)
+@router.route("GET", "/stock", role=Role.VIEWER, response=StockReport)
 def get_stock(call: ApiCall) -> StockReport:
+    """Report grants and refusals of capacity."""
     rows = costs.stock(call.store.slices(live_only=False), call.store.refusals())
     return StockReport(rows=tuple(rows), now=call.now)

@@ -13,6 +13,7 @@ from tpufleet.model.job.jobs import JobId
 from tpufleet.model.people.users import Role, TokenScope
 from tpufleet.service.jobs import queries
 from tpufleet.service.transport import event_streams
+from tpufleet.service.transport.event_streams import EventHub
 from tpufleet.service.transport.routing import ApiCall, MediaType, Param, Router
 from tpufleet.stores.base import EventQuery
 
@@ -28,7 +29,6 @@ router = Router()
     "GET",
     "/events",
     role=Role.VIEWER,
-    summary="List events, oldest first",
     response=EventPage,
     params=(
         *PAGE_PARAMS,
@@ -39,6 +39,7 @@ router = Router()
     ),
 )
 def list_events(call: ApiCall) -> EventPage:
+    """List events, oldest first."""
     slice_id = call.query_text("slice")
     query = replace(
         event_query(call, None),
@@ -54,19 +55,18 @@ def list_events(call: ApiCall) -> EventPage:
     "GET",
     "/stream",
     role=Role.VIEWER,
-    summary="Stream events and changed jobs; resumes from Last-Event-ID",
     response=str,
     params=(_AFTER, Param("job", "only events of this job")),
     media_type=MediaType.EVENTS,
 )
-async def stream_events(call: ApiCall) -> Response:
+async def stream_events(call: ApiCall, hub: EventHub) -> Response:
+    """Stream events and changed jobs; resumes from Last-Event-ID."""
     last_id = call.request.headers.get("last-event-id") or call.query_text("after")
     ref = call.query_text("job")
     if ref is None and (call.user.pool is not None or call.user.scope is TokenScope.SUBMIT):
         raise BadInput("job: required with a limited token")
     job = await call.run_in_thread(call.find_job, ref) if ref else None
     after = event_streams.parse_last_event_id(last_id)
-    hub = call.components.hub
     chunks = event_streams.stream_changes(
         hub, call.store, after, job.id if job is not None else None
     )

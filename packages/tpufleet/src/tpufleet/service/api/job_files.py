@@ -23,11 +23,23 @@ from tpufleet.model.job.jobs import Job
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role
 from tpufleet.service.api.jobs import find_job
+from tpufleet.service.files.job_files import JobFiles
+from tpufleet.service.files.logs import LogFiles
+from tpufleet.service.files.results import ResultFiles
+from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.jobs import commands, log_streams
 from tpufleet.service.operations import retention
 from tpufleet.service.people.audit import AuditSubject
 from tpufleet.service.transport import event_streams, signed_links
-from tpufleet.service.transport.routing import API_PREFIX, ApiCall, MediaType, Param, Router
+from tpufleet.service.transport.event_streams import EventHub
+from tpufleet.service.transport.routing import (
+    API_PREFIX,
+    ApiCall,
+    MediaType,
+    Param,
+    Router,
+    ServerSecret,
+)
 
 _LOG_PARAMS = (
     Param("host", "rank of the host in the gang; default: all hosts", number=True),
@@ -47,15 +59,13 @@ router = Router()
     "GET",
     "/jobs/{ref}/logs",
     role=Role.VIEWER,
-    summary="Read the logs of a job, each line prefixed with the rank of its host",
     response=str,
     params=_LOG_PARAMS,
     media_type=MediaType.TEXT,
 )
-def get_job_logs(call: ApiCall) -> Response:
-    text = log_streams.log_text(
-        call.store, call.components.logs, _job_with_files(call), _selection(call)
-    )
+def get_job_logs(call: ApiCall, logs: LogFiles) -> Response:
+    """Read the logs of a job, each line prefixed with the rank of its host."""
+    text = log_streams.log_text(call.store, logs, _job_with_files(call), _selection(call))
     return StreamingResponse(
         _read_in_threads(text), media_type=MediaType.TEXT.value, headers=_NO_SNIFFING
     )
@@ -65,40 +75,35 @@ def get_job_logs(call: ApiCall) -> Response:
     "GET",
     "/jobs/{ref}/logs/stream",
     role=Role.VIEWER,
-    summary="Stream log lines until the job has ended; resumes from Last-Event-ID",
     response=str,
     params=(*_LOG_PARAMS, Param("from", "instead of the header Last-Event-ID")),
     media_type=MediaType.EVENTS,
 )
-async def stream_logs(call: ApiCall) -> Response:
+async def stream_logs(call: ApiCall, logs: LogFiles, hub: EventHub) -> Response:
+    """Stream log lines until the job has ended; resumes from Last-Event-ID."""
     job = await call.run_in_thread(_job_with_files, call)
     selection = _selection(call)
     selection.validate(job)
     follower = log_streams.LogFollower(
         call.store,
-        call.components.logs,
-        call.components.deps.clock,
+        logs,
+        call.clock,
         job.id,
         selection,
         log_streams.parse_position(
             call.request.headers.get("last-event-id") or call.query_text("from")
         ),
     )
-    hub = call.components.hub
     lines = log_streams.stream_lines(hub, follower)
     return event_streams.EventStream(hub, lines, call.check_caller, call.user.limits_key)
 
 
 @router.route(
-    "GET",
-    "/jobs/{ref}/result",
-    role=Role.VIEWER,
-    summary="Download the file `result` that a job wrote to its run folder",
-    response=bytes,
-    media_type=MediaType.BYTES,
+    "GET", "/jobs/{ref}/result", role=Role.VIEWER, response=bytes, media_type=MediaType.BYTES
 )
-def get_job_result(call: ApiCall) -> Response:
-    path = call.components.results.require(_job_with_files(call).id)
+def get_job_result(call: ApiCall, results: ResultFiles) -> Response:
+    """Download the file `result` that a job wrote to its run folder."""
+    path = results.require(_job_with_files(call).id)
     return FileResponse(path, media_type=MediaType.BYTES.value, headers=_NO_SNIFFING)
 
 
@@ -106,7 +111,6 @@ def get_job_result(call: ApiCall) -> Response:
     "POST",
     "/jobs/{ref}/links",
     role=Role.MEMBER,
-    summary="Create a link to the logs or the result of a job that works without a token",
     body=NewLink,
     response=SignedLink,
     audit=lambda call: AuditSubject(
@@ -115,7 +119,8 @@ def get_job_result(call: ApiCall) -> Response:
         detail=call.parse_body(NewLink).resource[:40],
     ),
 )
-def create_link(call: ApiCall) -> SignedLink:
+def create_link(call: ApiCall, secret: ServerSecret) -> SignedLink:
+    """Create a link to the logs or the result of a job that works without a token."""
     job, new = find_job(call), call.parse_body(NewLink)
     call.user.require_job_owner(job)
     if new.resource not in _LINKED_RESOURCES:
@@ -123,7 +128,6 @@ def create_link(call: ApiCall) -> SignedLink:
     signed_links.check_lifetime(new.expires_in)
     expires_at = (call.now + new.expires_in).replace(microsecond=0)
     path = f"{API_PREFIX}/jobs/{job.id}/{new.resource}"
-    secret = call.components.deps.secret
     return SignedLink(
         path=signed_links.sign(path, call.user, expires_at, secret), expires_at=expires_at
     )
@@ -133,16 +137,18 @@ def create_link(call: ApiCall) -> SignedLink:
     "DELETE",
     "/jobs/{ref}/files",
     role=Role.MEMBER,
-    summary="Delete the result of an ended job, and its code unless another job needs it",
     response=Acknowledgement,
     foreign_action=AuditAction.DELETE_JOB_FILES,
 )
-def delete_job_files(call: ApiCall) -> Acknowledgement:
+def delete_job_files(
+    call: ApiCall, results: ResultFiles, snapshots: SnapshotFiles
+) -> Acknowledgement:
+    """Delete the result of an ended job, and its code unless another job needs it."""
     job = find_job(call)
     commands.require_files_deletable(call.context, job)
-    call.components.results.delete(job.id)
+    results.delete(job.id)
     if job.snapshot is not None and not retention.code_is_needed(call.store, job):
-        call.components.storage.snapshots.delete(job.snapshot)
+        snapshots.delete(job.snapshot)
     return Acknowledgement()
 
 
@@ -150,13 +156,13 @@ def delete_job_files(call: ApiCall) -> Acknowledgement:
     "POST",
     "/archive",
     role=Role.MEMBER,
-    summary="Archive jobs that have ended: listings leave them out, nothing is deleted",
     body=ArchiveRequest,
     response=JobPage,
     foreign_action=AuditAction.ARCHIVE_JOBS,
     foreign_target=lambda call: _selected_jobs(call.parse_body(ArchiveRequest)),
 )
 def archive_jobs(call: ApiCall) -> JobPage:
+    """Archive jobs that have ended: listings leave them out, nothing is deleted."""
     return retention.archive(call.context, call.parse_body(ArchiveRequest))
 
 
@@ -164,13 +170,13 @@ def archive_jobs(call: ApiCall) -> JobPage:
     "POST",
     "/unarchive",
     role=Role.MEMBER,
-    summary="List archived jobs again",
     body=UnarchiveRequest,
     response=JobPage,
     foreign_action=AuditAction.UNARCHIVE_JOBS,
     foreign_target=lambda call: _selected_jobs(call.parse_body(UnarchiveRequest)),
 )
 def unarchive_jobs(call: ApiCall) -> JobPage:
+    """List archived jobs again."""
     return retention.unarchive(call.context, call.parse_body(UnarchiveRequest))
 
 
@@ -178,14 +184,13 @@ def unarchive_jobs(call: ApiCall) -> JobPage:
     "POST",
     "/purge",
     role=Role.MEMBER,
-    summary="Delete the files of jobs that have ended; checkpoints only if requested",
     body=PurgeRequest,
     response=PurgeReport,
     foreign_action=AuditAction.PURGE_JOBS,
     foreign_target=lambda call: _selected_jobs(call.parse_body(PurgeRequest)),
 )
-def purge_jobs(call: ApiCall) -> PurgeReport:
-    files = call.components.job_files
+def purge_jobs(call: ApiCall, files: JobFiles) -> PurgeReport:
+    """Delete the files of jobs that have ended; checkpoints only if requested."""
     request = call.parse_body(PurgeRequest)
     retention.require_selection(request)
     return retention.purge(call.context, files, request)

@@ -26,6 +26,7 @@ from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role, TokenScope
 from tpufleet.model.tpu import prices
 from tpufleet.service.api import events
+from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.jobs import (
     checkpoint_owners,
     commands,
@@ -35,8 +36,10 @@ from tpufleet.service.jobs import (
     queries,
     submission,
 )
+from tpufleet.service.jobs.queries import EndedJobRows
+from tpufleet.service.jobs.submission import JobStorage
 from tpufleet.service.transport import identifiers
-from tpufleet.service.transport.routing import ApiCall, Param, Router
+from tpufleet.service.transport.routing import ApiCall, Param, PriceTable, Router
 from tpufleet.stores.base import JobQuery
 
 MAX_JOBS_PER_PAGE = 20_000
@@ -49,14 +52,14 @@ router = Router()
     "POST",
     "/jobs",
     role=Role.MEMBER,
-    summary="Submit jobs, all or none; submitting the same job twice is safe",
     body=SubmitRequest,
     response=JobPage,
     limit=MAX_SUBMIT_BYTES,
     foreign_action=AuditAction.SUBMIT_JOB,
 )
-def submit_jobs(call: ApiCall) -> JobPage:
-    jobs = submission.submit(call.context, call.components.storage, call.body)
+def submit_jobs(call: ApiCall, storage: JobStorage) -> JobPage:
+    """Submit jobs, all or none; submitting the same job twice is safe."""
+    jobs = submission.submit(call.context, storage, call.body)
     call.notify()
     return JobPage(jobs=tuple(queries.job_row(job, None, None) for job in jobs))
 
@@ -65,13 +68,13 @@ def submit_jobs(call: ApiCall) -> JobPage:
     "POST",
     "/jobs/check",
     role=Role.MEMBER,
-    summary="Check jobs as if they were submitted, and submit none",
     body=SubmitRequest,
     response=JobPage,
     limit=MAX_SUBMIT_BYTES,
 )
-def check_jobs(call: ApiCall) -> JobPage:
-    jobs = submission.check(call.context, call.components.storage, call.body)
+def check_jobs(call: ApiCall, storage: JobStorage) -> JobPage:
+    """Check jobs as if they were submitted, and submit none."""
+    jobs = submission.check(call.context, storage, call.body)
     return JobPage(jobs=tuple(queries.job_row(job, None, None) for job in jobs))
 
 
@@ -79,7 +82,6 @@ def check_jobs(call: ApiCall) -> JobPage:
     "GET",
     "/jobs",
     role=Role.VIEWER,
-    summary="List jobs, newest first",
     response=JobPage,
     params=(
         Param("owner", "user name"),
@@ -94,7 +96,8 @@ def check_jobs(call: ApiCall) -> JobPage:
         Param("before", "`next` of the previous page"),
     ),
 )
-def list_jobs(call: ApiCall) -> JobPage:
+def list_jobs(call: ApiCall, ended_rows: EndedJobRows) -> JobPage:
+    """List jobs, newest first."""
     search = _search(call)
     archived = call.query_text("archived") is not None
     only_own = call.user.scope is TokenScope.SUBMIT
@@ -110,29 +113,19 @@ def list_jobs(call: ApiCall) -> JobPage:
         limit=call.query_int("limit", 100, least=1, most=MAX_JOBS_PER_PAGE),
         before=_job_id(call.query_text("before")),
     )
-    return queries.job_page(call.store, query, call.components.ended_job_rows)
+    return queries.job_page(call.store, query, ended_rows)
 
 
-@router.route(
-    "GET",
-    "/jobs/{ref}",
-    role=Role.VIEWER,
-    summary="Show one job by id, beginning of an id, name, OWNER:NAME or @last",
-    response=JobDetail,
-)
+@router.route("GET", "/jobs/{ref}", role=Role.VIEWER, response=JobDetail)
 def get_job(call: ApiCall) -> JobDetail:
+    """Show one job by id, beginning of an id, name, OWNER:NAME or @last."""
     return queries.job_detail(call.store, find_job(call), call.now)
 
 
-@router.route(
-    "GET",
-    "/jobs/{ref}/why",
-    role=Role.VIEWER,
-    summary="Explain why a job is waiting, or why it ended",
-    response=JobExplanation,
-)
-def explain_job(call: ApiCall) -> JobExplanation:
-    job, table = find_job(call), call.components.deps.prices
+@router.route("GET", "/jobs/{ref}/why", role=Role.VIEWER, response=JobExplanation)
+def explain_job(call: ApiCall, table: PriceTable) -> JobExplanation:
+    """Explain why a job is waiting, or why it ended."""
+    job = find_job(call)
     explanation = explain.explain(call.store, job, call.now)
     priced = tuple(
         each
@@ -147,12 +140,12 @@ def explain_job(call: ApiCall) -> JobExplanation:
     "PATCH",
     "/jobs/{ref}",
     role=Role.MEMBER,
-    summary="Change name, tags, notes or priority of a live or ended job",
     body=JobChanges,
     response=JobRow,
     foreign_action=AuditAction.EDIT_JOB,
 )
 def change_job(call: ApiCall) -> JobRow:
+    """Change name, tags, notes or priority of a live or ended job."""
     job, changes = find_job(call), call.parse_body(JobChanges)
     if call.user.job_id is not None and changes.priority is not None:
         raise Forbidden("priority: the processes of a job cannot change it")
@@ -161,14 +154,9 @@ def change_job(call: ApiCall) -> JobRow:
     return queries.job_rows(call.store, [job])[0]
 
 
-@router.route(
-    "GET",
-    "/jobs/{ref}/metrics",
-    role=Role.VIEWER,
-    summary="Metrics that a job reported over time, thinned to a bounded number of points",
-    response=MetricSeries,
-)
+@router.route("GET", "/jobs/{ref}/metrics", role=Role.VIEWER, response=MetricSeries)
 def job_metrics(call: ApiCall) -> MetricSeries:
+    """Metrics that a job reported over time, thinned to a bounded number of points."""
     return metric_series.series(call.store, find_job(call))
 
 
@@ -176,25 +164,25 @@ def job_metrics(call: ApiCall) -> MetricSeries:
     "GET",
     "/compare",
     role=Role.VIEWER,
-    summary="Compare jobs: differing fields and code, last metrics",
     response=Comparison,
     params=(Param("jobs", "comma-separated references to jobs; code is compared with the first"),),
 )
-def compare_jobs(call: ApiCall) -> Comparison:
+def compare_jobs(call: ApiCall, snapshots: SnapshotFiles) -> Comparison:
+    """Compare jobs: differing fields and code, last metrics."""
     refs = [ref for ref in (call.query_text("jobs") or "").split(",") if ref]
     jobs = [call.find_job(ref) for ref in refs[: comparison.MAX_JOBS + 1]]
-    return comparison.compare(call.store, call.components.storage.snapshots, jobs)
+    return comparison.compare(call.store, snapshots, jobs)
 
 
 @router.route(
     "POST",
     "/jobs/{ref}/cancel",
     role=Role.MEMBER,
-    summary="Cancel a job",
     response=JobRow,
     foreign_action=AuditAction.CANCEL_JOB,
 )
 def cancel_job(call: ApiCall) -> JobRow:
+    """Cancel a job."""
     job = find_job(call)
     commands.cancel(call.context, job)
     call.notify()
@@ -205,37 +193,33 @@ def cancel_job(call: ApiCall) -> JobRow:
     "POST",
     "/jobs/{ref}/resume",
     role=Role.MEMBER,
-    summary="Start a new job from the last checkpoint, with the same or new code",
     body=ResubmitRequest,
     response=JobRow,
     foreign_action=AuditAction.RESUME_JOB,
 )
-def resume_job(call: ApiCall) -> JobRow:
-    return _resubmit(call, ParentRelation.RESUME)
+def resume_job(call: ApiCall, storage: JobStorage) -> JobRow:
+    """Start a new job from the last checkpoint, with the same or new code."""
+    return _resubmit(call, storage, ParentRelation.RESUME)
 
 
 @router.route(
     "POST",
     "/jobs/{ref}/rerun",
     role=Role.MEMBER,
-    summary="Start a new job from the beginning, with the same or new code",
     body=ResubmitRequest,
     response=JobRow,
     foreign_action=AuditAction.RERUN_JOB,
 )
-def rerun_job(call: ApiCall) -> JobRow:
-    return _resubmit(call, ParentRelation.RERUN)
+def rerun_job(call: ApiCall, storage: JobStorage) -> JobRow:
+    """Start a new job from the beginning, with the same or new code."""
+    return _resubmit(call, storage, ParentRelation.RERUN)
 
 
 @router.route(
-    "GET",
-    "/jobs/{ref}/events",
-    role=Role.VIEWER,
-    summary="List the events of a job, oldest first",
-    response=EventPage,
-    params=events.PAGE_PARAMS,
+    "GET", "/jobs/{ref}/events", role=Role.VIEWER, response=EventPage, params=events.PAGE_PARAMS
 )
 def list_job_events(call: ApiCall) -> EventPage:
+    """List the events of a job, oldest first."""
     return queries.event_page(call.store, events.event_query(call, find_job(call).id))
 
 
@@ -243,12 +227,12 @@ def list_job_events(call: ApiCall) -> EventPage:
     "POST",
     "/checkpoints/release",
     role=Role.MEMBER,
-    summary="Let others use a checkpoint location; of another user: an admin, with a reason",
     body=LocationRelease,
     response=Acknowledgement,
     foreign_action=AuditAction.RELEASE_LOCATION,
 )
 def release_checkpoint_location(call: ApiCall) -> Acknowledgement:
+    """Let others use a checkpoint location; of another user: an admin, with a reason."""
     asked = call.parse_body(LocationRelease)
     checkpoint_owners.release(call.store, call.user, asked.location, asked.reason, call.now)
     return Acknowledgement()
@@ -259,13 +243,9 @@ def find_job(call: ApiCall) -> Job:
     return call.find_job(call.path_param("ref"))
 
 
-def _resubmit(call: ApiCall, relation: ParentRelation) -> JobRow:
+def _resubmit(call: ApiCall, storage: JobStorage, relation: ParentRelation) -> JobRow:
     job = submission.resubmit(
-        call.context,
-        call.components.storage,
-        find_job(call),
-        call.parse_body(ResubmitRequest),
-        relation,
+        call.context, storage, find_job(call), call.parse_body(ResubmitRequest), relation
     )
     call.notify()
     return queries.job_row(job, None, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput
 from tpufleet.model.api_types import Acknowledgement, PoolPage
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.people.audit import AuditAction
@@ -12,43 +12,41 @@ from tpufleet.model.people.users import Role
 from tpufleet.model.values.bounds import check_bounds
 from tpufleet.model.values.encoding import from_builtins
 from tpufleet.service.fleet import pool_commands
+from tpufleet.service.jobs.submission import JobStorage
+from tpufleet.service.lookups import require_pool
 from tpufleet.service.people.audit import AuditSubject
-from tpufleet.service.transport import identifiers
 from tpufleet.service.transport.routing import ApiCall, Router
 
 router = Router()
 
 
-@router.route("GET", "/pools", role=Role.VIEWER, summary="List pools", response=PoolPage)
+@router.route("GET", "/pools", role=Role.VIEWER, response=PoolPage)
 def list_pools(call: ApiCall) -> PoolPage:
+    """List pools."""
     return PoolPage(pools=tuple(call.store.pools()))
 
 
-@router.route("GET", "/pools/{name}", role=Role.VIEWER, summary="Show one pool", response=Pool)
+@router.route("GET", "/pools/{name}", role=Role.VIEWER, response=Pool)
 def get_pool(call: ApiCall) -> Pool:
-    name = call.path_param("name")
-    pool = call.store.pool(name)
-    if pool is None:
-        known = [each.name for each in call.store.pools()]
-        raise NotFound(f"no pool named {name!r}{identifiers.suggestion(name, known)}")
-    return pool
+    """Show one pool."""
+    return require_pool(call.store, call.path_param("name"))
 
 
 @router.route(
     "PUT",
     "/pools/{name}",
     role=Role.ADMIN,
-    summary="Create or update a pool",
     body=Pool,
     response=Pool,
     audit=lambda call: AuditSubject(action=AuditAction.PUT_POOL, target=call.path_param("name")),
 )
-def put_pool(call: ApiCall) -> Pool:
+def put_pool(call: ApiCall, storage: JobStorage) -> Pool:
+    """Create or update a pool."""
     name, document = call.path_param("name"), call.parse_body(dict[str, Any])
     if document.get("name", name) != name:
         raise BadInput(f"name: the body says {document['name']!r}, the path says {name!r}")
     pool = check_bounds(from_builtins({**document, "name": name}, Pool))
-    pool = pool_commands.put_pool(call.context, pool, call.components.deps.providers)
+    pool = pool_commands.put_pool(call.context, pool, storage.providers)
     call.notify()
     return pool
 
@@ -57,11 +55,11 @@ def put_pool(call: ApiCall) -> Pool:
     "DELETE",
     "/pools/{name}",
     role=Role.ADMIN,
-    summary="Delete a pool that no job uses; its reservations end",
     response=Acknowledgement,
     audit=lambda call: AuditSubject(action=AuditAction.DELETE_POOL, target=call.path_param("name")),
 )
 def delete_pool(call: ApiCall) -> Acknowledgement:
+    """Delete a pool that no job uses; its reservations end."""
     pool_commands.delete_pool(call.context, call.path_param("name"))
     call.notify()
     return Acknowledgement()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tpufleet.errors import Forbidden, NotFound
+from tpufleet.errors import Forbidden
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.preferences import PreferenceChanges, Preferences, apply_changes
 from tpufleet.model.people.users import Role
+from tpufleet.service.lookups import require_user
 from tpufleet.service.transport.routing import ApiCall, Param, Router
 
 router = Router()
@@ -17,12 +18,12 @@ _USER = Param("user", "another user; requires the admin role")
     "GET",
     "/preferences",
     role=Role.VIEWER,
-    summary="Settings, aliases, working directories and views of the caller",
     response=Preferences,
     params=(_USER,),
     foreign_action=AuditAction.READ_PREFERENCES,
 )
 def get_preferences(call: ApiCall) -> Preferences:
+    """Settings, aliases, working directories and views of the caller."""
     owner = _owner(call)
     return call.store.document(Preferences, owner) or Preferences(owner=owner)
 
@@ -31,13 +32,13 @@ def get_preferences(call: ApiCall) -> Preferences:
     "PATCH",
     "/preferences",
     role=Role.VIEWER,  # only their own
-    summary="Set or remove preferences; entries that are missing stay as they are",
     body=PreferenceChanges,
     response=Preferences,
     params=(_USER,),
     foreign_action=AuditAction.CHANGE_PREFERENCES,
 )
 def change_preferences(call: ApiCall) -> Preferences:
+    """Set or remove preferences; entries that are missing stay as they are."""
     owner, changes = _owner(call), call.parse_body(PreferenceChanges)
     changed = call.store.update_document(
         Preferences,
@@ -56,7 +57,6 @@ def _owner(call: ApiCall) -> str:
         raise Forbidden(f"preferences of {user}: requires the admin role")
     if call.user.limited:
         raise Forbidden(f"preferences of {user}: requires a token without limits")
-    if call.store.user(user) is None:
-        raise NotFound(f"no user named {user!r}; list users with `tpu user list`")
+    require_user(call.store, user)
     call.user.record_foreign_access(user, f"preferences of {user}")
     return user

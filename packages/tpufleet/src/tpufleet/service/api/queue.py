@@ -18,7 +18,6 @@ router = Router()
     "GET",
     "/queue",
     role=Role.VIEWER,
-    summary="Waiting jobs in order, what each is behind, and when it starts",
     response=QueuePage,
     params=(
         Param("pool", "pool name"),
@@ -28,6 +27,7 @@ router = Router()
     ),
 )
 def list_queue(call: ApiCall) -> QueuePage:
+    """Waiting jobs in order, what each is behind, and when it starts."""
     kind = call.query_text("type")
     return job_queue.queue_page(
         call.store,
@@ -43,12 +43,12 @@ def list_queue(call: ApiCall) -> QueuePage:
     "POST",
     "/queue/{ref}/move",
     role=Role.MEMBER,
-    summary="Move a waiting job within its queue; ahead of other users requires the admin role",
     body=QueueMove,
     response=JobRow,
     foreign_action=AuditAction.MOVE_JOB,
 )
 def move_job(call: ApiCall) -> JobRow:
+    """Move a waiting job within its queue; ahead of other users requires the admin role."""
     return _row(call, job_queue.move(call.context, find_job(call), call.parse_body(QueueMove)))
 
 
@@ -56,11 +56,11 @@ def move_job(call: ApiCall) -> JobRow:
     "POST",
     "/queue/{ref}/hold",
     role=Role.MEMBER,
-    summary="Keep a job from being placed",
     response=JobRow,
     foreign_action=AuditAction.HOLD_JOB,
 )
 def hold_job(call: ApiCall) -> JobRow:
+    """Keep a job from being placed."""
     return _row(call, job_queue.hold(call.context, find_job(call)))
 
 
@@ -68,11 +68,11 @@ def hold_job(call: ApiCall) -> JobRow:
     "POST",
     "/queue/{ref}/release",
     role=Role.MEMBER,
-    summary="Let a held job be placed again",
     response=JobRow,
     foreign_action=AuditAction.RELEASE_JOB,
 )
 def release_job(call: ApiCall) -> JobRow:
+    """Let a held job be placed again."""
     return _row(call, job_queue.release(call.context, find_job(call)))
 
 
@@ -80,11 +80,11 @@ def release_job(call: ApiCall) -> JobRow:
     "POST",
     "/queue/{ref}/retry",
     role=Role.MEMBER,
-    summary="Request capacity for a waiting job now, without waiting for the backoff",
     response=JobRow,
     foreign_action=AuditAction.RETRY_JOB,
 )
 def retry_job(call: ApiCall) -> JobRow:
+    """Request capacity for a waiting job now, without waiting for the backoff."""
     return _row(call, job_queue.retry(call.context, find_job(call)))
 
 

@@ -23,11 +23,11 @@ router = Router()
     "GET",
     "/reservations",
     role=Role.VIEWER,
-    summary="Reservations by start: active and coming ones",
     response=ReservationPage,
     params=(Param("all", "any value: ended ones too"),),
 )
 def list_reservations(call: ApiCall) -> ReservationPage:
+    """Reservations by start: active and coming ones."""
     ended = call.query_text("all") is not None
     return ReservationPage(
         reservations=tuple(reservations.listed(call.store, call.now, ended=ended))
@@ -38,12 +38,12 @@ def list_reservations(call: ApiCall) -> ReservationPage:
     "POST",
     "/reservations",
     role=Role.MEMBER,
-    summary="Reserve slices of a pool; repeating the same request is safe",
     body=NewReservation,
     response=Reservation,
     foreign_action=AuditAction.CREATE_RESERVATION,
 )
 def create_reservation(call: ApiCall) -> Reservation:
+    """Reserve slices of a pool; repeating the same request is safe."""
     reservation = reservations.reserve(call.context, call.parse_body(NewReservation))
     call.notify()
     return reservation
@@ -53,12 +53,12 @@ def create_reservation(call: ApiCall) -> Reservation:
     "PATCH",
     "/reservations/{id}",
     role=Role.MEMBER,
-    summary="Extend a reservation",
     body=ReservationExtension,
     response=Reservation,
     foreign_action=AuditAction.CHANGE_RESERVATION,
 )
 def extend_reservation(call: ApiCall) -> Reservation:
+    """Extend a reservation."""
     by = call.parse_body(ReservationExtension).extend_by
     reservation = reservations.extend(call.context, call.path_param("id"), by)
     call.notify()
@@ -69,12 +69,12 @@ def extend_reservation(call: ApiCall) -> Reservation:
     "DELETE",
     "/reservations/{id}",
     role=Role.MEMBER,
-    summary="Release a reservation; an admin breaks that of another user, with a reason",
     response=Reservation,
     params=(Param("reason", "why; required of an admin"),),
     foreign_action=AuditAction.DELETE_RESERVATION,
 )
 def end_reservation(call: ApiCall) -> Reservation:
+    """Release a reservation; an admin breaks that of another user, with a reason."""
     reason = call.query_text("reason") or ""
     reservation = reservations.end(call.context, call.path_param("id"), reason)
     call.notify()
@@ -85,11 +85,11 @@ def end_reservation(call: ApiCall) -> Reservation:
     "POST",
     "/slices/{id}/release",
     role=Role.MEMBER,
-    summary="Return a slice that is held after a failure to its pool",
     response=Acknowledgement,
     foreign_action=AuditAction.RELEASE_SLICE,
 )
 def release_held_slice(call: ApiCall) -> Acknowledgement:
+    """Return a slice that is held after a failure to its pool."""
     commands.release_held_slice(call.context, SliceId(call.path_param("id")))
     call.notify()
     return Acknowledgement()

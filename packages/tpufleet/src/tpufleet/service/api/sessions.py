@@ -11,10 +11,12 @@ from tpufleet.model.api_types import BrowserSession, LoginLink
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role
 from tpufleet.model.values.encoding import to_json
+from tpufleet.service.operations.server_status import AboutServer
 from tpufleet.service.people import user_commands
 from tpufleet.service.people.audit import AuditSubject
-from tpufleet.service.transport.routing import ApiCall, MediaType, Router
+from tpufleet.service.transport.routing import ApiCall, MediaType, Router, ServerSecret
 from tpufleet.service.web import sessions
+from tpufleet.service.web.sessions import LoginLinks
 
 router = Router()
 
@@ -23,13 +25,12 @@ router = Router()
     "POST",
     "/session",
     role=Role.VIEWER,
-    summary="Log a browser in: sets a cookie that stands for the token of this request",
     response=BrowserSession,
     audit=lambda call: AuditSubject(action=AuditAction.CREATE_SESSION, target=call.user.name),
 )
-def create_session(call: ApiCall) -> Response:
+def create_session(call: ApiCall, secret: ServerSecret, server: AboutServer) -> Response:
+    """Log a browser in: sets a cookie that stands for the token of this request."""
     session_id = user_commands.create_session(call.context, sessions.LIFETIME)
-    secret = call.components.deps.secret
     cookie = sessions.sign_cookie(secret, call.token_hash, session_id, call.now)
     csrf = sessions.csrf_token(secret, cookie)
     response = _session_response(call, session_id, csrf)
@@ -39,27 +40,22 @@ def create_session(call: ApiCall) -> Response:
         max_age=int(sessions.LIFETIME.total_seconds()),
         httponly=True,
         samesite="strict",
-        secure=_is_encrypted(call),
+        secure=_is_encrypted(call, server.public_url),
     )
     return response
 
 
-def _is_encrypted(call: ApiCall) -> bool:
+def _is_encrypted(call: ApiCall, public_url: str) -> bool:
     """Between the browser and this server, or a proxy in front of it that does not say so."""
-    public, asked = urlsplit(call.components.deps.public_url), call.request.url
+    public, asked = urlsplit(public_url), call.request.url
     return asked.scheme == "https" or (
         public.scheme == "https" and public.hostname == (asked.hostname or "").lower()
     )
 
 
-@router.route(
-    "GET",
-    "/session",
-    role=Role.VIEWER,
-    summary="The session of this browser",
-    response=BrowserSession,
-)
+@router.route("GET", "/session", role=Role.VIEWER, response=BrowserSession)
 def get_session(call: ApiCall) -> Response:
+    """The session of this browser."""
     if sessions.cookie_from(call.request.headers.get("cookie")) is None:
         raise NotFound("no session; log in with a token")
     return _session_response(call, call.user.session_id)
@@ -69,11 +65,11 @@ def get_session(call: ApiCall) -> Response:
     "DELETE",
     "/session",
     role=Role.VIEWER,
-    summary="Log this browser out: its cookie is no longer accepted",
     response=dict,
     audit=lambda call: AuditSubject(action=AuditAction.DELETE_SESSION, target=call.user.name),
 )
 def delete_session(call: ApiCall) -> Response:
+    """Log this browser out: its cookie is no longer accepted."""
     user_commands.delete_session(call.context)
     response = Response(b"{}", media_type=MediaType.JSON.value)
     response.delete_cookie(sessions.COOKIE, httponly=True, samesite="strict")
@@ -84,12 +80,12 @@ def delete_session(call: ApiCall) -> Response:
     "POST",
     "/session/link",
     role=Role.VIEWER,
-    summary="A path that logs a browser in as the caller, once, within two minutes",
     response=LoginLink,
     audit=lambda call: AuditSubject(action=AuditAction.CREATE_LOGIN_LINK, target=call.user.name),
 )
-def create_login_link(call: ApiCall) -> LoginLink:
-    code = call.components.login_links.create(call.token_hash, call.now)
+def create_login_link(call: ApiCall, links: LoginLinks) -> LoginLink:
+    """A path that logs a browser in as the caller, once, within two minutes."""
+    code = links.create(call.token_hash, call.now)
     return LoginLink(path=f"/#/login/{code}")
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from starlette.responses import Response, StreamingResponse
 
-from tpufleet.errors import BadInput, Forbidden, NotFound
+from tpufleet.errors import BadInput, Forbidden
 from tpufleet.model.api_types import (
     Acknowledgement,
     AdoptedNode,
@@ -23,14 +23,16 @@ from tpufleet.model.fleet.host_commands import (
     HostCommandRequest,
 )
 from tpufleet.model.fleet.hosts import host_id
-from tpufleet.model.fleet.slices import SIMULATED_PROVIDERS, SliceId, SliceState
+from tpufleet.model.fleet.slices import SIMULATED_PROVIDERS, SliceId
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role
 from tpufleet.model.tpu import topology
 from tpufleet.service.fleet import adopted_nodes
+from tpufleet.service.hosts.host_commands import HostCommandQueue
 from tpufleet.service.jobs import commands, queries
+from tpufleet.service.lookups import require_host_index, require_slice
 from tpufleet.service.people.audit import AuditSubject
-from tpufleet.service.transport.routing import ApiCall, MediaType, Param, Router
+from tpufleet.service.transport.routing import ApiCall, Faults, MediaType, Param, Router
 
 MAX_ARGUMENTS = 1000
 
@@ -50,7 +52,6 @@ def _audit_host_command(call: ApiCall) -> AuditSubject:
     "GET",
     "/slices",
     role=Role.VIEWER,
-    summary="List slices",
     response=SlicePage,
     params=(
         Param("pool", "pool name"),
@@ -60,6 +61,7 @@ def _audit_host_command(call: ApiCall) -> AuditSubject:
     ),
 )
 def list_slices(call: ApiCall) -> SlicePage:
+    """List slices."""
     ref, slice_id = call.query_text("job"), call.query_text("id")
     if slice_id is not None:
         found = call.store.slice(SliceId(slice_id))
@@ -77,7 +79,6 @@ def list_slices(call: ApiCall) -> SlicePage:
     "POST",
     "/slices",
     role=Role.ADMIN,  # it changes a machine with the credentials of the server
-    summary="Adopt a node that a person made, as a slice of a pool",
     body=AdoptRequest,
     response=AdoptedNode,
     audit=lambda call: AuditSubject(
@@ -87,6 +88,7 @@ def list_slices(call: ApiCall) -> SlicePage:
     ),
 )
 def adopt_node(call: ApiCall) -> AdoptedNode:
+    """Adopt a node that a person made, as a slice of a pool."""
     slice_id = adopted_nodes.adopt(call.context, call.parse_body(AdoptRequest))
     call.notify()
     return AdoptedNode(slice_id=slice_id)
@@ -96,13 +98,13 @@ def adopt_node(call: ApiCall) -> AdoptedNode:
     "DELETE",
     "/slices/{id}",
     role=Role.ADMIN,
-    summary="Give an adopted node back: its agent stops, and it is not deleted",
     response=Acknowledgement,
     audit=lambda call: AuditSubject(
         action=AuditAction.UNREGISTER_NODE, target=call.path_param("id")
     ),
 )
 def unregister_node(call: ApiCall) -> Acknowledgement:
+    """Give an adopted node back: its agent stops, and it is not deleted."""
     adopted_nodes.unregister(call.context, call.path_param("id"))
     call.notify()
     return Acknowledgement()
@@ -112,7 +114,6 @@ def unregister_node(call: ApiCall) -> Acknowledgement:
     "POST",
     "/slices/{id}/fault",
     role=Role.MEMBER,  # and the owner of the job on it, or an admin
-    summary="Inject a fault into a slice",
     body=FaultRequest,
     response=Acknowledgement,
     audit=lambda call: AuditSubject(
@@ -121,12 +122,13 @@ def unregister_node(call: ApiCall) -> Acknowledgement:
         detail=call.parse_body(FaultRequest).fault,
     ),
 )
-def inject_fault(call: ApiCall) -> Acknowledgement:
+def inject_fault(call: ApiCall, faults: Faults) -> Acknowledgement:
+    """Inject a fault into a slice."""
     commands.request_fault(
         call.context,
         SliceId(call.path_param("id")),
         call.parse_body(FaultRequest),
-        call.components.deps.faults,
+        faults,
     )
     call.notify()
     return Acknowledgement()
@@ -134,14 +136,14 @@ def inject_fault(call: ApiCall) -> Acknowledgement:
 
 @router.route(
     "POST",
-    "/slices/{id}/errands",
+    "/slices/{id}/commands",
     role=Role.MEMBER,  # and the owner of the job on it, or an admin
-    summary="Run a command or a diagnosis on hosts of a slice, through their agents",
     body=HostCommandRequest,
     response=Acknowledgement,
     audit=_audit_host_command,
 )
-def send_host_command(call: ApiCall) -> Acknowledgement:
+def send_host_command(call: ApiCall, host_commands: HostCommandQueue) -> Acknowledgement:
+    """Run a command or a diagnosis on hosts of a slice, through their agents."""
     request, slice_id = call.parse_body(HostCommandRequest), SliceId(call.path_param("id"))
     if not 1 <= len(request.id) <= 64 or not request.id.isalnum():
         raise BadInput("id: must be 1 to 64 letters and digits")
@@ -154,56 +156,45 @@ def send_host_command(call: ApiCall) -> Acknowledgement:
         raise BadInput("duration: of a profile must be more than 0 s and at most 1m")
     if len(request.command) > MAX_ARGUMENTS:
         raise BadInput(f"command: has more than {MAX_ARGUMENTS} arguments")
-    tpu_slice = call.store.slice(slice_id)
-    if tpu_slice is None or tpu_slice.state is SliceState.GONE:
-        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
+    tpu_slice = require_slice(call.store, slice_id, live=True)
     job_id = commands.require_slice_access(call.context, tpu_slice)
     simulated = tpu_slice.provider in SIMULATED_PROVIDERS
     if simulated and request.kind is HostCommandKind.COMMAND and not call.user.is_admin:
         # Agents of simulated slices run as the server's user, outside the isolation of jobs.
         raise Forbidden("commands on a simulated slice run as the server: requires the admin role")
+    require_host_index(tpu_slice, request.host)
     count = topology.find(tpu_slice.accelerator).hosts
-    if request.host is not None and not 0 <= request.host < count:
-        raise BadInput(f"host: slice {slice_id} has hosts 0 to {count - 1}, not {request.host}")
     indexes = range(count) if request.host is None else (request.host,)
     hosts = tuple(host_id(slice_id, index) for index in indexes)
-    call.components.host_commands.send(request, slice_id, hosts, call.now, job_id)
+    host_commands.send(request, slice_id, hosts, call.now, job_id)
     return Acknowledgement()
 
 
 @router.route(
     "GET",
-    "/slices/{id}/errands/{errand}",
+    "/slices/{id}/commands/{command}",
     role=Role.MEMBER,  # and the owner of the job on the slice, or an admin
-    summary="Get the results of a host command",
     response=HostCommandReport,
 )
-def get_host_command(call: ApiCall) -> HostCommandReport:
+def get_host_command(call: ApiCall, host_commands: HostCommandQueue) -> HostCommandReport:
+    """Get the results of a host command."""
     slice_id = SliceId(call.path_param("id"))
-    tpu_slice = call.store.slice(slice_id)
-    if tpu_slice is None:
-        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
-    commands.require_slice_access(call.context, tpu_slice)
-    return call.components.host_commands.report(
-        call.path_param("errand"), call.path_param("id"), call.now
-    )
+    commands.require_slice_access(call.context, require_slice(call.store, slice_id))
+    return host_commands.report(call.path_param("command"), call.path_param("id"), call.now)
 
 
 @router.route(
     "GET",
-    "/slices/{id}/errands/{errand}/file",
+    "/slices/{id}/commands/{command}/file",
     role=Role.MEMBER,  # and the owner of the job on the slice, or an admin
-    summary="Download the file that a host sent with the result of a host command",
     params=(Param("host", "index of the host in the slice", number=True),),
     response=bytes,
     media_type=MediaType.BYTES,
 )
-def get_host_command_file(call: ApiCall) -> Response:
+def get_host_command_file(call: ApiCall, host_commands: HostCommandQueue) -> Response:
+    """Download the file that a host sent with the result of a host command."""
     slice_id = SliceId(call.path_param("id"))
-    tpu_slice = call.store.slice(slice_id)
-    if tpu_slice is None:
-        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
-    commands.require_slice_access(call.context, tpu_slice)
+    commands.require_slice_access(call.context, require_slice(call.store, slice_id))
     host = host_id(slice_id, call.query_int("host", 0) or 0)
-    parts = call.components.host_commands.read_file(call.path_param("errand"), slice_id, host)
+    parts = host_commands.read_file(call.path_param("command"), slice_id, host)
     return StreamingResponse(parts, media_type=MediaType.BYTES.value)

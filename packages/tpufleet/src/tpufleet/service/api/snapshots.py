@@ -14,16 +14,10 @@ UNLIMITED = 2**50  # the handler has its own limit, with a more helpful message
 router = Router()
 
 
-@router.route(
-    "HEAD",
-    "/snapshots/{digest}",
-    role=Role.MEMBER,
-    summary="200 when the server has this snapshot, else 404",
-    media_type=MediaType.ARCHIVE,
-)
-async def head_snapshot(call: ApiCall) -> Response:
-    snapshots = call.components.storage.snapshots
-    exists = await snapshots.touch(call.path_param("digest"), call.user.name)
+@router.route("HEAD", "/snapshots/{digest}", role=Role.MEMBER, media_type=MediaType.ARCHIVE)
+async def head_snapshot(call: ApiCall, snapshots: SnapshotFiles) -> Response:
+    """200 when the server has this snapshot, else 404."""
+    exists = await snapshots.touch(call.path_param("digest"))
     return Response(status_code=200 if exists else 404)
 
 
@@ -31,14 +25,15 @@ async def head_snapshot(call: ApiCall) -> Response:
     "PUT",
     "/snapshots/{digest}",
     role=Role.MEMBER,
-    summary="Upload code as a tar.gz",
     body=bytes,
     response=Acknowledgement,
     limit=UNLIMITED,
     stream_body=True,
 )
-async def put_snapshot(call: ApiCall) -> Acknowledgement:
-    await _files(call).put(call.path_param("digest"), _upload(call))
+async def put_snapshot(call: ApiCall, snapshots: SnapshotFiles) -> Acknowledgement:
+    """Upload code as a tar.gz."""
+    _check_length(call, snapshots)
+    await snapshots.put(call.path_param("digest"), _upload(call))
     return Acknowledgement()
 
 
@@ -46,21 +41,20 @@ async def put_snapshot(call: ApiCall) -> Acknowledgement:
     "POST",
     "/snapshots",
     role=Role.MEMBER,
-    summary="Upload code as a tar.gz; the server computes its digest",
     body=bytes,
     response=StoredSnapshot,
     limit=UNLIMITED,
     stream_body=True,
 )
-async def post_snapshot(call: ApiCall) -> StoredSnapshot:
-    return StoredSnapshot(digest=await _files(call).add(_upload(call)))
+async def post_snapshot(call: ApiCall, snapshots: SnapshotFiles) -> StoredSnapshot:
+    """Upload code as a tar.gz; the server computes its digest."""
+    _check_length(call, snapshots)
+    return StoredSnapshot(digest=await snapshots.add(_upload(call)))
 
 
-def _files(call: ApiCall) -> SnapshotFiles:
-    snapshots = call.components.storage.snapshots
+def _check_length(call: ApiCall, snapshots: SnapshotFiles) -> None:
     if declared_length(call.request) > snapshots.limit:
         raise TooLarge(snapshots.too_large_message())
-    return snapshots
 
 
 def _upload(call: ApiCall) -> Upload:

@@ -19,10 +19,11 @@ from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role, User
 from tpufleet.policy.events import count_of
 from tpufleet.service.api import audit_log
+from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.service.jobs import commands, queries
 from tpufleet.service.people import user_commands
 from tpufleet.service.people.audit import AuditSubject
-from tpufleet.service.transport.routing import ApiCall, Param, Router
+from tpufleet.service.transport.routing import ApiCall, Param, Router, TokensPerUser
 
 router = Router()
 
@@ -38,9 +39,9 @@ def _audit_put_user(call: ApiCall) -> AuditSubject:
     )
 
 
-def _audit_delete_user(call: ApiCall) -> AuditSubject:
+def _audit_delete_user(call: ApiCall, secrets: SecretFiles) -> AuditSubject:
     name = call.path_param("name")
-    ends = user_commands.ends_with_user(call.context, call.components.storage.secrets, name)
+    ends = user_commands.ends_with_user(call.context, secrets, name)
     counts = (
         count_of(ends.jobs, "job"),
         count_of(ends.tokens, "token"),
@@ -82,36 +83,24 @@ def _secret_scope(shared: bool) -> str:
     return "shared" if shared else "own"
 
 
-@router.route("GET", "/users", role=Role.ADMIN, summary="List users", response=UserPage)
+@router.route("GET", "/users", role=Role.ADMIN, response=UserPage)
 def list_users(call: ApiCall) -> UserPage:
+    """List users."""
     return UserPage(users=tuple(call.store.users()))
 
 
-@router.route(
-    "POST",
-    "/users",
-    role=Role.ADMIN,
-    summary="Create a user or change their role",
-    body=NewUser,
-    response=User,
-    audit=_audit_put_user,
-)
+@router.route("POST", "/users", role=Role.ADMIN, body=NewUser, response=User, audit=_audit_put_user)
 def put_user(call: ApiCall) -> User:
+    """Create a user or change their role."""
     return user_commands.put_user(call.context, call.parse_body(NewUser))
 
 
 @router.route(
-    "DELETE",
-    "/users/{name}",
-    role=Role.ADMIN,
-    summary="Delete a user with their tokens and secrets, and cancel their jobs",
-    response=DeletedUser,
-    audit=_audit_delete_user,
+    "DELETE", "/users/{name}", role=Role.ADMIN, response=DeletedUser, audit=_audit_delete_user
 )
-def delete_user(call: ApiCall) -> DeletedUser:
-    deleted = user_commands.delete_user(
-        call.context, call.components.storage.secrets, call.path_param("name")
-    )
+def delete_user(call: ApiCall, secrets: SecretFiles) -> DeletedUser:
+    """Delete a user with their tokens and secrets, and cancel their jobs."""
+    deleted = user_commands.delete_user(call.context, secrets, call.path_param("name"))
     call.notify()
     return deleted
 
@@ -120,11 +109,11 @@ def delete_user(call: ApiCall) -> DeletedUser:
     "GET",
     "/tokens",
     role=Role.VIEWER,
-    summary="List your tokens; an admin sees the tokens of all users",
     response=TokenPage,
     params=(Param("user", "owner of the tokens; admins only"),),
 )
 def list_tokens(call: ApiCall) -> TokenPage:
+    """List your tokens; an admin sees the tokens of all users."""
     return TokenPage(tokens=queries.token_rows(call.store, call.user, call.query_text("user")))
 
 
@@ -132,13 +121,12 @@ def list_tokens(call: ApiCall) -> TokenPage:
     "POST",
     "/tokens",
     role=Role.VIEWER,
-    summary="Create a token",
     body=NewToken,
     response=CreatedToken,
     audit=_audit_create_token,
 )
-def create_token(call: ApiCall) -> CreatedToken:
-    limit = call.components.deps.tokens_per_user
+def create_token(call: ApiCall, limit: TokensPerUser) -> CreatedToken:
+    """Create a token."""
     return user_commands.create_token(call.context, call.parse_body(NewToken), limit=limit)
 
 
@@ -146,17 +134,14 @@ def create_token(call: ApiCall) -> CreatedToken:
     "POST",
     "/tokens/{id}/rotate",
     role=Role.VIEWER,
-    summary="Replace a token by a new one with the same rights; the old one expires soon",
     body=TokenRotation,
     response=CreatedToken,
     audit=lambda call: AuditSubject(action=AuditAction.ROTATE_TOKEN, target=call.path_param("id")),
 )
-def rotate_token(call: ApiCall) -> CreatedToken:
+def rotate_token(call: ApiCall, limit: TokensPerUser) -> CreatedToken:
+    """Replace a token by a new one with the same rights; the old one expires soon."""
     return user_commands.rotate_token(
-        call.context,
-        call.path_param("id"),
-        call.parse_body(TokenRotation),
-        call.components.deps.tokens_per_user,
+        call.context, call.path_param("id"), call.parse_body(TokenRotation), limit
     )
 
 
@@ -164,39 +149,29 @@ def rotate_token(call: ApiCall) -> CreatedToken:
     "DELETE",
     "/tokens/{id}",
     role=Role.VIEWER,
-    summary="Revoke a token",
     response=Acknowledgement,
     audit=lambda call: AuditSubject(action=AuditAction.REVOKE_TOKEN, target=call.path_param("id")),
 )
 def revoke_token(call: ApiCall) -> Acknowledgement:
+    """Revoke a token."""
     user_commands.revoke_token(call.context, call.path_param("id"))
     return Acknowledgement()
 
 
 @router.route(
-    "GET",
-    "/tokens/{id}/audit",
-    role=Role.VIEWER,
-    summary="List audit entries of your token: made with it, or about it; newest first",
-    response=AuditPage,
-    params=audit_log.PAGE_PARAMS,
+    "GET", "/tokens/{id}/audit", role=Role.VIEWER, response=AuditPage, params=audit_log.PAGE_PARAMS
 )
 def list_token_audit_entries(call: ApiCall) -> AuditPage:
+    """List audit entries of your token: made with it, or about it; newest first."""
     token = call.path_param("id")
     if not call.user.is_admin:  # who sees those of tokens that were revoked, too
         user_commands.find_token(call.context, token)
     return audit_log.page(call, token=token)
 
 
-@router.route(
-    "GET",
-    "/secrets",
-    role=Role.MEMBER,
-    summary="List the names of your secrets and of shared secrets",
-    response=SecretNames,
-)
-def list_secrets(call: ApiCall) -> SecretNames:
-    secrets = call.components.storage.secrets
+@router.route("GET", "/secrets", role=Role.MEMBER, response=SecretNames)
+def list_secrets(call: ApiCall, secrets: SecretFiles) -> SecretNames:
+    """List the names of your secrets and of shared secrets."""
     return SecretNames(own=secrets.names(call.user.name), shared=secrets.names())
 
 
@@ -204,15 +179,15 @@ def list_secrets(call: ApiCall) -> SecretNames:
     "PUT",
     "/secrets/{name}",
     role=Role.MEMBER,
-    summary="Set one of your secrets, or as an admin a shared secret",
     body=SecretValue,
     response=Acknowledgement,
     audit=_audit_put_secret,
 )
-def put_secret(call: ApiCall) -> Acknowledgement:
+def put_secret(call: ApiCall, secrets: SecretFiles) -> Acknowledgement:
+    """Set one of your secrets, or as an admin a shared secret."""
     commands.put_secret(
         call.context,
-        call.components.storage.secrets,
+        secrets,
         call.path_param("name"),
         call.parse_body(SecretValue),
     )
@@ -223,7 +198,6 @@ def put_secret(call: ApiCall) -> Acknowledgement:
     "DELETE",
     "/secrets/{name}",
     role=Role.MEMBER,
-    summary="Delete a secret that no live job uses",
     response=Acknowledgement,
     params=(Param("shared", "any value: the shared secret of that name"),),
     audit=lambda call: AuditSubject(
@@ -232,10 +206,11 @@ def put_secret(call: ApiCall) -> Acknowledgement:
         detail=_secret_scope(call.query_text("shared") is not None),
     ),
 )
-def delete_secret(call: ApiCall) -> Acknowledgement:
+def delete_secret(call: ApiCall, secrets: SecretFiles) -> Acknowledgement:
+    """Delete a secret that no live job uses."""
     commands.delete_secret(
         call.context,
-        call.components.storage.secrets,
+        secrets,
         call.path_param("name"),
         shared=call.query_text("shared") is not None,
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Protocol
 
-from tpufleet.errors import FleetError, NotFound
+from tpufleet.errors import NotFound
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.job.attempts import AttemptId
 from tpufleet.model.job.jobs import JobId
@@ -18,6 +18,7 @@ from tpufleet.service.files.log_segments import FOLDER_SUFFIX, SegmentedLog
 from tpufleet.service.files.logs import DEFAULT_LIMIT, LogFiles
 from tpufleet.service.files.results import ResultFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
+from tpufleet.service.operations.background import log_failure
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ UPLOAD_INTERVAL = 10.0  # seconds of log that may be lost with this machine
 
 
 class ArchivedObject(Protocol):
-    size: int
+    @property
+    def size(self) -> int: ...
 
 
 class Archive(Protocol):
@@ -34,7 +36,7 @@ class Archive(Protocol):
     def has(self, name: str) -> bool: ...
     def names(self, prefix: str = "") -> Mapping[str, ArchivedObject]: ...
     def create(self, name: str, path: Path) -> bool: ...
-    def upload(self, name: str, path: Path) -> None: ...
+    def upload(self, name: str, path: Path) -> object: ...
     def download(self, name: str, path: Path) -> None: ...
     def delete(self, names: list[str]) -> None: ...
 
@@ -65,7 +67,6 @@ class ArchivedSnapshots(SnapshotFiles):
 
     def _accept(self, draft: IO[bytes], expected: str | None) -> str:
         digest = super()._accept(draft, expected)
-        # Replaces what an earlier release stored as it came.
         self._archive.upload(_object_name(digest), self.path(digest))
         return digest
 
@@ -150,10 +151,8 @@ class ArchivedLogs(LogFiles):
             last = stopping.wait(UPLOAD_INTERVAL)
             try:
                 self.upload_changes()
-            except (FleetError, OSError) as error:
-                log.warning("cannot upload logs to the bucket; retrying: %s", error)
-            except Exception:
-                log.exception("unexpected error while uploading logs; retrying")
+            except Exception as error:
+                log_failure(log, "upload logs to the bucket", error)
             if last:
                 return
 
@@ -175,7 +174,7 @@ class ArchivedLogs(LogFiles):
         try:
             os.link(draft, path)  # unless it was created meanwhile
         except FileExistsError:
-            log.info("%s was created before its archived copy was fetched", path)
+            return
         finally:
             draft.unlink(missing_ok=True)
 

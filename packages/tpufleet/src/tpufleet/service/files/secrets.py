@@ -80,7 +80,7 @@ class SecretFiles:
         self._lock = threading.Lock()
 
     def encrypt_all(self) -> int:
-        """Encrypt files that earlier versions, or an earlier key, wrote. Returns how many."""
+        """Encrypt again what an earlier key encrypted. Returns how many."""
         count = 0
         for owner in (None, *self.owners()):
             for name in self.names(owner):
@@ -154,8 +154,6 @@ class SecretFiles:
             text = (self._folder_of(owner) / name).read_text()
         except FileNotFoundError:
             return None, False
-        if not text.startswith(_SEALED_PREFIX):
-            return text, False  # written by an earlier version
         sealed = base64.b64decode(text.removeprefix(_SEALED_PREFIX))
         return self._sealed.open_with_age(_object_name(name, owner), sealed)
 

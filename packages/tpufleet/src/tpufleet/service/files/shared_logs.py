@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Protocol
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import DatabaseUnreachable, FleetError, NotFound, Unreachable
+from tpufleet.errors import NotFound, Unreachable
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.job.attempts import AttemptId
 from tpufleet.model.job.jobs import JobId
 from tpufleet.service.files.archived import Archive
 from tpufleet.service.files.logs import DEFAULT_LIMIT, LogFiles, LogGap
+from tpufleet.service.operations.background import log_failure
 from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import Store, StoredObject
 
@@ -165,10 +166,8 @@ class SharedLogs(LogFiles):
                     self._find_growing()
                     started = True
                 self.compact()
-            except DatabaseUnreachable as error:  # logged by its store
-                logger.debug("cannot move logs to the bucket: %s", error)
-            except (FleetError, OSError) as error:
-                logger.warning("cannot move logs to the bucket; retrying: %s", error)
+            except Exception as error:
+                log_failure(logger, "move logs to the bucket", error)
 
     def _find_growing(self) -> None:
         """What a server that was lost has left."""
@@ -257,7 +256,7 @@ class SharedLogs(LogFiles):
         return data[offset - found[0] :]
 
     def _list_segments(self, log: str) -> list[tuple[int, int]]:
-        names = self._archive.names(f"{log}/")  # not the log itself, of an earlier version
+        names = self._archive.names(f"{log}/")
         spans = self._segments[log] = sorted(_span(name) for name in names)
         return spans
 

@@ -57,7 +57,6 @@ class SnapshotFiles:
     def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
         self._folder = folder
         self.limit = limit
-        self._intact: set[str] = set()  # digests; earlier releases stored uploads as they came
         self._repacks = RepackQueue()
 
     def path(self, digest: str) -> Path:
@@ -68,38 +67,14 @@ class SnapshotFiles:
     def has(self, digest: str) -> bool:
         return self.path(digest).is_file()
 
-    async def touch(self, digest: str, user: str) -> bool:
-        """Whether it exists and needs no other upload. If so, it is kept as if it was uploaded
-        now."""
-        if not await run_in_threadpool(self._touch, digest):
-            return False
-        if digest in self._intact:
-            return True
-        async with self._repacks.turn_of(user):
-            return await self._repacks.run(self._is_intact, digest)
+    async def touch(self, digest: str) -> bool:
+        """Whether it exists. If so, it is kept as if it was uploaded now."""
+        return await run_in_threadpool(self._touch, digest)
 
     def _touch(self, digest: str) -> bool:
         with contextlib.suppress(FileNotFoundError):  # in the archive only, or not at all
             os.utime(self.path(digest))
         return self.has(digest)
-
-    def _is_intact(self, digest: str) -> bool:
-        if digest not in self._intact:
-            try:
-                with self.require(digest).open("rb") as stored, open(os.devnull, "wb") as out:
-                    packed = _pack_again(stored, out, self.limit * _MAX_INFLATION)
-            except (*DAMAGED, BadInput) as error:
-                log.warning(
-                    "snapshot %s is damaged; the next upload replaces it: %s", digest, error
-                )
-                return False
-            if packed.digest != digest or packed.folders:
-                log.warning(
-                    "snapshot %s is not what its digest names; the next upload replaces it", digest
-                )
-                return False
-            self._intact.add(digest)
-        return True
 
     def require(self, digest: str) -> Path:
         path = self.path(digest)
@@ -169,7 +144,6 @@ class SnapshotFiles:
         except BaseException:
             os.unlink(name)
             raise
-        self._intact.add(packed.digest)
         return packed.digest
 
 

@@ -85,9 +85,7 @@ class TarReader:
             entry.linkname = _text(linkpath)
         if digits := pax.get("size"):
             if not digits.isdigit() or len(digits) > _MAX_DIGITS:
-                raise tarfile.ReadError(
-                    f"{entry.name[:200]!r} has the invalid size {_text(digits)[:40]!r}"
-                )
+                raise _invalid_size(entry.name[:200], _text(digits)[:40])
             entry.size = int(digits)
         if entry.isdir():
             entry.name = entry.name.rstrip("/")
@@ -104,12 +102,8 @@ class TarReader:
             raise BadInput(
                 f"the snapshot contains {name!r}, a sparse file; create it without --sparse"
             )
-        if entry.size < 0:
-            raise tarfile.ReadError(f"{name!r} has the negative size {entry.size}")
-        if entry.size and (entry.isdir() or entry.issym()):
-            raise tarfile.ReadError(
-                f"{name!r} is a folder or symlink, and has the size {entry.size}"
-            )
+        if entry.size < 0 or (entry.size and (entry.isdir() or entry.issym())):
+            raise _invalid_size(name, entry.size)
 
     def _header(self) -> tarfile.TarInfo | None:
         block = self._read_header(tarfile.BLOCKSIZE)
@@ -122,11 +116,9 @@ class TarReader:
 
     def _extended_header(self, header: tarfile.TarInfo) -> bytes:
         if header.size < 0:
-            raise tarfile.ReadError(f"a header has the negative size {header.size}")
+            raise _invalid_size("a header", header.size)
         data = self._read_header(header.size + -header.size % tarfile.BLOCKSIZE)
-        if len(data) < header.size:
-            raise tarfile.ReadError("unexpected end of data")
-        return data[: header.size]
+        return _complete(data, header.size)[: header.size]
 
     def _read_header(self, size: int) -> bytes:
         self._header_left -= size
@@ -137,16 +129,23 @@ class TarReader:
         return self._read(size)
 
     def _exactly(self, size: int) -> bytes:
-        data = self._read(size)
-        if len(data) < size:
-            raise tarfile.ReadError("unexpected end of data")
-        return data
+        return _complete(self._read(size), size)
 
     def _read(self, size: int) -> bytes:
         self._limit_left -= size
         if self._limit_left < 0:
             raise BadInput("the snapshot is too large when unpacked")
         return self._unzipped.read(size)
+
+
+def _complete(data: bytes, size: int) -> bytes:
+    if len(data) < size:
+        raise tarfile.ReadError("unexpected end of data")
+    return data
+
+
+def _invalid_size(name: str, size: object) -> tarfile.ReadError:
+    return tarfile.ReadError(f"{name!r} has the invalid size {size!r}")
 
 
 def _text(data: bytes) -> str:

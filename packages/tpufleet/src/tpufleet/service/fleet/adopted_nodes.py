@@ -10,7 +10,7 @@ from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.slices import ADOPTING_PROVIDERS, SliceId, SliceState, TpuSlice
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.service.jobs.commands import CommandContext
-from tpufleet.service.transport import identifiers
+from tpufleet.service.lookups import require_pool
 from tpufleet.stores.base import ChangeSet
 
 # A name is at most 63 characters long, also as a label, with a suffix of 7.
@@ -23,10 +23,7 @@ def adopt(context: CommandContext, request: AdoptRequest) -> SliceId:
     store = context.store
     fleets.check_name(request.node)
     fleets.check_zone(request.zone)
-    pool = store.pool(request.pool)
-    if pool is None:
-        near = identifiers.suggestion(request.pool, [each.name for each in store.pools()])
-        raise NotFound(f"no pool named {request.pool!r}{near}")
+    pool = require_pool(store, request.pool)
     if pool.provider not in ADOPTING_PROVIDERS:
         raise BadInput(
             f"pool {pool.name} is of the provider {pool.provider}; only pools of "

@@ -23,6 +23,7 @@ from tpufleet.model.job.job_file import label_error
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.tpu import topology
 from tpufleet.service.jobs.commands import CommandContext
+from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import Store
 
 MAX_TEXT = 500
@@ -176,9 +177,7 @@ def annotate(context: CommandContext, name: str, change: InventoryChange) -> Inv
     if not _exists(store, key):
         raise NotFound(f"no slice, pool or alias named {name!r}; `tpu inventory` lists them")
     for field in ("note", "belongs_to"):
-        text = getattr(change, field) or ""
-        if len(text) > MAX_TEXT or "\0" in text:
-            raise BadInput(f"{field}: must be at most {MAX_TEXT} characters, without nulls")
+        identifiers.check_text(field, getattr(change, field) or "", MAX_TEXT)
     if change.alias and (fault := label_error(change.alias)):
         raise BadInput(f"alias: {fault}")
     if change.alias and change.alias != key and _exists(store, change.alias):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.errors import BadInput, Conflict
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
@@ -16,6 +16,7 @@ from tpufleet.model.people.users import Role
 from tpufleet.model.tpu import topology
 from tpufleet.service.fleet import reservations
 from tpufleet.service.jobs.commands import LIVE_STATES, CommandContext
+from tpufleet.service.lookups import require_pool
 from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import ChangeSet, JobQuery
 
@@ -41,8 +42,6 @@ def put_pool(context: CommandContext, pool: Pool, providers: Sequence[str]) -> P
     _check_members(context, pool.members, before.members if before else ())
     pod_fields.parse_pod(pod_fields.POD.to_document(pool.pod))
     pool = replace(pool, accelerator=topology.find(pool.accelerator).name)
-    if before is None:  # of an earlier pool of this name, deleted by an older server
-        reservations.end_all(context, pool.name)
     _commit_pool(context, pool.name, "changed", ChangeSet(pools=[pool]))
     reservations.end_of_former_members(context, pool)
     return pool
@@ -77,19 +76,12 @@ def _other_admin(context: CommandContext, name: str) -> str:
 
 def delete_pool(context: CommandContext, name: str) -> None:
     """Its reservations end with it."""
-    if context.store.pool(name) is None:
-        known = [pool.name for pool in context.store.pools()]
-        raise NotFound(f"no pool named {name!r}{identifiers.suggestion(name, known)}")
+    require_pool(context.store, name)
     jobs = context.store.jobs(JobQuery(pool=name, states=LIVE_STATES, limit=1_000_000))
-    if len(jobs) == 1:
-        raise Conflict(
-            f"pool {name} is in use by job {jobs[0].id} ({jobs[0].spec.name}); wait for it to end, "
-            f"or run `tpu cancel {jobs[0].id}`"
-        )
     if jobs:
         raise Conflict(
-            f"pool {name} is in use by {len(jobs)} jobs; wait for them to end, or cancel them: "
-            f"`tpu jobs --all-users pool:{name} state:live` lists them"
+            f"pool {name} is in use by {len(jobs)} jobs, such as {jobs[0].id}; wait for their end, "
+            f"or cancel them: `tpu jobs --all-users pool:{name} state:live` lists them"
         )
     with reservations.no_changes(context) as lock:
         # First, so that none is left if the server stops between.

@@ -24,6 +24,7 @@ from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.people.users import Role
 from tpufleet.policy.scheduling import reservation_limits
 from tpufleet.service.jobs.commands import CommandContext
+from tpufleet.service.lookups import require_pool
 from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import ChangeSet, Lease, Store
 
@@ -50,8 +51,7 @@ def reserve(context: CommandContext, new: NewReservation) -> Reservation:
     if starts_at - now > MAX_AHEAD:
         raise BadInput(f"starts_at: more than {MAX_AHEAD.days} days ahead")
     _check_duration(new.duration)
-    if len(new.note) > 500 or "\0" in new.note:
-        raise BadInput("note: must be at most 500 characters, without null characters")
+    identifiers.check_text("note", new.note, 500)
     slices = _default_slices(context, pool) if new.slices is None else new.slices
     if not 1 <= slices <= pool.largest:
         raise BadInput(f"slices: pool {pool.name} has 1 to {pool.largest}, not {slices}")
@@ -207,11 +207,7 @@ def _check_duration(duration: timedelta) -> None:
 
 
 def _find_pool(context: CommandContext, name: str) -> Pool:
-    pool = context.store.pool(name)
-    if pool is None:
-        known = [each.name for each in context.store.pools()]
-        near = identifiers.suggestion(name, known) or "; create one with `tpu pool create`"
-        raise NotFound(f"no pool named {name!r}{near}")
+    pool = require_pool(context.store, name)
     caller = context.caller
     if not pool.admits(caller.name, is_admin=caller.is_admin):
         raise Forbidden(f"{caller.name} is not a member of pool {name}")

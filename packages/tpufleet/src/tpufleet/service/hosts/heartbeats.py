@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from tpufleet.errors import BadInput, DatabaseUnreachable, Unreachable
-from tpufleet.model.fleet.agent_protocol import PROTOCOL, Assignment, Heartbeat, HeartbeatReply
+from tpufleet.errors import BadInput
+from tpufleet.model.fleet.agent_protocol import Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.fleet.hosts import (
     MAX_HEARTBEAT_POINTS,
     Host,
@@ -21,19 +21,20 @@ from tpufleet.model.fleet.hosts import (
     HostLiveness,
     ProgressPoint,
 )
+from tpufleet.model.fleet.server_status import SERVERS_PREFIX
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.job.attempts import Attempt
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import JobId
 from tpufleet.model.tpu import topology
-from tpufleet.model.values.bounds import MAX_NUMBER
 from tpufleet.model.values.records import replace
 from tpufleet.policy.recovery import liveness
 from tpufleet.service.hosts.assignments import Assignments
 from tpufleet.service.jobs.metric_series import MetricRecorder
+from tpufleet.service.operations.background import log_failure
 from tpufleet.service.transport import identifiers
-from tpufleet.service.transport.worker_threads import HEARTBEATS
+from tpufleet.service.transport.fair_use import HEARTBEATS
 from tpufleet.stores.base import ChangeSet, Store
 
 logger = logging.getLogger(__name__)
@@ -123,7 +124,6 @@ class Heartbeats:
         self, heartbeat: Heartbeat, slice_id: SliceId, now: datetime
     ) -> HeartbeatReply:
         """The caller has been authenticated as an agent of this slice."""
-        heartbeat = with_possible_steps(heartbeat)
         times_sent = [point.at for point in heartbeat.points]
         heartbeat, points = on_server_clock(heartbeat, now)
         await self._update_interval(now)
@@ -132,7 +132,7 @@ class Heartbeats:
         if tpu_slice is None or tpu_slice.state is SliceState.GONE:
             return self._reply(None, release=True)
         check_host_exists(heartbeat.host_id, tpu_slice)
-        self._record_liveness(heartbeat, now)
+        self._record_heartbeats(heartbeat, now)
         if self._is_change(heartbeat, host, now):
             await self._send_change(
                 InboxMessage(
@@ -169,12 +169,8 @@ class Heartbeats:
             await asyncio.sleep(every)
             try:
                 await self.flush()
-            except DatabaseUnreachable as error:  # logged by its store
-                logger.debug("cannot record host liveness: %s", error)
-            except Unreachable as error:  # as of a full disk: each attempt has the same stack
-                logger.warning("cannot record host liveness; retrying in %s s: %s", every, error)
-            except Exception:
-                logger.exception("cannot record host liveness; retrying in %s s", every)
+            except Exception as error:
+                log_failure(logger, "record host liveness", error)
 
     # Reading.
 
@@ -240,14 +236,15 @@ class Heartbeats:
 
     async def _count_hosts(self, now: datetime) -> None:
         try:
-            hosts = await HEARTBEATS.run(self._store.count_seen_hosts, now - _COUNT_WINDOW)
-        except DatabaseUnreachable as error:  # logged by its store
-            logger.debug("cannot count the hosts: %s", error)
-            return
+            self._interval = await HEARTBEATS.run(self._find_interval, now)
         except Exception as error:
-            logger.warning("cannot count the hosts; keeping the heartbeat interval: %s", error)
-            return
-        self._interval = max(self._min_interval, liveness.heartbeat_interval(hosts))
+            log_failure(logger, "count the hosts", error)
+
+    def _find_interval(self, now: datetime) -> timedelta:
+        hosts = self._store.count_seen_hosts(now - _COUNT_WINDOW)
+        announced = [each.at for each in self._store.objects(SERVERS_PREFIX)]
+        servers = liveness.count_servers(announced, self._store.time() or now)
+        return max(self._min_interval, liveness.heartbeat_interval(hosts, servers))
 
     def _reply(self, assignment: Assignment | None, *, release: bool) -> HeartbeatReply:
         return HeartbeatReply(
@@ -255,7 +252,6 @@ class Heartbeats:
             next_heartbeat=self._interval,
             lease=liveness.AGENT_LEASE,
             release=release,
-            protocol=PROTOCOL,
         )
 
     def record_unreadable(self, host_id: HostId, now: datetime) -> None:
@@ -265,7 +261,7 @@ class Heartbeats:
             replace(older, seen_at=now) if older else HostLiveness(host_id=host_id, seen_at=now)
         )
 
-    def _record_liveness(self, heartbeat: Heartbeat, now: datetime) -> None:
+    def _record_heartbeats(self, heartbeat: Heartbeat, now: datetime) -> None:
         progress, older = heartbeat.progress, self._liveness.get(heartbeat.host_id)
         if progress is None and older is not None and older.attempt_id == heartbeat.attempt_id:
             progress = older.progress
@@ -336,34 +332,6 @@ def reported_facts(source: Heartbeat | Host) -> tuple[object, ...]:
         source.notice,
         source.environment,
     )
-
-
-def with_possible_steps(heartbeat: Heartbeat) -> Heartbeat:
-    """Without numbers that no program counts to. Agents of earlier releases pass them on, and no
-    database could hold them."""
-    progress, points = heartbeat.progress, heartbeat.points
-    steps = [point.step for point in points]
-    if progress is not None:
-        steps += [progress.step, progress.total, progress.checkpoint_step]
-    if all(step is None or _is_possible_step(step) for step in steps):
-        return heartbeat
-    if progress is not None:
-        progress = replace(
-            progress,
-            step=_possible_step(progress.step),
-            total=_possible_step(progress.total),
-            checkpoint_step=_possible_step(progress.checkpoint_step),
-        )
-    points = tuple(replace(point, step=_possible_step(point.step)) for point in points)
-    return replace(heartbeat, progress=progress, points=points)
-
-
-def _is_possible_step(number: int) -> bool:
-    return 0 <= number <= MAX_NUMBER
-
-
-def _possible_step(number: int | None) -> int | None:
-    return number if number is not None and _is_possible_step(number) else None
 
 
 def on_server_clock(

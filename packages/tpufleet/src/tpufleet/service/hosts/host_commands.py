@@ -14,22 +14,22 @@ from datetime import datetime, timedelta
 from threading import Lock
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import BadInput, Conflict, DatabaseUnreachable, NotFound
+from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.model.fleet.host_commands import (
     HEARTBEAT_ALLOWANCE,
     MAX_FILE_BYTES,
-    MAX_TIMEOUT,
     HostCommand,
     HostCommandReport,
     HostCommandRequest,
     HostCommandResult,
     SentHostCommand,
 )
-from tpufleet.model.fleet.hosts import HostId
+from tpufleet.model.fleet.hosts import HostId, slice_id_of
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.job.jobs import JobId
+from tpufleet.service.operations.background import log_failure
+from tpufleet.service.transport.fair_use import HEARTBEATS
 from tpufleet.service.transport.rate_limiter import TooManyRequests
-from tpufleet.service.transport.worker_threads import HEARTBEATS
 from tpufleet.stores.base import Store
 
 logger = logging.getLogger(__name__)
@@ -95,9 +95,7 @@ class HostCommandQueue:
         return self._pending.get(host, ())
 
     def record_result(self, command_id: str, result: HostCommandResult, now: datetime) -> None:
-        sent = self._store.host_command(command_id)
-        if sent is None or result.host_id not in sent.hosts:
-            raise NotFound(f"host {result.host_id} has no host command {command_id!r}")
+        self._require_sent(command_id, result.host_id)
         self._store.put_host_command_result(command_id, result)
         self.refresh(now)
 
@@ -105,34 +103,38 @@ class HostCommandQueue:
         self, command_id: str, host: HostId, offset: int, data: bytes, now: datetime
     ) -> None:
         """A part of the file that the host sends with its result. Sending it again is no error."""
-        sent = self._store.host_command(command_id)
-        if sent is None or host not in sent.hosts:
-            raise NotFound(f"host {host} has no host command {command_id!r}")
+        self._require_sent(command_id, host)
         if not 0 <= offset <= MAX_FILE_BYTES - len(data):
             raise BadInput(f"offset: the file may have {MAX_FILE_BYTES} bytes")
         self._store.put_object(f"{_files(command_id, host)}{offset:012d}", data, now)
 
     def read_file(self, command_id: str, slice_id: str, host: HostId) -> Iterator[bytes]:
-        sent = self._store.host_command(command_id)
+        self._require(command_id, slice_id)
         parts = self._store.objects(_files(command_id, host))
-        if sent is None or sent.slice_id != slice_id or not parts:
-            raise NotFound(
-                f"host command {command_id!r} has no file of host {host}; files are kept for "
-                f"{RETENTION.total_seconds() / 60:.0f} minutes"
-            )
+        if not parts:
+            raise NotFound(f"host {host} sent no file with the result of this command")
         return (self._store.read_objects([part.name])[part.name] for part in parts)
 
     def report(self, command_id: str, slice_id: str, now: datetime) -> HostCommandReport:
-        sent = self._store.host_command(command_id)
-        if sent is None or sent.slice_id != slice_id:
-            raise NotFound(
-                f"slice {slice_id} has no host command {command_id!r}; results are kept for "
-                f"{RETENTION.total_seconds() / 60:.0f} minutes"
-            )
+        sent = self._require(command_id, slice_id)
         results = self._store.host_command_results([command_id]).get(command_id, [])
         by_host = {result.host_id: result for result in results}
         ordered = tuple(by_host[host] for host in sent.hosts if host in by_host)
         return HostCommandReport(id=command_id, hosts=sent.hosts, results=ordered, now=now)
+
+    def _require(self, command_id: str, slice_id: str) -> SentHostCommand:
+        sent = self._store.host_command(command_id)
+        if sent is None or sent.slice_id != slice_id:
+            raise NotFound(
+                f"slice {slice_id} has no host command {command_id!r}; results are kept for "
+                f"{RETENTION // timedelta(minutes=1)} minutes"
+            )
+        return sent
+
+    def _require_sent(self, command_id: str, host: HostId) -> None:
+        sent = self._require(command_id, slice_id_of(host))
+        if host not in sent.hosts:
+            raise NotFound(f"host {host} has no host command {command_id!r}")
 
     def refresh(self, now: datetime) -> None:
         """Reload what is pending from the store, and delete what has expired."""
@@ -141,7 +143,7 @@ class HostCommandQueue:
         expired = {
             each.host_command.id
             for each in sent
-            if now - each.sent_at > _timeout(each) + RETENTION
+            if now - each.sent_at > each.host_command.timeout + RETENTION
             or _was_deleted(slices[each.slice_id], now - RETENTION)
         }
         current = [each for each in sent if each.host_command.id not in expired]
@@ -167,7 +169,7 @@ class HostCommandQueue:
         wanted = [
             each
             for each in sent
-            if now - each.sent_at <= _timeout(each) + HEARTBEAT_ALLOWANCE
+            if now - each.sent_at <= each.host_command.timeout + HEARTBEAT_ALLOWANCE
             and _may_run(each, slices[each.slice_id])
         ]
         results = self._store.host_command_results([each.host_command.id for each in wanted])
@@ -189,15 +191,8 @@ class HostCommandQueue:
             await asyncio.sleep(every)
             try:
                 await HEARTBEATS.run(self.refresh, clock.now())
-            except DatabaseUnreachable as error:  # logged by its store
-                logger.debug("cannot read host commands: %s", error)
-            except Exception:
-                logger.exception("cannot read host commands; retrying in %s s", every)
-
-
-def _timeout(sent: SentHostCommand) -> timedelta:
-    """Earlier releases accepted any."""
-    return min(sent.host_command.timeout, MAX_TIMEOUT)
+            except Exception as error:
+                log_failure(logger, "read host commands", error)
 
 
 def _was_deleted(tpu_slice: TpuSlice | None, before: datetime) -> bool:

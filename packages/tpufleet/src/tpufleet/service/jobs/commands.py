@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
+from tpufleet.errors import BadInput, Conflict, Forbidden
 from tpufleet.model.api_types import FaultRequest, JobChanges, SecretValue
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
@@ -17,9 +17,9 @@ from tpufleet.model.job import job_file
 from tpufleet.model.job.job_edits import JobEdit
 from tpufleet.model.job.job_search import matches_wildcard
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
-from tpufleet.model.tpu import topology
 from tpufleet.model.values.field_types import MAX_ITEMS
 from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.lookups import require_host_index, require_slice
 from tpufleet.service.transport import identifiers
 from tpufleet.service.transport.auth import Caller
 from tpufleet.stores.base import ChangeSet, JobQuery, Store
@@ -40,13 +40,20 @@ class CommandContext:
     now: datetime
 
 
+def require_live(job: Job) -> None:
+    if job.ended:
+        again = "rerun" if job.state is JobState.SUCCEEDED else "resume"
+        raise Conflict(
+            f"job {job.id} has already {job.state}\n  next: `tpu {again} {job.id}` makes a new one"
+        )
+
+
 def cancel(context: CommandContext, job: Job, reason: str = "") -> None:
     """Request cancellation. Idempotent."""
     context.caller.require_job_owner(job)
     if job.state is JobState.CANCELLED or job.cancel_requested_by is not None:
         return
-    if job.ended:
-        raise Conflict(f"job {job.id} has already {job.state}")
+    require_live(job)
     notice = InboxMessage(
         kind=InboxMessageKind.CANCEL, at=context.now, by=context.caller.name, job_id=job.id
     )
@@ -157,9 +164,7 @@ def require_slice_access(context: CommandContext, tpu_slice: TpuSlice) -> JobId 
 
 def release_held_slice(context: CommandContext, slice_id: SliceId) -> None:
     """Return a slice that is held after a failure to its pool."""
-    tpu_slice = context.store.slice(slice_id)
-    if tpu_slice is None or tpu_slice.state is SliceState.GONE:
-        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
+    tpu_slice = require_slice(context.store, slice_id, live=True)
     if tpu_slice.reserved_for is None:
         raise Conflict(f"slice {slice_id} is not held after a failure")
     context.caller.require_owner(tpu_slice.reserved_for, f"the hold on slice {slice_id}")
@@ -180,16 +185,11 @@ def request_fault(
         raise BadInput(
             f"unknown fault {request.fault!r}{identifiers.suggestion(request.fault, faults)}"
         )
-    tpu_slice = context.store.slice(slice_id)
-    if tpu_slice is None:
-        known = [each.id for each in context.store.slices()]
-        raise NotFound(f"no slice named {slice_id!r}{identifiers.suggestion(slice_id, known)}")
+    tpu_slice = require_slice(context.store, slice_id)
     require_slice_access(context, tpu_slice)
     if tpu_slice.state is SliceState.GONE:
         raise Conflict(f"slice {slice_id} is gone")
-    hosts = topology.find(tpu_slice.accelerator).hosts
-    if request.host is not None and not 0 <= request.host < hosts:
-        raise BadInput(f"host: slice {slice_id} has hosts 0 to {hosts - 1}, not {request.host}")
+    require_host_index(tpu_slice, request.host)
     notice = InboxMessage(
         kind=InboxMessageKind.FAULT,
         at=context.now,

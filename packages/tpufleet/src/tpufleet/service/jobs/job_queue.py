@@ -21,7 +21,7 @@ from tpufleet.policy.scheduling import fair_share, placement
 from tpufleet.policy.scheduling.placement import Occupant
 from tpufleet.policy.scheduling.queue_forecast import Forecast, QueuedDemand, forecast_queue
 from tpufleet.service.jobs import commands, queries
-from tpufleet.service.jobs.commands import CommandContext
+from tpufleet.service.jobs.commands import CommandContext, require_live
 from tpufleet.stores.base import ChangeSet, JobQuery, Store
 
 WAITING_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RECOVERING})
@@ -184,11 +184,7 @@ def retry(context: CommandContext, job: Job) -> Job:
     """Request capacity now, without waiting for the backoff. Does nothing for a job that has its
     slices."""
     context.caller.require_job_owner(job)
-    if job.ended:
-        again = "rerun" if job.state is JobState.SUCCEEDED else "resume"
-        raise Conflict(
-            f"job {job.id} has already {job.state}\n  next: `tpu {again} {job.id}` makes a new one"
-        )
+    require_live(job)
     if job.id not in {each.id for each in waiting_jobs(context.store)}:
         return job
     by = context.caller.name
@@ -208,7 +204,7 @@ def retry(context: CommandContext, job: Job) -> Job:
 def hold(context: CommandContext, job: Job) -> Job:
     """Keep a job that waits from being placed."""
     context.caller.require_job_owner(job)
-    _require_live(job)
+    require_live(job)
     if job.id not in {each.id for each in waiting_jobs(context.store)}:
         raise _not_waiting(job)
     if job.held_by is not None:
@@ -219,7 +215,7 @@ def hold(context: CommandContext, job: Job) -> Job:
 
 def release(context: CommandContext, job: Job) -> Job:
     context.caller.require_job_owner(job)
-    _require_live(job)
+    require_live(job)
     if job.held_by is None:
         raise Conflict(f"job {job.id} is not held")
     by_admin = job.held_by not in (context.caller.name, job.owner)
@@ -232,7 +228,7 @@ def release(context: CommandContext, job: Job) -> Job:
 def move(context: CommandContext, job: Job, request: QueueMove) -> Job:
     """Move a job within its queue. Only an admin may move it ahead of jobs of other users."""
     context.caller.require_job_owner(job)
-    _require_live(job)
+    require_live(job)
     queue = [each for each in waiting_jobs(context.store) if queue_name(each) == queue_name(job)]
     if job.id not in {each.id for each in queue}:
         raise _not_waiting(job)
@@ -293,8 +289,3 @@ def _index_of(context: CommandContext, job: Job, others: Sequence[Job], ref: str
         if each.id == other.id:
             return index
     raise Conflict(f"job {other.id} ({other.spec.name}) does not wait in the same queue")
-
-
-def _require_live(job: Job) -> None:
-    if job.ended:
-        raise Conflict(f"job {job.id} has already {job.state}")

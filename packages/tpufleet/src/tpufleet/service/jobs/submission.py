@@ -35,6 +35,7 @@ from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.hosts.assignments import HOST_FILE_PREFIX, checkpoint_location
 from tpufleet.service.jobs import checkpoint_leases, checkpoint_owners, queries
 from tpufleet.service.jobs.commands import CommandContext, require_priority
+from tpufleet.service.lookups import not_found
 from tpufleet.service.notifications.channels import check_job_channels
 from tpufleet.service.operations import retention
 from tpufleet.service.transport import identifiers, token_scopes
@@ -313,10 +314,7 @@ class _Checks:
             self._pools = {pool.name: pool for pool in self._context.store.pools()}
         pool = self._pools.get(name)
         if pool is None:
-            near = (
-                identifiers.suggestion(name, self._pools) or "; create one with `tpu pool create`"
-            )
-            raise BadInput(f"pool: no pool named {name!r}{near}")
+            raise BadInput("pool: " + not_found("pool", name, self._pools, "pool list"))
         owner = self._owner
         if not pool.admits(owner, is_admin=self._owner_is_admin()):
             raise Forbidden(
@@ -495,9 +493,7 @@ def _refuse_system_folder(job: Job) -> None:
         spelled(job.checkpoint),
         checkpoint_leases.normalized(job.checkpoint),
     ):
-        if any(_is_below(path, folder) for folder in KERNEL_FOLDERS):
-            raise BadInput(f"checkpoint: {job.checkpoint} is a kernel folder; use another one")
-        below = any(_is_below(path, folder) for folder in SYSTEM_FOLDERS)
+        below = any(_is_below(path, folder) for folder in (*KERNEL_FOLDERS, *SYSTEM_FOLDERS))
         if path in SHARED_FOLDERS or (below and not _is_below(path, "/dev/shm")):
             raise BadInput(
                 f"checkpoint: {job.checkpoint} is a system folder; use another one, such as "

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import BadInput, Conflict, DatabaseUnreachable, FleetError, Temporary
+from tpufleet.errors import BadInput, Conflict, FleetError, Temporary
 from tpufleet.model.events import Event
 from tpufleet.model.people.notifications import (
     ChannelKind,
@@ -27,6 +27,7 @@ from tpufleet.model.people.notifications import (
 from tpufleet.policy import notifications as policy
 from tpufleet.service.notifications import senders
 from tpufleet.service.notifications.channels import ChannelSecrets
+from tpufleet.service.operations.background import log_failure
 from tpufleet.stores.base import EventQuery, Lease, Store
 
 logger = logging.getLogger(__name__)
@@ -72,10 +73,8 @@ class NotificationOutbox:
             try:
                 if self._is_due():
                     self.run_once()
-            except DatabaseUnreachable as error:  # logged by its store
-                logger.debug("cannot read the outbox: %s", error)
-            except Exception:
-                logger.exception("unexpected error in the notification outbox; continuing")
+            except Exception as error:
+                log_failure(logger, "send notifications", error)
 
     def _is_due(self) -> bool:
         if self._woken.is_set() or self._newest_event() > self._looked_at:

@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import FleetError
 from tpufleet.model.people.retention_rules import RetentionRules
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.operations import retention_rules
+from tpufleet.service.operations.background import log_failure
 from tpufleet.service.people.settled_costs import settle
 from tpufleet.stores.base import Store, code_reference
 
@@ -45,10 +45,8 @@ def run_until(
 def _run(purpose: str, task: Callable[[], object]) -> None:
     try:
         task()
-    except (FleetError, OSError) as error:
-        logger.warning(f"cannot {purpose}; retrying in an hour: %s", error)
-    except Exception:
-        logger.exception(f"cannot {purpose}; retrying in an hour")
+    except Exception as error:
+        log_failure(logger, purpose, error)
 
 
 def delete_orphans(store: Store, state: Path, now: datetime) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import tpufleet
@@ -16,6 +17,7 @@ from tpufleet.model.fleet.server_status import (
 from tpufleet.model.job.jobs import JobState
 from tpufleet.model.values import encoding
 from tpufleet.service.operations import server_presence
+from tpufleet.service.operations.recent_errors import RecentErrors
 from tpufleet.stores.base import JobQuery, Store
 
 # The leader reports every 15 seconds, and another takes over within 15.
@@ -28,15 +30,25 @@ _MAX_QUEUED = 10_000
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AboutServer:
+    """What this server knows about itself."""
+
+    name: str = ""  # for `tpu status`
+    started_at: datetime | None = None
+    public_url: str = ""  # under which others reach it, if not by its own address
+    announced: bool = False  # other servers may use its store
+    recent_errors: RecentErrors | None = None  # in its log
+    local_jobs: LocalJobs | None = None
+
+
 def status(
     store: Store,
     now: datetime,
-    *,
-    started_at: datetime | None = None,
-    server: str = "",
+    about: AboutServer | None = None,
     errors: tuple[LoggedError, ...] = (),
-    local_jobs: LocalJobs | None = None,
 ) -> ServerStatus:
+    about = about or AboutServer()
     report = controller_report(store)
     queued = store.jobs(JobQuery(states=frozenset({JobState.QUEUED}), limit=_MAX_QUEUED))
     blocked = [
@@ -54,11 +66,11 @@ def status(
         waiting_for=tuple(sorted(blocked, key=lambda refusal: (refusal.until, refusal.key))),
         oldest_queued_at=queued[-1].submitted_at if queued else None,
         hosts=len(store.heartbeats_outside(_EPOCH, now - HOST_SEEN_WITHIN)),
-        started_at=started_at,
-        server=server,
+        started_at=about.started_at,
+        server=about.name,
         servers=tuple(server_presence.servers(store, now)),
         errors=errors,
-        local_jobs=local_jobs,
+        local_jobs=about.local_jobs,
     )
 
 

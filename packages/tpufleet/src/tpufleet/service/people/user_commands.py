@@ -17,6 +17,7 @@ from tpufleet.model.values.durations import MAX_DURATION
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.service.fleet import pool_commands, reservations
 from tpufleet.service.jobs.commands import LIVE_STATES, CommandContext, cancel
+from tpufleet.service.lookups import not_found, require_user
 from tpufleet.service.transport import auth, identifiers
 from tpufleet.stores.base import JobQuery
 
@@ -41,8 +42,6 @@ def put_user(context: CommandContext, new: NewUser) -> User:
         _require_other_in_lower_case(context, new.name)
         if not new.take_over:
             _require_no_former_jobs(context, new.name)
-        # Of an earlier user of this name, deleted by an older server.
-        pool_commands.remove_member(context, new.name)
     user = User(
         name=new.name,
         role=new.role,
@@ -69,7 +68,7 @@ def _require_no_former_jobs(context: CommandContext, name: str) -> None:
 
 
 def delete_user(context: CommandContext, files: SecretFiles, name: str) -> DeletedUser:
-    _require_user(context, name)
+    require_user(context.store, name)
     _require_another_admin(context, name)
     deleted = ends_with_user(context, files, name)
     # Before the user, so that none is left if the server stops here.
@@ -120,12 +119,11 @@ def create_token(context: CommandContext, new: NewToken, *, limit: int) -> Creat
     name = new.user or context.caller.name
     if name != context.caller.name and not context.caller.is_admin:
         raise Forbidden(f"creating a token for {name} requires the admin role")
-    if len(new.note) > 200 or "\0" in new.note:
-        raise BadInput("note: must be at most 200 characters, without null characters")
+    identifiers.check_text("note", new.note, 200)
     if new.pool is not None and context.store.pool(new.pool) is None:
-        known = [pool.name for pool in context.store.pools()]
-        raise BadInput(f"pool: no pool named {new.pool!r}{identifiers.suggestion(new.pool, known)}")
-    user = _require_user(context, name)
+        pools = (pool.name for pool in context.store.pools())
+        raise BadInput("pool: " + not_found("pool", new.pool, pools, "pool list"))
+    user = require_user(context.store, name)
     if user.service and not context.caller.is_admin:
         raise Forbidden(
             "a service account cannot create tokens; it can replace its own with "
@@ -310,14 +308,6 @@ def find_token(context: CommandContext, token_id: str) -> Token:
 
 def _kind(service: bool) -> str:
     return "a service account" if service else "a person"
-
-
-def _require_user(context: CommandContext, name: str) -> User:
-    user = context.store.user(name)
-    if user is None:
-        known = [each.name for each in context.store.users()]
-        raise NotFound(f"no user named {name!r}{identifiers.suggestion(name, known)}")
-    return user
 
 
 def _require_another_admin(context: CommandContext, name: str) -> None:

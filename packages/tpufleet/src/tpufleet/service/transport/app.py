@@ -6,15 +6,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import logging
 import re
 import threading
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,22 +25,27 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tpufleet import errors
+from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, FleetError, Forbidden, Temporary, Unauthorized
 from tpufleet.model.api_types import ERROR_HEADER, ErrorDetail, ErrorResponse
 from tpufleet.model.people.audit import AuditAction
+from tpufleet.model.people.notifications import NotificationRules
+from tpufleet.model.people.retention_rules import RetentionRules
 from tpufleet.model.people.users import JOB_TOKEN_PREFIX, Role
+from tpufleet.model.tpu.prices import Price, price_table
 from tpufleet.model.values.encoding import to_json
 from tpufleet.policy.accounting import rate_limits
 from tpufleet.policy.accounting.rate_limits import ConcurrencyLimit
 from tpufleet.service.api.routes import ROUTES
-from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults, ArchivedSnapshots
+from tpufleet.service.files.archived import ArchivedLogs
+from tpufleet.service.files.file_stores import FileStores
+from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
-from tpufleet.service.files.secrets import SecretFiles, SharedSecrets, derived_key
+from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.service.files.shared_logs import SharedLogs
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.hosts.assignments import Assignments
-from tpufleet.service.hosts.fast_heartbeats import FastHeartbeats
 from tpufleet.service.hosts.heartbeats import Heartbeats
 from tpufleet.service.hosts.host_commands import HostCommandQueue
 from tpufleet.service.jobs.checkpoint_leases import LocationsBusy
@@ -50,35 +55,54 @@ from tpufleet.service.notifications.channels import ChannelSecrets
 from tpufleet.service.notifications.outbox import NotificationOutbox
 from tpufleet.service.operations import housekeeping, server_presence
 from tpufleet.service.operations.metrics import ServerMetrics
+from tpufleet.service.operations.server_status import AboutServer
 from tpufleet.service.people import audit
 from tpufleet.service.people.audit import AuditLog, AuditSubject
-from tpufleet.service.transport import auth, openapi, probes, signed_links, token_scopes
+from tpufleet.service.transport import auth, signed_links, token_scopes
 from tpufleet.service.transport.auth import Caller
-from tpufleet.service.transport.connection_limits import AUTHENTICATED, RESPONSE_RECEIVED
 from tpufleet.service.transport.event_streams import EventHub
+from tpufleet.service.transport.fair_use import (
+    AGENTS,
+    AUTHENTICATION,
+    USERS,
+    RequestSlot,
+    RequestSlots,
+    in_parts,
+)
+from tpufleet.service.transport.openapi import OpenApiDocument
+from tpufleet.service.transport.probes import (
+    NO_DATABASE,
+    PROBE_PATHS,
+    RETRY_AFTER_SECONDS,
+    Probes,
+    storage_problem,
+)
 from tpufleet.service.transport.rate_limiter import RateLimiter, TooManyRequests
-from tpufleet.service.transport.request_slots import RequestSlot, RequestSlots
 from tpufleet.service.transport.routing import (
     API_PREFIX,
     SLICE_TOKEN,
     SLOW_BODY,
     ApiCall,
+    Faults,
     MediaType,
+    PriceTable,
     Route,
-    ServiceComponents,
-    ServiceDependencies,
+    ServerSecret,
+    TokensPerUser,
     TooLarge,
+    TooSlow,
 )
-from tpufleet.service.transport.worker_threads import AGENTS, AUTHENTICATION, USERS
 from tpufleet.service.web import sessions
 from tpufleet.service.web.pages import WebPages
 from tpufleet.service.web.sessions import LoginLinks
+from tpufleet.stores.base import Store
 
 logger = logging.getLogger(__name__)
 
 _STATUS: tuple[tuple[type[FleetError], int], ...] = (
     (TooManyRequests, 429),
     (TooLarge, 413),
+    (TooSlow, 408),
     (errors.BadInput, 400),
     (errors.Unauthorized, 401),
     (errors.Forbidden, 403),
@@ -87,107 +111,133 @@ _STATUS: tuple[tuple[type[FleetError], int], ...] = (
     (errors.Fenced, 409),
 )
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-UNAVAILABLE = "the server is temporarily unavailable; retry"
-NO_DATABASE = f"{probes.NO_DATABASE}; retry"
-DISK_FULL = (
-    "the server's disk is full, so the request was not accepted\n"
-    "  next: free space on that disk, then retry; `tpu status` shows the server's errors"
-)
-DATABASE_FULL = (
-    "the disk of the server's database is full, so the request was not accepted\n"
-    "  next: free space on the disk of the database server, or make it larger, then retry; "
-    "`tpu status` shows the server's errors"
-)
-READ_ONLY = (
-    "the server's database is read-only, so the request was not accepted\n"
-    "  next: make its file and the file system writable again, then retry; `tpu status` shows the "
-    "server's errors"
-)
-UNUSABLE = (
-    "the server cannot write its database, so the request was not accepted\n"
-    "  next: an admin finds the reason with `tpu status`, or in the server's log"
-)
-_STORAGE = (
-    (errors.DatabaseUnreachable, NO_DATABASE),
-    (errors.DatabaseFull, DATABASE_FULL),
-    (errors.StorageFull, DISK_FULL),
-    (errors.StorageReadOnly, READ_ONLY),
-    (errors.StorageUnusable, UNUSABLE),
-)
 
 
 def create_app(
-    deps: ServiceDependencies,
+    *,
+    store: Store,
+    clock: Clock,
+    secret: bytes,
+    files: FileStores,
+    storage: JobStorage,
+    server: AboutServer,
+    channel_secrets: ChannelSecrets,
+    wake: Callable[[], None] = lambda: None,
+    faults: tuple[str, ...] = (),
+    tokens_per_user: int = 100,
+    retention: RetentionRules | None = None,
+    notifications: NotificationRules | None = None,
+    prices: Mapping[tuple[str, str], Price] | None = None,
     limiter: RateLimiter | None = None,
     concurrency: ConcurrencyLimit = rate_limits.CONCURRENT_PER_USER,
 ) -> Starlette:
-    """The application; `app.state.hub` wakes and closes its streams, and
-    `app.state.heartbeat_endpoint` answers heartbeats without its middleware and routes."""
-    components = _components(deps)
-    limiter = limiter or RateLimiter()
+    """The application; `app.state.hub` wakes and closes its streams. `wake` wakes the controller.
+    Handlers get what their parameters ask for."""
+    hub = EventHub(store)
+    heartbeats = Heartbeats(store, Assignments(store, files.secrets, secret), wake)
+    host_commands = HostCommandQueue(store)
+    rules = notifications or NotificationRules()
+    outbox = NotificationOutbox(store, clock, channel_secrets, rules, lambda: hub.latest_event)
+    links = LoginLinks(secret, store)
+    metrics = ServerMetrics(store, clock, files.state)
+    provided: Mapping[Any, object] = {
+        AboutServer: server,
+        ChannelSecrets: channel_secrets,
+        EndedJobRows: EndedJobRows(),
+        EventHub: hub,
+        Faults: faults,
+        Heartbeats: heartbeats,
+        HostCommandQueue: host_commands,
+        JobFiles: files.jobs,
+        JobStorage: storage,
+        LogFiles: files.logs,
+        LoginLinks: links,
+        NotificationOutbox: outbox,
+        NotificationRules: rules,
+        OpenApiDocument: OpenApiDocument(ROUTES),
+        PriceTable: price_table() if prices is None else prices,
+        ResultFiles: files.results,
+        SecretFiles: files.secrets,
+        ServerMetrics: metrics,
+        ServerSecret: secret,
+        SnapshotFiles: files.snapshots,
+        TokensPerUser: tokens_per_user,
+    }
+
+    def notify() -> None:
+        wake()
+        hub.notify()
+
+    audit_log = AuditLog(store)
+    dispatch = Dispatcher(store, clock, audit_log, metrics, notify)
+    threads: list[Callable[[threading.Event], None]] = [
+        partial(
+            housekeeping.run_until,
+            store=store,
+            files=files.jobs,
+            rules=retention or RetentionRules(),
+            clock=clock,
+        ),
+        outbox.run_until,
+    ]
+    # Those that have to finish: the server waits for them.
+    awaited: list[Callable[[threading.Event], None]] = []
+    if server.announced:
+        awaited.append(
+            partial(server_presence.announce_until, store=store, name=server.name, clock=clock)
+        )
+    if isinstance(files.logs, ArchivedLogs):
+        awaited.append(files.logs.upload_until)
+    if isinstance(files.logs, SharedLogs):
+        awaited.append(files.logs.compact_until)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        tasks = [
-            asyncio.create_task(components.hub.watch()),
-            asyncio.create_task(components.heartbeats.flush_forever()),
-            asyncio.create_task(components.host_commands.refresh_forever(deps.clock)),
-        ]
         stopping = threading.Event()
-        housekeeping_thread = threading.Thread(
-            target=housekeeping.run_until,
-            args=(stopping, deps.store, components.job_files, deps.retention, deps.clock),
-            name="housekeeping",
-            daemon=True,
-        )
-        housekeeping_thread.start()
-        threading.Thread(
-            target=components.outbox.run_until, args=(stopping,), name="notifications", daemon=True
-        ).start()
-        uploads: list[asyncio.Future[None]] = []
-        if deps.announced:
-            presence = asyncio.to_thread(
-                server_presence.announce_until, stopping, deps.store, deps.server_name, deps.clock
-            )
-            uploads.append(asyncio.ensure_future(presence))
-        if isinstance(components.logs, ArchivedLogs):
-            upload = asyncio.to_thread(components.logs.upload_until, stopping)
-            uploads.append(asyncio.ensure_future(upload))
-        if isinstance(components.logs, SharedLogs):
-            compaction = asyncio.to_thread(components.logs.compact_until, stopping)
-            uploads.append(asyncio.ensure_future(compaction))
+        tasks = [
+            asyncio.create_task(hub.watch()),
+            asyncio.create_task(heartbeats.flush_forever()),
+            asyncio.create_task(host_commands.refresh_forever(clock)),
+        ]
+        for run in threads:
+            threading.Thread(target=run, args=(stopping,), daemon=True).start()
+        ending = [asyncio.ensure_future(asyncio.to_thread(run, stopping)) for run in awaited]
         yield
         stopping.set()
-        components.hub.close()
+        hub.close()
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, *uploads, return_exceptions=True)
-        await components.heartbeats.flush()
+        await asyncio.gather(*tasks, *ending, return_exceptions=True)
+        await heartbeats.flush()
 
     app = Starlette(
         routes=[
             StarletteRoute(
-                API_PREFIX + route.path, _endpoint(components, route), methods=[route.method]
+                API_PREFIX + route.path,
+                dispatch.endpoint(route.bind(provided)),
+                methods=[route.method],
             )
             for route in ROUTES
         ],
         middleware=[
             Middleware(
                 AuthMiddleware,
-                deps=deps,
-                limiter=limiter,
+                store=store,
+                clock=clock,
+                secret=secret,
+                limiter=limiter or RateLimiter(),
                 slots=RequestSlots(concurrency),
+                probes=Probes(store, clock, files.state),
                 pages=WebPages(),
-                links=components.login_links,
+                links=links,
             )
         ],
         exception_handlers={HTTPException: _no_such_route},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    app.state.hub = components.hub
-    app.state.audit_log = components.audit_log
-    app.state.heartbeat_endpoint = FastHeartbeats(components, limiter, _failure_response)
+    app.state.hub = hub
+    app.state.audit_log = audit_log
     return app
 
 
@@ -198,17 +248,22 @@ class AuthMiddleware:
     def __init__(
         self,
         app: ASGIApp,
-        deps: ServiceDependencies,
+        store: Store,
+        clock: Clock,
+        secret: bytes,
         limiter: RateLimiter,
         slots: RequestSlots,
+        probes: Probes,
         pages: WebPages,
         links: LoginLinks,
     ) -> None:
         self._app = app
-        self._deps = deps
+        self._store = store
+        self._clock = clock
+        self._secret = secret
         self._limiter = limiter
         self._slots = slots
-        self._probes = probes.Probes(deps.store, deps.clock, deps.state)
+        self._probes = probes
         self._pages = pages
         self._links = links
         agents = "|".join(
@@ -227,7 +282,7 @@ class AuthMiddleware:
             return
         if scope["path"] == "/metrics":  # where scrapers look by default
             scope = {**scope, "path": f"{API_PREFIX}/metrics"}
-        if scope["path"] in probes.PATHS:
+        if scope["path"] in PROBE_PATHS:
             await (await self._probes.respond(scope["path"]))(scope, receive, send)
             return
         if self._pages.is_public(scope["path"], scope["method"]):
@@ -249,7 +304,7 @@ class AuthMiddleware:
                 caller = await AUTHENTICATION.run(check_caller)
                 limits_key = f"links:{caller.name}"
                 self._limiter.check_caller(limits_key, rate_limits.PER_USER)
-                self._accept(scope, token_hash)
+                self._limiter.accept(token_hash)
                 scope["query_string"] = signed_links.without_signature(query)
             elif self._is_agent_path(scope["path"]):
                 self._limiter.check_caller(f"slice:{token_hash}", rate_limits.PER_SLICE_TOKEN)
@@ -258,15 +313,12 @@ class AuthMiddleware:
                 caller = await AUTHENTICATION.run(check_caller)
                 limits_key = caller.limits_key
                 self._limiter.check_caller(limits_key, rate_limits.PER_USER)
-                self._accept(scope, token_hash)
-        except FleetError as error:
+                self._limiter.accept(token_hash)
+        except Exception as error:
             if isinstance(error, Unauthorized):
                 self._limiter.reject(address, token_hash)
-            await error_response(error)(scope, receive, send)
-            return
-        except Exception:
-            logger.exception("cannot authenticate the caller of %s", scope["path"])
-            await _internal_error()(scope, receive, send)
+            response = _failure_response(error, "cannot authenticate the caller")
+            await response(scope, receive, send)
             return
         scope["tpufleet.token"], scope["tpufleet.caller"] = token, caller
         scope["tpufleet.token_hash"] = token_hash
@@ -281,7 +333,7 @@ class AuthMiddleware:
                 if message["status"] == 401:
                     self._limiter.reject(address, token_hash)
                 else:
-                    self._accept(scope, token_hash)
+                    self._limiter.accept(token_hash)
             await send(message)
 
         await self._app(scope, receive, send_agent_response)
@@ -290,9 +342,9 @@ class AuthMiddleware:
         """Keeps the slot until the client has received the response: it is in memory as long."""
         scope["tpufleet.slot"] = slot
         try:
-            await self._app(scope, receive, send)
-            if slot.held and RESPONSE_RECEIVED in scope:
-                await scope[RESPONSE_RECEIVED]()
+            await self._app(scope, receive, in_parts(send))
+        except TimeoutError:
+            logger.info("the client of %s stopped receiving", scope["path"])
         finally:
             slot.close()
 
@@ -301,14 +353,14 @@ class AuthMiddleware:
     ) -> tuple[str, str, str]:
         """The token of the request, its hash, and the id of the session. Browsers send a cookie, or
         a login link, instead of a token; then only the hash is known."""
-        now = self._deps.clock.now()
+        now = self._clock.now()
         cookie = sessions.cookie_from(_header(scope, b"cookie")) if header is None else None
         if cookie is not None and not self._is_agent_path(scope["path"]):
             self._limiter.check_address(address, "")
-            hashed, session_id = sessions.read_cookie(self._deps.secret, cookie, now)
+            hashed, session_id = sessions.read_cookie(self._secret, cookie, now)
             if scope["method"] not in sessions.SAFE_METHODS:
                 sent = _header(scope, sessions.CSRF_HEADER.encode())
-                sessions.check_csrf(self._deps.secret, cookie, sent)
+                sessions.check_csrf(self._secret, cookie, sent)
             return "", hashed, session_id
         try:
             token = auth.bearer_token(header)
@@ -322,109 +374,142 @@ class AuthMiddleware:
 
     def _caller(self, token: str, token_hash: str, session: str) -> Caller:
         if token.startswith(JOB_TOKEN_PREFIX):
-            return auth.authenticate_job(token, self._deps.secret, self._deps.store)
-        now = self._deps.clock.now()
-        return auth.authenticate(token_hash, self._deps.store, now, session)
+            return auth.authenticate_job(token, self._secret, self._store)
+        now = self._clock.now()
+        return auth.authenticate(token_hash, self._store, now, session)
 
     def _link_caller(self, path: str, query: bytes) -> Caller:
-        deps = self._deps
-        return signed_links.authenticate(path, query, deps.secret, deps.store, deps.clock.now())
-
-    def _accept(self, scope: Scope, token_hash: str) -> None:
-        scope[AUTHENTICATED] = True
-        self._limiter.accept(token_hash)
+        now = self._clock.now()
+        return signed_links.authenticate(path, query, self._secret, self._store, now)
 
 
-def _endpoint(
-    components: ServiceComponents, route: Route
-) -> Callable[[Request], Awaitable[Response]]:
+class Dispatcher:
+    """Calls the handler of a route: checks the caller's rights, reads the request, and enters into
+    the audit log what belongs there."""
 
-    async def endpoint(request: Request) -> Response:
-        started = time.monotonic()
-        response = await respond(request)
-        components.metrics.count(
-            route.operation_id, response.status_code, time.monotonic() - started
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        audit_log: AuditLog,
+        metrics: ServerMetrics,
+        notify: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._audit_log = audit_log
+        self._metrics = metrics
+        self._notify = notify
+
+    def endpoint(self, route: Route) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            started = time.monotonic()
+            try:
+                response = await self._respond(route, request)
+            except Exception as error:
+                response = _failure_response(error, f"{route.method} {route.path} failed")
+            passed = time.monotonic() - started
+            self._metrics.count(route.operation_id, response.status_code, passed)
+            return response
+
+        endpoint.__name__ = route.operation_id
+        return endpoint
+
+    async def _respond(self, route: Route, request: Request) -> Response:
+        scope = request.scope
+        call = ApiCall(
+            store=self._store,
+            clock=self._clock,
+            notify=self._notify,
+            route=route,
+            request=request,
+            now=self._clock.now(),
+            token=scope["tpufleet.token"],
+            token_hash=scope["tpufleet.token_hash"],
+            caller=scope["tpufleet.caller"],
+            slot=scope.get("tpufleet.slot"),
+            check_caller=scope["tpufleet.check_caller"],
+            checked_at=self._clock.uptime(),
         )
+        if isinstance(route.role, Role):
+            await self._require_rights(call)
+            call.on_slow_body = self._check_again
+        call.read_query()
+        if not route.stream_body:
+            await call.read_body()
+        if route.is_async:
+            return _response(await route.handler(call))
+        if call.slot is None:
+            return await AGENTS.run(self._handle, call)
+        await self._take_slot(call, call.slot)
+        response = await USERS.run(self._handle, call)
+        if isinstance(response, FileResponse | StreamingResponse):
+            call.slot.become_download()
         return response
 
-    async def respond(request: Request) -> Response:
+    async def _take_slot(self, call: ApiCall, slot: RequestSlot) -> None:
+        since = self._clock.uptime()
+        await slot.acquire()
+        if self._clock.uptime() - since > SLOW_BODY:
+            await self._check_again(call)
+
+    async def _check_again(self, call: ApiCall) -> None:
+        """What was checked before the body, for what happened while it arrived or waited."""
+        call.caller = await AUTHENTICATION.run(call.check_caller)
+        call.now = self._clock.now()
+        await self._require_rights(call)
+
+    async def _require_rights(self, call: ApiCall) -> None:
+        """Raises Forbidden, and enters that into the audit log."""
+        route = call.route
+        assert isinstance(route.role, Role)
         try:
-            call = ApiCall(
-                components=components,
-                route=route,
-                request=request,
-                now=components.deps.clock.now(),
-                token=request.scope["tpufleet.token"],
-                token_hash=request.scope["tpufleet.token_hash"],
-                caller=request.scope["tpufleet.caller"],
-                slot=request.scope.get("tpufleet.slot"),
-                check_caller=request.scope["tpufleet.check_caller"],
-                checked_at=components.deps.clock.uptime(),
-            )
-            if isinstance(route.role, Role):
-                await _require_rights(call)
-                call.on_slow_body = _check_again
-            call.read_query()
-            if not route.stream_body:
-                await call.read_body()
-            if route.is_async:
-                return _response(await route.handler(call))
-            if call.slot is None:
-                return await AGENTS.run(_respond, call)
-            await _take_slot(call, call.slot)
-            response = await USERS.run(_respond, call)
-            if isinstance(response, FileResponse | StreamingResponse):
-                call.slot.become_download()
-            return response
+            call.user.require_role(route.role)
+            token_scopes.require(call.user, route.method, route.operation_id)
+        except Forbidden as error:
+            subject = await _refused_subject(call)
+            if subject is not None:
+                await USERS.run(self._record_refusal, call, subject, error)
+            raise
+
+    def _handle(self, call: ApiCall) -> Response:
+        if call.route.audit is not None:
+            return _response(self._handle_audited(call, call.route.audit(call)))
+        if call.caller is None:  # an agent
+            return _response(call.route.handler(call))
+        return _response(self._handle_by_owner(call, call.caller))
+
+    def _handle_audited(self, call: ApiCall, subject: AuditSubject) -> object:
+        requested = audit.entry(subject, call.user, call.address, call.now)
+        self._audit_log.check_limit(call.user.name)
+        self._audit_log.record(requested)
+        try:
+            return call.route.handler(call)
         except FleetError as error:
-            return error_response(error)
-        except OSError as error:
-            if error.errno in _DISK_FULL_ERRORS:
-                return error_response(errors.StorageFull(str(error)))
-            logger.exception("%s %s failed", route.method, route.path)
-            return _internal_error()
-        except Exception:
-            logger.exception("%s %s failed", route.method, route.path)
-            return _internal_error()
+            self._audit_log.record_refusal(requested, error)
+            raise
 
-    endpoint.__name__ = route.operation_id
-    return endpoint
+    def _handle_by_owner(self, call: ApiCall, caller: Caller) -> object:
+        """Enters what an admin does to what belongs to others, and what is forbidden."""
+        subject = _foreign_subject(call)
+        if subject is None:
+            return call.route.handler(call)
 
+        def enter(owner: str, what: str) -> None:
+            foreign = replace(subject, target=what, detail=f"of {owner}")
+            self._audit_log.record(audit.entry(foreign, call.user, call.address, call.now))
 
-def _respond(call: ApiCall) -> Response:
-    return _response(_handle(call))
+        call.caller = replace(caller, on_foreign_access=enter)
+        try:
+            return call.route.handler(call)
+        except Forbidden as error:
+            self._record_refusal(call, subject, error)
+            raise
 
-
-async def _take_slot(call: ApiCall, slot: RequestSlot) -> None:
-    clock = call.components.deps.clock
-    since = clock.uptime()
-    await slot.acquire()
-    if clock.uptime() - since > SLOW_BODY:
-        await _check_again(call)
-
-
-async def _check_again(call: ApiCall) -> None:
-    """What was checked before the body, for what happened while it arrived or waited."""
-    call.caller = await AUTHENTICATION.run(call.check_caller)
-    call.now = call.components.deps.clock.now()
-    await _require_rights(call)
-
-
-async def _require_rights(call: ApiCall) -> None:
-    """Raises Forbidden, and enters that into the audit log."""
-    route = call.route
-    assert isinstance(route.role, Role)
-    try:
-        call.user.require_role(route.role)
-        token_scopes.require(call.user, route.method, route.operation_id)
-    except Forbidden as error:
-        subject = await _refused_subject(call)
-        if subject is not None:
-            refused = audit.entry(subject, call.user, call.address, call.now)
-            log = call.components.audit_log
-            log.check_limit(call.user.name)
-            await USERS.run(log.record_refusal, refused, error)
-        raise
+    def _record_refusal(self, call: ApiCall, subject: AuditSubject, error: FleetError) -> None:
+        self._audit_log.check_limit(call.user.name)
+        refused = audit.entry(subject, call.user, call.address, call.now)
+        self._audit_log.record_refusal(refused, error)
 
 
 async def _refused_subject(call: ApiCall) -> AuditSubject | None:
@@ -437,7 +522,7 @@ async def _refused_subject(call: ApiCall) -> AuditSubject | None:
             if route.audit is not None:
                 return await USERS.run(route.audit, call)
         except FleetError as error:
-            logger.info("%s is refused and cannot be read: %s", route.operation_id, error)
+            logger.debug("%s is refused and cannot be read: %s", route.operation_id, error)
     return _foreign_subject(call)
 
 
@@ -462,45 +547,6 @@ def _foreign_target(call: ApiCall) -> str:
         return ""
 
 
-def _handle(call: ApiCall) -> object:
-    route = call.route
-    if route.audit is None:
-        return _handle_by_owner(call)
-    log = call.components.audit_log
-    requested = audit.entry(route.audit(call), call.user, call.address, call.now)
-    log.check_limit(call.user.name)
-    log.record(requested)
-    try:
-        return route.handler(call)
-    except FleetError as error:
-        log.record_refusal(requested, error)
-        raise
-
-
-def _handle_by_owner(call: ApiCall) -> object:
-    """Enters what an admin does to what belongs to others, and what is forbidden."""
-    if call.caller is None:  # an agent
-        return call.route.handler(call)
-    subject = _foreign_subject(call)
-
-    def enter(owner: str, what: str) -> None:
-        if subject is not None:
-            foreign = replace(subject, target=what, detail=f"of {owner}")
-            call.components.audit_log.record(
-                audit.entry(foreign, call.user, call.address, call.now)
-            )
-
-    call.caller = replace(call.caller, on_foreign_access=enter)
-    try:
-        return call.route.handler(call)
-    except Forbidden as error:
-        if subject is not None:
-            refused = audit.entry(subject, call.user, call.address, call.now)
-            call.components.audit_log.check_limit(call.user.name)
-            call.components.audit_log.record_refusal(refused, error)
-        raise
-
-
 def _response(answer: object) -> Response:
     if isinstance(answer, Response):
         return answer
@@ -515,13 +561,8 @@ def error_response(error: FleetError) -> Response:
         # It may name hosts, files and users of the database, whose store logs its outages.
         level = logging.DEBUG if isinstance(error, errors.DatabaseUnreachable) else logging.WARNING
         logger.log(level, "answered 503: %s", error)
-        message = next((text for kind, text in _STORAGE if isinstance(error, kind)), UNAVAILABLE)
-        if isinstance(error, errors.ProviderError):  # of the bucket
-            message = f"{error}; retry"
-        elif isinstance(error, LocationsBusy):
-            message = str(error)
-        response = _error(503, "Unreachable", message)
-        response.headers["Retry-After"] = str(probes.RETRY_AFTER_SECONDS)
+        response = _error(503, "Unreachable", _unavailable(error))
+        response.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
         return response
     if isinstance(error, errors.ProviderError):
         logger.warning("answered %s: %s", status, error)  # `tpu status` shows it to admins
@@ -530,12 +571,28 @@ def error_response(error: FleetError) -> Response:
     response = _error(status, kind, str(error))
     if isinstance(error, TooManyRequests):
         response.headers["Retry-After"] = str(error.retry_after_seconds)
+    if isinstance(error, TooManyRequests | TooSlow):
         response.headers["Connection"] = "close"
     return response
 
 
-def _failure_response(error: Exception) -> Response:
-    return error_response(error) if isinstance(error, FleetError) else _internal_error()
+def _unavailable(error: FleetError) -> str:
+    if isinstance(error, LocationsBusy):
+        return str(error)
+    if isinstance(error, errors.ProviderError):  # of the bucket
+        return f"{error}; retry"
+    if isinstance(error, errors.DatabaseUnreachable):
+        return f"{NO_DATABASE}; retry"
+    return storage_problem(error) or "the server is temporarily unavailable; retry"
+
+
+def _failure_response(error: Exception, what: str) -> Response:
+    if isinstance(error, FleetError):
+        return error_response(error)
+    if isinstance(error, OSError) and error.errno in _DISK_FULL_ERRORS:
+        return error_response(errors.StorageFull(str(error)))
+    logger.error(what, exc_info=error)
+    return _internal_error()
 
 
 def _internal_error() -> Response:
@@ -591,87 +648,3 @@ def _ambiguous_request() -> Response:
 
 def _header(scope: Scope, name: bytes) -> str | None:
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
-
-
-@functools.cache
-def _openapi_document() -> bytes:
-    """Made when it is first asked for: that takes a tenth of a second."""
-    return openapi.document(ROUTES)
-
-
-def _components(deps: ServiceDependencies) -> ServiceComponents:
-    secrets = _secrets(deps)
-    hub = EventHub(deps.store)
-    channel_secrets = ChannelSecrets(_secret_keys(deps))
-    return ServiceComponents(
-        deps=deps,
-        storage=JobStorage(
-            snapshots=_snapshots(deps),
-            secrets=secrets,
-            checkpoints=deps.checkpoints or str(deps.state / "checkpoints"),
-            state=str(deps.state),
-            providers=deps.providers,
-            default_provider=deps.default_provider,
-            local_containers=deps.local_containers,
-            tpu_vm_containers=deps.tpu_vm_containers,
-            local_hosts=deps.local_hosts,
-        ),
-        logs=_logs(deps),
-        results=_results(deps),
-        heartbeats=Heartbeats(deps.store, Assignments(deps.store, secrets, deps.secret), deps.wake),
-        hub=hub,
-        ended_job_rows=EndedJobRows(),
-        host_commands=HostCommandQueue(deps.store),
-        metrics=ServerMetrics(deps.store, deps.clock, deps.state),
-        login_links=LoginLinks(deps.secret, deps.store),
-        channel_secrets=channel_secrets,
-        outbox=NotificationOutbox(
-            deps.store, deps.clock, channel_secrets, deps.notifications, lambda: hub.latest_event
-        ),
-        audit_log=AuditLog(deps.store),
-        openapi=_openapi_document,
-    )
-
-
-def _snapshots(deps: ServiceDependencies) -> SnapshotFiles:
-    folder = deps.state / "snapshots"
-    if deps.archive is None:
-        return SnapshotFiles(folder, deps.snapshot_limit)
-    return ArchivedSnapshots(folder, deps.snapshot_limit, deps.archive)
-
-
-def _results(deps: ServiceDependencies) -> ResultFiles:
-    folder = deps.state / "results"
-    return ResultFiles(folder) if deps.archive is None else ArchivedResults(folder, deps.archive)
-
-
-def _secret_keys(deps: ServiceDependencies) -> list[bytes]:
-    return [key for key in (deps.secrets_key, derived_key(deps.secret)) if key is not None]
-
-
-def _secrets(deps: ServiceDependencies) -> SecretFiles:
-    keys = _secret_keys(deps)
-    files = SecretFiles(deps.state / "secrets", keys)
-    if not deps.shared:
-        if count := files.encrypt_all():
-            logger.info("encrypted %s secrets", count)
-        return files
-    secrets = SharedSecrets(deps.store, keys, deps.clock)
-    if count := secrets.import_files(files):
-        logger.info("copied %s secrets from this disk to the database", count)
-    return secrets
-
-
-def _logs(deps: ServiceDependencies) -> LogFiles:
-    folder = deps.state / "logs"
-    if deps.archive is None:
-        return LogFiles(folder, deps.log_limit)
-    if deps.shared:
-        return SharedLogs(
-            deps.store,
-            deps.archive,
-            deps.clock,
-            deps.log_limit,
-            earlier=ArchivedLogs(folder, deps.archive),
-        )
-    return ArchivedLogs(folder, deps.archive, deps.log_limit)

@@ -97,7 +97,7 @@ def slice_token(secret: bytes, slice_id: SliceId) -> str:
 
 def bootstrap_token(secret: bytes, slice_id: SliceId) -> str:
     """Each host of a slice can exchange it once for the slice token."""
-    return _base64url(hmac.digest(secret, f"entry:{slice_id}".encode(), "sha256"))
+    return _base64url(hmac.digest(secret, f"bootstrap:{slice_id}".encode(), "sha256"))
 
 
 def job_token(secret: bytes, attempt_id: AttemptId) -> str:

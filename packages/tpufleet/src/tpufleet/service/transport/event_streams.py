@@ -14,13 +14,14 @@ from datetime import timedelta
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tpufleet.errors import BadInput, DatabaseUnreachable, Unauthorized
+from tpufleet.errors import BadInput, Unauthorized
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.values.encoding import to_json
 from tpufleet.service.jobs import queries
+from tpufleet.service.operations.background import log_failure
+from tpufleet.service.transport.fair_use import AUTHENTICATION
 from tpufleet.service.transport.rate_limiter import TooManyRequests
-from tpufleet.service.transport.worker_threads import AUTHENTICATION
 from tpufleet.stores.base import EventQuery, Store, Subscription
 
 logger = logging.getLogger(__name__)
@@ -80,10 +81,8 @@ class EventHub:
                 if newest > self.latest_event:
                     self.latest_event = newest
                     self._wake_streams()
-            except DatabaseUnreachable as error:  # logged by its store
-                logger.debug("cannot read the newest event: %s", error)
-            except Exception:
-                logger.exception("cannot read the newest event; retrying")
+            except Exception as error:
+                log_failure(logger, "read the newest event", error)
             await asyncio.sleep(MIN_POLL_SECONDS)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._notified.wait(), self._poll_seconds())
@@ -195,10 +194,8 @@ class EventStream(Response):
                 await AUTHENTICATION.run(self._check_caller)
             except Unauthorized:
                 return
-            except DatabaseUnreachable as error:  # logged by its store
-                logger.debug("cannot check the caller of a stream: %s", error)
-            except Exception:
-                logger.exception("cannot check the caller of a stream; retrying")
+            except Exception as error:
+                log_failure(logger, "check the caller of a stream", error)
 
     async def _pump(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -208,11 +205,9 @@ class EventStream(Response):
         except OSError as error:
             logger.debug("client of a stream disconnected: %s", error)
             return
-        except DatabaseUnreachable as error:  # logged by its store
-            logger.debug("closing an event stream: %s", error)
-        except Exception:
+        except Exception as error:
             # The client reconnects with the last event id that it received.
-            logger.exception("unexpected error in an event stream; closing it")
+            log_failure(logger, "continue an event stream", error)
         finally:
             await self._chunks.aclose()  # type: ignore[attr-defined]
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -59,6 +59,12 @@ def check_user_name(text: str) -> str:
     return text
 
 
+def check_text(field: str, text: str, limit: int) -> str:
+    if len(text) > limit or "\0" in text:
+        raise BadInput(f"{field}: must be at most {limit} characters, without null characters")
+    return text
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Text to append to an error: `; did you mean …?`, or the known names, or nothing."""
     known = sorted(known)

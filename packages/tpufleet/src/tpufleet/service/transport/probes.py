@@ -19,40 +19,45 @@ from tpufleet.errors import (
 )
 from tpufleet.model.fleet.server_status import CONTROLLER_REPORT
 from tpufleet.service.operations.write_problems import write_problem
-from tpufleet.service.transport.worker_threads import PROBES
+from tpufleet.service.transport.fair_use import PROBES
 from tpufleet.stores.base import Store
 
 logger = logging.getLogger(__name__)
 
-PATHS = frozenset({"/healthz", "/readyz"})
+PROBE_PATHS = frozenset({"/healthz", "/readyz"})
 # The database is asked this often at the most, whoever probes.
 CHECK_INTERVAL = timedelta(seconds=2)
 READY = (200, "ok")
 NO_DATABASE = "the database does not respond"
 RETRY_AFTER_SECONDS = 5  # of answers with status 503
 # They name no file: anyone may ask. The log does.
-DISK_FULL = (
-    "the server's disk is full: submissions and ends of jobs are not recorded\n"
-    "  next: free space on the disk of its state folder and database; it then continues"
-)
-DATABASE_FULL = (
-    "the disk of the server's database is full: submissions and ends of jobs are not recorded\n"
-    "  next: free space on the disk of the database server, or make it larger; it then continues"
-)
-READ_ONLY = (
-    "the server's database is read-only: submissions and ends of jobs are not recorded\n"
-    "  next: make its file and the file system writable again; it then continues"
-)
-UNUSABLE = (
-    "the server cannot write its database: submissions and ends of jobs are not recorded\n"
+_UNUSABLE = (
+    "the server cannot write its database: nothing new is recorded\n"
     "  next: an admin finds the reason with `tpu status`, or in the server's log"
 )
-_STORAGE = (
-    (DatabaseFull, DATABASE_FULL),
-    (StorageFull, DISK_FULL),
-    (StorageReadOnly, READ_ONLY),
-    (StorageUnusable, UNUSABLE),
+_STORAGE_PROBLEMS = (
+    (
+        DatabaseFull,
+        "the disk of the server's database is full: nothing new is recorded\n"
+        "  next: free space on the disk of the database server, or make it larger, then retry",
+    ),
+    (
+        StorageFull,
+        "the server's disk is full: nothing new is recorded\n"
+        "  next: free space on the disk of its state folder and database, then retry",
+    ),
+    (
+        StorageReadOnly,
+        "the server's database is read-only: nothing new is recorded\n"
+        "  next: make its file and the file system writable again, then retry",
+    ),
+    (StorageUnusable, _UNUSABLE),
 )
+
+
+def storage_problem(error: Exception) -> str | None:
+    """What a user is told of a storage that cannot be written."""
+    return next((text for kind, text in _STORAGE_PROBLEMS if isinstance(error, kind)), None)
 
 
 class Probes:
@@ -89,5 +94,4 @@ class Probes:
         if problem is None:
             return READY
         logger.warning("cannot write: %s", problem)
-        texts = (text for kind, text in _STORAGE if isinstance(problem, kind))
-        return 200, f"ok, but {next(texts, UNUSABLE)}"
+        return 200, f"ok, but {storage_problem(problem) or _UNUSABLE}"

@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from pathlib import Path
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, NewType, TypeVar, TypeVarTuple, get_type_hints
 
 from starlette.requests import ClientDisconnect, Request
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, Forbidden, Unauthorized
-from tpufleet.model.fleet.server_status import LocalJobs
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.people.audit import AuditAction
-from tpufleet.model.people.notifications import NotificationRules
-from tpufleet.model.people.retention_rules import RetentionRules
 from tpufleet.model.people.users import Role, TokenScope
-from tpufleet.model.tpu.prices import Price, price_table
+from tpufleet.model.tpu.prices import Price
 from tpufleet.model.values.bounds import check_bounds
 from tpufleet.model.values.encoding import from_json
-from tpufleet.service.files import logs
-from tpufleet.service.files.job_files import JobFiles
-from tpufleet.service.files.logs import LogFiles
-from tpufleet.service.files.results import ResultFiles
-from tpufleet.service.files.shared_logs import SegmentArchive
-from tpufleet.service.hosts.heartbeats import Heartbeats
-from tpufleet.service.hosts.host_commands import HostCommandQueue
 from tpufleet.service.jobs import queries
 from tpufleet.service.jobs.commands import CommandContext
-from tpufleet.service.jobs.queries import EndedJobRows
-from tpufleet.service.jobs.submission import JobStorage
-from tpufleet.service.notifications.channels import ChannelSecrets
-from tpufleet.service.notifications.outbox import NotificationOutbox
-from tpufleet.service.operations.metrics import ServerMetrics
-from tpufleet.service.operations.recent_errors import RecentErrors
-from tpufleet.service.people.audit import AuditLog, AuditSubject
+from tpufleet.service.people.audit import AuditSubject
 from tpufleet.service.transport import identifiers, token_scopes
 from tpufleet.service.transport.auth import Caller
-from tpufleet.service.transport.event_streams import EventHub
-from tpufleet.service.transport.request_slots import RequestSlot
-from tpufleet.service.transport.worker_threads import USERS
-from tpufleet.service.web.sessions import LoginLinks
+from tpufleet.service.transport.fair_use import USERS, RequestSlot
 from tpufleet.stores.base import Store
 
 T = TypeVar("T")
@@ -56,69 +38,16 @@ DEFAULT_BODY_LIMIT = 256 * 1024
 # Longer than a body takes that is sent at once. The client decides how long it takes, so what was
 # checked before a slow one is checked again.
 SLOW_BODY = timedelta(seconds=1)
+# A body may take this long, and longer at this average rate.
+BODY_GRACE_SECONDS, BODY_BYTES_PER_SECOND = 30.0, 4 * 1024
 _MAX_DIGITS = 20  # of a number in a parameter or header; Python rejects very long ones
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServiceDependencies:
-    """What the service is built from."""
-
-    store: Store
-    clock: Clock
-    secret: bytes  # the tokens of slices and attempts are derived from it
-    state: Path  # folder for logs, snapshots, secrets and checkpoints
-    wake: Callable[[], None] = lambda: None  # wakes the controller
-    providers: tuple[str, ...] = ("local",)
-    default_provider: str | None = None  # see `JobStorage`
-    local_containers: bool = False
-    tpu_vm_containers: bool = True
-    faults: tuple[str, ...] = ()  # faults that can be injected
-    snapshot_limit: int = 512 * 1024 * 1024
-    log_limit: int = logs.DEFAULT_LIMIT  # bytes of all logs of a job
-    local_hosts: int | None = None  # simulated hosts at a time; None: unlimited
-    tokens_per_user: int = 100
-    checkpoints: str | None = None  # folder or URL; default `<state>/checkpoints`
-    archive: SegmentArchive | None = None  # keeps snapshots, results and logs
-    shared: bool = False  # other servers, with disks of their own, use this store and archive
-    secrets_key: bytes | None = None  # encrypts the secrets of jobs; None: derived from `secret`
-    retention: RetentionRules = field(default_factory=RetentionRules)
-    recent_errors: RecentErrors | None = None  # in the log of this server
-    local_jobs: LocalJobs | None = None
-    started_at: datetime | None = None
-    server_name: str = ""  # for `tpu status`
-    public_url: str = ""  # under which others reach this server, if not by its own address
-    announced: bool = False  # other servers may use this store
-    notifications: NotificationRules = field(default_factory=NotificationRules)
-    prices: Mapping[tuple[str, str], Price] = field(default_factory=price_table)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServiceComponents:
-    """What the handlers use."""
-
-    deps: ServiceDependencies
-    storage: JobStorage
-    logs: LogFiles
-    results: ResultFiles
-    heartbeats: Heartbeats
-    hub: EventHub
-    ended_job_rows: EndedJobRows
-    host_commands: HostCommandQueue
-    metrics: ServerMetrics
-    login_links: LoginLinks
-    channel_secrets: ChannelSecrets
-    outbox: NotificationOutbox
-    audit_log: AuditLog
-    openapi: Callable[[], bytes] = bytes
-
-    @property
-    def job_files(self) -> JobFiles:
-        return JobFiles(
-            state=self.deps.state,
-            snapshots=self.storage.snapshots,
-            archive=self.deps.archive,
-            store=self.deps.store if self.deps.shared else None,
-        )
+# Values that handlers ask for by these types, beside the classes of the service.
+ServerSecret = NewType("ServerSecret", bytes)  # the tokens of slices and attempts derive from it
+PriceTable = NewType("PriceTable", Mapping[tuple[str, str], Price])
+TokensPerUser = NewType("TokensPerUser", int)
+Faults = NewType("Faults", tuple[str, ...])  # that can be injected
 
 
 class MediaType(StrEnum):
@@ -136,6 +65,10 @@ class TooLarge(BadInput):
     """The request body exceeds the limit of the route."""
 
 
+class TooSlow(BadInput):
+    """The request body arrives more slowly than any working connection."""
+
+
 @dataclass(frozen=True, slots=True)
 class Param:
     """A query parameter."""
@@ -150,15 +83,14 @@ class Route:
     method: str
     path: str  # below the prefix
     role: Role | str
-    summary: str
-    handler: Callable[[ApiCall], Any]
+    handler: Callable[..., Any]  # of the call, and of what its other parameters ask for by type
     params: tuple[Param, ...] = ()
     body: Any = None  # type of the JSON body; bytes for a raw one
     response: Any = None
     media_type: MediaType = MediaType.JSON
     limit: int = DEFAULT_BODY_LIMIT  # bytes of the body
     stream_body: bool = False  # the handler reads the body itself
-    audit: Callable[[ApiCall], AuditSubject] | None = None  # what it enters into the audit log
+    audit: Callable[..., AuditSubject] | None = None  # what it enters into the audit log
     # Entered only when it concerns what belongs to another user, or is refused.
     foreign_action: AuditAction | None = None
     # What a refused request asked for, where the body and not the path names it.
@@ -173,6 +105,26 @@ class Route:
     def operation_id(self) -> str:
         return self.handler.__name__
 
+    @property
+    def summary(self) -> str:
+        """The first paragraph of the handler's docstring."""
+        paragraph = (inspect.getdoc(self.handler) or "").partition("\n\n")[0]
+        return " ".join(paragraph.split()).removesuffix(".")
+
+    def bind(self, provided: Mapping[Any, object]) -> Route:
+        """The same route with functions of the call alone."""
+        audit = self.audit and _bind(self.audit, provided)
+        return replace(self, handler=_bind(self.handler, provided), audit=audit)
+
+
+def _bind(function: Callable[..., Any], provided: Mapping[Any, object]) -> Callable[..., Any]:
+    _, *names = inspect.signature(function).parameters
+    if not names:
+        return function
+    hints = get_type_hints(function)
+    bound = functools.partial(function, **{name: provided[hints[name]] for name in names})
+    return functools.update_wrapper(bound, function)
+
 
 class Router:
     """Collects the routes of one module."""
@@ -181,20 +133,13 @@ class Router:
         self.routes: list[Route] = []
 
     def route(
-        self, method: str, path: str, *, role: Role | str, summary: str, **options: Any
+        self, method: str, path: str, *, role: Role | str, **options: Any
     ) -> Callable[[Handler], Handler]:
         """Register the decorated handler. `options` are the other fields of `Route`."""
 
         def register(handler: Handler) -> Handler:
             self.routes.append(
-                Route(
-                    method=method,
-                    path=path,
-                    role=role,
-                    summary=summary,
-                    handler=handler,
-                    **options,
-                )
+                Route(method=method, path=path, role=role, handler=handler, **options)
             )
             return handler
 
@@ -205,7 +150,9 @@ class Router:
 class ApiCall:
     """One request, as a handler sees it."""
 
-    components: ServiceComponents
+    store: Store
+    clock: Clock
+    notify: Callable[[], None]  # after a commit: wake the controller and the event streams
     route: Route
     request: Request
     now: datetime
@@ -222,10 +169,6 @@ class ApiCall:
     body: bytes = b""
     body_complete: bool = False
     query: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def store(self) -> Store:
-        return self.components.deps.store
 
     @property
     def user(self) -> Caller:
@@ -266,11 +209,6 @@ class ApiCall:
             return await USERS.run(function, *args)
         finally:
             self.slot.release()
-
-    def notify(self) -> None:
-        """After a commit: wake the controller and the event streams."""
-        self.components.deps.wake()
-        self.components.hub.notify()
 
     def path_param(self, name: str) -> str:
         value: str = self.request.path_params[name]
@@ -333,17 +271,25 @@ class ApiCall:
         limit, size = self.route.limit, 0
         if declared_length(self.request) > limit:
             raise TooLarge(_too_large(limit))
-        try:
-            async for chunk in self.request.stream():
-                size += len(chunk)
-                if size > limit:
-                    raise TooLarge(_too_large(limit))
-                yield chunk
-        except ClientDisconnect as error:
-            raise BadInput("the connection was closed before the end of the body") from error
+        stream, began = self.request.stream(), asyncio.get_running_loop().time()
+        while True:
+            deadline = began + BODY_GRACE_SECONDS + size / BODY_BYTES_PER_SECOND
+            try:
+                async with asyncio.timeout_at(deadline):
+                    chunk = await anext(stream)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as error:
+                raise TooSlow(f"the body arrives too slowly: {size} bytes so far") from error
+            except ClientDisconnect as error:
+                raise BadInput("the connection was closed before the end of the body") from error
+            size += len(chunk)
+            if size > limit:
+                raise TooLarge(_too_large(limit))
+            yield chunk
 
     async def _check_after_body(self) -> None:
-        took = self.components.deps.clock.uptime() - self.checked_at
+        took = self.clock.uptime() - self.checked_at
         if self.on_slow_body is not None and took > SLOW_BODY:
             await self.on_slow_body(self)
 

@@ -54,8 +54,6 @@ def authenticate(path: str, query: bytes, secret: bytes, store: Store, now: date
             f"the link expired on {moment:%Y-%m-%d %H:%M} UTC; ask {user} for a new one, or send a "
             "token"
         )
-    if store.user(user) is None:
-        raise Unauthorized(f"the link is no longer valid: user {user} was deleted")
     _require_token(store, user, token_id, now)
     return Caller(name=user, role=Role.VIEWER, token_id="link", scope=TokenScope.READ)
 
@@ -68,10 +66,10 @@ def _require_token(store: Store, user: str, token_id: str, now: datetime) -> Non
         token = tokens.get(token.session_of)
     while token is not None and token.replaced_by is not None:
         token = tokens.get(token.replaced_by)
-    if token is None or token.expired(now):
+    if token is None or token.expired(now) or store.user(user) is None:
         raise Unauthorized(
-            f"the link is no longer valid: the token that created it was revoked or has expired; "
-            f"ask {user} for a new one, or send a token"
+            f"the link is no longer valid: {user} or the token that created it was deleted, or it "
+            "has expired; ask for a new one, or send a token"
         )
 
 

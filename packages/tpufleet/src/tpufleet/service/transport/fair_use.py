@@ -1,0 +1,164 @@
+"""What one caller can take of a server: worker threads in groups that do not wait for each other,
+and a number of requests per user, so that one user cannot take all threads, or all memory with
+large responses that they do not receive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar, TypeVarTuple
+
+import anyio
+import anyio.to_thread
+from anyio.lowlevel import RunVar
+from starlette.types import Message, Send
+
+from tpufleet.policy.accounting.rate_limits import ConcurrencyLimit
+from tpufleet.service.transport.rate_limiter import TooManyRequests
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+
+RETRY_AFTER = timedelta(seconds=5)
+# Larger bodies are sent in parts of this size: uvicorn waits for the client between two of them.
+PART_BYTES = 64 * 1024
+# For a part. A person who reads a response in a pager may take a while.
+PART_TIMEOUT = timedelta(minutes=10)
+
+
+class WorkerThreads:
+    """Runs at most `count` functions at a time in each event loop; others wait in order."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._count = count
+        self._limiter: RunVar[anyio.CapacityLimiter] = RunVar(f"tpufleet.{name}")
+
+    async def run(self, function: Callable[[*Arguments], T], *args: *Arguments) -> T:
+        try:
+            limiter = self._limiter.get()
+        except LookupError:
+            limiter = anyio.CapacityLimiter(self._count)
+            self._limiter.set(limiter)
+        return await anyio.to_thread.run_sync(function, *args, limiter=limiter)
+
+
+USERS = WorkerThreads("users", 40)  # more than one user can take: see CONCURRENT_PER_USER
+AGENTS = WorkerThreads("agents", 40)
+HEARTBEATS = WorkerThreads("heartbeats", 8)  # each reads or writes many of them at once
+AUTHENTICATION = WorkerThreads("authentication", 16)
+PROBES = WorkerThreads("probes", 2)
+
+
+@dataclass(slots=True)
+class _Caller:
+    running: asyncio.Semaphore
+    requests: int = 0  # that run or wait
+    downloads: int = 0
+
+
+class RequestSlots:
+    """How many requests of each caller run at a time. Used in the event loop only."""
+
+    def __init__(self, limit: ConcurrencyLimit) -> None:
+        self._limit = limit
+        self._callers: dict[str, _Caller] = {}
+
+    async def acquire(self, name: str) -> None:
+        """Waits, in order of arrival, while too many are running. Raises TooManyRequests."""
+        caller = self._caller(name)
+        if caller.requests >= self._limit.running + self._limit.waiting:
+            raise self._too_many()
+        caller.requests += 1
+        try:
+            async with asyncio.timeout(self._limit.wait.total_seconds()):
+                await caller.running.acquire()
+        except BaseException as error:
+            caller.requests -= 1
+            self._forget_if_idle(name)
+            if isinstance(error, TimeoutError):
+                raise self._too_many() from error
+            raise
+
+    def release(self, name: str) -> None:
+        caller = self._callers[name]
+        caller.running.release()
+        caller.requests -= 1
+        self._forget_if_idle(name)
+
+    def start_download(self, name: str) -> None:
+        caller = self._caller(name)
+        if caller.downloads >= self._limit.downloads:
+            raise TooManyRequests(f"{self._limit.downloads} downloads are open", RETRY_AFTER)
+        caller.downloads += 1
+
+    def end_download(self, name: str) -> None:
+        self._callers[name].downloads -= 1
+        self._forget_if_idle(name)
+
+    def _caller(self, name: str) -> _Caller:
+        known = self._callers.get(name)
+        if known is None:
+            known = self._callers[name] = _Caller(asyncio.Semaphore(self._limit.running))
+        return known
+
+    def _forget_if_idle(self, name: str) -> None:
+        if not self._callers[name].requests and not self._callers[name].downloads:
+            del self._callers[name]
+
+    def _too_many(self) -> TooManyRequests:
+        message = f"{self._limit.running} of your requests are running, as many as may at a time"
+        return TooManyRequests(message, RETRY_AFTER)
+
+
+class RequestSlot:
+    """The slot of one request."""
+
+    def __init__(self, slots: RequestSlots, caller: str) -> None:
+        self._slots = slots
+        self._caller = caller
+        self.held = False
+        self._downloading = False
+
+    async def acquire(self) -> None:
+        await self._slots.acquire(self._caller)
+        self.held = True
+
+    def release(self) -> None:
+        if self.held:
+            self.held = False
+            self._slots.release(self._caller)
+
+    def become_download(self) -> None:
+        """The response is read from the disk while the client takes it, so it needs no memory, and
+        may take as long as it likes. Raises TooManyRequests."""
+        self._slots.start_download(self._caller)
+        self._downloading = True
+        self.release()
+
+    def close(self) -> None:
+        """At the end of the request."""
+        self.release()
+        if self._downloading:
+            self._downloading = False
+            self._slots.end_download(self._caller)
+
+
+def in_parts(send: Send) -> Send:
+    """Returns when the client has received all but the last part, so that a slot is held as long
+    as the response is in memory. Raises TimeoutError when the client stops receiving."""
+
+    async def send_part(message: Message) -> None:
+        async with asyncio.timeout(PART_TIMEOUT.total_seconds()):
+            await send(message)
+
+    async def send_all(message: Message) -> None:
+        body = message.get("body", b"")
+        for start in range(0, len(body) - PART_BYTES, PART_BYTES):
+            part = body[start : start + PART_BYTES]
+            await send_part({**message, "body": part, "more_body": True})
+        rest = body[(len(body) - 1) // PART_BYTES * PART_BYTES :] if body else body
+        await send_part({**message, "body": rest} if "body" in message else message)
+
+    return send_all
