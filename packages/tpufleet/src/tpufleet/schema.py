@@ -85,10 +85,12 @@ def custom(
 
 
 def text(
-    label: str, pattern: str, *, example: str, repair: Callable[[str], str] = str
+    label: str, pattern: str, *, example: str, repair: Callable[[str], str] = str, rule: str = ""
 ) -> msgspec.Meta:
-    """Text that matches from its start to its end. `repair` returns the nearest valid text."""
+    """Text that matches from its start to its end. `repair` returns the nearest valid text; `rule`
+    is the pattern in words."""
     compiled = re.compile(pattern)
+    expected = f"{_article(label)} ({rule})" if rule else _article(label)
 
     def parse(value: Any) -> str:
         if isinstance(value, str) and compiled.fullmatch(value):
@@ -96,9 +98,10 @@ def text(
         nearest = repair(value) if isinstance(value, str) else example
         if not compiled.fullmatch(nearest):
             nearest = example
-        raise BadInput(f"{quote(value)} is not {_article(label)}; for example {nearest}")
+        raise BadInput(f"{quote(value)} is not {expected}; for example {nearest}")
 
-    return custom(label, parse, {"type": "string", "pattern": f"^(?:{pattern})$"})
+    written = re.sub(r"\(\?P<\w+>", "(?:", pattern)  # JavaScript has no such groups
+    return custom(label, parse, {"type": "string", "pattern": f"^(?:{written})$"})
 
 
 def parse_text(value: Any) -> str:
@@ -137,6 +140,15 @@ def parse_fields(
     node = _node(kind)
     assert isinstance(node, _StructNode)
     return node.values(run, path, document), run.problems
+
+
+def error_of(meta: msgspec.Meta, value: Any) -> str | None:
+    """What is wrong with a value of `text` or `custom`; None when it is valid."""
+    try:
+        (meta.extra or {})["custom"].parse(value)
+    except BadInput as error:
+        return str(error)
+    return None
 
 
 def to_document(value: Any, keep: Iterable[str] = ()) -> dict[str, Any]:
@@ -264,7 +276,7 @@ class _Scalar(_Node):
         try:
             document = {"value": value}
             return msgspec.convert(document, self._holder, strict=not run.lax).value  # type: ignore[attr-defined]
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeError):  # a surrogate cannot be encoded
             return self._refuse(run, path, value)
 
     def _refuse(self, run: _Run, path: str, value: Any) -> Any:
@@ -348,8 +360,11 @@ class _ListNode(_Node):
 class _MappingNode(_Node):
     label = "mapping"
 
-    def __init__(self, key: _Node, item: _Node, example: str) -> None:
+    def __init__(
+        self, key: _Node, item: _Node, metas: Sequence[msgspec.Meta], example: str
+    ) -> None:
         self.key, self.item = key, item
+        self._most = min((meta.max_length for meta in metas if meta.max_length), default=None)
         self._hint = f"; write {example}" if example else ""
         self.schema = {"type": "object", "additionalProperties": item.schema}
         if "pattern" in key.schema:
@@ -362,6 +377,8 @@ class _MappingNode(_Node):
             if value is _INVALID:
                 return value
             return run.add(path, f"must be a mapping, not {quote(value)}{self._hint}")
+        if self._most is not None and len(value) > self._most:
+            return run.add(path, f"{len(value)} items; at most {self._most}")
         before = len(run.problems)
         parsed = {
             self.key.convert(run, where := _join(path, name), name): self.item.convert(
@@ -380,6 +397,7 @@ class _Field:
         metas = _metas(info.type)
         self.attribute, self.key, self.required = info.name, info.encode_name, info.required
         self.description = next((m.description for m in metas if m.description), "")
+        self.documented = {"description": self.description} if self.description else {}
         self.example = str(next((m.examples[0] for m in metas if m.examples), ""))
         self.node = _compile(info.type, self.example)
         self._default_text, self._extra = "", {}
@@ -432,8 +450,7 @@ class _StructNode(_Node):
         schema: dict[str, Any] = {
             "type": "object",
             "properties": {
-                each.key: {**each.node.schema, "description": each.description}
-                for each in self.fields.values()
+                each.key: {**each.node.schema, **each.documented} for each in self.fields.values()
             },
             "additionalProperties": False,
         }
@@ -534,7 +551,7 @@ def _compile(kind: Any, example: str = "", optional: bool = False) -> _Node:
     if origin in (tuple, list):
         return _ListNode(_compile(arguments[0]), metas)
     if origin is not None and issubclass(origin, Mapping):
-        return _MappingNode(_compile(arguments[0]), _compile(arguments[1]), example)
+        return _MappingNode(_compile(arguments[0]), _compile(arguments[1]), metas, example)
     if issubclass(kind, msgspec.Struct):
         return _nodes.get(kind) or _StructNode(kind)
     if issubclass(kind, Enum):

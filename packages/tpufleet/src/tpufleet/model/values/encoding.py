@@ -90,7 +90,7 @@ def _readable(data: msgspec.Raw, kind: Any) -> msgspec.Raw | None:
         pass
     arguments = [each for each in get_args(kind) if each not in (type(None), Ellipsis)]
     try:
-        if dataclasses.is_dataclass(kind):
+        if _has_fields(kind):
             hints, fields = get_type_hints(kind), from_json(data, dict[str, msgspec.Raw])
             parts = {
                 name: _readable(part, hints[name]) for name, part in fields.items() if name in hints
@@ -112,7 +112,7 @@ def _readable(data: msgspec.Raw, kind: Any) -> msgspec.Raw | None:
 def _known_values(value: Any, kind: Any, fallbacks: Mapping[type[Enum], Enum | None]) -> Any:
     """`value`, decoded from JSON, with the unknown enum values of `kind` replaced."""
     arguments = get_args(kind)
-    if isinstance(value, dict) and dataclasses.is_dataclass(kind):
+    if isinstance(value, dict) and _has_fields(kind):
         hints = get_type_hints(kind)
         return {
             name: _known_values(item, hints[name], fallbacks)
@@ -136,6 +136,11 @@ def _known_values(value: Any, kind: Any, fallbacks: Mapping[type[Enum], Enum | N
         fallback = fallbacks[kind]
         return None if fallback is None else fallback.value
     return value
+
+
+def _has_fields(kind: Any) -> bool:
+    is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    return is_struct or dataclasses.is_dataclass(kind)
 
 
 def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:

@@ -18,7 +18,7 @@ from tpufleet.model.job.job_edits import JobEdit
 from tpufleet.model.job.job_search import matches_wildcard
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.model.tpu import topology
-from tpufleet.model.values.field_types import MAX_ITEMS
+from tpufleet.model.values.names import MAX_ITEMS
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.service.transport import identifiers
 from tpufleet.service.transport.auth import Caller
