@@ -111,7 +111,7 @@ def test_loading_is_deterministic(home):
          "TPUFLEET_SNAPSHOT_LIMIT: 'lots' is not a size in bytes"),
         ({"TPUFLEET_LISTEN": "80"}, "", "is not an address; use host:port, such as 127.0.0.1:8470"),
         ({}, "sever: x", "sever: unknown field; did you mean server?"),
-        ({}, "colour: x", "colour: unknown field; known fields: server, token_file"),
+        ({}, "colour: x", "colour: unknown field; write one of server, token_file"),
         ({}, "[1, 2]", "must be a mapping"),
         ({}, "store: x\nlisten: [", "config.yaml:2: not valid YAML"),
         ({}, "store: x\n\nsever: y", "config.yaml:3: sever: unknown field"),
@@ -140,17 +140,17 @@ INVALID = {
     "providers": ("[clowd]", "unknown provider 'clowd'"),
     "listen": ("127.0.0.1:99999", "is not an address"),
     "request_timeout": ("soon", "request_timeout"),
-    "insecure_http": ("maybe", "is neither true nor false"),
+    "insecure_http": ("maybe", "must be true or false"),
     "snapshot_limit": ("lots", "is not a size in bytes"),
     "log_limit": ("lots", "is not a size in bytes"),
-    "log_format": ("xml", "is not a log format"),
+    "log_format": ("xml", "unknown value"),
     "secrets_kms_key": ("k", "secrets_kms_key"),
-    "local_containers": ("maybe", "is neither true nor false"),
-    "local_hosts": ("-1", "'-1' is not a number of hosts"),
-    "slices_per_user": ("none", "'none' is not a number of slices"),
-    "tokens_per_user": ("many", "'many' is not a number of tokens"),
+    "local_containers": ("maybe", "must be true or false"),
+    "local_hosts": ("-1", "must be an integer from 1"),
+    "slices_per_user": ("none", "must be an integer from 1"),
+    "tokens_per_user": ("many", "must be an integer from 1"),
     "fair_share_half_life": ("long", "fair_share_half_life"),
-    "max_hosts_lost_percent": ("200", "is not a percentage"),
+    "max_hosts_lost_percent": ("200", "must be an integer from 1 to 100"),
     "bucket": ("s3://x", "is not a Cloud Storage location"),
     **{
         key: ("3", "must be a mapping")
@@ -170,7 +170,7 @@ def test_all_errors_of_a_config_file_are_reported_at_once(keys):
         reported = str(caught.value).splitlines()
         assert len(reported) == len(keys)
         for key in keys:
-            assert any(f": {key}: " in line and INVALID[key][1] in line for line in reported)
+            assert any(re.search(rf": {key}(\[0\])?: ", line) and INVALID[key][1] in line for line in reported)
         settings, errors = config.load_valid({}, home)
     assert sorted(errors) == sorted(reported)
     assert settings.data == Path("/srv/fleet"), "what is valid is used"
@@ -375,7 +375,7 @@ def test_the_data_folder_can_be_shared(tmp_path):
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5"])
 def test_the_slice_quota_is_a_positive_number(tmp_path, text):
     assert config.load({"TPUFLEET_SLICES_PER_USER": "8"}, tmp_path).slices_per_user == 8
-    with pytest.raises(BadInput, match=r"TPUFLEET_SLICES_PER_USER: .* is not a number of slices"):
+    with pytest.raises(BadInput, match=r"TPUFLEET_SLICES_PER_USER: .* must be an integer from 1"):
         config.load({"TPUFLEET_SLICES_PER_USER": text}, tmp_path)
 
 
@@ -384,7 +384,7 @@ def test_the_share_of_hosts_that_may_be_lost_is_a_percentage(tmp_path):
     variable = "TPUFLEET_MAX_HOSTS_LOST_PERCENT"
     assert config.load({variable: "5"}, tmp_path).max_hosts_lost_percent == 5
     for wrong in ("0", "101", "many", "20%"):
-        with pytest.raises(BadInput, match="percentage"):
+        with pytest.raises(BadInput, match="from 1 to 100"):
             config.load({variable: wrong}, tmp_path)
 
 

@@ -167,8 +167,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     dependencies: Annotated[
-        tuple[Dependency, ...] | None,
-        DISTINCT,
+        Annotated[tuple[Dependency, ...], DISTINCT] | None,
         about(
             "Packages of the job's environment: requirements, or files in the working directory "
             "that list them. `[]` is an environment without packages.",
@@ -276,8 +275,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         about("Maximum running time, summed over all attempts.", example="12h"),
     ] = None
     max_cost: Annotated[
-        float | None,
-        Meta(gt=0, le=1e9),
+        Annotated[float, Meta(gt=0, le=1e9)] | None,
         about(
             "Stop the job when it has cost this many dollars, over all attempts. Prices are those "
             "of `tpu cost --prices`.",
@@ -286,8 +284,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     max_hours: Annotated[
-        float | None,
-        Meta(gt=0, le=1e6),
+        Annotated[float, Meta(gt=0, le=1e6)] | None,
         about(
             "Stop the job when its slices have been billed for this many hours, over all "
             "attempts. Unlike `timeout`, booting and setup count.",
