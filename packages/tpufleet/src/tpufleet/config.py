@@ -128,7 +128,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: _Path | None = None  # its private key, PEM
     ca_file: _Path | None = None  # CAs that clients and agents trust besides the system's
     # Of a client's requests; None: 30 s.
-    request_timeout: Annotated[timedelta | None, durations.within(1)] = None
+    request_timeout: Annotated[timedelta | None, durations.within(1, finite=True)] = None
     insecure_http: bool = False  # plain HTTP may be reached from other machines
     snapshot_limit: _Size = DEFAULT_SNAPSHOT_LIMIT
     log_limit: _Size = DEFAULT_LOG_LIMIT  # bytes of all logs of a job

@@ -22,12 +22,14 @@ _LONG_UNIT = re.compile(r"([0-9])(days?|hours?|hrs?|h|minutes?|mins?|seconds?|se
 _SECONDS = (86400, 3600, 60, 1)
 
 
-def within(least: int = 0, most: timedelta = MAX_DURATION) -> msgspec.Meta:
-    """Of a field: `Annotated[timedelta | None, durations.within(least=1)]`. Without `| None` it
-    cannot be `none`. `least` is in seconds."""
+def within(least: int = 0, most: timedelta = MAX_DURATION, *, finite: bool = False) -> msgspec.Meta:
+    """Of a field: `Annotated[timedelta | None, durations.within(least=1)]`. If it
+    is `finite`, or without `| None`, it cannot be `none`. `least` is in seconds."""
 
     def check(value: Any) -> timedelta | None:
         span = parse(value)
+        if span is None and finite:
+            raise BadInput("cannot be none; leave it out for the default")
         if span is not None and span.total_seconds() < least:
             raise BadInput(f"shorter than {to_builtin(timedelta(seconds=least))}; write more")
         if span is not None and span > most:
