@@ -71,7 +71,7 @@ def any_of(kind) -> st.SearchStrategy:
 FREE = {
     "name", "command", "accelerator", "setup", "env", "timeout", "grace", "hung_after", "rule",
     "pod", "mounts", "bucket", "path", "read_only", "labels", "volumes", "tolerations", "reuse",
-    "dependencies", "python", "retries", "require_reservation", "notify",
+    "dependencies", "python", "require_reservation",
 }  # fmt: skip
 
 
