@@ -88,6 +88,14 @@ def parse_name(value: Any) -> str:
     return find(value).name
 
 
+def _parse_generation(value: Any) -> str:
+    known = sorted({kind.generation for kind in all_types().values()})
+    if value not in known:
+        raise BadInput(f"unknown generation; write one of {', '.join(known)}")
+    return str(value)
+
+
+Generation = Annotated[str, schema.custom("generation", _parse_generation)]
 TypeName = Annotated[str, schema.custom("TPU type", parse_name, {"type": "string"})]
 
 

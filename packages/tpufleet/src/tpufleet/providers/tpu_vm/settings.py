@@ -24,13 +24,6 @@ REQUIRED_EXAMPLE: Mapping[str, Any] = {"project": "my-project", "zones": ["us-ce
 CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
 
 
-def _parse_generation(value: Any) -> str:
-    known = sorted({kind.generation for kind in topology.all_types().values()})
-    if value not in known:
-        raise BadInput(f"unknown generation; write one of {', '.join(known)}")
-    return str(value)
-
-
 def _parse_metadata_value(value: Any) -> str:
     if not isinstance(value, str) or len(value.encode()) > 256 * 1024:
         raise BadInput(f"must be text of at most 256 KiB, not {schema.quote(value)}")
@@ -86,7 +79,7 @@ class TpuVmSettings(msgspec.Struct, frozen=True, kw_only=True):
     data_disks: tuple[DataDisk, ...] = ()
     metadata: dict[_MetadataKey, Annotated[str, schema.custom("text", _parse_metadata_value)]] = {}
     # By generation, overriding the defaults.
-    runtimes: dict[Annotated[str, schema.custom("generation", _parse_generation)], str] = {}
+    runtimes: dict[topology.Generation, str] = {}
     queue: tuple[Capacity, ...] = (Capacity.QUEUED,)  # capacity types requested as queued resources
     valid_for: _Duration = timedelta(hours=24)  # how long a queued resource may wait
     gang_patience: _Duration = timedelta(minutes=3)  # the same for a gang of another capacity type
