@@ -296,8 +296,8 @@ def load_valid(
     complete = frozenset((enable or config.enabled_providers) if serve else ())
     invalid: dict[str, Any] = {}
     for section in SECTIONS:
-        if problems := _section_errors(section, config, complete, environ):
-            errors += problems
+        if found := _section_errors(section, config, complete, environ):
+            errors += found
             invalid[section] = None
     return structs.replace(config, **invalid), errors
 

@@ -28,9 +28,11 @@ class BadInput(FleetError, Permanent):
 class InvalidSettings(BadInput):
     """Several errors of one document: where, and what is wrong there."""
 
-    def __init__(self, errors: Sequence[tuple[str, str]]) -> None:
-        super().__init__("\n".join(f"{path}: {problem}" for path, problem in errors))
-        self.errors = tuple(errors)
+    def __init__(self, errors: Sequence[tuple[str, str]] | str) -> None:
+        """A client has only the message of an error of the server."""
+        self.errors = () if isinstance(errors, str) else tuple(errors)
+        lines = "\n".join(f"{path}: {problem}" for path, problem in self.errors)
+        super().__init__(errors if isinstance(errors, str) else lines)
 
 
 class NotFound(FleetError, Permanent):

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from tpufleet.errors import BadInput, Conflict, Forbidden, InvalidSettings
+from tpufleet.errors import BadInput, Conflict, Forbidden
 from tpufleet.model.api_types import ResubmitRequest
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.fleet.pools import Pool
@@ -143,8 +143,7 @@ def _read(context: CommandContext, storage: JobStorage, body: bytes) -> dict[Job
             moment = context.now + timedelta(microseconds=index)
             job = _new_job(context, storage, new, check, moment)
         except BadInput as error:
-            kind = BadInput if isinstance(error, InvalidSettings) else type(error)
-            raise kind(_located(str(error), f"jobs[{index}].")) from error
+            raise type(error)(_located(str(error), f"jobs[{index}].")) from error
         if job.id in jobs:
             raise BadInput(f"jobs[{index}].id: duplicate id {job.id}")
         jobs[job.id] = job
