@@ -12,11 +12,11 @@ import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
+from msgspec import structs
 
 import fleets
 from tpufleet.model.fleet.slices import SliceId
@@ -56,7 +56,7 @@ def ended_jobs(number: int) -> tuple[Job, Attempt]:
     spec = fleets.spec(number, "v5litepod-32" if number % 10 else "v4-64")
     job = Job(
         id=JobId(f"ended-{TEMPLATE}-{number:04}"),
-        spec=replace(spec, name=f"train-{TEMPLATE}-{number:04}"),
+        spec=structs.replace(spec, name=f"train-{TEMPLATE}-{number:04}"),
         owner=fleets.OWNERS[number * 7 % len(fleets.OWNERS)],
         submitted_at=at,
         state=JobState.FAILED if failed else JobState.SUCCEEDED,

@@ -29,10 +29,7 @@ def _row(cells: Sequence[str]) -> str:
 def fields() -> list[str]:
     return lines(
         ("field", "type", "default", "meaning", "example"),
-        (
-            (f"`{f.name}`", f.type.label, f.default_text, f.description, f"`{f.example}`")
-            for f in FIELDS
-        ),
+        ((f"`{f.name}`", f.label, f.default, f.description, f"`{f.example}`") for f in FIELDS),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec import structs
 
 from tests.contract.test_providers import ZONE, order
 from tests.k8s.rigs import eventually
@@ -109,7 +110,7 @@ def test_the_server_runs_slices_with_the_shipped_role_and_nothing_more(rig, as_s
     queued.release(SliceId("q"), ZONE)
 
     provider = GkeProvider(
-        as_server, replace(settings, queue=""), fleet="test", zones=(ZONE,),
+        as_server, structs.replace(settings, queue=""), fleet="test", zones=(ZONE,),
         notice_period=timedelta(minutes=5),
     )  # fmt: skip
     provider.start()

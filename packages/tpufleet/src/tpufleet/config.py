@@ -12,106 +12,155 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
+import msgspec
+from msgspec import Meta, structs
+
+from tpufleet import schema
 from tpufleet.errors import BadInput, InvalidSettings, Unauthorized
 from tpufleet.model.values import byte_sizes, durations, store_urls
+from tpufleet.model.values.names import PROVIDERS
+from tpufleet.schema import quote
 
 T = TypeVar("T")
-D = TypeVar("D")
 
 DEFAULT_SNAPSHOT_LIMIT = 100 * 2**20
 DEFAULT_LOG_LIMIT = 2**30
 DEFAULT_TOKENS_PER_USER = 100
 # Each is a few processes of the server's machine. 64 is one v5e-256.
 DEFAULT_LOCAL_HOSTS = 64
-KEYS = (
-    "server",
-    "token_file",
-    "store",
-    "data",
-    "secret_file",
-    "admin_token_file",
-    "provider",
-    "providers",
-    "listen",
-    "public_url",
-    "tls_cert",
-    "tls_key",
-    "ca_file",
-    "request_timeout",
-    "insecure_http",
-    "snapshot_limit",
-    "log_limit",
-    "log_format",
-    "retention",
-    "secrets_kms_key",
-    "secrets_age_identity",
-    "local_user",
-    "local_containers",
-    "local_env",
-    "local_hosts",
-    "slices_per_user",
-    "tokens_per_user",
-    "fair_share_half_life",
-    "max_hosts_lost_percent",
-    "bucket",
-    "tpu_vm",
-    "gke",
-    "prices",
-    "budgets",
-    "notifications",
-)
 SECTIONS = ("tpu_vm", "gke", "retention", "prices", "budgets", "notifications")  # of settings
 _OTHER_VARIABLES = ("CONFIG", "HOME", "DEBUG", "TPU_VM_ENDPOINT")
 _MISSPELT = 0.85  # least similarity; none of our other variables is as near to a setting
-LOG_FORMATS = ("text", "json")
-PROVIDERS = ("local", "tpu-vm", "gke")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Config:
+def parse_server_url(value: Any) -> str:
+    try:
+        parts = urlsplit(str(value))
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise BadInput(f"{quote(value)} is not a server URL; use https://host:port")
+    return parts._replace(scheme=parts.scheme.lower()).geturl().rstrip("/")
+
+
+def parse_listen_address(value: Any) -> str:
+    match = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):([0-9]{1,5})", str(value))
+    if match is None or int(match[2]) > 65535:
+        raise BadInput(f"{quote(value)} is not an address; use host:port, such as 127.0.0.1:8470")
+    return str(value)
+
+
+def parse_provider(value: Any) -> str:
+    if value not in PROVIDERS:
+        raise BadInput(f"unknown provider {quote(value)}; known providers: {', '.join(PROVIDERS)}")
+    return str(value)
+
+
+def _parse_path(value: Any) -> Path:
+    if not isinstance(value, str):
+        raise BadInput(f"{value!r} is not a path; write /path/to/file")
+    return Path(value)
+
+
+def _parse_bucket(value: Any) -> str:
+    if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]{1,220}(/[^\s]*)?", str(value)):
+        raise BadInput(f"{quote(value)} is not a Cloud Storage location; use gs://bucket/folder")
+    return str(value).rstrip("/")
+
+
+def _parse_section(value: Any) -> Mapping[str, Any]:
+    """JSON in the environment. Its fields are parsed where the section is used."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise BadInput(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadInput("must be a mapping of names to values")
+    return value
+
+
+def _parse_size(value: Any) -> int:
+    return byte_sizes.parse(str(value))
+
+
+def _parse_store(value: Any) -> str:
+    return store_urls.check(str(value))
+
+
+_Path = Annotated[Path, schema.custom("path", _parse_path)]
+_Url = Annotated[str, schema.custom("URL", parse_server_url)]
+_Size = Annotated[int, schema.custom("size", _parse_size)]
+_Count = Annotated[int, Meta(ge=1, le=999_999_999)]
+_Provider = Annotated[str, schema.custom("provider", parse_provider)]
+_Section = Annotated[Mapping[str, Any], schema.custom("section", _parse_section)]
+_KmsKey = Annotated[
+    str,
+    schema.text(
+        "Cloud KMS key",
+        "projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+",
+        example="projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY",
+    ),
+]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a config file. `TPUFLEET_` and the name in capitals is the variable."""
+
+    server: _Url | None = None  # None: the embedded server
+    token_file: _Path | None = None  # None: `token` in the state folder, for a local server
+    store: Annotated[str | None, schema.custom("URL", _parse_store)] = None  # None: SQLite
+    # Folder shared by servers of one store; None: the state folder.
+    shared: _Path | None = msgspec.field(default=None, name="data")
+    secret_file: _Path | None = None  # tokens of slices derive from it; None: `secret` in `data`
+    admin_token_file: _Path | None = None  # token of the user `admin`; None: see `token_file`
+    provider: _Provider | None = None  # for jobs that name none; None: the first enabled one
+    providers: Annotated[tuple[_Provider, ...], Meta(min_length=1)] | None = None
+    listen: Annotated[str, schema.custom("address", parse_listen_address)] = "127.0.0.1:0"
+    public_url: _Url | None = None  # at which agents reach the server; None: its own address
+    tls_cert: _Path | None = None  # certificate chain of the server, PEM; None: plain HTTP
+    tls_key: _Path | None = None  # its private key, PEM
+    ca_file: _Path | None = None  # CAs that clients and agents trust besides the system's
+    # Of a client's requests; None: 30 s.
+    request_timeout: Annotated[timedelta | None, durations.within(1, finite=True)] = None
+    insecure_http: bool = False  # plain HTTP may be reached from other machines
+    snapshot_limit: _Size = DEFAULT_SNAPSHOT_LIMIT
+    log_limit: _Size = DEFAULT_LOG_LIMIT  # bytes of all logs of a job
+    log_format: Literal["text", "json"] = "text"  # of the server's own log
+    retention: _Section | None = None  # parsed by `model.people.retention_rules`
+    secrets_kms_key: _KmsKey | None = None  # that wraps the key of secrets
+    secrets_age_identity: _Path | None = None  # file of an age identity that wraps it instead
+    local_user: schema.Text | None = None  # of jobs on `local`, if the server is root; None: auto
+    local_containers: bool = False  # jobs on `local` may use images, with this machine's Docker
+    local_env: tuple[schema.Text, ...] = ()  # variables of the server that jobs on `local` inherit
+    local_hosts: _Count = DEFAULT_LOCAL_HOSTS  # simulated hosts at a time, of all jobs on `local`
+    slices_per_user: _Count | None = None  # quota per user; None: unlimited
+    tokens_per_user: _Count = DEFAULT_TOKENS_PER_USER  # that are valid; without browser sessions
+    # Of usage; None: no fair share.
+    fair_share_half_life: Annotated[timedelta | None, durations.within(60)] = timedelta(days=7)
+    # Per minute, by missing heartbeats alone.
+    max_hosts_lost_percent: Annotated[int, Meta(ge=1, le=100)] = 20
+    # gs:// location for checkpoints, code and logs; None: `data`.
+    bucket: Annotated[str | None, schema.custom("location", _parse_bucket)] = None
+    tpu_vm: _Section | None = None  # parsed by `providers.tpu_vm.settings`
+    gke: _Section | None = None  # parsed by `providers.gke.settings`
+    prices: _Section | None = None  # per chip hour, by generation and capacity
+    budgets: _Section | None = None  # parsed by `model.people.budgets`
+    notifications: _Section | None = None  # parsed by `model.people.notifications`
+
+
+KEYS = tuple(each.encode_name for each in msgspec.structs.fields(Settings))
+
+
+class Config(Settings, frozen=True, kw_only=True):
     home: Path  # state folder of this server or user
     config_file: Path
-    server: str | None = None  # None: the embedded server
-    token_file: Path | None = None  # None: `token` in the state folder, for a local server
-    store: str | None = None  # URL; None: SQLite in the state folder
-    provider: str | None = None  # for jobs that do not name one; None: the first enabled one
-    providers: tuple[str, ...] | None = None  # None: see `enabled_providers`
-    listen: str = "127.0.0.1:0"  # of `tpu serve`; port 0: any free port
-    public_url: str | None = None  # at which agents reach the server; None: its own address
-    tls_cert: Path | None = None  # certificate chain of the server, PEM; None: plain HTTP
-    tls_key: Path | None = None  # its private key, PEM
-    ca_file: Path | None = None  # CAs that clients and agents trust besides the system's
-    request_timeout: timedelta | None = None  # of a client's requests; None: 30 s
-    insecure_http: bool = False  # plain HTTP may be reached from other machines
-    snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
-    log_limit: int = DEFAULT_LOG_LIMIT  # bytes of all logs of a job
-    log_format: str = "text"  # of the server's own log: `text` or `json`
-    retention: Mapping[str, Any] | None = None  # parsed by `model.retention_rules`
-    secrets_kms_key: str | None = None  # Cloud KMS key that wraps the key of secrets
-    secrets_age_identity: Path | None = None  # file of an age identity that wraps it instead
-    local_user: str | None = None  # of all jobs on `local`, if the server runs as root; None: auto
-    local_containers: bool = False  # jobs on `local` may use images, with this machine's Docker
-    local_env: tuple[str, ...] = ()  # variables of the server that jobs on `local` inherit
-    local_hosts: int = DEFAULT_LOCAL_HOSTS  # simulated hosts at a time, of all jobs on `local`
-    tokens_per_user: int = DEFAULT_TOKENS_PER_USER  # that are valid; without browser sessions
-    slices_per_user: int | None = None  # quota per user; None: unlimited
-    fair_share_half_life: timedelta | None = timedelta(days=7)  # of usage; None: no fair share
-    max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone
-    bucket: str | None = None  # gs:// location for checkpoints, code and logs; None: `data`
-    tpu_vm: Mapping[str, Any] | None = None  # parsed by `providers.tpu_vm.settings`
-    gke: Mapping[str, Any] | None = None  # parsed by `providers.gke.settings`
-    prices: Mapping[str, Any] | None = None  # per chip hour, by generation and capacity
-    budgets: Mapping[str, Any] | None = None  # parsed by `model.budgets`
-    notifications: Mapping[str, Any] | None = None  # parsed by `model.notifications`
-    secret_file: Path | None = None  # tokens of slices derive from it; None: `secret` in `data`
-    admin_token_file: Path | None = None  # token of the user `admin`; None: see `token_file`
-    shared: Path | None = None  # folder shared by servers of one store; None: the state folder
 
     @property
     def data(self) -> Path:
@@ -221,76 +270,24 @@ def load_valid(
     """The valid settings, with defaults in place of invalid ones; and all errors."""
     base = environ.get("XDG_CONFIG_HOME") or str(user_home / ".config")
     file = Path(environ.get("TPUFLEET_CONFIG") or Path(base) / "tpufleet" / "config.yaml")
-    values, errors = _read_file(file)
-
-    def checked(parse: Callable[[], T], default: D) -> T | D:
-        try:
-            return parse()
-        except BadInput as error:
-            errors.append(str(error))
-            return default
-
-    def read(key: str, parse: Callable[[str, str], T], default: D) -> T | D:
-        """`parse` is called with the value and its source."""
-        variable = f"TPUFLEET_{key.upper()}"
-        if environ.get(variable):
-            return checked(lambda: parse(environ[variable], variable), default)
-        if key in values:
-            return checked(lambda: parse(str(values[key]), f"{file}: {key}"), default)
-        return default
-
-    def mapping(key: str) -> Mapping[str, Any] | None:
-        return checked(lambda: _mapping(key, environ, values, file), None)
-
-    def path(key: str) -> Path | None:
-        written = values.get(key)
-        if not environ.get(f"TPUFLEET_{key.upper()}") and not isinstance(written, str | None):
-            errors.append(f"{file}: {key}: {written!r} is not a path; write /path/to/file")
-            return None
-        return read(key, lambda text, source: _path(text, user_home), None)
-
-    def plain(text: str, source: str) -> str:
-        return text
-
-    config = Config(
-        home=_path(environ.get("TPUFLEET_HOME") or "~/.local/share/tpufleet", user_home),
-        config_file=file,
-        server=read("server", check_server_url, None),
-        token_file=path("token_file"),
-        store=read("store", _store, None),
-        provider=read("provider", _provider, None),
-        providers=checked(lambda: _providers(environ, values, file), None),
-        listen=read("listen", check_listen_address, "127.0.0.1:0"),
-        public_url=read("public_url", check_server_url, None),
-        tls_cert=path("tls_cert"),
-        tls_key=path("tls_key"),
-        ca_file=path("ca_file"),
-        request_timeout=read("request_timeout", _timeout, None),
-        insecure_http=read("insecure_http", _flag, False),
-        snapshot_limit=read("snapshot_limit", _size, DEFAULT_SNAPSHOT_LIMIT),
-        log_limit=read("log_limit", _size, DEFAULT_LOG_LIMIT),
-        log_format=read("log_format", _log_format, "text"),
-        slices_per_user=read("slices_per_user", _count_of("slices"), None),
-        local_hosts=read("local_hosts", _count_of("hosts"), DEFAULT_LOCAL_HOSTS),
-        tokens_per_user=read("tokens_per_user", _count_of("tokens"), DEFAULT_TOKENS_PER_USER),
-        fair_share_half_life=read("fair_share_half_life", _half_life, timedelta(days=7)),
-        max_hosts_lost_percent=read("max_hosts_lost_percent", _percent, 20),
-        shared=path("data"),
-        secret_file=path("secret_file"),
-        admin_token_file=path("admin_token_file"),
-        bucket=read("bucket", _bucket, None),
-        tpu_vm=_tpu_vm(environ, mapping("tpu_vm")),
-        gke=_with_variables("gke", environ, mapping("gke")),
-        secrets_kms_key=read("secrets_kms_key", _kms_key, None),
-        secrets_age_identity=path("secrets_age_identity"),
-        local_user=read("local_user", plain, None),
-        local_containers=read("local_containers", _flag, False),
-        local_env=_names("local_env", environ, values, file)[0],
-        retention=mapping("retention"),
-        prices=mapping("prices"),
-        budgets=mapping("budgets"),
-        notifications=mapping("notifications"),
-    )
+    written, errors, lines = _read_file(file)
+    variables = {key: environ.get(f"TPUFLEET_{key.upper()}") for key in KEYS}
+    document = {**written, **{key: text for key, text in variables.items() if text}}
+    values, problems = schema.parse_fields(Settings, document, lax=True)
+    for key, problem in problems:
+        if variables.get(re.split(r"[.\[]", key)[0]):
+            errors.append(f"TPUFLEET_{key.upper()}: {problem}")
+        else:
+            errors.append(f"{file}{lines.get(key, '')}: {key}: {problem}")
+    for name, value in values.items():
+        if isinstance(value, Path):
+            values[name] = _path(str(value), user_home)
+        elif isinstance(value, tuple):
+            values[name] = tuple(dict.fromkeys(value))
+    values["tpu_vm"] = _tpu_vm(environ, values.get("tpu_vm"))
+    values["gke"] = _with_variables("gke", environ, values.get("gke"))
+    home = _path(environ.get("TPUFLEET_HOME") or "~/.local/share/tpufleet", user_home)
+    config = Config(home=home, config_file=file, **values)
     if serve and not tls_options and (config.tls_cert is None) != (config.tls_key is None):
         named, missing = ("tls_cert", "tls_key") if config.tls_cert else ("tls_key", "tls_cert")
         if not any(f"{missing}: " in error for error in errors):
@@ -299,10 +296,10 @@ def load_valid(
     complete = frozenset((enable or config.enabled_providers) if serve else ())
     invalid: dict[str, Any] = {}
     for section in SECTIONS:
-        if problems := _section_errors(section, config, complete, environ):
-            errors += problems
+        if found := _section_errors(section, config, complete, environ):
+            errors += found
             invalid[section] = None
-    return replace(config, **invalid), errors
+    return structs.replace(config, **invalid), errors
 
 
 def _section_errors(
@@ -384,7 +381,8 @@ def origin(config: Config, key: str, environ: Mapping[str, str]) -> str:
     variable = f"TPUFLEET_{key.upper()}"
     if environ.get(variable):
         return variable
-    return str(config.config_file) if key in _read_file(config.config_file)[0] else "default"
+    written = _read_file(config.config_file)[0]
+    return str(config.config_file) if written.get(key) is not None else "default"
 
 
 def debug_enabled(environ: Mapping[str, str]) -> bool:
@@ -491,12 +489,12 @@ def _path(text: str, user_home: Path) -> Path:
     return Path(os.path.abspath(user_home / text[2:] if text.startswith("~/") else text))
 
 
-def _read_file(file: Path) -> tuple[dict[str, Any], list[str]]:
-    """The known fields, and what is wrong with the others or the file."""
+def _read_file(file: Path) -> tuple[dict[str, Any], list[str], dict[str, str]]:
+    """The fields, what is wrong with the file, and where unknown fields are in it: `:3`."""
     if file.is_dir():
-        return {}, [f"{file}: is a folder; TPUFLEET_CONFIG must name a file"]
+        return {}, [f"{file}: is a folder; TPUFLEET_CONFIG must name a file"], {}
     if not file.is_file():
-        return {}, []
+        return {}, [], {}
     import yaml  # slow to import and rarely needed
 
     from tpufleet.model.values import unique_keys
@@ -507,80 +505,21 @@ def _read_file(file: Path) -> tuple[dict[str, Any], list[str]]:
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
         problem = ", ".join(part for part in (error.context, error.problem) if part)
-        return {}, [f"{file}{line}: not valid YAML: {problem}; fix or delete it"]
+        return {}, [f"{file}{line}: not valid YAML: {problem}; fix or delete it"], {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError) as error:
         problem = str(error).splitlines()[0]
-        return {}, [f"{file}: cannot be read: {problem}; fix or delete the file"]
+        return {}, [f"{file}: cannot be read: {problem}; fix or delete the file"], {}
     if values is None:
-        return {}, []
+        return {}, [], {}
     if not isinstance(values, dict):
-        return {}, [f"{file}: must be a mapping, such as `server: https://fleet.example:8470`"]
+        return {}, [f"{file}: must be a mapping, such as `server: https://fleet.example:8470`"], {}
     errors = [f"{file}:{line}: {key}: duplicate key; remove one" for line, key in duplicates]
-    for key in values:
-        if key not in KEYS:
-            close = difflib.get_close_matches(str(key), KEYS, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known fields: {', '.join(KEYS)}"
-            errors.append(f"{file}{_line_of(str(key), written)}: {key}: unknown field; {hint}")
-    known = {key: value for key, value in values.items() if key in KEYS and value is not None}
-    return known, errors
-
-
-def _line_of(key: str, written: str) -> str:
-    """`:3`; empty for a key that is not at the beginning of a line."""
-    for number, line in enumerate(written.splitlines(), start=1):
-        if line.startswith(f"{key}:"):
-            return f":{number}"
-    return ""
-
-
-def _providers(
-    environ: Mapping[str, str], values: Mapping[str, Any], file: Path
-) -> tuple[str, ...] | None:
-    names, source = _names("providers", environ, values, file)
-    if not source:
-        return None
-    check_providers(list(names), source)
-    return names
-
-
-def _names(
-    key: str, environ: Mapping[str, str], values: Mapping[str, Any], file: Path
-) -> tuple[tuple[str, ...], str]:
-    """A list, in the environment separated by commas; and where it is from, "" if nowhere."""
-    variable = f"TPUFLEET_{key.upper()}"
-    if text := environ.get(variable):
-        names = [name.strip() for name in text.split(",") if name.strip()]
-        return tuple(dict.fromkeys(names)), variable
-    if key not in values:
-        return (), ""
-    value = values[key]
-    names = [str(name) for name in value] if isinstance(value, list) else [str(value)]
-    return tuple(dict.fromkeys(names)), f"{file}: {key}"
-
-
-def _bucket(text: str, source: str) -> str:
-    if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]{1,220}(/[^\s]*)?", text):
-        raise BadInput(
-            f"{source}: {text!r} is not a Cloud Storage location; use gs://bucket/folder"
-        )
-    return text.rstrip("/")
-
-
-def _mapping(
-    key: str, environ: Mapping[str, str], values: Mapping[str, Any], file: Path
-) -> Mapping[str, Any] | None:
-    """A nested setting; JSON in the environment."""
-    source, value = f"{file}: {key}", values.get(key)
-    variable = f"TPUFLEET_{key.upper()}"
-    if environ.get(variable):
-        source = variable
-        try:
-            value = json.loads(environ[variable])
-        except ValueError as error:
-            raise BadInput(f"{source}: not JSON: {error}") from error
-    if value is not None and not isinstance(value, dict):
-        raise BadInput(f"{source}: must be a mapping of names to values")
-    return value
+    lines = {
+        line.partition(":")[0]: f":{number}"
+        for number, line in enumerate(written.splitlines(), start=1)
+        if line.partition(":")[0] not in KEYS
+    }
+    return values, errors, lines
 
 
 def _tpu_vm(
@@ -605,106 +544,21 @@ def _with_variables(
 
 
 def check_server_url(text: str, source: str) -> str:
-    try:
-        parts = urlsplit(text)
-        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        valid = False
-    if not valid:
-        raise BadInput(f"{source}: {text!r} is not a server URL; use https://host:port")
-    return parts._replace(scheme=parts.scheme.lower()).geturl().rstrip("/")
+    return checked(parse_server_url, text, source)
 
 
 def check_providers(names: Sequence[str], source: str) -> None:
-    if not names:
-        raise BadInput(f"{source}: is empty; list at least one of {', '.join(PROVIDERS)}")
     for name in names:
-        if name not in PROVIDERS:
-            known = ", ".join(PROVIDERS)
-            raise BadInput(f"{source}: unknown provider {name!r}; known providers: {known}")
-
-
-def _provider(text: str, source: str) -> str:
-    check_providers([text], source)
-    return text
-
-
-def _store(text: str, source: str) -> str:
-    try:
-        return store_urls.check(text)
-    except BadInput as error:
-        raise BadInput(f"{source}: {error}") from error
+        checked(parse_provider, name, source)
 
 
 def check_listen_address(text: str, source: str) -> str:
-    match = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):([0-9]{1,5})", text)
-    if match is None or int(match[2]) > 65535:
-        raise BadInput(
-            f"{source}: {text!r} is not an address; use host:port, such as 127.0.0.1:8470"
-        )
-    return text
+    return checked(parse_listen_address, text, source)
 
 
-def _flag(text: str, source: str) -> bool:
-    if text.lower() not in ("true", "false", "1", "0"):
-        raise BadInput(f"{source}: {text!r} is neither true nor false")
-    return text.lower() in ("true", "1")
-
-
-def _kms_key(text: str, source: str) -> str:
-    if not re.fullmatch(r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+", text):
-        raise BadInput(
-            f"{source}: {text!r} is not a Cloud KMS key; use projects/PROJECT/locations/LOCATION/"
-            "keyRings/RING/cryptoKeys/KEY"
-        )
-    return text
-
-
-def _log_format(text: str, source: str) -> str:
-    if text not in LOG_FORMATS:
-        raise BadInput(f"{source}: {text!r} is not a log format; use {' or '.join(LOG_FORMATS)}")
-    return text
-
-
-def _count_of(things: str) -> Callable[[str, str], int]:
-    def parse(text: str, source: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or int(text) < 1:
-            raise BadInput(
-                f"{source}: {text!r} is not a number of {things}; use a whole number of at least 1"
-            )
-        return int(text)
-
-    return parse
-
-
-def _timeout(text: str, source: str) -> timedelta:
+def checked(parse: Callable[[Any], T], value: Any, source: str) -> T:
+    """The value of an option. Errors begin with its source."""
     try:
-        span = durations.parse(text)
-    except BadInput as error:
-        raise BadInput(f"{source}: {error}") from error
-    if span is None or span < timedelta(seconds=1):
-        raise BadInput(f"{source}: must be at least 1s, such as 2m")
-    return span
-
-
-def _half_life(text: str, source: str) -> timedelta | None:
-    try:
-        span = durations.parse(text)
-    except BadInput as error:
-        raise BadInput(f"{source}: {error}") from error
-    if span is not None and span < timedelta(minutes=1):
-        raise BadInput(f"{source}: must be at least 1m; write none for no fair share")
-    return span
-
-
-def _percent(text: str, source: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,3}", text.strip()) or not 1 <= int(text) <= 100:
-        raise BadInput(f"{source}: {text!r} is not a percentage; use a whole number from 1 to 100")
-    return int(text)
-
-
-def _size(text: str, source: str) -> int:
-    try:
-        return byte_sizes.parse(text)
+        return parse(value)
     except BadInput as error:
         raise BadInput(f"{source}: {error}") from error

@@ -6,8 +6,7 @@ that answer when a package is missing.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 
 class FleetError(Exception):
@@ -29,37 +28,11 @@ class BadInput(FleetError, Permanent):
 class InvalidSettings(BadInput):
     """Several errors of one document: where, and what is wrong there."""
 
-    def __init__(self, errors: Sequence[tuple[str, str]]) -> None:
-        super().__init__("\n".join(f"{path}: {problem}" for path, problem in errors))
-        self.errors = tuple(errors)
-
-
-class SettingErrors:
-    """Collects what is wrong with the settings below `path`, to report all of it at once."""
-
-    def __init__(self, path: str = "") -> None:
-        self._path = path
-        self._errors: list[tuple[str, str]] = []
-
-    def add(self, name: str, problem: str) -> None:
-        """`name` is relative to the path, with dots between its parts; empty: the path itself."""
-        path = ".".join(part for part in (self._path, name) if part)
-        self._errors.append((path, problem))
-
-    @contextlib.contextmanager
-    def collect(self, name: str) -> Iterator[None]:
-        """Add the error of the block, if it raises one, and go on after the block."""
-        try:
-            yield
-        except InvalidSettings as error:
-            for path, problem in error.errors:
-                self.add(".".join(part for part in (name, path) if part), problem)
-        except BadInput as error:
-            self.add(name, str(error))
-
-    def raise_all(self) -> None:
-        if self._errors:
-            raise InvalidSettings(self._errors)
+    def __init__(self, errors: Sequence[tuple[str, str]] | str) -> None:
+        """A client has only the message of an error of the server."""
+        self.errors = () if isinstance(errors, str) else tuple(errors)
+        lines = "\n".join(f"{path}: {problem}" for path, problem in self.errors)
+        super().__init__(errors if isinstance(errors, str) else lines)
 
 
 class NotFound(FleetError, Permanent):

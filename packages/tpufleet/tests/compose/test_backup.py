@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import io
 import json
@@ -14,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests import postgres
 from tests.contract import every_table
@@ -36,7 +36,7 @@ from tpufleet.stores.sql import schema_migrations
 
 def settings(home: Path, **changes) -> config.Config:
     home.mkdir(mode=0o700, exist_ok=True)
-    return dataclasses.replace(config.load({"TPUFLEET_HOME": str(home)}, home), **changes)
+    return structs.replace(config.load({"TPUFLEET_HOME": str(home)}, home), **changes)
 
 
 def url_of(kind: str, folder: Path) -> str:

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests import postgres
 from tests.contract import store_builders as a
@@ -72,7 +73,9 @@ def test_a_controller_with_an_older_copy_does_not_undo_an_edit(store):
 
 
 def test_searches(store):
-    nasty = replace(a.job("j3", at=2).spec, notes="100%_sure \\ Ünïcode 'quoted'", pool="lab")
+    nasty = structs.replace(
+        a.job("j3", at=2).spec, notes="100%_sure \\ Ünïcode 'quoted'", pool="lab"
+    )
     store.commit(
         ChangeSet(
             new_jobs=[

@@ -11,6 +11,7 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Union, get_args, get_origin, get_type_hints
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,7 +62,17 @@ def any_of(kind) -> st.SearchStrategy:
     if issubclass(kind, Enum):
         return st.sampled_from(kind)
     hints = get_type_hints(kind)
+    if issubclass(kind, msgspec.Struct):  # whose numbers and lists have bounds
+        names = [name for name in kind.__struct_fields__ if name in FREE]
+        return st.builds(kind, **{name: any_of(hints[name]) for name in names})
     return st.builds(kind, **{field.name: any_of(hints[field.name]) for field in fields(kind)})
+
+
+FREE = {
+    "name", "command", "accelerator", "setup", "env", "timeout", "grace", "hung_after", "rule",
+    "pod", "mounts", "bucket", "path", "read_only", "labels", "volumes", "tolerations", "reuse",
+    "dependencies", "python", "require_reservation",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -33,7 +33,6 @@ def test_mounts_are_read_and_written(written):
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("my-data:/data", "must be a list"),
         ([{"bucket": "My Data", "path": "/data"}], r"mounts\[0\].bucket"),
         ([{"bucket": "my-data", "path": "data"}], "absolute path"),
         ([{"bucket": "my-data", "path": "/a/../etc"}], "absolute path"),

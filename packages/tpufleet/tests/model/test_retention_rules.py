@@ -30,11 +30,11 @@ def test_the_setting_is_read(document, rules):
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"log": {}}, "retention.log: unknown kind; did you mean logs"),
-        ({"metrics": {}}, "known kinds: logs, code, checkpoints, events"),
-        ({"logs": 5}, "must be none, or have age or size"),
+        ({"log": {}}, "retention.log: unknown field; did you mean logs"),
+        ({"metrics": {}}, "write one of logs, code, checkpoints, events"),
+        ({"logs": 5}, "must be a mapping"),
         ({"logs": {"age": "5x"}}, r"retention.logs.age: "),
-        ({"logs": {"age": "0s"}}, "at least an hour"),
+        ({"logs": {"age": "0s"}}, "shorter than 1h"),
         ({"events": {"size": "1G"}}, "not supported"),
         ({"logs": {"size": "much"}}, "not a size in bytes"),
     ],

@@ -6,6 +6,7 @@ import signal
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.policy.builders import (
     MINUTE,
@@ -199,7 +200,7 @@ def test_what_stops_an_attempt(observed, reason):
 
 
 def test_a_program_is_stopped_when_its_time_limit_is_reached():
-    job = replace(running_job, spec=replace(running_job.spec, timeout=10 * MINUTE))
+    job = replace(running_job, spec=structs.replace(running_job.spec, timeout=10 * MINUTE))
     view = make_view(job, RUNNING)
     assert next_step(view, after(599)).wake_at == after(600)
     step = next_step(view, after(600))
@@ -207,7 +208,7 @@ def test_a_program_is_stopped_when_its_time_limit_is_reached():
 
 
 def test_a_program_is_stopped_when_it_counts_as_hung():
-    job = replace(running_job, spec=replace(running_job.spec, hung_after=5 * MINUTE))
+    job = replace(running_job, spec=structs.replace(running_job.spec, hung_after=5 * MINUTE))
     view = make_view(job, RUNNING, progress=Progress(step=9, at=after(60)))
     assert next_step(view, after(359)).wake_at == after(360)
     assert next_step(view, after(360)).attempt.stop_reason is EndReason.HUNG
@@ -266,7 +267,7 @@ def test_progress_counts_in_the_prediction_whether_the_job_is_retried():
     """Else a job that is about to be tried again would look for its slice too late."""
     attempt = stopping(None, start_step=10)
     history = [ended_attempt(0, EndReason.HUNG, None, None)]
-    spec = replace(running_job.spec, crash_loop=2, retries=Retries(failure=5))
+    spec = structs.replace(running_job.spec, crash_loop=2, retries=Retries(failure=5))
     view = make_view(
         replace(running_job, spec=spec),
         replace(attempt, number=1),
@@ -290,7 +291,7 @@ def test_progress_counts_in_the_prediction_whether_the_job_is_retried():
 def test_which_slices_are_kept_for_the_next_attempt(rule, reason, pool, kept):
     attempt = stopping(reason if reason is EndReason.SUPERSEDED else None)
     hosts = all_exited(attempt, status=1, evidence=EndReason.CONNECTION_LOST)
-    job = replace(running_job, spec=replace(running_job.spec, rule=rule, pool=pool))
+    job = replace(running_job, spec=structs.replace(running_job.spec, rule=rule, pool=pool))
     step = next_step(make_view(job, attempt, slices=[make_slice(pool=pool)], hosts=hosts), NOON)
     assert step.job.state is JobState.RECOVERING and step.attempt.end_reason is reason
     changed = {item.id: item for item in step.slices}
@@ -311,7 +312,7 @@ def test_only_the_doomed_slice_of_a_gang_is_released(pool):
         for name in ("s0", "s1")
         for index in range(4)
     ]
-    job = replace(running_job, spec=replace(running_job.spec, slices=2, pool=pool))
+    job = replace(running_job, spec=structs.replace(running_job.spec, slices=2, pool=pool))
     slices = [doomed, make_slice("s1", pool=pool)]
     step = next_step(make_view(job, attempt, slices=slices, hosts=hosts), after(9))
     assert step.job.state is JobState.RECOVERING
@@ -323,7 +324,7 @@ def test_only_the_doomed_slice_of_a_gang_is_released(pool):
 def test_the_rule_rerun_restarts_from_scratch():
     attempt = stopping(None)
     hosts = all_exited(attempt, status=1, evidence=EndReason.CONNECTION_LOST)
-    job = replace(running_job, spec=replace(running_job.spec, rule=Rule.RERUN))
+    job = replace(running_job, spec=structs.replace(running_job.spec, rule=Rule.RERUN))
     view = make_view(job, attempt, hosts=hosts, progress=Progress(checkpoint_step=70))
     step = next_step(view, NOON)
     assert step.job.fresh_from == 1 and step.attempt.checkpoint_step == 70

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.service.harness import SPEC, ServiceHarness
 from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, NotFound
@@ -223,7 +223,7 @@ def test_a_job_of_an_earlier_version_can_be_rerun_whatever_its_location_is(servi
     service.end_job("job-1")
     job = service.store.job(JobId("job-1"))
     odd = "gs://lab//run1"
-    service.change_job("job-1", spec=replace(job.spec, checkpoint=odd), checkpoint=odd)
+    service.change_job("job-1", spec=structs.replace(job.spec, checkpoint=odd), checkpoint=odd)
     service.client("mel").resume("job-1")
 
 

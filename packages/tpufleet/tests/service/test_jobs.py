@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from msgspec import structs
 
 from tests.service.harness import SPEC, ServiceHarness
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
@@ -503,7 +504,7 @@ def test_why_tells_the_next_job_of_a_full_pool_when_it_can_start_at_the_latest(s
     service.end_job("next", reason="done")
     service.end_job("after", reason="done")
     assert "starts in 2 h 55 min" in " ".join(service.client("vic").why("pair").details)
-    service.change_job("busy-1", state=JobState.RUNNING, spec=replace(
+    service.change_job("busy-1", state=JobState.RUNNING, spec=structs.replace(
         service.store.job("busy-1").spec, timeout=None
     ))  # fmt: skip
     assert service.client("vic").why("pair").until is None, "unknown"

@@ -84,7 +84,7 @@ def test_replacing_a_token_makes_no_more_tokens_than_the_limit_twice(service: Se
 
 def test_a_wrong_tag_is_named_without_a_position_among_the_others(service: ServiceHarness):
     service.submit("job-1", tags=["base"])
-    with pytest.raises(BadInput, match=r"^tags: 'with space' is not a valid tag"):
+    with pytest.raises(BadInput, match=r"^tags: 'with space' is not a tag"):
         service.client("mel").change_job("job-1", JobChanges(add_tags=("with space",)))
 
 

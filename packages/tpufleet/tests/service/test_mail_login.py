@@ -102,7 +102,7 @@ def serve(
 
 
 def fields(settings: SmtpSettings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in SmtpSettings.__slots__}
+    return {name: getattr(settings, name) for name in SmtpSettings.__struct_fields__}
 
 
 def send(settings: SmtpSettings) -> None:

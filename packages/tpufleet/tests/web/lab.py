@@ -27,6 +27,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from tests.polling import Patience
 from tests.repository import TEST_ROOTS
 from tpufleet.client import snapshots
@@ -430,7 +432,7 @@ def serve(home: Path, ended: int, listen: str | None = None) -> None:
         home=home, config_file=home / "config.yaml", providers=(PROVIDER,), budgets=budgets
     )
     if listen is not None:
-        settings = replace(settings, listen=listen)
+        settings = structs.replace(settings, listen=listen)
     cloud = FakeProvider(SystemClock(), name=PROVIDER, zones=ZONES)
     with contextlib.closing(open_store(settings.store_url)) as store:
         fill(store, datetime.now(UTC), write_code(home), ended)

@@ -72,7 +72,6 @@ from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.reservations import Reservation
 from tpufleet.model.fleet.server_status import ServerStatus
 from tpufleet.model.fleet.slices import SliceId
-from tpufleet.model.job import job_file
 from tpufleet.model.job.jobs import (
     ID_LENGTH,
     ID_LETTERS,
@@ -102,12 +101,13 @@ def new_job_id() -> JobId:
             return JobId(text)
 
 
-def new_job(spec: JobSpec, job_id: JobId, snapshot: str | None, *, named: bool) -> NewJob:
-    """A job to submit. Without a name that the user chose, it gets one that is unique."""
-    document = job_file.to_document(spec)
-    if not named:
-        document["name"] = default_name(spec.name, job_id)
-    return NewJob(id=job_id, spec=document, snapshot=snapshot)
+def new_job(
+    document: Mapping[str, Any], spec: JobSpec, job_id: JobId, snapshot: str | None
+) -> NewJob:
+    """A job to submit, from a job file and what it was parsed to. Without a name that the user
+    chose, it gets one that is unique."""
+    name = document.get("name") or default_name(spec.name, job_id)
+    return NewJob(id=job_id, spec={**document, "name": name}, snapshot=snapshot)
 
 
 class FleetClient:

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("lightkube", reason="needs the extra `k8s`: pip install 'tpufleet[k8s]'")
 
+from msgspec import structs
+
 from tests.kubernetes.fake_api_server import FakeApiServer, FakeConnection
 from tests.providers.gke.test_manifests import SETTINGS, order
 from tests.server_process import wait_until
@@ -37,7 +39,7 @@ class World:
     def server(self, *, start: bool = True, **settings: str) -> tuple[GkeProvider, FakeConnection]:
         connection = FakeConnection(self.cluster)
         provider = GkeProvider(
-            connection, replace(SETTINGS, **settings), fleet="f1", zones=("us-central1-a",),  # type: ignore[arg-type]
+            connection, structs.replace(SETTINGS, **settings), fleet="f1", zones=("us-central1-a",),  # type: ignore[arg-type]
             clock=self.clock,
         )  # fmt: skip
         self.connections.append(connection)

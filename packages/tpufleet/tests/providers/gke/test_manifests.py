@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tpufleet.errors import BadRequest
 from tpufleet.model.fleet.slices import SliceId
@@ -258,7 +258,7 @@ def test_pods_get_the_private_ca_and_the_egress_proxy():
 
 
 def test_pods_have_the_service_account_of_the_job_else_that_of_the_server():
-    with_default = replace(SETTINGS, service_account="tpu-worker")
+    with_default = structs.replace(SETTINGS, service_account="tpu-worker")
     named = PodSettings(service_account="trainer")
     assert "serviceAccountName" not in pod(manifests.jobset(order(), SETTINGS))
     for settings, own, expected in (
@@ -272,7 +272,7 @@ def test_pods_have_the_service_account_of_the_job_else_that_of_the_server():
 
 
 def test_a_service_account_that_is_not_allowed_is_rejected():
-    settings = replace(SETTINGS, service_accounts=("trainer",))
+    settings = structs.replace(SETTINGS, service_accounts=("trainer",))
     manifests.jobset(order(pod=PodSettings(service_account="trainer")), settings)
     with pytest.raises(BadRequest, match="admin is not allowed on this server; allowed: trainer"):
         manifests.jobset(order(pod=PodSettings(service_account="admin")), settings)
@@ -303,7 +303,7 @@ def test_a_job_chooses_image_resources_labels_and_tolerations():
 
 
 def test_volumes_are_claims_or_buckets_mounted_by_gcs_fuse():
-    settings = replace(SETTINGS, volumes={"/shared": "everyone"})
+    settings = structs.replace(SETTINGS, volumes={"/shared": "everyone"})
     own = PodSettings(volumes={"/data": "my-claim", "/weights": "gs://my-bucket/a/b/"})
     manifest = manifests.jobset(order(pod=own), settings)
     by_name = {each["name"]: each for each in pod(manifest)["volumes"]}

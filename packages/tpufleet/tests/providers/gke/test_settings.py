@@ -77,8 +77,8 @@ INVALID = {
     "invalid memory": ({**MINIMAL, "memory": "lots"}, "memory"),
     "zero slices": ({**MINIMAL, "most_slices": 0}, "most_slices"),
     "not a number": ({**MINIMAL, "most_slices": "many"}, "most_slices"),
-    "a volume without a claim": ({**MINIMAL, "volumes": {"data": "disk"}}, "/PATH=CLAIM"),
-    "root": ({**MINIMAL, "user": 0}, "root"),
+    "a volume without a claim": ({**MINIMAL, "volumes": {"data": "disk"}}, "gke.volumes.data"),
+    "root": ({**MINIMAL, "user": 0}, "gke.user"),
 }
 
 

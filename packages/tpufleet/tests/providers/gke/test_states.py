@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec import structs
 
 from tests.providers.gke.test_manifests import SETTINGS, order
 from tpufleet.model.fleet.cloud_slices import CloudState
@@ -349,7 +350,7 @@ CAPACITIES = list(Capacity)
 @pytest.mark.parametrize("then", CAPACITIES)
 def test_a_slot_is_reused_only_for_the_same_capacity_type(first, then):
     """The node selectors of a JobSet never change."""
-    settings = replace(SETTINGS, reservations={"v5litepod-16": "ours"})
+    settings = structs.replace(SETTINGS, reservations={"v5litepod-16": "ours"})
     manifest = manifests.jobset(replace(order("a"), job_id="j", capacity=first), settings)
     following = replace(order("b"), job_id="j", capacity=then)
     assert jobset_client.fits_order(manifest, following) is (first is then)

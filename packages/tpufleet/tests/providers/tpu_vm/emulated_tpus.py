@@ -8,6 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from tpufleet.clocks import ManualClock
 from tpufleet.model.fleet.cloud_slices import CloudSlice
 from tpufleet.model.fleet.slices import SliceId
@@ -56,7 +58,7 @@ class EmulatedTpus:
     def reopen(self, **changes: Any) -> TpuVmProvider:
         """Restart the server, optionally with other settings."""
         self.provider.close()
-        self.settings = replace(self.settings, **changes)
+        self.settings = structs.replace(self.settings, **changes)
         self.provider = self._open()
         return self.provider
 

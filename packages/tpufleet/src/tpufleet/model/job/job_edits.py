@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from datetime import datetime
 
+from msgspec import structs
+
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.values.records import replace
 
@@ -41,7 +43,7 @@ def apply_edit(job: Job, edit: JobEdit) -> Job:
     }
     return replace(
         job,
-        spec=replace(job.spec, **spec) if spec else job.spec,
+        spec=structs.replace(job.spec, **spec) if spec else job.spec,
         held_by=job.held_by if edit.held_by is None else edit.held_by or None,
         queued_at=edit.queued_at or job.queued_at,
     )

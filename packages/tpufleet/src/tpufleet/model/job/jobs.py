@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import NewType
+from typing import Annotated, ClassVar, NewType
+
+import msgspec
+from msgspec import Meta
 
 from tpufleet.model.job.end_reasons import EndReason, RetryBudget
 from tpufleet.model.job.mounts import Mount
 from tpufleet.model.job.pod_settings import PodSettings
+from tpufleet.model.job.spec_types import (
+    Argv,
+    Channel,
+    Dependency,
+    EnvName,
+    Image,
+    Location,
+    MetricName,
+    MetricPattern,
+    PythonVersion,
+    Reuse,
+    SecretReference,
+)
+from tpufleet.model.tpu.topology import TypeName
+from tpufleet.model.values import durations
+from tpufleet.model.values.names import DISTINCT, Label, Provider, Tag, Zone
+from tpufleet.schema import Text, about
 
 JobId = NewType("JobId", str)
 
@@ -59,66 +80,347 @@ TPU_VM_IMAGES_REFUSED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Retries:
+MAX_SLICES = 4096
+MAX_COUNT = 1_000_000
+MAX_ENVIRONMENT = 256 * 1024  # characters; Linux takes 2 MiB with all arguments by default
+_Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+
+
+class Retries(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum retries for each kind of failure. Preemptions are not counted."""
 
-    failure: int = 0
-    setup: int = 2
-    memory: int = 1
-    hang: int = 2
-    infrastructure: int = 20
+    ALIASES: ClassVar[Mapping[str, str]] = {"infra": "infrastructure", "oom": "memory"}
+
+    failure: _Count = 0
+    setup: _Count = 2
+    memory: _Count = 1
+    hang: _Count = 2
+    infrastructure: _Count = 20
 
     def limit(self, budget: RetryBudget) -> int:
         return int(getattr(self, budget.value))
 
 
-class UsedSlice(StrEnum):
-    """A free slice of a pool, by the job that used it last. One that no job used is always free."""
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a job file. Immutable after submit.
 
-    OWN_FINISHED = "own-finished"  # also cancelled
-    OTHERS_FINISHED = "others-finished"
-    OWN_FAILED = "own-failed"
-    OTHERS_FAILED = "others-failed"
+    The first sentence of a description is the help text of the option of `tpu run`, whose `flag`,
+    `metavar` and `style` are those of `about` where the type does not say them."""
 
+    # Names from other tools, and the field that they mean here.
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        "cmd": "command", "run": "command", "script": "command", "entrypoint": "command",
+        "args": "command", "tpu": "accelerator", "type": "accelerator",
+        "accelerators": "accelerator", "num_slices": "slices", "zone": "zones", "region": "zones",
+        "provider": "providers", "environment": "env", "envs": "env", "secret": "secrets",
+        "directory": "workdir", "working_directory": "workdir", "working_dir": "workdir",
+        "dir": "workdir", "checkpoint_dir": "checkpoint", "time_limit": "timeout",
+        "max_run_time": "timeout", "retry": "retries", "max_restarts": "retries",
+        "grace_period": "grace", "tag": "tags", "note": "notes", "description": "notes",
+        "spot": "capacity", "preemptible": "capacity", "python_version": "python",
+        "requires_python": "python", "requirements": "dependencies", "packages": "dependencies",
+        "pip": "dependencies",
+    }  # fmt: skip
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobSpec:
-    """The content of a job file. Immutable after submit."""
+    command: Annotated[
+        Argv,
+        about(
+            "The command that every host runs. A list is an argument vector; text is a script for "
+            "`bash -euo pipefail`.",
+            example="[python, train.py, lr=0.01]",
+            style="argument",
+        ),
+    ]
+    accelerator: Annotated[
+        TypeName,  # canonical: v5litepod-16
+        about(
+            "Type and size of one slice, in any spelling that `tpu types` lists.",
+            example="v5e-16",
+            style="argument",
+        ),
+    ]
+    name: Annotated[
+        Label,  # empty only until `parse_job` has derived it from the command
+        about(
+            "Name of the job. Lower-case letters, digits and dashes; at most 40.",
+            example="tiny-lm",
+            default="from the command, and four characters of the id",
+            metavar="NAME",
+        ),
+    ] = ""
+    setup: Annotated[
+        Argv,
+        about(
+            "Command that every host runs first, in each attempt.",
+            example="pip install -r requirements.txt",
+            default="none",
+            metavar="SCRIPT",
+            style="value",
+        ),
+    ] = ()
+    python: Annotated[
+        PythonVersion | None,
+        about(
+            "Python version of the job's environment, which uv makes on each host.",
+            example="'3.12'",
+            default="3.12 on TPU VMs; the server's Python on simulated slices; the image's on GKE",
+        ),
+    ] = None
+    dependencies: Annotated[
+        Annotated[tuple[Dependency, ...], DISTINCT] | None,
+        about(
+            "Packages of the job's environment: requirements, or files in the working directory "
+            "that list them. `[]` is an environment without packages.",
+            example='["jax[tpu]", optax, requirements.txt]',
+            default="on TPU VMs uv.lock, pyproject.toml or requirements.txt in the working "
+            "directory, else jax[tpu]",
+            flag="--dependency",
+            metavar="REQUIREMENT",
+        ),
+    ] = None
+    image: Annotated[
+        Image | None,
+        about(
+            "Container image that setup and command run in, instead of `python` and "
+            "`dependencies`. TPU VMs need `tpu_vm.containers`, simulated slices "
+            "`local_containers`; on GKE use `pod.image`.",
+            example="us-docker.pkg.dev/my-project/lab/train:7",
+        ),
+    ] = None
+    slices: Annotated[
+        int,
+        Meta(ge=1, le=MAX_SLICES),
+        about("Number of slices that run together (multislice).", example="2"),
+    ] = 1
+    capacity: Annotated[
+        tuple[Capacity, ...],
+        Meta(min_length=1, extra_json_schema={"uniqueItems": True}),
+        about(
+            "Capacity types in order of preference: spot, on-demand, reserved, queued.",
+            example="[reserved, spot]",
+            style="flags",
+        ),
+    ] = (Capacity.SPOT,)
+    zones: Annotated[
+        tuple[Zone, ...],
+        DISTINCT,
+        about(
+            "Zones in order of preference.",
+            example="[us-central1-a, europe-west4-b]",
+            default="the provider's zones",
+            flag="--zone",
+            metavar="ZONE",
+        ),
+    ] = ()
+    providers: Annotated[
+        tuple[Provider, ...],
+        DISTINCT,
+        about(
+            "Providers in order of preference: local, tpu-vm, gke.",
+            example="[tpu-vm, gke]",
+            default="the server's providers",
+            flag="--provider",
+            metavar="NAME",
+        ),
+    ] = ()
+    pool: Annotated[
+        Label | None, about("Run only on slices of this pool.", example="lab", metavar="NAME")
+    ] = None
+    env: Annotated[
+        dict[EnvName, Text],
+        Meta(max_length=1000),
+        about("Environment variables of the command.", example="{WANDB_MODE: offline}"),
+    ] = {}
+    secrets: Annotated[
+        dict[EnvName, SecretReference],
+        Meta(max_length=1000),
+        about(
+            "Environment variables with secret values. Each value is a name from `tpu secret set`, "
+            "or file:/path/on/host.",
+            example="{WANDB_API_KEY: wandb}",
+            flag="--secret",
+            metavar="NAME=REF",
+        ),
+    ] = {}
+    workdir: Annotated[
+        Text,
+        about(
+            "Folder that is copied to every host. The command starts in it.",
+            example="..",
+            default="the folder of the job file; for `tpu run`, the current folder",
+            metavar="FOLDER",
+        ),
+    ] = "."
+    checkpoint: Annotated[
+        Location | None,
+        about(
+            "Where checkpoints are kept. An absolute path or a URL that every host can reach.",
+            example="gs://bucket/tiny-lm",
+            default="chosen by the server",
+        ),
+    ] = None
+    mounts: Annotated[
+        tuple[Mount, ...],
+        about(
+            "Cloud Storage buckets that the command sees as folders, through gcsfuse. "
+            "`--mount BUCKET:PATH[:ro]` on the command line.",
+            example="[{bucket: my-data, path: /data, read_only: true}]",
+            flag="--mount",
+            metavar="BUCKET:PATH",
+        ),
+    ] = ()
+    timeout: Annotated[
+        timedelta | None,
+        durations.within(1),
+        about("Maximum running time, summed over all attempts.", example="12h"),
+    ] = None
+    max_cost: Annotated[
+        Annotated[float, Meta(gt=0, le=1e9)] | None,
+        about(
+            "Stop the job when it has cost this many dollars, over all attempts. Prices are those "
+            "of `tpu cost --prices`.",
+            example="50",
+            metavar="USD",
+        ),
+    ] = None
+    max_hours: Annotated[
+        Annotated[float, Meta(gt=0, le=1e6)] | None,
+        about(
+            "Stop the job when its slices have been billed for this many hours, over all "
+            "attempts. Unlike `timeout`, booting and setup count.",
+            example="12",
+            metavar="HOURS",
+        ),
+    ] = None
+    priority: Annotated[
+        int,
+        Meta(ge=-MAX_COUNT, le=MAX_COUNT),
+        about(
+            "Jobs of higher priority are placed first. From -100 to 100; beyond that it requires "
+            "the admin role.",
+            example="10",
+        ),
+    ] = 0
+    rule: Annotated[
+        Rule,
+        about(
+            "Reaction to a preemption, a lost connection or a busy device: auto, pre, pass, "
+            "reapply, rerun, resume. See `tpu rules`.",
+            example="resume",
+            default="auto: retry them all",
+            metavar="RULE",
+        ),
+    ] = Rule.AUTO
+    retries: Annotated[
+        Retries,
+        about(
+            "Maximum retries for each kind of failure. Preemptions are not counted.",
+            example="{failure: 2}",
+            default="failure 0, setup 2, memory 1, hang 2, infrastructure 20",
+            metavar="KIND=N",
+        ),
+    ] = Retries()
+    crash_loop: Annotated[
+        int,
+        Meta(ge=1, le=MAX_COUNT),
+        about(
+            "Fail after this many consecutive failed attempts without a newer checkpoint.",
+            example="5",
+        ),
+    ] = 3
+    grace: Annotated[
+        timedelta,
+        # A job that ignores SIGTERM would be paid for, and hold its slices, for so long.
+        durations.within(0, timedelta(hours=1)),
+        about("Time between SIGTERM and SIGKILL, at most 1h.", example="2m"),
+    ] = timedelta(seconds=30)
+    hung_after: Annotated[
+        timedelta | None,
+        durations.within(1),
+        about(
+            "Restart an attempt that stops reporting progress for this long. Applies once it has "
+            "reported progress; `none` disables it.",
+            example="1h",
+        ),
+    ] = timedelta(minutes=30)
+    pod: Annotated[
+        PodSettings,
+        about(
+            "Settings of the pods on GKE: image, cpu, memory, service_account, volumes, labels, "
+            "tolerations. Other providers ignore them.",
+            example="{cpu: 8, service_account: trainer}",
+            default="as the server is configured",
+        ),
+    ] = PodSettings()
+    tags: Annotated[
+        tuple[Tag, ...],
+        DISTINCT,
+        about(
+            "Tags to find the job by. `name=value` also becomes a label of its pods.",
+            example="[sweep-3, baseline]",
+            flag="--tag",
+            metavar="TAG",
+        ),
+    ] = ()
+    notes: Annotated[
+        Text, about("Free text.", example="the one with dropout", default="empty", flag="--note")
+    ] = ""
+    metrics: Annotated[
+        dict[MetricName, MetricPattern],
+        Meta(max_length=50),
+        about(
+            "Metrics to read from the output of a program that reports none. Each value is a "
+            "regular expression whose first group is the number; `step` and `total` are progress.",
+            example="{loss: 'loss: ([0-9.]+)', step: 'step ([0-9]+)'}",
+            flag="--metric",
+            metavar="NAME=REGEX",
+        ),
+    ] = {}
+    reuse: Annotated[
+        Reuse,
+        about(
+            "Used slices of the pool that it may take: own-finished, others-finished, own-failed, "
+            "others-failed. A slice that no job used is free for all.",
+            example="[own-finished, own-failed]",
+            default="all of them",
+            metavar="KIND",
+        ),
+    ] = ()
+    require_reservation: Annotated[
+        bool,
+        about(
+            "Start only while its owner has a reservation of the pool, see `tpu reserve`.",
+            example="true",
+        ),
+    ] = False
+    notify: Annotated[
+        tuple[Channel, ...],
+        DISTINCT,
+        about(
+            "Channels of `tpu notify` that get messages about this job. `team:end+failure` names "
+            "the events: end, failure, recovery; `none` silences it.",
+            example="[team, mail:failure]",
+            default="as each channel says",
+            metavar="CHANNEL",
+        ),
+    ] = ()
 
-    name: str
-    command: tuple[str, ...]  # argv; no shell unless the user names one
-    accelerator: str  # canonical: v5litepod-16
-    setup: tuple[str, ...] = ()
-    python: str | None = None  # version; None: the host's default
-    dependencies: tuple[str, ...] | None = None  # None: those declared in the working directory
-    image: str | None = None  # container image instead of an environment
-    slices: int = 1
-    capacity: tuple[Capacity, ...] = (Capacity.SPOT,)
-    zones: tuple[str, ...] = ()  # in order of preference; empty: the provider's default
-    providers: tuple[str, ...] = ()  # in order of preference; empty: the server's default
-    pool: str | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    secrets: dict[str, str] = field(default_factory=dict)  # environment name → reference
-    workdir: str = "."
-    checkpoint: str | None = None  # location; None: chosen by the server
-    timeout: timedelta | None = None  # of running time, summed over all attempts
-    priority: int = 0  # larger goes first
-    rule: Rule = Rule.AUTO
-    retries: Retries = field(default_factory=Retries)
-    crash_loop: int = 3  # stop after this many charged attempts without a newer checkpoint
-    grace: timedelta = timedelta(seconds=30)  # between SIGTERM and SIGKILL
-    hung_after: timedelta | None = timedelta(minutes=30)
-    tags: tuple[str, ...] = ()
-    notes: str = ""
-    metrics: dict[str, str] = field(default_factory=dict)  # name → regular expression
-    max_cost: float | None = None  # in dollars, over all attempts
-    mounts: tuple[Mount, ...] = ()
-    max_hours: float | None = None  # billed, per slice, over all attempts
-    pod: PodSettings = field(default_factory=PodSettings)  # on Kubernetes only
-    reuse: tuple[UsedSlice, ...] = ()  # of a pool; empty: any
-    require_reservation: bool = False  # wait until its owner has reserved the pool
-    notify: tuple[str, ...] = ()  # channels of the owner; empty: as each of them says
+    def check(self) -> Iterator[tuple[str, str]]:
+        for name in self.secrets:
+            if name in self.env:
+                yield f"secrets.{name}", "also in env; remove one"
+        size = sum(len(name) + len(text) for name, text in self.env.items())
+        if size > MAX_ENVIRONMENT:
+            yield "env", f"{size} characters; at most {MAX_ENVIRONMENT}: put them in a file"
+        if self.pool is not None and self.pod != PodSettings():
+            yield "pod", "not with pool: its slices have their pods already; remove one"
+        for name in ("python", "dependencies"):
+            if self.image is not None and getattr(self, name) is not None:
+                yield name, "the image has its own packages; remove this field or image"
+        paths = [mount.path for mount in self.mounts]
+        for index, path in enumerate(paths):
+            if path in paths[:index]:
+                yield f"mounts[{index}].path", f"{path} is used twice"
 
     @property
     def labels(self) -> dict[str, str]:

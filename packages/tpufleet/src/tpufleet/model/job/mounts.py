@@ -5,19 +5,51 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated, Any
 
-BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
-PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
+import msgspec
+
+from tpufleet import schema
+from tpufleet.errors import BadInput
+from tpufleet.schema import about
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 # On GKE the CSI driver mounts buckets, before the container starts.
 MOUNTED_BY_PROVIDER = frozenset({"gke"})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mount:
-    bucket: str  # its name, without gs://
-    path: str  # absolute, on every host
-    read_only: bool = False
+def _parse_bucket(value: Any) -> str:
+    name = str(value).removeprefix("gs://").rstrip("/")
+    if not _BUCKET.fullmatch(name):
+        raise BadInput(f"{schema.quote(name)} is not the name of a bucket; for example my-data")
+    return name
+
+
+class Mount(msgspec.Struct, frozen=True, kw_only=True):
+    bucket: Annotated[
+        str,
+        schema.custom("bucket", _parse_bucket, {"type": "string"}),
+        about("Its name, without gs://.", example="my-data"),
+    ]
+    path: Annotated[
+        str,
+        schema.text(
+            "absolute path without ..",
+            r"(?!.*/\.\.)(/[A-Za-z0-9._-]+)+",
+            example="/data",
+        ),
+        about("Folder on every host.", example="/data"),
+    ]
+    read_only: Annotated[bool, about("Writing fails.")] = False
+
+    @classmethod
+    def expand(cls, value: Any) -> Any:
+        """`my-data:/data` or `my-data:/data:ro`."""
+        if not isinstance(value, str):
+            return value
+        bucket, _, rest = value.removeprefix("gs://").partition(":")
+        folder = rest.removesuffix(":ro")
+        return {"bucket": bucket, "path": folder, "read_only": folder != rest}
 
 
 def mounted_command(mounts: Sequence[Mount], command: Sequence[str]) -> tuple[str, ...]:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from tpufleet import schema
+from tpufleet.errors import BadInput
+from tpufleet.schema import about, quote
 
 OBJECT_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 _LABEL_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
@@ -16,19 +23,97 @@ TOLERATION = re.compile(
 BUCKET = re.compile(
     r"gs://(?P<bucket>[a-z0-9][a-z0-9._-]{1,220})(?:/(?P<folder>[A-Za-z0-9._/-]*))?"
 )
+_QUANTITY = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?(?:m|[kMGTP]|[KMGTP]i)?")
+_MOUNT_PATH = re.compile(r"(?:/[A-Za-z0-9_-][A-Za-z0-9._-]{0,254})+")
+# Mounted by tpufleet, or needed by programs of the image.
+_RESERVED_PATHS = ("/work", "/tmp", "/run", "/etc", "/proc", "/sys", "/dev", "/opt/tpufleet")
+# Set by tpufleet, JobSet, Kueue and Kubernetes.
+_RESERVED_LABELS = re.compile(r"app|job-id|(?:.*[.-])?(?:tpufleet\.dev|kubernetes\.io|k8s\.io)/.*")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PodSettings:
+def _parse_quantity(value: Any) -> str:
+    text = str(value) if isinstance(value, str | int | float) else ""
+    if isinstance(value, bool) or not _QUANTITY.fullmatch(text):
+        raise BadInput(f"{quote(value)} is not an amount; for example 8, 500m or 64Gi")
+    return text
+
+
+def _parse_label_value(value: Any) -> str:
+    text = str(value) if type(value) is int else value
+    if not isinstance(text, str) or not LABEL_VALUE.fullmatch(text):
+        raise BadInput(f"{quote(value)} is not the value of a Kubernetes label")
+    return text
+
+
+def _parse_label_key(value: Any) -> str:
+    if not isinstance(value, str) or not LABEL_KEY.fullmatch(value):
+        raise BadInput("not a Kubernetes label: letters, digits, `-`, `_` and `.`, at most 63")
+    if _RESERVED_LABELS.fullmatch(value):
+        raise BadInput("reserved: set by tpufleet or Kubernetes; use another key")
+    return value
+
+
+def _parse_mount_path(value: Any) -> str:
+    if not isinstance(value, str) or not _MOUNT_PATH.fullmatch(value):
+        raise BadInput("not an absolute path without `..`, such as /data")
+    if any(value == each or value.startswith(f"{each}/") for each in _RESERVED_PATHS):
+        raise BadInput(f"reserved; mount elsewhere than in {', '.join(_RESERVED_PATHS)}")
+    return value
+
+
+Quantity = Annotated[
+    str, schema.custom("quantity", _parse_quantity, {"type": ["string", "number"]})
+]
+ObjectName = Annotated[
+    str, schema.text("name of a Kubernetes object", OBJECT_NAME.pattern, example="trainer")
+]
+VolumeSource = Annotated[
+    str,
+    schema.text(
+        "PersistentVolumeClaim or gs://bucket/folder",
+        f"{BUCKET.pattern}|{OBJECT_NAME.pattern}",
+        example="gs://my-bucket/data",
+    ),
+]
+Taint = Annotated[
+    str,
+    schema.text(
+        "taint",
+        TOLERATION.pattern,
+        example="key=value:NoSchedule",
+        rule="key=value:NoSchedule, key:NoSchedule or key",
+    ),
+]
+_LABELS = {"type": ["string", "integer"]}
+
+
+class PodSettings(msgspec.Struct, frozen=True, kw_only=True):
     """None or empty: as the server is configured."""
 
-    image: str | None = None
-    cpu: str | None = None  # of one host
-    memory: str | None = None
-    service_account: str | None = None
-    volumes: dict[str, str] = field(default_factory=dict)  # mount path → claim, or gs://…
-    labels: dict[str, str] = field(default_factory=dict)
-    tolerations: tuple[str, ...] = ()  # as kubectl writes taints: key=value:NoSchedule
+    image: Annotated[
+        str | None,
+        schema.text(
+            "image",
+            r"[a-z0-9](?:[a-zA-Z0-9._:/@-]{0,510}[a-zA-Z0-9])?",
+            example="us-docker.pkg.dev/my-project/images/train:v1",
+        ),
+        about("Container image."),
+    ] = None
+    cpu: Annotated[Quantity | None, about("CPUs of one host.")] = None
+    memory: Annotated[Quantity | None, about("Memory of one host.")] = None
+    service_account: Annotated[ObjectName | None, about("Kubernetes service account.")] = None
+    volumes: Annotated[
+        dict[Annotated[str, schema.custom("path", _parse_mount_path)], VolumeSource],
+        about("Claims and buckets, by the path at which they are mounted."),
+    ] = {}
+    labels: Annotated[
+        dict[
+            Annotated[str, schema.custom("label", _parse_label_key)],
+            Annotated[str, schema.custom("value", _parse_label_value, _LABELS)],
+        ],
+        about("Labels of the pods."),
+    ] = {}
+    tolerations: Annotated[tuple[Taint, ...], about("Taints that the pods tolerate.")] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +124,17 @@ class Toleration:
 
 
 def parse_toleration(text: str) -> Toleration:
-    """Of a text that `pod_fields.POD` has accepted."""
+    """Of a text that `Taint` has accepted."""
     match = TOLERATION.fullmatch(text)
     assert match is not None, text
     return Toleration(**match.groupdict())
+
+
+def check_pod(pod: PodSettings) -> None:
+    """Of a request, whose fields were not checked one by one."""
+    parse_pod(schema.to_document(pod))
+
+
+def parse_pod(document: Any) -> PodSettings:
+    """As the field of a job file. BadInput has one line for each error."""
+    return schema.parse(PodSettings, document, path="pod")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from tpufleet.errors import BadInput, SettingErrors
-from tpufleet.model.values import setting_fields
+import msgspec
+from msgspec import Meta, structs
+
+from tpufleet import schema
+from tpufleet.errors import BadInput
+from tpufleet.schema import about, quote
 
 MAX_CHANNELS = 20  # of a user
 MAX_URL = 2000
@@ -78,92 +82,56 @@ class Delivery:
     sent_at: datetime | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SmtpSettings:
-    host: str
-    port: int = 587
-    sender: str = ""
+def _parse_destination(value: Any) -> str:
+    text = str(value)
+    try:
+        if re.search(r"[/:]", text) or re.fullmatch(r"[0-9.]+", text):
+            ipaddress.ip_network(text)
+        elif not HOST.fullmatch(text):
+            raise ValueError("not the name of a host")
+    except ValueError as error:
+        raise BadInput(f"{quote(value)} is neither a host name nor a network: {error}") from error
+    return text
+
+
+_Destination = Annotated[str, schema.custom("host or network", _parse_destination)]
+_Domain = Annotated[str, schema.text("domain", HOST.pattern, example="example.com")]
+
+
+class SmtpSettings(msgspec.Struct, frozen=True, kw_only=True):
+    host: Annotated[str, Meta(min_length=1), about("Mail server.", example="smtp.example.com")]
+    port: Annotated[int, Meta(ge=1, le=65535)] = 587
+    sender: Annotated[
+        str,
+        schema.text("e-mail address", _EMAIL.pattern, example="tpufleet@example.com"),
+        about("Address that mail is from.", example="tpufleet@example.com"),
+    ]
     username: str = ""
     password_file: str = ""
     starttls: bool = True
 
+    def check(self) -> Iterator[tuple[str, str]]:
+        if self.username and not self.password_file:
+            yield "password_file", "required with a username"
+        if self.username and not self.starttls:
+            yield "starttls", "must be true with a username"
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NotificationRules:
-    """What the administrator of the server allows."""
+
+class NotificationRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The section `notifications` of a config file: what the administrator allows."""
 
     # Hosts and networks that webhooks may reach although they are not on the public internet.
-    allow: tuple[str, ...] = ()
-    email_domains: tuple[str, ...] = ()  # empty: any
+    allow: tuple[_Destination, ...] = ()
+    email_domains: tuple[_Domain, ...] = ()  # empty: any
     smtp: SmtpSettings | None = None
 
 
 def parse_rules(config: Mapping[str, Any] | None) -> NotificationRules:
     """From a config file: {allow: [10.0.0.0/8, hooks.lab], smtp: {host: …, sender: …}}."""
-    errors, known = SettingErrors("notifications"), ("allow", "email_domains", "smtp")
-    values = dict(config or {})
-    for key in values:
-        if key not in known:
-            errors.add(str(key), f"unknown field; write {', '.join(known)}")
-    domains = _texts(values.get("email_domains"), "email_domains", errors)
-    rules = NotificationRules(
-        allow=_texts(values.get("allow"), "allow", errors),
-        email_domains=tuple(each.lower() for each in domains),
-        smtp=None if values.get("smtp") is None else _smtp(values["smtp"], errors),
+    rules = schema.parse(NotificationRules, config or {}, path="notifications")
+    return structs.replace(
+        rules, email_domains=tuple(domain.lower() for domain in rules.email_domains)
     )
-    errors.raise_all()
-    return rules
-
-
-def _texts(value: Any, key: str, errors: SettingErrors) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        example = "hooks.lab, 10.0.0.0/8" if key == "allow" else "example.com"
-        errors.add(key, f"must be a list, such as [{example}]")
-        return ()
-    for each in value if key == "email_domains" else ():
-        if not HOST.fullmatch(each):
-            errors.add(key, f"{each!r} is not a domain; write one such as example.com")
-    for each in value if key == "allow" else ():
-        if re.search(r"[/:]", each) or re.fullmatch(r"[0-9.]+", each):
-            try:
-                ipaddress.ip_network(each)
-            except ValueError as error:
-                errors.add(key, f"{each!r} is neither a host name nor a network: {error}")
-        elif not HOST.fullmatch(each):
-            errors.add(key, f"{each!r} is neither a host name nor a network")
-    return tuple(value)
-
-
-def _smtp(value: Any, errors: SettingErrors) -> SmtpSettings | None:
-    types: dict[str, type] = {
-        "host": str, "port": int, "sender": str, "username": str, "password_file": str,
-        "starttls": bool,
-    }  # fmt: skip
-    if not isinstance(value, dict):
-        errors.add("smtp", "must be a mapping with a host and a sender")
-        return None
-    valid: dict[str, Any] = {}
-    for key, given in value.items():
-        if key not in types:
-            errors.add(f"smtp.{key}", f"unknown field; write {', '.join(types)}")
-        elif type(given) is not types[key]:
-            errors.add(f"smtp.{key}", f"{given!r} {setting_fields.PROBLEMS[types[key]]}")
-        elif key == "port" and given not in range(1, 65536):
-            errors.add("smtp.port", f"{given} is not a port; write a number from 1 to 65535")
-        else:
-            valid[key] = given
-    if not value.get("host"):
-        errors.add("smtp.host", "required; the name of the mail server")
-    wrong_type = "sender" in value and "sender" not in valid
-    if not wrong_type and not _EMAIL.fullmatch(valid.get("sender", "")):
-        errors.add("smtp.sender", "must be an e-mail address")
-    if value.get("username") and not value.get("password_file"):
-        errors.add("smtp.password_file", "required with a username")
-    if value.get("username") and not value.get("starttls", True):
-        errors.add("smtp.starttls", "must be true with a username")
-    return SmtpSettings(**valid) if valid.get("host") else None
 
 
 def check_name(name: str) -> str:

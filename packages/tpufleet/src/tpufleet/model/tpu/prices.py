@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from tpufleet.errors import SettingErrors
+import msgspec
+from msgspec import Meta
+
+from tpufleet import schema
 from tpufleet.model.job.jobs import Capacity, JobSpec
 from tpufleet.model.tpu import topology
+from tpufleet.schema import about
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +30,13 @@ LIST_PRICE_SOURCE = "cloud.google.com/tpu/pricing, on demand, us regions"
 SPOT_SHARE = 0.4
 _AS_OF = "2025-06"
 _ON_DEMAND = {"v2": 1.125, "v3": 2.0, "v4": 3.22, "v5e": 1.2, "v5p": 4.2, "v6e": 2.7}
+
+
+class _PriceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    prices: Annotated[
+        dict[topology.Generation, dict[Capacity, Annotated[float, Meta(ge=0)]]],
+        about("Dollars for one chip and hour.", example="{v5e: {spot: 0.5}}"),
+    ] = {}
 
 
 def price_table(
@@ -44,13 +56,12 @@ def price_table(
                 if spot
                 else LIST_PRICE_SOURCE,
             )
-    errors = SettingErrors("prices")
-    for generation, kinds in (overrides or {}).items():
-        for kind, usd in _checked(generation, kinds, errors).items():
+    chosen = schema.parse(_PriceSettings, {"prices": overrides}).prices
+    for generation, kinds in chosen.items():
+        for kind, usd in kinds.items():
             prices[generation, kind] = Price(
                 generation=generation, capacity=kind, usd=usd, as_of="", source="config"
             )
-    errors.raise_all()
     return prices
 
 
@@ -111,22 +122,3 @@ def _most(spec: JobSpec, hourly: float | None) -> float | None:
     if spec.max_hours is not None and hourly is not None:
         limits.append(spec.max_hours * hourly)
     return min(limits, default=None)
-
-
-def _checked(generation: object, kinds: object, errors: SettingErrors) -> dict[Capacity, float]:
-    known = {kind.generation for kind in topology.all_types().values()}
-    prices: dict[Capacity, float] = {}
-    if generation not in known:
-        errors.add(str(generation), f"unknown generation; write one of {', '.join(sorted(known))}")
-    elif not isinstance(kinds, Mapping):
-        errors.add(str(generation), "must be a mapping of capacity types, such as {spot: 0.5}")
-    else:
-        for kind, usd in kinds.items():
-            path = f"{generation}.{kind}"
-            if kind not in list(Capacity):
-                errors.add(path, f"unknown capacity; write one of {', '.join(Capacity)}")
-            elif isinstance(usd, bool) or not isinstance(usd, int | float) or not usd >= 0:
-                errors.add(path, "must be a price of zero or more, such as 0.5")
-            else:
-                prices[Capacity(kind)] = float(usd)
-    return prices

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from functools import cache
+from typing import Annotated, Any
 
+from tpufleet import schema
 from tpufleet.errors import BadInput
 from tpufleet.model.tpu import tpu_types
 
@@ -76,6 +79,24 @@ def find(spelling: str) -> Accelerator:
     if canonical is None:
         raise BadInput(f"unknown TPU type {spelling!r}{suggestion(spelling)}")
     return all_types()[canonical]
+
+
+def parse_name(value: Any) -> str:
+    """The API name of a type in any spelling."""
+    if not isinstance(value, str) or not re.fullmatch(r"[ -~]{1,40}", value):
+        raise BadInput(f"unknown TPU type {schema.quote(value)}; for example v5e-16")
+    return find(value).name
+
+
+def _parse_generation(value: Any) -> str:
+    known = sorted({kind.generation for kind in all_types().values()})
+    if value not in known:
+        raise BadInput(f"unknown generation; write one of {', '.join(known)}")
+    return str(value)
+
+
+Generation = Annotated[str, schema.custom("generation", _parse_generation)]
+TypeName = Annotated[str, schema.custom("TPU type", parse_name, {"type": "string"})]
 
 
 def is_known(spelling: str) -> bool:

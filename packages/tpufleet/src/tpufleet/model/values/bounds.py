@@ -7,6 +7,8 @@ import dataclasses
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
+import msgspec
+
 from tpufleet.errors import BadInput
 from tpufleet.model.values.durations import MAX_DURATION
 
@@ -41,6 +43,9 @@ def check_bounds(value: T, path: str = "") -> T:
         case _ if dataclasses.is_dataclass(value):
             for field in dataclasses.fields(value):
                 check_bounds(getattr(value, field.name), _join(path, field.name))
+        case msgspec.Struct():
+            for name in value.__struct_fields__:
+                check_bounds(getattr(value, name), _join(path, name))
     return value
 
 

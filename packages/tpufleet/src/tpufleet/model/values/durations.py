@@ -7,6 +7,9 @@ import re
 from datetime import timedelta
 from typing import Any
 
+import msgspec
+
+from tpufleet import schema
 from tpufleet.errors import BadInput
 
 MAX_DURATION = timedelta(days=3650)
@@ -17,6 +20,24 @@ _SPAN = re.compile(rf"(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s
 _BARE = re.compile(_NUMBER)
 _LONG_UNIT = re.compile(r"([0-9])(days?|hours?|hrs?|h|minutes?|mins?|seconds?|secs?)(?![a-z])")
 _SECONDS = (86400, 3600, 60, 1)
+
+
+def within(least: int = 0, most: timedelta = MAX_DURATION, *, finite: bool = False) -> msgspec.Meta:
+    """Of a field: `Annotated[timedelta | None, durations.within(least=1)]`. If it
+    is `finite`, or without `| None`, it cannot be `none`. `least` is in seconds."""
+
+    def check(value: Any) -> timedelta | None:
+        span = parse(value)
+        if span is None and finite:
+            raise BadInput("cannot be none; leave it out for the default")
+        if span is not None and span.total_seconds() < least:
+            raise BadInput(f"shorter than {to_builtin(timedelta(seconds=least))}; write more")
+        if span is not None and span > most:
+            raise BadInput(f"longer than {to_builtin(most)}; write less")
+        return span
+
+    written = {"type": ["string", "number"], "minimum": least}
+    return schema.custom("duration", check, written, write=to_builtin)
 
 
 def parse_finite(value: Any, path: str, hint: str) -> timedelta:

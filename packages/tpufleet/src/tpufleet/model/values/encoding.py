@@ -71,7 +71,7 @@ def from_json_of_any_release(
 def _known_values(value: Any, kind: Any, fallbacks: Mapping[type[Enum], Enum | None]) -> Any:
     """`value`, decoded from JSON, with the unknown enum values of `kind` replaced."""
     arguments = get_args(kind)
-    if isinstance(value, dict) and dataclasses.is_dataclass(kind):
+    if isinstance(value, dict) and _has_fields(kind):
         hints = get_type_hints(kind)
         return {
             name: _known_values(item, hints[name], fallbacks)
@@ -95,6 +95,11 @@ def _known_values(value: Any, kind: Any, fallbacks: Mapping[type[Enum], Enum | N
         fallback = fallbacks[kind]
         return None if fallback is None else fallback.value
     return value
+
+
+def _has_fields(kind: Any) -> bool:
+    is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    return is_struct or dataclasses.is_dataclass(kind)
 
 
 def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:

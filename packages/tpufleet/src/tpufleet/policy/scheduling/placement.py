@@ -18,7 +18,8 @@ from typing import NamedTuple
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.reservations import Reservation
 from tpufleet.model.fleet.slices import SliceId
-from tpufleet.model.job.jobs import Capacity, Job, JobId, UsedSlice
+from tpufleet.model.job.jobs import Capacity, Job, JobId
+from tpufleet.model.job.spec_types import UsedSlice
 from tpufleet.model.people.budgets import BudgetUse
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.policy.accounting import budgets

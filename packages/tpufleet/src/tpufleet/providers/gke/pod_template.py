@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+
+from msgspec import structs
 
 from tpufleet.errors import BadRequest
 from tpufleet.model.fleet import compute_reservations
@@ -38,7 +39,7 @@ def with_job_settings(settings: GkeSettings, pod: PodSettings) -> GkeSettings:
         raise BadRequest(
             f"pod.service_account: {account} is not allowed on this server; allowed: {allowed}"
         )
-    return replace(
+    return structs.replace(
         settings,
         image=pod.image or settings.image,
         cpu=pod.cpu or settings.cpu,

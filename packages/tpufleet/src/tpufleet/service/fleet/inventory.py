@@ -19,9 +19,9 @@ from tpufleet.model.fleet.inventory import (
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.reservations import Reservation
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
-from tpufleet.model.job.job_file import label_error
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.tpu import topology
+from tpufleet.model.values.names import label_error
 from tpufleet.service.jobs.commands import CommandContext
 from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import Store

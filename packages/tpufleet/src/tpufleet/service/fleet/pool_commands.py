@@ -10,10 +10,10 @@ from tpufleet.errors import BadInput, Conflict
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
-from tpufleet.model.job import pod_fields
-from tpufleet.model.job.job_file import label_error
+from tpufleet.model.job import pod_settings
 from tpufleet.model.people.users import Role
 from tpufleet.model.tpu import topology
+from tpufleet.model.values.names import label_error
 from tpufleet.service.fleet import reservations
 from tpufleet.service.jobs.commands import LIVE_STATES, CommandContext
 from tpufleet.service.lookups import require_pool
@@ -40,7 +40,7 @@ def put_pool(context: CommandContext, pool: Pool, providers: Sequence[str]) -> P
         raise BadInput("idle_after: must not be negative")
     before = context.store.pool(pool.name)
     _check_members(context, pool.members, before.members if before else ())
-    pod_fields.parse_pod(pod_fields.POD.to_document(pool.pod))
+    pod_settings.check_pod(pool.pod)
     pool = replace(pool, accelerator=topology.find(pool.accelerator).name)
     _commit_pool(context, pool.name, "changed", ChangeSet(pools=[pool]))
     reservations.end_of_former_members(context, pool)

@@ -17,7 +17,7 @@ from tpufleet.model.job import job_file
 from tpufleet.model.job.job_edits import JobEdit
 from tpufleet.model.job.job_search import matches_wildcard
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
-from tpufleet.model.values.field_types import MAX_ITEMS
+from tpufleet.model.values.names import MAX_ITEMS
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.service.lookups import require_host_index, require_slice
 from tpufleet.service.transport import identifiers

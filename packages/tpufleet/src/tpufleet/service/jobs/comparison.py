@@ -10,10 +10,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.api_types import CodeDifference, Comparison, FileDifference
@@ -104,7 +106,7 @@ def flat_settings(job: Job) -> dict[str, str]:
     for name in _UNCOMPARED:
         document.pop(name, None)
     # Written in full, so that a job that sets one of them does not differ in all of them.
-    document["retries"] = asdict(job.spec.retries)
+    document["retries"] = structs.asdict(job.spec.retries)
     command = document.pop("command", [])
     arguments = [command] if isinstance(command, str) else list(command)
     rest: list[str] = []

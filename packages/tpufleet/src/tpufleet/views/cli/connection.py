@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import structs
 
 from tpufleet import config
 from tpufleet.errors import BadInput, NoConnection, NotFound, Unauthorized, Unreachable
@@ -103,7 +103,7 @@ def _started(read: config.Config, announce: bool) -> str:
     """URL of the embedded server, which is started unless it is running and responds."""
     from tpufleet.views.cli import embedded_server
 
-    local = dataclasses.replace(read, token_file=None)
+    local = structs.replace(read, token_file=None)
 
     def is_ready(url: str) -> bool:
         try:

@@ -12,7 +12,7 @@ from tpufleet.client.snapshots import with_files
 from tpufleet.errors import BadInput, FleetError, NotFound
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.job.jobs import JobId, JobState, default_name
-from tpufleet.model.values.field_types import label_from
+from tpufleet.model.values.names import label_from
 from tpufleet.views.python import function_files
 from tpufleet.views.python.job_fields import JobFields, to_document
 from tpufleet.views.python.job_handle import Job, JobFailed, scan_workdir, submit_documents

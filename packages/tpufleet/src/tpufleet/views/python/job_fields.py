@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any, TypedDict
 
 
@@ -59,4 +60,4 @@ def _plain(value: Any) -> Any:
         return dict(value)
     if isinstance(value, Sequence) and not isinstance(value, str):
         return list(value)
-    return value
+    return value.total_seconds() if isinstance(value, timedelta) else value

@@ -227,7 +227,7 @@ def submit_documents(
 ) -> tuple[JobRow, ...]:
     """All jobs or none. Invalid fields are reported before anything is sent."""
     new_jobs = [
-        new_job(job_file.parse_job(document), job_id, code.digest, named="name" in document)
+        new_job(document, job_file.parse_job(document), job_id, code.digest)
         for job_id, document in documents
     ]
     snapshots.upload(client, code)

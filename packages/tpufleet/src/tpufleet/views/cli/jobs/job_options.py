@@ -3,42 +3,80 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Any
 
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.model.job.job_file import FIELDS, JobField, OptionStyle
+from tpufleet.model.job.job_file import FIELDS
 from tpufleet.model.job.jobs import Capacity
+from tpufleet.schema import Row
 from tpufleet.views.cli.output import repeatable
 
 _CAPACITY = "tpufleet.capacity"
+
+
+class OptionStyle(StrEnum):
+    """How a field is written on the command line."""
+
+    ARGUMENT = "argument"  # positional
+    VALUE = "value"  # --pool lab
+    REPEATED = "repeated"  # --zone a --zone b
+    PAIRS = "pairs"  # --env A=1 --env B=2
+    FLAGS = "flags"  # one flag for each choice: --spot
+    SWITCH = "switch"  # --require-reservation
+
+
+def style_of(field: Row) -> OptionStyle:
+    if "style" in field.extra:
+        return OptionStyle(field.extra["style"])
+    if "anyOf" in field.schema:
+        return OptionStyle.REPEATED
+    kinds = {"object": OptionStyle.PAIRS, "boolean": OptionStyle.SWITCH}
+    return kinds.get(str(field.schema.get("type")), OptionStyle.VALUE)
+
+
+def summary(field: Row) -> str:
+    """One line for `tpu submit --help`."""
+    default = "" if field.required else f"default: {field.default}; "
+    return f"{field.description} ({field.label}; {default}e.g. {field.example})"
+
+
+def _flag(field: Row) -> str:
+    return str(field.extra.get("flag") or f"--{field.name.replace('_', '-')}")
+
+
+def _help(field: Row) -> str:
+    sentence = re.split(r"\.(?:\s|$)", field.description)[0]
+    if field.default in ("none", "empty", "false"):
+        return f"{sentence}."
+    return f"{sentence} (default: {field.default})."
+
+
+def _options(field: Row) -> list[Callable[[Any], Any]]:
+    flag, style = _flag(field), style_of(field)
+    unit = {"integer": "N", "mapping": "NAME=VALUE", "section": "NAME=VALUE"}
+    metavar = field.extra.get("metavar") or unit.get(field.label, field.label.upper())
+    match style:
+        case OptionStyle.ARGUMENT:
+            return []
+        case OptionStyle.FLAGS:
+            return [_capacity_flag(kind) for kind in Capacity]
+        case OptionStyle.VALUE:
+            return [click.option(flag, field.name, metavar=metavar, help=_help(field))]
+        case OptionStyle.SWITCH:
+            return [click.option(flag, field.name, is_flag=True, help=_help(field))]
+        case OptionStyle.REPEATED | OptionStyle.PAIRS:
+            help_text = f"{_help(field)} Repeatable."
+            return [repeatable(flag, field.name, metavar=metavar, help=help_text)]
 
 
 def _record_capacity(context: click.Context, option: click.Parameter, value: bool) -> None:
     """click calls this in the order of the command line, which is the order of preference."""
     if value:
         context.meta.setdefault(_CAPACITY, []).append(str(option.name).replace("_", "-"))
-
-
-def _options(field: JobField) -> list[Callable[[Any], Any]]:
-    match field.style:
-        case OptionStyle.ARGUMENT:
-            return []
-        case OptionStyle.FLAGS:
-            return [_capacity_flag(kind) for kind in Capacity]
-        case OptionStyle.VALUE:
-            return [
-                click.option(
-                    field.option, field.name, metavar=field.metavar, help=field.option_help
-                )
-            ]
-        case OptionStyle.SWITCH:
-            return [click.option(field.option, field.name, is_flag=True, help=field.option_help)]
-        case OptionStyle.REPEATED | OptionStyle.PAIRS:
-            help_text = f"{field.option_help} Repeatable."
-            return [repeatable(field.option, field.name, metavar=field.metavar, help=help_text)]
 
 
 def _capacity_flag(kind: Capacity) -> Callable[[Any], Any]:
@@ -68,24 +106,37 @@ def plain_from(
     document: dict[str, Any] = {"accelerator": accelerator, "command": command_of(command)}
     values = {**options, "capacity": capacity}
     for field in FIELDS:
-        if field.style is not OptionStyle.ARGUMENT:
+        if style_of(field) is not OptionStyle.ARGUMENT:
             value = _document_value(field, values[field.name])
             if value not in (None, [], {}):
                 document[field.name] = value
     return document
 
 
-def _document_value(field: JobField, value: Any) -> Any:
-    convert = field.type.from_option
-    match field.style:
+def _document_value(field: Row, value: Any) -> Any:
+    match style_of(field):
         case OptionStyle.PAIRS:
-            return {name: convert(text) for name, text in _pairs(field.option, value).items()}
+            inner = field.schema.get("properties", {})
+            pairs = _pairs(_flag(field), value).items()
+            return {name: _number_or_text(inner.get(name, {}), text) for name, text in pairs}
         case OptionStyle.REPEATED | OptionStyle.FLAGS:
             return list(value)
         case OptionStyle.SWITCH:
             return True if value else None
         case _:
-            return None if value is None else convert(value)
+            return None if value is None else _number_or_text(field.schema, value)
+
+
+def _number_or_text(schema: Mapping[str, Any], text: str) -> int | float | str:
+    """A number where the field is one; otherwise the text, for the parser to reject."""
+    if schema.get("type") == "integer" and re.fullmatch(r"-?[0-9]{1,18}", text):
+        return int(text)
+    if schema.get("type") == "number":
+        try:
+            return float(text.removeprefix("$"))
+        except ValueError:
+            return text
+    return text
 
 
 def capacity_of(context: click.Context) -> list[str]:

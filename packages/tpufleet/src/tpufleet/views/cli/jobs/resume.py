@@ -219,7 +219,7 @@ def _upload(client: FleetClient, folder: str) -> str:
 
 def _with_arguments(spec: JobSpec, command: Any, arguments: Sequence[str]) -> list[str]:
     """`lr=0.1` replaces `lr=…`, `--lr=…` or `--lr …` in the command, or is appended to it."""
-    from tpufleet.model.values.field_types import SHELL
+    from tpufleet.model.job.spec_types import SHELL
 
     if not isinstance(command, list) or tuple(command[: len(SHELL)]) == SHELL:
         raise BadInput(

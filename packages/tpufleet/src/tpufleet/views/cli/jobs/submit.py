@@ -43,7 +43,7 @@ class PlannedJob:
     spec: JobSpec
     folder: Path  # that the snapshot is made of
     accelerator: str  # as the user typed it
-    named: bool  # the user chose the name
+    document: dict[str, Any]  # the job file
     where: str  # prefix of error messages: the file and the number in it
 
 
@@ -126,7 +126,7 @@ class _CommandWithFields(click.Command):
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(context, formatter)
         with formatter.section("Fields of a job file"):
-            formatter.write_dl([(field.name, field.summary) for field in job_file.FIELDS])
+            formatter.write_dl([(f.name, job_options.summary(f)) for f in job_file.FIELDS])
 
 
 @click.command(
@@ -184,7 +184,7 @@ def _plan(document: dict[str, Any], folder: Path, where: str) -> PlannedJob:
         spec=spec,
         folder=(folder / Path(spec.workdir).expanduser()).resolve(),
         accelerator=str(document["accelerator"]),
-        named=document.get("name") is not None,
+        document=document,
         where=where,
     )
 
@@ -210,7 +210,7 @@ def _submit(
         for scanned in scans.values():
             snapshots.upload(client, scanned)
         new_jobs = [
-            new_job(job.spec, new_job_id(), scans[job.folder].digest, named=job.named)
+            new_job(job.document, job.spec, new_job_id(), scans[job.folder].digest)
             for job in planned
         ]
         try:
@@ -336,7 +336,7 @@ def _check_by_server(planned: list[PlannedJob]) -> list[bool] | None:
     settings = connection.settings()
     if not connection.is_remote() and config.embedded_server_url(settings.home) is None:
         return None
-    jobs = [new_job(job.spec, new_job_id(), None, named=job.named) for job in planned]
+    jobs = [new_job(job.document, job.spec, new_job_id(), None) for job in planned]
     try:
         with connection.connect() as client:
             return [row.reason == SIMULATED for row in client.check_jobs(jobs)]

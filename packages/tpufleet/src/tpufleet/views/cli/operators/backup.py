@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import structs
 
 from tpufleet import config
 from tpufleet.errors import Conflict
@@ -52,7 +52,7 @@ def backup(
     from tpufleet.compose import backup as backups
 
     settings = connection.settings()
-    settings = dataclasses.replace(settings, store=store or settings.store)
+    settings = structs.replace(settings, store=store or settings.store)
     if check:
         report = backups.verify(file)
         output.print_result(report, f"complete: {_describe(report)}", as_json)
@@ -82,7 +82,7 @@ def restore(file: Path, store: str | None, as_json: bool) -> None:
     from tpufleet.compose import backup as backups
 
     settings = connection.settings()
-    settings = dataclasses.replace(settings, store=store or settings.store)
+    settings = structs.replace(settings, store=store or settings.store)
     report = backups.restore(settings, settings.store_url, file)
     message = f"restored {_describe(report)}\n  into {settings.home}\n"
     message += f"  next: {_serve_command(store)}"

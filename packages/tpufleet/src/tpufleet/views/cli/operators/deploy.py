@@ -11,7 +11,7 @@ import click
 
 from tpufleet.errors import BadInput
 from tpufleet.model.people.users import TOKEN_PREFIX
-from tpufleet.model.values import field_types
+from tpufleet.model.values import names
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.operators.deploy_server import server
 from tpufleet.views.cli.output import json_option
@@ -91,7 +91,7 @@ def init(
     if not re.fullmatch(r"[a-z0-9.:-]*[a-z][a-z0-9-]{4,28}[a-z0-9]", project):
         raise BadInput(f"--project: {project!r} is not a project id, such as my-project-123456")
     for zone in zones:
-        if error := field_types.zone_error(zone):
+        if error := names.zone_error(zone):
             raise BadInput(f"--zone: {error}")
     values = {"TPUFLEET_GKE_ZONES": ",".join(zones)}
     if bucket is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import click
 import psutil
+from msgspec import structs
 
 from tpufleet import config
 from tpufleet.errors import FleetError
@@ -112,7 +112,7 @@ def serve(
     signal.signal(signal.SIGTERM, _exit)
     from tpufleet.compose.control_plane import serve as run_server
 
-    overridden = dataclasses.replace(
+    overridden = structs.replace(
         settings,
         listen=listen if listen is not None else settings.listen,
         store=store if store is not None else settings.store,

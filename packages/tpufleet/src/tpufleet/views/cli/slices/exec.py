@@ -14,8 +14,8 @@ from tpufleet.model.fleet.host_commands import (
     HostCommandRequest,
     HostCommandResult,
 )
+from tpufleet.model.job.spec_types import SHELL
 from tpufleet.model.values import durations
-from tpufleet.model.values.field_types import SHELL
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.host_numbers import host_option

@@ -10,16 +10,17 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from tpufleet import schema
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput
 from tpufleet.model.fleet.pools import Pool
-from tpufleet.model.job import pod_fields
-from tpufleet.model.job.job_file import label_error, zone_error
+from tpufleet.model.job import pod_settings
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.people.users import Role
 from tpufleet.model.tpu import topology
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.model.values import durations
+from tpufleet.model.values.names import label_error, zone_error
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import Cell, json_option, yes_option
@@ -147,7 +148,7 @@ def create(
         supersede=supersede,
         idle_after=idle,
         hold_after_failure=durations.parse(hold) or timedelta(0),
-        pod=pod_fields.parse_pod(dict(item.partition("=")[::2] for item in pod)),
+        pod=pod_settings.parse_pod(dict(item.partition("=")[::2] for item in pod)),
     )
     with connection.connect(start=True) as client:
         before = next((each for each in client.pools() if each.name == name), None)
@@ -268,10 +269,7 @@ def show(name: str, as_json: bool) -> None:
             str(durations.to_builtin(row.hold_after_failure)) if row.hold_after_failure else "",
         ),
         ("idle after", str(durations.to_builtin(row.idle_after))),
-        *(
-            (f"pod {name}", str(value))
-            for name, value in pod_fields.POD.to_document(row.pod).items()
-        ),
+        *((f"pod {name}", str(value)) for name, value in schema.to_document(row.pod).items()),
     ]
     output.print_fields(fields)
     for tpu_slice in slices:

@@ -1,0 +1,182 @@
+"""Types of the fields of a job that have a form of their own."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Any
+
+from tpufleet import schema
+from tpufleet.errors import BadInput, InvalidSettings
+from tpufleet.model.people.notifications import JOB_RULE, job_rule_error
+from tpufleet.schema import quote, suggest
+
+SHELL = ("bash", "-euo", "pipefail", "-c")  # runs a command that is given as text
+_ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
+_RESERVED_ENV = re.compile(
+    "TPUFLEET_.*|TPU_WORKER_(ID|HOSTNAMES)|JAX_COORDINATOR_ADDRESS"
+    "|MEGASCALE_(COORDINATOR_ADDRESS|NUM_SLICES|SLICE_ID)"
+)
+_SECRET = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}|file:/[^\0\n]+"
+_PYTHON = re.compile(r"3\.(?:[89]|[1-9][0-9])(?:\.[0-9]{1,3})?")
+_LOCATION = r"/|[a-z][a-z0-9+]*://[^/]"
+_MAX_PATTERN = 500
+# In a pattern: `re` takes 35 ms to compile each, and a job may have thousands of them.
+_WIDE_RANGE = re.compile(r"-(?:[^\0-\x7f]|\\[uUN])")
+
+
+class UsedSlice(StrEnum):
+    """A free slice of a pool, by the job that used it last. One that no job used is always free."""
+
+    OWN_FINISHED = "own-finished"  # also cancelled
+    OTHERS_FINISHED = "others-finished"
+    OWN_FAILED = "own-failed"
+    OTHERS_FAILED = "others-failed"
+
+
+def _parse_argv(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        if not value.strip():
+            raise BadInput("empty; write the command to run")
+        return (*SHELL, schema.parse_text(value))
+    if not isinstance(value, list | tuple):
+        raise BadInput(f"must be a list or text, not {quote(value)}")
+    arguments, errors = [], []
+    for index, argument in enumerate(value):
+        try:
+            arguments.append(schema.parse_text(argument))
+        except BadInput as error:
+            errors.append((f"[{index}]", str(error)))
+    if errors:
+        raise InvalidSettings(errors)
+    if not arguments or arguments[0] == "":
+        raise BadInput("empty; write the command to run, such as [python, train.py]")
+    return tuple(arguments)
+
+
+def _parse_python(value: Any) -> str:
+    text = str(value) if isinstance(value, str | float) else ""
+    if _PYTHON.fullmatch(text):
+        return text
+    # YAML reads 3.10 without quotes as the number 3.1.
+    example = "'3.10'" if text == "3.1" else "'3.12'"
+    raise BadInput(f"{quote(value)} is not a Python version; write {example}")
+
+
+def _parse_location(value: Any) -> str:
+    text = schema.parse_text(value)
+    if not re.match(_LOCATION, text):
+        raise BadInput(
+            f"{quote(text)} is not an absolute path or URL; "
+            "for example gs://bucket/folder or /mnt/checkpoints"
+        )
+    return text
+
+
+def _parse_env_name(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(_ENV_NAME, value):
+        raise BadInput("not the name of a variable; use letters, digits and _")
+    if _RESERVED_ENV.fullmatch(value):
+        raise BadInput("reserved: tpufleet sets this variable; remove it")
+    return value
+
+
+def _parse_secret(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(_SECRET, value):
+        # Not echoed: it may be the secret itself.
+        raise BadInput("not a secret; write a name from `tpu secret set`, or file:/path/on/host")
+    return value
+
+
+def _parse_pattern(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _MAX_PATTERN or "\0" in value:
+        raise BadInput(f"must be text of at most {_MAX_PATTERN} characters")
+    if _WIDE_RANGE.search(value):
+        raise BadInput(
+            r"has a range of characters beyond ASCII; list the characters, or write \w or \S"
+        )
+    try:
+        groups = re.compile(value).groups
+    except (re.error, RecursionError, OverflowError) as error:
+        raise BadInput(f"not a regular expression: {error}") from error
+    if not groups:
+        raise BadInput("has no group; put the number in parentheses: loss: ([0-9.]+)")
+    return value
+
+
+def _parse_reuse(value: Any) -> tuple[UsedSlice, ...]:
+    """Also the two digits of the former queue: for failed and for finished jobs, 1 means own and 2
+    means others' slices, 3 both."""
+    items = value if isinstance(value, list | tuple) else [value]
+    text = items[0] if len(items) == 1 and isinstance(items[0], str) else ""
+    if bits := re.fullmatch(r"([0-3])([0-3])", text):
+        kinds = (
+            (bits[1], 1, UsedSlice.OWN_FAILED), (bits[1], 2, UsedSlice.OTHERS_FAILED),
+            (bits[2], 1, UsedSlice.OWN_FINISHED), (bits[2], 2, UsedSlice.OTHERS_FINISHED),
+        )  # fmt: skip
+        return tuple(kind for digit, bit, kind in kinds if int(digit) & bit)
+    names = [each.value for each in UsedSlice]
+    for item in items:
+        if item not in names:
+            hint = suggest(item if isinstance(item, str) else "", names)
+            raise BadInput(f"unknown kind of slice {quote(item)}{hint}")
+    return tuple(dict.fromkeys(UsedSlice(item) for item in items))
+
+
+def _parse_channel(value: Any) -> str:
+    if not isinstance(value, str):
+        raise BadInput(f"must be text, not {quote(value)}")
+    if error := job_rule_error(value):
+        raise BadInput(error)
+    return value
+
+
+def _string(pattern: str, end: str = "$") -> dict[str, str]:
+    return {"type": "string", "pattern": f"^(?:{pattern}){end}"}
+
+
+_ARGUMENTS = {"type": "array", "items": {"type": ["string", "number"]}, "minItems": 1}
+_KINDS = {"enum": [each.value for each in UsedSlice]}
+Argv = Annotated[
+    tuple[str, ...],
+    schema.custom(
+        "list or text", _parse_argv, {"anyOf": [{"type": "string"}, _ARGUMENTS]}, write=list
+    ),
+]
+PythonVersion = Annotated[
+    str, schema.custom("version", _parse_python, {"type": ["string", "number"]})
+]
+Image = Annotated[
+    str,
+    schema.text(
+        "image",
+        r"[a-z0-9](?:[a-zA-Z0-9._:/@-]{0,250}[a-zA-Z0-9])?",
+        example="registry/name:tag",
+    ),
+]
+Dependency = Annotated[
+    str, schema.text("requirement", r"[^\s\0-][^\0\n]{0,500}", example="optax==0.2.4")
+]
+Location = Annotated[str, schema.custom("location", _parse_location, _string(_LOCATION, ""))]
+EnvName = Annotated[str, schema.custom("name", _parse_env_name, _string(_ENV_NAME))]
+SecretReference = Annotated[str, schema.custom("secret", _parse_secret, _string(_SECRET))]
+MetricName = Annotated[
+    str,
+    schema.text(
+        "metric", r"[A-Za-z_][A-Za-z0-9_./-]{0,99}", example="loss",
+        rule="letters, digits, _ . / and -",
+    ),
+]  # fmt: skip
+MetricPattern = Annotated[
+    str, schema.custom("regular expression", _parse_pattern, {"type": "string"})
+]
+Reuse = Annotated[
+    tuple[UsedSlice, ...],
+    schema.custom(
+        "one or a list",
+        _parse_reuse,
+        {"anyOf": [_KINDS, {"type": "array", "items": _KINDS, "uniqueItems": True}]},
+        write=lambda kinds: [kind.value for kind in kinds],
+    ),
+]
+Channel = Annotated[str, schema.custom("channel", _parse_channel, _string(JOB_RULE.pattern))]
