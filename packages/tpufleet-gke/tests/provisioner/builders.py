@@ -6,8 +6,7 @@ import hashlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tpufleet_gke.provisioner.gke import pool_specs
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners
+from tpufleet_gke.provisioner.model import label_keys, pod_owners, pool_specs
 from tpufleet_gke.provisioner.settings import ProvisionerSettings
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

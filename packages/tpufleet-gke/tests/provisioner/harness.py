@@ -12,9 +12,9 @@ from tests.provisioner import builders
 from tests.provisioner.simulated_nodes import SimulatedNodes
 from tpufleet.clocks import ManualClock
 from tpufleet_gke.provisioner.gke.node_pools import GkeNodePools, NodePools
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners
 from tpufleet_gke.provisioner.kube.pool_events import EventReporter
 from tpufleet_gke.provisioner.loop import Provisioner
+from tpufleet_gke.provisioner.model import label_keys, pod_owners
 from tpufleet_testbed.gke.grpc_server import GkeServer, client
 from tpufleet_testbed.gke.node_backends import NoNodes
 from tpufleet_testbed.gke.node_pools import GkeEmulator

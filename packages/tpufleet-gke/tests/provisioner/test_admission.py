@@ -12,9 +12,10 @@ from urllib.error import HTTPError
 
 import pytest
 
-from tpufleet_gke.provisioner.kube import admission, label_keys
+from tpufleet_gke.provisioner.kube import admission
 from tpufleet_gke.provisioner.kube.admission import AdmissionSettings
 from tpufleet_gke.provisioner.kube.webhook_server import WebhookServer
+from tpufleet_gke.provisioner.model import label_keys
 from tpufleet_testbed.kubernetes import certificates
 
 KEY = {"job-key": hashlib.sha1(b"default/train-slice-0").hexdigest()}

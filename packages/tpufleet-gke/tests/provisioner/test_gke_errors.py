@@ -10,7 +10,7 @@ pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
 from tests.provisioner.harness import ProvisionerHarness
 from tpufleet_gke.provisioner.gke import failure_causes
-from tpufleet_gke.provisioner.planning.cluster_state import FailureCause
+from tpufleet_gke.provisioner.model.cluster_state import FailureCause
 from tpufleet_testbed.gke import error_texts
 
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)

@@ -9,10 +9,8 @@ import pytest
 
 from tests.provisioner.builders import NOW, pool_spec, settings
 from tpufleet.model.tpu import topology
-from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity, PoolLocation
-from tpufleet_gke.provisioner.kube import label_keys
-from tpufleet_gke.provisioner.planning import budgets, plans
-from tpufleet_gke.provisioner.planning.cluster_state import (
+from tpufleet_gke.provisioner.model import label_keys
+from tpufleet_gke.provisioner.model.cluster_state import (
     ClusterState,
     FailureCause,
     ObservedPool,
@@ -23,6 +21,8 @@ from tpufleet_gke.provisioner.planning.cluster_state import (
     PoolStatus,
     PoolUser,
 )
+from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolLocation
+from tpufleet_gke.provisioner.planning import budgets, plans
 from tpufleet_gke.provisioner.planning.request_backoff import RequestBackoff
 from tpufleet_gke.provisioner.settings import ProvisionerBudget
 

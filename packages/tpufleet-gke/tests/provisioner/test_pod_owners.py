@@ -12,9 +12,9 @@ from tests.provisioner import builders
 from tests.provisioner.harness import ProvisionerHarness
 from tpufleet.errors import BadInput
 from tpufleet_gke.provisioner import settings as provisioner_settings
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners, pods
-from tpufleet_gke.provisioner.kube.pod_owners import JOB, JOBSET, LEADER_WORKER_SET, POD
 from tpufleet_gke.provisioner.kube.pool_events import CREATE_FAILED
+from tpufleet_gke.provisioner.model import label_keys, pod_owners, pods
+from tpufleet_gke.provisioner.model.pod_owners import JOB, JOBSET, LEADER_WORKER_SET, POD
 
 MINUTE = timedelta(minutes=1)
 ALL = tuple(pod_owners.KINDS)

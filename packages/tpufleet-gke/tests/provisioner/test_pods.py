@@ -8,7 +8,7 @@ import pytest
 
 from tests.provisioner import builders
 from tpufleet.errors import BadInput
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners, pods
+from tpufleet_gke.provisioner.model import label_keys, pod_owners, pods
 
 
 def skip_reason(pod, *resource):

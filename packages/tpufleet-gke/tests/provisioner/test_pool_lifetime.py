@@ -8,8 +8,8 @@ import pytest
 
 from tests.provisioner.builders import NOW, pool_spec, settings
 from tests.provisioner.test_plans import ALIVE, OWNER, demand, plan, pool, ready, runs
-from tpufleet_gke.provisioner.kube import label_keys
-from tpufleet_gke.provisioner.planning.cluster_state import OwnerStatus, PendingPool, PoolStatus
+from tpufleet_gke.provisioner.model import label_keys
+from tpufleet_gke.provisioner.model.cluster_state import OwnerStatus, PendingPool, PoolStatus
 from tpufleet_gke.provisioner.planning.pool_lifetime import JOB_SPECIFIC_LABELS
 from tpufleet_gke.provisioner.settings import ProvisionerBudget
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tpufleet.errors import BadInput
 from tpufleet.model.tpu import tpu_types
-from tpufleet_gke.provisioner.gke import pool_shapes
+from tpufleet_gke.provisioner.model import pool_shapes
 
 V4, V5E, V5P, V6E, V7 = (
     "tpu-v4-podslice",

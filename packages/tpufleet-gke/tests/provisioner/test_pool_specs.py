@@ -9,9 +9,8 @@ import pytest
 from tests.provisioner import builders
 from tests.provisioner.builders import pool_spec, settings
 from tpufleet.errors import BadInput
-from tpufleet_gke.provisioner.gke import pool_specs
-from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity, PoolLocation
-from tpufleet_gke.provisioner.kube import label_keys
+from tpufleet_gke.provisioner.model import label_keys, pool_specs
+from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolLocation
 from tpufleet_gke.provisioner.planning import pod_fit
 from tpufleet_gke.provisioner.settings import NodeNetwork
 

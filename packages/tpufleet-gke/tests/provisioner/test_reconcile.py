@@ -16,7 +16,7 @@ pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 from tests.provisioner import builders
 from tpufleet.errors import ProviderUnavailable
 from tpufleet_gke.provisioner.gke.node_pools import MockNodePools
-from tpufleet_gke.provisioner.kube import label_keys
+from tpufleet_gke.provisioner.model import label_keys
 from tpufleet_gke.provisioner.settings import NodeNetwork
 
 MINUTE = timedelta(minutes=1)

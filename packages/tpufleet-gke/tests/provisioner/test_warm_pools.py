@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
-from tpufleet_gke.provisioner.kube import label_keys, pool_events
+from tpufleet_gke.provisioner.kube import pool_events
+from tpufleet_gke.provisioner.model import label_keys
 from tpufleet_gke.provisioner.settings import ProvisionerBudget
 
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)

@@ -14,7 +14,8 @@ pytest.importorskip("google.auth", reason="needs the extra `gke`")
 import requests
 
 from tpufleet.errors import BadInput, BadRequest, PermissionMissing, ProviderUnavailable
-from tpufleet_gke.provisioner.gke import pool_shapes, workload_policies
+from tpufleet_gke.provisioner.gke import workload_policies
+from tpufleet_gke.provisioner.model import pool_shapes
 
 PAGE = 40
 

@@ -19,13 +19,14 @@ from tpufleet_gke.provisioner.gke.auto_provisioning import AutoProvisioningLimit
 from tpufleet_gke.provisioner.gke.calls import GkeCall, InFlightCalls
 from tpufleet_gke.provisioner.gke.node_pools import NodePools
 from tpufleet_gke.provisioner.gke.pool_listing import PoolListing
-from tpufleet_gke.provisioner.kube import label_keys, observations, pod_owners, pods
-from tpufleet_gke.provisioner.kube.pod_owners import OwnerStatus
-from tpufleet_gke.provisioner.kube.pods import Json
+from tpufleet_gke.provisioner.kube import observations
 from tpufleet_gke.provisioner.kube.pool_events import CREATE_FAILED, LEFT_TO_GKE, EventReporter
 from tpufleet_gke.provisioner.metrics import ProvisionerMetrics
+from tpufleet_gke.provisioner.model import label_keys, pod_owners, pods
+from tpufleet_gke.provisioner.model.cluster_state import ClusterState, ObservedPool, PoolStatus
+from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
+from tpufleet_gke.provisioner.model.pods import Json
 from tpufleet_gke.provisioner.planning import plans, pool_lifetime
-from tpufleet_gke.provisioner.planning.cluster_state import ClusterState, ObservedPool, PoolStatus
 from tpufleet_gke.provisioner.planning.pool_plan import CordonPool, CreatePool, DeletePool, PoolPlan
 from tpufleet_gke.provisioner.planning.pool_tracker import ERROR_STATUSES, PoolTracker
 from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool

@@ -25,11 +25,11 @@ from tpufleet.kubernetes.probes import ProbeServer, stale_caches
 from tpufleet_gke.provisioner.gke import node_pools
 from tpufleet_gke.provisioner.gke.calls import MAX_CONCURRENT_DELETES
 from tpufleet_gke.provisioner.gke.node_pools import GkeNodePools, MockNodePools, NodePools
-from tpufleet_gke.provisioner.kube import label_keys
 from tpufleet_gke.provisioner.kube.pool_events import BackgroundRecorder, EventReporter
 from tpufleet_gke.provisioner.kube.watched_cluster import WatchedCluster
 from tpufleet_gke.provisioner.loop import Provisioner
 from tpufleet_gke.provisioner.metrics import ProvisionerMetrics
+from tpufleet_gke.provisioner.model import label_keys
 from tpufleet_gke.provisioner.settings import ProvisionerSettings, from_environ
 
 log = logging.getLogger("tpufleet_gke.provisioner")

@@ -10,9 +10,6 @@ from tpufleet.errors import Conflict, FleetError, PermissionMissing
 from tpufleet_gke.provisioner.gke import failure_causes
 from tpufleet_gke.provisioner.gke.calls import GkeCall, GkeCallResult
 from tpufleet_gke.provisioner.gke.node_pools import OperationFailure, detail_of
-from tpufleet_gke.provisioner.gke.pool_shapes import PoolShape
-from tpufleet_gke.provisioner.gke.pool_specs import PoolSpec
-from tpufleet_gke.provisioner.kube import pod_owners
 from tpufleet_gke.provisioner.kube.pool_events import (
     CREATE_FAILED,
     CREATE_STARTED,
@@ -25,12 +22,15 @@ from tpufleet_gke.provisioner.kube.pool_events import (
     EventReporter,
 )
 from tpufleet_gke.provisioner.metrics import ProvisionerMetrics
-from tpufleet_gke.provisioner.planning.cluster_state import (
+from tpufleet_gke.provisioner.model import pod_owners
+from tpufleet_gke.provisioner.model.cluster_state import (
     ClusterState,
     FailureCause,
     ObservedPool,
     PoolStatus,
 )
+from tpufleet_gke.provisioner.model.pool_shapes import PoolShape
+from tpufleet_gke.provisioner.model.pool_specs import PoolSpec
 from tpufleet_gke.provisioner.planning.pool_plan import CordonPool, CreatePool, DeletePool
 from tpufleet_gke.provisioner.planning.pool_tracker import (
     ERROR_STATUSES,

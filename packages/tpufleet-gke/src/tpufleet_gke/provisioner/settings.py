@@ -10,7 +10,7 @@ from datetime import timedelta
 from tpufleet.errors import BadInput
 from tpufleet.model.tpu import tpu_types
 from tpufleet.model.values import field_types
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners
+from tpufleet_gke.provisioner.model import label_keys, pod_owners
 
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?")
 _AMOUNT = re.compile(r"\d+(\.\d+)?")

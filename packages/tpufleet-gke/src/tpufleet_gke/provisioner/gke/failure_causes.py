@@ -14,7 +14,7 @@ from tpufleet.errors import (
     PermissionMissing,
     QuotaExceeded,
 )
-from tpufleet_gke.provisioner.planning.cluster_state import FailureCause
+from tpufleet_gke.provisioner.model.cluster_state import FailureCause
 
 # A failed operation has only a status code, which several causes share, and Google's text. Texts of
 # machines that a zone does not have, and of reservations, are those in

@@ -20,9 +20,10 @@ from tpufleet.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from tpufleet_gke.provisioner.gke import failure_causes, failure_summaries, pool_shapes
-from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity
-from tpufleet_gke.provisioner.planning.cluster_state import FailureCause, ObservedPool, PoolStatus
+from tpufleet_gke.provisioner.gke import failure_causes, failure_summaries
+from tpufleet_gke.provisioner.model import pool_shapes
+from tpufleet_gke.provisioner.model.cluster_state import FailureCause, ObservedPool, PoolStatus
+from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity
 from tpufleet_gke.provisioner.settings import NodeNetwork
 
 CALL_TIMEOUT = 30.0  # seconds

@@ -24,7 +24,7 @@ from tpufleet.errors import (
 )
 from tpufleet.model.tpu import tpu_types
 from tpufleet_gke.provisioner import settings
-from tpufleet_gke.provisioner.gke import pool_shapes
+from tpufleet_gke.provisioner.model import pool_shapes
 
 log = logging.getLogger("tpufleet_gke.provisioner")
 

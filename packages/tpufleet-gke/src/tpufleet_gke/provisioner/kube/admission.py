@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tpufleet_gke.provisioner.kube import label_keys
+from tpufleet_gke.provisioner.model import label_keys
 
 Json = dict[str, Any]
 

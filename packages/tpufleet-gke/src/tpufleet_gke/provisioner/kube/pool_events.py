@@ -10,8 +10,8 @@ from typing import Protocol
 
 from tpufleet.kubernetes import event_recorder
 from tpufleet.kubernetes.connections import JOB, JOBSET, LEADER_WORKER_SET, POD, Json
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners
-from tpufleet_gke.provisioner.planning.cluster_state import (
+from tpufleet_gke.provisioner.model import label_keys, pod_owners
+from tpufleet_gke.provisioner.model.cluster_state import (
     ClusterState,
     FailureCause,
     ObservedPool,

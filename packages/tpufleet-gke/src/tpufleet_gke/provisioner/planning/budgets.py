@@ -11,8 +11,8 @@ from functools import cache
 
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import prices, topology
-from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity, PoolSpec
-from tpufleet_gke.provisioner.planning.cluster_state import ClusterState, ObservedPool, PendingPool
+from tpufleet_gke.provisioner.model.cluster_state import ClusterState, ObservedPool, PendingPool
+from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolSpec
 from tpufleet_gke.provisioner.settings import ProvisionerBudget
 
 

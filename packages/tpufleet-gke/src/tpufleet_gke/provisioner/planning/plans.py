@@ -9,21 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity, PoolSpec
-from tpufleet_gke.provisioner.planning import (
-    budgets,
-    cordons,
-    pool_lifetime,
-    pool_needs,
-    warm_pools,
-)
-from tpufleet_gke.provisioner.planning.cluster_state import (
+from tpufleet_gke.provisioner.model.cluster_state import (
     ClusterState,
     FailureCause,
     ObservedPool,
     PendingPool,
     PoolDemand,
     PoolStatus,
+)
+from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolSpec
+from tpufleet_gke.provisioner.planning import (
+    budgets,
+    cordons,
+    pool_lifetime,
+    pool_needs,
+    warm_pools,
 )
 from tpufleet_gke.provisioner.planning.pool_plan import (
     CreatePool,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tpufleet.errors import BadInput
 from tpufleet.model.tpu import machine_types
-from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity, PoolSpec
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners, pods
-from tpufleet_gke.provisioner.kube.pods import Json
+from tpufleet_gke.provisioner.model import label_keys, pod_owners, pods
+from tpufleet_gke.provisioner.model.pods import Json
+from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolSpec
 
 
 def check_pod_fits(pod: Json, spec: PoolSpec) -> None:

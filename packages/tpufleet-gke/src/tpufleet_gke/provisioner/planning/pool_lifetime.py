@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
-from tpufleet_gke.provisioner.gke.pool_specs import PoolSpec
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners
-from tpufleet_gke.provisioner.kube.pod_owners import OwnerStatus
-from tpufleet_gke.provisioner.planning.cluster_state import (
+from tpufleet_gke.provisioner.model import label_keys, pod_owners
+from tpufleet_gke.provisioner.model.cluster_state import (
     ClusterState,
     ObservedPool,
     PoolStatus,
     PoolUser,
 )
+from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
+from tpufleet_gke.provisioner.model.pool_specs import PoolSpec
 from tpufleet_gke.provisioner.settings import ProvisionerSettings
 
 # A watch may lag, so a JobSet counts as deleted only after it has been missing for this long.

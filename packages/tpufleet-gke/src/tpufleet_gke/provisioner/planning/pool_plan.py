@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from tpufleet_gke.provisioner.gke.pool_specs import PoolLocation, PoolSpec
-from tpufleet_gke.provisioner.planning.cluster_state import (
+from tpufleet_gke.provisioner.model.cluster_state import (
     FailureCause,
     ObservedPool,
     PendingPool,
     PodRef,
 )
+from tpufleet_gke.provisioner.model.pool_specs import PoolLocation, PoolSpec
 from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tpufleet_gke.provisioner.gke.node_pools import OperationFailure
-from tpufleet_gke.provisioner.kube.pod_owners import OwnerStatus
-from tpufleet_gke.provisioner.planning.cluster_state import (
+from tpufleet_gke.provisioner.model.cluster_state import (
     ClusterState,
     FailureCause,
     ObservedPool,
@@ -16,6 +15,7 @@ from tpufleet_gke.provisioner.planning.cluster_state import (
     PoolStatus,
     PoolUser,
 )
+from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
 from tpufleet_gke.provisioner.planning.pool_plan import CreatePool, DeletePool
 from tpufleet_gke.provisioner.planning.request_backoff import (
     KEPT_BACKOFF,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from tpufleet.backoff import BackoffPolicy
-from tpufleet_gke.provisioner.gke.pool_specs import PoolLocation, PoolSpec
-from tpufleet_gke.provisioner.planning.cluster_state import FailureCause
+from tpufleet_gke.provisioner.model.cluster_state import FailureCause
+from tpufleet_gke.provisioner.model.pool_specs import PoolLocation, PoolSpec
 
 MAX_WAIT = timedelta(minutes=10)
 CAPACITY_BACKOFF = BackoffPolicy(first=timedelta(seconds=15), longest=MAX_WAIT)

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from tpufleet_gke.provisioner.gke.pool_specs import COPIED_SELECTORS, PoolCapacity, PoolSpec
-from tpufleet_gke.provisioner.kube import label_keys
-from tpufleet_gke.provisioner.kube.pod_owners import OwnerStatus
-from tpufleet_gke.provisioner.planning import budgets, pool_needs
-from tpufleet_gke.provisioner.planning.cluster_state import (
+from tpufleet_gke.provisioner.model import label_keys
+from tpufleet_gke.provisioner.model.cluster_state import (
     ClusterState,
     ObservedPool,
     PendingPool,
     PodRef,
     PoolStatus,
 )
+from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
+from tpufleet_gke.provisioner.model.pool_specs import COPIED_SELECTORS, PoolCapacity, PoolSpec
+from tpufleet_gke.provisioner.planning import budgets, pool_needs
 from tpufleet_gke.provisioner.settings import NodeNetwork, ProvisionerBudget, ProvisionerSettings
 
 DEFAULT_SERVICE_ACCOUNT = "default"  # what GKE lists where none was requested

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity, PoolLocation, PoolSpec
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners
-from tpufleet_gke.provisioner.kube.pod_owners import OwnerStatus
+from tpufleet_gke.provisioner.model import label_keys, pod_owners
+from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
+from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolLocation, PoolSpec
 from tpufleet_gke.provisioner.settings import NodeNetwork
 
 
@@ -82,7 +82,7 @@ class PodRef:
     namespace: str
     name: str
     uid: str
-    owner_name: str = ""  # see kube.pod_owners
+    owner_name: str = ""  # see model.pod_owners
     owner_uid: str = ""
 
 

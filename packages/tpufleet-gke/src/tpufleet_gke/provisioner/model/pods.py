@@ -8,8 +8,8 @@ from typing import Any
 
 from tpufleet.errors import BadInput
 from tpufleet.kubernetes import quantities
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners
-from tpufleet_gke.provisioner.kube.pod_owners import PodOwner
+from tpufleet_gke.provisioner.model import label_keys, pod_owners
+from tpufleet_gke.provisioner.model.pod_owners import PodOwner
 
 Json = Mapping[str, Any]
 

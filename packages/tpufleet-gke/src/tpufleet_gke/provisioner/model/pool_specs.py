@@ -11,11 +11,10 @@ from typing import Any
 
 from tpufleet.errors import BadInput
 from tpufleet.model.fleet.compute_reservations import ComputeReservation
-from tpufleet_gke.provisioner.gke import pool_hashes, pool_shapes
-from tpufleet_gke.provisioner.gke.pool_shapes import PoolShape
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners, pods
-from tpufleet_gke.provisioner.kube.pod_owners import PodOwner, PoolParent
-from tpufleet_gke.provisioner.kube.pods import Json
+from tpufleet_gke.provisioner.model import label_keys, pod_owners, pods, pool_hashes, pool_shapes
+from tpufleet_gke.provisioner.model.pod_owners import PodOwner, PoolParent
+from tpufleet_gke.provisioner.model.pods import Json
+from tpufleet_gke.provisioner.model.pool_shapes import PoolShape
 from tpufleet_gke.provisioner.settings import NodeNetwork, ProvisionerSettings, parse_networks
 
 MAX_NAME_LENGTH = 40
@@ -65,7 +64,7 @@ class PoolSpec:
     long_name: str  # used when another Job's pool has `name`
     extra_names: tuple[str, ...]  # used when other Jobs occupy both of those
     namespace: str
-    owner_name: str  # see kube.pod_owners
+    owner_name: str  # see model.pod_owners
     owner_uid: str
     parent: PoolParent
     shape: PoolShape
