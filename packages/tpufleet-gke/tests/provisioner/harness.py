@@ -66,6 +66,7 @@ class ProvisionerHarness:
         simulate_nodes: bool = False,
         clock: ManualClock | None = None,
         events: Any = None,
+        list_timeout: timedelta = timedelta(minutes=15),
         **settings: Any,
     ) -> None:
         """Without simulated nodes, pools stay empty and pods stay as tests wrote them."""
@@ -73,6 +74,7 @@ class ProvisionerHarness:
         self.simulated = SimulatedNodes(self.clock) if simulate_nodes else None
         self.gke = GkeEmulator(clock=self.clock, nodes=self.simulated or NoNodes())
         self.server = GkeServer(self.gke).start()
+        self.list_timeout = list_timeout
         self.settings = builders.settings(**settings)
         self.events = events or RecordedEvents()
         self.jobsets: list[Any] = []
@@ -99,6 +101,7 @@ class ProvisionerHarness:
             create_executor=self.create_executor,
             delete_executor=self.delete_executor,
             is_leader=is_leader,
+            list_timeout=self.list_timeout,
         )
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from tpufleet_gke.provisioner.model.cluster_state import (
     PendingPool,
     PodRef,
     PoolDemand,
+    PoolFailure,
     PoolStatus,
     PoolUser,
 )
@@ -100,7 +101,7 @@ STATUSES = [
 
 @pytest.mark.parametrize(("status", "cause", "seconds", "outcome"), STATUSES)
 def test_each_status_of_a_pool_has_its_outcome(status, cause, seconds, outcome):
-    existing = pool(status=status, failure_cause=cause, message="a message")
+    existing = pool(status=status, failure=PoolFailure(cause, "a message"))
     not_serving = {existing.name: NOW - seconds * SECOND}
     result = plan([existing], [demand()], not_serving_since=not_serving)
     assert result.creates == ()
@@ -148,23 +149,12 @@ def test_a_complete_pool_whose_pod_waits_is_never_doubled():
         assert [one.misfit for one in result.deletes] == [waiting.pool_spec] * deleted
 
 
-TIMERS = {
-    "not serving": ({"not_serving_timeout": 60 * SECOND}, {"status": PoolStatus.RUNNING}),
-    "error": (
-        {"error_grace": 60 * SECOND},
-        {"status": PoolStatus.RUNNING_WITH_ERROR, "failure_cause": FailureCause.TRANSIENT},
-    ),
-}
-
-
-@pytest.mark.parametrize(("changed", "observed"), TIMERS.values(), ids=TIMERS)
-def test_timers_are_settings(changed, observed):
-    existing = pool(**observed)
+def test_the_time_in_which_a_pool_must_serve_its_pod_is_a_setting():
+    existing = pool(status=PoolStatus.RUNNING)
+    changed = settings(not_serving_timeout=60 * SECOND)
     for seconds, deleted in ((59, False), (60, True)):
         since = {existing.name: NOW - seconds * SECOND}
-        result = plan(
-            [existing], [demand()], not_serving_since=since, with_settings=settings(**changed)
-        )
+        result = plan([existing], [demand()], not_serving_since=since, with_settings=changed)
         assert bool(result.deletes) is deleted
 
 
@@ -311,7 +301,8 @@ def test_a_pool_with_nodes_is_deleted_a_moment_after_its_cordon(owners, since, a
 
 def test_a_cordon_stays_while_gke_refuses_the_deletion():
     backoff = RequestBackoff()
-    backoff.record_failed_deletion(NAME, PoolStatus.RUNNING, FailureCause.TRANSIENT, "busy", NOW)
+    busy = PoolFailure(FailureCause.TRANSIENT, "busy")
+    backoff.record_failed_deletion(NAME, PoolStatus.RUNNING, busy, NOW)
     result = plan(
         [pool()], owners=ended(0), backoff=backoff, youngest_node_at={NAME: NOW - 60 * SECOND},
         cordoned_since={NAME: NOW - SECOND}, cordoned=frozenset([NAME]),
@@ -437,14 +428,8 @@ def out_of_stock(*locations):
     backoff = RequestBackoff()
     shape = pool_spec().shape
     for location in locations:
-        backoff.record_location_failure(
-            location,
-            shape.machine_type,
-            shape.nodes,
-            cause=FailureCause.OUT_OF_STOCK,
-            message="none left",
-            now=NOW,
-        )
+        failure = PoolFailure(FailureCause.OUT_OF_STOCK, "none left")
+        backoff.record_location_failure(location, shape.machine_type, shape.nodes, failure, NOW)
     return backoff
 
 
@@ -490,10 +475,10 @@ def test_waits_grow_and_permanent_failures_wait_an_hour():
     backoff, spec = RequestBackoff(), pool_spec()
     waits = []
     for _ in range(4):
-        backoff.record_pool_failure(spec, FailureCause.TRANSIENT, "500", NOW)
+        backoff.record_pool_failure(spec, PoolFailure(FailureCause.TRANSIENT, "500"), NOW)
         waits.append(backoff.failure_of(spec).retry_at - NOW)
     assert waits == sorted(waits) and waits[-1] > 3 * waits[0]
-    backoff.record_pool_failure(spec, FailureCause.PERMISSION, "403", NOW)
+    backoff.record_pool_failure(spec, PoolFailure(FailureCause.PERMISSION, "403"), NOW)
     assert backoff.failure_of(spec).retry_at == NOW + timedelta(hours=1)
     assert backoff.failure_of(pool_spec(node_selector={"abc": "changed"})) is None
 

@@ -72,11 +72,6 @@ VARIABLES = [
     ("ALLOWED_NODE_NETWORKS", "a, b", {"allowed_networks": ("a", "b")}),
     ("ALLOWED_NODE_NETWORKS", "none", {"allowed_networks": ()}),
     ("NOT_SERVING_TIMEOUT", "20m", {"not_serving_timeout": timedelta(minutes=20)}),
-    ("SCHEDULING_GRACE", "1m", {"scheduling_grace": timedelta(minutes=1)}),
-    ("ERROR_GRACE", "1m", {"error_grace": timedelta(minutes=1)}),
-    ("IDLE_GRACE", "1h", {"idle_grace": timedelta(hours=1)}),
-    ("NODE_JOIN_TIMEOUT", "4m", {"node_join_timeout": timedelta(minutes=4)}),
-    ("DRY_RUN", "1", {"dry_run": True}),
 ]
 
 

@@ -28,7 +28,7 @@ from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
 from tpufleet_gke.provisioner.model.pods import Json
 from tpufleet_gke.provisioner.planning import plans, pool_lifetime
 from tpufleet_gke.provisioner.planning.pool_plan import CordonPool, CreatePool, DeletePool, PoolPlan
-from tpufleet_gke.provisioner.planning.pool_tracker import ERROR_STATUSES, PoolTracker
+from tpufleet_gke.provisioner.planning.pool_tracker import PoolTracker
 from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool
 from tpufleet_gke.provisioner.result_handler import ResultHandler
 from tpufleet_gke.provisioner.settings import ProvisionerSettings
@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 IDLE_INTERVAL = timedelta(seconds=60)  # the latest that an orphan is noticed
 MIN_INTERVAL = timedelta(milliseconds=250)  # watch events come in bursts
+LIST_TIMEOUT = timedelta(seconds=5)  # how long a round waits for a list of pools
 NODES_PER_WORKER, MAX_NODE_CALLS = 8, 16  # calls for nodes of one pool at a time
 TRANSITIONAL = (PoolStatus.PROVISIONING, PoolStatus.RECONCILING, PoolStatus.STOPPING)
 
@@ -79,16 +80,15 @@ class Provisioner:
         delete_executor: Executor,
         metrics: ProvisionerMetrics | None = None,
         is_leader: Callable[[], bool] = lambda: True,
+        list_timeout: timedelta = LIST_TIMEOUT,
     ) -> None:
         self._cluster, self._pools, self._settings = cluster, pools, settings
         self._clock, self._reporter, self._is_leader = clock, reporter, is_leader
         self.metrics = metrics or ProvisionerMetrics()
         self.tracker = PoolTracker()
         self._calls = InFlightCalls(create_executor, delete_executor, self.wake)
-        self._listing = PoolListing(pools.list_pools, settings.list_timeout)
-        self._auto_provisioning = AutoProvisioningLimits(
-            pools.auto_provisioned, settings.list_timeout
-        )
+        self._listing = PoolListing(pools.list_pools, list_timeout)
+        self._auto_provisioning = AutoProvisioningLimits(pools.auto_provisioned, list_timeout)
         self._results = ResultHandler(self.tracker, reporter, self.metrics)
         self.last_success: datetime | None = None  # of a reconciliation
         self._logged_plan: set[str] = set()
@@ -141,7 +141,7 @@ class Provisioner:
             raise ProviderUnavailable(f"not reconciling: {stale}")
         now = self._clock.now()
         pools = self._listing.fetch()
-        has_errors = any(pool.managed and pool.status in ERROR_STATUSES for pool in pools)
+        has_errors = any(pool.managed and pool.failure is not None for pool in pools)
         need_failures = has_errors or self.tracker.pending_creates
         failures = self._pools.failed_creates() if need_failures else {}
         state = self._observe(pools, now)

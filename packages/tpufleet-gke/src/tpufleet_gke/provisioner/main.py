@@ -164,7 +164,7 @@ def run(environ: Mapping[str, str], options: ProvisionerOptions) -> int:
     for name in ("httpx", "httpx2", "httpcore", "httpcore2"):
         logging.getLogger(name).setLevel(logging.WARNING)
     settings = from_environ(environ)
-    settings = dataclasses.replace(settings, dry_run=settings.dry_run or options.dry_run)
+    settings = dataclasses.replace(settings, dry_run=options.dry_run)
     if settings.provider == "gke":
         settings = fill_from_metadata(settings)
     stop = threading.Event()

@@ -84,18 +84,10 @@ class ProvisionerSettings:
     suspended_ttl: timedelta = timedelta(minutes=10)
     # A running pool that does not serve the pod that waits for it by then is deleted.
     not_serving_timeout: timedelta = timedelta(minutes=10)
-    # The scheduler gets this long to place a pod before its reason is reported, or another
-    # Job on the pool is taken to occupy it.
-    scheduling_grace: timedelta = timedelta(seconds=15)
-    error_grace: timedelta = timedelta(minutes=5)  # for a pool that runs with a transient error
-    idle_grace: timedelta = timedelta(minutes=3)  # for a pool whose Job runs on another one
-    # Nodes of a running pool join the cluster and get pods within this time.
-    node_join_timeout: timedelta = timedelta(minutes=2)
     # An unused pool of an ended JobSet is kept this long for the next one of the same kind.
     warm_pool_ttl: timedelta = timedelta(0)
     # No pools for pods that the cluster's node auto-provisioning serves.
     respect_auto_provisioning: bool = True
-    list_timeout: timedelta = timedelta(seconds=5)  # how long a round waits for a list of pools
     poll_interval: timedelta = timedelta(seconds=2)  # while pools are changing
     lease_duration: timedelta = timedelta(seconds=15)  # how soon a dead leader is replaced
     dry_run: bool = False
@@ -152,16 +144,10 @@ def from_environ(environ: Mapping[str, str]) -> ProvisionerSettings:
         allowed_networks=_allowed(read.list_of("ALLOWED_NODE_NETWORKS") or ("*",)),
         suspended_ttl=read.duration("SUSPENDED_TTL", timedelta(minutes=10)),
         not_serving_timeout=read.positive_duration("NOT_SERVING_TIMEOUT", timedelta(minutes=10)),
-        scheduling_grace=read.duration("SCHEDULING_GRACE", timedelta(seconds=15)),
-        error_grace=read.duration("ERROR_GRACE", timedelta(minutes=5)),
-        idle_grace=read.duration("IDLE_GRACE", timedelta(minutes=3)),
-        node_join_timeout=read.positive_duration("NODE_JOIN_TIMEOUT", timedelta(minutes=2)),
         warm_pool_ttl=read.duration("WARM_POOL_TTL", timedelta(0)),
         respect_auto_provisioning=read.boolean("RESPECT_NODE_AUTO_PROVISIONING", True),
-        list_timeout=read.positive_duration("LIST_TIMEOUT", timedelta(seconds=5)),
         poll_interval=read.positive_duration("POLL_INTERVAL", timedelta(seconds=2)),
         lease_duration=read.positive_duration("LEASE_DURATION", timedelta(seconds=15)),
-        dry_run=read.boolean("DRY_RUN", False),
     )
 
 

@@ -81,12 +81,12 @@ def classify_operation(code: int, message: str) -> FailureCause:
     return _BY_CODE.get(code, FailureCause.TRANSIENT)
 
 
-def classify_pool(conditions: Iterable[str], message: str) -> FailureCause | None:
-    """Of a pool with an error. None when neither conditions nor message tell."""
+def classify_pool(conditions: Iterable[str], message: str) -> FailureCause:
+    """Of a pool with an error."""
     for code in conditions:
         if code in _BY_CONDITION:
             return _BY_CONDITION[code]
-    return classify_operation(0, message) if message else None
+    return classify_operation(0, message)
 
 
 def classify_error(error: FleetError) -> FailureCause:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 MAX_LENGTH = 240  # characters of a text that is not known
 AGAIN = "it is tried again"
+MAKE_POLICIES = "create it with `tpu provisioner --make-policies REGION`"
 _MORE_ADDRESSES = "add a pod range to the cluster or enlarge its subnetwork"
 _QUOTAS = "https://console.cloud.google.com/iam-admin/quotas"
 # GKE quotes the error of the first instance in the middle of counts and names.
@@ -185,7 +186,7 @@ _RULES = (
     _rule(
         r"(/resourcePolicies/|resource policy ')(?P<policy>[^'\s]+)' was not found",
         "workload policy {policy} does not exist",
-        "create it with `tpu provisioner --make-policies REGION`",
+        MAKE_POLICIES,
     ),
     _rule(
         r"/(?P<kind>subnetwork|network)s/(?P<name>[^'\s]+)' was not found",

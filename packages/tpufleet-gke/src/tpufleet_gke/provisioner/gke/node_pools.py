@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from tpufleet.errors import (
@@ -22,7 +22,13 @@ from tpufleet.errors import (
 )
 from tpufleet_gke.provisioner.gke import failure_causes, failure_summaries
 from tpufleet_gke.provisioner.model import pool_shapes
-from tpufleet_gke.provisioner.model.cluster_state import FailureCause, ObservedPool, PoolStatus
+from tpufleet_gke.provisioner.model.cluster_state import (
+    ERROR_STATUSES,
+    FailureCause,
+    ObservedPool,
+    PoolFailure,
+    PoolStatus,
+)
 from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity
 from tpufleet_gke.provisioner.settings import NodeNetwork
 
@@ -36,20 +42,10 @@ GRANT = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OperationFailure:
-    """Why an operation on a pool failed."""
-
-    cause: FailureCause
-    message: str
-    operation: str
-    detail: str = ""  # Google's whole text
-
-
 class NodePools(Protocol):
     def list_pools(self) -> Sequence[ObservedPool]: ...
 
-    def failed_creates(self) -> Mapping[str, OperationFailure]:
+    def failed_creates(self) -> Mapping[str, PoolFailure]:
         """By pool: its last create operation, if that failed."""
         ...
 
@@ -80,7 +76,7 @@ class MockNodePools:
     def list_pools(self) -> Sequence[ObservedPool]:
         return tuple(self._pools.values())
 
-    def failed_creates(self) -> Mapping[str, OperationFailure]:
+    def failed_creates(self) -> Mapping[str, PoolFailure]:
         return {}
 
     def create(self, request: Mapping[str, Any]) -> None:
@@ -118,13 +114,13 @@ class GkeNodePools:
             response = self._client.list_node_pools(parent=self._parent, **self._options)
         return [_observed_pool(pool) for pool in response.node_pools]
 
-    def failed_creates(self) -> Mapping[str, OperationFailure]:
+    def failed_creates(self) -> Mapping[str, PoolFailure]:
         with translate_errors():
             response = self._client.list_operations(parent=self._location, **self._options)
         separator = re.compile(
             rf"/clusters/{re.escape(self._parent.rpartition('/')[2])}/nodePools/"
         )
-        latest: dict[str, tuple[str, OperationFailure | None]] = {}
+        latest: dict[str, tuple[str, PoolFailure | None]] = {}
         for operation in response.operations:
             parts = separator.split(operation.target_link)
             if len(parts) != 2 or operation.operation_type.name != "CREATE_NODE_POOL":
@@ -184,19 +180,22 @@ class GkeNodePools:
         )
 
 
-def _operation_failure(operation: Any) -> OperationFailure | None:
+def _operation_failure(operation: Any) -> PoolFailure | None:
     if operation.status.name != "DONE":
         return None
     code = operation.error.code
     message = str(operation.error.message or operation.status_message)
     if not code and not message:
         return None
-    return OperationFailure(
-        cause=failure_causes.classify_operation(code, message),
-        message=failure_summaries.summarize(message),
-        operation=operation.name,
-        detail=message,
-    )
+    cause = failure_causes.classify_operation(code, message)
+    return PoolFailure(cause, failure_summaries.summarize(message), message)
+
+
+def _pool_failure(pool: Any) -> PoolFailure:
+    conditions = pool.conditions
+    message = pool.status_message or "; ".join(filter(None, (one.message for one in conditions)))
+    cause = failure_causes.classify_pool([one.code.name for one in conditions], message)
+    return PoolFailure(cause, failure_summaries.summarize(message), message)
 
 
 def _observed_pool(pool: Any) -> ObservedPool:
@@ -211,19 +210,12 @@ def _observed_pool(pool: Any) -> ObservedPool:
         limits = pool.autoscaling
         capacity = PoolCapacity.FLEX_START
         nodes = limits.max_node_count or limits.total_max_node_count
-    message = pool.status_message or "; ".join(
-        condition.message for condition in pool.conditions if condition.message
-    )
     placement = pool.placement_policy
-    codes = [condition.code.name for condition in pool.conditions]
-    has_error = status in (PoolStatus.ERROR, PoolStatus.RUNNING_WITH_ERROR)
     return ObservedPool(
         name=pool.name,
         status=PoolStatus(status) if known else PoolStatus.UNKNOWN,
         labels=dict(config.labels),
-        message=failure_summaries.summarize(message) if message else "",
-        detail=message,
-        failure_cause=failure_causes.classify_pool(codes, message) if has_error else None,
+        failure=_pool_failure(pool) if status in ERROR_STATUSES else None,
         zone=pool.locations[0] if pool.locations else "",
         capacity=capacity,
         machine_type=config.machine_type,

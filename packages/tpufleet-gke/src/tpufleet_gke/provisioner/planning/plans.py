@@ -6,7 +6,7 @@ Only failed requests are remembered between plans, so a provisioner that dies lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from tpufleet_gke.provisioner.model.cluster_state import (
@@ -15,9 +15,10 @@ from tpufleet_gke.provisioner.model.cluster_state import (
     ObservedPool,
     PendingPool,
     PoolDemand,
+    PoolFailure,
     PoolStatus,
 )
-from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolSpec
+from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolLocation, PoolSpec
 from tpufleet_gke.provisioner.planning import (
     budgets,
     cordons,
@@ -32,9 +33,16 @@ from tpufleet_gke.provisioner.planning.pool_plan import (
     PoolPlan,
     WaitingPod,
 )
-from tpufleet_gke.provisioner.planning.request_backoff import RequestBackoff
+from tpufleet_gke.provisioner.planning.request_backoff import FailedRequest, RequestBackoff
 from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool
 from tpufleet_gke.provisioner.settings import ProvisionerSettings
+
+# The scheduler gets this long to place a pod before its reason is reported, or another Job on the
+# pool is taken to occupy it.
+SCHEDULING_GRACE = timedelta(seconds=15)
+ERROR_GRACE = timedelta(minutes=5)  # for a pool that runs with a transient error
+# Nodes of a running pool join the cluster and get pods within this time.
+NODE_JOIN_TIMEOUT = timedelta(minutes=2)
 
 
 def plan_pools(
@@ -129,10 +137,7 @@ class _Planner:
             return  # another pod of the same Job: one pool serves both
         failed = self.backoff.failure_of(spec)
         if failed is not None and failed.retry_at > self.now:
-            self._wait(
-                demand, failed.message, report=True, until=failed.retry_at, cause=failed.cause,
-                detail=failed.detail,
-            )  # fmt: skip
+            self._wait_after(demand, failed.failure, failed.retry_at)
             return
         if existing and self._assign_spare(demand, spec):
             return
@@ -185,16 +190,16 @@ class _Planner:
         report: bool = False,
         until: datetime | None = None,
         cause: FailureCause | None = None,
-        detail: str = "",
     ) -> None:
         self.waiting.append(
-            WaitingPod(
-                pod=demand.pod, reason=reason, report=report, until=until, cause=cause,
-                detail=detail,
-            )
-        )  # fmt: skip
+            WaitingPod(pod=demand.pod, reason=reason, report=report, until=until, cause=cause)
+        )
         if until is not None:
             self.recheck_times.append(until)
+
+    def _wait_after(self, demand: PoolDemand, failure: PoolFailure, until: datetime) -> None:
+        self._wait(demand, failure.message, report=True, until=until, cause=failure.cause)
+        self.waiting[-1] = replace(self.waiting[-1], detail=failure.detail)
 
     def _pools_for(self, spec: PoolSpec) -> list[ObservedPool]:
         """By parent Job; pools of old versions are recognised only by name."""
@@ -212,7 +217,7 @@ class _Planner:
             pool.status is PoolStatus.RUNNING
             and pool_lifetime.used_by_others(pool, spec, self.state)
             and since is not None
-            and since + self.settings.scheduling_grace <= self.now
+            and since + SCHEDULING_GRACE <= self.now
         )
 
     def _follow(self, pool: ObservedPool, demand: PoolDemand, spec: PoolSpec) -> None:
@@ -224,25 +229,24 @@ class _Planner:
             return
         since = self.state.not_serving_since.get(pool.name)
         if pool_lifetime.used_by_others(pool, spec, self.state):
-            until = since + self.settings.scheduling_grace if since else None
+            until = since + SCHEDULING_GRACE if since else None
             self._wait(demand, f"node pool {pool.name} is used by another Job", until=until)
             return
         unmet = pool_needs.unmet_need(pool, spec)
         if unmet:
             self._delete(pool, f"its pods now require {unmet}", recreate=True)
             return
-        detail = f": {pool.message}" if pool.message else ""
+        detail = f": {pool.failure.message}" if pool.failure and pool.failure.message else ""
         match pool.status:
             case PoolStatus.ERROR:
                 self._delete(pool, f"creation failed{detail}", recreate=True)
             case PoolStatus.RUNNING_WITH_ERROR:
-                no_capacity = pool.failure_cause in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA)
-                if no_capacity or (
-                    since is not None and since + self.settings.error_grace <= self.now
-                ):
+                cause = pool.failure.cause if pool.failure else None
+                no_capacity = cause in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA)
+                if no_capacity or (since is not None and since + ERROR_GRACE <= self.now):
                     self._delete(pool, f"running with an error{detail}", recreate=True)
                 else:
-                    until = since + self.settings.error_grace if since else None
+                    until = since + ERROR_GRACE if since else None
                     self._wait(demand, f"node pool {pool.name} has an error{detail}", until=until)
             case PoolStatus.RUNNING:
                 self._follow_running(pool, demand, spec, since)
@@ -271,8 +275,8 @@ class _Planner:
         """Everything is there. Once no other Job has used it for a while, the pod does not fit:
         another pool of the same kind would not fit either."""
         since = self.state.free_since.get(pool.name)
-        if since is None or since + self.settings.scheduling_grace > self.now:
-            until = since + self.settings.scheduling_grace if since else None
+        if since is None or since + SCHEDULING_GRACE > self.now:
+            until = since + SCHEDULING_GRACE if since else None
             self._wait(demand, f"node pool {pool.name} is ready", until=until)
             return
         reason = self._misfit_reason(pool, demand)
@@ -288,7 +292,7 @@ class _Planner:
                 continue
             # Once it is complete, the scheduler gets as long again to see it.
             since = self.state.free_since.get(pool.name) or self.state.idle_since.get(pool.name)
-            until = since + self.settings.node_join_timeout if since else None
+            until = since + NODE_JOIN_TIMEOUT if since else None
             if until is None or until > self.now:
                 self.assigned_spares.add(pool.name)
                 message = f"its node pool is used by another Job, whose pool {pool.name} is free"
@@ -362,7 +366,7 @@ class _Planner:
 
     def _create(self, demand: PoolDemand, spec: PoolSpec, name: str) -> None:
         """In the first allowed location that is not backing off."""
-        reasons, failures = [], []
+        failures: list[tuple[PoolLocation, FailedRequest]] = []
         for location in spec.locations:
             failed = self.backoff.failure_at(spec, location)
             if failed is None or failed.retry_at <= self.now:
@@ -370,10 +374,11 @@ class _Planner:
                     CreatePool(spec=spec, location=location, pool_name=name, pod=demand.pod)
                 )
                 return
-            reasons.append(f"{location}: {failed.message}")
-            failures.append(failed)
-        soonest = min(failures, key=lambda failure: failure.retry_at)
-        self._wait(
-            demand, "; ".join(reasons), report=True, until=soonest.retry_at, cause=soonest.cause,
-            detail="\n".join(filter(None, (failed.detail for failed in failures))),
-        )  # fmt: skip
+            failures.append((location, failed))
+        soonest = min((failed for _, failed in failures), key=lambda failed: failed.retry_at)
+        failure = PoolFailure(
+            soonest.failure.cause,
+            "; ".join(f"{location}: {failed.failure.message}" for location, failed in failures),
+            "\n".join(filter(None, (failed.failure.detail for _, failed in failures))),
+        )
+        self._wait_after(demand, failure, soonest.retry_at)
