@@ -14,12 +14,13 @@ ROOT = Path(tpufleet.__file__).parent
 # What each package may import of ours. `stores.base` means that module alone.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "schema": {"errors"},
     "clocks": set(),
     "backoff": {"clocks"},
     "deep_folders": set(),
     "disk_space": set(),
     "linux": set(),
-    "model": {"errors"},
+    "model": {"errors", "schema"},
     "policy": {"model", "backoff"},
     "runtime": {"errors", "backoff"},
     "workloads": {"runtime", "errors", "backoff"},
@@ -27,12 +28,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bridges": {"client", "model", "config", "clocks", "backoff", "errors", "kubernetes.probes"},
     "stores": {"model", "errors", "backoff", "disk_space"},
     "providers": {
-        "model", "errors", "clocks", "backoff", "kubernetes", "linux", "deep_folders",
+        "model", "errors", "schema", "clocks", "backoff", "kubernetes", "linux", "deep_folders",
     },
     "kubernetes": {"errors", "clocks", "backoff"},
-    "provisioner": {"policy", "model", "clocks", "backoff", "errors", "kubernetes"},
+    "provisioner": {"policy", "model", "clocks", "backoff", "errors", "schema", "kubernetes"},
     "testbed": {"model", "clocks", "backoff", "errors", "providers", "kubernetes"},
-    "environment": {"model", "errors", "providers.gke"},
+    "environment": {"model", "errors", "schema", "providers.gke"},
     "client": {"model", "errors", "backoff"},
     "agent": {
         "client", "runtime", "model", "clocks", "backoff", "errors", "linux", "deep_folders",
@@ -43,9 +44,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "service": {
         "policy", "model", "errors", "clocks", "stores.base", "deep_folders", "disk_space",
     },
-    "config": {"errors", "model", "providers.gke", "providers.tpu_vm"},
+    "config": {"errors", "schema", "model", "providers.gke", "providers.tpu_vm"},
     "views": {
-        "client", "model", "config", "errors", "backoff", "policy.retry_rules",
+        "client", "model", "config", "errors", "schema", "backoff", "policy.retry_rules",
         # The programs that the command line starts, imported when the command is called:
         "compose", "agent.main", "provisioner", "bridges.firestore", "workloads.activations",
         "testbed.kubernetes", "testbed.terraform", "environment",
