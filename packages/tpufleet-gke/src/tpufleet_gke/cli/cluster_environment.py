@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.model.values.field_types import ParseErrors
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option, yes_option
 from tpufleet_gke.environment.config import capacity, names, parse, starter_file, zone_warnings
-from tpufleet_gke.environment.config.field_kinds import ZONE
 from tpufleet_gke.environment.config.sections import Environment
 from tpufleet_gke.environment.terraform import costs, plan_summary, stages
 from tpufleet_gke.environment.terraform.plan_summary import Change
@@ -55,11 +53,6 @@ def init(project: str, zones: tuple[str, ...], tpu_type: str, file: Path, as_jso
     """Write a commented cluster.yaml, and its JSON schema for editors."""
     if file.exists():
         raise BadInput(f"{file} exists\n  next: edit it, or pass --file with another name")
-    errors = ParseErrors()
-    for zone in zones:
-        ZONE.parse(errors, "--zone", zone)
-    if errors.lines:
-        raise BadInput("\n".join(errors.lines))
     text = starter_file.starter_file(project, zones[0].rpartition("-")[0], zones, tpu_type)
     parse.parse_text(text, str(file))
     file.parent.mkdir(parents=True, exist_ok=True)
