@@ -14,6 +14,7 @@ from tpufleet.model.people.users import Role
 from tpufleet.policy.recovery import retry_rules
 from tpufleet.service.api.routes import ROUTES
 from tpufleet_gke.environment.config.sections import Environment
+from tpufleet_gke.provisioner.settings import ProvisionerSettings
 
 
 def lines(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -88,11 +89,22 @@ def cluster_file() -> list[str]:
     )
 
 
+def provisioner_settings() -> list[str]:
+    return lines(
+        ("variable", "default", "meaning"),
+        (
+            (f"`{row.name}`", row.default, row.description)
+            for row in schema.rows(ProvisionerSettings)
+        ),
+    )
+
+
 EXACT: dict[str, tuple[Path, Callable[[], list[str]]]] = {
     "fields": (markdown.DOCS / "job-file.md", fields),
     "endings": (markdown.DOCS / "recovery.md", endings),
     "rules": (markdown.DOCS / "recovery.md", rules),
     "cluster-file": (markdown.DOCS / "gke-environment.md", cluster_file),
+    "provisioner-settings": (markdown.DOCS / "provisioner.md", provisioner_settings),
     "routes": (markdown.DOCS / "api.md", routes),
 }
 

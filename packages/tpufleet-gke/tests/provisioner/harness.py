@@ -67,6 +67,7 @@ class ProvisionerHarness:
         clock: ManualClock | None = None,
         events: Any = None,
         list_timeout: timedelta = timedelta(minutes=15),
+        dry_run: bool = False,
         **settings: Any,
     ) -> None:
         """Without simulated nodes, pools stay empty and pods stay as tests wrote them."""
@@ -74,7 +75,7 @@ class ProvisionerHarness:
         self.simulated = SimulatedNodes(self.clock) if simulate_nodes else None
         self.gke = GkeEmulator(clock=self.clock, nodes=self.simulated or NoNodes())
         self.server = GkeServer(self.gke).start()
-        self.list_timeout = list_timeout
+        self.list_timeout, self.dry_run = list_timeout, dry_run
         self.settings = builders.settings(**settings)
         self.events = events or RecordedEvents()
         self.jobsets: list[Any] = []
@@ -102,6 +103,7 @@ class ProvisionerHarness:
             delete_executor=self.delete_executor,
             is_leader=is_leader,
             list_timeout=self.list_timeout,
+            dry_run=self.dry_run,
         )
 
     def close(self) -> None:

@@ -81,8 +81,10 @@ class Provisioner:
         metrics: ProvisionerMetrics | None = None,
         is_leader: Callable[[], bool] = lambda: True,
         list_timeout: timedelta = LIST_TIMEOUT,
+        dry_run: bool = False,
     ) -> None:
         self._cluster, self._pools, self._settings = cluster, pools, settings
+        self._dry_run = dry_run
         self._clock, self._reporter, self._is_leader = clock, reporter, is_leader
         self.metrics = metrics or ProvisionerMetrics()
         self.tracker = PoolTracker()
@@ -201,7 +203,7 @@ class Provisioner:
         return replace(state, free_since=self.tracker.free_since)
 
     def _act(self, plan: PoolPlan, state: ClusterState, now: datetime) -> None:
-        if self._settings.dry_run:
+        if self._dry_run:
             self._log_plan(plan)
             return
         for create in plan.creates:

@@ -16,6 +16,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadInput, install_command
 from tpufleet.kubernetes.connections import Connection
@@ -65,7 +67,7 @@ class ProvisionerProgram:
         self._cluster = WatchedCluster(self._connection, self._wake, settings.served_kinds)
         self._elector = self._make_elector(settings, options) if options.leader_elect else None
         self._create_executor = ThreadPoolExecutor(
-            settings.concurrency, thread_name_prefix="create"
+            max(settings.concurrency, 1), thread_name_prefix="create"
         )
         self._delete_executor = ThreadPoolExecutor(
             MAX_CONCURRENT_DELETES, thread_name_prefix="delete"
@@ -84,6 +86,7 @@ class ProvisionerProgram:
             delete_executor=self._delete_executor,
             metrics=self._metrics,
             is_leader=self._is_leader,
+            dry_run=options.dry_run,
         )
         self._started_at = self._clock.now()
         health = {"/healthz": self._healthz, "/readyz": self._readyz}
@@ -164,7 +167,6 @@ def run(environ: Mapping[str, str], options: ProvisionerOptions) -> int:
     for name in ("httpx", "httpx2", "httpcore", "httpcore2"):
         logging.getLogger(name).setLevel(logging.WARNING)
     settings = from_environ(environ)
-    settings = dataclasses.replace(settings, dry_run=options.dry_run)
     if settings.provider == "gke":
         settings = fill_from_metadata(settings)
     stop = threading.Event()
@@ -183,7 +185,7 @@ def fill_from_metadata(settings: ProvisionerSettings) -> ProvisionerSettings:
         "cluster": settings.cluster or _metadata("instance/attributes/cluster-name"),
         "zones": settings.zones or (_metadata("instance/zone").rpartition("/")[2],),
     }
-    return dataclasses.replace(settings, **values)
+    return msgspec.structs.replace(settings, **values)
 
 
 def _metadata(path: str) -> str:

@@ -21,6 +21,7 @@ from tpufleet.errors import BadInput
 from tpufleet.kubernetes.probes import ProbeServer
 from tpufleet_gke.provisioner.kube import admission
 from tpufleet_gke.provisioner.kube.admission import AdmissionSettings
+from tpufleet_gke.provisioner.settings import from_variables
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +163,9 @@ def run(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    webhook = WebhookServer(address, certificates, admission.from_environ(environ)).start()
+    webhook = WebhookServer(
+        address, certificates, from_variables(AdmissionSettings, environ)
+    ).start()
     healthy = lambda: (200, "ok\n")
     probes = ProbeServer(probe_address, {"/healthz": healthy, "/readyz": healthy}).start()
     log.info("admission webhook on port %d", webhook.port)

@@ -156,7 +156,7 @@ class _Planner:
             self._wait(demand, f"node pool {name} is requested")
             return
         planned = [create.pending_pool for create in self.creates]
-        excess = budgets.over_budget(spec, self.state, planned, self.settings.budget)
+        excess = budgets.over_budget(spec, self.state, planned, self.settings)
         if excess and self._evict_warm(demand, spec, planned):
             return
         if excess:
@@ -337,7 +337,7 @@ class _Planner:
         ]
         deleting = [pool.name for pool in self.state.pools if self.is_being_deleted(pool)]
         evicted = warm_pools.pools_to_evict(
-            spec, self.state, planned, self.settings.budget, warm, [*deleting, *self.deletes]
+            spec, self.state, planned, self.settings, warm, [*deleting, *self.deletes]
         )
         if evicted is None or self.settings.warm_pool_ttl <= timedelta(0):
             return False
