@@ -40,7 +40,7 @@ SUMMARIES = {
     ),
     "full reservation": (
         error_texts.full_reservation("lab"),
-        "reservation lab is full; free some of it or wait; it is tried again",
+        "reservation lab is full or not ready; free some of it or wait; it is tried again",
     ),
     "quota of a call": (
         error_texts.quota("p", "TPU_LITE_PODSLICE_V5", 16, 24, 8),
@@ -139,16 +139,11 @@ SUMMARIES = {
     ),
     "operations": (
         error_texts.too_many_operations("c", 5),
-        "GKE runs at most 5 operations at once on a cluster; it is tried again",
+        "other operations run on the cluster; it is tried again",
     ),
     "busy": (
         error_texts.busy("operation-1-2", "deleting", "c"),
-        "another operation runs on the cluster; it is tried again",
-    ),
-    "size of a slice": (
-        error_texts.invalid_slice_size(0, "2x2x4"),
-        "GKE does not accept a pool of this size and topology; compare them with "
-        "https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus",
+        "other operations run on the cluster; it is tried again",
     ),
     "several instances": (
         INSTANCES + "[SOME_CODE]: Instance 'a' creation failed: No luck.; [SOME_CODE]: Instance "

@@ -65,7 +65,7 @@ PODS = {
 @pytest.mark.parametrize(("pod", "kind", "owner"), PODS.values(), ids=PODS)
 def test_a_pod_is_served_if_its_kind_is(pod, kind, owner):
     assert pod_owners.owner_of_pod(pod, ALL).name == owner
-    assert pods.skip_reason(pod, pod_owners.owner_of_pod(pod, ALL)) is None
+    assert pods.waits_for_pool(pod, pod_owners.owner_of_pod(pod, ALL))
     others = tuple(other for other in ALL if other != kind)
     assert pod_owners.owner_of_pod(pod, others) is None
 
@@ -86,7 +86,7 @@ SKIPPED = {
 
 @pytest.mark.parametrize("pod", SKIPPED.values(), ids=SKIPPED)
 def test_other_pods_get_no_pool(pod):
-    assert pods.skip_reason(pod, pod_owners.owner_of_pod(pod, ALL)) is not None
+    assert not pods.waits_for_pool(pod, pod_owners.owner_of_pod(pod, ALL))
 
 
 def test_by_default_only_jobsets_are_served():

@@ -333,7 +333,10 @@ UNFIT = [
         id="reserved",
     ),
     pytest.param(
-        {"node_selector": {"kubernetes.io/hostname": "n"}}, {}, "GKE sets itself", id="hostname"
+        {"node_selector": {"kubernetes.io/hostname": "n"}},
+        {},
+        "kubernetes.io/hostname=n",
+        id="hostname",
     ),
     pytest.param(
         {"node_selector": {label_keys.INSTANCE_TYPE: "n2"}}, {}, "n2", id="another machine"

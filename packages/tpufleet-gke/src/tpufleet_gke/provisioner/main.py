@@ -125,7 +125,6 @@ class ProvisionerProgram:
         while not self._cluster.wait_synced(1.0):
             if stop.is_set():
                 return
-        log.info("watch caches synced; reconciling")
         self._provisioner.run()
 
     def _wake(self) -> None:

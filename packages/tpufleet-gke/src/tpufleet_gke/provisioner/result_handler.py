@@ -54,7 +54,7 @@ class ResultHandler:
         error = result.error
         if error is not None and not isinstance(error, FleetError):
             log.error("unexpected error in a call for %s", result.call.pool_name, exc_info=error)
-            error = FleetError(f"unexpected error: {error!r}")
+            error = FleetError(repr(error))
         if isinstance(result.call.action, CreatePool):
             self._handle_create(result.call, result.call.action, error, now)
         elif isinstance(result.call.action, AdoptPool):
@@ -159,7 +159,7 @@ class ResultHandler:
         for pending, created, failure in self._tracker.take_finished_creates(pools, failures, now):
             self._handle_finished_create(pending, created, failure, now)
         for delete in self._tracker.take_finished_deletes(pools):
-            message = f"node pool {delete.pool.name} is deleted"
+            message = f"node pool {delete.pool.name}"
             self._reporter.report_on_pool(delete.pool, None, state, DELETE_SUCCEEDED, message)
 
     def _handle_finished_create(
@@ -174,7 +174,7 @@ class ResultHandler:
             self._tracker.backoff.clear_location(create.location, pool.machine_type, pool.nodes)
             elapsed = (now - pending.requested_at).total_seconds()
             self._metrics.provisioning_seconds.observe(elapsed)
-            message = f"node pool {create.pool_name} is running in {create.location}"
+            message = f"node pool {create.pool_name} in {create.location}"
             self._reporter.report_on_pod(create.pod, CREATE_SUCCEEDED, message)
             return
         failure = failure or PoolFailure(FailureCause.TRANSIENT, "GKE never listed it")

@@ -8,14 +8,11 @@ and of reports by users. The whole text goes to the log and to an annotation of 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 
 MAX_LENGTH = 240  # characters of a text that is not known
 AGAIN = "it is tried again"
 MAKE_POLICIES = "create it with `tpu provisioner --make-policies REGION`"
-_MORE_ADDRESSES = "add a pod range to the cluster or enlarge its subnetwork"
-_QUOTAS = "https://console.cloud.google.com/iam-admin/quotas"
+_QUOTAS = "raise it at https://console.cloud.google.com/iam-admin/quotas"
 # GKE quotes the error of the first instance in the middle of counts and names.
 _INSTANCE_ERROR = re.compile(
     r"Current errors: \[(?P<code>[A-Z_]+)\]:? (Instance '[^']*' creation failed: )?"
@@ -30,191 +27,100 @@ _CONSTRAINTS = {
     "gcp.restrictNonCmekServices": "set GCP_NODE_BOOT_DISK_KMS_KEY",
     "gcp.resourceLocations": "allow other zones in GCP_ZONES",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """A text, what it means, and what to do. Braces name groups of the pattern."""
-
-    pattern: re.Pattern[str]
-    cause: str
-    remedy: str | Callable[[re.Match[str]], str]
-
-    def apply(self, text: str) -> str | None:
-        found = self.pattern.search(text)
-        if found is None:
-            return None
-        groups = {name: _number(value or "") for name, value in found.groupdict().items()}
-        remedy = self.remedy(found) if callable(self.remedy) else self.remedy
-        return f"{self.cause}; {remedy}".format(**groups)
-
-
-def _rule(pattern: str, cause: str, remedy: str | Callable[[re.Match[str]], str]) -> _Rule:
-    return _Rule(re.compile(pattern, re.IGNORECASE | re.DOTALL), cause, remedy)
-
-
-def _allow(found: re.Match[str]) -> str:
-    ask = "ask the administrator of your organisation"
-    return _CONSTRAINTS.get(found["constraint"], ask)
-
-
-def _number(value: str) -> str:
-    return value.removesuffix(".0")
-
-
-# The first that matches counts.
-_RULES = (
-    _rule(
-        r"constraints/(?P<constraint>[A-Za-z.]+)",
-        "policy {constraint} of the organisation forbids it", _allow,
-    ),
-    _rule(
-        r"could not find the given reservation with the following name: (?P<name>[^\s.]+)|"
-        r"reservation (?P<other>\S+) (was )?not found",
-        "reservation {name}{other} does not exist in this zone",
-        "check its name, zone and project: `gcloud compute reservations list`",
-    ),
-    _rule(
-        r"reservation (?P<name>\S+) (does not (currently )?have sufficient capacity)",
-        "reservation {name} is full", f"free some of it or wait; {AGAIN}",
-    ),
-    _rule(
-        r"reservation (?P<name>\S+) is incorrect for|must use ReservationAffinity of|"
-        r"target a reservation with workload_type|aggregate ?reservation",
-        "reservation {name} does not fit these nodes",
-        "compare its machine type, project and sharing: `gcloud compute reservations describe`",
-    ),
-    _rule(
-        r"requires reservation to be in READY state",
-        "the reservation is not ready yet", AGAIN,
-    ),
-    _rule(
-        r"machine type with name '(?P<machine>[^']+)' does not exist in zone '(?P<zone>[^']+)'|"
-        r'invalid machine type "(?P<other>[^"]+)" in zone "(?P<place>[^"]+)"',
-        "{zone}{place} has no {machine}{other}",
-        "allow a zone that has it in GCP_ZONES: `tpu types --zones`",
-    ),
-    _rule(
-        r"zones?[/ ]'?(?P<zone>[a-z]+-[a-z]+\d+-[a-z])'? .*?does not have enough resources",
-        "GCE_STOCKOUT: no capacity in {zone}", f"{AGAIN}, also in other zones of GCP_ZONES",
-    ),
-    _rule(
-        r"GCE_STOCKOUT|ZONE_RESOURCE_POOL_EXHAUSTED|resource pool exhausted|out of stock|"
-        r"no more capacity|does not have enough resources|"
-        r"does not (currently )?have sufficient capacity",
-        "GCE_STOCKOUT: no capacity",
-        f"{AGAIN}, also in other zones of GCP_ZONES",
-    ),
-    _rule(
-        r'resource "(?P<metric>[^"]+)": request requires \'(?P<wanted>[\d.]+)\' and is short '
-        r"'[\d.]+'\. project has a quota of '(?P<limit>[\d.]+)' with '(?P<left>[\d.]+)' available",
-        "quota {metric}: {wanted} needed, {left} of {limit} left",
-        f"raise it at {_QUOTAS}",
-    ),
-    _rule(
-        r"quota '(?P<metric>[^']+)' exceeded\.\s+limit: (?P<limit>[\d.]+)"
-        r" ?(?P<where>in region [a-z]+-[a-z]+\d+)?",
-        "quota {metric}: the limit is {limit} {where}",
-        f"raise it at {_QUOTAS}",
-    ),
-    _rule(
-        r"quota exceeded for quota metric|rate limit|too many requests|per minute",
-        "too many requests to GKE", AGAIN,
-    ),
-    _rule(
-        r"insufficient (\w+ )?quota(.*?resource:? \"(?P<metric>[^\"]+)\")?|GCE_QUOTA_EXCEEDED",
-        "quota used up: {metric}", f"raise it at {_QUOTAS}",
-    ),
-    _rule(
-        r"IP space of '(?P<range>[^']+)' is exhausted|"
-        r'network "(?P<network>[^"]+)" does not have available private IP space|'
-        r"cannot find pod range with enough available IPs",
-        "no free IP addresses for nodes or pods: {range}{network}", _MORE_ADDRESSES,
-    ),
-    _rule(r"IP_SPACE_EXHAUSTED", "no free IP addresses for nodes or pods", _MORE_ADDRESSES),
-    _rule(
-        r"cluster byte size limit reached",
-        "the objects of the cluster exceed GKE's limit", "delete those that are not needed",
-    ),
-    _rule(
-        r"does not have access to service account \"?(?P<account>[^\s\"]+[^\s\".])|"
-        r"permission .iam\.serviceaccounts\.actAs. denied on service account (?P<other>\S+)",
-        "the provisioner may not use service account {account}{other}",
-        "grant it roles/iam.serviceAccountUser on that account",
-    ),
-    _rule(
-        r"service account \"?(?P<account>[^\s\"]+?)\"? does not exist",
-        "service account {account} does not exist",
-        "create it, or change GCP_NODE_SERVICE_ACCOUNT",
-    ),
-    _rule(
-        r"Kubernetes Engine service account is missing required permissions|PERMISSIONS_ERROR|"
-        r"Google Compute Engine: Required '(?P<permission>[a-zA-Z.]+)' permission",
-        "GKE's own service account lacks permissions {permission}",
-        "grant roles/container.serviceAgent to "
+# Patterns, and what they mean with what to do. Braces name groups of the pattern; the first that
+# matches counts.
+_TEXTS = {
+    r"constraints/(?P<constraint>[A-Za-z.]+)":
+        "policy {constraint} of the organisation forbids it; {advice}",
+    r"could not find the given reservation with the following name: (?P<name>[^\s.]+)|"
+    r"reservation (?P<other>\S+) (was )?not found":
+        "reservation {name}{other} does not exist in this zone; check its name, zone and project: "
+        "`gcloud compute reservations list`",
+    r"reservation (?P<name>\S+) (does not (currently )?have sufficient capacity)|"
+    r"requires reservation to be in READY state":
+        f"reservation {{name}} is full or not ready; free some of it or wait; {AGAIN}",
+    r"reservation (?P<name>\S+) is incorrect for|must use ReservationAffinity of|"
+    r"target a reservation with workload_type|aggregate ?reservation":
+        "reservation {name} does not fit these nodes; compare its machine type, project and "
+        "sharing: `gcloud compute reservations describe`",
+    r"machine type with name '(?P<machine>[^']+)' does not exist in zone '(?P<zone>[^']+)'|"
+    r'invalid machine type "(?P<other>[^"]+)" in zone "(?P<place>[^"]+)"':
+        "{zone}{place} has no {machine}{other}; allow a zone that has it in GCP_ZONES: "
+        "`tpu types --zones`",
+    r"zones?[/ ]'?(?P<zone>[a-z]+-[a-z]+\d+-[a-z])'? .*?does not have enough resources":
+        f"GCE_STOCKOUT: no capacity in {{zone}}; {AGAIN}, also in other zones of GCP_ZONES",
+    r"GCE_STOCKOUT|ZONE_RESOURCE_POOL_EXHAUSTED|resource pool exhausted|out of stock|"
+    r"no more capacity|does not have enough resources|"
+    r"does not (currently )?have sufficient capacity":
+        f"GCE_STOCKOUT: no capacity; {AGAIN}, also in other zones of GCP_ZONES",
+    r'resource "(?P<metric>[^"]+)": request requires \'(?P<wanted>[\d.]+)\' and is short '
+    r"'[\d.]+'\. project has a quota of '(?P<limit>[\d.]+)' with '(?P<left>[\d.]+)' available":
+        f"quota {{metric}}: {{wanted}} needed, {{left}} of {{limit}} left; {_QUOTAS}",
+    r"quota '(?P<metric>[^']+)' exceeded\.\s+limit: (?P<limit>[\d.]+)"
+    r" ?(?P<where>in region [a-z]+-[a-z]+\d+)?":
+        f"quota {{metric}}: the limit is {{limit}} {{where}}; {_QUOTAS}",
+    r"quota exceeded for quota metric|rate limit|too many requests|per minute":
+        f"too many requests to GKE; {AGAIN}",
+    r"insufficient (\w+ )?quota(.*?resource:? \"(?P<metric>[^\"]+)\")?|GCE_QUOTA_EXCEEDED":
+        f"quota used up: {{metric}}; {_QUOTAS}",
+    r"IP_SPACE_EXHAUSTED(.*?IP space of '(?P<range>[^']+)' is exhausted)?|"
+    r'network "(?P<network>[^"]+)" does not have available private IP space|'
+    r"cannot find pod range with enough available IPs":
+        "no free IP addresses for nodes or pods: {range}{network}; add a pod range to the cluster "
+        "or enlarge its subnetwork",
+    r"does not have access to service account \"?(?P<account>[^\s\"]+[^\s\".])|"
+    r"permission .iam\.serviceaccounts\.actAs. denied on service account (?P<other>\S+)":
+        "the provisioner may not use service account {account}{other}; grant it "
+        "roles/iam.serviceAccountUser on that account",
+    r"service account \"?(?P<account>[^\s\"]+?)\"? does not exist":
+        "service account {account} does not exist; create it, or change GCP_NODE_SERVICE_ACCOUNT",
+    r"Kubernetes Engine service account is missing required permissions|PERMISSIONS_ERROR|"
+    r"Google Compute Engine: Required '(?P<permission>[a-zA-Z.]+)' permission":
+        "GKE's own service account lacks permissions {permission}; grant "
+        "roles/container.serviceAgent to "
         "service-PROJECT_NUMBER@container-engine-robot.iam.gserviceaccount.com",
-    ),
-    _rule(
-        r"required \"?'?(?P<permission>container\.[a-zA-Z.]+)\"?'? permission",
-        "the provisioner lacks {permission}",
-        "grant it roles/container.clusterAdmin on the project",
-    ),
-    _rule(
-        r"(?P<api>Kubernetes Engine|Compute Engine|Cloud TPU|Cloud KMS) API has not been used|"
-        r"SERVICE_DISABLED",
-        "the API of {api} is disabled", "run `gcloud services enable container.googleapis.com "
+    r"required \"?'?(?P<permission>container\.[a-zA-Z.]+)\"?'? permission":
+        "the provisioner lacks {permission}; grant it roles/container.clusterAdmin on the project",
+    r"(?P<api>Kubernetes Engine|Compute Engine|Cloud TPU|Cloud KMS) API has not been used|"
+    r"SERVICE_DISABLED":
+        "the API of {api} is disabled; run `gcloud services enable container.googleapis.com "
         "compute.googleapis.com`",
-    ),
-    _rule(
-        r"Cloud ?KMS|CLOUD_KMS|cryptoKeys",
-        "the key of the boot disks cannot be used",
-        "grant Compute Engine's service agent roles/cloudkms.cryptoKeyEncrypterDecrypter on "
-        "GCP_NODE_BOOT_DISK_KMS_KEY",
-    ),
-    _rule(
-        r"not found: projects/(?P<project>[^/\s]+)/(locations|zones)/(?P<place>[^/\s]+)/clusters/"
-        r"(?P<cluster>[^/\s.]+)\.?$",
-        "cluster {cluster} does not exist in {place} of project {project}",
-        "check GCP_PROJECT_ID, GCP_CLUSTER_LOCATION and GCP_CLUSTER",
-    ),
-    _rule(
-        r"(?P<disk>(pd|hyperdisk)-[a-z]+)\]? (disk type cannot be used by|features are not "
-        r"compatible)",
-        "these machines cannot have {disk} disks",
-        "set GCP_NODE_DISK_TYPE (v6e and tpu7x: hyperdisk-balanced)",
-    ),
-    _rule(
-        r"(/resourcePolicies/|resource policy ')(?P<policy>[^'\s]+)' was not found",
-        "workload policy {policy} does not exist",
-        MAKE_POLICIES,
-    ),
-    _rule(
-        r"/(?P<kind>subnetwork|network)s/(?P<name>[^'\s]+)' was not found",
-        "{kind} {name} does not exist", "check GCP_NODE_ADDITIONAL_NETWORKS",
-    ),
-    _rule(
-        r"too many operations: .*?quota (?P<limit>\d+)",
-        "GKE runs at most {limit} operations at once on a cluster", AGAIN,
-    ),
-    _rule(
-        r"is currently (?P<doing>\w+) a node pool|incompatible operation|operation .* in progress",
-        "another operation runs on the cluster", AGAIN,
-    ),
-    _rule(
-        r"flex start node pools require|not a valid size of TPU pod slice|"
-        r"tpu topology can't be specified",
-        "GKE does not accept a pool of this size and topology",
-        "compare them with https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus",
-    ),
-    _rule(r"^internal error|\binternal error\b", "internal error of GKE", AGAIN),
-)  # fmt: skip
+    r"Cloud ?KMS|CLOUD_KMS|cryptoKeys":
+        "the key of the boot disks cannot be used; grant Compute Engine's service agent "
+        "roles/cloudkms.cryptoKeyEncrypterDecrypter on GCP_NODE_BOOT_DISK_KMS_KEY",
+    r"not found: projects/(?P<project>[^/\s]+)/(locations|zones)/(?P<place>[^/\s]+)/clusters/"
+    r"(?P<cluster>[^/\s.]+)\.?$":
+        "cluster {cluster} does not exist in {place} of project {project}; check GCP_PROJECT_ID, "
+        "GCP_CLUSTER_LOCATION and GCP_CLUSTER",
+    r"(?P<disk>(pd|hyperdisk)-[a-z]+)\]? (disk type cannot be used by|features are not "
+    r"compatible)":
+        "these machines cannot have {disk} disks; set GCP_NODE_DISK_TYPE (v6e and tpu7x: "
+        "hyperdisk-balanced)",
+    r"(/resourcePolicies/|resource policy ')(?P<policy>[^'\s]+)' was not found":
+        f"workload policy {{policy}} does not exist; {MAKE_POLICIES}",
+    r"/(?P<kind>subnetwork|network)s/(?P<name>[^'\s]+)' was not found":
+        "{kind} {name} does not exist; check GCP_NODE_ADDITIONAL_NETWORKS",
+    r"too many operations: |is currently \w+ a node pool|incompatible operation|"
+    r"operation .* in progress":
+        f"other operations run on the cluster; {AGAIN}",
+    r"\binternal error\b": f"internal error of GKE; {AGAIN}",
+}  # fmt: skip
+_RULES = [(re.compile(each, re.IGNORECASE | re.DOTALL), text) for each, text in _TEXTS.items()]
 
 
 def known(text: str) -> str | None:
     """What a text means and what to do; None for an unknown text."""
     text = _one_line(text)
-    summary = next((found for rule in _RULES if (found := rule.apply(text)) is not None), None)
-    return re.sub(r":?\s+;", ";", " ".join(summary.split())) if summary is not None else None
+    for pattern, meaning in _RULES:
+        found = pattern.search(text)
+        if found is None:
+            continue
+        groups = {name: (value or "").removesuffix(".0") for name, value in
+                  found.groupdict().items()}  # fmt: skip
+        ask = "ask the administrator of your organisation"
+        groups["advice"] = _CONSTRAINTS.get(groups.get("constraint", ""), ask)
+        return re.sub(r":?\s+;", ";", " ".join(meaning.format(**groups).split()))
+    return None
 
 
 def summarize(text: str) -> str:

@@ -40,7 +40,7 @@ def pool_demands(
     return [
         _demand(one.pod, one.owner, owners, settings, auto_provisioned)
         for one in owned
-        if pods.skip_reason(one.pod, one.owner, settings.pod_resource) is None
+        if pods.waits_for_pool(one.pod, one.owner, settings.pod_resource)
     ]
 
 

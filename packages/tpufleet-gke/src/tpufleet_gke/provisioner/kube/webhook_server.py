@@ -65,7 +65,6 @@ class WebhookServer:
         except BadInput as error:
             log.warning("%s; keeping the previous certificates", error)
             return False
-        log.info("reloaded certificates from %s", self._certificate.parent)
         return True
 
     def _serve(self) -> None:

@@ -43,6 +43,7 @@ SCHEDULING_GRACE = timedelta(seconds=15)
 ERROR_GRACE = timedelta(minutes=5)  # for a pool that runs with a transient error
 # Nodes of a running pool join the cluster and get pods within this time.
 NODE_JOIN_TIMEOUT = timedelta(minutes=2)
+ADOPTED = "given to it"
 
 
 def plan_pools(
@@ -153,11 +154,11 @@ class _Planner:
             )
             return
         if name in self.state.creating:
-            self._wait(demand, f"node pool {name} is requested")
+            self._wait_for(demand, name, "requested")
             return
         planned = [create.pending_pool for create in self.creates]
         excess = budgets.over_budget(spec, self.state, planned, self.settings)
-        if excess and self._evict_warm(demand, spec, planned):
+        if excess and self._evict_warm(demand, spec, planned, excess):
             return
         if excess:
             self._wait(demand, excess, report=True, cause=FailureCause.QUOTA)
@@ -197,6 +198,12 @@ class _Planner:
         if until is not None:
             self.recheck_times.append(until)
 
+    def _wait_for(
+        self, demand: PoolDemand, pool: str, state: str, until: datetime | None = None
+    ) -> None:
+        """A pool that is on its way; shown only by a dry run."""
+        self._wait(demand, f"node pool {pool}: {state}", until=until)
+
     def _wait_after(self, demand: PoolDemand, failure: PoolFailure, until: datetime) -> None:
         self._wait(demand, failure.message, report=True, until=until, cause=failure.cause)
         self.waiting[-1] = replace(self.waiting[-1], detail=failure.detail)
@@ -225,33 +232,33 @@ class _Planner:
         if pool.name in self.deletes:
             return
         if self.is_being_deleted(pool):
-            self._wait(demand, f"node pool {pool.name} is being deleted; it will be recreated")
+            self._wait_for(demand, pool.name, "being deleted")
             return
         since = self.state.not_serving_since.get(pool.name)
         if pool_lifetime.used_by_others(pool, spec, self.state):
             until = since + SCHEDULING_GRACE if since else None
-            self._wait(demand, f"node pool {pool.name} is used by another Job", until=until)
+            self._wait_for(demand, pool.name, "used by another Job", until)
             return
         unmet = pool_needs.unmet_need(pool, spec)
         if unmet:
             self._delete(pool, f"its pods now require {unmet}", recreate=True)
             return
-        detail = f": {pool.failure.message}" if pool.failure and pool.failure.message else ""
+        status = ": ".join(filter(None, (pool.status, pool.failure and pool.failure.message)))
         match pool.status:
             case PoolStatus.ERROR:
-                self._delete(pool, f"creation failed{detail}", recreate=True)
+                self._delete(pool, status, recreate=True)
             case PoolStatus.RUNNING_WITH_ERROR:
                 cause = pool.failure.cause if pool.failure else None
                 no_capacity = cause in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA)
                 if no_capacity or (since is not None and since + ERROR_GRACE <= self.now):
-                    self._delete(pool, f"running with an error{detail}", recreate=True)
+                    self._delete(pool, status, recreate=True)
                 else:
                     until = since + ERROR_GRACE if since else None
-                    self._wait(demand, f"node pool {pool.name} has an error{detail}", until=until)
+                    self._wait_for(demand, pool.name, status, until)
             case PoolStatus.RUNNING:
                 self._follow_running(pool, demand, spec, since)
             case _:
-                self._wait(demand, f"node pool {pool.name} is {pool.status}")
+                self._wait_for(demand, pool.name, status)
 
     def _follow_running(
         self, pool: ObservedPool, demand: PoolDemand, spec: PoolSpec, since: datetime | None
@@ -264,12 +271,12 @@ class _Planner:
         if self.state.is_complete(pool):
             self._follow_complete(pool, demand, spec)
         elif pool.capacity is PoolCapacity.FLEX_START:
-            self._wait(demand, f"node pool {pool.name} waits for flex-start capacity")
+            self._wait_for(demand, pool.name, "awaits flex-start capacity")
         elif since is not None and since + self.settings.not_serving_timeout <= self.now:
             self._delete(pool, f"no pod runs on it: {nodes_ready}", recreate=True)
         else:
             until = since + self.settings.not_serving_timeout if since else None
-            self._wait(demand, f"node pool {pool.name} is running: {nodes_ready}", until=until)
+            self._wait_for(demand, pool.name, nodes_ready, until)
 
     def _follow_complete(self, pool: ObservedPool, demand: PoolDemand, spec: PoolSpec) -> None:
         """Everything is there. Once no other Job has used it for a while, the pod does not fit:
@@ -277,7 +284,7 @@ class _Planner:
         since = self.state.free_since.get(pool.name)
         if since is None or since + SCHEDULING_GRACE > self.now:
             until = since + SCHEDULING_GRACE if since else None
-            self._wait(demand, f"node pool {pool.name} is ready", until=until)
+            self._wait_for(demand, pool.name, "ready", until)
             return
         reason = self._misfit_reason(pool, demand)
         until = since + self.settings.not_serving_timeout
@@ -295,8 +302,7 @@ class _Planner:
             until = since + NODE_JOIN_TIMEOUT if since else None
             if until is None or until > self.now:
                 self.assigned_spares.add(pool.name)
-                message = f"its node pool is used by another Job, whose pool {pool.name} is free"
-                self._wait(demand, message, until=until)
+                self._wait_for(demand, pool.name, "free; its own is used", until)
                 return True
             if self.state.is_complete(pool):
                 # It has been free and complete for long: a pool of its own would not fit either.
@@ -308,23 +314,24 @@ class _Planner:
 
     def _adopt_warm(self, demand: PoolDemand, spec: PoolSpec) -> bool:
         parent = (spec.namespace, spec.parent.name)
-        if parent in self.state.adopting.values():
-            self._wait(demand, "a warm node pool is being given to it")
-            return True
+        for name, other in self.state.adopting.items():
+            if other == parent:
+                self._wait_for(demand, name, ADOPTED)
+                return True
         for pool in warm_pools.adoptable(spec, self.state, self.settings):
             if pool.name in self.deletes or pool.name in self.adoptions:
                 continue
             self.adoptions[pool.name] = AdoptPool(pool=pool, spec=spec, pod=demand.pod)
-            self._wait(demand, f"the warm node pool {pool.name} is given to it")
+            self._wait_for(demand, pool.name, ADOPTED)
             return True
         changing = warm_pools.changing_for(spec, self.state, self.settings)
         if changing is not None:
-            self._wait(demand, f"the warm node pool {changing.name} is {changing.status}")
+            self._wait_for(demand, changing.name, changing.status)
             return True
         return False
 
     def _evict_warm(
-        self, demand: PoolDemand, spec: PoolSpec, planned: Sequence[PendingPool]
+        self, demand: PoolDemand, spec: PoolSpec, planned: Sequence[PendingPool], excess: str
     ) -> bool:
         """Delete warm pools of other kinds that the budget has no room for."""
         warm = [
@@ -342,9 +349,8 @@ class _Planner:
         if evicted is None or self.settings.warm_pool_ttl <= timedelta(0):
             return False
         for pool in evicted:
-            reason = "a waiting pod of another kind needs its share of the budget"
-            self._add_delete(DeletePool(pool=pool, reason=reason, warm=True))
-        self._wait(demand, "warm node pools are being deleted to stay within the budget")
+            self._add_delete(DeletePool(pool=pool, reason=excess, warm=True))
+        self._wait(demand, excess)
         return True
 
     def _misfit_reason(self, pool: ObservedPool, demand: PoolDemand) -> str:
