@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from tpufleet.clocks import Clock, SystemClock
-from tpufleet.errors import BadInput, install_command
+from tpufleet.errors import BadInput
 from tpufleet.kubernetes.connections import Connection
 from tpufleet.kubernetes.event_recorder import KubernetesEventRecorder
 from tpufleet.kubernetes.leader_election import LeaderElector
@@ -206,12 +206,8 @@ def make_node_pools(settings: ProvisionerSettings, endpoint: str = "") -> NodePo
 
 
 def _client(endpoint: str) -> Any:
-    try:
-        from google.cloud import container_v1
-    except ImportError as error:
-        raise BadInput(
-            f"the GKE client is not installed\n  next: {install_command('tpufleet[gke]')}"
-        ) from error
+    from google.cloud import container_v1
+
     if not endpoint:
         with node_pools.translate_errors():
             return container_v1.ClusterManagerClient()

@@ -6,13 +6,14 @@ import ipaddress
 from collections import Counter
 from collections.abc import Iterator
 
-from tpufleet.model.tpu import machine_types
+from tpufleet.model.tpu import machine_types, topology, tpu_zones
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.schema import Problem, suggest
 from tpufleet_gke.environment.config import capacity, names
 from tpufleet_gke.environment.config.sections import CpuPool, Environment
 
 CONTROL_PLANE_PREFIX = 28
+MOST_NAMED = 4  # zones in a warning
 
 
 def check(environment: Environment) -> Iterator[Problem]:
@@ -191,3 +192,21 @@ def _buckets(environment: Environment) -> Iterator[Problem]:
             if team not in environment.teams:
                 path = f"buckets.{name}.teams[{index}]"
                 yield (path, f"unknown team {team}{suggest(team, environment.teams)}")
+
+
+def zone_warnings(environment: Environment) -> list[str]:
+    """TPU pools in zones that Google's list does not have for their type. Not errors: Google adds
+    zones, and grants single customers others."""
+    found = []
+    for name, pool in environment.tpu_pools.items():
+        offered = tpu_zones.zones_of(topology.find(pool.type).name)
+        chosen = [pool.zone] if pool.zone else list(environment.zones)
+        if offered and not set(chosen) & set(offered):
+            kind = short_name(pool.type)
+            near = [zone for zone in offered if zone.startswith(f"{environment.region}-")]
+            named = ", ".join((near or list(offered))[:MOST_NAMED])
+            found.append(
+                f"tpu_pools.{name}: Google's list has no {kind} in {', '.join(chosen)}, but in "
+                f"{named}: `tpu types --zones`"
+            )
+    return found
