@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpufleet_gke.provisioner.gke import failure_summaries
+from tpufleet_gke.provisioner.gke import failures
 from tpufleet_testbed.gke import error_texts
 
 QUOTAS = "raise it at https://console.cloud.google.com/iam-admin/quotas"
@@ -157,6 +157,6 @@ SUMMARIES = {
 
 @pytest.mark.parametrize(("text", "short"), SUMMARIES.values(), ids=SUMMARIES)
 def test_a_refusal_is_told_in_few_words_with_a_remedy(text, short):
-    result = failure_summaries.summarize(text)
+    result = failures.summarize(text)
     assert len(result) <= 300
     assert short is None or result == short

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from tpufleet.errors import Conflict, FleetError, PermissionMissing
-from tpufleet_gke.provisioner.gke import failure_causes, failure_summaries
+from tpufleet_gke.provisioner.gke import failures
 from tpufleet_gke.provisioner.gke.calls import GkeCall, GkeCallResult
 from tpufleet_gke.provisioner.gke.node_pools import detail_of
 from tpufleet_gke.provisioner.kube.pool_events import (
@@ -203,14 +203,14 @@ class ResultHandler:
 
 
 def _failure(error: FleetError) -> PoolFailure:
-    return PoolFailure(failure_causes.classify_error(error), str(error), detail_of(error))
+    return PoolFailure(failures.classify_error(error), str(error), detail_of(error))
 
 
 def _with_policy_hint(shape: PoolShape, failure: PoolFailure) -> PoolFailure:
     """A rejected pool of this accelerator most often lacks its workload policy."""
     policy = (shape.placement or {}).get("policyName")
     rejected = failure.cause is FailureCause.INVALID_REQUEST
-    if policy is None or not rejected or failure_summaries.MAKE_POLICIES in failure.message:
+    if policy is None or not rejected or failures.MAKE_POLICIES in failure.message:
         return failure
-    hint = f"is the workload policy {policy} missing? {failure_summaries.MAKE_POLICIES}"
+    hint = f"is the workload policy {policy} missing? {failures.MAKE_POLICIES}"
     return replace(failure, message=f"{failure.message}; {hint}")

@@ -20,7 +20,7 @@ from tpufleet.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from tpufleet_gke.provisioner.gke import failure_causes, failure_summaries
+from tpufleet_gke.provisioner.gke import failures
 from tpufleet_gke.provisioner.model import pool_shapes
 from tpufleet_gke.provisioner.model.cluster_state import (
     ERROR_STATUSES,
@@ -187,15 +187,15 @@ def _operation_failure(operation: Any) -> PoolFailure | None:
     message = str(operation.error.message or operation.status_message)
     if not code and not message:
         return None
-    cause = failure_causes.classify_operation(code, message)
-    return PoolFailure(cause, failure_summaries.summarize(message), message)
+    cause = failures.classify_operation(code, message)
+    return PoolFailure(cause, failures.summarize(message), message)
 
 
 def _pool_failure(pool: Any) -> PoolFailure:
     conditions = pool.conditions
     message = pool.status_message or "; ".join(filter(None, (one.message for one in conditions)))
-    cause = failure_causes.classify_pool([one.code.name for one in conditions], message)
-    return PoolFailure(cause, failure_summaries.summarize(message), message)
+    cause = failures.classify_pool([one.code.name for one in conditions], message)
+    return PoolFailure(cause, failures.summarize(message), message)
 
 
 def _observed_pool(pool: Any) -> ObservedPool:
@@ -253,7 +253,10 @@ def translate_errors() -> Iterator[None]:
         _raise_by_text(error)
         raise PermissionMissing(_summary(error, GRANT)) from error
     except (api.TooManyRequests, api.ResourceExhausted) as error:
-        raise _exhausted(error) from error
+        # One status code for three causes. Google's ErrorInfo tells them apart where it is set.
+        if getattr(error, "reason", None) != "RATE_LIMIT_EXCEEDED":
+            _raise_by_text(error)
+        raise RateLimited(_summary(error)) from error
     except (api.FailedPrecondition, api.Aborted) as error:
         _raise_by_text(error)
         raise ProviderUnavailable(_summary(error)) from error
@@ -279,36 +282,20 @@ def detail_of(error: BaseException) -> str:
 def _summary(error: Any, remedy: str = "") -> str:
     """With a remedy where the text itself is not known."""
     text = error.message or type(error).__name__
-    known = failure_summaries.known(text)
+    known = failures.known(text)
     if known is not None:
         return f"GKE: {known}"
-    return "; ".join(filter(None, (f"GKE: {failure_summaries.summarize(text)}", remedy)))
+    return "; ".join(filter(None, (f"GKE: {failures.summarize(text)}", remedy)))
 
 
 def _raise_by_text(error: Any) -> None:
     """The text is more specific than the status: GKE refuses for want of quota with
     PERMISSION_DENIED, for want of machines, of a reservation or of a service account with
     INVALID_ARGUMENT, and for a policy of the organisation with FAILED_PRECONDITION."""
-    match failure_causes.classify_operation(0, error.message):
+    match failures.classify_operation(0, error.message):
         case FailureCause.OUT_OF_STOCK:
             raise NoCapacity(_summary(error)) from error
         case FailureCause.QUOTA:
             raise QuotaExceeded(_summary(error)) from error
         case FailureCause.PERMISSION:
             raise PermissionMissing(_summary(error, GRANT)) from error
-
-
-def _exhausted(error: Any) -> NoCapacity | QuotaExceeded | RateLimited:
-    """One status code for three causes. Google's ErrorInfo reason tells them apart where it is set,
-    else only the text does."""
-    message = _summary(error)
-    if getattr(error, "reason", None) == "RATE_LIMIT_EXCEEDED":
-        return RateLimited(message)
-    if re.search(r"per minute|rate limit|too many requests", error.message, re.IGNORECASE):
-        return RateLimited(message)
-    match failure_causes.classify_operation(0, error.message):
-        case FailureCause.OUT_OF_STOCK:
-            return NoCapacity(message)
-        case FailureCause.QUOTA:
-            return QuotaExceeded(message)
-    return RateLimited(message)
