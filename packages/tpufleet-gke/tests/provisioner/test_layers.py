@@ -1,4 +1,4 @@
-"""The provisioner's layers: facts, decisions on them, and the edges that touch GKE and Kubernetes."""
+"""Layers of the provisioner: facts, decisions on them, and the edges to GKE and Kubernetes."""
 
 from __future__ import annotations
 
