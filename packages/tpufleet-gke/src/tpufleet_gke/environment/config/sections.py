@@ -63,7 +63,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A mapping in the file."""
 
 
-class Taint(Section, kw_only=True):
+class Taint(Section, frozen=True, kw_only=True):
     key: Annotated[Text, about("Key of the taint.", example="dedicated")]
     value: Annotated[Text, about("Value of the taint.")] = "true"
     effect: Annotated[
@@ -71,7 +71,7 @@ class Taint(Section, kw_only=True):
     ] = "NO_SCHEDULE"
 
 
-class Automation(Section, kw_only=True):
+class Automation(Section, frozen=True, kw_only=True):
     """Created by the first stage; the other stages run as its service account."""
 
     bucket: Annotated[
@@ -94,7 +94,7 @@ class Automation(Section, kw_only=True):
     ] = ()
 
 
-class ExistingNetwork(Section, kw_only=True):
+class ExistingNetwork(Section, frozen=True, kw_only=True):
     """A VPC that exists, in this project or, as a Shared VPC, in a host project."""
 
     host_project: Annotated[Project, about("Host project of a Shared VPC.")] = ""
@@ -108,7 +108,7 @@ class ExistingNetwork(Section, kw_only=True):
     ]
 
 
-class Network(Section, kw_only=True):
+class Network(Section, frozen=True, kw_only=True):
     existing: Annotated[ExistingNetwork | None, about("Use this VPC instead of creating one.")] = (
         None
     )
@@ -126,7 +126,7 @@ class Network(Section, kw_only=True):
     ] = {}
 
 
-class Cluster(Section, kw_only=True):
+class Cluster(Section, frozen=True, kw_only=True):
     name: Annotated[Name, about("Name of the cluster.", default="NAME-cluster")] = ""
     channel: Annotated[
         Literal["RAPID", "REGULAR", "STABLE", "EXTENDED"],
@@ -152,7 +152,7 @@ class Cluster(Section, kw_only=True):
     cloud_dns: Annotated[bool, about("Cloud DNS for names in the cluster.")] = True
 
 
-class NodeDefaults(Section, kw_only=True):
+class NodeDefaults(Section, frozen=True, kw_only=True):
     service_account: Annotated[ServiceAccount, about("Service account of all nodes.")] = "gke-nodes"
     roles: Annotated[
         tuple[IamRole, ...], about("Its roles on the project; buckets are granted separately.")
@@ -174,7 +174,7 @@ AutoUpgrade = Annotated[
 Labels = Annotated[Mapping[NodeLabel, Text], about("Kubernetes labels of nodes.")]
 
 
-class CpuPool(Section, kw_only=True):
+class CpuPool(Section, frozen=True, kw_only=True):
     machine_type: PoolMachineType = "n2-standard-8"
     min_nodes: MinNodes = 1
     max_nodes: MaxNodes = 5
@@ -191,7 +191,7 @@ class CpuPool(Section, kw_only=True):
     taints: Annotated[tuple[Taint, ...], about("Taints of nodes.")] = ()
 
 
-class GpuPool(CpuPool, kw_only=True):
+class GpuPool(CpuPool, frozen=True, kw_only=True):
     machine_type: PoolMachineType = "g2-standard-12"
     min_nodes: MinNodes = 0
     max_nodes: MaxNodes = 1
@@ -200,7 +200,7 @@ class GpuPool(CpuPool, kw_only=True):
     local_ssds: Annotated[int, Meta(ge=0, le=32), about("Local SSDs per node.")] = 0
 
 
-class TpuPool(Section, kw_only=True):
+class TpuPool(Section, frozen=True, kw_only=True):
     type: Annotated[TpuType, about("TPU type, as `tpu types` lists them.", example="v5e-16")]
     slices: Annotated[int, Meta(ge=1, le=256), about("Slices, at most.")] = 1
     capacity: Annotated[
@@ -239,13 +239,13 @@ class TpuPool(Section, kw_only=True):
     ] = ()
 
 
-class Registry(Section, kw_only=True):
+class Registry(Section, frozen=True, kw_only=True):
     create: Annotated[bool, about("Create the repository.")] = True
     name: Annotated[Name, about("Name of the Docker repository.")] = "ml-images"
     location: Annotated[Location, about("Location.", default="the region")] = ""
 
 
-class Bucket(Section, kw_only=True):
+class Bucket(Section, frozen=True, kw_only=True):
     location: Annotated[Location, about("Location.", default="the region")] = ""
     storage_class: Annotated[
         Literal["STANDARD", "NEARLINE", "COLDLINE", "ARCHIVE"],
@@ -261,7 +261,7 @@ class Bucket(Section, kw_only=True):
     teams: Annotated[tuple[Name, ...], about("Teams that may write.", default="all")] = ()
 
 
-class TensorBoard(Section, kw_only=True):
+class TensorBoard(Section, frozen=True, kw_only=True):
     """A Vertex AI TensorBoard instance."""
 
     name: Annotated[Text, about("Display name.")] = "TPU Training"
@@ -269,7 +269,7 @@ class TensorBoard(Section, kw_only=True):
     region: Annotated[Region, about("Region.", default="the region")] = ""
 
 
-class Team(Section, kw_only=True):
+class Team(Section, frozen=True, kw_only=True):
     namespace: Annotated[Name, about("Namespace of its jobs.", default="the team's name")] = ""
     queue: Annotated[Name, about("Name of its Kueue LocalQueue.")] = "tpu-training-jobs"
     service_account: Annotated[Name, about("Kubernetes service account of its jobs.")] = (
@@ -287,7 +287,7 @@ class Team(Section, kw_only=True):
     lend: Annotated[bool, about("Others may use its idle slices.")] = True
 
 
-class Server(Section, kw_only=True):
+class Server(Section, frozen=True, kw_only=True):
     image: Annotated[
         PinnedImage,
         about("Image of server, provisioner and jobs, with its tag.", default="in the registry"),
@@ -296,7 +296,7 @@ class Server(Section, kw_only=True):
     namespace: Annotated[Name, about("Namespace of the server.")] = "tpufleet-system"
 
 
-class AddOns(Section, kw_only=True):
+class AddOns(Section, frozen=True, kw_only=True):
     """Versions installed in the cluster."""
 
     jobset: Annotated[Version, about("JobSet.")] = "v0.12.0"
@@ -304,7 +304,7 @@ class AddOns(Section, kw_only=True):
     cert_manager: Annotated[Version, about("cert-manager.")] = "v1.18.2"
 
 
-class Budget(Section, kw_only=True):
+class Budget(Section, frozen=True, kw_only=True):
     """Alerts by e-mail to billing administrators; nothing is stopped."""
 
     billing_account: Annotated[Text, about("Billing account.", example="012345-567890-ABCDEF")]
@@ -314,7 +314,7 @@ class Budget(Section, kw_only=True):
     ] = (50, 90, 100)
 
 
-class Environment(Section, kw_only=True):
+class Environment(Section, frozen=True, kw_only=True):
     project: Annotated[Project, about("Google Cloud project id.", example="my-project")]
     region: Annotated[
         Region, about("Region of the cluster and its network.", example="us-central1")

@@ -66,7 +66,6 @@ class PoolSpec:
     extra_names: tuple[str, ...]  # used when other Jobs occupy both of those
     namespace: str
     owner_name: str  # see model.pod_owners
-    owner_uid: str
     parent: PoolParent
     shape: PoolShape
     locations: tuple[PoolLocation, ...]  # in order of preference
@@ -151,7 +150,6 @@ def pool_spec_for_pod(
         ),
         namespace=pod["metadata"]["namespace"],
         owner_name=owner.name,
-        owner_uid=owner_uid,
         parent=parent,
         shape=shape,
         locations=_locations(pod, selectors, settings),

@@ -101,8 +101,7 @@ class _Planner:
         if warm_pools.is_changing(pool, self.state, self.settings):
             return
         due = since + self.settings.deletion_delay
-        warm = warm_pools.is_warm(pool, self.state, self.settings)
-        if warm:
+        if warm_pools.is_warm(pool, self.state, self.settings):
             unused_since = max(since, self.state.unused_since[pool.name])
             due = max(due, unused_since + self.settings.warm_pool_ttl)
             reason = f"{reason}, and no other has used it since {unused_since:%Y-%m-%d %H:%M} UTC"
@@ -112,7 +111,7 @@ class _Planner:
         if due > self.now:
             self.recheck_times.append(due)
             return
-        self._add_delete(DeletePool(pool=pool, reason=reason, orphan=owner is None, warm=warm))
+        self._add_delete(DeletePool(pool=pool, reason=reason, orphan=owner is None))
 
     def serve(self, demand: PoolDemand) -> None:
         spec = demand.pool_spec
@@ -164,11 +163,6 @@ class _Planner:
             self._wait(demand, excess, report=True, cause=FailureCause.QUOTA)
             return
         self._create(demand, spec, name)
-
-    def _delete(
-        self, pool: ObservedPool, reason: str, *, orphan: bool = False, recreate: bool = False
-    ) -> None:
-        self._add_delete(DeletePool(pool=pool, reason=reason, orphan=orphan, recreate=recreate))
 
     def _add_delete(self, delete: DeletePool) -> None:
         """Unless GKE refused it a moment ago, or a pod was found there."""
@@ -241,17 +235,18 @@ class _Planner:
             return
         unmet = pool_needs.unmet_need(pool, spec)
         if unmet:
-            self._delete(pool, f"its pods now require {unmet}", recreate=True)
+            self._add_delete(DeletePool(pool=pool, reason=f"its pods now require {unmet}"))
             return
-        status = ": ".join(filter(None, (pool.status, pool.failure and pool.failure.message)))
+        message = pool.failure.message if pool.failure else ""
+        status = f"{pool.status}: {message}" if message else str(pool.status)
         match pool.status:
             case PoolStatus.ERROR:
-                self._delete(pool, status, recreate=True)
+                self._add_delete(DeletePool(pool=pool, reason=status))
             case PoolStatus.RUNNING_WITH_ERROR:
                 cause = pool.failure.cause if pool.failure else None
                 no_capacity = cause in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA)
                 if no_capacity or (since is not None and since + ERROR_GRACE <= self.now):
-                    self._delete(pool, status, recreate=True)
+                    self._add_delete(DeletePool(pool=pool, reason=status))
                 else:
                     until = since + ERROR_GRACE if since else None
                     self._wait_for(demand, pool.name, status, until)
@@ -273,7 +268,7 @@ class _Planner:
         elif pool.capacity is PoolCapacity.FLEX_START:
             self._wait_for(demand, pool.name, "awaits flex-start capacity")
         elif since is not None and since + self.settings.not_serving_timeout <= self.now:
-            self._delete(pool, f"no pod runs on it: {nodes_ready}", recreate=True)
+            self._add_delete(DeletePool(pool=pool, reason=f"no pod runs on it: {nodes_ready}"))
         else:
             until = since + self.settings.not_serving_timeout if since else None
             self._wait_for(demand, pool.name, nodes_ready, until)
@@ -349,7 +344,7 @@ class _Planner:
         if evicted is None or self.settings.warm_pool_ttl <= timedelta(0):
             return False
         for pool in evicted:
-            self._add_delete(DeletePool(pool=pool, reason=excess, warm=True))
+            self._add_delete(DeletePool(pool=pool, reason=excess))
         self._wait(demand, excess)
         return True
 

@@ -36,9 +36,7 @@ class DeletePool:
     pool: ObservedPool
     reason: str
     orphan: bool = False  # its owner does not exist
-    recreate: bool = False  # a pod waits for its replacement
     misfit: PoolSpec | None = None  # the waiting pod does not fit the pool of this spec
-    warm: bool = False  # kept for a later Job, whose pods may just have been scheduled to it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
