@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tests.docs import markdown
+from tpufleet import schema
 from tpufleet.model.job.end_reasons import END_REASONS
 from tpufleet.model.job.job_file import FIELDS
 from tpufleet.model.job.jobs import Rule
 from tpufleet.model.people.users import Role
 from tpufleet.policy.recovery import retry_rules
 from tpufleet.service.api.routes import ROUTES
-from tpufleet_gke.environment.config import starter_file
-from tpufleet_gke.environment.config.field_kinds import default_of, is_required
 from tpufleet_gke.environment.config.sections import Environment
+from tpufleet_gke.provisioner.settings import ProvisionerSettings
 
 
 def lines(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -78,28 +77,23 @@ def routes() -> list[str]:
 
 def cluster_file() -> list[str]:
     """Fields of cluster.yaml; those of a section follow it."""
-    rows: list[tuple[str, str, str, str]] = []
+    return lines(
+        ("field", "type", "default", "meaning"),
+        (
+            (f"`{row.name}`", row.label, row.default, row.description)
+            for row in schema.rows(Environment, nested=True)
+        ),
+    )
 
-    def add(cls: type, prefix: str) -> None:
-        for item in dataclasses.fields(cls):
-            kind, path = item.metadata["kind"], f"{prefix}{item.name}"
-            name, inner = (
-                starter_file.ENTRIES.get(item.name, ("", None)) if not prefix else ("", None)
-            )
-            default = None if is_required(item) else default_of(item)
-            if inner is None and dataclasses.is_dataclass(default):
-                inner = type(default)
-            inner = inner or starter_file.OPTIONAL.get(item.name)
-            shown = (
-                "required" if is_required(item) else "" if inner else starter_file.shown(default)
-            )
-            label = "section" if inner else kind.label
-            rows.append((f"`{path}`", label, shown, item.metadata["description"]))
-            if inner is not None:
-                add(inner, f"{path}.{'NAME.' if name else ''}")
 
-    add(Environment, "")
-    return lines(("field", "type", "default", "meaning"), rows)
+def provisioner_settings() -> list[str]:
+    return lines(
+        ("variable", "default", "meaning"),
+        (
+            (f"`{row.name}`", row.default, row.description)
+            for row in schema.rows(ProvisionerSettings)
+        ),
+    )
 
 
 EXACT: dict[str, tuple[Path, Callable[[], list[str]]]] = {
@@ -107,6 +101,7 @@ EXACT: dict[str, tuple[Path, Callable[[], list[str]]]] = {
     "endings": (markdown.DOCS / "recovery.md", endings),
     "rules": (markdown.DOCS / "recovery.md", rules),
     "cluster-file": (markdown.DOCS / "gke-environment.md", cluster_file),
+    "provisioner-settings": (markdown.DOCS / "provisioner.md", provisioner_settings),
     "routes": (markdown.DOCS / "api.md", routes),
 }
 

@@ -10,9 +10,9 @@ import yaml
 
 from tests.k8s.rigs import eventually
 from tpufleet.kubernetes.connections import JOB, NODE, ResourceKind
-from tpufleet_gke.provisioner.kube import label_keys
 from tpufleet_gke.provisioner.kube.admission import AdmissionSettings, job_key
 from tpufleet_gke.provisioner.kube.webhook_server import WebhookServer
+from tpufleet_gke.provisioner.model import label_keys
 
 CONFIGURATION = ResourceKind(
     "admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration",

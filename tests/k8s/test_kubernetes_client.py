@@ -16,8 +16,8 @@ from tpufleet.kubernetes.connections import EVENT, LEASE, NODE, SECRET
 from tpufleet.kubernetes.event_recorder import KubernetesEventRecorder
 from tpufleet.kubernetes.leader_election import LEASE_DURATION, LeaderElector
 from tpufleet.kubernetes.watch_cache import WatchCache
-from tpufleet_gke.provisioner.kube import label_keys
 from tpufleet_gke.provisioner.kube.watched_cluster import WatchedCluster
+from tpufleet_gke.provisioner.model import label_keys
 
 
 def secret(rig, name, **text):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.k8s.rigs import V5E, eventually
 from tpufleet.kubernetes.connections import EVENT, LEADER_WORKER_SET, NODE, POD
-from tpufleet_gke.provisioner.kube import label_keys
+from tpufleet_gke.provisioner.model import label_keys
 from tpufleet_testbed.kubernetes import leader_worker_sets
 
 HOSTS = 4

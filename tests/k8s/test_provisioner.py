@@ -8,7 +8,7 @@ import pytest
 
 from tests.k8s.rigs import V5E, eventually
 from tpufleet.kubernetes.connections import EVENT, JOB, JOBSET, NODE, POD
-from tpufleet_gke.provisioner.kube import label_keys
+from tpufleet_gke.provisioner.model import label_keys
 
 
 def nodes(rig):

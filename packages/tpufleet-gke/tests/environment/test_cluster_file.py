@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import fields
 
 import jsonschema
 import pytest
 import yaml
+from msgspec.structs import fields
 
 from tests.environment.environments import EXAMPLE, SMALLEST, environment, example
 from tpufleet.errors import BadInput
@@ -79,10 +79,11 @@ ERRORS = {
     "versions in a hierarchical bucket": (
         {"buckets": {"a": {"hierarchical": True, "versioning": True}}},
         "buckets.a.versioning: not available with hierarchical: true; write false"),
-    "a label of Google Cloud": ({"labels": {"Cost Center": "lab"}}, "labels: 'Cost Center' is not "
-                                "a label of Google Cloud; for example cost-center"),
+    "a label of Google Cloud": ({"labels": {"Cost Center": "lab"}}, "labels.'Cost Center': "
+                                "'Cost Center' is not a label of Google Cloud; for example "
+                                "cost-center"),
     "text for a flag": ({"deletion_protection": "yes"}, "deletion_protection: must be true or "
-                        "false, not 'yes'; write true"),
+                        "false, not 'yes'"),
 }  # fmt: skip
 
 

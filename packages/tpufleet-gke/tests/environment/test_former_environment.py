@@ -7,10 +7,10 @@ sixteen known faults, C1 to C16.
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from typing import Any
 
 import pytest
+from msgspec.structs import fields
 
 from tests.environment.environments import environment, example, tpu
 from tests.environment.provider_checks import node_pool, resources

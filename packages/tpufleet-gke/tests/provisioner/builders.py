@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
-from tpufleet_gke.provisioner.gke import pool_specs
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners
+from tpufleet_gke.provisioner.model import label_keys, pod_owners, pool_specs
 from tpufleet_gke.provisioner.settings import ProvisionerSettings
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -18,7 +17,6 @@ ZONES = ("us-central1-a",)
 def settings(**overrides: Any) -> ProvisionerSettings:
     defaults = {
         "zones": ZONES, "project": "p", "cluster_location": "us-central1", "cluster": "c",
-        "list_timeout": timedelta(minutes=15),
     }  # fmt: skip
     return ProvisionerSettings(**{**defaults, **overrides})
 

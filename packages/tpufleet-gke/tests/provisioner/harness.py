@@ -12,9 +12,9 @@ from tests.provisioner import builders
 from tests.provisioner.simulated_nodes import SimulatedNodes
 from tpufleet.clocks import ManualClock
 from tpufleet_gke.provisioner.gke.node_pools import GkeNodePools, NodePools
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners
 from tpufleet_gke.provisioner.kube.pool_events import EventReporter
 from tpufleet_gke.provisioner.loop import Provisioner
+from tpufleet_gke.provisioner.model import label_keys, pod_owners
 from tpufleet_testbed.gke.grpc_server import GkeServer, client
 from tpufleet_testbed.gke.node_backends import NoNodes
 from tpufleet_testbed.gke.node_pools import GkeEmulator
@@ -66,6 +66,8 @@ class ProvisionerHarness:
         simulate_nodes: bool = False,
         clock: ManualClock | None = None,
         events: Any = None,
+        list_timeout: timedelta = timedelta(minutes=15),
+        dry_run: bool = False,
         **settings: Any,
     ) -> None:
         """Without simulated nodes, pools stay empty and pods stay as tests wrote them."""
@@ -73,6 +75,7 @@ class ProvisionerHarness:
         self.simulated = SimulatedNodes(self.clock) if simulate_nodes else None
         self.gke = GkeEmulator(clock=self.clock, nodes=self.simulated or NoNodes())
         self.server = GkeServer(self.gke).start()
+        self.list_timeout, self.dry_run = list_timeout, dry_run
         self.settings = builders.settings(**settings)
         self.events = events or RecordedEvents()
         self.jobsets: list[Any] = []
@@ -99,6 +102,8 @@ class ProvisionerHarness:
             create_executor=self.create_executor,
             delete_executor=self.delete_executor,
             is_leader=is_leader,
+            list_timeout=self.list_timeout,
+            dry_run=self.dry_run,
         )
 
     def close(self) -> None:

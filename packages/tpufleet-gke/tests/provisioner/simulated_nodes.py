@@ -9,7 +9,7 @@ from typing import Any
 
 from tpufleet.clocks import Clock
 from tpufleet.kubernetes import quantities
-from tpufleet_gke.provisioner.kube import label_keys
+from tpufleet_gke.provisioner.model import label_keys
 from tpufleet_testbed.gke import kwok_backend
 from tpufleet_testbed.kubernetes import kwok_nodes
 

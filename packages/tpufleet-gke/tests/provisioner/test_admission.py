@@ -12,9 +12,11 @@ from urllib.error import HTTPError
 
 import pytest
 
-from tpufleet_gke.provisioner.kube import admission, label_keys
+from tpufleet_gke.provisioner.kube import admission
 from tpufleet_gke.provisioner.kube.admission import AdmissionSettings
 from tpufleet_gke.provisioner.kube.webhook_server import WebhookServer
+from tpufleet_gke.provisioner.model import label_keys
+from tpufleet_gke.provisioner.settings import from_variables
 from tpufleet_testbed.kubernetes import certificates
 
 KEY = {"job-key": hashlib.sha1(b"default/train-slice-0").hexdigest()}
@@ -78,10 +80,10 @@ def test_a_job_without_a_name_is_admitted_with_a_warning():
 
 def test_settings_use_upstreams_variable_names():
     environ = {"FORCE_ON_DEMAND": "true", "RESERVATION_LOCATION_HINT": "cell"}
-    assert admission.from_environ(environ) == AdmissionSettings(
+    assert from_variables(AdmissionSettings, environ) == AdmissionSettings(
         force_on_demand=True, location_hint="cell"
     )
-    assert admission.from_environ({}) == AdmissionSettings()
+    assert from_variables(AdmissionSettings, {}) == AdmissionSettings()
 
 
 needs_openssl = pytest.mark.skipif(

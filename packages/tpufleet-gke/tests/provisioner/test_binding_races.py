@@ -13,7 +13,7 @@ pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
 from tests.provisioner.harness import ProvisionerHarness
 from tests.provisioner.simulated_nodes import misfit, unschedulable
-from tpufleet_gke.provisioner.kube import label_keys
+from tpufleet_gke.provisioner.model import label_keys
 
 TICK = timedelta(milliseconds=500)
 OPERATION = timedelta(seconds=30)  # to create or delete a pool

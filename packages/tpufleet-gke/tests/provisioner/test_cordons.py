@@ -12,8 +12,8 @@ pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 from tests.provisioner import builders
 from tests.provisioner.harness import ProvisionerHarness
 from tpufleet.errors import PermissionMissing
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners
 from tpufleet_gke.provisioner.kube.watched_cluster import cordon_change
+from tpufleet_gke.provisioner.model import label_keys, pod_owners
 
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpufleet_gke.provisioner.gke import failure_summaries
+from tpufleet_gke.provisioner.gke import failures
 from tpufleet_testbed.gke import error_texts
 
 QUOTAS = "raise it at https://console.cloud.google.com/iam-admin/quotas"
@@ -40,7 +40,7 @@ SUMMARIES = {
     ),
     "full reservation": (
         error_texts.full_reservation("lab"),
-        "reservation lab is full; free some of it or wait; it is tried again",
+        "reservation lab is full or not ready; free some of it or wait; it is tried again",
     ),
     "quota of a call": (
         error_texts.quota("p", "TPU_LITE_PODSLICE_V5", 16, 24, 8),
@@ -139,16 +139,11 @@ SUMMARIES = {
     ),
     "operations": (
         error_texts.too_many_operations("c", 5),
-        "GKE runs at most 5 operations at once on a cluster; it is tried again",
+        "other operations run on the cluster; it is tried again",
     ),
     "busy": (
         error_texts.busy("operation-1-2", "deleting", "c"),
-        "another operation runs on the cluster; it is tried again",
-    ),
-    "size of a slice": (
-        error_texts.invalid_slice_size(0, "2x2x4"),
-        "GKE does not accept a pool of this size and topology; compare them with "
-        "https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus",
+        "other operations run on the cluster; it is tried again",
     ),
     "several instances": (
         INSTANCES + "[SOME_CODE]: Instance 'a' creation failed: No luck.; [SOME_CODE]: Instance "
@@ -162,6 +157,6 @@ SUMMARIES = {
 
 @pytest.mark.parametrize(("text", "short"), SUMMARIES.values(), ids=SUMMARIES)
 def test_a_refusal_is_told_in_few_words_with_a_remedy(text, short):
-    result = failure_summaries.summarize(text)
+    result = failures.summarize(text)
     assert len(result) <= 300
     assert short is None or result == short

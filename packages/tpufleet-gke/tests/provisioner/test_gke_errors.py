@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
 from tests.provisioner.harness import ProvisionerHarness
-from tpufleet_gke.provisioner.gke import failure_causes
-from tpufleet_gke.provisioner.planning.cluster_state import FailureCause
+from tpufleet_gke.provisioner.gke import failures
+from tpufleet_gke.provisioner.model.cluster_state import FailureCause
 from tpufleet_testbed.gke import error_texts
 
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
@@ -75,7 +75,7 @@ QUOTA_TEXTS = {
 
 @pytest.mark.parametrize("text", QUOTA_TEXTS.values(), ids=QUOTA_TEXTS)
 def test_a_quota_is_recognised_in_googles_wording(text):
-    assert failure_causes.classify_operation(8, text) is FailureCause.QUOTA
+    assert failures.classify_operation(8, text) is FailureCause.QUOTA
 
 
 # Of https://cloud.google.com/kubernetes-engine/docs/troubleshooting/node-pools, and those that
@@ -115,7 +115,7 @@ GOOGLES_TEXTS = [
 
 @pytest.mark.parametrize(("text", "cause"), GOOGLES_TEXTS)
 def test_a_failure_is_recognised_in_googles_wording(text, cause):
-    assert failure_causes.classify_operation(9, text) is cause
+    assert failures.classify_operation(9, text) is cause
 
 
 def test_a_zone_without_the_machine_type_is_left_for_the_next(harness):

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
 from tpufleet.errors import ProviderUnavailable
-from tpufleet_gke.provisioner.kube import label_keys
 from tpufleet_gke.provisioner.kube.pool_events import LEFT_TO_GKE
+from tpufleet_gke.provisioner.model import label_keys
 
 MINUTE = timedelta(minutes=1)
 COVERED = {"tpu-v5-lite-podslice": 64}

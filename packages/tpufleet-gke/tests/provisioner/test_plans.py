@@ -9,10 +9,8 @@ import pytest
 
 from tests.provisioner.builders import NOW, pool_spec, settings
 from tpufleet.model.tpu import topology
-from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity, PoolLocation
-from tpufleet_gke.provisioner.kube import label_keys
-from tpufleet_gke.provisioner.planning import budgets, plans
-from tpufleet_gke.provisioner.planning.cluster_state import (
+from tpufleet_gke.provisioner.model import label_keys
+from tpufleet_gke.provisioner.model.cluster_state import (
     ClusterState,
     FailureCause,
     ObservedPool,
@@ -20,11 +18,14 @@ from tpufleet_gke.provisioner.planning.cluster_state import (
     PendingPool,
     PodRef,
     PoolDemand,
+    PoolFailure,
     PoolStatus,
     PoolUser,
 )
+from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolLocation
+from tpufleet_gke.provisioner.planning import budgets, plans
 from tpufleet_gke.provisioner.planning.request_backoff import RequestBackoff
-from tpufleet_gke.provisioner.settings import ProvisionerBudget
+from tpufleet_gke.provisioner.settings import Limit
 
 OWNER = ("default", "train")
 ALIVE = {OWNER: OwnerStatus(uid="uid-default-train")}
@@ -100,7 +101,7 @@ STATUSES = [
 
 @pytest.mark.parametrize(("status", "cause", "seconds", "outcome"), STATUSES)
 def test_each_status_of_a_pool_has_its_outcome(status, cause, seconds, outcome):
-    existing = pool(status=status, failure_cause=cause, message="a message")
+    existing = pool(status=status, failure=PoolFailure(cause, "a message"))
     not_serving = {existing.name: NOW - seconds * SECOND}
     result = plan([existing], [demand()], not_serving_since=not_serving)
     assert result.creates == ()
@@ -148,23 +149,12 @@ def test_a_complete_pool_whose_pod_waits_is_never_doubled():
         assert [one.misfit for one in result.deletes] == [waiting.pool_spec] * deleted
 
 
-TIMERS = {
-    "not serving": ({"not_serving_timeout": 60 * SECOND}, {"status": PoolStatus.RUNNING}),
-    "error": (
-        {"error_grace": 60 * SECOND},
-        {"status": PoolStatus.RUNNING_WITH_ERROR, "failure_cause": FailureCause.TRANSIENT},
-    ),
-}
-
-
-@pytest.mark.parametrize(("changed", "observed"), TIMERS.values(), ids=TIMERS)
-def test_timers_are_settings(changed, observed):
-    existing = pool(**observed)
+def test_the_time_in_which_a_pool_must_serve_its_pod_is_a_setting():
+    existing = pool(status=PoolStatus.RUNNING)
+    changed = settings(not_serving_timeout=60 * SECOND)
     for seconds, deleted in ((59, False), (60, True)):
         since = {existing.name: NOW - seconds * SECOND}
-        result = plan(
-            [existing], [demand()], not_serving_since=since, with_settings=settings(**changed)
-        )
+        result = plan([existing], [demand()], not_serving_since=since, with_settings=changed)
         assert bool(result.deletes) is deleted
 
 
@@ -311,7 +301,8 @@ def test_a_pool_with_nodes_is_deleted_a_moment_after_its_cordon(owners, since, a
 
 def test_a_cordon_stays_while_gke_refuses_the_deletion():
     backoff = RequestBackoff()
-    backoff.record_failed_deletion(NAME, PoolStatus.RUNNING, FailureCause.TRANSIENT, "busy", NOW)
+    busy = PoolFailure(FailureCause.TRANSIENT, "busy")
+    backoff.record_failed_deletion(NAME, PoolStatus.RUNNING, busy, NOW)
     result = plan(
         [pool()], owners=ended(0), backoff=backoff, youngest_node_at={NAME: NOW - 60 * SECOND},
         cordoned_since={NAME: NOW - SECOND}, cordoned=frozenset([NAME]),
@@ -338,98 +329,66 @@ def test_a_deletion_in_progress_is_not_started_again():
     assert plan([pool()], owners=ended(0), deleting=frozenset({pool_spec().name})).deletes == ()
 
 
-BUDGETS = [
-    pytest.param(
-        ProvisionerBudget(max_chips=31), "16 of 31 chips in use, 16 requested", id="chips"
+ONE_POOL = "1 of 1 pools in use in namespace default, 1 requested (BUDGET_POOLS)"
+BUDGETS = {
+    "chips": ({"chips": Limit(31)}, "16 of 31 chips in use, 16 requested (BUDGET_CHIPS)"),
+    "pools": ({"pools": Limit(1)}, "1 of 1 pools in use, 1 requested"),
+    "a namespace": (
+        {"chips": Limit(namespaces={"*": 16})}, "16 of 16 chips in use in namespace default"
     ),
-    pytest.param(ProvisionerBudget(max_pools=1), "1 of 1 node pools in use", id="pools"),
-    pytest.param(
-        ProvisionerBudget(max_chips_per_namespace=16),
-        "16 of 16 chips in use in namespace default",
-        id="a namespace",
-    ),
-    pytest.param(
-        ProvisionerBudget(max_chips_by_namespace={"default": 31}, max_chips_per_namespace=99),
-        "31",
-        id="this namespace",
-    ),
-    pytest.param(
-        ProvisionerBudget(max_pools_per_namespace=1),
-        "1 of 1 node pools in use in namespace default",
-        id="pools of a namespace",
-    ),
-    pytest.param(
-        ProvisionerBudget(max_pools_by_namespace={"default": 1}, max_pools_per_namespace=9),
-        "1 of 1 node pools in use in namespace default",
-        id="pools of this namespace",
-    ),
+    "this namespace": ({"chips": Limit(namespaces={"default": 31, "*": 99})}, "16 of 31"),
+    "pools of a namespace": ({"pools": Limit(namespaces={"*": 1})}, ONE_POOL),
+    "pools of this namespace": ({"pools": Limit(namespaces={"default": 1, "*": 9})}, ONE_POOL),
     # 16 chips of v5e at $1.20 per hour each.
-    pytest.param(
-        ProvisionerBudget(max_dollars=38),
-        "$19.20 of $38.00 per hour in use, $19.20 requested",
-        id="dollars",
+    "dollars": ({"dollars": Limit(38)}, "19.2 of 38 dollars in use, 19.2 requested"),
+    "dollars of a namespace": (
+        {"dollars": Limit(namespaces={"*": 38})}, "19.2 of 38 dollars in use in namespace default"
     ),
-    pytest.param(
-        ProvisionerBudget(max_dollars_per_namespace=38),
-        "$19.20 of $38.00 per hour in use in namespace default, $19.20 requested",
-        id="dollars of a namespace",
+    "just enough dollars": ({"dollars": Limit(38.4)}, None),
+    "just enough": (
+        {"chips": Limit(32, {"*": 32}), "pools": Limit(2, {"*": 2})}, None
     ),
-    pytest.param(
-        ProvisionerBudget(max_dollars_by_namespace={"default": 38}, max_dollars_per_namespace=99),
-        "of $38.00 per hour",
-        id="dollars of this namespace",
-    ),
-    pytest.param(
-        ProvisionerBudget(max_dollars=38.4, chip_hour_dollars={"v5e": 2}),
-        "$32.00 of $38.40 per hour in use, $32.00 requested",
-        id="own prices",
-    ),
-    pytest.param(ProvisionerBudget(max_dollars=38.4), None, id="just enough dollars"),
-    pytest.param(
-        ProvisionerBudget(
-            max_chips=32, max_pools=2, max_chips_per_namespace=32, max_pools_per_namespace=2
-        ),
-        None,
-        id="just enough",
-    ),
-    pytest.param(
-        ProvisionerBudget(max_chips_by_namespace={"other": 0}), None, id="another namespace"
-    ),
-]
+    "another namespace": ({"chips": Limit(namespaces={"other": 0})}, None),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("budget", "message"), BUDGETS)
-def test_no_pool_is_created_over_budget_and_the_reason_is_reported(budget, message):
+@pytest.mark.parametrize(("limits", "message"), BUDGETS.values(), ids=BUDGETS)
+def test_no_pool_is_created_over_budget_and_the_reason_is_reported(limits, message):
     first, second = pool_spec(), pool_spec(job=1)
-    result = plan([pool(first)], [demand(second)], with_settings=settings(budget=budget))
+    limited = settings(**{f"budget_{unit}": limit for unit, limit in limits.items()})
+    result = plan([pool(first)], [demand(second)], with_settings=limited)
     assert bool(result.creates) is (message is None)
     if message is not None:
         (waiting,) = result.waiting
         assert message in waiting.reason and waiting.report
 
 
+def test_own_prices_replace_list_prices():
+    limited = settings(budget_dollars=Limit(38.4), chip_hour_dollars={"v5e": 2})
+    result = plan([pool(pool_spec())], [demand(pool_spec(job=1))], with_settings=limited)
+    assert "32 of 38.4 dollars in use, 32 requested" in result.waiting[0].reason
+
+
 def test_a_machine_without_a_known_price_is_not_bought_while_dollars_are_limited():
-    limited = ProvisionerBudget(max_dollars=1e9)
+    limited = settings(budget_dollars=Limit(1e9))
     machine, on_demand = "tpu7x-standard-4t", PoolCapacity.ON_DEMAND
     assert budgets.chip_hour_dollars(machine, on_demand, limited) is None
     generation = next(
         each.generation for each in topology.all_types().values() if each.machine_type == machine
     )
-    priced = ProvisionerBudget(max_dollars=1e9, chip_hour_dollars={generation: 12})
+    priced = settings(budget_dollars=Limit(1e9), chip_hour_dollars={generation: 12})
     assert budgets.chip_hour_dollars(machine, on_demand, priced) == 12
     unpriced = pool_spec()
     unpriced = replace(unpriced, shape=replace(unpriced.shape, machine_type=machine))
-    for budget, bought in ((limited, 0), (priced, 1), (ProvisionerBudget(), 1)):
-        result = plan(demands=[demand(unpriced)], with_settings=settings(budget=budget))
+    for chosen, bought in ((limited, 0), (priced, 1), (settings(), 1)):
+        result = plan(demands=[demand(unpriced)], with_settings=chosen)
         assert len(result.creates) == bought
         assert bought or "set CHIP_HOUR_DOLLARS" in result.waiting[0].reason
 
 
 def test_under_a_budget_the_longest_waiting_pod_is_served_first():
     late, early = demand(job=0, since=NOW), demand(job=1, since=NOW - SECOND)
-    result = plan(
-        demands=[late, early], with_settings=settings(budget=ProvisionerBudget(max_pools=1))
-    )
+    result = plan(demands=[late, early], with_settings=settings(budget_pools=Limit(1)))
     assert [one.spec.parent.name for one in result.creates] == ["train-slice-1"]
 
 
@@ -437,14 +396,8 @@ def out_of_stock(*locations):
     backoff = RequestBackoff()
     shape = pool_spec().shape
     for location in locations:
-        backoff.record_location_failure(
-            location,
-            shape.machine_type,
-            shape.nodes,
-            cause=FailureCause.OUT_OF_STOCK,
-            message="none left",
-            now=NOW,
-        )
+        failure = PoolFailure(FailureCause.OUT_OF_STOCK, "none left")
+        backoff.record_location_failure(location, shape.machine_type, shape.nodes, failure, NOW)
     return backoff
 
 
@@ -490,10 +443,10 @@ def test_waits_grow_and_permanent_failures_wait_an_hour():
     backoff, spec = RequestBackoff(), pool_spec()
     waits = []
     for _ in range(4):
-        backoff.record_pool_failure(spec, FailureCause.TRANSIENT, "500", NOW)
+        backoff.record_pool_failure(spec, PoolFailure(FailureCause.TRANSIENT, "500"), NOW)
         waits.append(backoff.failure_of(spec).retry_at - NOW)
     assert waits == sorted(waits) and waits[-1] > 3 * waits[0]
-    backoff.record_pool_failure(spec, FailureCause.PERMISSION, "403", NOW)
+    backoff.record_pool_failure(spec, PoolFailure(FailureCause.PERMISSION, "403"), NOW)
     assert backoff.failure_of(spec).retry_at == NOW + timedelta(hours=1)
     assert backoff.failure_of(pool_spec(node_selector={"abc": "changed"})) is None
 

@@ -12,9 +12,9 @@ from tests.provisioner import builders
 from tests.provisioner.harness import ProvisionerHarness
 from tpufleet.errors import BadInput
 from tpufleet_gke.provisioner import settings as provisioner_settings
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners, pods
-from tpufleet_gke.provisioner.kube.pod_owners import JOB, JOBSET, LEADER_WORKER_SET, POD
 from tpufleet_gke.provisioner.kube.pool_events import CREATE_FAILED
+from tpufleet_gke.provisioner.model import label_keys, pod_owners, pods
+from tpufleet_gke.provisioner.model.pod_owners import JOB, JOBSET, LEADER_WORKER_SET, POD
 
 MINUTE = timedelta(minutes=1)
 ALL = tuple(pod_owners.KINDS)
@@ -65,7 +65,7 @@ PODS = {
 @pytest.mark.parametrize(("pod", "kind", "owner"), PODS.values(), ids=PODS)
 def test_a_pod_is_served_if_its_kind_is(pod, kind, owner):
     assert pod_owners.owner_of_pod(pod, ALL).name == owner
-    assert pods.skip_reason(pod, pod_owners.owner_of_pod(pod, ALL)) is None
+    assert pods.waits_for_pool(pod, pod_owners.owner_of_pod(pod, ALL))
     others = tuple(other for other in ALL if other != kind)
     assert pod_owners.owner_of_pod(pod, others) is None
 
@@ -86,7 +86,7 @@ SKIPPED = {
 
 @pytest.mark.parametrize("pod", SKIPPED.values(), ids=SKIPPED)
 def test_other_pods_get_no_pool(pod):
-    assert pods.skip_reason(pod, pod_owners.owner_of_pod(pod, ALL)) is not None
+    assert not pods.waits_for_pool(pod, pod_owners.owner_of_pod(pod, ALL))
 
 
 def test_by_default_only_jobsets_are_served():

@@ -8,15 +8,16 @@ import pytest
 
 from tests.provisioner.builders import NOW, pool_spec, settings
 from tests.provisioner.test_plans import ALIVE, OWNER, demand, plan, pool, ready, runs
-from tpufleet_gke.provisioner.kube import label_keys
-from tpufleet_gke.provisioner.planning.cluster_state import OwnerStatus, PendingPool, PoolStatus
+from tpufleet_gke.provisioner.model import label_keys
+from tpufleet_gke.provisioner.model.cluster_state import OwnerStatus, PendingPool, PoolStatus
+from tpufleet_gke.provisioner.planning import plans, pool_lifetime
 from tpufleet_gke.provisioner.planning.pool_lifetime import JOB_SPECIFIC_LABELS
-from tpufleet_gke.provisioner.settings import ProvisionerBudget
+from tpufleet_gke.provisioner.settings import Limit
 
 SECOND = timedelta(seconds=1)
 OTHER = ("default", "other")
 BOTH = {**ALIVE, OTHER: OwnerStatus(uid="uid-default-other")}
-IDLE_GRACE, NODE_JOIN_TIMEOUT = settings().idle_grace, settings().node_join_timeout
+IDLE_GRACE, NODE_JOIN_TIMEOUT = pool_lifetime.IDLE_GRACE, plans.NODE_JOIN_TIMEOUT
 LONG_AGO = NOW - timedelta(hours=1)
 
 
@@ -136,7 +137,7 @@ def test_an_idle_pool_is_deleted_after_the_grace_period():
 
 
 def test_pending_pools_count_towards_the_namespace_budget():
-    budget = settings(budget=ProvisionerBudget(max_chips_per_namespace=16))
+    budget = settings(budget_chips=Limit(namespaces={"*": 16}))
     pending = {"another-pool": PendingPool("default", 16)}
     result = plan(demands=[demand()], with_settings=budget, creating=pending)
     assert (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tpufleet.errors import BadInput
 from tpufleet.model.tpu import tpu_types
-from tpufleet_gke.provisioner.gke import pool_shapes
+from tpufleet_gke.provisioner.model import pool_shapes
 
 V4, V5E, V5P, V6E, V7 = (
     "tpu-v4-podslice",
@@ -147,23 +147,23 @@ def test_machine_type_of_a_topology(accelerator, topology, chips, machine):
 
 REFUSED = [
     pytest.param("no-such-tpu", "2x2", 4, "unknown accelerator", id="unknown accelerator"),
-    pytest.param(V6E, "not-a-topo", 4, "invalid topology", id="not a topology"),
-    pytest.param(V6E, "1x1x1", 1, "2 dimensions", id="wrong dimensions"),
-    pytest.param(V6E, "4x4", 16, "no .* machine type has 16 chips", id="no such machine"),
-    pytest.param(V5E, "2x2", 2, "1 or 4 or 8", id="two chips"),
-    pytest.param(V5E, "2x2", 3, "no .* machine type", id="three chips"),
-    pytest.param(V5E, "0x4", 4, "invalid topology", id="zero"),
-    pytest.param(V5E, "-2x-2", 4, "invalid topology", id="negative"),
+    pytest.param(V6E, "not-a-topo", 4, "no topology", id="not a topology"),
+    pytest.param(V6E, "1x1x1", 1, "no topology", id="wrong dimensions"),
+    pytest.param(V6E, "4x4", 16, "has 16 chips; request 4 per pod, not 16", id="no such machine"),
+    pytest.param(V5E, "2x2", 2, "request 4 per pod, not 2", id="two chips"),
+    pytest.param(V5E, "2x2", 3, "request 4 per pod, not 3", id="three chips"),
+    pytest.param(V5E, "0x4", 4, "no topology", id="zero"),
+    pytest.param(V5E, "-2x-2", 4, "no topology", id="negative"),
     pytest.param(
-        V6E, "4x4", 8, "single-host slice", id="single-host machine for a multi-host slice"
+        V6E, "4x4", 8, "request 4 per pod, not 8", id="single-host machine for a multi-host slice"
     ),
-    pytest.param(V5E, "1x1", 4, "each pod requests 4", id="more chips than the slice has"),
+    pytest.param(V5E, "1x1", 4, "request 1 per pod, not 4", id="more chips than the slice has"),
     pytest.param(V4, "16x16x20", 4, "up to 4096 chips", id="larger than a pod"),
     # A pod has 8960 chips: https://cloud.google.com/tpu/docs/v5p
     pytest.param(V5P, "16x16x36", 4, "up to 8960 chips", id="larger than the largest slice"),
     pytest.param(V4, "2x8x8", 4, "multiples of 4", id="not built of cubes"),
     pytest.param(V5P, "4x4x6", 4, "multiples of 4", id="not a multiple of four"),
-    pytest.param(V5E, "3x5", 4, "no topology 3x5", id="topology not offered"),
+    pytest.param(V5E, "3x5", 4, "no topology '3x5'", id="topology not offered"),
     pytest.param(V5P, "8x4x4", 4, "write 4x4x8", id="in another order"),
     pytest.param(V4, "24x12x12", 4, "write 12x12x24", id="a custom one in another order"),
     pytest.param(V6E, "8x4", 4, "write 4x8", id="two dimensions in another order"),

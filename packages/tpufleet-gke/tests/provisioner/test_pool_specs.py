@@ -9,9 +9,8 @@ import pytest
 from tests.provisioner import builders
 from tests.provisioner.builders import pool_spec, settings
 from tpufleet.errors import BadInput
-from tpufleet_gke.provisioner.gke import pool_specs
-from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity, PoolLocation
-from tpufleet_gke.provisioner.kube import label_keys
+from tpufleet_gke.provisioner.model import label_keys, pool_specs
+from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolLocation
 from tpufleet_gke.provisioner.planning import pod_fit
 from tpufleet_gke.provisioner.settings import NodeNetwork
 
@@ -334,7 +333,10 @@ UNFIT = [
         id="reserved",
     ),
     pytest.param(
-        {"node_selector": {"kubernetes.io/hostname": "n"}}, {}, "GKE sets itself", id="hostname"
+        {"node_selector": {"kubernetes.io/hostname": "n"}},
+        {},
+        "kubernetes.io/hostname=n",
+        id="hostname",
     ),
     pytest.param(
         {"node_selector": {label_keys.INSTANCE_TYPE: "n2"}}, {}, "n2", id="another machine"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 from tests.polling import Patience
@@ -16,7 +16,7 @@ pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 from tests.provisioner import builders
 from tpufleet.errors import ProviderUnavailable
 from tpufleet_gke.provisioner.gke.node_pools import MockNodePools
-from tpufleet_gke.provisioner.kube import label_keys
+from tpufleet_gke.provisioner.model import label_keys
 from tpufleet_gke.provisioner.settings import NodeNetwork
 
 MINUTE = timedelta(minutes=1)
@@ -253,7 +253,7 @@ def test_a_dry_run_logs_each_action_once(make, caplog):
     (created,) = [line for line in logged if "would create" in line]
     assert "4 × ct5lp-hightpu-4t in us-central1-a (on-demand), for pod default/train" in created
     (waits,) = [line for line in logged if "waits" in line]
-    assert "no topology 3x3" in waits
+    assert "no topology '3x3'" in waits
 
 
 def test_a_dry_run_changes_nothing(make):
@@ -307,7 +307,7 @@ def test_a_changed_setting_applies_to_new_pools_only(make, changed):
     harness = make()
     harness.submit()
     harness.advance(MINUTE)  # the pod still waits, as after a restart of the JobSet
-    harness.settings = dataclasses.replace(harness.settings, **changed)
+    harness.settings = msgspec.structs.replace(harness.settings, **changed)
     harness.restart()
     harness.advance(MINUTE)
     assert list(harness.states().values()) == ["RUNNING"]

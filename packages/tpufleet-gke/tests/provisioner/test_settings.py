@@ -8,7 +8,7 @@ import pytest
 
 from tpufleet.errors import BadInput
 from tpufleet_gke.provisioner import settings
-from tpufleet_gke.provisioner.settings import NodeNetwork, ProvisionerBudget, ProvisionerSettings
+from tpufleet_gke.provisioner.settings import Limit, NodeNetwork, ProvisionerSettings
 
 
 def test_without_variables_the_defaults_are_upstreams():
@@ -50,33 +50,12 @@ VARIABLES = [
     ("NODEPOOL_DELETION_DELAY", "30s", {"deletion_delay": timedelta(seconds=30)}),
     ("POD_RESOURCE_TYPE", "x/y", {"pod_resource": "x/y"}),
     ("CONCURRENCY", "8", {"concurrency": 8}),
-    (
-        "BUDGET_CHIPS_OF",
-        "a=1,b=2",
-        {"budget": ProvisionerBudget(max_chips_by_namespace={"a": 1, "b": 2})},
-    ),
-    ("BUDGET_NAMESPACE_POOLS", "3", {"budget": ProvisionerBudget(max_pools_per_namespace=3)}),
-    ("BUDGET_POOLS_OF", "a=1", {"budget": ProvisionerBudget(max_pools_by_namespace={"a": 1})}),
-    ("BUDGET_DOLLARS", "99.50", {"budget": ProvisionerBudget(max_dollars=99.5)}),
-    (
-        "BUDGET_NAMESPACE_DOLLARS",
-        "20",
-        {"budget": ProvisionerBudget(max_dollars_per_namespace=20)},
-    ),
-    (
-        "BUDGET_DOLLARS_OF",
-        "a=1.5",
-        {"budget": ProvisionerBudget(max_dollars_by_namespace={"a": 1.5})},
-    ),
-    ("CHIP_HOUR_DOLLARS", "v5e=0.9", {"budget": ProvisionerBudget(chip_hour_dollars={"v5e": 0.9})}),
+    ("BUDGET_CHIPS", "512, a=1, *=2", {"budget_chips": Limit(512, {"a": 1, "*": 2})}),
+    ("BUDGET_POOLS", "*=3", {"budget_pools": Limit(namespaces={"*": 3})}),
+    ("BUDGET_DOLLARS", "99.50", {"budget_dollars": Limit(99.5)}),
+    ("CHIP_HOUR_DOLLARS", "v5e=0.9", {"chip_hour_dollars": {"v5e": 0.9}}),
     ("ALLOWED_NODE_NETWORKS", "a, b", {"allowed_networks": ("a", "b")}),
-    ("ALLOWED_NODE_NETWORKS", "none", {"allowed_networks": ()}),
     ("NOT_SERVING_TIMEOUT", "20m", {"not_serving_timeout": timedelta(minutes=20)}),
-    ("SCHEDULING_GRACE", "1m", {"scheduling_grace": timedelta(minutes=1)}),
-    ("ERROR_GRACE", "1m", {"error_grace": timedelta(minutes=1)}),
-    ("IDLE_GRACE", "1h", {"idle_grace": timedelta(hours=1)}),
-    ("NODE_JOIN_TIMEOUT", "4m", {"node_join_timeout": timedelta(minutes=4)}),
-    ("DRY_RUN", "1", {"dry_run": True}),
 ]
 
 
@@ -93,10 +72,11 @@ INVALID = [
     ("PROVIDER", "aws"),
     ("CONCURRENCY", "many"),
     ("GCP_FORCE_ON_DEMAND", "maybe"),
-    ("BUDGET_CHIPS_OF", "a"),
+    ("BUDGET_CHIPS", "a"),
+    ("BUDGET_CHIPS", "=1"),
     ("BUDGET_DOLLARS", "-1"),
     ("BUDGET_DOLLARS", "nan"),
-    ("BUDGET_DOLLARS_OF", "a=many"),
+    ("BUDGET_DOLLARS", "a=many"),
     ("CHIP_HOUR_DOLLARS", "=1"),
     ("CHIP_HOUR_DOLLARS", "v5=1"),
     ("GCP_ZONE", "us-central1"),
@@ -109,6 +89,12 @@ INVALID = [
 def test_an_invalid_value_is_rejected_with_the_variable_name(name, value):
     with pytest.raises(BadInput, match=name):
         settings.from_environ({name: value})
+
+
+def test_all_invalid_variables_are_reported_at_once():
+    with pytest.raises(BadInput) as caught:
+        settings.from_environ({"CONCURRENCY": "many", "BUDGET_CHIPS": "a", "PROVIDER": "aws"})
+    assert len(str(caught.value).splitlines()) == 3
 
 
 def test_a_zone_in_another_region_than_the_cluster_is_rejected():

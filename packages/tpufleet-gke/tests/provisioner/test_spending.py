@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
 from tests.provisioner.harness import ProvisionerHarness
-from tpufleet_gke.provisioner.kube import label_keys
+from tpufleet_gke.provisioner.model import label_keys
 
 ZONE = "us-central1-a"
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)

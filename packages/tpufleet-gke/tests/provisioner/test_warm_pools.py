@@ -8,8 +8,9 @@ import pytest
 
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
-from tpufleet_gke.provisioner.kube import label_keys, pool_events
-from tpufleet_gke.provisioner.settings import ProvisionerBudget
+from tpufleet_gke.provisioner.kube import pool_events
+from tpufleet_gke.provisioner.model import label_keys
+from tpufleet_gke.provisioner.settings import Limit
 
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
 TTL = 10 * MINUTE
@@ -105,7 +106,7 @@ def test_a_pool_with_a_granted_service_account_is_not_given_to_a_pod_without_it(
 
 
 def test_a_kept_pool_counts_towards_the_budget_and_makes_room_for_another_kind(make):
-    harness = make(budget=ProvisionerBudget(max_pools=1))
+    harness = make(budget_pools=Limit(1))
     run(harness, "one")
     finish(harness, "one")
     harness.advance(MINUTE)
@@ -119,7 +120,7 @@ def test_a_kept_pool_counts_towards_the_budget_and_makes_room_for_another_kind(m
 
 
 def test_without_room_in_the_budget_no_pool_is_evicted_in_vain(make):
-    harness = make(budget=ProvisionerBudget(max_chips=16))
+    harness = make(budget_chips=Limit(16))
     run(harness, "one")
     finish(harness, "one")
     harness.advance(MINUTE)

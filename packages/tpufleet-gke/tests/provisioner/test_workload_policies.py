@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("google.auth", reason="needs the extra `gke`")
 
-import requests
-
 from tpufleet.errors import BadInput, BadRequest, PermissionMissing, ProviderUnavailable
-from tpufleet_gke.provisioner.gke import pool_shapes, workload_policies
+from tpufleet.providers.tpu_vm.google_rest import GoogleRest
+from tpufleet_gke.provisioner.gke import workload_policies
+from tpufleet_gke.provisioner.model import pool_shapes
 
 PAGE = 40
 
@@ -49,7 +49,7 @@ class FakeComputeEngine:
                 return
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}/compute/v1"
+        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class FakeComputeEngine:
 
     def next_error(self, path: str) -> tuple[int, dict] | None:
         self.calls.append(path)
-        assert path.startswith("/compute/v1/projects/p/regions/us-central1/")
+        assert path.startswith("/compute/compute/v1/projects/p/regions/us-central1/")
         if not self.errors:
             return None
         status, message = self.errors.pop(0)
@@ -100,16 +100,18 @@ def compute():
     server.close()
 
 
-def ensure(compute: FakeComputeEngine) -> workload_policies.EnsureResult:
-    client = workload_policies.ResourcePolicies(
-        requests.Session(), "p", "us-central1", compute.endpoint, sleep=lambda _: None
-    )
-    return workload_policies.ensure_policies(client, sleep=lambda _: None)
+def client(compute: FakeComputeEngine) -> workload_policies.ResourcePolicies:
+    google = GoogleRest(compute.endpoint, "p")
+    return workload_policies.ResourcePolicies(google, "p", "us-central1", sleep=lambda _: None)
+
+
+def ensure(compute: FakeComputeEngine) -> workload_policies.CreatedPolicies:
+    return workload_policies.create_missing(client(compute), sleep=lambda _: None)
 
 
 def test_every_tpu7x_topology_gets_the_policy_that_its_pools_name(compute):
     result = ensure(compute)
-    assert (len(result.created), result.existing, result.failed) == (98, (), {})
+    assert (len(result.created), result.failed) == (98, {})
     assert len(compute.policies) == 98
     policy = compute.policies["tpu-provisioner-4x4x8"]
     assert policy["workloadPolicy"] == {
@@ -130,12 +132,9 @@ def test_only_missing_policies_are_created_across_pages_of_existing_ones(compute
 
 
 def test_creating_an_existing_policy_succeeds(compute):
-    policy = workload_policies.required_policies()["4x4x4"]
-    client = workload_policies.ResourcePolicies(
-        requests.Session(), "p", "us-central1", compute.endpoint
-    )
-    assert client.create(policy) is not None
-    assert client.create(policy) is None
+    policies = client(compute)
+    assert policies.create("tpu-provisioner-4x4x4") is not None
+    assert policies.create("tpu-provisioner-4x4x4") is None
 
 
 def test_transient_errors_are_retried(compute):
@@ -163,14 +162,12 @@ def test_permanent_errors_are_translated(compute, status, error):
 
 def test_the_command(compute, capsys):
     environ = {"GCP_PROJECT_ID": "p"}
-    assert (
-        workload_policies.run(environ, "us-central1", dry_run=True, endpoint=compute.endpoint) == 0
-    )
+    assert workload_policies.run(environ, "us-central1", dry_run=True, root=compute.endpoint) == 0
     assert "would create 98 policies" in capsys.readouterr().out and not compute.policies
     compute.failing = {"tpu-provisioner-2x2x4": "no luck"}
-    assert workload_policies.run(environ, "us-central1", endpoint=compute.endpoint) == 1
+    assert workload_policies.run(environ, "us-central1", root=compute.endpoint) == 1
     output = capsys.readouterr().out
     assert "97 policies created, 0 already existed, 1 failed" in output and "no luck" in output
     for bad in ({}, "us-central1"), (environ, "us-central1-a"):
         with pytest.raises(BadInput):
-            workload_policies.run(*bad, endpoint=compute.endpoint)
+            workload_policies.run(*bad, root=compute.endpoint)

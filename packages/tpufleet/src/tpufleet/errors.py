@@ -6,7 +6,8 @@ that answer when a package is missing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 
 class FleetError(Exception):

@@ -20,7 +20,7 @@ from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.gke import keys, slice_slots
 from tpufleet.providers.gke.provider import GkeProvider
 from tpufleet.providers.gke.settings import GkeSettings
-from tpufleet_gke.provisioner.kube import label_keys
+from tpufleet_gke.provisioner.model import label_keys
 
 NAMESPACE = "tpu-training"
 RECONCILE_EVERY = 2  # seconds

@@ -21,10 +21,7 @@ kubeconfig_option = click.option(
 )
 
 
-@click.command(
-    short_help="Write manifests and Cloud Build pipelines.",
-    epilog="\b\nExample:\n  tpu cluster render --folder rendered\n",
-)
+@click.command()
 @file_option
 @click.option(
     "--folder",
@@ -51,10 +48,7 @@ def render(file: Path, folder: Path, as_json: bool) -> None:
     output.print_result({"files": written}, "\n".join(written), as_json)
 
 
-@click.command(
-    short_help="Install add-ons and queues in the cluster.",
-    epilog="\b\nExamples:\n  tpu cluster install\n  tpu cluster install --queues-only\n",
-)
+@click.command()
 @file_option
 @kubeconfig_option
 @click.option("--queues-only", is_flag=True, help="Only namespaces, queues and priorities.")
@@ -77,10 +71,7 @@ def install(file: Path, kubeconfig: str | None, queues_only: bool, as_json: bool
     output.print_result({"done": done}, "installed", as_json)
 
 
-@click.command(
-    short_help="Check the add-ons and queues of the cluster.",
-    epilog="\b\nExample:\n  tpu cluster doctor\n",
-)
+@click.command()
 @file_option
 @kubeconfig_option
 @json_option
@@ -107,7 +98,6 @@ def doctor(context: click.Context, file: Path, kubeconfig: str | None, as_json: 
 
 
 @click.command(
-    short_help="Print the JobSet of an example.",
     epilog="\b\nExample:\n  tpu cluster example hello-world --type v5e-16 --image IMAGE:TAG\n",
 )
 @click.argument("name", type=click.Choice(["hello-world", "maxtext"]))

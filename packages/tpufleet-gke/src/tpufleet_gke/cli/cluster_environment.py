@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tpufleet.errors import BadInput
-from tpufleet.model.values.field_types import ParseErrors
+from tpufleet import schema
+from tpufleet.errors import BadInput, install_command
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option, yes_option
-from tpufleet_gke.environment.config import capacity, names, parse, starter_file, zone_warnings
-from tpufleet_gke.environment.config.field_kinds import ZONE
+from tpufleet_gke.environment.addons import install
+from tpufleet_gke.environment.config import capacity, checks, parse, starter_file
 from tpufleet_gke.environment.config.sections import Environment
 from tpufleet_gke.environment.terraform import costs, plan_summary, stages
 from tpufleet_gke.environment.terraform.plan_summary import Change
 from tpufleet_gke.environment.terraform.stages import Backend, StageName
+from tpufleet_gke.locations import Zone
 
 if TYPE_CHECKING:
     from tpufleet_gke.environment.terraform.runner import StagePlan, StageRunner
@@ -55,26 +56,20 @@ def init(project: str, zones: tuple[str, ...], tpu_type: str, file: Path, as_jso
     """Write a commented cluster.yaml, and its JSON schema for editors."""
     if file.exists():
         raise BadInput(f"{file} exists\n  next: edit it, or pass --file with another name")
-    errors = ParseErrors()
     for zone in zones:
-        ZONE.parse(errors, "--zone", zone)
-    if errors.lines:
-        raise BadInput("\n".join(errors.lines))
+        schema.parse(Zone, zone, path="--zone")
     text = starter_file.starter_file(project, zones[0].rpartition("-")[0], zones, tpu_type)
     parse.parse_text(text, str(file))
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
-    schema = json.dumps(parse.json_schema(), indent=1)
-    (file.parent / starter_file.SCHEMA_FILE).write_text(f"{schema}\n")
+    described = json.dumps(parse.json_schema(), indent=1)
+    (file.parent / starter_file.SCHEMA_FILE).write_text(f"{described}\n")
     written = {"file": str(file), "schema": str(file.parent / starter_file.SCHEMA_FILE)}
     output.print_result(written, f"wrote {file} and {starter_file.SCHEMA_FILE}", as_json)
     output.print_status("  next: `tpu cluster plan --rehearse` shows what it creates and costs")
 
 
-@click.command(
-    short_help="Show what apply would change, and its cost.",
-    epilog="\b\nExamples:\n  tpu cluster plan\n  tpu cluster plan --rehearse\n",
-)
+@click.command()
 @file_option
 @rehearse_option
 @json_option
@@ -91,10 +86,7 @@ def plan(file: Path, rehearse: bool, as_json: bool) -> None:
     _show(environment, planned, as_json)
 
 
-@click.command(
-    short_help="Create or change a GKE environment.",
-    epilog="\b\nExamples:\n  tpu cluster apply\n  tpu cluster apply --rehearse --yes\n",
-)
+@click.command()
 @file_option
 @rehearse_option
 @yes_option
@@ -110,20 +102,12 @@ def apply(file: Path, rehearse: bool, yes: bool, as_json: bool) -> None:
         changed = _carry_out(runner, list(StageName), yes, destroy=False)
         _save_outputs(runner)
     output.print_result({"changes": changed}, f"applied {len(changed)} changes", as_json)
-    login = (
-        f"`gcloud container clusters get-credentials {names.cluster(environment)} "
-        f"--region {environment.region} --project {environment.project}`"
-    )
-    following = (
-        "`tpu cluster destroy --rehearse`" if rehearse else f"{login}, `tpu cluster install`"
-    )
-    output.print_status(f"  next: {following}")
+    if not rehearse:
+        login = install.login_command(environment)
+        output.print_status(f"  next: {login}, `tpu cluster install`")
 
 
-@click.command(
-    short_help="Delete a GKE environment.",
-    epilog="\b\nExamples:\n  tpu cluster destroy\n  tpu cluster destroy --bootstrap\n",
-)
+@click.command()
 @file_option
 @rehearse_option
 @click.option("--bootstrap", is_flag=True, help="Also the service account and state bucket.")
@@ -165,7 +149,7 @@ def _check_unprotected(runner: StageRunner, apply_command: str) -> None:
 
 
 def _warn(file: Path, environment: Environment) -> None:
-    for line in zone_warnings.zone_warnings(environment):
+    for line in checks.zone_warnings(environment):
         output.print_status(f"warning: {file}: {line}")
 
 
@@ -225,30 +209,27 @@ def _leave_state_bucket(runner: StageRunner, environment: Environment) -> None:
 
 @contextlib.contextmanager
 def _runner(file: Path, environment: Environment, rehearse: bool) -> Iterator[StageRunner]:
-    from tpufleet_gke.environment.terraform import runner
+    from tpufleet_gke.environment.terraform import runner, state_bucket
 
     folder = file.parent
     program = runner.find_program(os.environ)
     if not rehearse:
-        _ensure_state_bucket(environment)
+        # State is kept in the bucket from the beginning; the first stage then manages the bucket.
+        state_bucket.ensure(environment, output.print_status)
         runner.write_stages(folder, stages.all_files(environment))
         yield runner.StageRunner(program=program, folder=folder)
         return
-    from tpufleet_testbed.terraform.emulated_google_cloud import EmulatedGoogleCloud
-    from tpufleet_testbed.terraform.google_provider import serve
-
+    try:
+        from tpufleet_testbed.terraform.emulated_google_cloud import EmulatedGoogleCloud
+        from tpufleet_testbed.terraform.google_provider import serve
+    except ModuleNotFoundError as error:
+        following = install_command("tpufleet[testbed]")
+        raise BadInput(f"--rehearse needs {error.name}\n  next: {following}") from error
     work = (folder / REHEARSAL).resolve()
     runner.write_stages(work, stages.all_files(environment, Backend(folder=str(work))))
     with serve(EmulatedGoogleCloud(work / "google-cloud.json")) as variables:
         environ = {**os.environ, **variables}
         yield runner.StageRunner(program=program, folder=work, environ=environ)
-
-
-def _ensure_state_bucket(environment: Environment) -> None:
-    """State is kept in the bucket from the beginning; the first stage then manages the bucket."""
-    from tpufleet_gke.environment.terraform import state_bucket
-
-    state_bucket.ensure(environment, output.print_status)
 
 
 def _save_outputs(runner: StageRunner) -> None:
@@ -269,10 +250,7 @@ def _show(environment: Environment, planned: Sequence[StagePlan], as_json: bool)
     if drifted:
         click.echo("changed outside:")
         _show_changes(drifted)
-    if found:
-        _show_changes(found)
-    else:
-        click.echo("no changes")
+    _show_changes(found)
     output.print_table(
         ("PART", "WHAT", "USD/HOUR IDLE", "USD/HOUR FULL"),
         [(line.name, line.what, _usd(line.least_usd), _usd(line.most_usd)) for line in estimate],
@@ -298,7 +276,7 @@ def _show_changes(found: Sequence[Change], show: Callable[[str], None] = click.e
         action: sum(change.action is action for change in found) for action in plan_summary.Action
     }
     summary = ", ".join(f"{count} to {action}" for action, count in kinds.items() if count)
-    show(summary)
+    show(summary or "no changes")
 
 
 def _usd(value: float | None) -> str:

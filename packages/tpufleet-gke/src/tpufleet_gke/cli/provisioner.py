@@ -51,7 +51,6 @@ from tpufleet.views.cli.registry import HintedUsageError
     metavar="REGION",
     help="Create the workload policies that tpu7x slices need in REGION, and exit.",
 )
-@click.option("--compute-endpoint", default="", hidden=True)
 @click.option(
     "--admit", metavar="HOST:PORT", help="Run the admission webhook on this address instead."
 )
@@ -71,7 +70,6 @@ def provisioner(
     namespace: str,
     gke_endpoint: str,
     make_policies: str | None,
-    compute_endpoint: str,
     admit: str | None,
     certificates: Path | None,
 ) -> None:
@@ -84,9 +82,7 @@ def provisioner(
     if make_policies is not None:
         from tpufleet_gke.provisioner.gke import workload_policies
 
-        status = workload_policies.run(
-            os.environ, make_policies, dry_run=dry_run, endpoint=compute_endpoint
-        )
+        status = workload_policies.run(os.environ, make_policies, dry_run=dry_run)
     elif admit is not None and certificates is not None:
         from tpufleet_gke.provisioner.kube import webhook_server
 

@@ -19,15 +19,16 @@ from tpufleet_gke.provisioner.gke.auto_provisioning import AutoProvisioningLimit
 from tpufleet_gke.provisioner.gke.calls import GkeCall, InFlightCalls
 from tpufleet_gke.provisioner.gke.node_pools import NodePools
 from tpufleet_gke.provisioner.gke.pool_listing import PoolListing
-from tpufleet_gke.provisioner.kube import label_keys, observations, pod_owners, pods
-from tpufleet_gke.provisioner.kube.pod_owners import OwnerStatus
-from tpufleet_gke.provisioner.kube.pods import Json
+from tpufleet_gke.provisioner.kube import observations
 from tpufleet_gke.provisioner.kube.pool_events import CREATE_FAILED, LEFT_TO_GKE, EventReporter
 from tpufleet_gke.provisioner.metrics import ProvisionerMetrics
+from tpufleet_gke.provisioner.model import label_keys, pod_owners, pods
+from tpufleet_gke.provisioner.model.cluster_state import ClusterState, ObservedPool, PoolStatus
+from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
+from tpufleet_gke.provisioner.model.pods import Json
 from tpufleet_gke.provisioner.planning import plans, pool_lifetime
-from tpufleet_gke.provisioner.planning.cluster_state import ClusterState, ObservedPool, PoolStatus
 from tpufleet_gke.provisioner.planning.pool_plan import CordonPool, CreatePool, DeletePool, PoolPlan
-from tpufleet_gke.provisioner.planning.pool_tracker import ERROR_STATUSES, PoolTracker
+from tpufleet_gke.provisioner.planning.pool_tracker import PoolTracker
 from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool
 from tpufleet_gke.provisioner.result_handler import ResultHandler
 from tpufleet_gke.provisioner.settings import ProvisionerSettings
@@ -37,6 +38,7 @@ T = TypeVar("T")
 
 IDLE_INTERVAL = timedelta(seconds=60)  # the latest that an orphan is noticed
 MIN_INTERVAL = timedelta(milliseconds=250)  # watch events come in bursts
+LIST_TIMEOUT = timedelta(seconds=5)  # how long a round waits for a list of pools
 NODES_PER_WORKER, MAX_NODE_CALLS = 8, 16  # calls for nodes of one pool at a time
 TRANSITIONAL = (PoolStatus.PROVISIONING, PoolStatus.RECONCILING, PoolStatus.STOPPING)
 
@@ -78,16 +80,17 @@ class Provisioner:
         delete_executor: Executor,
         metrics: ProvisionerMetrics | None = None,
         is_leader: Callable[[], bool] = lambda: True,
+        list_timeout: timedelta = LIST_TIMEOUT,
+        dry_run: bool = False,
     ) -> None:
         self._cluster, self._pools, self._settings = cluster, pools, settings
+        self._dry_run = dry_run
         self._clock, self._reporter, self._is_leader = clock, reporter, is_leader
         self.metrics = metrics or ProvisionerMetrics()
         self.tracker = PoolTracker()
         self._calls = InFlightCalls(create_executor, delete_executor, self.wake)
-        self._listing = PoolListing(pools.list_pools, settings.list_timeout)
-        self._auto_provisioning = AutoProvisioningLimits(
-            pools.auto_provisioned, settings.list_timeout
-        )
+        self._listing = PoolListing(pools.list_pools, list_timeout)
+        self._auto_provisioning = AutoProvisioningLimits(pools.auto_provisioned, list_timeout)
         self._results = ResultHandler(self.tracker, reporter, self.metrics)
         self.last_success: datetime | None = None  # of a reconciliation
         self._logged_plan: set[str] = set()
@@ -140,7 +143,7 @@ class Provisioner:
             raise ProviderUnavailable(f"not reconciling: {stale}")
         now = self._clock.now()
         pools = self._listing.fetch()
-        has_errors = any(pool.managed and pool.status in ERROR_STATUSES for pool in pools)
+        has_errors = any(pool.managed and pool.failure is not None for pool in pools)
         need_failures = has_errors or self.tracker.pending_creates
         failures = self._pools.failed_creates() if need_failures else {}
         state = self._observe(pools, now)
@@ -200,7 +203,7 @@ class Provisioner:
         return replace(state, free_since=self.tracker.free_since)
 
     def _act(self, plan: PoolPlan, state: ClusterState, now: datetime) -> None:
-        if self._settings.dry_run:
+        if self._dry_run:
             self._log_plan(plan)
             return
         for create in plan.creates:

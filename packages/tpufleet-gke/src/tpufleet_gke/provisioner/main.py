@@ -16,8 +16,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tpufleet.clocks import Clock, SystemClock
-from tpufleet.errors import BadInput, install_command
+from tpufleet.errors import BadInput
 from tpufleet.kubernetes.connections import Connection
 from tpufleet.kubernetes.event_recorder import KubernetesEventRecorder
 from tpufleet.kubernetes.leader_election import LeaderElector
@@ -25,11 +27,11 @@ from tpufleet.kubernetes.probes import ProbeServer, stale_caches
 from tpufleet_gke.provisioner.gke import node_pools
 from tpufleet_gke.provisioner.gke.calls import MAX_CONCURRENT_DELETES
 from tpufleet_gke.provisioner.gke.node_pools import GkeNodePools, MockNodePools, NodePools
-from tpufleet_gke.provisioner.kube import label_keys
 from tpufleet_gke.provisioner.kube.pool_events import BackgroundRecorder, EventReporter
 from tpufleet_gke.provisioner.kube.watched_cluster import WatchedCluster
 from tpufleet_gke.provisioner.loop import Provisioner
 from tpufleet_gke.provisioner.metrics import ProvisionerMetrics
+from tpufleet_gke.provisioner.model import label_keys
 from tpufleet_gke.provisioner.settings import ProvisionerSettings, from_environ
 
 log = logging.getLogger("tpufleet_gke.provisioner")
@@ -65,7 +67,7 @@ class ProvisionerProgram:
         self._cluster = WatchedCluster(self._connection, self._wake, settings.served_kinds)
         self._elector = self._make_elector(settings, options) if options.leader_elect else None
         self._create_executor = ThreadPoolExecutor(
-            settings.concurrency, thread_name_prefix="create"
+            max(settings.concurrency, 1), thread_name_prefix="create"
         )
         self._delete_executor = ThreadPoolExecutor(
             MAX_CONCURRENT_DELETES, thread_name_prefix="delete"
@@ -84,6 +86,7 @@ class ProvisionerProgram:
             delete_executor=self._delete_executor,
             metrics=self._metrics,
             is_leader=self._is_leader,
+            dry_run=options.dry_run,
         )
         self._started_at = self._clock.now()
         health = {"/healthz": self._healthz, "/readyz": self._readyz}
@@ -122,7 +125,6 @@ class ProvisionerProgram:
         while not self._cluster.wait_synced(1.0):
             if stop.is_set():
                 return
-        log.info("watch caches synced; reconciling")
         self._provisioner.run()
 
     def _wake(self) -> None:
@@ -164,7 +166,6 @@ def run(environ: Mapping[str, str], options: ProvisionerOptions) -> int:
     for name in ("httpx", "httpx2", "httpcore", "httpcore2"):
         logging.getLogger(name).setLevel(logging.WARNING)
     settings = from_environ(environ)
-    settings = dataclasses.replace(settings, dry_run=settings.dry_run or options.dry_run)
     if settings.provider == "gke":
         settings = fill_from_metadata(settings)
     stop = threading.Event()
@@ -183,7 +184,7 @@ def fill_from_metadata(settings: ProvisionerSettings) -> ProvisionerSettings:
         "cluster": settings.cluster or _metadata("instance/attributes/cluster-name"),
         "zones": settings.zones or (_metadata("instance/zone").rpartition("/")[2],),
     }
-    return dataclasses.replace(settings, **values)
+    return msgspec.structs.replace(settings, **values)
 
 
 def _metadata(path: str) -> str:
@@ -205,12 +206,8 @@ def make_node_pools(settings: ProvisionerSettings, endpoint: str = "") -> NodePo
 
 
 def _client(endpoint: str) -> Any:
-    try:
-        from google.cloud import container_v1
-    except ImportError as error:
-        raise BadInput(
-            f"the GKE client is not installed\n  next: {install_command('tpufleet[gke]')}"
-        ) from error
+    from google.cloud import container_v1
+
     if not endpoint:
         with node_pools.translate_errors():
             return container_v1.ClusterManagerClient()

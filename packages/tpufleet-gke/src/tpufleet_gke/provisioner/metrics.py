@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tpufleet.errors import BadInput, install_command
-
-try:
-    from prometheus_client import (
-        CollectorRegistry,
-        Counter,
-        Gauge,
-        Histogram,
-        disable_created_metrics,
-        generate_latest,
-    )
-except ImportError as error:
-    raise BadInput(
-        f"prometheus_client is not installed\n  next: {install_command('tpufleet[gke]')}"
-    ) from error
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
 # Seconds. A TPU node pool takes minutes to create.
 LATENCY_BUCKETS = (5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600)

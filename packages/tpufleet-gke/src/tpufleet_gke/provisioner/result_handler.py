@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 
 from tpufleet.errors import Conflict, FleetError, PermissionMissing
-from tpufleet_gke.provisioner.gke import failure_causes
+from tpufleet_gke.provisioner.gke import failures
 from tpufleet_gke.provisioner.gke.calls import GkeCall, GkeCallResult
-from tpufleet_gke.provisioner.gke.node_pools import OperationFailure, detail_of
-from tpufleet_gke.provisioner.gke.pool_shapes import PoolShape
-from tpufleet_gke.provisioner.gke.pool_specs import PoolSpec
-from tpufleet_gke.provisioner.kube import pod_owners
+from tpufleet_gke.provisioner.gke.node_pools import detail_of
 from tpufleet_gke.provisioner.kube.pool_events import (
     CREATE_FAILED,
     CREATE_STARTED,
@@ -25,12 +23,16 @@ from tpufleet_gke.provisioner.kube.pool_events import (
     EventReporter,
 )
 from tpufleet_gke.provisioner.metrics import ProvisionerMetrics
-from tpufleet_gke.provisioner.planning.cluster_state import (
+from tpufleet_gke.provisioner.model import pod_owners
+from tpufleet_gke.provisioner.model.cluster_state import (
     ClusterState,
     FailureCause,
     ObservedPool,
+    PoolFailure,
     PoolStatus,
 )
+from tpufleet_gke.provisioner.model.pool_shapes import PoolShape
+from tpufleet_gke.provisioner.model.pool_specs import PoolSpec
 from tpufleet_gke.provisioner.planning.pool_plan import CordonPool, CreatePool, DeletePool
 from tpufleet_gke.provisioner.planning.pool_tracker import (
     ERROR_STATUSES,
@@ -52,7 +54,7 @@ class ResultHandler:
         error = result.error
         if error is not None and not isinstance(error, FleetError):
             log.error("unexpected error in a call for %s", result.call.pool_name, exc_info=error)
-            error = FleetError(f"unexpected error: {error!r}")
+            error = FleetError(repr(error))
         if isinstance(result.call.action, CreatePool):
             self._handle_create(result.call, result.call.action, error, now)
         elif isinstance(result.call.action, AdoptPool):
@@ -72,15 +74,11 @@ class ResultHandler:
         if isinstance(error, Conflict):
             outcome = "exists"  # from an earlier call whose response was lost; it will be listed
         elif error is not None:
-            cause = failure_causes.classify_error(error)
-            message = _with_policy_hint(create.spec.shape, cause, str(error))
-            detail = detail_of(error)
-            self._back_off(create, cause, message, now, detail)
-            self._count_failure(cause)
+            failure = _with_policy_hint(create.spec.shape, _failure(error))
+            self._count_failure(failure.cause)
             self._metrics.calls.labels(verb="create", outcome="refused").inc()
-            self._reporter.report_on_pod(
-                create.pod, CREATE_FAILED, f"node pool {create.pool_name}: {message}", cause, detail
-            )
+            self._back_off(create, failure, now)
+            self._report_failed_create(create, failure)
             return
         else:
             message = f"node pool {create.pool_name} in {create.location}"
@@ -124,13 +122,11 @@ class ResultHandler:
         outcome = "started" if error is None else "refused"
         self._metrics.calls.labels(verb="delete", outcome=outcome).inc()
         if error is not None:
-            cause = failure_causes.classify_error(error)
-            self._tracker.backoff.record_failed_deletion(
-                pool.name, pool.status, cause, str(error), now
-            )
+            failure = _failure(error)
+            self._tracker.backoff.record_failed_deletion(pool.name, pool.status, failure, now)
             message = f"node pool {pool.name}: {error}"
             self._reporter.report_on_pool(
-                pool, call.node_name, state, DELETE_FAILED, message, detail_of(error)
+                pool, call.node_name, state, DELETE_FAILED, message, failure.detail
             )
             return
         self._tracker.backoff.clear_deletion(pool.name)
@@ -149,29 +145,28 @@ class ResultHandler:
 
     def handle_misfit(self, spec: PoolSpec, reason: str, now: datetime) -> None:
         """A pool came up, and the pod that it was for does not fit it."""
-        self._tracker.backoff.record_pool_failure(spec, FailureCause.POD_MISFIT, reason, now)
-        self._count_failure(FailureCause.POD_MISFIT)
+        failure = PoolFailure(FailureCause.POD_MISFIT, reason)
+        self._tracker.backoff.record_pool_failure(spec, failure, now)
+        self._count_failure(failure.cause)
 
     def handle_pools(
-        self, state: ClusterState, failures: Mapping[str, OperationFailure], now: datetime
+        self, state: ClusterState, failures: Mapping[str, PoolFailure], now: datetime
     ) -> None:
         """Report creations and deletions that have finished since the last call."""
         pools = {pool.name: pool for pool in state.pools}
-        for pool in self._tracker.observe_failures(state.pools, failures, now):
-            failure = failures.get(pool.name)
-            cause = failure.cause if failure else pool.failure_cause or FailureCause.TRANSIENT
-            self._count_failure(cause)
+        for counted in self._tracker.observe_failures(state.pools, failures, now):
+            self._count_failure(counted.cause)
         for pending, created, failure in self._tracker.take_finished_creates(pools, failures, now):
             self._handle_finished_create(pending, created, failure, now)
         for delete in self._tracker.take_finished_deletes(pools):
-            message = f"node pool {delete.pool.name} is deleted"
+            message = f"node pool {delete.pool.name}"
             self._reporter.report_on_pool(delete.pool, None, state, DELETE_SUCCEEDED, message)
 
     def _handle_finished_create(
         self,
         pending: PendingCreate,
         pool: ObservedPool | None,
-        failure: OperationFailure | None,
+        failure: PoolFailure | None,
         now: datetime,
     ) -> None:
         create = pending.create
@@ -179,56 +174,43 @@ class ResultHandler:
             self._tracker.backoff.clear_location(create.location, pool.machine_type, pool.nodes)
             elapsed = (now - pending.requested_at).total_seconds()
             self._metrics.provisioning_seconds.observe(elapsed)
-            message = f"node pool {create.pool_name} is running in {create.location}"
+            message = f"node pool {create.pool_name} in {create.location}"
             self._reporter.report_on_pod(create.pod, CREATE_SUCCEEDED, message)
             return
-        known_cause = failure.cause if failure else pool.failure_cause if pool else None
-        cause = known_cause or FailureCause.TRANSIENT
-        reason = failure.message if failure else pool.message if pool else ""
-        detail = failure.detail if failure else pool.detail if pool else ""
-        message = _with_policy_hint(create.spec.shape, cause, reason or "GKE never listed it")
+        failure = failure or PoolFailure(FailureCause.TRANSIENT, "GKE never listed it")
+        failure = _with_policy_hint(create.spec.shape, failure)
         if pool is None:
-            self._back_off(create, cause, message, now, detail)
+            self._back_off(create, failure, now)
+        self._report_failed_create(create, failure)
+
+    def _report_failed_create(self, create: CreatePool, failure: PoolFailure) -> None:
+        message = f"node pool {create.pool_name} in {create.location}: {failure.message}"
         self._reporter.report_on_pod(
-            create.pod,
-            CREATE_FAILED,
-            f"node pool {create.pool_name} in {create.location}: {message}",
-            cause,
-            detail,
+            create.pod, CREATE_FAILED, message, failure.cause, failure.detail
         )
 
-    def _back_off(
-        self,
-        create: CreatePool,
-        cause: FailureCause,
-        message: str,
-        now: datetime,
-        detail: str,
-    ) -> None:
-        if cause in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA):
-            shape = create.spec.shape
-            self._tracker.backoff.record_location_failure(
-                create.location,
-                shape.machine_type,
-                shape.nodes,
-                cause=cause,
-                message=message,
-                now=now,
-                detail=detail,
+    def _back_off(self, create: CreatePool, failure: PoolFailure, now: datetime) -> None:
+        backoff, shape = self._tracker.backoff, create.spec.shape
+        if failure.cause in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA):
+            backoff.record_location_failure(
+                create.location, shape.machine_type, shape.nodes, failure, now
             )
         else:
-            self._tracker.backoff.record_pool_failure(create.spec, cause, message, now, detail)
+            backoff.record_pool_failure(create.spec, failure, now)
 
     def _count_failure(self, cause: FailureCause) -> None:
         self._metrics.pool_failures.labels(trouble=cause.value).inc()
 
 
-def _with_policy_hint(shape: PoolShape, cause: FailureCause, message: str) -> str:
+def _failure(error: FleetError) -> PoolFailure:
+    return PoolFailure(failures.classify_error(error), str(error), detail_of(error))
+
+
+def _with_policy_hint(shape: PoolShape, failure: PoolFailure) -> PoolFailure:
     """A rejected pool of this accelerator most often lacks its workload policy."""
     policy = (shape.placement or {}).get("policyName")
-    if policy is None or cause is not FailureCause.INVALID_REQUEST or "--make-policies" in message:
-        return message
-    return (
-        f"{message}; if the workload policy {policy} is missing, run "
-        "`tpu provisioner --make-policies REGION`"
-    )
+    rejected = failure.cause is FailureCause.INVALID_REQUEST
+    if policy is None or not rejected or failures.MAKE_POLICIES in failure.message:
+        return failure
+    hint = f"is the workload policy {policy} missing? {failures.MAKE_POLICIES}"
+    return replace(failure, message=f"{failure.message}; {hint}")

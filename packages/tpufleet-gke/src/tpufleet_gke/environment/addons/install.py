@@ -132,7 +132,7 @@ def checks(environment: Environment, kubectl: Kubectl) -> list[Check]:
     """What is there, against what cluster.yaml says."""
     problem = _cluster_problem(environment, kubectl)
     if problem:
-        return [Check(name="cluster", ok=False, detail=problem, next=_login(environment))]
+        return [Check(name="cluster", ok=False, detail=problem, next=login_command(environment))]
     found = [_addon_check(addon, kubectl) for addon in addons(environment)]
     return found + [_queue_check(name, environment, kubectl) for name in environment.teams]
 
@@ -140,7 +140,7 @@ def checks(environment: Environment, kubectl: Kubectl) -> list[Check]:
 def _require_cluster(environment: Environment, kubectl: Kubectl) -> None:
     problem = _cluster_problem(environment, kubectl)
     if problem:
-        raise AddOnFailed(f"{problem}\n  next: {_login(environment)}")
+        raise AddOnFailed(f"{problem}\n  next: {login_command(environment)}")
 
 
 def _cluster_problem(environment: Environment, kubectl: Kubectl) -> str:
@@ -160,7 +160,7 @@ def _cluster_problem(environment: Environment, kubectl: Kubectl) -> str:
     return ""
 
 
-def _login(environment: Environment) -> str:
+def login_command(environment: Environment) -> str:
     return (
         f"`gcloud container clusters get-credentials {names.cluster(environment)} "
         f"--region {environment.region} --project {environment.project}`"

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
+from collections.abc import Iterator
 
-from tpufleet.model.tpu import machine_types
+from tpufleet.model.tpu import machine_types, topology, tpu_zones
 from tpufleet.model.tpu.topology import short_name
-from tpufleet.model.values.field_types import ParseErrors, suggest
+from tpufleet.schema import Problem, suggest
 from tpufleet_gke.environment.config import capacity, names
 from tpufleet_gke.environment.config.sections import CpuPool, Environment
 
 CONTROL_PLANE_PREFIX = 28
+MOST_NAMED = 4  # zones in a warning
 
 
-def check(environment: Environment, errors: ParseErrors) -> None:
-    _zones(environment, errors)
-    _pools(environment, errors)
+def check(environment: Environment) -> Iterator[Problem]:
+    yield from _zones(environment)
+    yield from _pools(environment)
     if environment.network.existing is None:
-        _ranges(environment, errors)
-    _teams(environment, errors)
-    _buckets(environment, errors)
+        yield from _ranges(environment)
+    yield from _teams(environment)
+    yield from _buckets(environment)
 
 
-def _zones(environment: Environment, errors: ParseErrors) -> None:
+def _zones(environment: Environment) -> Iterator[Problem]:
     region = environment.region
     for index, zone in enumerate(environment.zones):
         if zone.rpartition("-")[0] != region:
             letter = zone.rpartition("-")[2]
-            errors.add(
+            yield (
                 f"zones[{index}]",
                 f"{zone} is not in region {region}; for example {region}-{letter}",
             )
@@ -36,21 +38,21 @@ def _zones(environment: Environment, errors: ParseErrors) -> None:
     for group, pools in groups.items():
         for name, pool in pools.items():
             for index, zone in enumerate(pool.zones):
-                _known_zone(environment, zone, f"{group}.{name}.zones[{index}]", errors)
+                yield from _known_zone(environment, zone, f"{group}.{name}.zones[{index}]")
     for name, tpu in environment.tpu_pools.items():
         if tpu.zone:
-            _known_zone(environment, tpu.zone, f"tpu_pools.{name}.zone", errors)
+            yield from _known_zone(environment, tpu.zone, f"tpu_pools.{name}.zone")
 
 
-def _known_zone(environment: Environment, zone: str, path: str, errors: ParseErrors) -> None:
+def _known_zone(environment: Environment, zone: str, path: str) -> Iterator[Problem]:
     if zone not in environment.zones:
         listed = ", ".join(environment.zones)
-        errors.add(path, f"{zone} is not listed in zones ({listed}); add it there, or use one")
+        yield (path, f"{zone} is not listed in zones ({listed}); add it there, or use one")
 
 
-def _pools(environment: Environment, errors: ParseErrors) -> None:
+def _pools(environment: Environment) -> Iterator[Problem]:
     if not environment.cpu_pools:
-        errors.add("cpu_pools", "empty; the server and add-ons need one; for example {cpu: {}}")
+        yield ("cpu_pools", "empty; the server and add-ons need one; for example {cpu: {}}")
     groups: tuple[tuple[str, dict[str, CpuPool]], ...] = (
         ("cpu_pools", dict(environment.cpu_pools)),
         ("gpu_pools", dict(environment.gpu_pools)),
@@ -59,36 +61,34 @@ def _pools(environment: Environment, errors: ParseErrors) -> None:
         for name, pool in pools.items():
             if pool.min_nodes > pool.max_nodes:
                 path = f"{group}.{name}.min_nodes"
-                errors.add(path, f"{pool.min_nodes} is above max_nodes; write {pool.max_nodes}")
+                yield (path, f"{pool.min_nodes} is above max_nodes; write {pool.max_nodes}")
     for name, tpu in environment.tpu_pools.items():
         path = f"tpu_pools.{name}"
         if capacity.shape(tpu).gke_accelerator is None:
-            errors.add(
+            yield (
                 f"{path}.type",
                 f"{short_name(tpu.type)} is not available on GKE; for example v5e-16",
             )
         if tpu.capacity == "flex-start" and capacity.shape(tpu).generation == "v4":
             # https://cloud.google.com/kubernetes-engine/docs/concepts/dws
-            errors.add(
-                f"{path}.capacity", "GKE has no flex-start for v4; for example reserved or spot"
-            )
+            yield (f"{path}.capacity", "GKE has no flex-start for v4; for example reserved or spot")
         machine = capacity.shape(tpu).machine_type or ""
         if tpu.disk_type and not machine_types.can_have_disk(machine, tpu.disk_type):
-            errors.add(
+            yield (
                 f"{path}.disk_type",
                 f"{short_name(tpu.type)} cannot have {tpu.disk_type} disks; write "
                 f"{machine_types.default_disk_type(machine)}, or leave it out",
             )
         if (tpu.capacity == "reserved") != bool(tpu.reservation):
             hint = "set reservation: NAME" if not tpu.reservation else "write capacity: reserved"
-            errors.add(f"{path}.reservation", f"goes with capacity reserved; {hint}")
+            yield (f"{path}.reservation", f"goes with capacity reserved; {hint}")
         if tpu.autoscaling and tpu.managed_by == "provisioner":
-            errors.add(
+            yield (
                 f"{path}.autoscaling", "the provisioner scales by itself; remove it, or write "
                 "managed_by: terraform",
             )  # fmt: skip
         if tpu.topology_aware and (tpu.managed_by != "terraform" or tpu.autoscaling):
-            errors.add(
+            yield (
                 f"{path}.topology_aware", "Kueue must see the nodes before it admits a job; write "
                 "managed_by: terraform and autoscaling: false",
             )  # fmt: skip
@@ -99,17 +99,17 @@ def _pools(environment: Environment, errors: ParseErrors) -> None:
             and pool.topology_aware < tpu.topology_aware
         ]
         if others:
-            errors.add(
+            yield (
                 f"{path}.topology_aware", f"tpu_pools.{others[0]} has the same type and capacity; "
                 "write it in both or in none",
             )  # fmt: skip
     used = Counter([*environment.cpu_pools, *environment.gpu_pools, *environment.tpu_pools])
     for name, count in used.items():
         if count > 1:
-            errors.add("node pools", f"{name} names {count} pools; rename one")
+            yield ("node pools", f"{name} names {count} pools; rename one")
 
 
-def _ranges(environment: Environment, errors: ParseErrors) -> None:
+def _ranges(environment: Environment) -> Iterator[Problem]:
     network = environment.network
     ranges = {
         "network.nodes": network.nodes,
@@ -120,17 +120,17 @@ def _ranges(environment: Environment, errors: ParseErrors) -> None:
     parsed = {path: ipaddress.IPv4Network(text) for path, text in ranges.items()}
     if parsed["network.control_plane"].prefixlen != CONTROL_PLANE_PREFIX:
         address = parsed["network.control_plane"].network_address
-        errors.add("network.control_plane", f"must be a /28; write {address}/28")
+        yield ("network.control_plane", f"must be a /28; write {address}/28")
     paths = list(parsed)
     for index, path in enumerate(paths):
         for other in paths[index + 1 :]:
             if parsed[path].overlaps(parsed[other]):
-                errors.add(other, f"{ranges[other]} overlaps {path} ({ranges[path]})")
+                yield (other, f"{ranges[other]} overlaps {path} ({ranges[path]})")
     nodes = capacity.max_nodes(environment)
     room = parsed["network.nodes"].num_addresses - capacity.RESERVED_ADDRESSES
     if nodes > room:
         nearest = capacity.smallest_range(nodes + capacity.RESERVED_ADDRESSES).partition("/")[2]
-        errors.add(
+        yield (
             "network.nodes",
             f"{network.nodes} has room for {room} nodes, the pools need {nodes}; "
             f"write a /{nearest}",
@@ -138,17 +138,17 @@ def _ranges(environment: Environment, errors: ParseErrors) -> None:
     addresses = capacity.pod_addresses(environment)
     if addresses > parsed["network.pods"].num_addresses:
         nearest = capacity.smallest_range(addresses)
-        errors.add(
+        yield (
             "network.pods",
             f"{ranges['network.pods']} has {parsed['network.pods'].num_addresses} addresses, "
             f"{nodes} nodes need {addresses}; write {nearest}, or leave it out",
         )
 
 
-def _teams(environment: Environment, errors: ParseErrors) -> None:
+def _teams(environment: Environment) -> Iterator[Problem]:
     slices = capacity.slices_by_type(environment)
     if not environment.teams:
-        errors.add("teams", "empty; jobs need a queue; for example {training: {}}")
+        yield ("teams", "empty; jobs need a queue; for example {training: {}}")
     promised: Counter[str] = Counter()
     namespaces: dict[str, str] = {}
     for name, team in environment.teams.items():
@@ -157,37 +157,56 @@ def _teams(environment: Environment, errors: ParseErrors) -> None:
             path = f"teams.{name}.quota.{spelled}"
             if kind not in slices:
                 known = [short_name(each) for each in slices]
-                errors.add(path, f"no pool in tpu_pools has this type{suggest(spelled, known)}")
+                yield (path, f"no pool in tpu_pools has this type{suggest(spelled, known)}")
                 continue
             promised[kind] += count
             if promised[kind] > slices[kind]:
-                errors.add(
+                yield (
                     path,
                     f"quotas promise {promised[kind]} slices of {spelled}, tpu_pools has "
                     f"{slices[kind]}; write {max(0, count - promised[kind] + slices[kind])}",
                 )
         namespace = names.team_namespace(name, team)
         if namespace in namespaces:
-            errors.add(
+            yield (
                 f"teams.{name}.namespace", f"{namespace} is team {namespaces[namespace]}'s; "
                 f"for example {name}",
             )  # fmt: skip
         namespaces[namespace] = name
         if len(names.team_service_account(environment, name)) > names.LONGEST_ACCOUNT:
-            errors.add(f"teams.{name}", "name too long for a service account; shorten it")
+            yield (f"teams.{name}", "name too long for a service account; shorten it")
 
 
-def _buckets(environment: Environment, errors: ParseErrors) -> None:
+def _buckets(environment: Environment) -> Iterator[Problem]:
     for name, bucket in environment.buckets.items():
         full = names.bucket(environment, name)
         if len(full) > names.LONGEST_BUCKET:
-            errors.add(f"buckets.{name}", f"{full} is longer than 63 characters; shorten it")
+            yield (f"buckets.{name}", f"{full} is longer than 63 characters; shorten it")
         if bucket.hierarchical and bucket.versioning:
             # https://cloud.google.com/storage/docs/hns-overview
-            errors.add(
-                f"buckets.{name}.versioning", "not available with hierarchical: true; write false"
+            yield (
+                f"buckets.{name}.versioning",
+                "not available with hierarchical: true; write false",
             )
         for index, team in enumerate(bucket.teams):
             if team not in environment.teams:
                 path = f"buckets.{name}.teams[{index}]"
-                errors.add(path, f"unknown team {team}{suggest(team, environment.teams)}")
+                yield (path, f"unknown team {team}{suggest(team, environment.teams)}")
+
+
+def zone_warnings(environment: Environment) -> list[str]:
+    """TPU pools in zones that Google's list does not have for their type. Not errors: Google adds
+    zones, and grants single customers others."""
+    found = []
+    for name, pool in environment.tpu_pools.items():
+        offered = tpu_zones.zones_of(topology.find(pool.type).name)
+        chosen = [pool.zone] if pool.zone else list(environment.zones)
+        if offered and not set(chosen) & set(offered):
+            kind = short_name(pool.type)
+            near = [zone for zone in offered if zone.startswith(f"{environment.region}-")]
+            named = ", ".join((near or list(offered))[:MOST_NAMED])
+            found.append(
+                f"tpu_pools.{name}: Google's list has no {kind} in {', '.join(chosen)}, but in "
+                f"{named}: `tpu types --zones`"
+            )
+    return found

@@ -6,23 +6,24 @@ from typing import Any
 
 import yaml
 
-from tpufleet.errors import BadInput
-from tpufleet.model.values.field_types import ParseErrors
+from tpufleet import schema
+from tpufleet.errors import BadInput, InvalidSettings
 from tpufleet_gke.environment.config import checks
-from tpufleet_gke.environment.config.field_kinds import schema_of
-from tpufleet_gke.environment.config.sections import ENVIRONMENT, Environment
+from tpufleet_gke.environment.config.sections import Environment
+
+TITLE = "tpufleet GKE environment (cluster.yaml)"
 
 
 def parse(document: Any, source: str = "cluster.yaml") -> Environment:
-    """BadInput with one line per error: file, path, what is wrong, nearest valid value."""
-    errors = ParseErrors()
-    environment = ENVIRONMENT.parse(errors, "", document)
-    if environment is not None:
-        checks.check(environment, errors)
-    if errors.lines:
-        raise BadInput("\n".join(f"{source}: {line.removeprefix(': ')}" for line in errors.lines))
-    parsed: Environment = environment
-    return parsed
+    """InvalidSettings with one line per error: file, path, what is wrong, nearest valid value."""
+    try:
+        environment = schema.parse(Environment, _without_empty_entries(document))
+        if problems := list(checks.check(environment)):
+            raise InvalidSettings(problems)
+    except InvalidSettings as error:
+        lines = [(f"{source}: {path}", problem) for path, problem in error.errors]
+        raise InvalidSettings(lines) from None
+    return environment
 
 
 def parse_text(text: str, source: str = "cluster.yaml") -> Environment:
@@ -39,4 +40,17 @@ def parse_text(text: str, source: str = "cluster.yaml") -> Environment:
 
 
 def json_schema() -> dict[str, Any]:
-    return dict(schema_of(ENVIRONMENT))
+    return schema.json_schema(Environment, TITLE)
+
+
+def _without_empty_entries(document: Any) -> Any:
+    """`teams: {training: }` is a team of defaults."""
+    if not isinstance(document, dict):
+        return document
+    return {
+        name: {key: {} if item is None else item for key, item in value.items()}
+        if isinstance(value, dict)
+        and name in ("cpu_pools", "gpu_pools", "tpu_pools", "buckets", "teams")
+        else value
+        for name, value in document.items()
+    }

@@ -1,39 +1,34 @@
-"""The sections of cluster.yaml. Each field is declared once, here."""
+"""The sections of cluster.yaml. Each field is declared once, here: the parser, the JSON schema, the
+starter file and the table in the documentation read these structs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from tpufleet_gke.environment.config.field_kinds import (
-    ACCELERATOR,
-    BOOLEAN,
-    BUCKET,
-    IMAGE,
-    LABELS,
-    LOCATION,
-    MACHINE_TYPE,
-    NAME,
-    NETWORK_RANGE,
-    NUMBER,
-    PROJECT,
-    REGION,
-    RESOURCE_LABELS,
-    ROLE,
-    SERVICE,
-    SERVICE_ACCOUNT,
-    SHORT_NAME,
-    TAINT_EFFECTS,
-    TEXT,
-    VERSION,
-    ZONE,
-    choice,
-    counted,
-    list_of,
-    mapping_of,
-    option,
-    section,
+import msgspec
+from msgspec import Meta
+
+from tpufleet.schema import Text, about
+from tpufleet_gke.environment.config.value_types import (
+    BucketName,
+    GoogleApi,
+    IamRole,
+    Location,
+    MachineType,
+    Name,
+    NetworkRange,
+    NodeLabel,
+    PinnedImage,
+    Project,
+    ResourceLabel,
+    ResourceLabelValue,
+    ServiceAccount,
+    ShortName,
+    TpuType,
+    Version,
 )
+from tpufleet_gke.locations import Region, Zone
 
 # What pods of jobs and of the environment need of a node; buckets are granted one by one.
 NODE_ROLES = (
@@ -61,308 +56,296 @@ AUTOMATION_ROLES = (
     "roles/serviceusage.serviceUsageConsumer",
     "roles/storage.admin",
 )
-CHANNELS = ("RAPID", "REGULAR", "STABLE", "EXTENDED")
-# https://cloud.google.com/kubernetes-engine/docs/concepts/about-logs
-LOG_COMPONENTS = (
-    "SYSTEM_COMPONENTS", "WORKLOADS", "APISERVER", "CONTROLLER_MANAGER", "SCHEDULER",
-)  # fmt: skip
-CAPACITIES = ("on-demand", "spot", "reserved", "flex-start")
-STORAGE_CLASSES = ("STANDARD", "NEARLINE", "COLDLINE", "ARCHIVE")
-# https://cloud.google.com/kubernetes-engine/docs/concepts/release-channels
-AUTO_UPGRADE = "Upgrade nodes automatically. GKE refuses false: the cluster is in a channel."
-DISK_TYPES = ("pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced")
+DiskType = Literal["pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Taint:
-    key: str = option(TEXT, "Key of the taint.", example="dedicated")
-    value: str = option(TEXT, "Value of the taint.", default="true")
-    effect: str = option(choice(*TAINT_EFFECTS), "Effect.", default="NO_SCHEDULE")
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A mapping in the file."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Automation:
+class Taint(Section, frozen=True, kw_only=True):
+    key: Annotated[Text, about("Key of the taint.", example="dedicated")]
+    value: Annotated[Text, about("Value of the taint.")] = "true"
+    effect: Annotated[
+        Literal["NO_SCHEDULE", "PREFER_NO_SCHEDULE", "NO_EXECUTE"], about("Effect.")
+    ] = "NO_SCHEDULE"
+
+
+class Automation(Section, frozen=True, kw_only=True):
     """Created by the first stage; the other stages run as its service account."""
 
-    bucket: str = option(
-        BUCKET, "Bucket of Terraform state and outputs (default: PROJECT-NAME-automation).",
-        default="",
-    )  # fmt: skip
-    location: str = option(LOCATION, "Location of the bucket (default: the region).", default="")
-    create_bucket: bool = option(BOOLEAN, "Create the bucket.", default=True)
-    service_account: str = option(
-        SERVICE_ACCOUNT, "Service account that applies the other stages.", default="tpu-automation"
+    bucket: Annotated[
+        BucketName,
+        about("Bucket of Terraform state and outputs.", default="PROJECT-NAME-automation"),
+    ] = ""
+    location: Annotated[Location, about("Location of the bucket.", default="the region")] = ""
+    create_bucket: Annotated[bool, about("Create the bucket.")] = True
+    service_account: Annotated[
+        ServiceAccount, about("Service account that applies the other stages.")
+    ] = "tpu-automation"
+    create_service_account: Annotated[bool, about("Create the service account.")] = True
+    roles: Annotated[tuple[IamRole, ...], about("Roles of the service account on the project.")] = (
+        AUTOMATION_ROLES
     )
-    create_service_account: bool = option(BOOLEAN, "Create the service account.", default=True)
-    roles: tuple[str, ...] = option(
-        list_of(ROLE), "Roles of the service account on the project.", default=AUTOMATION_ROLES
-    )
-    enable_apis: bool = option(BOOLEAN, "Enable the Google APIs.", default=True)
-    services: tuple[str, ...] = option(
-        list_of(SERVICE), "Google APIs to enable besides those that the environment needs.",
-        default=(),
-    )  # fmt: skip
+    enable_apis: Annotated[bool, about("Enable the Google APIs.")] = True
+    services: Annotated[
+        tuple[GoogleApi, ...],
+        about("Google APIs to enable besides those that the environment needs."),
+    ] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExistingNetwork:
+class ExistingNetwork(Section, frozen=True, kw_only=True):
     """A VPC that exists, in this project or, as a Shared VPC, in a host project."""
 
-    host_project: str = option(PROJECT, "Host project of a Shared VPC.", default="")
-    network: str = option(TEXT, "Name of the network.", example="shared-vpc")
-    subnetwork: str = option(TEXT, "Name of the subnetwork, in the region.", example="gke-nodes")
-    pods_range: str = option(TEXT, "Name of its secondary range for pods.", example="pods")
-    services_range: str = option(TEXT, "Name of its secondary range for services.", example="svc")
+    host_project: Annotated[Project, about("Host project of a Shared VPC.")] = ""
+    network: Annotated[Text, about("Name of the network.", example="shared-vpc")]
+    subnetwork: Annotated[
+        Text, about("Name of the subnetwork, in the region.", example="gke-nodes")
+    ]
+    pods_range: Annotated[Text, about("Name of its secondary range for pods.", example="pods")]
+    services_range: Annotated[
+        Text, about("Name of its secondary range for services.", example="svc")
+    ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Network:
-    existing: ExistingNetwork | None = option(
-        section(ExistingNetwork), "Use this VPC instead of creating one.", default=None
+class Network(Section, frozen=True, kw_only=True):
+    existing: Annotated[ExistingNetwork | None, about("Use this VPC instead of creating one.")] = (
+        None
     )
-    nodes: str = option(NETWORK_RANGE, "Range of nodes.", default="10.0.0.0/18")
-    pods: str = option(
-        NETWORK_RANGE, "Range of pods (default: sized from the node pools).", default=""
+    nodes: Annotated[NetworkRange, about("Range of nodes.")] = "10.0.0.0/18"
+    pods: Annotated[NetworkRange, about("Range of pods.", default="sized from the node pools")] = ""
+    services: Annotated[NetworkRange, about("Range of services.")] = "10.64.0.0/20"
+    control_plane: Annotated[NetworkRange, about("Range of the control plane, a /28.")] = (
+        "172.16.0.0/28"
     )
-    services: str = option(NETWORK_RANGE, "Range of services.", default="10.64.0.0/20")
-    control_plane: str = option(
-        NETWORK_RANGE, "Range of the control plane, a /28.", default="172.16.0.0/28"
-    )
-    private_nodes: bool = option(BOOLEAN, "Nodes have no public addresses.", default=True)
-    private_endpoint: bool = option(
-        BOOLEAN, "The control plane has no public address.", default=False
-    )
-    nat: bool = option(BOOLEAN, "Create Cloud NAT, for private nodes to reach out.", default=True)
-    authorized_networks: Mapping[str, str] = option(
-        mapping_of(NAME, NETWORK_RANGE), "Ranges that may reach the control plane, by name.",
-        factory=dict,
-    )  # fmt: skip
+    private_nodes: Annotated[bool, about("Nodes have no public addresses.")] = True
+    private_endpoint: Annotated[bool, about("The control plane has no public address.")] = False
+    nat: Annotated[bool, about("Create Cloud NAT, for private nodes to reach out.")] = True
+    authorized_networks: Annotated[
+        Mapping[Name, NetworkRange], about("Ranges that may reach the control plane, by name.")
+    ] = {}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cluster:
-    name: str = option(NAME, "Name of the cluster (default: NAME-cluster).", default="")
-    channel: str = option(choice(*CHANNELS), "Release channel.", default="REGULAR")
-    version: str = option(
-        VERSION, "Minimum version of the control plane (default: the channel's).", default=""
-    )
-    description: str = option(TEXT, "Description.", default="JAX training on TPUs")
-    logging: tuple[str, ...] = option(
-        list_of(choice(*LOG_COMPONENTS)), "Components whose logs are collected.",
-        default=("SYSTEM_COMPONENTS", "WORKLOADS"),
-    )  # fmt: skip
-    managed_prometheus: bool = option(BOOLEAN, "Managed Service for Prometheus.", default=True)
-    gcs_fuse: bool = option(BOOLEAN, "Cloud Storage FUSE CSI driver.", default=True)
-    persistent_disk: bool = option(BOOLEAN, "Persistent Disk CSI driver.", default=True)
-    cloud_dns: bool = option(BOOLEAN, "Cloud DNS for names in the cluster.", default=True)
+class Cluster(Section, frozen=True, kw_only=True):
+    name: Annotated[Name, about("Name of the cluster.", default="NAME-cluster")] = ""
+    channel: Annotated[
+        Literal["RAPID", "REGULAR", "STABLE", "EXTENDED"],
+        about("Release channel: RAPID, REGULAR, STABLE or EXTENDED."),
+    ] = "REGULAR"
+    version: Annotated[
+        Version, about("Minimum version of the control plane.", default="the channel's")
+    ] = ""
+    description: Annotated[Text, about("Description.")] = "JAX training on TPUs"
+    # https://cloud.google.com/kubernetes-engine/docs/concepts/about-logs
+    logging: Annotated[
+        tuple[
+            Literal[
+                "SYSTEM_COMPONENTS", "WORKLOADS", "APISERVER", "CONTROLLER_MANAGER", "SCHEDULER"
+            ],
+            ...,
+        ],
+        about("Logs to collect; also APISERVER, CONTROLLER_MANAGER and SCHEDULER."),
+    ] = ("SYSTEM_COMPONENTS", "WORKLOADS")
+    managed_prometheus: Annotated[bool, about("Managed Service for Prometheus.")] = True
+    gcs_fuse: Annotated[bool, about("Cloud Storage FUSE CSI driver.")] = True
+    persistent_disk: Annotated[bool, about("Persistent Disk CSI driver.")] = True
+    cloud_dns: Annotated[bool, about("Cloud DNS for names in the cluster.")] = True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeDefaults:
-    service_account: str = option(
-        SERVICE_ACCOUNT, "Service account of all nodes.", default="gke-nodes"
-    )
-    roles: tuple[str, ...] = option(
-        list_of(ROLE), "Its roles on the project; buckets are granted separately.",
-        default=NODE_ROLES,
-    )  # fmt: skip
+class NodeDefaults(Section, frozen=True, kw_only=True):
+    service_account: Annotated[ServiceAccount, about("Service account of all nodes.")] = "gke-nodes"
+    roles: Annotated[
+        tuple[IamRole, ...], about("Its roles on the project; buckets are granted separately.")
+    ] = NODE_ROLES
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CpuPool:
-    machine_type: str = option(MACHINE_TYPE, "Machine type.", default="n2-standard-8")
-    min_nodes: int = option(counted(0, 1000), "Fewest nodes, over all zones.", default=1)
-    max_nodes: int = option(counted(1, 1000), "Most nodes, over all zones.", default=5)
-    zones: tuple[str, ...] = option(list_of(ZONE), "Zones (default: zones).", default=())
-    disk_type: str = option(choice(*DISK_TYPES), "Boot disk type.", default="pd-balanced")
-    disk_gb: int = option(counted(20, 65536), "Boot disk size in GB.", default=100)
-    spot: bool = option(BOOLEAN, "Spot VMs.", default=False)
-    image_type: str = option(TEXT, "Node image.", default="COS_CONTAINERD")
-    image_streaming: bool = option(BOOLEAN, "Image streaming (gcfs).", default=True)
-    gvnic: bool = option(BOOLEAN, "Google Virtual NIC.", default=True)
-    auto_repair: bool = option(BOOLEAN, "Repair nodes automatically.", default=True)
-    auto_upgrade: bool = option(BOOLEAN, AUTO_UPGRADE, default=True)
-    labels: Mapping[str, str] = option(LABELS, "Kubernetes labels of nodes.", factory=dict)
-    taints: tuple[Taint, ...] = option(list_of(section(Taint)), "Taints of nodes.", default=())
+# Fields that several kinds of pools have.
+PoolMachineType = Annotated[MachineType, about("Machine type.")]
+MinNodes = Annotated[int, Meta(ge=0, le=1000), about("Fewest nodes, over all zones.")]
+MaxNodes = Annotated[int, Meta(ge=1, le=1000), about("Most nodes, over all zones.")]
+DiskSize = Annotated[int, Meta(ge=20, le=65536), about("Boot disk size in GB.")]
+ImageStreaming = Annotated[bool, about("Image streaming (gcfs).")]
+Gvnic = Annotated[bool, about("Google Virtual NIC.")]
+AutoRepair = Annotated[bool, about("Repair nodes automatically.")]
+# https://cloud.google.com/kubernetes-engine/docs/concepts/release-channels
+AutoUpgrade = Annotated[
+    bool, about("Upgrade nodes automatically. GKE refuses false: the cluster is in a channel.")
+]
+Labels = Annotated[Mapping[NodeLabel, Text], about("Kubernetes labels of nodes.")]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuPool(CpuPool):
-    machine_type: str = option(MACHINE_TYPE, "Machine type.", default="g2-standard-12")
-    min_nodes: int = option(counted(0, 1000), "Fewest nodes, over all zones.", default=0)
-    max_nodes: int = option(counted(1, 1000), "Most nodes, over all zones.", default=1)
-    accelerator: str = option(TEXT, "GPU type.", default="nvidia-l4")
-    accelerator_count: int = option(counted(1, 16), "GPUs per node.", default=1)
-    local_ssds: int = option(counted(0, 32), "Local SSDs per node.", default=0)
+class CpuPool(Section, frozen=True, kw_only=True):
+    machine_type: PoolMachineType = "n2-standard-8"
+    min_nodes: MinNodes = 1
+    max_nodes: MaxNodes = 5
+    zones: Annotated[tuple[Zone, ...], about("Zones.", default="zones")] = ()
+    disk_type: Annotated[DiskType, about("Boot disk type.")] = "pd-balanced"
+    disk_gb: DiskSize = 100
+    spot: Annotated[bool, about("Spot VMs.")] = False
+    image_type: Annotated[Text, about("Node image.")] = "COS_CONTAINERD"
+    image_streaming: ImageStreaming = True
+    gvnic: Gvnic = True
+    auto_repair: AutoRepair = True
+    auto_upgrade: AutoUpgrade = True
+    labels: Labels = {}
+    taints: Annotated[tuple[Taint, ...], about("Taints of nodes.")] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TpuPool:
-    type: str = option(ACCELERATOR, "TPU type, as `tpu types` lists them.", example="v5e-16")
-    slices: int = option(counted(1, 256), "Slices, at most.", default=1)
-    capacity: str = option(choice(*CAPACITIES), "Kind of capacity.", default="on-demand")
-    reservation: str = option(TEXT, "Name of the reservation, for `reserved`.", default="")
-    managed_by: str = option(
-        choice("provisioner", "terraform"),
-        "Who creates node pools: the provisioner, when a job needs them; or Terraform, always.",
-        default="provisioner",
-    )
-    autoscaling: bool = option(
-        BOOLEAN, "With `terraform`: scale to zero while no job needs the slice.", default=False
-    )
-    topology_aware: bool = option(
-        BOOLEAN,
-        "With `terraform`: Kueue admits a job only when whole slices are free, and places it.",
-        default=False,
-    )
-    zone: str = option(ZONE, "Zone (default: the first of zones).", default="")
-    disk_type: str = option(
-        choice(*DISK_TYPES),
-        "Boot disk type (default: hyperdisk-balanced for v6e and tpu7x, else pd-balanced).",
-        default="",
-    )
-    disk_gb: int = option(counted(20, 65536), "Boot disk size in GB.", default=200)
-    image_streaming: bool = option(BOOLEAN, "Image streaming (gcfs).", default=True)
-    gvnic: bool = option(BOOLEAN, "Google Virtual NIC.", default=True)
-    auto_repair: bool = option(BOOLEAN, "Repair nodes automatically.", default=True)
-    auto_upgrade: bool = option(BOOLEAN, AUTO_UPGRADE, default=True)
-    labels: Mapping[str, str] = option(LABELS, "Kubernetes labels of nodes.", factory=dict)
-    taints: tuple[Taint, ...] = option(
-        list_of(section(Taint)), "Taints of nodes, besides GKE's google.com/tpu.", default=()
-    )
+class GpuPool(CpuPool, frozen=True, kw_only=True):
+    machine_type: PoolMachineType = "g2-standard-12"
+    min_nodes: MinNodes = 0
+    max_nodes: MaxNodes = 1
+    accelerator: Annotated[Text, about("GPU type.")] = "nvidia-l4"
+    accelerator_count: Annotated[int, Meta(ge=1, le=16), about("GPUs per node.")] = 1
+    local_ssds: Annotated[int, Meta(ge=0, le=32), about("Local SSDs per node.")] = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Registry:
-    create: bool = option(BOOLEAN, "Create the repository.", default=True)
-    name: str = option(NAME, "Name of the Docker repository.", default="ml-images")
-    location: str = option(LOCATION, "Location (default: the region).", default="")
+class TpuPool(Section, frozen=True, kw_only=True):
+    type: Annotated[TpuType, about("TPU type, as `tpu types` lists them.", example="v5e-16")]
+    slices: Annotated[int, Meta(ge=1, le=256), about("Slices, at most.")] = 1
+    capacity: Annotated[
+        Literal["on-demand", "spot", "reserved", "flex-start"],
+        about("Kind of capacity: on-demand, spot, reserved or flex-start."),
+    ] = "on-demand"
+    reservation: Annotated[Text, about("Name of the reservation, for `reserved`.")] = ""
+    managed_by: Annotated[
+        Literal["provisioner", "terraform"],
+        about(
+            "Who creates node pools: the provisioner, when a job needs them; or Terraform, always."
+        ),
+    ] = "provisioner"
+    autoscaling: Annotated[
+        bool, about("With `terraform`: scale to zero while no job needs the slice.")
+    ] = False
+    topology_aware: Annotated[
+        bool,
+        about(
+            "With `terraform`: Kueue admits a job only when whole slices are free, and places it."
+        ),
+    ] = False
+    zone: Annotated[Zone, about("Zone.", default="the first of zones")] = ""
+    disk_type: Annotated[
+        DiskType | None,
+        about("Boot disk type.", default="hyperdisk-balanced for v6e and tpu7x, else pd-balanced"),
+    ] = None
+    disk_gb: DiskSize = 200
+    image_streaming: ImageStreaming = True
+    gvnic: Gvnic = True
+    auto_repair: AutoRepair = True
+    auto_upgrade: AutoUpgrade = True
+    labels: Labels = {}
+    taints: Annotated[
+        tuple[Taint, ...], about("Taints of nodes, besides GKE's google.com/tpu.")
+    ] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bucket:
-    location: str = option(LOCATION, "Location (default: the region).", default="")
-    storage_class: str = option(choice(*STORAGE_CLASSES), "Storage class.", default="STANDARD")
-    versioning: bool = option(BOOLEAN, "Keep former versions of objects.", default=False)
-    hierarchical: bool = option(
-        BOOLEAN, "Hierarchical namespace: faster renames, for checkpoints.", default=False
-    )
-    delete_after_days: int = option(
-        counted(0, 36500), "Delete objects of this age; 0: never.", default=0
-    )
-    teams: tuple[str, ...] = option(
-        list_of(NAME), "Teams that may write (default: all).", default=()
-    )
+class Registry(Section, frozen=True, kw_only=True):
+    create: Annotated[bool, about("Create the repository.")] = True
+    name: Annotated[Name, about("Name of the Docker repository.")] = "ml-images"
+    location: Annotated[Location, about("Location.", default="the region")] = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorBoard:
+class Bucket(Section, frozen=True, kw_only=True):
+    location: Annotated[Location, about("Location.", default="the region")] = ""
+    storage_class: Annotated[
+        Literal["STANDARD", "NEARLINE", "COLDLINE", "ARCHIVE"],
+        about("Storage class: STANDARD, NEARLINE, COLDLINE or ARCHIVE."),
+    ] = "STANDARD"
+    versioning: Annotated[bool, about("Keep former versions of objects.")] = False
+    hierarchical: Annotated[
+        bool, about("Hierarchical namespace: faster renames, for checkpoints.")
+    ] = False
+    delete_after_days: Annotated[
+        int, Meta(ge=0, le=36500), about("Delete objects of this age; 0: never.")
+    ] = 0
+    teams: Annotated[tuple[Name, ...], about("Teams that may write.", default="all")] = ()
+
+
+class TensorBoard(Section, frozen=True, kw_only=True):
     """A Vertex AI TensorBoard instance."""
 
-    name: str = option(TEXT, "Display name.", default="TPU Training")
-    description: str = option(TEXT, "Description.", default="Metrics of training jobs")
-    region: str = option(REGION, "Region (default: the region).", default="")
+    name: Annotated[Text, about("Display name.")] = "TPU Training"
+    description: Annotated[Text, about("Description.")] = "Metrics of training jobs"
+    region: Annotated[Region, about("Region.", default="the region")] = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Team:
-    namespace: str = option(NAME, "Namespace of its jobs (default: the team's name).", default="")
-    queue: str = option(NAME, "Name of its Kueue LocalQueue.", default="tpu-training-jobs")
-    service_account: str = option(
-        NAME, "Kubernetes service account of its jobs.", default="tpu-worker"
+class Team(Section, frozen=True, kw_only=True):
+    namespace: Annotated[Name, about("Namespace of its jobs.", default="the team's name")] = ""
+    queue: Annotated[Name, about("Name of its Kueue LocalQueue.")] = "tpu-training-jobs"
+    service_account: Annotated[Name, about("Kubernetes service account of its jobs.")] = (
+        "tpu-worker"
     )
-    roles: tuple[str, ...] = option(
-        list_of(ROLE), "Roles of its jobs on the project, besides its buckets.",
-        default=("roles/logging.logWriter",),
-    )  # fmt: skip
-    quota: Mapping[str, int] = option(
-        mapping_of(ACCELERATOR, counted(0, 256)),
-        "Guaranteed slices by TPU type (default: an equal share by weight).", factory=dict,
-    )  # fmt: skip
-    weight: int = option(counted(1, 100), "Share of idle capacity, beside others.", default=1)
-    borrow: bool = option(BOOLEAN, "May use slices that other teams leave idle.", default=True)
-    lend: bool = option(BOOLEAN, "Others may use its idle slices.", default=True)
+    roles: Annotated[
+        tuple[IamRole, ...], about("Roles of its jobs on the project, besides its buckets.")
+    ] = ("roles/logging.logWriter",)
+    quota: Annotated[
+        Mapping[TpuType, Annotated[int, Meta(ge=0, le=256)]],
+        about("Guaranteed slices by TPU type.", default="an equal share by weight"),
+    ] = {}
+    weight: Annotated[int, Meta(ge=1, le=100), about("Share of idle capacity, beside others.")] = 1
+    borrow: Annotated[bool, about("May use slices that other teams leave idle.")] = True
+    lend: Annotated[bool, about("Others may use its idle slices.")] = True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Server:
-    image: str = option(
-        IMAGE, "Image of server, provisioner and jobs, with its tag (default: in the registry).",
-        default="",
-    )  # fmt: skip
-    replicas: int = option(counted(1, 10), "Replicas of the server.", default=2)
-    namespace: str = option(NAME, "Namespace of the server.", default="tpufleet-system")
+class Server(Section, frozen=True, kw_only=True):
+    image: Annotated[
+        PinnedImage,
+        about("Image of server, provisioner and jobs, with its tag.", default="in the registry"),
+    ] = ""
+    replicas: Annotated[int, Meta(ge=1, le=10), about("Replicas of the server.")] = 2
+    namespace: Annotated[Name, about("Namespace of the server.")] = "tpufleet-system"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AddOns:
+class AddOns(Section, frozen=True, kw_only=True):
     """Versions installed in the cluster."""
 
-    jobset: str = option(VERSION, "JobSet.", default="v0.12.0")
-    kueue: str = option(VERSION, "Kueue.", default="v0.18.3")
-    cert_manager: str = option(VERSION, "cert-manager.", default="v1.18.2")
+    jobset: Annotated[Version, about("JobSet.")] = "v0.12.0"
+    kueue: Annotated[Version, about("Kueue.")] = "v0.18.3"
+    cert_manager: Annotated[Version, about("cert-manager.")] = "v1.18.2"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
+class Budget(Section, frozen=True, kw_only=True):
     """Alerts by e-mail to billing administrators; nothing is stopped."""
 
-    billing_account: str = option(TEXT, "Billing account.", example="012345-567890-ABCDEF")
-    monthly_usd: float = option(NUMBER, "Budget per month.", example="20000")
-    alert_percent: tuple[int, ...] = option(
-        list_of(counted(1, 200)), "Alert at these percentages.", default=(50, 90, 100)
-    )
+    billing_account: Annotated[Text, about("Billing account.", example="012345-567890-ABCDEF")]
+    monthly_usd: Annotated[float, Meta(ge=0), about("Budget per month.", example="20000")]
+    alert_percent: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=200)], ...], about("Alert at these percentages.")
+    ] = (50, 90, 100)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Environment:
-    project: str = option(PROJECT, "Google Cloud project id.", example="my-project")
-    region: str = option(REGION, "Region of the cluster and its network.", example="us-central1")
-    zones: tuple[str, ...] = option(
-        list_of(ZONE), "Zones of node pools, in the region.", example="[us-central1-a]"
+class Environment(Section, frozen=True, kw_only=True):
+    project: Annotated[Project, about("Google Cloud project id.", example="my-project")]
+    region: Annotated[
+        Region, about("Region of the cluster and its network.", example="us-central1")
+    ]
+    zones: Annotated[
+        tuple[Zone, ...], about("Zones of node pools, in the region.", example="[us-central1-a]")
+    ]
+    name: Annotated[ShortName, about("Name of the environment, prefix of its parts.")] = "ml"
+    labels: Annotated[
+        Mapping[ResourceLabel, ResourceLabelValue], about("Labels of all Google Cloud resources.")
+    ] = {}
+    deletion_protection: Annotated[bool, about("Refuse to delete the cluster and buckets.")] = True
+    automation: Annotated[Automation, about("State bucket, service account and APIs.")] = (
+        Automation()
     )
-    name: str = option(SHORT_NAME, "Name of the environment, prefix of its parts.", default="ml")
-    labels: Mapping[str, str] = option(
-        RESOURCE_LABELS, "Labels of all Google Cloud resources.", factory=dict
+    network: Annotated[Network, about("VPC, ranges and NAT.")] = Network()
+    cluster: Annotated[Cluster, about("GKE cluster.")] = Cluster()
+    nodes: Annotated[NodeDefaults, about("Service account of nodes.")] = NodeDefaults()
+    cpu_pools: Annotated[Mapping[Name, CpuPool], about("CPU node pools by name.")] = msgspec.field(
+        default_factory=lambda: {"cpu": CpuPool()}
     )
-    deletion_protection: bool = option(
-        BOOLEAN, "Refuse to delete the cluster and buckets.", default=True
+    gpu_pools: Annotated[Mapping[Name, GpuPool], about("GPU node pools by name.")] = {}
+    tpu_pools: Annotated[Mapping[Name, TpuPool], about("TPU slices by name.")] = {}
+    registry: Annotated[Registry, about("Artifact Registry for images.")] = Registry()
+    buckets: Annotated[
+        Mapping[Name, Bucket], about("Buckets by name, prefixed with PROJECT-NAME-.")
+    ] = msgspec.field(default_factory=lambda: {"artifacts": Bucket()})
+    tensorboard: Annotated[TensorBoard | None, about("Vertex AI TensorBoard.")] = None
+    teams: Annotated[Mapping[Name, Team], about("Teams, with namespace, queue and quota.")] = (
+        msgspec.field(default_factory=lambda: {"training": Team(namespace="tpu-training")})
     )
-    automation: Automation = option(
-        section(Automation), "State bucket, service account and APIs.", factory=Automation
-    )
-    network: Network = option(section(Network), "VPC, ranges and NAT.", factory=Network)
-    cluster: Cluster = option(section(Cluster), "GKE cluster.", factory=Cluster)
-    nodes: NodeDefaults = option(
-        section(NodeDefaults), "Service account of nodes.", factory=NodeDefaults
-    )
-    cpu_pools: Mapping[str, CpuPool] = option(
-        mapping_of(NAME, section(CpuPool)), "CPU node pools by name.",
-        factory=lambda: {"cpu": CpuPool()},
-    )  # fmt: skip
-    gpu_pools: Mapping[str, GpuPool] = option(
-        mapping_of(NAME, section(GpuPool)), "GPU node pools by name.", factory=dict
-    )
-    tpu_pools: Mapping[str, TpuPool] = option(
-        mapping_of(NAME, section(TpuPool)), "TPU slices by name.", factory=dict
-    )
-    registry: Registry = option(
-        section(Registry), "Artifact Registry for images.", factory=Registry
-    )
-    buckets: Mapping[str, Bucket] = option(
-        mapping_of(NAME, section(Bucket)), "Buckets by name, prefixed with PROJECT-NAME-.",
-        factory=lambda: {"artifacts": Bucket()},
-    )  # fmt: skip
-    tensorboard: TensorBoard | None = option(
-        section(TensorBoard), "Vertex AI TensorBoard.", default=None
-    )
-    teams: Mapping[str, Team] = option(
-        mapping_of(NAME, section(Team)), "Teams, with namespace, queue and quota.",
-        factory=lambda: {"training": Team(namespace="tpu-training")},
-    )  # fmt: skip
-    server: Server = option(section(Server), "tpufleet server.", factory=Server)
-    addons: AddOns = option(section(AddOns), "Versions in the cluster.", factory=AddOns)
-    budget: Budget | None = option(section(Budget), "Budget alerts.", default=None)
-
-
-ENVIRONMENT = section(Environment)
+    server: Annotated[Server, about("tpufleet server.")] = Server()
+    addons: Annotated[AddOns, about("Versions in the cluster.")] = AddOns()
+    budget: Annotated[Budget | None, about("Budget alerts.")] = None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
+import msgspec
+
+from tpufleet import schema
+from tpufleet.schema import Row
 from tpufleet_gke.environment.config import sections
-from tpufleet_gke.environment.config.field_kinds import default_of, is_required
-from tpufleet_gke.environment.config.sections import Environment
+from tpufleet_gke.environment.config.sections import Environment, Section
 
 SCHEMA_FILE = "cluster.schema.json"
 HEADER = f"""\
@@ -20,7 +22,7 @@ HEADER = f"""\
 #   tpu cluster doctor     check what is there
 """
 # Sections that are mappings by name: an entry to show, and its class.
-ENTRIES: Mapping[str, tuple[str, type]] = {
+ENTRIES: Mapping[str, tuple[str, type[Section]]] = {
     "cpu_pools": ("cpu", sections.CpuPool),
     "gpu_pools": ("l4", sections.GpuPool),
     "tpu_pools": ("v5e", sections.TpuPool),
@@ -28,7 +30,7 @@ ENTRIES: Mapping[str, tuple[str, type]] = {
     "teams": ("training", sections.Team),
 }
 LONGEST_VALUE = 50  # a longer one has its description on a line of its own
-OPTIONAL = {
+OPTIONAL: Mapping[str, type[Section]] = {
     "tensorboard": sections.TensorBoard,
     "budget": sections.Budget,
     "existing": sections.ExistingNetwork,
@@ -45,42 +47,53 @@ def starter_file(project: str, region: str, zones: tuple[str, ...], tpu_type: st
         "teams": "\n  training:\n    namespace: tpu-training",
     }
     lines = [HEADER]
-    for item in fields(Environment):
-        lines.append(f"# {item.metadata['description']}")
-        if item.name in chosen:
-            value = chosen[item.name]
-            lines.append(f"{item.name}:{value}" if "\n" in value else f"{item.name}: {value}")
-            if item.name in ENTRIES:
-                lines += _comments(ENTRIES[item.name][1], 4, without=value)
+    for row, default in _options(Environment):
+        lines.append(f"# {row.description}")
+        if row.name in chosen:
+            value = chosen[row.name]
+            lines.append(f"{row.name}:{value}" if "\n" in value else f"{row.name}: {value}")
+            if row.name in ENTRIES:
+                lines += _comments(ENTRIES[row.name][1], 4, without=value)
         else:
-            lines += _field(item, 0)
+            lines += _field(row, default, 0)
         lines.append("")
     return "\n".join(lines)
 
 
-def _field(item: Field[Any], indent: int) -> Iterator[str]:
+def _options(section: type[Section]) -> list[tuple[Row, Any]]:
+    """The fields, each with its default; None for a required one."""
+    defaults = [
+        None if info.required else info.default_factory()
+        if info.default_factory is not msgspec.NODEFAULT else info.default
+        for info in msgspec.structs.fields(section)
+    ]  # fmt: skip
+    return list(zip(schema.rows(section), defaults, strict=True))
+
+
+def _field(row: Row, default: Any, indent: int) -> Iterator[str]:
     """A field that keeps its default, as comments."""
     pad = "# " + " " * indent
-    if item.name in ENTRIES and indent == 0:
-        name, cls = ENTRIES[item.name]
-        yield f"{pad}{item.name}:"
+    if row.name in ENTRIES and indent == 0:
+        name, entry = ENTRIES[row.name]
+        yield f"{pad}{row.name}:"
         yield f"{pad}  {name}:"
-        yield from _comments(cls, indent + 4)
+        yield from _comments(entry, indent + 4)
         return
-    value = None if is_required(item) else default_of(item)
-    section = OPTIONAL.get(item.name) or (type(value) if is_dataclass(value) else None)
-    if section is not None:
-        yield f"{pad}{item.name}:"
-        yield from _comments(section, indent + 2)
+    inner = type(default) if isinstance(default, Section) else OPTIONAL.get(row.name)
+    if inner is not None:
+        yield f"{pad}{row.name}:"
+        yield from _comments(inner, indent + 2)
         return
-    text = item.metadata["example"] if is_required(item) else shown(value)
-    yield f"{pad}{item.name}: {text}"
+    yield f"{pad}{row.name}: {row.example if row.required else _shown(default)}"
 
 
-def _comments(cls: type, indent: int, without: str = "") -> Iterator[str]:
+def _comments(section: type[Section], indent: int, without: str = "") -> Iterator[str]:
     """The fields of a section; those in the text `without` are set already."""
-    shown = [item for item in fields(cls) if f" {item.name}:" not in without]
-    entries = [(item.metadata["description"], list(_field(item, indent))) for item in shown]
+    entries = [
+        (_described(row, default), list(_field(row, default, indent)))
+        for row, default in _options(section)
+        if f" {row.name}:" not in without
+    ]
     short = [lines[0] for _, lines in entries if len(lines[0]) <= LONGEST_VALUE]
     width = max(map(len, short), default=0)
     for description, (line, *rest) in entries:
@@ -92,7 +105,17 @@ def _comments(cls: type, indent: int, without: str = "") -> Iterator[str]:
         yield from rest
 
 
-def shown(value: Any) -> str:
+def _described(row: Row, default: Any) -> str:
+    """With the default in words where the value does not show it."""
+    unset = default in ("", None, (), {}) and row.default not in ("none", "required", "")
+    return (
+        f"{row.description.removesuffix('.')} (default: {row.default})."
+        if unset
+        else (row.description)
+    )
+
+
+def _shown(value: Any) -> str:
     """A default as it is written in the file."""
     if value in ("", None):
         return ""

@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from datetime import datetime
 
-from tpufleet_gke.provisioner.planning.cluster_state import ClusterState, PendingPool
+from tpufleet_gke.provisioner.model.cluster_state import ClusterState, PendingPool
 from tpufleet_gke.provisioner.planning.pool_plan import CordonPool, CreatePool, DeletePool
 from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool
 

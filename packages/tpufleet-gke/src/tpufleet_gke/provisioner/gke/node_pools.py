@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from tpufleet.errors import (
@@ -20,9 +20,16 @@ from tpufleet.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from tpufleet_gke.provisioner.gke import failure_causes, failure_summaries, pool_shapes
-from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity
-from tpufleet_gke.provisioner.planning.cluster_state import FailureCause, ObservedPool, PoolStatus
+from tpufleet_gke.provisioner.gke import failures
+from tpufleet_gke.provisioner.model import pool_shapes
+from tpufleet_gke.provisioner.model.cluster_state import (
+    ERROR_STATUSES,
+    FailureCause,
+    ObservedPool,
+    PoolFailure,
+    PoolStatus,
+)
+from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity
 from tpufleet_gke.provisioner.settings import NodeNetwork
 
 CALL_TIMEOUT = 30.0  # seconds
@@ -35,20 +42,10 @@ GRANT = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OperationFailure:
-    """Why an operation on a pool failed."""
-
-    cause: FailureCause
-    message: str
-    operation: str
-    detail: str = ""  # Google's whole text
-
-
 class NodePools(Protocol):
     def list_pools(self) -> Sequence[ObservedPool]: ...
 
-    def failed_creates(self) -> Mapping[str, OperationFailure]:
+    def failed_creates(self) -> Mapping[str, PoolFailure]:
         """By pool: its last create operation, if that failed."""
         ...
 
@@ -79,7 +76,7 @@ class MockNodePools:
     def list_pools(self) -> Sequence[ObservedPool]:
         return tuple(self._pools.values())
 
-    def failed_creates(self) -> Mapping[str, OperationFailure]:
+    def failed_creates(self) -> Mapping[str, PoolFailure]:
         return {}
 
     def create(self, request: Mapping[str, Any]) -> None:
@@ -117,13 +114,13 @@ class GkeNodePools:
             response = self._client.list_node_pools(parent=self._parent, **self._options)
         return [_observed_pool(pool) for pool in response.node_pools]
 
-    def failed_creates(self) -> Mapping[str, OperationFailure]:
+    def failed_creates(self) -> Mapping[str, PoolFailure]:
         with translate_errors():
             response = self._client.list_operations(parent=self._location, **self._options)
         separator = re.compile(
             rf"/clusters/{re.escape(self._parent.rpartition('/')[2])}/nodePools/"
         )
-        latest: dict[str, tuple[str, OperationFailure | None]] = {}
+        latest: dict[str, tuple[str, PoolFailure | None]] = {}
         for operation in response.operations:
             parts = separator.split(operation.target_link)
             if len(parts) != 2 or operation.operation_type.name != "CREATE_NODE_POOL":
@@ -183,19 +180,22 @@ class GkeNodePools:
         )
 
 
-def _operation_failure(operation: Any) -> OperationFailure | None:
+def _operation_failure(operation: Any) -> PoolFailure | None:
     if operation.status.name != "DONE":
         return None
     code = operation.error.code
     message = str(operation.error.message or operation.status_message)
     if not code and not message:
         return None
-    return OperationFailure(
-        cause=failure_causes.classify_operation(code, message),
-        message=failure_summaries.summarize(message),
-        operation=operation.name,
-        detail=message,
-    )
+    cause = failures.classify_operation(code, message)
+    return PoolFailure(cause, failures.summarize(message), message)
+
+
+def _pool_failure(pool: Any) -> PoolFailure:
+    conditions = pool.conditions
+    message = pool.status_message or "; ".join(filter(None, (one.message for one in conditions)))
+    cause = failures.classify_pool([one.code.name for one in conditions], message)
+    return PoolFailure(cause, failures.summarize(message), message)
 
 
 def _observed_pool(pool: Any) -> ObservedPool:
@@ -210,19 +210,12 @@ def _observed_pool(pool: Any) -> ObservedPool:
         limits = pool.autoscaling
         capacity = PoolCapacity.FLEX_START
         nodes = limits.max_node_count or limits.total_max_node_count
-    message = pool.status_message or "; ".join(
-        condition.message for condition in pool.conditions if condition.message
-    )
     placement = pool.placement_policy
-    codes = [condition.code.name for condition in pool.conditions]
-    has_error = status in (PoolStatus.ERROR, PoolStatus.RUNNING_WITH_ERROR)
     return ObservedPool(
         name=pool.name,
         status=PoolStatus(status) if known else PoolStatus.UNKNOWN,
         labels=dict(config.labels),
-        message=failure_summaries.summarize(message) if message else "",
-        detail=message,
-        failure_cause=failure_causes.classify_pool(codes, message) if has_error else None,
+        failure=_pool_failure(pool) if status in ERROR_STATUSES else None,
         zone=pool.locations[0] if pool.locations else "",
         capacity=capacity,
         machine_type=config.machine_type,
@@ -260,7 +253,10 @@ def translate_errors() -> Iterator[None]:
         _raise_by_text(error)
         raise PermissionMissing(_summary(error, GRANT)) from error
     except (api.TooManyRequests, api.ResourceExhausted) as error:
-        raise _exhausted(error) from error
+        # One status code for three causes. Google's ErrorInfo tells them apart where it is set.
+        if getattr(error, "reason", None) != "RATE_LIMIT_EXCEEDED":
+            _raise_by_text(error)
+        raise RateLimited(_summary(error)) from error
     except (api.FailedPrecondition, api.Aborted) as error:
         _raise_by_text(error)
         raise ProviderUnavailable(_summary(error)) from error
@@ -286,36 +282,20 @@ def detail_of(error: BaseException) -> str:
 def _summary(error: Any, remedy: str = "") -> str:
     """With a remedy where the text itself is not known."""
     text = error.message or type(error).__name__
-    known = failure_summaries.known(text)
+    known = failures.known(text)
     if known is not None:
         return f"GKE: {known}"
-    return "; ".join(filter(None, (f"GKE: {failure_summaries.summarize(text)}", remedy)))
+    return "; ".join(filter(None, (f"GKE: {failures.summarize(text)}", remedy)))
 
 
 def _raise_by_text(error: Any) -> None:
     """The text is more specific than the status: GKE refuses for want of quota with
     PERMISSION_DENIED, for want of machines, of a reservation or of a service account with
     INVALID_ARGUMENT, and for a policy of the organisation with FAILED_PRECONDITION."""
-    match failure_causes.classify_operation(0, error.message):
+    match failures.classify_operation(0, error.message):
         case FailureCause.OUT_OF_STOCK:
             raise NoCapacity(_summary(error)) from error
         case FailureCause.QUOTA:
             raise QuotaExceeded(_summary(error)) from error
         case FailureCause.PERMISSION:
             raise PermissionMissing(_summary(error, GRANT)) from error
-
-
-def _exhausted(error: Any) -> NoCapacity | QuotaExceeded | RateLimited:
-    """One status code for three causes. Google's ErrorInfo reason tells them apart where it is set,
-    else only the text does."""
-    message = _summary(error)
-    if getattr(error, "reason", None) == "RATE_LIMIT_EXCEEDED":
-        return RateLimited(message)
-    if re.search(r"per minute|rate limit|too many requests", error.message, re.IGNORECASE):
-        return RateLimited(message)
-    match failure_causes.classify_operation(0, error.message):
-        case FailureCause.OUT_OF_STOCK:
-            return NoCapacity(message)
-        case FailureCause.QUOTA:
-            return QuotaExceeded(message)
-    return RateLimited(message)

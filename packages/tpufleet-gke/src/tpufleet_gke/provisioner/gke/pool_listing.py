@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 
 from tpufleet.errors import ProviderUnavailable
-from tpufleet_gke.provisioner.planning.cluster_state import ObservedPool
+from tpufleet_gke.provisioner.model.cluster_state import ObservedPool
 
 MAX_IN_FLIGHT = 4
 # An older listing is not used: too much may have changed since it was started.

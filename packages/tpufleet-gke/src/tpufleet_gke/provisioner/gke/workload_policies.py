@@ -3,35 +3,20 @@ region, created through the Compute Engine API. Creating them again is harmless.
 
 from __future__ import annotations
 
-import logging
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tpufleet import schema
 from tpufleet.backoff import Backoff
-from tpufleet.errors import (
-    BadInput,
-    BadRequest,
-    Conflict,
-    FleetError,
-    PermissionMissing,
-    ProviderUnavailable,
-    RateLimited,
-    install_command,
-)
+from tpufleet.errors import BadInput, BadRequest, PermissionMissing, ProviderUnavailable
 from tpufleet.model.tpu import tpu_types
+from tpufleet.providers.tpu_vm.google_rest import Answer, GoogleRest
+from tpufleet_gke.locations import Region
 from tpufleet_gke.provisioner import settings
-from tpufleet_gke.provisioner.gke import pool_shapes
+from tpufleet_gke.provisioner.model import pool_shapes
 
-log = logging.getLogger("tpufleet_gke.provisioner")
-
-ENDPOINT = "https://compute.googleapis.com/compute/v1"
-SCOPE = "https://www.googleapis.com/auth/compute"
-REGION = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+")
-CALL_TIMEOUT = 30.0  # seconds
 MAX_ATTEMPTS = 6  # when rate limited or unavailable
 RETRY_FIRST, RETRY_LONGEST = 0.5, 10.0  # seconds
 OPERATIONS_TIMEOUT = 120.0  # seconds, for all operations together
@@ -39,7 +24,7 @@ POLL_SECONDS = 1.0
 
 
 def required_policies() -> dict[str, dict[str, Any]]:
-    """By topology."""
+    """By name."""
     prefix = f"{pool_shapes.WORKLOAD_POLICY_ACCELERATOR}-"
     # A single host needs none; the former tool made one for 2x2x1, and so does this one.
     topologies = [
@@ -47,190 +32,120 @@ def required_policies() -> dict[str, dict[str, Any]]:
         if name.startswith(prefix) and chips > 1
     ]  # fmt: skip
     return {
-        topology: {
+        pool_shapes.policy_name(topology): {
             "name": pool_shapes.policy_name(topology),
             "workloadPolicy": {"type": "HIGH_THROUGHPUT", "acceleratorTopology": topology},
         }
-        for topology in dict.fromkeys(topologies)
+        for topology in topologies
     }
 
 
 class ResourcePolicies:
-    """The resource policies of one region. `session` is a `requests` session with credentials."""
+    """The resource policies of one region."""
 
     def __init__(
         self,
-        session: Any,
+        google: GoogleRest,
         project: str,
         region: str,
-        endpoint: str = ENDPOINT,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._session, self._sleep = session, sleep
-        self._region_url = f"{endpoint}/projects/{project}/regions/{region}"
+        self._google, self._sleep = google, sleep
+        self._region = f"compute/v1/projects/{project}/regions/{region}"
 
-    def existing_names(self) -> set[str]:
-        names: set[str] = set()
-        page: str | None = ""
-        while page is not None:
-            query = {"pageToken": page} if page else {}
-            response = self._call("GET", "/resourcePolicies", params=query)
-            names |= {item["name"] for item in response.get("items", ())}
-            page = response.get("nextPageToken")
-        return names
+    def missing(self) -> list[str]:
+        """Names of the required policies that do not exist."""
+        existing: set[str] = set()
+        query: dict[str, str] | None = {}
+        while query is not None:
+            page = self._get("/resourcePolicies", query).body
+            existing |= {item["name"] for item in page.get("items", ())}
+            query = {"pageToken": page["nextPageToken"]} if "nextPageToken" in page else None
+        return [name for name in required_policies() if name not in existing]
 
-    def create(self, policy: Mapping[str, Any]) -> str | None:
+    def create(self, name: str) -> str | None:
         """Start creating. Returns the operation, or None when the policy exists."""
-        try:
-            return str(self._call("POST", "/resourcePolicies", json=policy)["name"])
-        except Conflict:
-            return None
+        path, policy = f"{self._region}/resourcePolicies", required_policies()[name]
+        answer = self._call(lambda: self._google.post("compute", path, policy))
+        return None if answer.status == 409 else str(answer.body["name"])
 
     def operation_error(self, operation: str) -> str | None:
         """None while the operation runs; empty when it succeeded; else the error."""
-        response = self._call("GET", f"/operations/{operation}")
+        response = self._get(f"/operations/{operation}", {}).body
         if response.get("status") != "DONE":
             return None
         errors = (response.get("error") or {}).get("errors") or ()
         return "; ".join(error.get("message") or error.get("code", "") for error in errors)
 
-    def _call(self, verb: str, path: str, **options: Any) -> dict[str, Any]:
+    def _get(self, path: str, query: Mapping[str, str]) -> Answer:
+        return self._call(lambda: self._google.get("compute", self._region + path, **query))
+
+    def _call(self, send: Callable[[], Answer]) -> Answer:
         backoff = Backoff(first=RETRY_FIRST, longest=RETRY_LONGEST)
-        while True:
-            with _translate_errors():
-                response = self._session.request(
-                    verb, self._region_url + path, timeout=CALL_TIMEOUT, **options
-                )
-            retryable = response.status_code == 429 or response.status_code >= 500
-            delay = backoff.failed() if retryable else 0.0
-            if not retryable or backoff.failures == MAX_ATTEMPTS:
-                break
+        answer = send()
+        while answer.status == 429 or answer.status >= 500:
+            delay = backoff.failed()
+            if backoff.failures == MAX_ATTEMPTS:
+                raise ProviderUnavailable(f"Compute Engine: {answer.message}")
             self._sleep(delay)
-        if response.status_code >= 400:
-            raise _error(response)
-        return dict(response.json())
+            answer = send()
+        if answer.status in (401, 403):
+            raise PermissionMissing(
+                f"Compute Engine: {answer.message}; grant compute.resourcePolicies.create and .list"
+            )
+        if answer.status >= 400 and answer.status != 409:
+            raise BadRequest(f"Compute Engine: {answer.message}")
+        return answer
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EnsureResult:
-    """Names of policies."""
-
-    existing: tuple[str, ...]
+@dataclass(frozen=True, slots=True)
+class CreatedPolicies:
     created: tuple[str, ...]
     failed: Mapping[str, str]  # with the error
 
 
-def ensure_policies(
+def create_missing(
     policies: ResourcePolicies, sleep: Callable[[float], None] = time.sleep
-) -> EnsureResult:
+) -> CreatedPolicies:
     """Create the missing policies and wait for them."""
-    existing_names = policies.existing_names()
-    existing: list[str] = []
-    operations: dict[str, str] = {}
-    for policy in required_policies().values():
-        name = policy["name"]
-        operation = None if name in existing_names else policies.create(policy)
-        if operation is None:
-            existing.append(name)
-        else:
-            operations[name] = operation
-    created: list[str] = []
-    failed: dict[str, str] = {}
+    started = {name: policies.create(name) for name in policies.missing()}
+    operations = {name: operation for name, operation in started.items() if operation is not None}
+    results: dict[str, str] = {}
     deadline = time.monotonic() + OPERATIONS_TIMEOUT
-    while operations:
-        for name, operation in list(operations.items()):
-            error = policies.operation_error(operation)
-            if error is None:
-                continue
-            if error:
-                failed[name] = error
-            else:
-                created.append(name)
-            del operations[name]
-        if operations and time.monotonic() > deadline:
+    while True:
+        for name in operations.keys() - results.keys():
+            error = policies.operation_error(operations[name])
+            if error is not None:
+                results[name] = error
+        if len(results) == len(operations):
+            created = tuple(name for name in operations if not results[name])
+            return CreatedPolicies(created, {name: text for name, text in results.items() if text})
+        if time.monotonic() > deadline:
             raise ProviderUnavailable(
-                f"{len(operations)} policies were not created within {OPERATIONS_TIMEOUT:g} s; "
-                "run the command again"
+                f"{len(operations) - len(results)} policies were not created within "
+                f"{OPERATIONS_TIMEOUT:g} s; run the command again"
             )
-        if operations:
-            sleep(POLL_SECONDS)
-    return EnsureResult(existing=tuple(existing), created=tuple(created), failed=failed)
+        sleep(POLL_SECONDS)
 
 
-def run(
-    environ: Mapping[str, str], region: str, *, dry_run: bool = False, endpoint: str = ""
-) -> int:
-    """`tpu provisioner --make-policies REGION`. Returns the exit status."""
-    if not REGION.fullmatch(region):
-        raise BadInput(f"invalid region {region!r}; expected a name such as us-central1")
+def run(environ: Mapping[str, str], region: str, *, dry_run: bool = False, root: str = "") -> int:
+    """`tpu provisioner --make-policies REGION`. Returns the exit status. `root` is of an
+    emulator."""
+    schema.parse(Region, region, path="--make-policies")
     project = settings.from_environ(environ).project
     if not project:
         raise BadInput("GCP_PROJECT_ID is not set; set it to the project to create policies in")
-    session = _session() if not endpoint else _plain_session()
-    policies = ResourcePolicies(session, project, region, endpoint or ENDPOINT)
+    policies = ResourcePolicies(GoogleRest(root, project), project, region)
     if dry_run:
-        names = [policy["name"] for policy in required_policies().values()]
-        existing_names = policies.existing_names()
-        missing = [name for name in names if name not in existing_names]
+        missing = policies.missing()
         print("\n".join([*missing, f"would create {len(missing)} policies"]))
         return 0
-    result = ensure_policies(policies)
+    result = create_missing(policies)
+    existing = len(required_policies()) - len(result.created) - len(result.failed)
     print(
-        f"{len(result.created)} policies created, {len(result.existing)} already existed, "
+        f"{len(result.created)} policies created, {existing} already existed, "
         f"{len(result.failed)} failed"
     )
     for name, error in result.failed.items():
         print(f"{name}: {error}")
     return 1 if result.failed else 0
-
-
-def _session() -> Any:
-    try:
-        import google.auth
-        from google.auth.transport.requests import AuthorizedSession
-    except ImportError as error:
-        raise BadInput(
-            f"the GKE client is not installed\n  next: {install_command('tpufleet[gke]')}"
-        ) from error
-    with _translate_errors():
-        credentials, _ = google.auth.default(scopes=[SCOPE])
-    return AuthorizedSession(credentials)
-
-
-def _plain_session() -> Any:
-    import requests
-
-    return requests.Session()
-
-
-@contextmanager
-def _translate_errors() -> Iterator[None]:
-    import requests
-    from google.auth import exceptions as auth
-
-    try:
-        yield
-    except (requests.RequestException, auth.TransportError) as error:
-        raise ProviderUnavailable(f"Compute Engine is unreachable: {error}") from error
-    except auth.GoogleAuthError as error:
-        raise PermissionMissing(
-            f"no Google Cloud credentials: {error}; run `gcloud auth application-default login`"
-        ) from error
-
-
-def _error(response: Any) -> FleetError:
-    try:
-        detail = response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        detail = response.text[:200] or f"status {response.status_code}"
-    message = f"Compute Engine: {detail}"
-    match response.status_code:
-        case 409:
-            return Conflict(message)
-        case 401 | 403:
-            return PermissionMissing(f"{message}; grant compute.resourcePolicies.create and .list")
-        case 429:
-            return RateLimited(message)
-        case status if status >= 500:
-            return ProviderUnavailable(message)
-    return BadRequest(message)

@@ -9,10 +9,12 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from tpufleet_gke.provisioner.kube import label_keys
+import msgspec
+
+from tpufleet_gke.provisioner.model import label_keys
+from tpufleet_gke.provisioner.settings import Flag, variable
 
 Json = dict[str, Any]
 
@@ -23,20 +25,13 @@ NOT_ON_DEMAND = (
     label_keys.SPOT,
     label_keys.FLEX_START,
 )
-_TRUE = ("1", "t", "true")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdmissionSettings:
-    force_on_demand: bool = False
-    location_hint: str = ""
+class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Environment variables of the former webhook."""
 
-
-def from_environ(environ: Mapping[str, str]) -> AdmissionSettings:
-    return AdmissionSettings(
-        force_on_demand=environ.get("FORCE_ON_DEMAND", "").strip().lower() in _TRUE,
-        location_hint=environ.get("RESERVATION_LOCATION_HINT", "").strip(),
-    )
+    force_on_demand: Flag = variable("FORCE_ON_DEMAND", False)
+    location_hint: str = variable("RESERVATION_LOCATION_HINT", "")
 
 
 def review_response(review: Json, settings: AdmissionSettings) -> Json:

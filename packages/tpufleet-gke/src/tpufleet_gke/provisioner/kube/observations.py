@@ -9,12 +9,11 @@ from datetime import datetime
 
 from tpufleet.errors import BadInput
 from tpufleet.kubernetes import quantities
-from tpufleet_gke.provisioner.gke import pool_specs
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners, pods
-from tpufleet_gke.provisioner.kube.pod_owners import OwnerStatus, PodOwner
-from tpufleet_gke.provisioner.kube.pods import Json
+from tpufleet_gke.provisioner.model import label_keys, pod_owners, pods, pool_specs
+from tpufleet_gke.provisioner.model.cluster_state import PodRef, PoolDemand, PoolUser
+from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus, PodOwner
+from tpufleet_gke.provisioner.model.pods import Json
 from tpufleet_gke.provisioner.planning import left_to_gke, pod_fit
-from tpufleet_gke.provisioner.planning.cluster_state import PodRef, PoolDemand, PoolUser
 from tpufleet_gke.provisioner.settings import ProvisionerSettings
 
 
@@ -41,7 +40,7 @@ def pool_demands(
     return [
         _demand(one.pod, one.owner, owners, settings, auto_provisioned)
         for one in owned
-        if pods.skip_reason(one.pod, one.owner, settings.pod_resource) is None
+        if pods.waits_for_pool(one.pod, one.owner, settings.pod_resource)
     ]
 
 

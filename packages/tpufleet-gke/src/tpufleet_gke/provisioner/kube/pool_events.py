@@ -10,8 +10,8 @@ from typing import Protocol
 
 from tpufleet.kubernetes import event_recorder
 from tpufleet.kubernetes.connections import JOB, JOBSET, LEADER_WORKER_SET, POD, Json
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners
-from tpufleet_gke.provisioner.planning.cluster_state import (
+from tpufleet_gke.provisioner.model import label_keys, pod_owners
+from tpufleet_gke.provisioner.model.cluster_state import (
     ClusterState,
     FailureCause,
     ObservedPool,
@@ -67,27 +67,20 @@ class BackgroundRecorder:
         warning: bool = False,
         annotations: Mapping[str, str] | None = None,
     ) -> None:
-        self._writer.submit(self._write, involved_object, reason, message, warning, annotations)
+        def write() -> None:
+            try:
+                self._sink.record(
+                    involved_object, reason, message, warning=warning, annotations=annotations
+                )
+            except Exception:
+                log.exception("cannot write event %s on %s", reason, involved_object["name"])
+
+        self._writer.submit(write)
 
     def close(self, timeout: float) -> None:
         """Write queued events for at most `timeout` seconds; drop the rest."""
         wait([self._writer.submit(lambda: None)], timeout)
         self._writer.shutdown(wait=False, cancel_futures=True)
-
-    def _write(
-        self,
-        involved_object: Json,
-        reason: str,
-        message: str,
-        warning: bool,
-        annotations: Mapping[str, str] | None,
-    ) -> None:
-        try:
-            self._sink.record(
-                involved_object, reason, message, warning=warning, annotations=annotations
-            )
-        except Exception:
-            log.exception("cannot write event %s on %s", reason, involved_object["name"])
 
 
 class EventReporter:

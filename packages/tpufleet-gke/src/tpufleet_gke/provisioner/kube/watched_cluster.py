@@ -18,8 +18,8 @@ from tpufleet.kubernetes.connections import (
     Json,
 )
 from tpufleet.kubernetes.watch_cache import WatchCache
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners
-from tpufleet_gke.provisioner.kube.pod_owners import OwnerStatus
+from tpufleet_gke.provisioner.model import label_keys, pod_owners
+from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
 
 CORDON_ATTEMPTS = 5
 KUBERNETES_KINDS = {

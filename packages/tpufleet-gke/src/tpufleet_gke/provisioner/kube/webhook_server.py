@@ -21,6 +21,7 @@ from tpufleet.errors import BadInput
 from tpufleet.kubernetes.probes import ProbeServer
 from tpufleet_gke.provisioner.kube import admission
 from tpufleet_gke.provisioner.kube.admission import AdmissionSettings
+from tpufleet_gke.provisioner.settings import from_variables
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +34,12 @@ class WebhookServer:
     def __init__(self, address: str, certificates: Path, settings: AdmissionSettings) -> None:
         """`certificates` is a directory with tls.crt and tls.key, as cert-manager writes them."""
         self._certificate, self._key = certificates / "tls.crt", certificates / "tls.key"
-        self._context, self._loaded = self._load_context()
+        self._loaded = self._read_files()
+        self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         self._socket = _bind(address)
         self.port = self._socket.getsockname()[1]
-        self._server = uvicorn.Server(self._server_config(settings))
+        self._config = self._server_config(settings)
+        self._server = uvicorn.Server(self._config)
         self._closing = threading.Event()
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
@@ -57,14 +60,18 @@ class WebhookServer:
 
     def reload(self) -> bool:
         """Load the certificates if the files changed. New connections use them."""
-        if self._read_files() == self._loaded:
+        contents = self._read_files()
+        if contents == self._loaded:
             return False
         try:
-            self._context, self._loaded = self._load_context()
+            # First into another context: a key that does not fit would break the one in use.
+            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            assert self._config.ssl is not None
+            self._load(self._config.ssl)
         except BadInput as error:
             log.warning("%s; keeping the previous certificates", error)
             return False
-        log.info("reloaded certificates from %s", self._certificate.parent)
+        self._loaded = contents
         return True
 
     def _serve(self) -> None:
@@ -89,25 +96,14 @@ class WebhookServer:
         config.load()
         assert config.ssl is not None
         config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
-        # Called for each handshake, with or without a server name: it sees the newest certificates.
-        config.ssl.sni_callback = self._use_current_context
         return config
 
-    def _use_current_context(
-        self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _initial: ssl.SSLContext
-    ) -> None:
-        connection.context = self._context
-
-    def _load_context(self) -> tuple[ssl.SSLContext, tuple[bytes, bytes]]:
-        contents = self._read_files()
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+    def _load(self, context: ssl.SSLContext) -> None:
         try:
             context.load_cert_chain(self._certificate, self._key)
         except (OSError, ssl.SSLError) as error:
             folder = self._certificate.parent
             raise BadInput(f"cannot load tls.crt and tls.key from {folder}: {error}") from error
-        return context, contents
 
     def _read_files(self) -> tuple[bytes, bytes]:
         try:
@@ -162,7 +158,9 @@ def run(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    webhook = WebhookServer(address, certificates, admission.from_environ(environ)).start()
+    webhook = WebhookServer(
+        address, certificates, from_variables(AdmissionSettings, environ)
+    ).start()
     healthy = lambda: (200, "ok\n")
     probes = ProbeServer(probe_address, {"/healthz": healthy, "/readyz": healthy}).start()
     log.info("admission webhook on port %d", webhook.port)

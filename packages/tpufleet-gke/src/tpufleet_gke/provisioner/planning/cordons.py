@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from tpufleet_gke.provisioner.planning.cluster_state import ClusterState, ObservedPool, PoolStatus
+from tpufleet_gke.provisioner.model.cluster_state import ClusterState, ObservedPool, PoolStatus
 from tpufleet_gke.provisioner.planning.pool_plan import CordonPool, DeletePool, PoolPlan
 from tpufleet_gke.provisioner.settings import ProvisionerSettings
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tpufleet_gke.provisioner.gke import pool_specs
-from tpufleet_gke.provisioner.kube import label_keys, pods
-from tpufleet_gke.provisioner.kube.pods import Json
+from tpufleet_gke.provisioner.model import label_keys, pods, pool_specs
+from tpufleet_gke.provisioner.model.pods import Json
 
 
 def left_to_gke(pod: Json, auto_provisioned: Collection[str]) -> str:

@@ -6,24 +6,25 @@ Only failed requests are remembered between plans, so a provisioner that dies lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity, PoolSpec
+from tpufleet_gke.provisioner.model.cluster_state import (
+    ClusterState,
+    FailureCause,
+    ObservedPool,
+    PendingPool,
+    PoolDemand,
+    PoolFailure,
+    PoolStatus,
+)
+from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolLocation, PoolSpec
 from tpufleet_gke.provisioner.planning import (
     budgets,
     cordons,
     pool_lifetime,
     pool_needs,
     warm_pools,
-)
-from tpufleet_gke.provisioner.planning.cluster_state import (
-    ClusterState,
-    FailureCause,
-    ObservedPool,
-    PendingPool,
-    PoolDemand,
-    PoolStatus,
 )
 from tpufleet_gke.provisioner.planning.pool_plan import (
     CreatePool,
@@ -32,9 +33,17 @@ from tpufleet_gke.provisioner.planning.pool_plan import (
     PoolPlan,
     WaitingPod,
 )
-from tpufleet_gke.provisioner.planning.request_backoff import RequestBackoff
+from tpufleet_gke.provisioner.planning.request_backoff import FailedRequest, RequestBackoff
 from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool
 from tpufleet_gke.provisioner.settings import ProvisionerSettings
+
+# The scheduler gets this long to place a pod before its reason is reported, or another Job on the
+# pool is taken to occupy it.
+SCHEDULING_GRACE = timedelta(seconds=15)
+ERROR_GRACE = timedelta(minutes=5)  # for a pool that runs with a transient error
+# Nodes of a running pool join the cluster and get pods within this time.
+NODE_JOIN_TIMEOUT = timedelta(minutes=2)
+ADOPTED = "given to it"
 
 
 def plan_pools(
@@ -92,8 +101,7 @@ class _Planner:
         if warm_pools.is_changing(pool, self.state, self.settings):
             return
         due = since + self.settings.deletion_delay
-        warm = warm_pools.is_warm(pool, self.state, self.settings)
-        if warm:
+        if warm_pools.is_warm(pool, self.state, self.settings):
             unused_since = max(since, self.state.unused_since[pool.name])
             due = max(due, unused_since + self.settings.warm_pool_ttl)
             reason = f"{reason}, and no other has used it since {unused_since:%Y-%m-%d %H:%M} UTC"
@@ -103,7 +111,7 @@ class _Planner:
         if due > self.now:
             self.recheck_times.append(due)
             return
-        self._add_delete(DeletePool(pool=pool, reason=reason, orphan=owner is None, warm=warm))
+        self._add_delete(DeletePool(pool=pool, reason=reason, orphan=owner is None))
 
     def serve(self, demand: PoolDemand) -> None:
         spec = demand.pool_spec
@@ -129,10 +137,7 @@ class _Planner:
             return  # another pod of the same Job: one pool serves both
         failed = self.backoff.failure_of(spec)
         if failed is not None and failed.retry_at > self.now:
-            self._wait(
-                demand, failed.message, report=True, until=failed.retry_at, cause=failed.cause,
-                detail=failed.detail,
-            )  # fmt: skip
+            self._wait_after(demand, failed.failure, failed.retry_at)
             return
         if existing and self._assign_spare(demand, spec):
             return
@@ -148,21 +153,16 @@ class _Planner:
             )
             return
         if name in self.state.creating:
-            self._wait(demand, f"node pool {name} is requested")
+            self._wait_for(demand, name, "requested")
             return
         planned = [create.pending_pool for create in self.creates]
-        excess = budgets.over_budget(spec, self.state, planned, self.settings.budget)
-        if excess and self._evict_warm(demand, spec, planned):
+        excess = budgets.over_budget(spec, self.state, planned, self.settings)
+        if excess and self._evict_warm(demand, spec, planned, excess):
             return
         if excess:
             self._wait(demand, excess, report=True, cause=FailureCause.QUOTA)
             return
         self._create(demand, spec, name)
-
-    def _delete(
-        self, pool: ObservedPool, reason: str, *, orphan: bool = False, recreate: bool = False
-    ) -> None:
-        self._add_delete(DeletePool(pool=pool, reason=reason, orphan=orphan, recreate=recreate))
 
     def _add_delete(self, delete: DeletePool) -> None:
         """Unless GKE refused it a moment ago, or a pod was found there."""
@@ -185,16 +185,22 @@ class _Planner:
         report: bool = False,
         until: datetime | None = None,
         cause: FailureCause | None = None,
-        detail: str = "",
     ) -> None:
         self.waiting.append(
-            WaitingPod(
-                pod=demand.pod, reason=reason, report=report, until=until, cause=cause,
-                detail=detail,
-            )
-        )  # fmt: skip
+            WaitingPod(pod=demand.pod, reason=reason, report=report, until=until, cause=cause)
+        )
         if until is not None:
             self.recheck_times.append(until)
+
+    def _wait_for(
+        self, demand: PoolDemand, pool: str, state: str, until: datetime | None = None
+    ) -> None:
+        """A pool that is on its way; shown only by a dry run."""
+        self._wait(demand, f"node pool {pool}: {state}", until=until)
+
+    def _wait_after(self, demand: PoolDemand, failure: PoolFailure, until: datetime) -> None:
+        self._wait(demand, failure.message, report=True, until=until, cause=failure.cause)
+        self.waiting[-1] = replace(self.waiting[-1], detail=failure.detail)
 
     def _pools_for(self, spec: PoolSpec) -> list[ObservedPool]:
         """By parent Job; pools of old versions are recognised only by name."""
@@ -212,7 +218,7 @@ class _Planner:
             pool.status is PoolStatus.RUNNING
             and pool_lifetime.used_by_others(pool, spec, self.state)
             and since is not None
-            and since + self.settings.scheduling_grace <= self.now
+            and since + SCHEDULING_GRACE <= self.now
         )
 
     def _follow(self, pool: ObservedPool, demand: PoolDemand, spec: PoolSpec) -> None:
@@ -220,34 +226,34 @@ class _Planner:
         if pool.name in self.deletes:
             return
         if self.is_being_deleted(pool):
-            self._wait(demand, f"node pool {pool.name} is being deleted; it will be recreated")
+            self._wait_for(demand, pool.name, "being deleted")
             return
         since = self.state.not_serving_since.get(pool.name)
         if pool_lifetime.used_by_others(pool, spec, self.state):
-            until = since + self.settings.scheduling_grace if since else None
-            self._wait(demand, f"node pool {pool.name} is used by another Job", until=until)
+            until = since + SCHEDULING_GRACE if since else None
+            self._wait_for(demand, pool.name, "used by another Job", until)
             return
         unmet = pool_needs.unmet_need(pool, spec)
         if unmet:
-            self._delete(pool, f"its pods now require {unmet}", recreate=True)
+            self._add_delete(DeletePool(pool=pool, reason=f"its pods now require {unmet}"))
             return
-        detail = f": {pool.message}" if pool.message else ""
+        message = pool.failure.message if pool.failure else ""
+        status = f"{pool.status}: {message}" if message else str(pool.status)
         match pool.status:
             case PoolStatus.ERROR:
-                self._delete(pool, f"creation failed{detail}", recreate=True)
+                self._add_delete(DeletePool(pool=pool, reason=status))
             case PoolStatus.RUNNING_WITH_ERROR:
-                no_capacity = pool.failure_cause in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA)
-                if no_capacity or (
-                    since is not None and since + self.settings.error_grace <= self.now
-                ):
-                    self._delete(pool, f"running with an error{detail}", recreate=True)
+                cause = pool.failure.cause if pool.failure else None
+                no_capacity = cause in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA)
+                if no_capacity or (since is not None and since + ERROR_GRACE <= self.now):
+                    self._add_delete(DeletePool(pool=pool, reason=status))
                 else:
-                    until = since + self.settings.error_grace if since else None
-                    self._wait(demand, f"node pool {pool.name} has an error{detail}", until=until)
+                    until = since + ERROR_GRACE if since else None
+                    self._wait_for(demand, pool.name, status, until)
             case PoolStatus.RUNNING:
                 self._follow_running(pool, demand, spec, since)
             case _:
-                self._wait(demand, f"node pool {pool.name} is {pool.status}")
+                self._wait_for(demand, pool.name, status)
 
     def _follow_running(
         self, pool: ObservedPool, demand: PoolDemand, spec: PoolSpec, since: datetime | None
@@ -260,20 +266,20 @@ class _Planner:
         if self.state.is_complete(pool):
             self._follow_complete(pool, demand, spec)
         elif pool.capacity is PoolCapacity.FLEX_START:
-            self._wait(demand, f"node pool {pool.name} waits for flex-start capacity")
+            self._wait_for(demand, pool.name, "awaits flex-start capacity")
         elif since is not None and since + self.settings.not_serving_timeout <= self.now:
-            self._delete(pool, f"no pod runs on it: {nodes_ready}", recreate=True)
+            self._add_delete(DeletePool(pool=pool, reason=f"no pod runs on it: {nodes_ready}"))
         else:
             until = since + self.settings.not_serving_timeout if since else None
-            self._wait(demand, f"node pool {pool.name} is running: {nodes_ready}", until=until)
+            self._wait_for(demand, pool.name, nodes_ready, until)
 
     def _follow_complete(self, pool: ObservedPool, demand: PoolDemand, spec: PoolSpec) -> None:
         """Everything is there. Once no other Job has used it for a while, the pod does not fit:
         another pool of the same kind would not fit either."""
         since = self.state.free_since.get(pool.name)
-        if since is None or since + self.settings.scheduling_grace > self.now:
-            until = since + self.settings.scheduling_grace if since else None
-            self._wait(demand, f"node pool {pool.name} is ready", until=until)
+        if since is None or since + SCHEDULING_GRACE > self.now:
+            until = since + SCHEDULING_GRACE if since else None
+            self._wait_for(demand, pool.name, "ready", until)
             return
         reason = self._misfit_reason(pool, demand)
         until = since + self.settings.not_serving_timeout
@@ -288,11 +294,10 @@ class _Planner:
                 continue
             # Once it is complete, the scheduler gets as long again to see it.
             since = self.state.free_since.get(pool.name) or self.state.idle_since.get(pool.name)
-            until = since + self.settings.node_join_timeout if since else None
+            until = since + NODE_JOIN_TIMEOUT if since else None
             if until is None or until > self.now:
                 self.assigned_spares.add(pool.name)
-                message = f"its node pool is used by another Job, whose pool {pool.name} is free"
-                self._wait(demand, message, until=until)
+                self._wait_for(demand, pool.name, "free; its own is used", until)
                 return True
             if self.state.is_complete(pool):
                 # It has been free and complete for long: a pool of its own would not fit either.
@@ -304,23 +309,24 @@ class _Planner:
 
     def _adopt_warm(self, demand: PoolDemand, spec: PoolSpec) -> bool:
         parent = (spec.namespace, spec.parent.name)
-        if parent in self.state.adopting.values():
-            self._wait(demand, "a warm node pool is being given to it")
-            return True
+        for name, other in self.state.adopting.items():
+            if other == parent:
+                self._wait_for(demand, name, ADOPTED)
+                return True
         for pool in warm_pools.adoptable(spec, self.state, self.settings):
             if pool.name in self.deletes or pool.name in self.adoptions:
                 continue
             self.adoptions[pool.name] = AdoptPool(pool=pool, spec=spec, pod=demand.pod)
-            self._wait(demand, f"the warm node pool {pool.name} is given to it")
+            self._wait_for(demand, pool.name, ADOPTED)
             return True
         changing = warm_pools.changing_for(spec, self.state, self.settings)
         if changing is not None:
-            self._wait(demand, f"the warm node pool {changing.name} is {changing.status}")
+            self._wait_for(demand, changing.name, changing.status)
             return True
         return False
 
     def _evict_warm(
-        self, demand: PoolDemand, spec: PoolSpec, planned: Sequence[PendingPool]
+        self, demand: PoolDemand, spec: PoolSpec, planned: Sequence[PendingPool], excess: str
     ) -> bool:
         """Delete warm pools of other kinds that the budget has no room for."""
         warm = [
@@ -333,14 +339,13 @@ class _Planner:
         ]
         deleting = [pool.name for pool in self.state.pools if self.is_being_deleted(pool)]
         evicted = warm_pools.pools_to_evict(
-            spec, self.state, planned, self.settings.budget, warm, [*deleting, *self.deletes]
+            spec, self.state, planned, self.settings, warm, [*deleting, *self.deletes]
         )
         if evicted is None or self.settings.warm_pool_ttl <= timedelta(0):
             return False
         for pool in evicted:
-            reason = "a waiting pod of another kind needs its share of the budget"
-            self._add_delete(DeletePool(pool=pool, reason=reason, warm=True))
-        self._wait(demand, "warm node pools are being deleted to stay within the budget")
+            self._add_delete(DeletePool(pool=pool, reason=excess))
+        self._wait(demand, excess)
         return True
 
     def _misfit_reason(self, pool: ObservedPool, demand: PoolDemand) -> str:
@@ -362,7 +367,7 @@ class _Planner:
 
     def _create(self, demand: PoolDemand, spec: PoolSpec, name: str) -> None:
         """In the first allowed location that is not backing off."""
-        reasons, failures = [], []
+        failures: list[tuple[PoolLocation, FailedRequest]] = []
         for location in spec.locations:
             failed = self.backoff.failure_at(spec, location)
             if failed is None or failed.retry_at <= self.now:
@@ -370,10 +375,11 @@ class _Planner:
                     CreatePool(spec=spec, location=location, pool_name=name, pod=demand.pod)
                 )
                 return
-            reasons.append(f"{location}: {failed.message}")
-            failures.append(failed)
-        soonest = min(failures, key=lambda failure: failure.retry_at)
-        self._wait(
-            demand, "; ".join(reasons), report=True, until=soonest.retry_at, cause=soonest.cause,
-            detail="\n".join(filter(None, (failed.detail for failed in failures))),
-        )  # fmt: skip
+            failures.append((location, failed))
+        soonest = min((failed for _, failed in failures), key=lambda failed: failed.retry_at)
+        failure = PoolFailure(
+            soonest.failure.cause,
+            "; ".join(f"{location}: {failed.failure.message}" for location, failed in failures),
+            "\n".join(filter(None, (failed.failure.detail for _, failed in failures))),
+        )
+        self._wait_after(demand, failure, soonest.retry_at)

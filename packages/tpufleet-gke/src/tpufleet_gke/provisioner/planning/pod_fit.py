@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tpufleet.errors import BadInput
 from tpufleet.model.tpu import machine_types
-from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity, PoolSpec
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners, pods
-from tpufleet_gke.provisioner.kube.pods import Json
+from tpufleet_gke.provisioner.model import label_keys, pod_owners, pods
+from tpufleet_gke.provisioner.model.pods import Json
+from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolSpec
 
 
 def check_pod_fits(pod: Json, spec: PoolSpec) -> None:
@@ -15,19 +15,13 @@ def check_pod_fits(pod: Json, spec: PoolSpec) -> None:
     _check_resources(pod, spec)
     selectors = pods.required_labels(pod)
     offered = {location.capacity for location in spec.locations}
-    for key, capacity, selected in (
-        (label_keys.SPOT, PoolCapacity.SPOT, selectors.get(label_keys.SPOT) == "true"),
-        (
-            label_keys.FLEX_START,
-            PoolCapacity.FLEX_START,
-            selectors.get(label_keys.FLEX_START) == "true",
-        ),
-        (
-            label_keys.RESERVATION,
-            PoolCapacity.RESERVED,
-            bool(selectors.get(label_keys.RESERVATION)),
-        ),
+    for key, capacity in (
+        (label_keys.SPOT, PoolCapacity.SPOT),
+        (label_keys.FLEX_START, PoolCapacity.FLEX_START),
+        (label_keys.RESERVATION, PoolCapacity.RESERVED),
     ):
+        value = selectors.get(key)
+        selected = bool(value) if key == label_keys.RESERVATION else value == "true"
         if selected and offered == {PoolCapacity.ON_DEMAND}:
             raise BadInput(
                 f"the pod selects {key}, but GCP_FORCE_ON_DEMAND is set; install the admission "
@@ -50,12 +44,10 @@ def check_pod_fits(pod: Json, spec: PoolSpec) -> None:
         label_keys.NODE_POOL: {spec.name},
     }
     for key, value in selectors.items():
-        if key in implied and value not in implied[key]:
-            raise BadInput(f"no node of a new pool would have the selected label {key}={value}")
         domain = key.rpartition("/")[0]
-        reserved = domain == "k8s.io" or domain.endswith((".k8s.io", "kubernetes.io"))
-        if key not in implied and reserved:
-            raise BadInput(f"the pod selects {key}, which GKE sets itself; no new pool can have it")
+        set_by_gke = domain == "k8s.io" or domain.endswith((".k8s.io", "kubernetes.io"))
+        if value not in implied.get(key, () if set_by_gke else (value,)):
+            raise BadInput(f"no node of a new pool would have the selected label {key}={value}")
 
 
 def _check_resources(pod: Json, spec: PoolSpec) -> None:
@@ -64,16 +56,15 @@ def _check_resources(pod: Json, spec: PoolSpec) -> None:
         return
     cpus, gibibytes = machine_types.allocatable(machine)
     requested = pods.requested_resources(pod)
-    if requested.get("cpu", 0) > cpus:
-        raise BadInput(
-            f"the pod requests {requested['cpu']:g} cpu; a node of {machine} has {cpus:.5g} for "
-            "pods, as GKE reserves some"
-        )
-    if requested.get("memory", 0) > gibibytes * 2**30:
-        raise BadInput(
-            f"the pod requests {requested['memory'] / 2**30:g} GiB of memory; a node of {machine} "
-            f"has {gibibytes:.5g} for pods, as GKE reserves some"
-        )
+    for resource, unit, amount, available in (
+        ("cpu", "", requested.get("cpu", 0), cpus),
+        ("memory", " GiB", requested.get("memory", 0) / 2**30, gibibytes),
+    ):
+        if amount > available:
+            raise BadInput(
+                f"the pod requests {amount:g}{unit} of {resource}; a node of {machine} has "
+                f"{available:.5g}{unit} for pods, as GKE reserves some"
+            )
 
 
 def _check_subgroups(pod: Json, spec: PoolSpec) -> None:

@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
-from tpufleet_gke.provisioner.gke.pool_specs import PoolSpec
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners
-from tpufleet_gke.provisioner.kube.pod_owners import OwnerStatus
-from tpufleet_gke.provisioner.planning.cluster_state import (
+from tpufleet_gke.provisioner.model import label_keys, pod_owners
+from tpufleet_gke.provisioner.model.cluster_state import (
     ClusterState,
     ObservedPool,
     PoolStatus,
     PoolUser,
 )
+from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
+from tpufleet_gke.provisioner.model.pool_specs import PoolSpec
 from tpufleet_gke.provisioner.settings import ProvisionerSettings
 
 # A watch may lag, so a JobSet counts as deleted only after it has been missing for this long.
 OWNER_MISSING_GRACE = timedelta(seconds=2)
+IDLE_GRACE = timedelta(minutes=3)  # for a pool whose Job runs on another one
 USABLE_SOON = (PoolStatus.PROVISIONING, PoolStatus.RECONCILING, PoolStatus.RUNNING)
 # Labels that differ between two pools of the same kind.
 JOB_SPECIFIC_LABELS = (
@@ -60,7 +61,7 @@ def unneeded_reason(
         return f"{name} is suspended", owner.suspended_at + settings.suspended_ttl
     idle_since = state.idle_since.get(pool.name)
     if idle_since is not None:
-        return "idle: its Job runs on another pool", idle_since + settings.idle_grace
+        return "idle: its Job runs on another pool", idle_since + IDLE_GRACE
     return None, _NEVER
 
 

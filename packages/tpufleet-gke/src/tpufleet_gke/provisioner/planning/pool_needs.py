@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from tpufleet.errors import BadInput
 from tpufleet.model.fleet import compute_reservations
-from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity, PoolSpec
-from tpufleet_gke.provisioner.planning.cluster_state import ObservedPool
+from tpufleet_gke.provisioner.model.cluster_state import ObservedPool
+from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolSpec
 from tpufleet_gke.provisioner.settings import NodeNetwork
 
 

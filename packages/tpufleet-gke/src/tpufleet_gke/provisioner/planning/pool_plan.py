@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from tpufleet_gke.provisioner.gke.pool_specs import PoolLocation, PoolSpec
-from tpufleet_gke.provisioner.planning.cluster_state import (
+from tpufleet_gke.provisioner.model.cluster_state import (
     FailureCause,
     ObservedPool,
     PendingPool,
     PodRef,
 )
+from tpufleet_gke.provisioner.model.pool_specs import PoolLocation, PoolSpec
 from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool
 
 
@@ -36,9 +36,7 @@ class DeletePool:
     pool: ObservedPool
     reason: str
     orphan: bool = False  # its owner does not exist
-    recreate: bool = False  # a pod waits for its replacement
     misfit: PoolSpec | None = None  # the waiting pod does not fit the pool of this spec
-    warm: bool = False  # kept for a later Job, whose pods may just have been scheduled to it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

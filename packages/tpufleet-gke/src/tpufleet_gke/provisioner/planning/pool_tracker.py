@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tpufleet_gke.provisioner.gke.node_pools import OperationFailure
-from tpufleet_gke.provisioner.kube.pod_owners import OwnerStatus
-from tpufleet_gke.provisioner.planning.cluster_state import (
+from tpufleet_gke.provisioner.model.cluster_state import (
+    ERROR_STATUSES,
     ClusterState,
-    FailureCause,
     ObservedPool,
     PendingPool,
+    PoolFailure,
     PoolStatus,
     PoolUser,
 )
+from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
 from tpufleet_gke.provisioner.planning.pool_plan import CreatePool, DeletePool
 from tpufleet_gke.provisioner.planning.request_backoff import (
     KEPT_BACKOFF,
@@ -32,7 +32,6 @@ DELETE_RETRY_AFTER = timedelta(seconds=30)
 ADOPTION_LOST_AFTER = timedelta(minutes=2)
 FORGET_AFTER = timedelta(days=1)
 FORGET_KEPT_AFTER = timedelta(minutes=1)
-ERROR_STATUSES = (PoolStatus.ERROR, PoolStatus.RUNNING_WITH_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,50 +194,39 @@ class PoolTracker:
 
     def observe_failures(
         self,
-        pools: Iterable[ObservedPool],
-        failures: Mapping[str, OperationFailure],
+        pools: Sequence[ObservedPool],
+        failures: Mapping[str, PoolFailure],
         now: datetime,
-    ) -> list[ObservedPool]:
-        """Back off where a pool failed. Returns the pools whose failure was not counted before."""
+    ) -> list[PoolFailure]:
+        """Back off where a pool failed. Returns the failures that were not counted before."""
+        failed = {pool.name for pool in pools if pool.managed and pool.failure is not None}
         new_failures = []
-        failed = {
-            pool.name: pool for pool in pools if pool.managed and pool.status in ERROR_STATUSES
-        }
-        for name, pool in failed.items():
-            if name in self.counted_failures:
-                continue
-            self.counted_failures.add(name)
-            new_failures.append(pool)
-            failure = failures.get(name)
-            cause = failure.cause if failure else pool.failure_cause or FailureCause.TRANSIENT
-            message = failure.message if failure else pool.message
-            self.backoff.record_location_failure(
-                pool.location,
-                pool.machine_type,
-                pool.nodes,
-                cause=cause,
-                message=message or "creation failed",
-                now=now,
-                detail=failure.detail if failure else pool.detail,
-            )
-        self.counted_failures &= set(failed)
+        for pool in pools:
+            failure = failures.get(pool.name) or pool.failure
+            if pool.name in failed - self.counted_failures and failure is not None:
+                new_failures.append(failure)
+                self.backoff.record_location_failure(
+                    pool.location, pool.machine_type, pool.nodes, failure, now
+                )
+        self.counted_failures = failed
         self.backoff.expire_before(now - FORGET_AFTER)
         return new_failures
 
     def take_finished_creates(
         self,
         pools: Mapping[str, ObservedPool],
-        failures: Mapping[str, OperationFailure],
+        failures: Mapping[str, PoolFailure],
         now: datetime,
-    ) -> list[tuple[PendingCreate, ObservedPool | None, OperationFailure | None]]:
+    ) -> list[tuple[PendingCreate, ObservedPool | None, PoolFailure | None]]:
         """Each with its running pool, its failure, or neither when the request was lost."""
-        finished: list[tuple[PendingCreate, ObservedPool | None, OperationFailure | None]] = []
+        finished: list[tuple[PendingCreate, ObservedPool | None, PoolFailure | None]] = []
         for name, pending in list(self.pending_creates.items()):
             pool, failure = pools.get(name), failures.get(name)
             if pool is not None and pool.status in (PoolStatus.PROVISIONING, PoolStatus.UNKNOWN):
                 continue
             if pool is not None:
-                finished.append((pending, pool, failure if pool.status in ERROR_STATUSES else None))
+                error = failure or pool.failure if pool.status in ERROR_STATUSES else None
+                finished.append((pending, pool, error))
             elif failure is not None or pending.requested_at + CREATE_LOST_AFTER <= now:
                 finished.append((pending, None, failure))
             else:

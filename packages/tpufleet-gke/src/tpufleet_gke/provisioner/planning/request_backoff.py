@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from tpufleet.backoff import BackoffPolicy
-from tpufleet_gke.provisioner.gke.pool_specs import PoolLocation, PoolSpec
-from tpufleet_gke.provisioner.planning.cluster_state import FailureCause
+from tpufleet_gke.provisioner.model.cluster_state import FailureCause, PoolFailure
+from tpufleet_gke.provisioner.model.pool_specs import PoolLocation, PoolSpec
 
 MAX_WAIT = timedelta(minutes=10)
 CAPACITY_BACKOFF = BackoffPolicy(first=timedelta(seconds=15), longest=MAX_WAIT)
@@ -18,17 +19,23 @@ KEPT_BACKOFF = BackoffPolicy(first=timedelta(seconds=2), longest=timedelta(minut
 BUSY_BACKOFF = BackoffPolicy(first=timedelta(seconds=2), longest=timedelta(seconds=30))
 # Someone has to grant a permission or change the request; check again now and then.
 PERMANENT_WAIT = timedelta(hours=1)
+PERMANENT_BACKOFF = BackoffPolicy(first=PERMANENT_WAIT, longest=PERMANENT_WAIT, jitter=0.0)
 # Each try costs a pool for some minutes, and only a change of the pod or the cluster helps.
 MISFIT_BACKOFF = BackoffPolicy(first=timedelta(hours=1), longest=timedelta(days=1))
+_BY_CAUSE = {
+    FailureCause.PERMISSION: PERMANENT_BACKOFF,
+    FailureCause.INVALID_REQUEST: PERMANENT_BACKOFF,
+    FailureCause.POD_MISFIT: MISFIT_BACKOFF,
+    FailureCause.TRANSIENT: TRANSIENT_BACKOFF,
+}
+Key = TypeVar("Key")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class FailedRequest:
-    message: str
-    retry_at: datetime
+    failure: PoolFailure
     failures: int  # consecutive
-    cause: FailureCause
-    detail: str = ""  # Google's whole text
+    retry_at: datetime
 
 
 class RequestBackoff:
@@ -51,15 +58,11 @@ class RequestBackoff:
         return self._deletions.get((pool, status))
 
     def record_failed_deletion(
-        self, pool: str, status: str, cause: FailureCause, message: str, now: datetime
+        self, pool: str, status: str, failure: PoolFailure, now: datetime
     ) -> None:
         """Even a permission is checked again soon."""
         previous = self._deletions.get((pool, status))
-        failures = (previous.failures if previous else 0) + 1
-        wait = TRANSIENT_BACKOFF.delay(failures, key=pool)
-        self._deletions[pool, status] = FailedRequest(
-            message=message, retry_at=now + wait, failures=failures, cause=cause
-        )
+        self._deletions[pool, status] = _failed(previous, failure, TRANSIENT_BACKOFF, now, key=pool)
 
     def clear_deletion(self, pool: str) -> None:
         self._deletions = {key: one for key, one in self._deletions.items() if key[0] != pool}
@@ -69,44 +72,29 @@ class RequestBackoff:
         location: PoolLocation,
         machine_type: str,
         nodes: int,
-        *,
-        cause: FailureCause,
-        message: str,
+        failure: PoolFailure,
         now: datetime,
-        detail: str = "",
     ) -> None:
         key = _location_key(location, machine_type, nodes)
-        failed = _next_failure(self._locations.get(key), cause, message, now, key=str(key))
-        self._locations[key] = replace(failed, detail=detail)
+        backoff = _BY_CAUSE.get(failure.cause, CAPACITY_BACKOFF)
+        self._locations[key] = _failed(
+            self._locations.get(key), failure, backoff, now, key=str(key)
+        )
 
-    def record_pool_failure(
-        self,
-        spec: PoolSpec,
-        cause: FailureCause,
-        message: str,
-        now: datetime,
-        detail: str = "",
-    ) -> None:
+    def record_pool_failure(self, spec: PoolSpec, failure: PoolFailure, now: datetime) -> None:
         key = _pool_key(spec)
-        failed = _next_failure(self._pools.get(key), cause, message, now, key=key)
-        if cause is FailureCause.TRANSIENT:
-            failed = replace(failed, retry_at=now + BUSY_BACKOFF.delay(failed.failures, key=key))
-        self._pools[key] = replace(failed, detail=detail)
+        transient = failure.cause is FailureCause.TRANSIENT
+        backoff = BUSY_BACKOFF if transient else _BY_CAUSE.get(failure.cause, CAPACITY_BACKOFF)
+        self._pools[key] = _failed(self._pools.get(key), failure, backoff, now, key=key)
 
     def clear_location(self, location: PoolLocation, machine_type: str, nodes: int) -> None:
         self._locations.pop(_location_key(location, machine_type, nodes), None)
 
     def expire_before(self, moment: datetime) -> None:
         """Forget failures whose wait ended before `moment`, so that the memory stays bounded."""
-        self._locations = {
-            key: failure for key, failure in self._locations.items() if failure.retry_at >= moment
-        }
-        self._pools = {
-            key: failure for key, failure in self._pools.items() if failure.retry_at >= moment
-        }
-        self._deletions = {
-            key: failure for key, failure in self._deletions.items() if failure.retry_at >= moment
-        }
+        self._locations = _since(self._locations, moment)
+        self._pools = _since(self._pools, moment)
+        self._deletions = _since(self._deletions, moment)
 
 
 def _location_key(
@@ -119,16 +107,17 @@ def _pool_key(spec: PoolSpec) -> str:
     return f"{spec.name}|{spec.hash}"
 
 
-def _next_failure(
-    previous: FailedRequest | None, cause: FailureCause, message: str, now: datetime, *, key: str
+def _since(failed: dict[Key, FailedRequest], moment: datetime) -> dict[Key, FailedRequest]:
+    return {key: one for key, one in failed.items() if one.retry_at >= moment}
+
+
+def _failed(
+    previous: FailedRequest | None,
+    failure: PoolFailure,
+    backoff: BackoffPolicy,
+    now: datetime,
+    *,
+    key: str,
 ) -> FailedRequest:
     failures = (previous.failures if previous else 0) + 1
-    if cause in (FailureCause.PERMISSION, FailureCause.INVALID_REQUEST):
-        wait = PERMANENT_WAIT
-    elif cause is FailureCause.POD_MISFIT:
-        wait = MISFIT_BACKOFF.delay(failures, key=key)
-    elif cause is FailureCause.TRANSIENT:
-        wait = TRANSIENT_BACKOFF.delay(failures, key=key)
-    else:
-        wait = CAPACITY_BACKOFF.delay(failures, key=key)
-    return FailedRequest(message=message, retry_at=now + wait, failures=failures, cause=cause)
+    return FailedRequest(failure, failures, now + backoff.delay(failures, key=key))

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from tpufleet_gke.provisioner.gke.pool_specs import COPIED_SELECTORS, PoolCapacity, PoolSpec
-from tpufleet_gke.provisioner.kube import label_keys
-from tpufleet_gke.provisioner.kube.pod_owners import OwnerStatus
-from tpufleet_gke.provisioner.planning import budgets, pool_needs
-from tpufleet_gke.provisioner.planning.cluster_state import (
+from tpufleet_gke.provisioner.model import label_keys
+from tpufleet_gke.provisioner.model.cluster_state import (
     ClusterState,
     ObservedPool,
     PendingPool,
     PodRef,
     PoolStatus,
 )
-from tpufleet_gke.provisioner.settings import NodeNetwork, ProvisionerBudget, ProvisionerSettings
+from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
+from tpufleet_gke.provisioner.model.pool_specs import COPIED_SELECTORS, PoolCapacity, PoolSpec
+from tpufleet_gke.provisioner.planning import budgets, pool_needs
+from tpufleet_gke.provisioner.settings import NodeNetwork, ProvisionerSettings
 
 DEFAULT_SERVICE_ACCOUNT = "default"  # what GKE lists where none was requested
 
@@ -110,7 +110,7 @@ def pools_to_evict(
     spec: PoolSpec,
     state: ClusterState,
     planned: Collection[PendingPool],
-    budget: ProvisionerBudget,
+    settings: ProvisionerSettings,
     warm: Collection[ObservedPool],
     deleting: Collection[str],
 ) -> list[ObservedPool] | None:
@@ -126,7 +126,7 @@ def pools_to_evict(
             state.unused_since[pool.name],
         ),
     )
-    while budgets.over_budget(spec, replace(state, pools=kept), list(planned), budget):
+    while budgets.over_budget(spec, replace(state, pools=kept), list(planned), settings):
         if not candidates:
             return None
         evicted.append(candidates.pop(0))

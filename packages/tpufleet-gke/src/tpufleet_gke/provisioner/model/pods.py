@@ -8,44 +8,33 @@ from typing import Any
 
 from tpufleet.errors import BadInput
 from tpufleet.kubernetes import quantities
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners
-from tpufleet_gke.provisioner.kube.pod_owners import PodOwner
+from tpufleet_gke.provisioner.model import label_keys, pod_owners
+from tpufleet_gke.provisioner.model.pod_owners import PodOwner
 
 Json = Mapping[str, Any]
 
 
-def skip_reason(pod: Json, owner: PodOwner | None, resource: str = label_keys.TPU) -> str | None:
-    """Why this pod gets no node pool; None when it waits for one."""
+def waits_for_pool(pod: Json, owner: PodOwner | None, resource: str = label_keys.TPU) -> bool:
     metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
-    annotations = metadata.get("annotations") or {}
-    labels = metadata.get("labels") or {}
-    if owner is None:
-        return "its owner is of a kind that is not served"
-    if not owner.is_leader:
-        return "not the leader of its Job"
-    if status.get("phase") != "Pending":
-        return "not pending"
-    if not _is_unschedulable(status):
-        return "not marked unschedulable"
-    if not _requests(spec, resource):
-        return f"requests no {resource}"
-    if label_keys.TOPOLOGY not in (spec.get("nodeSelector") or {}):
-        return f"has no node selector {label_keys.TOPOLOGY}"
-    if "true" in (labels.get(label_keys.DISABLE), annotations.get(label_keys.DISABLE)):
-        return f"{label_keys.DISABLE} is set"
-    if metadata.get("deletionTimestamp"):
-        return "being deleted"
-    return None
+    disabled = (
+        (metadata.get(kind) or {}).get(label_keys.DISABLE) for kind in ("labels", "annotations")
+    )
+    return (
+        owner is not None
+        and owner.is_leader
+        and status.get("phase") == "Pending"
+        and _unschedulable_condition(status) is not None
+        and _requests(spec, resource)
+        and label_keys.TOPOLOGY in (spec.get("nodeSelector") or {})
+        and "true" not in disabled
+        and not metadata.get("deletionTimestamp")
+    )
 
 
 def scheduler_message(pod: Json) -> str:
     """Why the scheduler found no node; empty when it has not said."""
     condition = _unschedulable_condition(pod.get("status") or {})
     return str((condition or {}).get("message") or "")
-
-
-def _is_unschedulable(status: Json) -> bool:
-    return _unschedulable_condition(status) is not None
 
 
 def _unschedulable_condition(status: Json) -> Json | None:
@@ -82,8 +71,6 @@ def requested_chips(pod: Json, resource: str = label_keys.TPU) -> int:
         if not str(amount).isdecimal():
             raise BadInput(f"{resource}: {amount!r} is not a whole number of chips")
         total += int(amount)
-    if total < 1:
-        raise BadInput(f"the pod requests no {resource}")
     return total
 
 

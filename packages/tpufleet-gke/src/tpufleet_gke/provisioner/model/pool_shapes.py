@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from tpufleet import schema
 from tpufleet.errors import BadInput
 from tpufleet.model.tpu import tpu_types
 
@@ -61,21 +62,14 @@ def find_shape(accelerator: str, topology: str, chips_per_pod: int) -> PoolShape
             f"unknown accelerator {accelerator!r}; expected one of {', '.join(sorted(generations))}"
         )
     generation = generations[accelerator]
-    sizes = _sizes(topology, accelerator, generation)
-    chips = math.prod(sizes)
-    machines = generation.machines
-    if chips_per_pod not in machines:
+    machines, chips = generation.machines, math.prod(_sizes(topology, accelerator, generation))
+    # Machines of other sizes than 4 chips are single-host slices.
+    possible = [size for size in sorted(machines) if size == chips or (size == 4 and not chips % 4)]
+    if chips_per_pod not in possible:
         raise BadInput(
-            f"no {accelerator} machine type has {chips_per_pod} chips; request "
-            f"{' or '.join(map(str, sorted(machines)))} per pod"
+            f"{accelerator} {topology} has {chips} chips; request "
+            f"{' or '.join(map(str, possible))} per pod, not {chips_per_pod}"
         )
-    if chips_per_pod != 4 and chips_per_pod != chips:
-        raise BadInput(
-            f"{chips_per_pod} chips per pod require a single-host slice, but {topology} has "
-            f"{chips} chips; request 4 per pod"
-        )
-    if chips % chips_per_pod:
-        raise BadInput(f"{topology} has {chips} chips, but each pod requests {chips_per_pod}")
     return PoolShape(
         accelerator=accelerator,
         topology=topology,
@@ -108,36 +102,21 @@ def _generations() -> dict[str, _Generation]:
 
 
 def _sizes(topology: str, accelerator: str, generation: _Generation) -> tuple[int, ...]:
-    if not _TOPOLOGY.fullmatch(topology):
-        raise BadInput(f"invalid topology {topology!r}; expected the form 4x4 or 2x2x4")
-    sizes = _sorted(topology)
-    if len(sizes) != generation.dimensions:
-        raise BadInput(
-            f"invalid topology {topology}: {accelerator} has {generation.dimensions} dimensions"
-        )
-    if sizes in generation.topologies:
-        _check_order(topology, sizes, accelerator)
-        return sizes
-    if accelerator not in MAX_SLICE_CHIPS:
-        raise BadInput(f"{accelerator} has no topology {topology}")
-    if any(size % CUBE_SIDE for size in sizes):
-        raise BadInput(
-            f"{accelerator} has no topology {topology}; above 64 chips all sizes are multiples of 4"
-        )
-    if math.prod(sizes) > MAX_SLICE_CHIPS[accelerator]:
-        raise BadInput(
-            f"{accelerator} has no topology {topology}; slices have up to "
-            f"{MAX_SLICE_CHIPS[accelerator]} chips"
-        )
-    _check_order(topology, sizes, accelerator)
-    return sizes
-
-
-def _check_order(topology: str, sizes: tuple[int, ...], accelerator: str) -> None:
-    """Single hosts are written in any order: 1x2x2 or 2x2x1."""
+    """In ascending order. Single hosts are written in any order: 1x2x2 or 2x2x1."""
+    sizes = _sorted(topology) if _TOPOLOGY.fullmatch(topology) else ()
+    most = MAX_SLICE_CHIPS.get(accelerator, 0)
+    cubes = len(sizes) == generation.dimensions and not any(size % CUBE_SIDE for size in sizes)
     ascending = "x".join(map(str, sizes))
-    if math.prod(sizes) > HOST_CHIPS and topology != ascending:
-        raise BadInput(f"{accelerator} has no topology {topology}; write {ascending}")
+    if sizes not in generation.topologies and not (cubes and math.prod(sizes) <= most):
+        known = ["x".join(map(str, each)) for each in sorted(generation.topologies)]
+        hint = schema.suggest(topology, known)
+        if most and len(sizes) == generation.dimensions:
+            hint = f"; above 64 chips all sizes are multiples of 4, up to {most} chips"
+    elif math.prod(sizes) > HOST_CHIPS and topology != ascending:
+        hint = f"; write {ascending}"
+    else:
+        return sizes
+    raise BadInput(f"{accelerator} has no topology {topology!r}{hint}")
 
 
 def _sorted(topology: str) -> tuple[int, ...]:

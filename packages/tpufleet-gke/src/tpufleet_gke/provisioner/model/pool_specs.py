@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,14 +12,13 @@ from typing import Any
 
 from tpufleet.errors import BadInput
 from tpufleet.model.fleet.compute_reservations import ComputeReservation
-from tpufleet_gke.provisioner.gke import pool_hashes, pool_shapes
-from tpufleet_gke.provisioner.gke.pool_shapes import PoolShape
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners, pods
-from tpufleet_gke.provisioner.kube.pod_owners import PodOwner, PoolParent
-from tpufleet_gke.provisioner.kube.pods import Json
+from tpufleet_gke.provisioner.model import label_keys, pod_owners, pods, pool_shapes
+from tpufleet_gke.provisioner.model.pod_owners import PodOwner, PoolParent
+from tpufleet_gke.provisioner.model.pods import Json
+from tpufleet_gke.provisioner.model.pool_shapes import PoolShape
 from tpufleet_gke.provisioner.settings import NodeNetwork, ProvisionerSettings, parse_networks
 
-MAX_NAME_LENGTH = 40
+HASH_PREFIX = "v2-"  # the former provisioner's hashes have no prefix, and cover fewer fields
 PREFIX_LENGTH, KEY_LENGTH = 34, 5
 # More of the key, for when another Job's key starts with the same five characters.
 LONG_NAME_PREFIX_LENGTH, LONG_NAME_KEY_LENGTH = 19, 20
@@ -65,8 +65,7 @@ class PoolSpec:
     long_name: str  # used when another Job's pool has `name`
     extra_names: tuple[str, ...]  # used when other Jobs occupy both of those
     namespace: str
-    owner_name: str  # see kube.pod_owners
-    owner_uid: str
+    owner_name: str  # see model.pod_owners
     parent: PoolParent
     shape: PoolShape
     locations: tuple[PoolLocation, ...]  # in order of preference
@@ -88,7 +87,7 @@ class PoolSpec:
     @property
     def hash(self) -> str:
         locations = [[location.zone, location.capacity] for location in self.locations]
-        return pool_hashes.pool_hash(self._request(self.locations[0]), locations)
+        return _pool_hash(self._request(self.locations[0]), locations)
 
     def _request(self, location: PoolLocation) -> dict[str, Any]:
         """Without the hash label."""
@@ -111,6 +110,16 @@ class PoolSpec:
             pool_config = pool_config | _flex_start_config(self.shape.nodes)
         zones = [location.zone] if location.zone else []
         return {"name": self.name, "config": config, "locations": zones, **pool_config}
+
+
+def _pool_hash(request: Mapping[str, Any], locations: object) -> str:
+    """Of everything in the request except the chosen location, to recognise a changed request."""
+    fixed = {key: value for key, value in request.items() if key not in ("name", "locations")}
+    # The capacity kind is part of the location, and the spot taint follows from it.
+    location_fields = ("spot", "flexStart", "taints")
+    config = {key: value for key, value in request["config"].items() if key not in location_fields}
+    text = json.dumps([fixed | {"config": config}, locations], sort_keys=True, default=str)
+    return HASH_PREFIX + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def pool_spec_for_pod(
@@ -141,7 +150,6 @@ def pool_spec_for_pod(
         ),
         namespace=pod["metadata"]["namespace"],
         owner_name=owner.name,
-        owner_uid=owner_uid,
         parent=parent,
         shape=shape,
         locations=_locations(pod, selectors, settings),
@@ -325,13 +333,16 @@ def _service_account(pod: Json, settings: ProvisionerSettings) -> str:
     )
     if not account or account == settings.service_account:
         return settings.service_account
-    allowed = settings.allowed_service_accounts
-    if "*" not in allowed and account not in allowed:
-        raise BadInput(
-            f"{label_keys.NODE_SERVICE_ACCOUNT}: service account {account} is not allowed; add it "
-            "to ALLOWED_NODE_SERVICE_ACCOUNTS"
-        )
+    _check_allowed(
+        account, label_keys.NODE_SERVICE_ACCOUNT, settings.allowed_service_accounts,
+        "ALLOWED_NODE_SERVICE_ACCOUNTS",
+    )  # fmt: skip
     return account
+
+
+def _check_allowed(name: str, annotation: str, allowed: tuple[str, ...], setting: str) -> None:
+    if "*" not in allowed and name not in allowed:
+        raise BadInput(f"{annotation}: {name} is not allowed; add it to {setting}")
 
 
 def _networks(pod: Json, settings: ProvisionerSettings) -> tuple[NodeNetwork, ...]:
@@ -340,12 +351,11 @@ def _networks(pod: Json, settings: ProvisionerSettings) -> tuple[NodeNetwork, ..
         return settings.additional_networks
     requested = parse_networks(text, label_keys.ADDITIONAL_NETWORKS)
     for network in requested:
-        allowed = network in settings.additional_networks or "*" in settings.allowed_networks
-        if not allowed and network.network not in settings.allowed_networks:
-            raise BadInput(
-                f"{label_keys.ADDITIONAL_NETWORKS}: network {network.network} is not allowed; "
-                "add it to ALLOWED_NODE_NETWORKS"
-            )
+        if network not in settings.additional_networks:
+            _check_allowed(
+                network.network, label_keys.ADDITIONAL_NETWORKS, settings.allowed_networks,
+                "ALLOWED_NODE_NETWORKS",
+            )  # fmt: skip
     return requested
 
 

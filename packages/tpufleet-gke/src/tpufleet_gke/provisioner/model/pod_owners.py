@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet_gke.provisioner.kube import label_keys
+from tpufleet_gke.provisioner.model import label_keys
 
 Json = Mapping[str, Any]
 

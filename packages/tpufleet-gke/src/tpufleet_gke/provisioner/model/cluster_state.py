@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from tpufleet_gke.provisioner.gke.pool_specs import PoolCapacity, PoolLocation, PoolSpec
-from tpufleet_gke.provisioner.kube import label_keys, pod_owners
-from tpufleet_gke.provisioner.kube.pod_owners import OwnerStatus
+from tpufleet_gke.provisioner.model import label_keys, pod_owners
+from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
+from tpufleet_gke.provisioner.model.pool_specs import PoolCapacity, PoolLocation, PoolSpec
 from tpufleet_gke.provisioner.settings import NodeNetwork
 
 
@@ -25,6 +25,9 @@ class PoolStatus(StrEnum):
     UNKNOWN = "STATUS_UNSPECIFIED"
 
 
+ERROR_STATUSES = (PoolStatus.ERROR, PoolStatus.RUNNING_WITH_ERROR)
+
+
 class FailureCause(StrEnum):
     """Why GKE failed a request. The values are label values of a metric that alerts select on."""
 
@@ -36,6 +39,15 @@ class FailureCause(StrEnum):
     POD_MISFIT = "misfit"  # the pool came up, and the pod that it was created for does not fit it
 
 
+@dataclass(frozen=True, slots=True)
+class PoolFailure:
+    """Why GKE failed a request or a pool."""
+
+    cause: FailureCause
+    message: str
+    detail: str = ""  # Google's whole text
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObservedPool:
     """A node pool as GKE lists it."""
@@ -43,9 +55,7 @@ class ObservedPool:
     name: str
     status: PoolStatus
     labels: Mapping[str, str] = field(default_factory=dict)
-    message: str = ""  # GKE's status message, summarized
-    detail: str = ""  # the whole of it
-    failure_cause: FailureCause | None = None  # from its conditions; None when it has no error
+    failure: PoolFailure | None = None  # from its status message and conditions
     zone: str = ""
     capacity: PoolCapacity = PoolCapacity.ON_DEMAND
     machine_type: str = ""
@@ -82,7 +92,7 @@ class PodRef:
     namespace: str
     name: str
     uid: str
-    owner_name: str = ""  # see kube.pod_owners
+    owner_name: str = ""  # see model.pod_owners
     owner_uid: str = ""
 
 

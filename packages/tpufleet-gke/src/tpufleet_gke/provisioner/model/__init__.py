@@ -1,0 +1,1 @@
+"""What the provisioner knows of pods, owners and node pools. Pure."""
