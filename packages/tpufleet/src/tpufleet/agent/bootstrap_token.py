@@ -23,7 +23,7 @@ PR_SET_DUMPABLE = 4
 def exchange(
     settings: AgentSettings,
     sleep: Callable[[float], None] = time.sleep,
-    on_retry: Callable[[str], None] = lambda message: None,
+    on_retry: Callable[[FleetError], None] = lambda error: None,
 ) -> str:
     """Return the slice token, which never leaves this process.
 
@@ -52,7 +52,7 @@ def exchange(
                 if timed_out or not isinstance(error, Temporary):
                     raise
                 threads.log(f"bootstrap token not accepted yet; retrying: {error}")
-                on_retry(str(error))
+                on_retry(error)
             delay = backoff.failed()
             sleep(delay)
             waited += delay

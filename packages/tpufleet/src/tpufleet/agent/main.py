@@ -60,6 +60,7 @@ def run(environ: Mapping[str, str]) -> int:
     credentials = (agent_settings.TOKEN_VARIABLE, agent_settings.BOOTSTRAP_TOKEN_VARIABLE)
     base_env = {name: value for name, value in environ.items() if name not in credentials}
     base_env[containment.IN_USE_VARIABLE] = contained.description
+    base_env[containment.WEAK_VARIABLE] = "1" if contained.weak else ""
     try:
         return _build_agent(settings, base_env, guard, contained, reporter).run()
     except AgentRejected as error:

@@ -116,8 +116,8 @@ class BootMonitor:
         """The problem, if hosts of this provider cannot reach this server. If others can, the
         problem is with this slice alone."""
         working_set = self._working_set
-        error = liveness.connection_error(reports) if not connected else ""
-        if not error:
+        trying = liveness.connecting_host(reports) if not connected else None
+        if trying is None:
             working_set.connecting_since.pop(tpu_slice.id, None)
             return ""
         since = working_set.connecting_since.setdefault(tpu_slice.id, now)
@@ -127,14 +127,14 @@ class BootMonitor:
         if not liveness.cannot_connect(since, working_set.present_since, now):
             return ""
         advice = "check `public_url` and the firewall with `tpu check cloud`"
-        if "certificate verify failed" in error:
+        if trying.untrusted:
             advice = (
                 "set `ca_file` of the server to the certificate of its CA, or use a `public_url` "
                 "that its certificate covers"
             )
         return (
             f"hosts of {tpu_slice.provider} cannot reach this server at {self._server_url} "
-            f"({error}); {advice}"
+            f"({trying.text}); {advice}"
         )
 
     def _explain(self, tpu_slice: TpuSlice, reason: str, now: datetime) -> None:

@@ -49,6 +49,7 @@ def translate_errors(what: str) -> Iterator[None]:
     import urllib3
     from google.api_core import exceptions
     from google.auth import exceptions as auth
+    from google.cloud.storage.exceptions import DataCorruption
 
     try:
         yield
@@ -81,7 +82,7 @@ def translate_errors(what: str) -> Iterator[None]:
         ConnectionError,
     ) as error:
         raise ProviderUnavailable(f"{what}: {error}") from error
-    except data_corruption() as error:
+    except DataCorruption as error:
         raise ProviderUnavailable(f"{what}: damaged in transfer: {error}") from error
 
 
@@ -114,22 +115,14 @@ def is_credentials_outage(error: Exception) -> bool:
     return isinstance(error, auth.RefreshError)
 
 
-def data_corruption() -> type[Exception]:
-    """What the client raises when a checksum does not match."""
-    try:
-        from google.cloud.storage.exceptions import DataCorruption
-    except ImportError:  # before version 3
-        from google.resumable_media import DataCorruption
-    return DataCorruption
-
-
 def is_damaged_upload(error: Exception) -> bool:
     """Whether what arrived differs from what was sent. Google rejects a single request for that
     with 400; after a session the client compares, and deletes the object."""
     from google.api_core import exceptions
+    from google.cloud.storage.exceptions import DataCorruption
 
     rejected = isinstance(error, exceptions.BadRequest) and "CRC32C" in str(error)
-    return rejected or isinstance(error, data_corruption())
+    return rejected or isinstance(error, DataCorruption)
 
 
 def _grant(answer: str) -> str:

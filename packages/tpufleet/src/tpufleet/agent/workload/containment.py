@@ -43,7 +43,9 @@ PR_SET_CHILD_SUBREAPER = 36
 # On simulated hosts, instead of the agent's own user: of all jobs, and of those of members.
 JOB_USER_VARIABLE = "TPUFLEET_JOB_USER"
 MEMBER_JOB_USER_VARIABLE = "TPUFLEET_MEMBER_JOB_USER"
-IN_USE_VARIABLE = "TPUFLEET_CONTAINMENT_IN_USE"  # tells `tpu doctor` the guarantee
+# Tell `tpu doctor` the guarantee, and whether it is too weak for jobs of strangers.
+IN_USE_VARIABLE = "TPUFLEET_CONTAINMENT_IN_USE"
+WEAK_VARIABLE = "TPUFLEET_CONTAINMENT_WEAK"
 
 
 class Mechanism(StrEnum):
@@ -85,6 +87,11 @@ class Containment:
     @property
     def user_ids(self) -> tuple[int, int] | None:
         return None if self.user is None else self.user.ids
+
+    @property
+    def weak(self) -> bool:
+        """Processes may outlive their job, or read the server's state."""
+        return self.mechanism is Mechanism.MARKS or bool(self.hidden and not self.isolated)
 
     @property
     def description(self) -> str:
