@@ -91,7 +91,7 @@ def test_a_lock_held_by_another_user_is_never_removed(shared_root):
     with (shared_root / "tmp/libtpu_lockfile").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         results = diagnose_as_nobody(shared_root, repair=True)
-    assert results["lock"].message == f"the libtpu lock is held by process {os.getpid()}"
+    assert results["lock"].message == f"process {os.getpid()} holds the libtpu lock"
     assert (shared_root / "tmp/libtpu_lockfile").exists()
 
 

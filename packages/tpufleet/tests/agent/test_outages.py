@@ -186,7 +186,7 @@ def test_an_expired_lease_stops_the_program_and_is_reported_later(harness):
     harness.control_plane.restart()
     exit = harness.wait_for_exit()
     assert exit.stopped_by_agent
-    assert exit.log_line == "lease expired: control plane unreachable for 1 s"
+    assert exit.log_line == "control plane unreachable for 1 s"
 
 
 def test_a_simulated_host_exits_when_the_control_plane_is_gone(harness):

@@ -239,7 +239,7 @@ def test_machines_that_say_nothing_are_given_up_early(make_fleet):
     assert {tpu_slice.loss for tpu_slice in slices} == {LossReason.BOOT_FAILED}
     ran = sum((s.lost_at - s.up_at for s in slices), timedelta(0))
     assert ran <= 2 * SILENT_BOOT_LIMIT + timedelta(minutes=1)
-    assert "nothing was heard from its hosts" in fleet.job(job).reason
+    assert "its hosts have reported nothing" in fleet.job(job).reason
 
 
 @pytest.mark.parametrize("stage", [BootstrapStage.DOWNLOADING, BootstrapStage.CHECKING_CHIPS])

@@ -147,10 +147,8 @@ def _check_lock(host: InspectedHost, use: ChipUse) -> CheckResult:
     file = host.root / LIBTPU_LOCKFILE
     if not file.exists():
         return _ok("lock", "no libtpu lock")
-    if use.holders:
-        return _ok("lock", "the libtpu lock belongs to a running process")
-    if pid := _lock_holder(file):
-        return _ok("lock", f"the libtpu lock is held by process {pid}")
+    if pid := next(iter(use.holders), None) or _lock_holder(file):
+        return _ok("lock", f"process {pid} holds the libtpu lock")
     if use.unseen:
         return _warning(
             "lock",
@@ -235,10 +233,8 @@ def _check_mounts(host: InspectedHost) -> CheckResult:
 def _check_credentials(host: InspectedHost) -> CheckResult:
     path = host.environ.get("TPUFLEET_TOKEN_FILE")
     file = Path(path) if path else None
-    if file is None or not file.is_file():
-        return _ok("credentials", "the agent holds its token in memory")
-    mode = stat.S_IMODE(file.stat().st_mode)
-    if not mode & 0o077:
+    mode = stat.S_IMODE(file.stat().st_mode) if file is not None and file.is_file() else 0
+    if file is None or not mode & 0o077:
         return _ok("credentials", "only the agent can read its token")
     problem = f"other users can read the agent's token {file} (mode {mode:o})"
     if host.repair:

@@ -84,7 +84,6 @@ def _build_agent(
     from tpufleet.agent import bootstrap_token
     from tpufleet.agent.loop import Agent, InboxMessage, PhaseChanged, ShutdownRequested
     from tpufleet.agent.workload.runner import AgentContext
-    from tpufleet.client.agents import AgentClient
     from tpufleet.clocks import SystemClock
 
     if settings.bootstrap_token:
@@ -101,13 +100,7 @@ def _build_agent(
         settings=settings,
         base_env=base_env,
         agent_bin_dir=os.path.dirname(sys.executable),
-        client=AgentClient(
-            settings.server,
-            settings.token,
-            settings.ca_file,
-            ca_certificates=settings.ca_certificates,
-            proxy=settings.proxy,
-        ),
+        client=bootstrap_token.connect(settings, settings.token),
         watchdog=guard,
         containment=contained,
         clock=SystemClock(),

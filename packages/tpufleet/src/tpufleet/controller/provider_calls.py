@@ -152,10 +152,10 @@ class ProviderCalls:
         started = self._clock.now()
 
         def run() -> None:
-            listing: Sequence[CloudSlice] = ()
+            listing: Sequence[CloudSlice] | None = None
             failure: FleetError | None = None
             try:
-                listing = call() or ()
+                listing = call()
             except FleetError as error:
                 failure = error
             except Exception as error:  # a bug in one provider must not stop the others
@@ -168,7 +168,8 @@ class ProviderCalls:
                     provider=provider,
                     started_at=started,
                     slices=slices,
-                    listing=listing,
+                    # An empty one may still name zones that did not answer.
+                    listing=() if listing is None else listing,
                     error=failure,
                 )
             )

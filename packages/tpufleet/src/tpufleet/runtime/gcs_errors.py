@@ -57,7 +57,7 @@ def translate_errors(what: str) -> Iterator[None]:
         raise NotFound(f"{what} does not exist") from error
     except (auth.RefreshError, auth.TransportError) as error:
         if is_credentials_outage(error):
-            raise ProviderUnavailable(f"{what}: cannot get credentials: {error}") from error
+            raise ProviderUnavailable(f"{what}: {error}") from error
         raise _no_credentials(what, error) from error
     except auth.DefaultCredentialsError as error:
         raise _no_credentials(what, error) from error
@@ -80,10 +80,9 @@ def translate_errors(what: str) -> Iterator[None]:
         urllib3.exceptions.HTTPError,
         http.client.HTTPException,
         ConnectionError,
+        DataCorruption,
     ) as error:
         raise ProviderUnavailable(f"{what}: {error}") from error
-    except DataCorruption as error:
-        raise ProviderUnavailable(f"{what}: damaged in transfer: {error}") from error
 
 
 def _refusal(error: Any) -> str | None:
