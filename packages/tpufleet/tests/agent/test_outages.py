@@ -20,7 +20,7 @@ from tests.agent.test_running import archive
 from tests.agent.test_stopping import PATIENT
 from tests.polling import wait_until
 from tpufleet.agent.workload import runner
-from tpufleet.agent.workload.logs import MAX_UNWRITTEN_BYTES, LogFile
+from tpufleet.agent.workload.output.logs import MAX_UNWRITTEN_BYTES, LogFile
 from tpufleet.agent.workload.runner import LOG_UPLOAD_TIMEOUT_SECONDS
 from tpufleet.client import agents
 from tpufleet.model.fleet.hosts import NoticeKind, Phase

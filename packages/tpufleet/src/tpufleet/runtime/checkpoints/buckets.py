@@ -22,7 +22,7 @@ from typing import Any
 
 from tpufleet.errors import BadInput, FleetError, NotFound
 from tpufleet.runtime import filesystem, progress_file
-from tpufleet.runtime.checkpoint_types import (
+from tpufleet.runtime.checkpoints.types import (
     MARKER,
     MAX_STEP,
     PARTS_TIMEOUT_SECONDS,
