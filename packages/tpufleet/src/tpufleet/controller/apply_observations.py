@@ -260,12 +260,14 @@ class ObservationApplier:
                 if cloud.id in reported:
                     continue
                 reported.add(cloud.id)
+                message = f"slice {cloud.id} in {cloud.zone} is not recorded; deleting it"
+                self._log(message)
                 self._working_set.record_events(
                     Event(
                         at=now,
                         kind=EventKind.SLICE,
                         state="orphan",
-                        message=f"slice {cloud.id} in {cloud.zone} is not recorded; deleting it",
+                        message=message,
                         slice_id=cloud.id,
                     )
                 )
