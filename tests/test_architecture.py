@@ -12,8 +12,7 @@ import pytest
 
 from tests.repository import ROOT, SOURCES
 
-CLI = {"client", "model", "config", "errors", "backoff", "clocks", "views"}
-PROVISIONER = {"model", "clocks", "backoff", "errors", "kubernetes"}
+CLI = {"client", "model", "schema", "config", "errors", "backoff", "clocks", "views"}
 ACTIVATIONS = {"runtime", "errors", "backoff"}
 SERVICE = {"policy", "model", "errors", "clocks", "stores.base", "deep_folders", "disk_space"}
 
@@ -27,8 +26,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "deep_folders": set(),
     "disk_space": set(),
     "linux": set(),
-    "model": {"errors", "model.values"},
-    "model.values": {"errors"},
+    "schema": {"errors"},
+    "model": {"errors", "schema", "model.values"},
+    "model.values": {"errors", "schema"},
     "policy": {"model", "policy.accounting", "policy.recovery", "policy.scheduling"},
     "policy.accounting": {"model"},
     "policy.recovery": {"model", "backoff", "policy.events"},
@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stores": {"model", "errors", "backoff", "disk_space"},
     "kubernetes": {"errors", "clocks", "backoff"},
     "providers": {
-        "model", "errors", "clocks", "backoff", "kubernetes", "linux", "deep_folders",
+        "model", "schema", "errors", "clocks", "backoff", "kubernetes", "linux", "deep_folders",
     },
     "client": {"model", "errors", "backoff"},
     "agent": {
@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "service": SERVICE,
     "service.api": SERVICE | {"service"},
     "service.transport.app": SERVICE | {"service"},  # gathers the routes
-    "config": {"errors", "model", "providers.gke.settings", "providers.tpu_vm.settings"},
+    "config": {"errors", "model", "schema", "providers.gke.settings", "providers.tpu_vm.settings"},
     # It alone names concrete classes.
     "compose": {
         "agent", "client", "clocks", "config", "controller", "deep_folders", "disk_space", "errors",
@@ -65,24 +65,38 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"views.python"},
     "tpufleet_activations": ACTIVATIONS | {
         "tpufleet_activations.io", "tpufleet_activations.model",
+        "views.cli.entry_points",  # kinds of inputs are plug-ins
     },
     "tpufleet_activations.io": ACTIVATIONS | {
-        "tpufleet_activations.formatting", "tpufleet_activations.plans",
+        "tpufleet_activations.formatting", "tpufleet_activations.input_errors",
+        "tpufleet_activations.plans",
     },
     "tpufleet_activations.model": ACTIVATIONS | {
-        "tpufleet_activations.daemon_threads", "tpufleet_activations.io",
-        "tpufleet_activations.start_times",
+        "tpufleet_activations.daemon_threads", "tpufleet_activations.input_errors",
+        "tpufleet_activations.io", "tpufleet_activations.start_times",
     },
     "tpufleet_activations.cli": ACTIVATIONS | {
         "tpufleet_activations", "client", "model", "views.cli", "views.text",
     },
-    "tpufleet_gke.environment": {"model", "errors", "providers.gke"},
-    "tpufleet_gke.provisioner": PROVISIONER | {"tpufleet_gke.provisioner.planning"},
+    "tpufleet_gke.locations": {"schema", "model", "errors"},
+    "tpufleet_gke.environment": {
+        "model", "schema", "errors", "providers.gke", "tpufleet_gke.locations",
+    },
+    "tpufleet_gke.provisioner": {
+        "model", "schema", "clocks", "backoff", "errors", "kubernetes",
+        "providers.tpu_vm.google_rest", "tpufleet_gke.locations",
+        "tpufleet_gke.provisioner.model", "tpufleet_gke.provisioner.planning",
+    },
+    "tpufleet_gke.provisioner.model": {
+        "model", "schema", "errors", "kubernetes.quantities",
+        "tpufleet_gke.provisioner.settings",
+    },
     "tpufleet_gke.provisioner.planning": {
-        "model", "backoff", "errors", "tpufleet_gke.provisioner.settings",
+        "model", "backoff", "errors", "tpufleet_gke.provisioner.model",
+        "tpufleet_gke.provisioner.settings",
     },
     "tpufleet_gke.cli": {
-        "tpufleet_gke", "model", "errors", "views.cli",
+        "tpufleet_gke", "model", "schema", "errors", "views.cli",
         "tpufleet_testbed.terraform",  # for a rehearsal, where it is installed
     },
     "tpufleet_firestore": {
@@ -107,7 +121,11 @@ HARMLESS = {("model.values.encoding", "threading")}  # a lock decides nothing
 MOST_MODULES = 15
 # Packages that hold more, and why sub-packages would not help.
 LARGE: dict[str, str] = {
+    "providers.tpu_vm": "one provider: its requests, listings, notices, start-up and adoption",
     "service.api": "one module per group of routes",
+    "tpufleet_activations.io": "one module per format and per kind of storage",
+    "tpufleet_activations.model": "one module per part of a network",
+    "tpufleet_testbed.cloud_tpu": "one module per part of the emulated API",
     "views.cli.jobs": "one module per command",
 }
 
