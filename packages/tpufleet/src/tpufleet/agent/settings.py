@@ -115,7 +115,7 @@ def _read_token_file(path: Path) -> str:
     try:
         token, problem = path.read_text().strip(), "it is empty"
     except OSError as error:
-        token, problem = "", error.strerror
+        token, problem = "", str(error)
     if not token:
         raise errors.BadInput(f"TPUFLEET_TOKEN_FILE: no token in {path}: {problem}")
     return token
