@@ -64,6 +64,10 @@ class NoConnection(Unreachable):
     """No control plane accepts connections at the address."""
 
 
+class UntrustedCertificate(Unreachable):
+    """The certificate of the control plane is of an unknown CA, or for another name."""
+
+
 class NoAnswer(Unreachable):
     """The control plane accepts connections but does not answer in time."""
 

@@ -13,6 +13,7 @@ from tests.polling import wait_until
 from tpufleet.agent import bootstrap_report
 from tpufleet.agent.bootstrap_report import MIN_INTERVAL_SECONDS, BootstrapReporter
 from tpufleet.agent.metadata import MetadataClient
+from tpufleet.errors import Unreachable
 from tpufleet.model.fleet import bootstrap
 from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
 
@@ -55,11 +56,11 @@ def test_messages_of_one_stage_are_written_within_the_limit_of_the_metadata_serv
     now = [100.0]
     client = MetadataClient(f"{unreachable.url}/a/0")
     reporter = BootstrapReporter(client, 0, lambda: now[0])
-    reporter.connecting("refused")
-    reporter.connecting("timed out")
+    reporter.connecting(Unreachable("refused"))
+    reporter.connecting(Unreachable("timed out"))
     assert written(unreachable, "a", 0).message == "refused"
     now[0] += MIN_INTERVAL_SECONDS
-    reporter.connecting("timed out")
+    reporter.connecting(Unreachable("timed out"))
     assert written(unreachable, "a", 0).message == "timed out"
     reporter.connected()
     assert written(unreachable, "a", 0).stage is BootstrapStage.CONNECTED, "a change: at once"
@@ -68,9 +69,9 @@ def test_messages_of_one_stage_are_written_within_the_limit_of_the_metadata_serv
 def test_disabled_guest_attributes_do_not_stop_an_agent(server, capfd):  # noqa: F811
     describe(server, "a", ["a"])
     reporter = BootstrapReporter(MetadataClient(f"{server.url}/a/0"), 0)
-    reporter.connecting("refused")
+    reporter.connecting(Unreachable("refused"))
     assert "cannot write guest attributes" in capfd.readouterr().err
-    bootstrap_report.from_environ({}).connecting("a host without a metadata server")
+    bootstrap_report.from_environ({}).connecting(Unreachable("a host without a metadata server"))
 
 
 @pytest.mark.parametrize("text", ["", "{}", "null", "[1]", '{"host": -1}', '{"host": "x"}', "\0"])

@@ -49,6 +49,7 @@ ASSIGNMENT = Assignment(
     megascale_coordinator="10.0.0.9",
     chips=4,
     accelerator="v5litepod-8",
+    token="tpj_j.3.mac",
 )
 
 
@@ -77,20 +78,14 @@ def test_the_environment_identifies_the_process_in_its_gang():
         "TPUFLEET_CHECKPOINT_DIR": "gs://bucket/j",
         "TPUFLEET_LOG_DIR": "/w/j.3/logs",
         "TPUFLEET_RUN_DIR": "/w/j.3/run",
+        "TPUFLEET_SERVER": "https://fleet.example",
+        "TPUFLEET_TOKEN_FILE": "/w/j.3/run/token",
     }
 
 
 @pytest.mark.parametrize(
     ("changes", "platform", "more"),
     [
-        (
-            {"token": "tpj_j.3.mac"},
-            "",
-            {
-                "TPUFLEET_SERVER": "https://fleet.example",
-                "TPUFLEET_TOKEN_FILE": "/w/j.3/run/token",
-            },
-        ),
         (
             {"num_slices": 2},
             "",
@@ -113,7 +108,7 @@ def test_the_environment_identifies_the_process_in_its_gang():
             },
         ),
     ],
-    ids=["token", "multislice", "simulated"],
+    ids=["multislice", "simulated"],
 )
 def test_multislice_and_simulation_variables_are_set_only_when_they_apply(changes, platform, more):
     assert built(platform=platform, **changes) == built() | more
@@ -123,8 +118,8 @@ def test_multislice_and_simulation_variables_are_set_only_when_they_apply(change
     ("base", "changes", "name", "value"),
     [
         ({"HOME": "/root"}, {}, "HOME", "/root"),
-        ({"TPUFLEET_SERVER": "x"}, {}, "TPUFLEET_SERVER", None),
-        ({"TPUFLEET_TOKEN_FILE": "x"}, {}, "TPUFLEET_TOKEN_FILE", None),
+        ({"TPUFLEET_SERVER": "x"}, {}, "TPUFLEET_SERVER", "https://fleet.example"),
+        ({"TPUFLEET_TOKEN_FILE": "x"}, {}, "TPUFLEET_TOKEN_FILE", "/w/j.3/run/token"),
         ({"AUTH": "Bearer sesame"}, {}, "AUTH", None),
         ({"A": "host"}, {"env": {"A": "job"}}, "A", "job"),
         ({}, {"env": {"A": "job"}, "secrets": {"A": "secret"}}, "A", "secret"),
@@ -183,7 +178,7 @@ def test_a_file_secret_never_shows_what_is_hidden_from_jobs(tmp_path, way):
     state.mkdir()
     (tmp_path / "x").mkdir()
     (state / "token").write_text("of the admin")
-    with pytest.raises(BadInput, match="jobs may not read this file"):
+    with pytest.raises(BadInput, match="the job may not read it"):
         resolved(way(state, tmp_path), hidden=[state])
 
 
@@ -205,12 +200,12 @@ def test_a_file_secret_must_be_readable_by_the_user_of_the_job(tmp_path):
     secret.write_text("value")
     secret.chmod(0o640)
     uid, gid = os.getuid(), os.getgid()
-    with pytest.raises(BadInput, match="the user of the job may not read"):
+    with pytest.raises(BadInput, match="the job may not read it"):
         resolved(secret, user=(uid + 1, gid + 1))
     if all(folder.stat().st_mode & 0o001 for folder in tmp_path.parents):
         tmp_path.chmod(0o755)
         assert resolved(secret, user=(uid + 1, gid)) == "value"
     secret.chmod(0o644)
     tmp_path.chmod(0o700)
-    with pytest.raises(BadInput, match="the user of the job may not read"):
+    with pytest.raises(BadInput, match="the job may not read it"):
         resolved(secret, user=(uid + 1, gid + 1))

@@ -20,7 +20,7 @@ from tests.agent.test_running import archive
 from tests.agent.test_stopping import PATIENT
 from tests.polling import wait_until
 from tpufleet.agent.workload import runner
-from tpufleet.agent.workload.logs import MAX_UNWRITTEN_BYTES, LogFile
+from tpufleet.agent.workload.output.logs import MAX_UNWRITTEN_BYTES, LogFile
 from tpufleet.agent.workload.runner import LOG_UPLOAD_TIMEOUT_SECONDS
 from tpufleet.client import agents
 from tpufleet.model.fleet.hosts import NoticeKind, Phase
@@ -186,7 +186,7 @@ def test_an_expired_lease_stops_the_program_and_is_reported_later(harness):
     harness.control_plane.restart()
     exit = harness.wait_for_exit()
     assert exit.stopped_by_agent
-    assert exit.log_line == "lease expired: control plane unreachable for 1 s"
+    assert exit.log_line == "control plane unreachable for 1 s"
 
 
 def test_a_simulated_host_exits_when_the_control_plane_is_gone(harness):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tpufleet.agent.workload.logs import LogFile
+from tpufleet.agent.workload.output.logs import LogFile
 
 
 def test_output_and_notes_are_copied(tmp_path):

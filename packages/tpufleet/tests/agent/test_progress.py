@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from tpufleet.agent.workload import containment
-from tpufleet.agent.workload.log_metrics import LogMetrics
-from tpufleet.agent.workload.logs import LogFile
-from tpufleet.agent.workload.progress import ProgressReader, step_from_name
+from tpufleet.agent.workload.output.log_metrics import LogMetrics
+from tpufleet.agent.workload.output.logs import LogFile
+from tpufleet.agent.workload.output.progress import ProgressReader, step_from_name
 from tpufleet.clocks import ManualClock, SystemClock
 from tpufleet.model.values.redaction import Redactor
 

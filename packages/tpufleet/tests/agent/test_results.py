@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from tpufleet.agent.workload.attempt_folder import AttemptFolder
-from tpufleet.agent.workload.results import read_result, redact_result
+from tpufleet.agent.workload.output.results import read_result, redact_result
 from tpufleet.model.fleet.hosts import Phase
 from tpufleet.model.job.attempts import AttemptId
 from tpufleet.model.values.redaction import Redactor

@@ -21,7 +21,7 @@ from tests.buckets.http_server import QuietHandler, serve
 from tests.docs import markdown
 from tpufleet.errors import PermissionMissing
 from tpufleet.runtime import gcs
-from tpufleet.runtime.bucket_checkpoints import BucketCheckpoints
+from tpufleet.runtime.checkpoints.buckets import BucketCheckpoints
 
 # cloud.google.com/storage/docs/access-control/iam-roles, as far as it matters here.
 PERMISSIONS = {

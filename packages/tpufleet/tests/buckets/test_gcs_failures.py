@@ -155,7 +155,7 @@ def test_an_upload_that_is_damaged_or_lost_is_sent_again(failure, way, tmp_path,
 def test_an_upload_that_is_always_damaged_is_a_temporary_error(way, tmp_path, monkeypatch):
     with storage_server(AlwaysDamaging, monkeypatch) as server:
         _, ways = uploads(tmp_path)
-        with pytest.raises(ProviderUnavailable, match="damaged in transfer"):
+        with pytest.raises(ProviderUnavailable):
             ways[way]()
         assert server.requests.count("PUT") == gcs.UPLOAD_SESSIONS
         assert server.stored is None
@@ -169,7 +169,7 @@ def test_a_damaged_download_is_a_temporary_error(tmp_path, monkeypatch):
             lambda: bucket.read("y"),
             lambda: dataset.read("units/1"),
         ):
-            with pytest.raises(ProviderUnavailable, match="damaged in transfer"):
+            with pytest.raises(ProviderUnavailable):
                 read()
         assert not (tmp_path / "y").exists()
 

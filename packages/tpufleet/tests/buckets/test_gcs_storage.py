@@ -15,14 +15,14 @@ import pytest
 pytest.importorskip("google.cloud.storage", reason="pip install 'tpufleet[gcs]'")
 
 from tests.views.cli_runner import Tpu
-from tpufleet.agent.workload.progress import ProgressReader
+from tpufleet.agent.workload.output.progress import ProgressReader
 from tpufleet.client import snapshots
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadInput, FleetError, NotFound
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.job.attempts import AttemptId
 from tpufleet.runtime import checkpoints, gcs
-from tpufleet.runtime.bucket_checkpoints import BucketCheckpoints
+from tpufleet.runtime.checkpoints.buckets import BucketCheckpoints
 from tpufleet.runtime.context import Context
 from tpufleet.service.files.archived import ArchivedLogs, ArchivedSnapshots
 from tpufleet.service.files.snapshots import Upload

@@ -21,16 +21,18 @@ from tpufleet_testbed.cloud_tpu.nodes import NodeRecord
 REFUSED = "cannot reach the control plane at http://127.0.0.1: Connection refused"
 
 
-NOT_TRUSTED = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: unable to get issuer"
-
-
 class ConnectingHosts(NoticedHosts):
-    message = REFUSED
+    untrusted = False
 
     def guest_attributes(
         self, node: NodeRecord, host: int, query_path: str
     ) -> dict[tuple[str, str], str]:
-        report = BootstrapReport(host=host, stage=BootstrapStage.CONNECTING, message=self.message)
+        report = BootstrapReport(
+            host=host,
+            stage=BootstrapStage.CONNECTING,
+            message=REFUSED,
+            untrusted=self.untrusted,
+        )
         key = (bootstrap.GUEST_NAMESPACE, bootstrap.GUEST_KEY)
         return {key: bootstrap.to_json(report)}
 
@@ -63,7 +65,7 @@ def test_hosts_that_cannot_reach_the_server_are_given_up_after_two_minutes(fleet
 
 
 def test_hosts_that_do_not_trust_the_certificate_are_explained_with_its_setting(fleet):
-    fleet.tpus.hosts.message = NOT_TRUSTED
+    fleet.tpus.hosts.untrusted = True
     job = fleet.run_job()
     fleet.until(lambda: "cannot reach this server" in fleet.job(job).reason, BOOT + 150)
     assert "set `ca_file` of the server" in fleet.job(job).reason

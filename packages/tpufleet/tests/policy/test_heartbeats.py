@@ -23,11 +23,10 @@ HEARTBEAT = Heartbeat(
         ("now", 6, False),
         ("now", 5, False),
         ("now", 4, True),
-        ("now", 0, False),
         ("next", 1, False),
         ("before", 100, True),
     ],
-    ids=["next", "again", "earlier", "not numbered", "new agent", "agent that was replaced"],
+    ids=["next", "again", "earlier", "new agent", "agent that was replaced"],
 )
 def test_heartbeats_are_ordered_by_agent_and_number(boot, seq, superseded):
     heartbeat = replace(HEARTBEAT, boot=boot, seq=seq)

@@ -65,7 +65,7 @@ def test_a_source_that_refused_is_tried_with_few_requests_at_first():
     waiting = [replace(each, sources=SOURCES[:1]) for each in waiting]
     tried = decide(waiting, refusals=RefusalHistory([expired()]))
     assert [type(each) for each in tried] == [RequestSlices] * 8 + [Wait] * 42
-    assert "waits for the answer to requests in" in tried[-1].reason
+    assert "queued behind pending requests in" in tried[-1].reason
     pending = Supply(pending_requests={(SOURCES[0], TYPE): 8})
     assert {type(each) for each in decide(waiting, pending, RefusalHistory([expired()]))} == {Wait}
     granted = replace(expired(), streak=0)

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tpufleet.errors import BadInput
-from tpufleet.runtime import bucket_checkpoints, checkpoints, folder_checkpoints
-from tpufleet.runtime.checkpoints import CheckpointIncomplete
+from tpufleet.runtime import checkpoints
+from tpufleet.runtime.checkpoints import CheckpointIncomplete, buckets, folders
+from tpufleet.runtime.checkpoints.folders import FolderCheckpoints
 from tpufleet.runtime.context import Context
-from tpufleet.runtime.folder_checkpoints import FolderCheckpoints
 
 
 def writes(text: str):
@@ -77,9 +77,9 @@ def test_a_crash_during_replacement_keeps_the_old_checkpoint(store, tmp_path):
 
 @pytest.mark.parametrize("digits", ["9" * 16, "9" * 200, "9" * 5000])
 def test_a_number_that_no_step_reaches_is_not_a_step(digits):
-    assert not folder_checkpoints._is_step(f"step_{digits}")
+    assert not folders._is_step(f"step_{digits}")
     committed = {f"step_{digits}/COMPLETE": None, "step_00000007/COMPLETE": None}
-    assert bucket_checkpoints._committed_steps(committed) == {7}
+    assert buckets._committed_steps(committed) == {7}
 
 
 def test_a_failed_writer_leaves_no_checkpoint(store, tmp_path):

@@ -15,7 +15,7 @@ import pytest
 
 from tpufleet.errors import BadInput
 from tpufleet.runtime import distributed
-from tpufleet.runtime.folder_checkpoints import FolderCheckpoints
+from tpufleet.runtime.checkpoints.folders import FolderCheckpoints
 
 pytest.importorskip("jax")
 

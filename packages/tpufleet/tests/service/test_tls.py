@@ -28,7 +28,7 @@ from tests.views.cli_runner import Tpu
 from tpufleet.client import tls
 from tpufleet.client.agents import AgentClient
 from tpufleet.client.fleet import FleetClient
-from tpufleet.errors import Unreachable
+from tpufleet.errors import Unreachable, UntrustedCertificate
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.job.jobs import JobId, JobState
 from tpufleet.service.transport import http_server
@@ -122,13 +122,13 @@ def test_certificates_are_checked_however_the_scheme_is_written(secure, scheme):
     url = f"{scheme}://127.0.0.1:{secure.port}"
     with (
         FleetClient(url, secure.tokens["mel"]) as client,
-        pytest.raises(Unreachable, match="certificate verify failed"),
+        pytest.raises(UntrustedCertificate),
     ):
         client.me()
     assert tls.proxy_for(url, {"HTTPS_PROXY": "proxy:1", "NO_PROXY": "none"}) == "http://proxy:1"
     agent = AgentClient(url, secure.slice_token("s1"))
     try:
-        with pytest.raises(Exception, match="certificate verify failed"):
+        with pytest.raises(UntrustedCertificate):
             agent.send_heartbeat(secure.make_heartbeat("s1/0"))
     finally:
         agent.close()
@@ -137,7 +137,7 @@ def test_certificates_are_checked_however_the_scheme_is_written(secure, scheme):
 def test_a_certificate_that_is_not_trusted_comes_with_the_setting_for_it(secure):
     with (
         FleetClient(f"https://127.0.0.1:{secure.port}", secure.tokens["mel"]) as client,
-        pytest.raises(Unreachable, match="certificate verify failed") as refused,
+        pytest.raises(UntrustedCertificate) as refused,
     ):
         client.me()
     assert "`ca_file`" in str(refused.value) and "tpu serve" not in str(refused.value)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from tpufleet.agent import threads
+from tpufleet.errors import FleetError, UntrustedCertificate
 from tpufleet.model.fleet import bootstrap
 from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
 
@@ -36,8 +37,9 @@ class BootstrapReporter:
         self._last: BootstrapReport | None = None
         self._written_at = 0.0
 
-    def connecting(self, message: str) -> None:
-        self._write(BootstrapStage.CONNECTING, message)
+    def connecting(self, error: FleetError) -> None:
+        untrusted = isinstance(error, UntrustedCertificate)
+        self._write(BootstrapStage.CONNECTING, str(error), untrusted=untrusted)
 
     def connected(self) -> None:
         self._write(BootstrapStage.CONNECTED, "")
@@ -45,12 +47,24 @@ class BootstrapReporter:
     def failed(self, stage: BootstrapStage, message: str) -> None:
         self._write(stage, message, failed=True)
 
-    def _write(self, stage: BootstrapStage, message: str, *, failed: bool = False) -> None:
+    def _write(
+        self,
+        stage: BootstrapStage,
+        message: str,
+        *,
+        failed: bool = False,
+        untrusted: bool = False,
+    ) -> None:
         if self._metadata is None:
             return
         message = message[: bootstrap.MAX_MESSAGE_LENGTH]
         report = BootstrapReport(
-            host=self._host, stage=stage, failed=failed, message=message, slice_id=self._slice_id
+            host=self._host,
+            stage=stage,
+            failed=failed,
+            message=message,
+            untrusted=untrusted,
+            slice_id=self._slice_id,
         )
         now, last = self._monotonic(), self._last
         same_stage = last is not None and (last.stage, last.failed) == (stage, failed)

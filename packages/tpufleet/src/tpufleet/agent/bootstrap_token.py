@@ -10,36 +10,44 @@ import ctypes
 import secrets
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tpufleet.agent import threads
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.backoff import Backoff
 from tpufleet.errors import FleetError, Temporary
 
+if TYPE_CHECKING:
+    from tpufleet.client.agents import AgentClient
+
 INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 15.0
 PR_SET_DUMPABLE = 4
+
+
+def connect(settings: AgentSettings, token: str) -> AgentClient:
+    from tpufleet.client.agents import AgentClient  # httpx is slow to import
+
+    return AgentClient(
+        settings.server,
+        token,
+        settings.ca_file,
+        ca_certificates=settings.ca_certificates,
+        proxy=settings.proxy,
+    )
 
 
 def exchange(
     settings: AgentSettings,
     sleep: Callable[[float], None] = time.sleep,
-    on_retry: Callable[[str], None] = lambda message: None,
+    on_retry: Callable[[FleetError], None] = lambda error: None,
 ) -> str:
     """Return the slice token, which never leaves this process.
 
     Waits for an unreachable control plane up to `settings.server_timeout_seconds`. Raises Forbidden
     when another agent has already exchanged the token for this host.
     """
-    from tpufleet.client.agents import AgentClient  # httpx is slow to import
-
     protect_memory()
-    client = AgentClient(
-        settings.server,
-        settings.bootstrap_token,
-        settings.ca_file,
-        ca_certificates=settings.ca_certificates,
-        proxy=settings.proxy,
-    )
+    client = connect(settings, settings.bootstrap_token)
     nonce = secrets.token_hex(16)
     backoff = Backoff(first=INITIAL_BACKOFF_SECONDS, longest=MAX_BACKOFF_SECONDS)
     timeout, waited = settings.server_timeout_seconds, 0.0
@@ -52,7 +60,7 @@ def exchange(
                 if timed_out or not isinstance(error, Temporary):
                     raise
                 threads.log(f"bootstrap token not accepted yet; retrying: {error}")
-                on_retry(str(error))
+                on_retry(error)
             delay = backoff.failed()
             sleep(delay)
             waited += delay

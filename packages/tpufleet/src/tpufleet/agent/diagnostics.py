@@ -22,6 +22,7 @@ from tpufleet.model.fleet.host_commands import CheckResult, DiagnosticReport, He
 from tpufleet.model.values.encoding import to_json
 
 AS_ROOT = f"sudo {sys.executable} -m tpufleet.agent.diagnostics"
+REPAIR = "run again with --fix"
 LIBTPU_LOCKFILE = "tmp/libtpu_lockfile"
 # Fractions of a disk, and of the memory, that are free.
 DISK_WARNING, DISK_FAILED = 0.10, 0.02
@@ -75,12 +76,11 @@ def _check_devices(host: InspectedHost) -> CheckResult:
     present = len(host.devices())
     if present >= host.chips:
         return _ok("devices", f"{present} chips")
-    return CheckResult(
-        check="devices",
-        health=Health.FAILED,
-        message=f"{present} of {host.chips} chips are present",
-        impact="JAX cannot initialize every chip; jobs fail at start",
-        remedy="replace the node with `tpu vm reapply`, or let the fleet release the slice",
+    return _failed(
+        "devices",
+        f"{present} of {host.chips} chips are present",
+        "JAX cannot initialize every chip; jobs fail at start",
+        "replace the node with `tpu vm reapply`, or let the fleet release the slice",
     )
 
 
@@ -117,27 +117,22 @@ def _open_files(pid: int) -> set[str]:
 
 def _check_holders(use: ChipUse) -> CheckResult:
     holders = use.holders
-    if not holders and use.unseen:
-        return CheckResult(
-            check="holders",
-            health=Health.OK,
-            message=(
-                f"no process of user {_user_name()} uses the chips; "
-                f"{use.unseen} processes of other users cannot be inspected"
-            ),
-            remedy=f"to see all, run on the host: {AS_ROOT}",
-        )
     if not holders:
-        return _ok("holders", "no process uses the chips")
+        if not use.unseen:
+            return _ok("holders", "no process uses the chips")
+        message = (
+            f"no process of user {_user_name()} uses the chips; "
+            f"{use.unseen} processes of other users cannot be inspected"
+        )
+        return _ok("holders", message, remedy=f"to see all, run on the host: {AS_ROOT}")
     names = ", ".join(f"{name} ({pid})" for pid, name in holders.items())
     if all(_is_workload(pid) for pid in holders):
         return _ok("holders", f"the job uses the chips: {names}")
-    return CheckResult(
-        check="holders",
-        health=Health.FAILED,
-        message=f"other processes use the chips: {names}",
-        impact="jobs fail with `The TPU is already in use`",
-        remedy="end those processes if they are yours; --fix only ends what the fleet started",
+    return _failed(
+        "holders",
+        f"other processes use the chips: {names}",
+        "jobs fail with `The TPU is already in use`",
+        "end those processes if they are yours; --fix only ends what the fleet started",
     )
 
 
@@ -152,33 +147,27 @@ def _check_lock(host: InspectedHost, use: ChipUse) -> CheckResult:
     file = host.root / LIBTPU_LOCKFILE
     if not file.exists():
         return _ok("lock", "no libtpu lock")
-    if use.holders:
-        return _ok("lock", "the libtpu lock belongs to a running process")
-    if pid := _lock_holder(file):
-        return _ok("lock", f"the libtpu lock is held by process {pid}")
+    if pid := next(iter(use.holders), None) or _lock_holder(file):
+        return _ok("lock", f"process {pid} holds the libtpu lock")
     if use.unseen:
-        return CheckResult(
-            check="lock",
-            health=Health.WARNING,
-            message=(
-                f"libtpu lock {file}; it may belong to one of {use.unseen} processes of other users"
-            ),
-            impact="if no process uses the chips, programs of other users cannot open them",
-            remedy=f"to check and remove it, run on the host: {AS_ROOT} --repair",
+        return _warning(
+            "lock",
+            f"libtpu lock {file}; it may belong to one of {use.unseen} processes of other users",
+            "if no process uses the chips, programs of other users cannot open them",
+            f"to check and remove it, run on the host: {AS_ROOT} --repair",
         )
-    problem = "no process uses the chips"
+    problem = f"stale libtpu lock {file}"
     if host.repair:
         try:
             file.unlink(missing_ok=True)
             return _ok("lock", "removed a stale libtpu lock", repaired=True)
         except OSError as error:
-            problem = f"cannot remove it: {error.strerror}"
-    return CheckResult(
-        check="lock",
-        health=Health.FAILED,
-        message=f"stale libtpu lock {file}; {problem}",
-        impact="programs of other users cannot open the chips",
-        remedy=f"run `sudo rm {file}`" if host.repair else "run again with --fix to remove it",
+            problem += f", which cannot be removed: {error.strerror}"
+    return _failed(
+        "lock",
+        problem,
+        "programs of other users cannot open the chips",
+        f"run `sudo rm {file}`" if host.repair else REPAIR,
     )
 
 
@@ -213,13 +202,9 @@ def _check_disks(host: InspectedHost) -> Iterator[CheckResult]:
         if free >= DISK_WARNING:
             yield _ok(check, message)
             continue
-        yield CheckResult(
-            check=check,
-            health=Health.FAILED if free < DISK_FAILED else Health.WARNING,
-            message=message,
-            impact="writing checkpoints and logs will fail when the disk is full",
-            remedy=f"delete old data at {path}",
-        )
+        report = _failed if free < DISK_FAILED else _warning
+        impact = "writing checkpoints and logs will fail when the disk is full"
+        yield report(check, message, impact, f"delete old data at {path}")
 
 
 def _check_memory() -> CheckResult:
@@ -227,12 +212,7 @@ def _check_memory() -> CheckResult:
     message = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"
     if memory.available / memory.total >= MEMORY_WARNING:
         return _ok("memory", message)
-    return CheckResult(
-        check="memory",
-        health=Health.WARNING,
-        message=message,
-        impact="the kernel may kill the program",
-    )
+    return _warning("memory", message, "the kernel may kill the program")
 
 
 def _check_mounts(host: InspectedHost) -> CheckResult:
@@ -242,55 +222,46 @@ def _check_mounts(host: InspectedHost) -> CheckResult:
         return _ok("mounts", "no data disks")
     if not missing:
         return _ok("mounts", f"data disks mounted: {len(disks)}")
-    return CheckResult(
-        check="mounts",
-        health=Health.FAILED,
-        message=f"not mounted: {', '.join(missing)}",
-        impact="jobs do not find their data there",
-        remedy="run the startup script again: `sudo google_metadata_script_runner startup`",
+    return _failed(
+        "mounts",
+        f"not mounted: {', '.join(missing)}",
+        "jobs do not find their data there",
+        "run the startup script again: `sudo google_metadata_script_runner startup`",
     )
 
 
 def _check_credentials(host: InspectedHost) -> CheckResult:
     path = host.environ.get("TPUFLEET_TOKEN_FILE")
     file = Path(path) if path else None
-    if file is None or not file.is_file():
-        return _ok("credentials", "the agent holds its token in memory")
-    mode = stat.S_IMODE(file.stat().st_mode)
-    if not mode & 0o077:
+    mode = stat.S_IMODE(file.stat().st_mode) if file is not None and file.is_file() else 0
+    if file is None or not mode & 0o077:
         return _ok("credentials", "only the agent can read its token")
-    problem, remedy = "", "run again with --fix to set mode 600"
+    problem = f"other users can read the agent's token {file} (mode {mode:o})"
     if host.repair:
         try:
             file.chmod(0o600)
             return _ok("credentials", f"set mode 600 on the agent's token {file}", repaired=True)
         except OSError as error:
-            problem, remedy = (
-                f"; cannot change it: {error.strerror}",
-                f"run `sudo chmod 600 {file}`",
-            )
-    return CheckResult(
-        check="credentials",
-        health=Health.FAILED,
-        message=f"other users can read the agent's token {file} (mode {mode:o}){problem}",
-        impact="any process on this host can impersonate it",
-        remedy=remedy,
+            problem += f", which cannot be changed: {error.strerror}"
+    return _failed(
+        "credentials",
+        problem,
+        "any process on this host can impersonate it",
+        f"run `sudo chmod 600 {file}`" if host.repair else REPAIR,
     )
 
 
 def _check_containment(host: InspectedHost) -> Iterator[CheckResult]:
     """Which guarantee holds for the processes of jobs. Nothing when no agent runs the checks."""
     message = host.environ.get(containment.IN_USE_VARIABLE, "")
-    weak = message.startswith(f"{containment.Mechanism.MARKS}:") or "can read" in message
-    if message and not weak:
+    if message and not host.environ.get(containment.WEAK_VARIABLE):
         yield _ok("containment", message)
     elif message:
-        yield CheckResult(
-            check="containment",
-            health=Health.WARNING,
-            message=message,
-            impact="only run jobs of people you trust on this host",
-            remedy="allow user namespaces, or run the agent in a delegated control group",
+        yield _warning(
+            "containment",
+            message,
+            "only run jobs of people you trust on this host",
+            "allow user namespaces, or run the agent in a delegated control group",
         )
 
 
@@ -304,8 +275,22 @@ def _versions() -> CheckResult:
     return _ok("versions", ", ".join(versions))
 
 
-def _ok(check: str, message: str, *, repaired: bool = False) -> CheckResult:
-    return CheckResult(check=check, health=Health.OK, message=message, repaired=repaired)
+def _ok(check: str, message: str, *, remedy: str = "", repaired: bool = False) -> CheckResult:
+    return CheckResult(
+        check=check, health=Health.OK, message=message, remedy=remedy, repaired=repaired
+    )
+
+
+def _warning(check: str, message: str, impact: str, remedy: str = "") -> CheckResult:
+    return CheckResult(
+        check=check, health=Health.WARNING, message=message, impact=impact, remedy=remedy
+    )
+
+
+def _failed(check: str, message: str, impact: str, remedy: str) -> CheckResult:
+    return CheckResult(
+        check=check, health=Health.FAILED, message=message, impact=impact, remedy=remedy
+    )
 
 
 def main() -> None:

@@ -288,16 +288,12 @@ class Agent:
     def _check_lease(self) -> None:
         if self._lease_expired() and self._workload and not self._workload.finished:
             assert self._lease is not None
-            seconds = self._lease.total_seconds()
-            self._workload.stop(f"lease expired: control plane unreachable for {seconds:g} s")
-
-        timeout, elapsed = (
-            self._context.settings.server_timeout_seconds,
-            uptime() - self._lease_renewed_at,
-        )
+            self._workload.stop(_unreachable_for(self._lease.total_seconds()))
+        timeout = self._context.settings.server_timeout_seconds
+        elapsed = uptime() - self._lease_renewed_at
         if timeout is not None and elapsed > timeout and self._exit_status is None:
-            threads.log(f"control plane unreachable for {timeout:g} s; exiting")
-            self._exit(EXIT_REJECTED, f"control plane unreachable for {timeout:g} s")
+            threads.log(f"{_unreachable_for(timeout)}; exiting")
+            self._exit(EXIT_REJECTED, _unreachable_for(timeout))
 
     def _lease_expired(self) -> bool:
         if self._lease is None:
@@ -391,3 +387,7 @@ class Agent:
             self._exit_deadline += FINAL_HEARTBEAT_SECONDS
         delivered = self._final_heartbeat and self._last_answered >= self._final_heartbeat
         return bool(delivered) or uptime() > self._exit_deadline
+
+
+def _unreachable_for(seconds: float) -> str:
+    return f"control plane unreachable for {seconds:g} s"

@@ -60,6 +60,7 @@ def run(environ: Mapping[str, str]) -> int:
     credentials = (agent_settings.TOKEN_VARIABLE, agent_settings.BOOTSTRAP_TOKEN_VARIABLE)
     base_env = {name: value for name, value in environ.items() if name not in credentials}
     base_env[containment.IN_USE_VARIABLE] = contained.description
+    base_env[containment.WEAK_VARIABLE] = "1" if contained.weak else ""
     try:
         return _build_agent(settings, base_env, guard, contained, reporter).run()
     except AgentRejected as error:
@@ -83,7 +84,6 @@ def _build_agent(
     from tpufleet.agent import bootstrap_token
     from tpufleet.agent.loop import Agent, InboxMessage, PhaseChanged, ShutdownRequested
     from tpufleet.agent.workload.runner import AgentContext
-    from tpufleet.client.agents import AgentClient
     from tpufleet.clocks import SystemClock
 
     if settings.bootstrap_token:
@@ -100,13 +100,7 @@ def _build_agent(
         settings=settings,
         base_env=base_env,
         agent_bin_dir=os.path.dirname(sys.executable),
-        client=AgentClient(
-            settings.server,
-            settings.token,
-            settings.ca_file,
-            ca_certificates=settings.ca_certificates,
-            proxy=settings.proxy,
-        ),
+        client=bootstrap_token.connect(settings, settings.token),
         watchdog=guard,
         containment=contained,
         clock=SystemClock(),

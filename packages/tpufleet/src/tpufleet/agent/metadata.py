@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from tpufleet.agent import settings
 from tpufleet.errors import BadInput
 
+T = TypeVar("T")
 METADATA_ROOT = "/computeMetadata/v1/instance/"
 # Beyond this, proxies and clocks begin to interfere; the request is simply repeated.
 HANG_SECONDS = 60
@@ -76,13 +79,13 @@ def complete_environ(environ: Mapping[str, str]) -> dict[str, str]:
     metadata = MetadataClient(environ["TPUFLEET_METADATA"])
     try:
         identity = _identity(metadata)
-        tokens = _parse_tokens(metadata.get("attributes/tpufleet-tokens"))
+        tokens = metadata.get("attributes/tpufleet-tokens") or "{}"
     except OSError as error:
         raise BadInput(f"cannot read the metadata server: {error}") from error
     identity["TPUFLEET_WORK"] = str(Path(environ.get("TPUFLEET_WORK", "/var/lib/tpufleet/work")))
     explicit = {key: value for key, value in environ.items() if value}
     slice_id = identity["TPUFLEET_SLICE"]
-    bootstrap_token = tokens.get(slice_id, "")
+    bootstrap_token = _parse("tpufleet-tokens", tokens, dict[str, str]).get(slice_id, "")
     if not bootstrap_token:
         raise BadInput(f"metadata tpufleet-tokens has no bootstrap token for slice {slice_id}")
     return {**identity, **explicit, settings.BOOTSTRAP_TOKEN_VARIABLE: bootstrap_token}
@@ -92,7 +95,7 @@ def _identity(metadata: MetadataClient) -> dict[str, str]:
     def attribute(name: str, fallback: str = "") -> str:
         return (metadata.get(f"attributes/{name}") or fallback).strip()
 
-    slices = _parse_names(attribute("tpufleet-slices", "[]"))
+    slices = _parse("tpufleet-slices", attribute("tpufleet-slices", "[]"), list[str])
     tpu_env = attribute("tpu-env")
     return {
         "TPUFLEET_SERVER": attribute("tpufleet-server"),
@@ -121,23 +124,8 @@ def _own_slice(slices: list[str], tpu_env: str) -> str:
     )
 
 
-def _parse_names(text: str) -> list[str]:
-    names = _parse_json(text)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise BadInput("metadata tpufleet-slices is not a JSON list of names")
-    return names
-
-
-def _parse_tokens(text: str | None) -> dict[str, str]:
-    tokens = _parse_json(text or "{}")
-    if not isinstance(tokens, dict):
-        raise BadInput("metadata tpufleet-tokens is not a JSON object")
-    return {str(key): str(value) for key, value in tokens.items()}
-
-
-def _parse_json(text: str) -> object:
-    """None when it is not JSON."""
+def _parse(name: str, text: str, kind: type[T]) -> T:
     try:
-        return json.loads(text)
-    except ValueError:
-        return None
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError as error:
+        raise BadInput(f"metadata {name}: {error}") from error

@@ -11,6 +11,7 @@ from tpufleet.client import tls
 from tpufleet.model.fleet import hosts
 from tpufleet.model.fleet.hosts import HostId, NoticeKind
 from tpufleet.model.fleet.slices import SliceId
+from tpufleet.runtime.context import whole_number
 
 CA_VARIABLE = "TPUFLEET_CA_CERTIFICATES"
 TOKEN_VARIABLE, BOOTSTRAP_TOKEN_VARIABLE = "TPUFLEET_TOKEN", "TPUFLEET_ENTRY"
@@ -96,10 +97,8 @@ def _text(environ: Mapping[str, str], name: str) -> str:
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int:
-    value = _text(environ, name)
-    if not value.isdecimal():
-        raise errors.BadInput(f"{name} must be a whole number, not {value!r}")
-    return int(value)
+    _text(environ, name)
+    return whole_number(environ, name)
 
 
 def _token(environ: Mapping[str, str]) -> str:
@@ -114,9 +113,9 @@ def _token(environ: Mapping[str, str]) -> str:
 
 def _read_token_file(path: Path) -> str:
     try:
-        token = path.read_text().strip()
+        token, problem = path.read_text().strip(), "it is empty"
     except OSError as error:
-        raise errors.BadInput(f"TPUFLEET_TOKEN_FILE: cannot read {path}: {error}") from error
+        token, problem = "", str(error)
     if not token:
-        raise errors.BadInput(f"TPUFLEET_TOKEN_FILE: {path} is empty")
+        raise errors.BadInput(f"TPUFLEET_TOKEN_FILE: no token in {path}: {problem}")
     return token

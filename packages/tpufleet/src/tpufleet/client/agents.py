@@ -154,9 +154,8 @@ class AgentClient:
         except (httpx.TransportError, httpx.DecodingError) as error:
             self.reachable = False
             cause = str(error) or type(error).__name__
-            raise errors.Unreachable(
-                f"cannot reach the control plane at {self._server}: {cause}"
-            ) from error
+            kind = errors.UntrustedCertificate if tls.is_untrusted(error) else errors.Unreachable
+            raise kind(f"cannot reach the control plane at {self._server}: {cause}") from error
 
 
 def _check(response: httpx.Response) -> None:

@@ -65,6 +65,15 @@ def _only(certificate: Path) -> ssl.SSLContext:
     return context
 
 
+def is_untrusted(error: BaseException | None) -> bool:
+    """Whether a connection failed because the server's certificate was rejected."""
+    import ssl
+
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def proxy_for(url: str, environ: Mapping[str, str]) -> str | None:
     """The proxy of `HTTPS_PROXY`, unless `NO_PROXY` excludes the host. Only for https: a proxy then
     forwards an encrypted connection, and never sees a token."""

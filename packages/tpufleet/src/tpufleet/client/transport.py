@@ -13,7 +13,13 @@ from urllib.parse import unquote_to_bytes
 
 from tpufleet import errors
 from tpufleet.client import tls
-from tpufleet.errors import FleetError, NoAnswer, NoConnection, Unreachable
+from tpufleet.errors import (
+    FleetError,
+    NoAnswer,
+    NoConnection,
+    Unreachable,
+    UntrustedCertificate,
+)
 from tpufleet.model.api_types import ERROR_HEADER, ErrorResponse
 from tpufleet.model.values.encoding import from_json, to_json
 
@@ -153,8 +159,8 @@ class Transport:
                 "  next: retry, or look at its log; `tpu serve --stop` and `tpu serve` restart it "
                 "without losing a job"
             )
-        if _is_certificate_error(error):
-            return Unreachable(
+        if tls.is_untrusted(error):
+            return UntrustedCertificate(
                 f"cannot reach the control plane at {self.url} ({error})\n"
                 "  next: for a private CA, set `ca_file` in the config file, or TPUFLEET_CA_FILE, "
                 "to its certificate; for another name, use that as the address"

@@ -260,16 +260,14 @@ class ObservationApplier:
                 if cloud.id in reported:
                     continue
                 reported.add(cloud.id)
-                self._log(
-                    f"slice {cloud.id} of {result.provider} in {cloud.zone} is not in the store; "
-                    "deleting it"
-                )
+                message = f"slice {cloud.id} in {cloud.zone} is not recorded; deleting it"
+                self._log(message)
                 self._working_set.record_events(
                     Event(
                         at=now,
                         kind=EventKind.SLICE,
                         state="orphan",
-                        message=f"slice {cloud.id} in {cloud.zone} is not recorded; releasing it",
+                        message=message,
                         slice_id=cloud.id,
                     )
                 )
@@ -277,17 +275,8 @@ class ObservationApplier:
     def _apply_maintenance(self, tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> TpuSlice:
         after, message = slice_observation.apply_maintenance(tpu_slice, cloud)
         if message:
-            self._working_set.record_events(
-                Event(
-                    at=now,
-                    kind=EventKind.SLICE,
-                    state="maintenance_planned",
-                    message=f"slice {tpu_slice.id}: {message}",
-                    job_id=tpu_slice.job_id,
-                    slice_id=tpu_slice.id,
-                    pool=tpu_slice.pool,
-                )
-            )
+            planned = slice_event(replace(tpu_slice, reason=message), now)
+            self._working_set.record_events(replace(planned, state="maintenance_planned"))
         return after
 
     def _apply_request(self, result: CallResult, now: datetime) -> None:

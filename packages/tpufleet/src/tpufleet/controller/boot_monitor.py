@@ -15,7 +15,7 @@ from tpufleet.model.job.jobs import JobId
 from tpufleet.model.tpu import topology
 from tpufleet.model.values.records import replace
 from tpufleet.policy.events import slice_event
-from tpufleet.policy.recovery import job_step, liveness
+from tpufleet.policy.recovery import liveness
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,12 +54,12 @@ class BootMonitor:
         failure = self._failure(tpu_slice, connected, reports, now)
         if failure:
             working_set.record_refusal(tpu_slice, failure, now)
-            self._release(tpu_slice, failure, now)
+            working_set.release_slice(tpu_slice, LossReason.BOOT_FAILED, failure, now)
             return self._count_futile_creation(tpu_slice, failure, now)
         problem = self._contact_problem(tpu_slice, connected, reports, now)
         if problem:
             server_contact.lost(working_set, tpu_slice, self._server_url, problem, now)
-            self._release(tpu_slice, problem, now)
+            working_set.release_slice(tpu_slice, LossReason.BOOT_FAILED, problem, now)
             return None
         expected = topology.find(tpu_slice.accelerator).hosts
         reason = liveness.boot_reason(
@@ -83,14 +83,15 @@ class BootMonitor:
         failure = liveness.bootstrap_failure(reports)
         if not failure and liveness.boot_failed(tpu_slice, since, now, timeout, present):
             failure = f"boot timeout: only {connected} hosts came up in {timeout}"
-        if not failure and liveness.is_mute(tpu_slice, connected, reports, now, present):
-            minutes = liveness.SILENT_BOOT_LIMIT // timedelta(minutes=1)
-            failure = f"nothing was heard from its hosts in {minutes} min"
         progress_at = self._progress_at(tpu_slice, connected, reports, now)
-        if not failure and liveness.is_stuck(tpu_slice, reports, progress_at, now, present):
+        if not failure and (
+            liveness.is_mute(tpu_slice, connected, reports, now, present)
+            or liveness.is_stuck(tpu_slice, reports, progress_at, now, present)
+        ):
             slowest = liveness.slowest_host(reports)
             minutes = liveness.SILENT_BOOT_LIMIT // timedelta(minutes=1)
-            failure = f"no progress in {minutes} min ({slowest.text if slowest else 'all hosts'})"
+            last = slowest.text if slowest else "its hosts have reported nothing"
+            failure = f"no progress in {minutes} min: {last}"
         return failure
 
     def _progress_at(
@@ -116,8 +117,8 @@ class BootMonitor:
         """The problem, if hosts of this provider cannot reach this server. If others can, the
         problem is with this slice alone."""
         working_set = self._working_set
-        error = liveness.connection_error(reports) if not connected else ""
-        if not error:
+        trying = liveness.connecting_host(reports) if not connected else None
+        if trying is None:
             working_set.connecting_since.pop(tpu_slice.id, None)
             return ""
         since = working_set.connecting_since.setdefault(tpu_slice.id, now)
@@ -127,14 +128,14 @@ class BootMonitor:
         if not liveness.cannot_connect(since, working_set.present_since, now):
             return ""
         advice = "check `public_url` and the firewall with `tpu check cloud`"
-        if "certificate verify failed" in error:
+        if trying.untrusted:
             advice = (
                 "set `ca_file` of the server to the certificate of its CA, or use a `public_url` "
                 "that its certificate covers"
             )
         return (
             f"hosts of {tpu_slice.provider} cannot reach this server at {self._server_url} "
-            f"({error}); {advice}"
+            f"({trying.text}); {advice}"
         )
 
     def _explain(self, tpu_slice: TpuSlice, reason: str, now: datetime) -> None:
@@ -167,8 +168,3 @@ class BootMonitor:
             advice="check that hosts reach `public_url` of the server and can install the bundle, "
             f"then run `tpu resume {job_id}`",
         )
-
-    def _release(self, tpu_slice: TpuSlice, reason: str, now: datetime) -> None:
-        released = job_step.release_slice(tpu_slice, LossReason.BOOT_FAILED, reason, now)
-        self._working_set.put_slice(released)
-        self._working_set.record_events(slice_event(released, now))

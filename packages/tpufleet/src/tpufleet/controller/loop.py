@@ -239,8 +239,8 @@ class Controller:
                 self.tick()
             except Fenced:
                 log.warning("another controller has taken over")
-            except DatabaseUnreachable as error:  # logged by its store
-                log.debug("cannot tick: %s", error)
+            except DatabaseUnreachable:
+                pass  # logged by its store
             except Exception:
                 log.exception("unexpected error in a controller tick; continuing")
             rest = 2 * (time.monotonic() - started)
@@ -256,8 +256,8 @@ class Controller:
                 now = self._store.time() or self._clock.now()
                 # When another holder has it, the next commit is fenced and the next tick finds out.
                 self._store.acquire_lease(LEASE, self._holder, LEASE_TTL, now)
-            except DatabaseUnreachable as error:  # logged by its store
-                log.debug("cannot renew the lease: %s", error)
+            except DatabaseUnreachable:
+                continue  # logged by its store
             except Exception as error:
                 log.warning("cannot renew the lease; retrying in %s: %s", RENEW_INTERVAL, error)
 

@@ -85,54 +85,41 @@ class ProviderCalls:
                 return results
 
     def request(self, order: Order, provider: str) -> None:
-        def call() -> CallResult:
-            self.providers[provider].request(order)
-            return CallResult(
-                call=CallKind.REQUEST, provider=provider, started_at=started, slices=order.slices
-            )
-
-        started = self._clock.now()
-        self._start((CallKind.REQUEST, order.id), provider, call, order.slices)
+        self._start(
+            CallKind.REQUEST,
+            order.id,
+            provider,
+            lambda: self.providers[provider].request(order),
+            order.slices,
+        )
 
     def release(self, slice_id: SliceId, zone: str, provider: str) -> None:
-        def call() -> CallResult:
-            self.providers[provider].release(slice_id, zone)
-            return CallResult(
-                call=CallKind.RELEASE, provider=provider, started_at=started, slices=(slice_id,)
-            )
-
-        started = self._clock.now()
-        self._start((CallKind.RELEASE, slice_id), provider, call, (slice_id,))
+        started = self._start(
+            CallKind.RELEASE,
+            slice_id,
+            provider,
+            lambda: self.providers[provider].release(slice_id, zone),
+            (slice_id,),
+        )
         self._not_before[(CallKind.RELEASE, slice_id)] = started + RELEASE_RETRY_INTERVAL
 
     def list(self, provider: str, expected: Sequence[ExpectedSlice] = ()) -> None:
-        def call() -> CallResult:
-            return CallResult(
-                call=CallKind.LISTING,
-                provider=provider,
-                started_at=started,
-                listing=self.providers[provider].listing(expected),
-            )
-
-        started = self._clock.now()
-        self._start((CallKind.LISTING, provider), provider, call, ())
+        self._start(
+            CallKind.LISTING,
+            provider,
+            provider,
+            lambda: self.providers[provider].listing(expected),
+        )
 
     def inject_fault(self, tpu_slice: TpuSlice, fault: str, host_index: int | None) -> None:
-        def call() -> CallResult:
+        def inject() -> None:
             try:
                 kind = Fault(fault)
             except ValueError as error:
                 raise BadRequest(f"unknown fault {fault!r}") from error
             self.providers[tpu_slice.provider].inject(tpu_slice.id, kind, host_index)
-            return CallResult(
-                call=CallKind.FAULT,
-                provider=tpu_slice.provider,
-                started_at=started,
-                slices=(tpu_slice.id,),
-            )
 
-        started = self._clock.now()
-        self._start((CallKind.FAULT, tpu_slice.id), tpu_slice.provider, call, (tpu_slice.id,))
+        self._start(CallKind.FAULT, tpu_slice.id, tpu_slice.provider, inject, (tpu_slice.id,))
 
     def may_start(self, call: CallKind, key: str, now: datetime) -> bool:
         if (call, key) in self._in_flight:
@@ -155,29 +142,39 @@ class ProviderCalls:
 
     def _start(
         self,
-        key: tuple[CallKind, str],
+        kind: CallKind,
+        key: str,
         provider: str,
-        call: Callable[[], CallResult],
-        slices: tuple[SliceId, ...],
-    ) -> None:
+        call: Callable[[], Sequence[CloudSlice] | None],
+        slices: tuple[SliceId, ...] = (),
+    ) -> datetime:
+        """Returns when it was started."""
         started = self._clock.now()
 
         def run() -> None:
+            listing: Sequence[CloudSlice] | None = None
+            failure: FleetError | None = None
             try:
-                result = call()
+                listing = call()
             except FleetError as error:
-                result = CallResult(
-                    call=key[0], provider=provider, started_at=started, slices=slices, error=error
-                )
+                failure = error
             except Exception as error:  # a bug in one provider must not stop the others
-                wrapped = FleetError(f"unexpected error in provider {provider}: {error!r}")
-                wrapped.__cause__ = error
-                result = CallResult(
-                    call=key[0], provider=provider, started_at=started, slices=slices, error=wrapped
+                failure = FleetError(f"unexpected error in provider {provider}: {error!r}")
+                failure.__cause__ = error
+            self._in_flight.discard((kind, key))
+            self._results.put(
+                CallResult(
+                    call=kind,
+                    provider=provider,
+                    started_at=started,
+                    slices=slices,
+                    # An empty one may still name zones that did not answer.
+                    listing=() if listing is None else listing,
+                    error=failure,
                 )
-            self._in_flight.discard(key)
-            self._results.put(result)
+            )
             self._wake()
 
-        self._in_flight.add(key)
+        self._in_flight.add((kind, key))
         self._executor.submit(run)
+        return started

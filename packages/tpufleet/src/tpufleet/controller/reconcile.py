@@ -12,14 +12,13 @@ from tpufleet.controller import server_contact
 from tpufleet.controller.boot_monitor import BootMonitor
 from tpufleet.controller.placement_inputs import ControllerSettings, PlacementInputs
 from tpufleet.controller.working_set import WorkingSet
-from tpufleet.model.events import Event, EventKind
 from tpufleet.model.fleet.pools import Pool, RefusalKind
 from tpufleet.model.fleet.slices import LossReason, SliceId, TpuSlice
 from tpufleet.model.job.attempts import AttemptState
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import JobState
 from tpufleet.model.values.records import replace
-from tpufleet.policy.events import slice_event
+from tpufleet.policy.events import attempt_event, job_event, slice_event
 from tpufleet.policy.recovery import job_step
 from tpufleet.policy.scheduling import capacity, fair_share, placement, pool_scaling
 
@@ -160,11 +159,6 @@ class Reconciler:
                 step = job_step.fail_job(view, futile.reason, futile.advice, now)
                 self._apply_step(step, view, now)
 
-    def _release(self, tpu_slice: TpuSlice, loss: LossReason, reason: str, now: datetime) -> None:
-        released = job_step.release_slice(tpu_slice, loss, reason, now)
-        self._working_set.put_slice(released)
-        self._working_set.record_events(slice_event(released, now))
-
     # Placement.
     def decide_placement(self, now: datetime) -> list[placement.PlacementDecision]:
         """One decision for each job that lacks slices. Changes nothing."""
@@ -256,24 +250,17 @@ class Reconciler:
             return
         waiting = job.state in (JobState.QUEUED, JobState.WAITING, JobState.RECOVERING)
         if waiting and working_set.live_attempt(job.id) is None:
-            working_set.put_job(replace(job, reason=wait.reason))
+            job = replace(job, reason=wait.reason)
+            working_set.put_job(job)
             if wait.until is not None and working_set.is_news(job.id, wait.reason):
-                working_set.record_events(
-                    Event(
-                        at=now,
-                        kind=EventKind.JOB,
-                        state=job.state,
-                        message=wait.reason,
-                        job_id=job.id,
-                    )
-                )
+                working_set.record_events(job_event(job, now))
 
     def _release_gang(self, decision: placement.ReleaseGang, now: datetime) -> None:
         attempt = self._working_set.live_attempt(decision.job_id)
         for tpu_slice in self._working_set.job_view(decision.job_id).usable_slices:
             if attempt is not None and tpu_slice.id in attempt.slices:
                 continue  # its processes may still run; it is released when they have exited
-            self._release(tpu_slice, LossReason.RELEASED, decision.reason, now)
+            self._working_set.release_slice(tpu_slice, LossReason.RELEASED, decision.reason, now)
 
     def _supersede(self, decision: placement.Supersede, now: datetime) -> None:
         working_set = self._working_set
@@ -292,16 +279,7 @@ class Reconciler:
         job = working_set.jobs[decision.job_id]
         working_set.put_job(replace(job, state=JobState.RECOVERING, reason=reason))
         working_set.dirty_jobs.add(decision.job_id)
-        working_set.record_events(
-            Event(
-                at=now,
-                kind=EventKind.ATTEMPT,
-                state=EndReason.SUPERSEDED,
-                message=reason,
-                job_id=decision.job_id,
-                attempt_id=attempt.id,
-            )
-        )
+        working_set.record_events(attempt_event(attempt, EndReason.SUPERSEDED, reason, now))
 
     # Pools.
     def _scale_pools(self, now: datetime) -> None:
@@ -314,12 +292,9 @@ class Reconciler:
                 tpu_slice = working_set.slices[slice_id]
                 loss = tpu_slice.loss or LossReason.RELEASED
                 changed = pool is not None and not pool.provides(tpu_slice, settings)
-                reason = (
-                    f"pool {name} was changed and no longer has such slices"
-                    if changed
-                    else f"pool {name} no longer needs it"
-                )
-                self._release(tpu_slice, loss, reason, now)
+                why = "was changed and has no such slices" if changed else "does not need it"
+                reason = f"pool {name} {why} any more"
+                working_set.release_slice(tpu_slice, loss, reason, now)
             if pool is None:
                 continue
             missing = pool_scaling.shortfall(pool, working_set.pool_slices(name), settings)

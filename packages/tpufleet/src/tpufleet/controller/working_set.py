@@ -13,12 +13,14 @@ from tpufleet.model.fleet.bootstrap import BootstrapReport
 from tpufleet.model.fleet.hosts import Host, HostId, Progress
 from tpufleet.model.fleet.pools import CapacityRefusal, Pool, RefusalKind
 from tpufleet.model.fleet.reservations import Reservation
-from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
+from tpufleet.model.fleet.slices import LossReason, SliceId, SliceState, TpuSlice
 from tpufleet.model.job.attempts import Attempt, AttemptId, AttemptState
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.people.budgets import BudgetUse
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.model.values.records import replace
+from tpufleet.policy.events import slice_event
+from tpufleet.policy.recovery import job_step
 from tpufleet.policy.recovery.job_step import JobView
 from tpufleet.policy.scheduling import capacity, placement
 from tpufleet.policy.scheduling.capacity import CapacitySource, RefusalHistory
@@ -195,6 +197,13 @@ class WorkingSet:
                 self.dirty_jobs.add(job_id)
         if tpu_slice.state is SliceState.GONE and not self._in_live_attempt(tpu_slice):
             self._forget_slice(tpu_slice.id)
+
+    def release_slice(
+        self, tpu_slice: TpuSlice, loss: LossReason, reason: str, now: datetime
+    ) -> None:
+        released = job_step.release_slice(tpu_slice, loss, reason, now)
+        self.put_slice(released)
+        self.record_events(slice_event(released, now))
 
     def put_host(self, host: Host) -> None:
         self.hosts.setdefault(host.slice_id, {})[host.index] = host

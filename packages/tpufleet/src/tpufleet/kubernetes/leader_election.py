@@ -69,10 +69,9 @@ class LeaderElector:
                 self._renewed_at = self._clock.now()
         except Conflict:
             pass  # another replica was faster
-        except FleetError as error:
-            log.warning("cannot renew the lease: %s", error)
-        except Exception:  # the loop must survive: renewing later may still work
-            log.exception("unexpected error while renewing the lease")
+        except Exception as error:  # the loop must survive: renewing later may still work
+            expected = isinstance(error, FleetError)
+            log.warning("cannot renew the lease: %s", error, exc_info=None if expected else error)
         if self.leading != was_leading:
             log.info("%s the lease %s", "acquired" if self.leading else "lost", self._name)
             self._on_change()

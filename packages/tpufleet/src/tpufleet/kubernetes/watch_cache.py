@@ -159,12 +159,15 @@ class WatchCache:
                 self._follow(self._initial_list())
             except Conflict:
                 pass  # 410 Gone: the version is too old to watch from
-            except FleetError as error:
+            except Exception as error:
                 if not self._closed.is_set():
-                    log.warning("watch on %s failed; reconnecting: %s", self.kind.plural, error)
-            except Exception:
-                if not self._closed.is_set():
-                    log.exception("watch on %s failed; reconnecting", self.kind.plural)
+                    expected = isinstance(error, FleetError)
+                    log.warning(
+                        "watch on %s failed; reconnecting: %s",
+                        self.kind.plural,
+                        error,
+                        exc_info=None if expected else error,
+                    )
             finally:
                 with self._lock:
                     self._watch_seen_at = None

@@ -37,15 +37,15 @@ def context(environ: Mapping[str, str] | None = None) -> Context:
     environ = os.environ if environ is None else environ
     run_dir = environ.get("TPUFLEET_RUN_DIR")
     here = Context(
-        process_id=_integer(environ, "TPUFLEET_PROCESS_ID", 0),
-        num_processes=_integer(environ, "TPUFLEET_NUM_PROCESSES", 1),
+        process_id=whole_number(environ, "TPUFLEET_PROCESS_ID", 0),
+        num_processes=whole_number(environ, "TPUFLEET_NUM_PROCESSES", 1),
         coordinator_address=environ.get("TPUFLEET_COORDINATOR_ADDRESS") or None,
         job_id=environ.get("TPUFLEET_JOB_ID", "alone"),
-        attempt=_integer(environ, "TPUFLEET_ATTEMPT", 0),
-        slice_index=_integer(environ, "MEGASCALE_SLICE_ID", 0),
-        num_slices=_integer(environ, "MEGASCALE_NUM_SLICES", 1),
+        attempt=whole_number(environ, "TPUFLEET_ATTEMPT", 0),
+        slice_index=whole_number(environ, "MEGASCALE_SLICE_ID", 0),
+        num_slices=whole_number(environ, "MEGASCALE_NUM_SLICES", 1),
         accelerator=environ.get("TPUFLEET_ACCELERATOR", ""),
-        chips=_integer(environ, "TPUFLEET_CHIPS", 0),
+        chips=whole_number(environ, "TPUFLEET_CHIPS", 0),
         checkpoint_dir=environ.get("TPUFLEET_CHECKPOINT_DIR") or os.path.abspath("checkpoints"),
         log_dir=Path(environ.get("TPUFLEET_LOG_DIR") or "logs"),
         run_dir=Path(run_dir) if run_dir else None,
@@ -58,7 +58,7 @@ def context(environ: Mapping[str, str] | None = None) -> Context:
     return here
 
 
-def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
+def whole_number(environ: Mapping[str, str], name: str, default: int = 0) -> int:
     value = environ.get(name, "")
     if not value:
         return default

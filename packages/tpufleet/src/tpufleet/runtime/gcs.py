@@ -163,8 +163,7 @@ def _is_lost_session(error: Exception) -> bool:
 
 def upload_options(size: int) -> dict[str, Any]:
     """For writes of which each has one writer, so that repeating them is safe: how often, and for
-    how long. Before version 3 the client repeats none without a policy
-    (cloud.google.com/storage/docs/retry-strategy)."""
+    how long."""
     # While a request is sent, the connection has the first timeout, for all of its bytes.
     sending = TIMEOUT_SECONDS + min(size, LARGEST_REQUEST) / SLOWEST_UPLINK
     return {"retry": _upload_retry(), "timeout": (sending, TIMEOUT_SECONDS)}
@@ -194,7 +193,7 @@ def connect() -> Any:
     """The official client; without credentials when STORAGE_EMULATOR_HOST is set."""
     try:
         from google.auth.credentials import AnonymousCredentials
-        from google.cloud import storage  # type: ignore[attr-defined]  # a namespace package
+        from google.cloud import storage
     except ImportError as error:
         raise BadInput(
             f"gs:// requires google-cloud-storage ({error.name} is missing)\n"

@@ -49,6 +49,7 @@ def translate_errors(what: str) -> Iterator[None]:
     import urllib3
     from google.api_core import exceptions
     from google.auth import exceptions as auth
+    from google.cloud.storage.exceptions import DataCorruption
 
     try:
         yield
@@ -56,7 +57,7 @@ def translate_errors(what: str) -> Iterator[None]:
         raise NotFound(f"{what} does not exist") from error
     except (auth.RefreshError, auth.TransportError) as error:
         if is_credentials_outage(error):
-            raise ProviderUnavailable(f"{what}: cannot get credentials: {error}") from error
+            raise ProviderUnavailable(f"{what}: {error}") from error
         raise _no_credentials(what, error) from error
     except auth.DefaultCredentialsError as error:
         raise _no_credentials(what, error) from error
@@ -79,10 +80,9 @@ def translate_errors(what: str) -> Iterator[None]:
         urllib3.exceptions.HTTPError,
         http.client.HTTPException,
         ConnectionError,
+        DataCorruption,
     ) as error:
         raise ProviderUnavailable(f"{what}: {error}") from error
-    except data_corruption() as error:
-        raise ProviderUnavailable(f"{what}: damaged in transfer: {error}") from error
 
 
 def _refusal(error: Any) -> str | None:
@@ -114,22 +114,14 @@ def is_credentials_outage(error: Exception) -> bool:
     return isinstance(error, auth.RefreshError)
 
 
-def data_corruption() -> type[Exception]:
-    """What the client raises when a checksum does not match."""
-    try:
-        from google.cloud.storage.exceptions import DataCorruption
-    except ImportError:  # before version 3
-        from google.resumable_media import DataCorruption
-    return DataCorruption
-
-
 def is_damaged_upload(error: Exception) -> bool:
     """Whether what arrived differs from what was sent. Google rejects a single request for that
     with 400; after a session the client compares, and deletes the object."""
     from google.api_core import exceptions
+    from google.cloud.storage.exceptions import DataCorruption
 
     rejected = isinstance(error, exceptions.BadRequest) and "CRC32C" in str(error)
-    return rejected or isinstance(error, data_corruption())
+    return rejected or isinstance(error, DataCorruption)
 
 
 def _grant(answer: str) -> str:

@@ -81,12 +81,11 @@ def environment_file(variables: Mapping[str, str]) -> bytes:
     """As `docker run --env-file` reads it: lines NAME=value, without quotes.
     https://docs.docker.com/reference/cli/docker/container/run/#env"""
     for name, value in variables.items():
-        if "\n" in value or "\r" in value:
+        length = len(value.encode(errors="surrogateescape"))
+        if "\n" in value or "\r" in value or length > MAX_LINE_BYTES:
             raise BadInput(
-                f"image: {name} has several lines, which docker cannot pass on; encode it, for "
-                "example with base64"
+                f"image: {name} has several lines, or more than {MAX_LINE_BYTES // 1024} KiB, "
+                "which docker cannot pass on; encode it, for example with base64"
             )
-        if len(value.encode(errors="surrogateescape")) > MAX_LINE_BYTES:
-            raise BadInput(f"image: {name} has more than {MAX_LINE_BYTES // 1024} KiB")
     lines = [f"{name}={value}\n" for name, value in sorted(variables.items())]
     return "".join(lines).encode(errors="surrogateescape")

@@ -43,7 +43,9 @@ PR_SET_CHILD_SUBREAPER = 36
 # On simulated hosts, instead of the agent's own user: of all jobs, and of those of members.
 JOB_USER_VARIABLE = "TPUFLEET_JOB_USER"
 MEMBER_JOB_USER_VARIABLE = "TPUFLEET_MEMBER_JOB_USER"
-IN_USE_VARIABLE = "TPUFLEET_CONTAINMENT_IN_USE"  # tells `tpu doctor` the guarantee
+# Tell `tpu doctor` the guarantee, and whether it is too weak for jobs of strangers.
+IN_USE_VARIABLE = "TPUFLEET_CONTAINMENT_IN_USE"
+WEAK_VARIABLE = "TPUFLEET_CONTAINMENT_WEAK"
 
 
 class Mechanism(StrEnum):
@@ -61,12 +63,8 @@ _GUARANTEES = {
     ),
 }
 
-# What the controllers of control groups limit, as the beginning of a sentence without them.
-_UNLIMITED = {
-    ("pids",): "processes of a job are",
-    ("memory",): "memory of a job is",
-    ("pids", "memory"): "processes and memory of a job are",
-}
+# What the controllers of control groups limit.
+_LIMITS = {"pids": "processes", "memory": "memory"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,21 +85,25 @@ class Containment:
         return None if self.user is None else self.user.ids
 
     @property
+    def weak(self) -> bool:
+        """Processes may outlive their job, or read the server's state."""
+        return self.mechanism is Mechanism.MARKS or bool(self.hidden and not self.isolated)
+
+    @property
     def description(self) -> str:
         parts = [_GUARANTEES[self.mechanism]]
         if self.isolated:
             parts.append("jobs cannot see the server's state or its processes")
-            if self.user is not None:
-                parts.append(f"jobs run as user {self.user.uid} ({self.user.name})")
-            elif self.member_user is not None:
-                member = self.member_user
-                whom = f"user {member.uid} ({member.name})"
-                parts.append(f"jobs of members run as {whom}, those of admins as root")
+            if user := self.user or self.member_user:
+                whose, rest = (
+                    ("", "") if self.user else (" of members", ", those of admins as root")
+                )
+                parts.append(f"jobs{whose} run as user {user.uid} ({user.name}){rest}")
         elif self.hidden:
             parts.append(f"jobs can read the server's state ({self.isolation_error})")
         offered = self.cgroup.controllers() if self.cgroup is not None else []
-        if missing := tuple(name for name in ("pids", "memory") if name not in offered):
-            parts.append(f"{_UNLIMITED[missing]} not limited on this host")
+        if missing := [what for name, what in _LIMITS.items() if name not in offered]:
+            parts.append(f"not limited on this host: {' and '.join(missing)} of jobs")
         return "; ".join(parts)
 
     def for_owner(self, *, admin: bool) -> Containment:

@@ -94,8 +94,6 @@ def _api_access(
     assignment: Assignment, settings: AgentSettings, attempt_folder: Path
 ) -> dict[str, str]:
     """What `tpu` and the Python client read. The token is that of the attempt."""
-    if not assignment.token:
-        return {}  # a server of an earlier release
     variables = {
         "TPUFLEET_SERVER": settings.server,
         "TPUFLEET_TOKEN_FILE": str(attempt_folder / TOKEN_FILE),

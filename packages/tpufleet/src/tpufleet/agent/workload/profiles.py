@@ -83,8 +83,8 @@ def _read(attempt_folder: Path, name: str, limit: int = MAX_REPLY_BYTES) -> byte
 def _raise_error(reply: bytes) -> None:
     try:
         error = json.loads(reply)["error"]
-    except (ValueError, KeyError, TypeError) as problem:
-        raise ProfileFailed("the program wrote an invalid reply") from problem
+    except (ValueError, KeyError, TypeError):
+        error = "invalid reply"
     if error:
         raise ProfileFailed(f"the program could not record a profile: {str(error)[:500]}")
 

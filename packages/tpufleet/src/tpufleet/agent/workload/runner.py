@@ -24,15 +24,15 @@ from tpufleet.agent.workload import (
     exit_diagnosis,
     job_python,
     processes,
-    results,
 )
 from tpufleet.agent.workload.attempt_folder import AttemptFolder
 from tpufleet.agent.workload.container_image import JobContainer
 from tpufleet.agent.workload.containment import AttemptProcesses, Containment
 from tpufleet.agent.workload.job_python import JobPython
-from tpufleet.agent.workload.log_metrics import LogMetrics
-from tpufleet.agent.workload.logs import LogFile, LogShipper, PipeReader
-from tpufleet.agent.workload.progress import ProgressReader
+from tpufleet.agent.workload.output import results
+from tpufleet.agent.workload.output.log_metrics import LogMetrics
+from tpufleet.agent.workload.output.logs import LogFile, LogShipper, PipeReader
+from tpufleet.agent.workload.output.progress import ProgressReader
 from tpufleet.agent.workload.step_process import StepProcess, StepProgram
 from tpufleet.agent.workload.watchdog import Watchdog
 from tpufleet.backoff import Backoff

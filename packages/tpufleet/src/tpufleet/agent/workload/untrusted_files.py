@@ -21,7 +21,10 @@ KERNEL_FOLDERS = (Path("/proc"), Path("/sys"))
 
 
 class NotAllowed(OSError):
-    """The job has no right to this file."""
+    """The job has no right to this file or folder."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EACCES, "the job may not read it")
 
 
 def read_named_by_job(
@@ -34,7 +37,7 @@ def read_named_by_job(
         status, real = _regular(descriptor, limit), real_path(descriptor, path)
         _refuse_hidden(real, hidden)
         if user is not None and not _readable_by(user, status, real):
-            raise NotAllowed(errno.EACCES, "the user of the job may not read this file")
+            raise NotAllowed
         return file.read(limit)
 
 
@@ -59,7 +62,7 @@ def list_named_by_job(
             needed = [(status, stat.S_IROTH), (status, stat.S_IXOTH)]
             needed += [(os.stat(folder), stat.S_IXOTH) for folder in above]
             if not all(_permits(user, each, bit) for each, bit in needed):
-                raise NotAllowed(errno.EACCES, "the user of the job may not list this folder")
+                raise NotAllowed
         with os.scandir(descriptor) as entries:
             # Links are not followed.
             return [
@@ -73,7 +76,7 @@ def list_named_by_job(
 def _refuse_hidden(real: Path, hidden: Sequence[Path]) -> None:
     refused = [*(Path(os.path.realpath(each)) for each in hidden), *KERNEL_FOLDERS]
     if any(real == each or each in real.parents for each in refused):
-        raise NotAllowed(errno.EACCES, "jobs may not read this file")
+        raise NotAllowed
 
 
 def read_below(root: Path, name: str, limit: int) -> tuple[os.stat_result, bytes]:
@@ -96,11 +99,11 @@ def open_below(root: Path, name: str, flags: int, mode: int = 0o600) -> int:
 
 
 def open_folder(path: Path) -> int:
-    """Open a folder by its real path. Raises NotAllowed when a link leads elsewhere."""
+    """Open a folder by its real path. OSError when a link leads elsewhere."""
     descriptor = os.open(path, FOLDER_FLAGS)
     if real_path(descriptor, path) != path:
         os.close(descriptor)
-        raise NotAllowed(errno.ELOOP, f"{path} is a link")
+        raise OSError(errno.ELOOP, f"{path} is a link")
     return descriptor
 
 

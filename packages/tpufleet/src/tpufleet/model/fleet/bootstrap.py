@@ -36,6 +36,7 @@ class BootstrapReport:
     stage: BootstrapStage
     failed: bool = False  # final: nothing on the host tries again
     message: str = ""  # the error, if any
+    untrusted: bool = False  # the error: the host rejects the certificate of the server
     slice_id: str = ""  # of an adopted node, which keeps reports of former adoptions
 
     @property
@@ -57,6 +58,7 @@ def parse_report(text: str) -> BootstrapReport | None:
         stage=report.stage,
         failed=report.failed,
         message=" ".join(report.message.split())[:MAX_MESSAGE_LENGTH],
+        untrusted=report.untrusted,
         slice_id=report.slice_id,
     )
 

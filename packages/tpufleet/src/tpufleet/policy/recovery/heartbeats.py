@@ -7,10 +7,9 @@ from tpufleet.model.fleet.hosts import MAX_PAST_BOOTS, Host
 
 
 def is_superseded(heartbeat: Heartbeat, host: Host) -> bool:
-    """Whether the row is from a later heartbeat. One without a number, from an agent of an earlier
-    release, counts as later than what arrived before it."""
+    """Whether the row is from a later heartbeat."""
     if heartbeat.boot == host.boot:
-        return 0 < heartbeat.seq < host.heartbeat_seq
+        return heartbeat.seq < host.heartbeat_seq
     return heartbeat.boot in host.past_boots
 
 

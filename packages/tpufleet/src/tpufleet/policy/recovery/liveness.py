@@ -238,10 +238,10 @@ def cannot_connect(
     return now - since >= UNREACHABLE_AFTER
 
 
-def connection_error(reports: Sequence[BootstrapReport]) -> str:
-    """What a host reports that tries to connect; empty if none does."""
+def connecting_host(reports: Sequence[BootstrapReport]) -> BootstrapReport | None:
+    """The report of a host that tries to connect."""
     trying = (r for r in reports if r.stage is BootstrapStage.CONNECTING and not r.failed)
-    return next((report.text for report in trying), "")
+    return next(trying, None)
 
 
 def bootstrap_failure(reports: Sequence[BootstrapReport]) -> str:

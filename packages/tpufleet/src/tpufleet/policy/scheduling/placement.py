@@ -383,7 +383,7 @@ class _PlacementPass:
         choice = self._choose(pending, sources, pool.accelerator)
         if choice.source is None:
             queue.head = job.id
-            queue.blocked = f"queued in pool {pool.name} behind a job that waits for capacity"
+            queue.blocked = f"queued in pool {pool.name}"
             self._wait(job, choice.message, choice.until, choice.unsatisfiable)
             return
         if not self._request(pending, choice.source, short, pool):
@@ -447,13 +447,13 @@ class _PlacementPass:
         self, pending: PendingJob, source: CapacitySource, count: int, pool: Pool | None = None
     ) -> bool:
         requested, accelerator = self._pending_requests[source], pending.job.spec.accelerator
+        queued = f"queued behind pending requests in {source}"
         if self._is_probed(source, accelerator, count):
-            reason = f"waits for the answer to requests in {source}, which refused"
-            self._wait(pending.job, reason, asking=True)
+            self._wait(pending.job, queued, asking=True)
             return False
         if requested and requested + count > MAX_PENDING_REQUESTS:
             self._pending_requests[source] = MAX_PENDING_REQUESTS  # later jobs must not overtake
-            self._wait(pending.job, f"queued behind pending requests in {source}")
+            self._wait(pending.job, queued)
             return False
         self._pending_requests[source] += count
         self._pending_of_type[source, accelerator] += count
@@ -493,15 +493,13 @@ class _PlacementPass:
             reason = budgets.hold_reason(job, self._supply.exhausted_budgets)
             if reason:
                 return reason
-        limit = self._supply.slices_per_user
-        if limit is not None and self._held_by_owner.get(job.owner, 0) + count > limit:
-            return f"quota: {job.owner} may hold {limit} slices"
-        if pool is not None and pool.slices_per_user is not None:
+        quotas = [("", self._supply.slices_per_user, self._held_by_owner.get(job.owner, 0))]
+        if pool is not None:
             held = self._held.get((pool.name, job.owner), 0)
-            if held + count > pool.slices_per_user:
-                return (
-                    f"quota: {job.owner} may hold {pool.slices_per_user} slices of pool {pool.name}"
-                )
+            quotas.append((f" of pool {pool.name}", pool.slices_per_user, held))
+        for where, limit, held in quotas:
+            if limit is not None and held + count > limit:
+                return f"quota: {job.owner} may hold {limit} slices{where}"
         return ""
 
     def _exceeds_limit(self, job: Job, pool: Pool | None) -> bool:

@@ -8,9 +8,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from tpufleet.agent.workload import metric_matcher, processes
+from tpufleet.agent.workload import processes
 from tpufleet.agent.workload.exit_diagnosis import AGENT_LINE_PREFIX
-from tpufleet.agent.workload.logs import LogFile
+from tpufleet.agent.workload.output import metric_matcher
+from tpufleet.agent.workload.output.logs import LogFile
 
 READ_BYTES = 1024 * 1024  # in one poll; more is skipped
 MAX_LINE = 2000  # characters that are searched

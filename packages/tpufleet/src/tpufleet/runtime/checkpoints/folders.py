@@ -16,14 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tpufleet.errors import BadInput
 from tpufleet.runtime import filesystem, progress_file
-from tpufleet.runtime.checkpoint_types import (
+from tpufleet.runtime.checkpoints.types import (
     MARKER,
     MAX_STEP,
     PARTS_TIMEOUT_SECONDS,
     Checkpoint,
-    CheckpointIncomplete,
+    may_prune,
+    read_marker,
+    wait_for,
 )
 
 _POLL_SECONDS = 0.02
@@ -60,16 +61,13 @@ class FolderCheckpoints:
             if self._process_id == 0:
                 self._commit(step, unfinished, final, deadline)
             else:
-                self._wait_until(
-                    lambda: self._is_ours(final), deadline, f"the commit of step {step}"
-                )
+                what = f"the commit of step {step} in {self._folder}"
+                wait_for(lambda: self._is_ours(final) or None, deadline, _POLL_SECONDS, what)
         progress_file.report_checkpoint(step)
         return Checkpoint(step=step, folder=final, processes=self._num_processes)
 
     def prune(self, keep: int) -> None:
-        if keep < 1:
-            raise BadInput(f"keep must be at least 1, not {keep}")
-        if self._process_id != 0:
+        if not may_prune(keep, self._process_id):
             return
         complete = [name for name in self._names() if self._is_complete(self._folder / name)]
         for name in complete[keep:]:
@@ -105,10 +103,11 @@ class FolderCheckpoints:
 
     def _commit(self, step: int, unfinished: Path, final: Path, deadline: float) -> None:
         listings = [_listing(unfinished, index) for index in range(self._num_processes)]
-        self._wait_until(
-            lambda: all(listing.exists() for listing in listings),
+        wait_for(
+            lambda: all(listing.exists() for listing in listings) or None,
             deadline,
-            f"all parts of step {step}",
+            _POLL_SECONDS,
+            f"all parts of step {step} in {self._folder}",
         )
         files: dict[str, Any] = {}
         for listing in listings:
@@ -132,12 +131,6 @@ class FolderCheckpoints:
             filesystem.publish(final, replaced)
         filesystem.publish(unfinished, final)
         filesystem.remove_folder(replaced)
-
-    def _wait_until(self, condition: Callable[[], bool], deadline: float, what: str) -> None:
-        while not condition():
-            if time.monotonic() > deadline:
-                raise CheckpointIncomplete(f"timed out waiting for {what} in {self._folder}")
-            time.sleep(_POLL_SECONDS)
 
     def _is_ours(self, final: Path) -> bool:
         marker = _read_marker(final)
@@ -188,8 +181,6 @@ def _listing(unfinished: Path, process_id: int) -> Path:
 def _read_marker(folder: Path) -> dict[str, Any] | None:
     """None when it does not exist or is invalid."""
     try:
-        marker = json.loads((folder / MARKER).read_bytes())
-    except (OSError, ValueError):
+        return read_marker((folder / MARKER).read_bytes())
+    except OSError:
         return None
-    valid = isinstance(marker, dict) and {"step", "processes", "files"} <= marker.keys()
-    return marker if valid else None

@@ -17,17 +17,20 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tpufleet.errors import BadInput, FleetError, NotFound
+from tpufleet.errors import FleetError, NotFound
 from tpufleet.runtime import filesystem, progress_file
-from tpufleet.runtime.checkpoint_types import (
+from tpufleet.runtime.checkpoints.types import (
     MARKER,
     MAX_STEP,
     PARTS_TIMEOUT_SECONDS,
     Checkpoint,
-    CheckpointIncomplete,
+    may_prune,
+    read_marker,
+    wait_for,
 )
 from tpufleet.runtime.gcs import Bucket, ObjectInfo
 
@@ -95,20 +98,19 @@ class BucketCheckpoints:
     def save(
         self, step: int, writer: Callable[[Path], None], *, wait: float = PARTS_TIMEOUT_SECONDS
     ) -> Checkpoint:
-        marker: Mapping[str, Any] | None = self._read_marker(step)
-        if marker is None or marker.get("writer") != self._writer:
+        marker = self._own_marker(step)
+        if marker is None:
             self._write_part(step, writer)
             deadline = time.monotonic() + wait
             if self._process_id == 0:
                 self._commit(step, deadline)
-            marker = self._wait_for_commit(step, deadline)
+            what = f"the commit of step {step} in {self._bucket.url}"
+            marker = wait_for(lambda: self._own_marker(step), deadline, _POLL_SECONDS, what)
         progress_file.report_checkpoint(step)
         return self._checkpoint(marker)
 
     def prune(self, keep: int) -> None:
-        if keep < 1:
-            raise BadInput(f"keep must be at least 1, not {keep}")
-        if self._process_id != 0:
+        if not may_prune(keep, self._process_id):
             return
         objects = self._bucket.names("step_")
         steps = sorted(_committed_steps(objects), reverse=True)
@@ -142,7 +144,9 @@ class BucketCheckpoints:
         base = f"step_{step:08d}/{self._writer}"
         files: dict[str, Any] = {}
         for index in range(self._num_processes):
-            files |= json.loads(self._wait_for_object(f"{base}/part_{index}.json", deadline))
+            name = f"{base}/part_{index}.json"
+            find, what = partial(self._find, name), f"{self._bucket.url}/{name}"
+            files |= json.loads(wait_for(find, deadline, _POLL_SECONDS, what))
         marker = {
             "step": step,
             "processes": self._num_processes,
@@ -151,35 +155,18 @@ class BucketCheckpoints:
         }
         self._bucket.write(f"step_{step:08d}/{MARKER}", json.dumps(marker).encode())
 
-    def _wait_for_object(self, name: str, deadline: float) -> bytes:
-        while True:
-            try:
-                return self._bucket.read(name)
-            except NotFound:
-                if time.monotonic() > deadline:
-                    raise CheckpointIncomplete(
-                        f"timed out waiting for {self._bucket.url}/{name}"
-                    ) from None
-                time.sleep(_POLL_SECONDS)
-
-    def _wait_for_commit(self, step: int, deadline: float) -> Mapping[str, Any]:
-        while True:
-            marker = self._read_marker(step)
-            if marker is not None and marker.get("writer") == self._writer:
-                return marker
-            if time.monotonic() > deadline:
-                raise CheckpointIncomplete(
-                    f"timed out waiting for the commit of step {step} in {self._bucket.url}"
-                )
-            time.sleep(_POLL_SECONDS)
+    def _own_marker(self, step: int) -> dict[str, Any] | None:
+        marker = self._read_marker(step)
+        return marker if marker is not None and marker["writer"] == self._writer else None
 
     def _read_marker(self, step: int) -> dict[str, Any] | None:
+        return read_marker(self._find(f"step_{step:08d}/{MARKER}") or b"")
+
+    def _find(self, name: str) -> bytes | None:
         try:
-            marker = json.loads(self._bucket.read(f"step_{step:08d}/{MARKER}"))
-        except (NotFound, ValueError):
+            return self._bucket.read(name)
+        except NotFound:
             return None
-        valid = isinstance(marker, dict) and {"step", "processes", "writer", "files"} <= set(marker)
-        return marker if valid else None
 
     def _checkpoint(self, marker: Mapping[str, Any]) -> Checkpoint:
         identity = f"{self._bucket.url}/{marker['step']}/{marker['writer']}"

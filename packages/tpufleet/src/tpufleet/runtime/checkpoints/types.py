@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
-from tpufleet.errors import FleetError, Temporary
+from tpufleet.errors import BadInput, FleetError, Temporary
+
+T = TypeVar("T")
 
 MARKER = "COMPLETE"
 MAX_STEP = 2**53  # as of reported progress; larger numbers in names are no steps
@@ -27,6 +31,31 @@ class Checkpoint:
     def part(self, process_id: int) -> Path:
         """The folder that one process wrote."""
         return self.folder / f"part_{process_id}"
+
+
+def wait_for(poll: Callable[[], T | None], deadline: float, every: float, what: str) -> T:
+    """The first result that is not None. Raises CheckpointIncomplete after the deadline."""
+    while (result := poll()) is None:
+        if time.monotonic() > deadline:
+            raise CheckpointIncomplete(f"timed out waiting for {what}")
+        time.sleep(every)
+    return result
+
+
+def may_prune(keep: int, process_id: int) -> bool:
+    if keep < 1:
+        raise BadInput(f"keep must be at least 1, not {keep}")
+    return process_id == 0
+
+
+def read_marker(data: bytes) -> dict[str, Any] | None:
+    """None when it is invalid."""
+    try:
+        marker = json.loads(data)
+    except ValueError:
+        return None
+    valid = isinstance(marker, dict) and {"step", "processes", "writer", "files"} <= marker.keys()
+    return marker if valid else None
 
 
 class CheckpointStore(Protocol):

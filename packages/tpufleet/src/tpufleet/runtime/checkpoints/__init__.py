@@ -10,14 +10,14 @@ from functools import cache
 from pathlib import Path
 
 from tpufleet.errors import BadInput
-from tpufleet.runtime.checkpoint_types import (
+from tpufleet.runtime.checkpoints.folders import FolderCheckpoints
+from tpufleet.runtime.checkpoints.types import (
     PARTS_TIMEOUT_SECONDS,
     Checkpoint,
     CheckpointIncomplete,
     CheckpointStore,
 )
 from tpufleet.runtime.context import Context, context
-from tpufleet.runtime.folder_checkpoints import FolderCheckpoints
 
 __all__ = [
     "Checkpoint",
@@ -69,7 +69,7 @@ def open_checkpoints(here: Context) -> CheckpointStore:
 @cache
 def _open_bucket(here: Context) -> CheckpointStore:
     # Imports Google's client.
-    from tpufleet.runtime.bucket_checkpoints import BucketCheckpoints
+    from tpufleet.runtime.checkpoints.buckets import BucketCheckpoints
     from tpufleet.runtime.gcs import Bucket
 
     return BucketCheckpoints(

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tpufleet.agent import threads
 from tpufleet.agent.workload import untrusted_files
-from tpufleet.agent.workload.log_metrics import LogMetrics
+from tpufleet.agent.workload.output.log_metrics import LogMetrics
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, FleetError
 from tpufleet.model.fleet.hosts import (

@@ -1,0 +1,1 @@
+"""What the program of an attempt leaves: output, metrics, progress and a result."""
