@@ -18,10 +18,10 @@ from typing import Any
 from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet_activations import plans
 from tpufleet_activations.inputs import sources
-from tpufleet_activations.inputs.arc import tasks
 from tpufleet_activations.io import remote_files
 from tpufleet_activations.io.storage import Storage, open_storage
 from tpufleet_activations.pipeline import dataset_status
+from tpufleet_migration.activations.arc import tasks
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 DATASET = "barc0/200k_HEAVY_gpt4o-description-gpt4omini-code_generated_problems"

@@ -12,11 +12,12 @@ import click
 
 from tpufleet.errors import BadInput, FleetError, install_command
 from tpufleet.runtime.units import DamagedRecord
-from tpufleet_activations.cli import legacy_formats, plan
+from tpufleet_activations.cli import plan
 from tpufleet_activations.cli.interrupts import delivered_interrupts
-from tpufleet_activations.cli.legacy_formats import example_epilog
 from tpufleet_activations.cli.parameter_types import COUNT, SECONDS
 from tpufleet_activations.formatting import extract_command
+from tpufleet_migration.activations import commands
+from tpufleet_migration.activations.commands import example_epilog
 
 if TYPE_CHECKING:
     from tpufleet_activations.io.storage import Storage
@@ -435,9 +436,9 @@ def stripe(out: str, folders: tuple[str, ...], unwanted: tuple[str, ...], as_jso
 
 for command in (
     plan.plan,
-    legacy_formats.export,
-    legacy_formats.import_shards,
-    legacy_formats.streams,
-    legacy_formats.manifest,
+    commands.export,
+    commands.import_shards,
+    commands.streams,
+    commands.manifest,
 ):
     extract.add_command(command)

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet_activations.cli.legacy_formats import example_epilog
 from tpufleet_activations.cli.parameter_types import COUNT, NOT_NEGATIVE, POSITIVE
 from tpufleet_activations.formatting import extract_command
+from tpufleet_migration.activations.commands import example_epilog
 
 # Options that are arguments of `make_plan` under the same name.
 _PLAN_OPTIONS = (
@@ -191,7 +191,7 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
     if kind != "arc":
         _refuse_arc_options(options, kind)
     if options["prompt_file"]:
-        from tpufleet_activations.inputs.arc import prompt_templates
+        from tpufleet_migration.activations.arc import prompt_templates
 
         data["prompt"] = prompt_templates.read_template(options["prompt_file"])
     data |= {"kind": kind, "path": path}

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tpufleet.errors import BadInput, Conflict
-from tpufleet_activations.inputs.arc import stream_manifests
 from tpufleet_activations.inputs.files import (
     FileVersions,
     IndexedLines,
@@ -24,6 +23,7 @@ from tpufleet_activations.inputs.files import (
 )
 from tpufleet_activations.inputs.samples import DEFAULT_SPLIT, Sample, SampleSource
 from tpufleet_activations.io.remote_files import fetch, list_names
+from tpufleet_migration.activations.arc import stream_manifests
 
 KINDS = ("jsonl", "parquet", "hf", "text", "arc")
 DATA_SUFFIXES = {".jsonl": "jsonl", ".parquet": "parquet", ".txt": "text"}
@@ -68,7 +68,7 @@ def resolve(data: Mapping[str, Any]) -> DataFiles:
     if not path:
         raise BadInput("data has no path")
     if kind == "arc":
-        from tpufleet_activations.inputs.arc.source import find_task_files
+        from tpufleet_migration.activations.arc.source import find_task_files
 
         paths = find_task_files(data)
     elif kind == "hf":
@@ -113,7 +113,7 @@ def open_files(files: DataFiles, seed: int = 42) -> SampleSource:
     data, paths = files.data, list(files.paths)
     kind, limit = data["kind"], data.get("max_samples")
     if kind == "arc":
-        from tpufleet_activations.inputs.arc.source import ArcSource
+        from tpufleet_migration.activations.arc.source import ArcSource
 
         return ArcSource(IndexedLines(paths), data, seed)
     if kind == "text":

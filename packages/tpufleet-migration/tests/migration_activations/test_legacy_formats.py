@@ -14,11 +14,11 @@ from tests.activations.tiny_model import task, tpu
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.runtime.units import Units
 from tpufleet_activations import plans
-from tpufleet_activations.inputs.arc import stream_manifests
 from tpufleet_activations.io import datasets, verification
 from tpufleet_activations.io.storage import LocalFolder
-from tpufleet_activations.legacy import importer, pickle_shards, stream_status
 from tpufleet_activations.pipeline import planning
+from tpufleet_migration.activations import importer, pickle_shards, stream_status
+from tpufleet_migration.activations.arc import stream_manifests
 
 
 def test_export_and_import_round_trip(tmp_path):

@@ -75,7 +75,7 @@ def export(
         )
         click.echo(_next_step(folder))
         return
-    from tpufleet_activations.legacy import pickle_shards
+    from tpufleet_migration.activations import pickle_shards
 
     dataset, target = datasets.open_dataset(out), open_storage(folder)
     with translate_disk_errors(target, again):
@@ -121,7 +121,7 @@ def import_shards(folder: str, out: str, site: str, skip_torn: bool) -> None:
     imported together. An interrupted import resumes when run again.
     """
     from tpufleet_activations.io.storage import open_storage
-    from tpufleet_activations.legacy import importer
+    from tpufleet_migration.activations import importer
 
     plan, legacy = importer.import_shards(
         folder, open_storage(out), site=site, skip_incomplete=skip_torn
@@ -153,7 +153,7 @@ def streams(
     """
     from tpufleet.errors import BadInput, Conflict
     from tpufleet_activations.inputs import sources
-    from tpufleet_activations.inputs.arc import tasks
+    from tpufleet_migration.activations.arc import tasks
 
     existing = sorted(path for path in folder.glob("*") if tasks.STREAM_NAME.fullmatch(path.name))
     if existing and not overwrite:
@@ -183,6 +183,6 @@ def streams(
 def manifest(out: str, data: str | None) -> None:
     """Print the progress of each stream as a stream manifest (JSON)."""
     from tpufleet_activations.io.storage import open_storage
-    from tpufleet_activations.legacy import stream_status
+    from tpufleet_migration.activations import stream_status
 
     click.echo(json.dumps(stream_status.stream_manifest(open_storage(out), data), indent=2))

@@ -12,9 +12,9 @@ from tpufleet.errors import BadInput
 from tpufleet.runtime.units import Claim, Commit, Units
 from tpufleet_activations import plans
 from tpufleet_activations.inputs import sources
-from tpufleet_activations.inputs.arc import stream_manifests
-from tpufleet_activations.inputs.arc.source import ArcSource
 from tpufleet_activations.io.storage import Storage
+from tpufleet_migration.activations.arc import stream_manifests
+from tpufleet_migration.activations.arc.source import ArcSource
 
 
 def stream_manifest(storage: Storage, data: str | None = None) -> dict[str, Any]:

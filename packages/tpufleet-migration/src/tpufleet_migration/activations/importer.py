@@ -22,8 +22,8 @@ from tpufleet.runtime.units import Claim, Units
 from tpufleet_activations import plans
 from tpufleet_activations.io import remote_files, unit_writer
 from tpufleet_activations.io.storage import Storage, translate_disk_errors
-from tpufleet_activations.legacy import pickle_shards
 from tpufleet_activations.model import sites
+from tpufleet_migration.activations import pickle_shards
 
 SHARD = re.compile(r"shard_(\d+)\.pkl(\.gz)?$")
 FILE_PATTERNS = ("*shard_*.pkl", "*shard_*.pkl.gz", "*checkpoint_*.json")

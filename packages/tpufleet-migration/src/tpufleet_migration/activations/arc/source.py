@@ -12,16 +12,16 @@ from random import Random
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet_activations.inputs.arc import (
+from tpufleet_activations.inputs.files import IndexedLines, find_files
+from tpufleet_activations.inputs.samples import Sample
+from tpufleet_activations.io import remote_files
+from tpufleet_migration.activations.arc import (
     grid_encoders,
     prompt_templates,
     prompts,
     stream_manifests,
     tasks,
 )
-from tpufleet_activations.inputs.files import IndexedLines, find_files
-from tpufleet_activations.inputs.samples import Sample
-from tpufleet_activations.io import remote_files
 
 AugmentedPrompts = tuple[tasks.Augmentation, list[prompts.Prompt]]
 

@@ -17,8 +17,8 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tpufleet.errors import BadInput
-from tpufleet_activations.inputs.arc.grid_encoders import Encoder
-from tpufleet_activations.inputs.arc.prompts import Prompt
+from tpufleet_migration.activations.arc.grid_encoders import Encoder
+from tpufleet_migration.activations.arc.prompts import Prompt
 
 PARTS = ("system", "user", "answer")
 

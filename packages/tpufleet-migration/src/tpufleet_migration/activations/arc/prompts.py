@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet_activations.inputs.arc import prompt_text
-from tpufleet_activations.inputs.arc.grid_encoders import Encoder
+from tpufleet_migration.activations.arc import prompt_text
+from tpufleet_migration.activations.arc.grid_encoders import Encoder
 
 DEFAULT = "output-from-examples-v0"
 

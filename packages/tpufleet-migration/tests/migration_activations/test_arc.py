@@ -10,7 +10,7 @@ import pytest
 from tests.activations.tiny_model import task
 from tpufleet.errors import BadInput, NotFound
 from tpufleet_activations.inputs import sources
-from tpufleet_activations.inputs.arc import (
+from tpufleet_migration.activations.arc import (
     grid_encoders,
     prompt_templates,
     prompts,
