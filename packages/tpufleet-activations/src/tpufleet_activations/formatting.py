@@ -13,6 +13,16 @@ def extract_command(*words: str) -> str:
     return f"`{shlex.join(['tpu', 'extract', *words])}`"
 
 
+def example_epilog(line: str) -> str:
+    """Below the options in the help of a command."""
+    return f"\b\nExample:\n  {line}\n"
+
+
+def format_count(number: int, noun: str) -> str:
+    """`1 sample`, `1,200 samples`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def format_bytes(count: float) -> str:
     """`1.5 kB`, `140.9 TB`: decimal units."""
     for unit in ("B", "kB", "MB", "GB", "TB"):

@@ -17,8 +17,6 @@ STRIPE_FILE = "stripe.json"  # in a folder that holds only shards: see `io.strip
 # Not part of a plan's identity: the model and tokenizer may move, their digests may not change.
 # The date is that of the first plan: making it again on another day gives the same plan.
 NON_IDENTITY_FIELDS = ("model", "tokenizer", "estimate", "chat_date")
-# Added after 0.1.0: without a value they are left out, so that older plans keep their identity.
-LATER_FIELDS = ("compute", "stride", "keep")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,17 +37,16 @@ class ExtractionPlan:
     sites: tuple[str, ...]
     widths: Mapping[str, int]
     dtype: str = "bf16"
-    compute: str = ""  # dtype of the forward pass; "": recorded by each commit only (0.1.0)
+    compute: str = "bf16"  # dtype of the forward pass
     compression: str = "none"
     max_length: int = 2048
     # Or "cut" (keep the first max_length tokens), "split" (into contexts), "refuse" (fail).
     too_long: str = "skip"
     stride: int = 0  # tokens between the beginnings of contexts; 0: max_length
-    keep: str = ""  # tokens that are stored: see `contexts.KEEP`; "": all
+    keep: str = "all"  # tokens that are stored: see `contexts.KEEP`
     batching: str = "bucket"  # or "pack", "auto": see `batches.resolve_batching`
     batch_tokens: int = 16384
     buckets: tuple[int, ...] = ()
-    seed: int = 42
     chat_date: str = ""  # for chat templates that state the day, such as 2026-11-15
     estimate: Mapping[str, Any] = field(default_factory=dict)
 
@@ -78,11 +75,11 @@ class ExtractionPlan:
         text = json.dumps(_comparable(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def weight_bytes(self, compute: str | None = None) -> float:
+    def weight_bytes(self) -> float:
         """Of the model's layers, about, before it is opened: each weight is two operations for a
-        token. 0 if unknown. `compute` for plans that do not have it."""
+        token. 0 if unknown."""
         tokens, operations = (self.estimate.get(name, 0) for name in ("tokens", "operations"))
-        size = 4 if (self.compute or compute) == "f32" else 2
+        size = 4 if self.compute == "f32" else 2
         return operations / 2 / tokens * size if tokens else 0.0
 
     def to_json(self) -> bytes:
@@ -170,9 +167,6 @@ def _comparable(plan: ExtractionPlan) -> dict[str, Any]:
     body = json.loads(plan.to_json())
     for name in NON_IDENTITY_FIELDS:
         body.pop(name)
-    for name in LATER_FIELDS:
-        if not body[name]:
-            body.pop(name)
     body["data"] = {key: value for key, value in body["data"].items() if key != "path"}
     return body
 

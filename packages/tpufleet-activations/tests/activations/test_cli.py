@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 from tests.activations import synthetic
-from tests.activations.tiny_model import SMALL_DEVICES, task, tpu
+from tests.activations.tiny_model import SMALL_DEVICES, tpu
 from tests.repository import ROOT
 from tests.server_process import wait_until
 from tests.views.cli_runner import Tpu
@@ -29,22 +29,23 @@ from tpufleet.errors import BadInput, install_command
 from tpufleet.model.tpu import prices, topology
 from tpufleet.runtime.units import Units
 from tpufleet_activations import fleet, formatting, inputs, plans
-from tpufleet_activations.cli.command import extract as extract_group
+from tpufleet_activations.cli.group import extract as extract_group
 from tpufleet_activations.io import datasets, shards, unit_writer
 from tpufleet_activations.io.storage import LocalFolder
 from tpufleet_activations.pipeline import dataset_status, extraction, planning
 
 
 @pytest.fixture
-def arc(tmp_path):
+def prompts(tmp_path):
     path = tmp_path / "stream_000.jsonl"
-    path.write_text("\n".join(json.dumps(task(n)) for n in range(3)))
+    lines = (json.dumps({"text": f"prompt {n} " * (n + 1)}) for n in range(24))
+    path.write_text("\n".join(lines))
     return path
 
 
-def test_plan_run_status_and_verify_from_the_command_line(tmp_path, arc, model_folder):
+def test_plan_run_status_and_verify_from_the_command_line(tmp_path, prompts, model_folder):
     out = tmp_path / "out"
-    planned = ["--model", model_folder, "--data", arc, "--kind", "arc", "--max-length", 512]
+    planned = ["--model", model_folder, "--data", prompts, "--kind", "jsonl", "--max-length", 512]
     planned += ["--prompt-version", "input-from-inputs-v0", "--batch-tokens", 4096]
     sites = ["--site", "resid_post.[0,1],mlp_out.2"]
     sites += ["--compute", "f32"]
@@ -87,9 +88,9 @@ def test_verify_fails_for_a_damaged_dataset(tmp_path):
         assert report["checksums"] is checked and report["whole"] is not checked
 
 
-def test_commands_can_be_copied_whatever_the_name_of_the_folder(tmp_path, arc, model_folder):
+def test_commands_can_be_copied_whatever_the_name_of_the_folder(tmp_path, prompts, model_folder):
     out = tmp_path / "my acts"
-    options = ["--model", model_folder, "--data", arc, "--kind", "arc"]
+    options = ["--model", model_folder, "--data", prompts, "--kind", "jsonl"]
     assert f"`tpu extract run '{out}'`" in tpu("plan", out, *options)[1]
     assert f"`tpu extract run '{out}'`" in tpu("verify", out)[1]
 
@@ -357,13 +358,6 @@ def test_stripe_counts_only_shards(tmp_path):
     assert (after["shards"], after["bytes"]) == (before["shards"], before["bytes"])
 
 
-def test_an_export_that_cannot_pad_its_samples_leaves_nothing(tmp_path):
-    synthetic.extract(LocalFolder(tmp_path / "acts"), synthetic.plan())
-    code, text = tpu("export", tmp_path / "acts", tmp_path / "export", "--pad-to", 2)
-    assert code == 2 and "more than --pad-to 2" in text
-    assert not (tmp_path / "export").exists()
-
-
 def test_one_sample_and_one_unit_are_not_plural(tmp_path):
     synthetic.extract(LocalFolder(tmp_path), synthetic.plan(samples=1))
     assert "1 of 1 unit, 1 sample, " in tpu("verify", tmp_path)[1]
@@ -436,7 +430,7 @@ def interrupted_while_reading(path: Path):
     [
         (["verify", "acts"], "the dataset is unchanged"),
         (["stats", "acts"], "the dataset is unchanged"),
-        (["export", "acts", "target"], "the export is incomplete; run it again"),
+        (["export", "acts", "target"], "incomplete; run the same command again"),
         (
             ["plan", "acts", "--model", "acts", "--data", "acts/plan.json", "--kind", "jsonl"],
             "again",
@@ -453,8 +447,8 @@ def test_ctrl_c_says_what_state_is_left(tmp_path, monkeypatch, command, state):
     assert code == 130 and "interrupted; " in text and state in text, text
 
 
-def test_a_plan_over_budget_is_rejected_and_not_written(tmp_path, arc, model_folder):
-    common = [tmp_path / "out", "--model", model_folder, "--data", arc, "--kind", "arc"]
+def test_a_plan_over_budget_is_rejected_and_not_written(tmp_path, prompts, model_folder):
+    common = [tmp_path / "out", "--model", model_folder, "--data", prompts, "--kind", "jsonl"]
     code, text = tpu("plan", *common, "--max-gb", 0.000001)
     assert code == 1 and "MB, more than the allowed 1.0 kB; no plan was written" in text
     chips = ["--chips", "v5e-8", "--max-cost", 1e-12]
@@ -474,21 +468,21 @@ def test_a_plan_over_budget_is_rejected_and_not_written(tmp_path, arc, model_fol
     assert code == 0 and not (tmp_path / "out" / "plan.json").exists()
 
 
-def test_a_plan_is_written_although_its_output_is_not_read(tmp_path, arc, model_folder):
+def test_a_plan_is_written_although_its_output_is_not_read(tmp_path, prompts, model_folder):
     """As with `tpu extract plan … | head -1`."""
     out = tmp_path / "out"
     command = [sys.executable, "-m", "tpufleet", "extract", "plan", str(out)]
-    command += ["--model", str(model_folder), "--data", str(arc)]
+    command += ["--model", str(model_folder), "--data", str(prompts)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     process.stdout.close()
     process.wait(60)
     assert (out / "plan.json").exists()
 
 
-def test_the_cost_estimate_uses_the_configured_prices(tmp_path, arc, model_folder):
+def test_the_cost_estimate_uses_the_configured_prices(tmp_path, prompts, model_folder):
     whole = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path / "state"))
     asked = ["extract", "plan", str(tmp_path / "out"), "--model", str(model_folder), "--dry_run"]
-    asked += ["--data", str(arc), "--kind", "arc", "--chips", "v5litepod-8"]
+    asked += ["--data", str(prompts), "--kind", "jsonl", "--chips", "v5litepod-8"]
     for capacity in ("on-demand", "spot"):
         facts = whole.json(*asked, "--capacity", capacity)
         price = prices.price_table()["v5e", capacity].usd
@@ -567,10 +561,8 @@ def test_chip_counts_agree_with_the_topology_table():
         (["--site", "resid_mid.1"], "resid_post"),
         (["--site", "resid_post.99"], "layers 0 to"),
         (["--site", "resid_post.2-0"], "write the smaller number first"),
-        (["--layers", "one"], "0 5 11"),
         (["--kind", "text"], "no data|skipped|samples"),
-        (["--prompt-version", "none-v9"], "output-from-examples-v0"),
-        (["--grid-encoder", "open('x')"], "GridShapeEncoder"),
+        (["--data-option", "seed=1"], "jsonl data has no such options"),
         (["--model", "nowhere"], "no model at nowhere"),
         (["--tokenizer", "nowhere"], "no tokenizer at nowhere"),
         (["--site", "resid_post.[2,"], r"invalid site 'resid_post\.\[2,'"),
@@ -579,9 +571,9 @@ def test_chip_counts_agree_with_the_topology_table():
     ],
 )
 def test_invalid_plan_options_are_rejected_with_a_message(
-    tmp_path, arc, model_folder, more, message
+    tmp_path, prompts, model_folder, more, message
 ):
-    options = ["--model", model_folder, "--data", arc, *more]
+    options = ["--model", model_folder, "--data", prompts, *more]
     code, text = tpu("plan", tmp_path / "out", *options, "--dry-run")
     assert re.search(message, text), text
     missing = "nowhere" in more[1] or more[0] == "--kind"
@@ -711,17 +703,16 @@ INVALID_PLANS = [
     ["--site", "resid_post.9"],
     ["--site", "resid_post.-1"],
     ["--chips", "v9-1"],
-    ["--stripe", "out/inside"],
 ]
 
 
 @pytest.mark.parametrize("more", INVALID_PLANS, ids=" ".join)
 def test_the_exit_status_of_the_program_says_that_a_plan_is_invalid(
-    tmp_path, arc, model_folder, monkeypatch, more
+    tmp_path, prompts, model_folder, monkeypatch, more
 ):
     """`tpu` itself, which handles the errors of its command groups."""
     monkeypatch.chdir(tmp_path)
-    planned = ["plan", "out", "--model", str(model_folder), "--data", str(arc), *more]
+    planned = ["plan", "out", "--model", str(model_folder), "--data", str(prompts), *more]
     result = Tpu()("extract", *planned)
     assert result.exit_code == 2, result.output
 
@@ -747,9 +738,9 @@ def test_the_exit_status_of_the_program_says_that_an_option_is_invalid(
     ],
 )
 def test_a_plan_names_types_and_capacities_like_every_command(
-    tmp_path, arc, model_folder, more, message
+    tmp_path, prompts, model_folder, more, message
 ):
-    options = ["--model", model_folder, "--data", arc, "--dry-run", *more]
+    options = ["--model", model_folder, "--data", prompts, "--dry-run", *more]
     result = CliRunner().invoke(extract_group, ["plan", "out", *map(str, options)])
     assert result.exit_code == 2 and message in result.output
 
@@ -766,19 +757,6 @@ def test_a_missing_package_is_reported_with_the_install_command(
     code, text = tpu("plan", tmp_path / "out", *asked)
     assert code == 1 and "pyarrow is not installed" in text
     assert f"next: {install_command('tpufleet[extract]')}" in text
-
-
-def test_option_spellings_of_the_older_scripts_are_accepted(tmp_path, arc, model_folder):
-    out = tmp_path / "out"
-    code, text = tpu(
-        "plan", out, "--model_path", model_folder, "--dataset_path", arc,
-        "--activation_type", "mlp", "--layers_to_extract", "0 2", "--max_seq_length", 1600,
-        "--shard_size_gb", 0.5, "--random_seed", 7, "--predictions_per_task", 2,
-    )  # fmt: skip
-    assert code == 0, text
-    plan = plans.load(LocalFolder(out))
-    assert plan.sites == ("mlp_out.0", "mlp_out.2")
-    assert (plan.data["kind"], plan.max_length, plan.seed, plan.samples) == ("arc", 1600, 7, 6)
 
 
 def test_status_reports_healthy_and_lost_workers(tmp_path):
@@ -805,13 +783,13 @@ def test_bytes_are_formatted(count, text):
 
 
 @pytest.mark.slow
-def test_progress_is_reported_to_the_platform(tmp_path, arc, model_folder, monkeypatch):
+def test_progress_is_reported_to_the_platform(tmp_path, prompts, model_folder, monkeypatch):
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     monkeypatch.setenv("TPUFLEET_RUN_DIR", str(run_dir))
     monkeypatch.setenv("TPUFLEET_JOB_ID", "job-7")
     out = LocalFolder(tmp_path / "out")
-    data = {"kind": "arc", "path": str(arc), "prompt_version": "input-from-inputs-v0"}
+    data = {"kind": "jsonl", "path": str(prompts)}
     plans.write(
         out, planning.make_plan(model=str(model_folder), data=data, choices=["resid_post.0"])
     )
@@ -843,7 +821,6 @@ def test_a_fleet_has_one_job_per_worker_on_one_shared_dataset():
         zones=["us-central1-a", "europe-west4-b"],
         workers_per_zone=2,
         accelerator="v5e-8",
-        stream_offset=8,
     )
     assert [job["name"] for job in jobs] == [
         "tpu-us-central1-a-0",
@@ -851,10 +828,8 @@ def test_a_fleet_has_one_job_per_worker_on_one_shared_dataset():
         "tpu-europe-west4-b-0",
         "tpu-europe-west4-b-1",
     ]
-    assert {job["tags"][0] for job in jobs} == {fleet.fleet_tag("gs://bucket/run")}
-    assert [job["tags"][1] for job in jobs] == [f"stream_{n:03d}" for n in (8, 9, 10, 11)]
+    assert {tuple(job["tags"]) for job in jobs} == {(fleet.fleet_tag("gs://bucket/run"),)}
     assert {tuple(job["command"]) for job in jobs} == {("tpu", "extract", "run", "gs://bucket/run")}
-    assert jobs[0]["accelerator"] == "v5litepod-8"
     yaml = pytest.importorskip("yaml")
     assert list(yaml.safe_load_all(fleet.to_job_file(jobs))) == jobs
 

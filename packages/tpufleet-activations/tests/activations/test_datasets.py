@@ -25,7 +25,8 @@ from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.runtime.units import DamagedRecord, Units
 from tpufleet_activations import plans
 from tpufleet_activations.io import datasets, shard_writer, shards, unit_writer, verification
-from tpufleet_activations.io.storage import LocalFolder, open_storage
+from tpufleet_activations.io.addresses import open_storage
+from tpufleet_activations.io.storage import LocalFolder
 from tpufleet_activations.pipeline import dataset_status
 
 
@@ -196,7 +197,7 @@ def test_a_different_plan_in_the_same_folder_is_rejected_with_the_difference(fol
     with pytest.raises(Conflict, match="model_digest"):
         plans.write(folder, synthetic.plan(model_digest="m2"))
     with pytest.raises(Conflict, match="seed is 42, requested 43"):
-        plans.write(folder, synthetic.plan(seed=43))
+        plans.write(folder, synthetic.plan(data_digest="43"))
 
 
 def test_missing_plans_samples_and_sites_are_reported(folder):

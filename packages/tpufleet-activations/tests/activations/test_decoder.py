@@ -502,7 +502,6 @@ QWEN = architectures.from_config((FIXTURES / "qwen2" / "config.json").read_text(
         (["resid_post.[2, 0]"], ("resid_post.0", "resid_post.2")),
         (["resid_post.0-1", "resid_post.1"], ("resid_post.0", "resid_post.1")),
         (["final_norm", "resid_pre.0"], ("resid_pre.0", "final_norm")),
-        (["residual.2", "mlp.0", "attn.0"], ("resid_post.2", "attn_out.0", "mlp_out.0")),
     ],
 )
 def test_site_choices_are_resolved(choices, expected):

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.activations import tiny_model
-from tests.activations.tiny_model import task
 from tpufleet.errors import BadInput, NotFound
 from tpufleet_activations.inputs import sources, tokenization
 from tpufleet_activations.inputs.samples import Sample
@@ -114,7 +113,6 @@ def test_changed_content_changes_the_digest(tmp_path):
     [
         ("a.jsonl", '{"text": "x"}', "jsonl"),
         ("a.jsonl", "not json", "jsonl"),
-        ("a.jsonl", json.dumps(task(0)), "arc"),
         ("a.parquet", "", "parquet"),
         ("a.txt", "x", "text"),
     ],
@@ -129,14 +127,13 @@ MIXED_FOLDERS = {
     "a.jsonl b.parquet": "jsonl and parquet data.*--kind jsonl.parquet",
     "a.jsonl b.parquet c.txt": r"jsonl, parquet and text data.*\*\.jsonl",
     "a.parquet c.txt": "parquet and text data",
-    "tasks.jsonl c.txt": "arc and text data",
 }
 
 
 @pytest.mark.parametrize("names, message", MIXED_FOLDERS.items(), ids=list(MIXED_FOLDERS))
 def test_a_folder_with_data_of_several_kinds_is_refused(tmp_path, names, message):
     for name in names.split():
-        (tmp_path / name).write_text(json.dumps(task(0)) if name == "tasks.jsonl" else "x")
+        (tmp_path / name).write_text("x")
     with pytest.raises(BadInput, match=message):
         sources.detect_kind(str(tmp_path))
 
@@ -151,13 +148,12 @@ def test_a_folder_with_data_of_several_kinds_is_refused(tmp_path, names, message
         ("a.parquet dataset_info.json README.md", "parquet"),
         ("a.txt metadata.json", "text"),
         ("README.txt", "text"),
-        ("task.json README.txt", "arc"),
         ("other.json", "jsonl"),
     ],
 )
 def test_files_beside_the_data_do_not_change_its_kind(tmp_path, names, kind):
     for name in names.split():
-        (tmp_path / name).write_text(json.dumps(task(0)) if name == "task.json" else "{}")
+        (tmp_path / name).write_text("{}")
     assert sources.detect_kind(str(tmp_path)) == kind
 
 

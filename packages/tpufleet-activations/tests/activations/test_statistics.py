@@ -164,7 +164,7 @@ def test_hugging_face_datasets_reads_an_export(folder, tmp_path):
     hf = pytest.importorskip("datasets", reason="pip install datasets")
     synthetic.extract(folder, synthetic.plan(samples=5))
     out = tmp_path / "hf"
-    code, printed = tpu("export", folder.path, out, "--format", "hf", "--site", "resid_post")
+    code, printed = tpu("export", folder.path, out, "--site", "resid_post")
     assert code == 0 and "load_dataset" in printed
     loaded = hf.load_dataset(str(out), split="train", cache_dir=str(tmp_path / "cache"))
     expected = ["sample", "id", "position", "token", "resid_post.0", "resid_post.3"]
@@ -176,5 +176,5 @@ def test_hugging_face_datasets_reads_an_export(folder, tmp_path):
 
 def test_an_export_of_a_missing_site_is_refused(folder, tmp_path):
     synthetic.extract(folder, synthetic.plan(samples=4))
-    code, printed = tpu("export", folder.path, tmp_path / "hf", "--format", "hf", "--site", "attn")
+    code, printed = tpu("export", folder.path, tmp_path / "hf", "--site", "attn_out")
     assert code == 1 and "stored sites: resid_post.0" in printed

@@ -21,8 +21,9 @@ from tests.activations.test_inputs import make_dataset
 from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet_activations.inputs import sources
 from tpufleet_activations.io import remote_files, verification
+from tpufleet_activations.io.addresses import open_storage
 from tpufleet_activations.io.shard_writer import BufferStream
-from tpufleet_activations.io.storage import LocalFolder, open_storage
+from tpufleet_activations.io.storage import LocalFolder
 from tpufleet_activations.pipeline import planning
 
 

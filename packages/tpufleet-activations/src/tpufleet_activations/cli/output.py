@@ -63,7 +63,10 @@ def show_plan(plan: plans.ExtractionPlan, *, as_json: bool) -> None:
         ("samples", f"{estimate['samples']:,} ({skipped})"),
         ("tokens", f"{about}{estimate['tokens']:,}{_stored(estimate)}"),
         ("sites", f"{len(plan.sites)}: {_abbreviate(plan.sites)}"),
-        ("output", f"{about}{format_bytes(estimate['bytes'])} as {plan.dtype}{_computed(plan)}"),
+        (
+            "output",
+            f"{about}{format_bytes(estimate['bytes'])} as {plan.dtype}, computed in {plan.compute}",
+        ),
         (
             "padded",
             f"{format_bytes(estimate['bytes_if_padded'])}, if every sample were padded",
@@ -416,10 +419,6 @@ def _skip_reason(estimate: Mapping[str, Any]) -> str:
 def _stored(estimate: Mapping[str, Any]) -> str:
     stored = estimate.get("stored_tokens")
     return "" if stored in (None, estimate["tokens"]) else f", of which {stored:,} are stored"
-
-
-def _computed(plan: plans.ExtractionPlan) -> str:
-    return f", computed in {plan.compute}" if plan.compute else ""
 
 
 def _abbreviate(names: tuple[str, ...]) -> str:

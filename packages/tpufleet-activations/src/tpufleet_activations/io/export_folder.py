@@ -10,7 +10,8 @@ from typing import Any
 from tpufleet.errors import Conflict, NotFound
 from tpufleet.runtime.bucket_urls import split_bucket_url
 from tpufleet_activations import plans
-from tpufleet_activations.io.storage import LocalFolder, Storage, open_storage
+from tpufleet_activations.io.addresses import open_storage
+from tpufleet_activations.io.storage import LocalFolder, Storage
 
 # Written before the first file, so that an interrupted export can be repeated.
 MARKER = ".tpufleet-export.json"

@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, Conflict, FleetError, NotFound
-from tpufleet_activations.io.storage import Storage, open_storage
+from tpufleet_activations.io.addresses import open_storage
+from tpufleet_activations.io.storage import Storage
 
 PIECE = 32 << 20
 READERS = 8  # pieces downloaded concurrently

@@ -6,15 +6,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tpufleet.errors import BadInput, Conflict
 from tpufleet_activations.io import scattered_reads
-
-if TYPE_CHECKING:
-    from tpufleet_activations.io.datasets import Dataset
+from tpufleet_activations.io.dataset_reader import Dataset
 
 READERS = 8  # blocks read concurrently
 TASKS = 4 * READERS  # that the blocks of a round are divided into

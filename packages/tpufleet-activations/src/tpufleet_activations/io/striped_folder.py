@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, Conflict, FleetError, NotFound
 from tpufleet.runtime.units import Claim, Units
@@ -26,7 +25,7 @@ from tpufleet_activations import plans
 from tpufleet_activations.formatting import extract_command
 from tpufleet_activations.io import shards
 from tpufleet_activations.io.shard_writer import DraftFile, MemoryFile
-from tpufleet_activations.io.storage import DiskMissing, LocalFolder, open_storage
+from tpufleet_activations.io.storage import DiskMissing, LocalFolder
 
 STRIPES_FILE = "stripes.json"  # in the first folder: the id of the dataset, and the other folders
 MARKER = plans.STRIPE_FILE  # in each of the others: an empty mount point has none
@@ -142,15 +141,6 @@ class StripedFolder(LocalFolder):
             if (folder.path / name).exists():
                 return folder
         raise NotFound(f"{name} is in none of the {len(self._folders)} folders of {self.url}")
-
-
-def local_folder(url: str) -> LocalFolder:
-    """The folder of a dataset, which may have others. Buckets have none."""
-    bucket = urlsplit(url).scheme not in ("", "file")
-    storage = None if bucket else open_storage(url)
-    if not isinstance(storage, LocalFolder):
-        raise BadInput(f"{url} is in a bucket, whose shards are on no disks; expected a folder")
-    return storage
 
 
 def stripes(out: LocalFolder) -> list[StripeStatus]:

@@ -231,9 +231,9 @@ def split_samples(
 
 
 def commit_outcome(
-    plan: plans.ExtractionPlan, unit: int, files: Sequence[Mapping[str, Any]], compute: str = ""
+    plan: plans.ExtractionPlan, unit: int, files: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The outcome in a unit's commit record. `compute` is the dtype of the forward pass."""
+    """The outcome in a unit's commit record."""
     span = plan.sample_range(unit)
     tokens = sum(file["tensors"][shards.TOKENS][1][0] for file in files)
     return {
@@ -242,7 +242,6 @@ def commit_outcome(
         "tokens": tokens,
         "bytes": sum(file["size"] for file in files),
         "plan": plan.identity,
-        "compute": compute,
         "files": list(files),
     }
 

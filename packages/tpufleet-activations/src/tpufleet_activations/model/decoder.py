@@ -134,7 +134,7 @@ class Forward:
         rope_kinds = jnp.asarray([kinds.index(rope) for rope in arch.rope[span]])
         full, windowed = self._attentions(stream, packed=rows.segments is not None)
         gate = functools.partial(
-            gated_mlp.gated,
+            gated_mlp.gate_and_up,
             activation=arch.activation,
             kernel=self.gate_kernel,
             mesh=self.mesh,

@@ -23,9 +23,6 @@ class Site(StrEnum):
     FINAL_NORM = "final_norm"  # after the final norm; has no layer
 
 
-# Site names of the older extraction scripts.
-LEGACY_NAMES = {"residual": Site.RESID_POST, "mlp": Site.MLP_OUT, "attn": Site.ATTN_OUT}
-
 _CHOICE = re.compile(r"(?P<site>[a-z_]+)(?:\.(?P<layers>\*|\d+(?:-\d+)?|\[[\d,\s-]+\]))?$")
 
 
@@ -45,10 +42,9 @@ def resolve(choices: Iterable[str], architecture: Architecture) -> tuple[str, ..
 
 
 def parse_site(name: str) -> Site:
-    """The site with a current or legacy name."""
-    if name not in LEGACY_NAMES and name not in set(Site):
+    if name not in set(Site):
         raise BadInput(f"unknown site {name!r}; choose one of {', '.join(Site)}")
-    return LEGACY_NAMES.get(name) or Site(name)
+    return Site(name)
 
 
 def split_choices(choices: Iterable[str]) -> Iterator[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
 from tpufleet.errors import BadInput
+from tpufleet_activations.model.batch import Batch, SampleSpan, most_samples
 
 BUCKETS = (64, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048)
 LENGTH_STEP = 64  # lengths are multiples of it
@@ -22,33 +22,6 @@ INCOMPLETE_SHARE = 0.03
 TOKEN_TILE = 256  # tokens per tile of the device kernels
 PADDING_SEGMENT = -1  # segment id of padding positions
 BATCHINGS = ("auto", "bucket", "pack")
-# Attention of packed rows has a table of fixed size: at most a sample for each so many tokens.
-SHORTEST_MEAN = 32
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleSpan:
-    """The position of a sample in a batch."""
-
-    sample: int  # index among the samples that are batched together
-    row: int
-    start: int
-    length: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
-    """Tokens [rows, length]. `segments` is None when each row holds one sample."""
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    segments: np.ndarray | None
-    spans: tuple[SampleSpan, ...]
-    tiles: np.ndarray | None = None  # rows that the devices sum: see `stored_tiles`
-
-    @property
-    def real_tokens(self) -> int:
-        return sum(span.length for span in self.spans)
 
 
 def buckets_up_to(max_length: int) -> tuple[int, ...]:
@@ -105,11 +78,6 @@ def rows_for(length: int, batch_tokens: int, row_multiple: int) -> int:
     rows = max(batch_tokens // length // row_multiple, 1) * row_multiple
     step = row_multiple * (TOKEN_TILE // math.gcd(length, TOKEN_TILE))
     return rows // step * step or rows
-
-
-def most_samples(length: int) -> int:
-    """The samples that a packed row may hold, its padding counted as one."""
-    return max(length // SHORTEST_MEAN, 2)
 
 
 def resolve_batching(batching: str, buckets: Sequence[int], *, varlen: bool) -> str:

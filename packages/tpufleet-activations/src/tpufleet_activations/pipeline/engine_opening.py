@@ -8,23 +8,26 @@ from tpufleet_activations.daemon_threads import DaemonThreads
 from tpufleet_activations.model import engines
 from tpufleet_activations.pipeline import batches
 from tpufleet_activations.pipeline.calibration import Calibration
-from tpufleet_activations.pipeline.workers import ModelEngine
 
 
 class OpeningEngine:
     """Opens an engine in a thread. What needs it waits, or raises why it could not be opened."""
 
-    def __init__(self, open_engine: Callable[[], ModelEngine]):
+    def __init__(
+        self,
+        open_engine: Callable[[], engines.Engine],
+        calibrate: Callable[[engines.Engine], Calibration | None] = lambda engine: None,
+    ):
+        def open_and_calibrate() -> tuple[engines.Engine, Calibration | None]:
+            engine = open_engine()
+            return engine, calibrate(engine)
+
         with DaemonThreads(1, "extract-engine") as thread:
-            self._opened = thread.submit(open_engine)
+            self._opened = thread.submit(open_and_calibrate)
 
     @property
-    def _engine(self) -> ModelEngine:
-        return self._opened.result()
-
-    @property
-    def compute_type(self) -> str:
-        return self._engine.compute_type
+    def _engine(self) -> engines.Engine:
+        return self._opened.result()[0]
 
     @property
     def row_multiple(self) -> int:
@@ -48,7 +51,7 @@ class OpeningEngine:
 
     @property
     def calibration(self) -> Calibration | None:
-        return self._engine.calibration
+        return self._opened.result()[1]
 
     def start(self, batch: batches.Batch) -> Callable[[], list[engines.OutputBlock]]:
         return self._engine.start(batch)

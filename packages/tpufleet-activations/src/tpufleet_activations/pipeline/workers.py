@@ -56,9 +56,6 @@ class ModelEngine(Protocol):
     """What a worker needs of `engines.Engine`."""
 
     @property
-    def compute_type(self) -> str: ...
-
-    @property
     def row_multiple(self) -> int: ...
 
     @property
@@ -84,9 +81,6 @@ class ModelEngine(Protocol):
 
     @property
     def compile_seconds(self) -> float: ...
-
-    @property
-    def calibration(self) -> calibration.Calibration | None: ...
 
 
 # Tasks that wait for a writer: this share of the host's memory, within these limits.
@@ -196,11 +190,13 @@ class Worker:
         meter: Meter | None = None,
         options: WorkerOptions = WorkerOptions(),  # noqa: B008
         preparers: preparation.PreparerPool | None = None,
+        calibrated: Callable[[], calibration.Calibration | None] = lambda: None,
     ):
-        """`preparers` that were started earlier; the worker closes them."""
+        """`preparers` that were started earlier; the worker closes them. `calibrated` is called
+        when the engine is needed."""
         self._storage, self._plan, self._locations = storage, plan, locations
         self._engine, self._coordinator, self._options = engine, coordinator, options
-        self._preparers = preparers
+        self._preparers, self._calibrated = preparers, calibrated
         self.meter = meter or Meter(plan, peak=engine.peak_flops())
         self._writers: list[unit_writer.UnitWriter] = []  # of the group being written
         self._unfinished: set[unit_writer.UnitWriter] = set()
@@ -285,12 +281,12 @@ class Worker:
         return batches.resolve_batching(self._plan.batching, buckets, varlen=self._engine.varlen)
 
     def _batch_tokens(self) -> int:
-        calibrated = self._engine.calibration
+        calibrated = self._calibrated()
         return self._plan.batch_tokens if calibrated is None else calibrated.batch_tokens
 
     def _use_calibration(self, computed: stages.StageQueue) -> None:
         """Batches in flight, and tokenizing processes, for the rate of the devices."""
-        chosen = self._engine.calibration
+        chosen = self._calibrated()
         if chosen is None:
             return
         bytes_per_token = calibration.token_bytes(self._plan)
@@ -302,7 +298,7 @@ class Worker:
 
     def _grow_preparers(self, units: Sequence[preparation.PreparedUnit]) -> None:
         """As many as keep up with the devices, by how long these units took."""
-        chosen, seconds = self._engine.calibration, sum(unit.seconds for unit in units)
+        chosen, seconds = self._calibrated(), sum(unit.seconds for unit in units)
         if chosen is None or not seconds or self._preparers is None:
             return
         rate = sum(unit.tokens for unit in units) / seconds
@@ -425,14 +421,14 @@ class Worker:
         ]
 
     def _commit(self, written: _WrittenUnit) -> None:
-        claim, compute = written.claim, self._engine.compute_type
+        claim = written.claim
         files = written.writer.finish()
         self._unfinished.discard(written.writer)
         try:
             self._coordinator.commit(
                 claim,
                 files,
-                lambda files: unit_writer.commit_outcome(self._plan, claim.unit, files, compute),
+                lambda files: unit_writer.commit_outcome(self._plan, claim.unit, files),
             )
         except Fenced:
             # Another worker has taken the unit over; no commit refers to these files.
