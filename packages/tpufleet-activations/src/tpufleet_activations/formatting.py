@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Sequence
 
 from tpufleet.runtime.units import HeldUnit
@@ -30,6 +31,14 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} PB"
+
+
+def format_health(*, healthy: int, working: int, lost: int) -> str:
+    """The last line of a table of workers."""
+    return (
+        f"Healthy: {healthy}  Working: {working}  Needs Recovery: {lost}  "
+        f"Last update: {time.strftime('%H:%M:%S')}"
+    )
 
 
 def format_duration(seconds: float) -> str:

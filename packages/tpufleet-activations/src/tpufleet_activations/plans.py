@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tpufleet.errors import BadInput, Conflict, FleetError, NotFound
+from tpufleet.errors import Conflict, FleetError, NotFound
 from tpufleet.runtime.object_store import ObjectStore
+from tpufleet_activations.input_errors import unreadable
 
 PLAN_FILE = "plan.json"
 STRIPE_FILE = "stripe.json"  # in a folder that holds only shards: see `io.striped_folder`
@@ -50,12 +51,6 @@ class ExtractionPlan:
     chat_date: str = ""  # for chat templates that state the day, such as 2026-11-15
     estimate: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.samples < 0 or self.unit_samples < 1:
-            raise BadInput("a plan needs at least one sample per unit")
-        if not self.sites:
-            raise BadInput("a plan needs at least one site, such as resid_post.12")
-
     @property
     def units(self) -> int:
         return -(-self.samples // self.unit_samples)
@@ -89,19 +84,10 @@ class ExtractionPlan:
 def from_json(text: bytes) -> ExtractionPlan:
     try:
         body = json.loads(text)
-    except ValueError as error:
-        raise BadInput(f"plan.json cannot be read: {error}") from error
-    unknown = set(body) - {item.name for item in fields(ExtractionPlan)}
-    if unknown:
-        raise BadInput(
-            f"plan.json has unknown fields: {', '.join(sorted(unknown))}; upgrade tpufleet"
-        )
-    for name in ("sites", "buckets"):
-        body[name] = tuple(body.get(name, ()))
-    missing = {item.name for item in fields(ExtractionPlan) if item.default is MISSING} - set(body)
-    if missing - {"estimate"}:
-        raise BadInput(f"plan.json is missing {', '.join(sorted(missing))}")
-    return ExtractionPlan(**body)
+        tuples = {name: tuple(body[name]) for name in ("sites", "buckets")}
+        return ExtractionPlan(**{**body, **tuples})
+    except (ValueError, KeyError, TypeError) as error:  # not JSON, or of another version
+        raise unreadable(PLAN_FILE, error) from error
 
 
 def load(objects: ObjectStore) -> ExtractionPlan:
@@ -133,9 +119,7 @@ def check_free(objects: ObjectStore) -> None:
     for name in (STRIPE_FILE, "shards/", "units/"):
         if objects.names(name):
             location = getattr(objects, "url", "the output folder")
-            raise Conflict(
-                f"{location} has no plan.json, but {name} of another dataset; choose another folder"
-            )
+            raise other_dataset(location, f"{name}, but no {PLAN_FILE}")
 
 
 def write(objects: ObjectStore, plan: ExtractionPlan) -> ExtractionPlan:
@@ -146,12 +130,12 @@ def write(objects: ObjectStore, plan: ExtractionPlan) -> ExtractionPlan:
         return plan
     stored = load(objects)
     if stored.identity != plan.identity:
-        raise Conflict(
-            "the output folder holds a different plan: "
-            + "; ".join(differences(stored, plan))
-            + ". Choose another folder"
-        )
+        raise other_dataset("the output folder", "; ".join(differences(stored, plan)))
     return stored
+
+
+def other_dataset(location: object, evidence: str) -> Conflict:
+    return Conflict(f"{location} holds another dataset ({evidence}); choose another folder")
 
 
 def differences(old: ExtractionPlan, new: ExtractionPlan) -> list[str]:

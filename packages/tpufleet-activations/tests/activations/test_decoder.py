@@ -361,7 +361,7 @@ def test_a_missing_weight_is_reported_with_its_layer(tmp_path):
     [
         ("model.safetensors", lambda data: b"garbage, and more of it", "not a safetensors file"),
         ("model.safetensors", lambda data: b"short", "not a safetensors file"),
-        ("model.safetensors", lambda data: data[:-5], "is truncated"),
+        ("model.safetensors", lambda data: data[:-5], "truncated"),
         ("model.safetensors", lambda data: data[:9] + b"!" + data[10:], "not a safetensors file"),
         ("config.json", lambda data: b"{", "config.json cannot be read"),
         ("config.json", lambda data: b'{"model_type": "qwen2", "hidden_size": "x"}', "cannot be"),

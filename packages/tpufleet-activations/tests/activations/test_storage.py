@@ -249,7 +249,7 @@ def test_folder_markers_of_consoles_are_no_files(cloud, tmp_path, monkeypatch):
     folder = remote_files.model_folder(f"{url}/model")
     assert [path.name for path in folder.glob("[!.]*")] == ["config.json"]
     create_objects(f"{url}/empty", {"": b""})
-    with pytest.raises(NotFound, match="no objects at"):
+    with pytest.raises(NotFound, match="does not exist"):
         remote_files.fetch(f"{url}/empty")
 
 

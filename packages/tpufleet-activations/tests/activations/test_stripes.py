@@ -407,13 +407,13 @@ def test_no_command_touches_a_file_that_the_dataset_did_not_write(disks, tmp_pat
     victim.write_bytes(victim.read_bytes()[:-1])
     code, text = tpu("repair", disks[0])
     assert code == 0, text
-    assert f"replaced by a repair (harmless): shards/{victim.name}" in text
-    assert "leftover of a dead worker" not in text
+    assert f"replaced by repair: shards/{victim.name}" in text
+    assert "leftover, harmless" not in text
     code, text = tpu("verify", disks[0], "--sweep")
     assert code == 0 and "deleted 1 leftovers" in text, text
     for name in FOREIGN_FILES:
         if name.startswith("shards/"):
-            assert f"not of this dataset, kept: {name}" in text
+            assert f"foreign, kept: {name}" in text
     assert not victim.exists()
     for folder in disks:
         found = contents(folder)

@@ -9,21 +9,17 @@ import click
 
 from tpufleet import runtime
 from tpufleet_activations.cli import output
-from tpufleet_activations.cli.parameter_types import SECONDS
+from tpufleet_activations.cli.parameter_types import json_option, location_options, watch_option
 from tpufleet_activations.formatting import example_epilog, extract_command, format_count
 from tpufleet_activations.io import datasets, striped_folder, verification
 from tpufleet_activations.io.addresses import local_folder, open_storage
 from tpufleet_activations.io.storage import translate_disk_errors
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
 
 @click.command(epilog=example_epilog("tpu extract status acts --watch 5"))
 @click.argument("outs", nargs=-1, required=True)
 @json_option
-@click.option(
-    "--watch", type=SECONDS, help="Refresh every this many seconds, until all are complete."
-)
+@watch_option
 def status(outs: tuple[str, ...], as_json: bool, watch: float | None) -> None:
     """Show the progress of datasets and their workers."""
     output.watch_status({out: open_storage(out) for out in outs}, as_json=as_json, every=watch)
@@ -64,12 +60,10 @@ def verify(context: click.Context, out: str, quick: bool, sweep: bool, as_json: 
     storage = open_storage(out)
     report = verification.verify(storage, deep=not quick)
     output.show_report(report, out, as_json=as_json)
-    if sweep and report.committed == report.units:
-        click.echo(
-            f"deleted {len(verification.delete_leftovers(storage)):,} leftovers", err=as_json
-        )
-    elif sweep:
-        click.echo("nothing deleted: units are missing, workers may still be writing", err=True)
+    if sweep:
+        deleted = verification.delete_leftovers(storage)
+        units = f"{report.committed:,} of {report.units:,} units are committed"
+        click.echo(f"deleted {len(deleted):,} leftovers; {units}", err=as_json)
     context.exit(0 if report.intact else 1)
 
 
@@ -79,8 +73,7 @@ def verify(context: click.Context, out: str, quick: bool, sweep: bool, as_json: 
 @click.option(
     "--reopen-only", is_flag=True, help="Return bad units to the queue; workers rebuild them."
 )
-@click.option("--model", help="Location of the model, if it differs from the plan's.")
-@click.option("--data", help="Location of the data, if it differs from the plan's.")
+@location_options
 @click.pass_context
 def repair(
     context: click.Context,
@@ -95,27 +88,24 @@ def repair(
 
     storage = open_storage(out)
     report = verification.verify(storage, deep=not quick)
-    for problem in report.problems:
-        click.echo(f"  problem: {problem}")
     if not report.bad_units:
-        by = "" if report.checksums else " by records and sizes; checksums were not checked"
-        click.echo(f"no damaged units{by}")
-        if missing := report.units - report.committed:
-            click.echo(f"{missing:,} are not committed yet; run {extract_command('run', out)}")
+        output.show_report(report, out, as_json=False)
         return
+    output.show_problems(report)
     with translate_disk_errors(storage):
         reopened = verification.reopen(storage, report.bad_units)
-    click.echo(f"reopened {len(reopened):,} of {report.units:,} units")
+    run = extract_command("run", out)
+    click.echo(
+        f"reopened {len(reopened):,} of {report.units:,} units"
+        + (f"; rebuild them with {run}, on any number of machines" if reopen_only else "")
+    )
     if reopen_only:
-        click.echo(f"rebuild them with {extract_command('run', out)}, on any number of machines")
         return
     runtime.initialize()
     meter = extraction.run(storage, model=model, data=data, on_progress=output.ProgressLine())
     output.show_end(meter)
     after = verification.verify(storage, deep=not quick, only=report.bad_units)
     output.show_report(after, out, as_json=False)
-    if after.intact and after.replaced:
-        click.echo(f"delete the damaged shards with {extract_command('verify', '--sweep', out)}")
     context.exit(0 if after.intact else 1)
 
 

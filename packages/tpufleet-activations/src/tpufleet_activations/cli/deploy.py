@@ -20,8 +20,8 @@ from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.jobs.submit import DETACHED
 from tpufleet.views.cli.output import json_option
 from tpufleet_activations import fleet, plans
-from tpufleet_activations.cli.parameter_types import SECONDS
-from tpufleet_activations.formatting import example_epilog, extract_command
+from tpufleet_activations.cli.parameter_types import SECONDS, watch_option
+from tpufleet_activations.formatting import example_epilog, extract_command, format_health
 from tpufleet_activations.io.addresses import open_storage
 
 TITLES = ("TPU NAME", "STATUS", "SAMPLES", "SHARDS", "GCS")
@@ -92,11 +92,7 @@ def deploy(context: click.Context, out: str, run_options: tuple[str, ...], **opt
 
 @click.command(epilog=example_epilog("tpu extract board gs://lab/acts --watch 60"))
 @click.argument("out")
-@click.option(
-    "--watch",
-    type=SECONDS,
-    help="Refresh every so many seconds.",
-)
+@watch_option
 @json_option
 @click.pass_context
 def board(context: click.Context, out: str, watch: float | None, as_json: bool) -> None:
@@ -190,6 +186,7 @@ def _show_board(status: dict[str, Any], as_json: bool, refresh: bool) -> None:
                   f"{totals['shards']:,}", text.size(totals["bytes"])))  # fmt: skip
     output.print_table(TITLES, lines, "")
     click.echo(
-        f"Healthy: {status['healthy']}  Working: {status['working']}  "
-        f"Needs Recovery: {status['needs_recovery']}  Last update: {time.strftime('%H:%M:%S')}"
+        format_health(
+            healthy=status["healthy"], working=status["working"], lost=status["needs_recovery"]
+        )
     )

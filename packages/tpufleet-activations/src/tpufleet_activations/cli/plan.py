@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from tpufleet.errors import BadInput
+from tpufleet.model.job.jobs import Capacity
 from tpufleet_activations.cli.option_plugins import option_plugins
-from tpufleet_activations.cli.parameter_types import COUNT, NOT_NEGATIVE, POSITIVE
+from tpufleet_activations.cli.parameter_types import COUNT, NOT_NEGATIVE, POSITIVE, json_option
 from tpufleet_activations.formatting import example_epilog, extract_command
 from tpufleet_activations.inputs import sources
 from tpufleet_activations.inputs.kinds import other_kinds
@@ -133,7 +134,11 @@ _DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples")
 @click.option("--chips", help="TPU type for the estimate, such as v5e-16.")
 @click.option("--rate", type=POSITIVE, help="Measured tokens per second of the whole fleet.")
 @click.option(
-    "--capacity", default="on-demand", show_default=True, help="Capacity type for the price."
+    "--capacity",
+    type=click.Choice([kind.value for kind in Capacity]),
+    default=Capacity.ON_DEMAND.value,
+    show_default=True,
+    help="Capacity type for the price.",
 )
 @click.option(
     "--price",
@@ -144,7 +149,7 @@ _DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples")
 @click.option("--max-hours", type=POSITIVE, help="Fail if the run would take longer.")
 @click.option("--max-cost", type=POSITIVE, help="Fail if the run would cost more, in dollars.")
 @click.option("--dry-run", is_flag=True, help="Print the estimate, write no plan.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def plan(context: click.Context, out: str, **options: Any) -> None:
     """Estimate an extraction, and write its plan to OUT."""
@@ -221,12 +226,9 @@ def _data_options(kind: str, assignments: tuple[str, ...]) -> dict[str, str]:
 
 def _price(chips: str, capacity: str) -> float | None:
     """Dollars per hour of one chip of a type such as `v5e-16`; None if no price is known."""
-    from tpufleet.model.job.jobs import Capacity
     from tpufleet.model.tpu import prices, topology
     from tpufleet.views.cli import connection
 
-    if capacity not in list(Capacity):
-        raise BadInput(f"capacity {capacity!r} is not one of {', '.join(Capacity)}")
     topology.find(chips)  # such as v5e-17 does not exist
     kind = chips.strip().lower().rpartition("-")[0]
     generation = "v5e" if kind == "v5litepod" else kind

@@ -13,8 +13,13 @@ from tpufleet import runtime
 from tpufleet_activations import plans
 from tpufleet_activations.cli import output
 from tpufleet_activations.cli.group import INTERRUPTED
-from tpufleet_activations.cli.parameter_types import COUNT, SECONDS
-from tpufleet_activations.formatting import example_epilog, extract_command
+from tpufleet_activations.cli.parameter_types import (
+    COUNT,
+    SECONDS,
+    json_option,
+    location_options,
+)
+from tpufleet_activations.formatting import example_epilog
 from tpufleet_activations.io.addresses import open_storage
 from tpufleet_activations.io.storage import DiskUnusable, Storage, translate_disk_errors
 from tpufleet_activations.pipeline import dataset_status
@@ -27,8 +32,7 @@ TERMINATED = 143  # exit status after SIGTERM, by shell convention
 
 @click.command(epilog=example_epilog("tpu extract run acts"))
 @click.argument("out")
-@click.option("--model", help="Location of the model, if it differs from the plan's.")
-@click.option("--data", help="Location of the data, if it differs from the plan's.")
+@location_options
 @click.option(
     "--mesh", default="", help="Such as data=2,fsdp=1,tensor=4.  [default: all devices on data]"
 )
@@ -86,7 +90,7 @@ TERMINATED = 143  # exit status after SIGTERM, by shell convention
     "file system allows.",
 )
 @click.option("--worker", default="", help="Name of this worker, unique among running workers.")
-@click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON at the end.")
+@json_option
 @click.option("--quiet", is_flag=True, help="Do not show progress.")
 @click.pass_context
 def run(context: click.Context, out: str, **options: Any) -> None:
@@ -107,8 +111,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
     stopped = runtime.should_stop() and not meter.complete
     output.show_end(meter, as_json=options["as_json"], stopped=stopped)
     if stopped:
-        resume = extract_command("run", out)
-        click.echo(f"stopped; committed units are kept. Resume with {resume}", err=True)
+        output.show_resume("stopped", out)
         context.exit(TERMINATED)
 
 

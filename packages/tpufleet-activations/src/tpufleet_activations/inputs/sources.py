@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tpufleet.errors import BadInput, Conflict
+from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.inputs.files import (
     FileVersions,
     IndexedLines,
@@ -62,11 +63,8 @@ class Rows(Protocol):
 
 def resolve(data: Mapping[str, Any]) -> DataFiles:
     """Find the files that a plan's `data` describes; those in a bucket are downloaded."""
-    kind, path = data.get("kind"), data.get("path")
-    if kind not in kind_names():
-        raise BadInput(f"data of kind {kind!r} cannot be read; kinds: {', '.join(kind_names())}")
-    if not path:
-        raise BadInput("data has no path")
+    kind, path = data["kind"], data["path"]
+    check_choice("data kind", kind, kind_names())
     if other := other_kinds().get(kind):
         paths = list(other.find(data))
     elif kind == "hf":
@@ -89,11 +87,9 @@ def check_split(data: Mapping[str, Any]) -> None:
         return
     if split is None or (kind, split) == ("text", "file"):
         return
-    if kind == "text":
-        raise BadInput(f"--split {split}: text data has no splits, only --split file")
     raise BadInput(
-        f"--split applies to datasets written by save_to_disk, and as --split file to text "
-        f"data; {data['path']} is {kind} data"
+        f"--split {split}: {data['path']} is {kind} data; only datasets written by save_to_disk "
+        "have splits, and text data --split file"
     )
 
 
@@ -168,14 +164,19 @@ def check_data(files: DataFiles, planned: str) -> FileVersions:
         current = open_files(files).digest()
         settled = file_versions(files.paths) == before
     except FileNotFoundError as error:
-        raise Conflict(f"{error.filename} of the planned data is missing; restore it") from error
+        raise changed("data", f"{error.filename} is missing") from error
     if current != planned or not settled:
-        what = f"digest {current[:12]}, planned {planned[:12]}" if settled else "while it was read"
-        raise Conflict(
-            f"the data has changed since the plan was made ({what}); restore it, or run "
-            "`tpu extract plan` with another output folder"
-        )
+        digests = f"digest {current[:12]}, planned {planned[:12]}"
+        raise changed("data", digests if settled else "during the check")
     return before
+
+
+def changed(what: str, evidence: str) -> Conflict:
+    """The model, tokenizer or data are not those of the plan."""
+    return Conflict(
+        f"the {what} has changed since the plan was made ({evidence}); restore it, or run "
+        "`tpu extract plan` with another output folder"
+    )
 
 
 def open_source(data: Mapping[str, Any]) -> SampleSource:
@@ -212,9 +213,10 @@ def _check_readable(names: Sequence[str], suffixes: tuple[str, ...]) -> None:
     for name in names:
         if not name.lower().endswith(suffixes):
             continue
-        if name.lower().endswith(CSV):
-            raise BadInput(f"CSV files are not read: {name}; convert them to JSONL or Parquet")
-        raise BadInput(f"compressed files are not read: {name}; decompress them first")
+        raise BadInput(
+            f"compressed and CSV files are not read: {name}; decompress it, or convert it to JSONL "
+            "or Parquet"
+        )
 
 
 def _kind_of_files(path: str, names: Set[str]) -> str | None:

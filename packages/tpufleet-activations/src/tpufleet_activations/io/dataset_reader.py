@@ -123,8 +123,7 @@ class Dataset:
             raise DamagedRecord(reason)
 
     def statistics(self) -> dict[str, SiteStatistics]:
-        """Of each site, over the rows committed so far; without those of units that an older
-        version wrote, which have none."""
+        """Of each site, over the rows committed so far."""
         self.check_records()
         files = [file for unit in self.commits for file in self.files(unit)]
         return {
@@ -146,7 +145,7 @@ class Dataset:
                     mean = self._raw(file, site + shards.MEAN, 0, self.plan.widths[site])
                     total, rows = total + finite * mean.astype(np.float64), rows + finite
         if not rows:
-            raise NotFound(f"no statistics of {site}: no rows, or written by an older version")
+            raise NotFound(f"no rows of {site} are committed yet")
         return (total / rows).astype(np.float32)
 
     def missing_site_error(self, site: str) -> NotFound:

@@ -105,14 +105,15 @@ def _shuffled(
     labelled: bool = True,
 ) -> Iterator[RowBatch]:
     positive = {"batch": batch, "block": block, "blocks_in_memory": blocks_in_memory}
-    for name, value in {**positive, "world_size": world_size}.items():
-        if value < 1:
-            raise BadInput(f"{name} is {value}, expected at least 1")
-    for name, value in {"skip": skip, "seed": seed}.items():
-        if value < 0:
-            raise BadInput(f"{name} is {value}, expected at least 0")
-    if not 0 <= rank < world_size:
-        raise BadInput(f"rank is {rank}, expected 0 to {world_size - 1} (world_size - 1)")
+    for name, value, least in (
+        *((name, value, 1) for name, value in {**positive, "world_size": world_size}.items()),
+        ("skip", skip, 0),
+        ("seed", seed, 0),
+        ("rank", rank, 0),
+        ("world_size - rank", world_size - rank, 1),
+    ):
+        if value < least:
+            raise BadInput(f"{name} is {value}, expected at least {least}")
     for site in sites:
         if site not in dataset.sites:
             raise dataset.missing_site_error(site)

@@ -19,6 +19,7 @@ from tpufleet.errors import BadInput, FleetError, NotFound, Permanent, Temporary
 from tpufleet.runtime import filesystem
 from tpufleet.runtime.object_store import FolderStore, ObjectStore
 from tpufleet_activations.formatting import extract_command
+from tpufleet_activations.input_errors import missing
 from tpufleet_activations.io.aligned_memory import MemoryPool
 from tpufleet_activations.io.direct_file import DirectFile, takes_direct_writes
 from tpufleet_activations.io.shard_writer import BufferStream, DraftFile, MemoryFile
@@ -180,5 +181,5 @@ class LocalFolder(FolderStore):
     def _existing(self, name: str) -> Path:
         path = self.path / name
         if not path.exists():
-            raise NotFound(f"{path} does not exist")
+            raise missing(path)
         return path

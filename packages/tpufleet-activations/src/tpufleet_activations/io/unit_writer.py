@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from tpufleet.errors import BadInput
 from tpufleet.runtime.units import Claim
 from tpufleet_activations import plans
 from tpufleet_activations.io import dtypes, shard_writer, shards, site_statistics, zstd_shards
@@ -82,7 +81,7 @@ class UnitWriter:
         """Append rows of a site. They may be written later, so they must not change."""
         at = self._appended[site]
         if at + sum(map(len, parts)) > self._ends[-1]:
-            raise BadInput(f"{site}: more rows than the expected {self._ends[-1]}")
+            raise shards.wrong_rows(site, self._ends[-1])
         number = bisect_right(self._ends, at)
         within: list[np.ndarray] = []
         for part in parts:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from tpufleet.errors import BadInput
+from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.model import meshes, varlen_attention
 
 log = logging.getLogger(__name__)
@@ -194,10 +194,8 @@ def example_gap(how: Attention, head_dim: int, dtype: Any, *, packed: bool) -> f
     return float(np.linalg.norm(tried - plain) / np.linalg.norm(plain))
 
 
-def check_kernel(kernel: str) -> str:
-    if kernel not in KERNELS:
-        raise BadInput(f"attention kernel {kernel!r} is not one of {', '.join(KERNELS)}")
-    return kernel
+def check_kernel(kernel: str) -> None:
+    check_choice("attention kernel", kernel, KERNELS)
 
 
 def _plain(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> Any:

@@ -10,6 +10,7 @@ from itertools import groupby
 import numpy as np
 
 from tpufleet.errors import BadInput
+from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.model.batch import Batch, SampleSpan, most_samples
 
 BUCKETS = (64, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048)
@@ -22,6 +23,7 @@ INCOMPLETE_SHARE = 0.03
 TOKEN_TILE = 256  # tokens per tile of the device kernels
 PADDING_SEGMENT = -1  # segment id of padding positions
 BATCHINGS = ("auto", "bucket", "pack")
+RESOLVED = ("bucket", "pack", "varlen")  # by `resolve_batching`
 
 
 def buckets_up_to(max_length: int) -> tuple[int, ...]:
@@ -83,8 +85,7 @@ def rows_for(length: int, batch_tokens: int, row_multiple: int) -> int:
 def resolve_batching(batching: str, buckets: Sequence[int], *, varlen: bool) -> str:
     """How to batch what is planned as `batching` (BATCHINGS) on these devices. `varlen`: their
     attention takes packed rows at no more than the cost of the samples."""
-    if batching not in BATCHINGS:
-        raise BadInput(f"batching {batching!r} is not one of {', '.join(BATCHINGS)}")
+    check_choice("batching", batching, BATCHINGS)
     # Samples of one length, and a few longer ones: packing would gain nothing.
     few = batching == "auto" and len(buckets) <= 2
     if varlen and batching != "bucket" and not few:
@@ -117,6 +118,7 @@ def make_batches(
 
     The order of a unit's samples does not depend on the batch size or the number of devices.
     """
+    check_choice("batching", batching, RESOLVED)
     within = _numbers_within(units) if units is not None else range(len(tokens))
     order = sorted(
         (n for n in range(len(tokens)) if len(tokens[n])),
@@ -130,11 +132,9 @@ def make_batches(
         yield from _packed(tokens, order, buckets[-1], batch_tokens, row_multiple)
     elif batching == "varlen":
         yield from _varlen(tokens, order, buckets[-1], batch_tokens, row_multiple, units)
-    elif batching == "bucket":
+    else:
         make = _filled if fill else _bucketed
         yield from make(tokens, order, buckets, batch_tokens, row_multiple, units)
-    else:
-        raise BadInput(f"batching {batching!r} is not one of bucket, pack, varlen")
 
 
 def _numbers_within(units: Sequence[int]) -> list[int]:

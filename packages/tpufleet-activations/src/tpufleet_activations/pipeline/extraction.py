@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from tpufleet import runtime
-from tpufleet.errors import BadInput, Conflict
 from tpufleet.runtime.object_store import FolderStore
 from tpufleet.runtime.units import INDEXED_UNITS, LEASE, HeldUnit, Units
 from tpufleet_activations import plans
+from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.inputs import sources, tokenization
 from tpufleet_activations.io.storage import Storage, translate_disk_errors
 from tpufleet_activations.model import devices, engines, program_cache, weights
@@ -87,8 +87,7 @@ def run(
     import jax
 
     times = StartTimes()
-    if settings.scope not in ("local", "global"):
-        raise BadInput(f"scope {settings.scope!r} is not one of local, global")
+    check_choice("scope", settings.scope, ("local", "global"))
     plan = plans.load(storage)
     devices.start(settings.mesh, weight_bytes=plan.weight_bytes())
     with times.measure("data"):
@@ -211,10 +210,7 @@ def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> Locations:
     }
     for name, (planned, current) in digests.items():
         if planned != current:
-            raise Conflict(
-                f"the {name} has changed since the plan was made (digest {current[:12]}, planned "
-                f"{planned[:12]}); run `tpu extract plan` with another output folder"
-            )
+            raise sources.changed(name, f"digest {current[:12]}, planned {planned[:12]}")
     return replace(resolved, data=replace(resolved.data, versions=versions))
 
 

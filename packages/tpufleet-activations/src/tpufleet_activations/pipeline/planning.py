@@ -11,6 +11,7 @@ from typing import Any
 
 from tpufleet.errors import BadInput, FleetError, Permanent
 from tpufleet_activations import formatting, plans
+from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.inputs import contexts, sources, tokenization
 from tpufleet_activations.inputs.samples import SampleSource, TokenizedSample
 from tpufleet_activations.io import dtypes
@@ -89,10 +90,8 @@ class PlanLimits:
         for name, format_value in formats.items():
             limit, value = getattr(self, name), getattr(estimate, name)
             if limit is not None and value is None:
-                if name == "cost" and estimate.hours is not None:
-                    raise BadInput("cannot estimate the cost: no price is known; pass --price")
-                rate = "or --rate with --price" if name == "cost" else "or --rate"
-                raise BadInput(f"cannot estimate the {name} without --chips, {rate}")
+                price = ", and --price" if name == "cost" else ""
+                raise BadInput(f"cannot estimate the {name}; pass --chips or --rate{price}")
             if limit is not None and value > limit:
                 raise OverBudget(
                     f"over budget: {format_value(value)}, more than the allowed "
@@ -123,8 +122,7 @@ def make_plan(
     options["stride"] = _stride(options)
     dtypes.stored_dtype(options["dtype"])
     dtypes.check_compute_dtype(options["compute"])
-    if options.get("compression", "none") not in ("none", "zstd"):
-        raise BadInput(f"compression {options['compression']!r} is not one of none, zstd")
+    check_choice("compression", options.get("compression", "none"), ("none", "zstd"))
     names = sites.resolve(choices, arch)
     widths = {name: sites.width(name, arch) for name in names}
     depth = sites.layers_needed(names, arch)
