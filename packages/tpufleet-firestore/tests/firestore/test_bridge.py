@@ -89,7 +89,7 @@ def test_a_timeout_is_enforced(harness: BridgeHarness):
 INVALID = {
     "no challenge": ({"challenge_number": None}, "challenge_number: expected a whole number"),
     "no code": ({"code": None}, "code: expected Python source as text"),
-    "no number": ({"timeout": "soon"}, "timeout: expected a number of seconds"),
+    "no number": ({"timeout": "soon"}, "timeout: expected a number above 0"),
     "negative": ({"timeout": -1}, "timeout: expected more than 0 and at most 604800 seconds"),
 }
 

@@ -387,13 +387,13 @@ def show_report(report: VerificationReport, out: str, *, as_json: bool) -> None:
     if report.intact and report.replaced:
         sweep = extract_command("verify", "--sweep", out)
         click.echo(f"delete the replaced shards with {sweep}")
-    damaged = len(report.bad_units)
+    damaged, absent = len(report.bad_units), report.units - report.committed
     next_step = extract_command("repair" if damaged else "run", out)
     checksums = "all match" if report.checksums else "not checked"
     click.echo(
         f"OK: every sample stored exactly once; sizes match; checksums: {checksums}"
         if report.intact
-        else f"{'FAILED' if damaged else 'INCOMPLETE'}: {damaged:,} damaged units, {report.units - report.committed:,} not "
+        else f"{'FAILED' if damaged else 'INCOMPLETE'}: {damaged:,} damaged units, {absent:,} not "
         f"committed; checksums: {checksums}; continue with {next_step}"
     )
 
