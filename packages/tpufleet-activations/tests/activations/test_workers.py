@@ -146,7 +146,9 @@ def test_every_mesh_gives_the_same_activations(make, model_folder, mesh):
     )
     units = Units(folder, count=plan.units, worker="a")
     coordinator = gangs.SoloCoordinator(units, lambda: False)
-    workers.Worker(folder, plan, locations.resolve_plan(plan), engine, coordinator).run()
+    workers.Worker(
+        folder, plan, locations.resolve_plan(plan), workers.OpenedEngine(engine), coordinator
+    ).run()
     dataset = datasets.Dataset(folder)
     assert verification.verify(folder).intact
     longest = max(dataset, key=lambda sample: len(dataset.tokens(sample)))
@@ -277,7 +279,7 @@ def run_worker(
         folder,
         plan,
         locations.resolve_plan(plan),
-        engine,
+        workers.OpenedEngine(engine),
         gangs.SoloCoordinator(units, lambda: False, poll=0.02),
         meter=Meter(plan, peak=peak),
         options=workers.WorkerOptions(**options),

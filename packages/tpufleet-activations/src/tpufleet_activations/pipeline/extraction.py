@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -18,6 +19,7 @@ from tpufleet import runtime
 from tpufleet.runtime.object_store import FolderStore
 from tpufleet.runtime.units import INDEXED_UNITS, LEASE, HeldUnit, Units
 from tpufleet_activations import plans
+from tpufleet_activations.daemon_threads import DaemonThreads
 from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.inputs import sources, tokenization
 from tpufleet_activations.io.storage import Storage, translate_disk_errors
@@ -25,7 +27,6 @@ from tpufleet_activations.model import devices, engines, program_cache, weights
 from tpufleet_activations.pipeline import (
     batches,
     calibration,
-    engine_opening,
     gangs,
     locations,
     preparation,
@@ -113,7 +114,7 @@ def run(
             meter.recount(sum(len(plan.sample_range(unit)) for unit in committed))
             report(meter)
 
-        def open_engine() -> engines.Engine:
+        def open_engine() -> workers.OpenedEngine:
             with times.measure("devices"):
                 chosen = jax.devices() if is_gang else jax.local_devices()
             engine = engines.open_engine(
@@ -133,15 +134,13 @@ def run(
                 reserve=workers.outputs_on_host(plan, options),
             )
             meter.peak = engine.peak_flops()
-            return engine
-
-        def calibrate(engine: engines.Engine) -> calibration.Calibration | None:
             # By default on accelerators: a CPU's rate depends on what else it does.
-            on_cpu = engine.mesh.devices.flat[0].platform == "cpu"
-            if is_gang or not (not on_cpu if settings.calibrate is None else settings.calibrate):
-                return None
+            wanted = settings.calibrate
+            if is_gang or not (chosen[0].platform != "cpu" if wanted is None else wanted):
+                return workers.OpenedEngine(engine)
             with times.measure("calibration"):
-                return calibration.calibrate(engine, plan, storage, force=bool(settings.calibrate))
+                measured = calibration.calibrate(engine, plan, storage, force=bool(wanted))
+            return workers.OpenedEngine(engine, measured)
 
         def on_wait(held: Sequence[HeldUnit]) -> None:
             waiting, meter.waiting_for = bool(meter.waiting_for), held
@@ -153,11 +152,11 @@ def run(
         )
         if is_gang:
             # Devices of all processes take part in forming a gang: nothing else uses them then.
-            opened = open_engine()
-            engine = engine_opening.OpeningEngine(lambda: opened)
+            engine: workers.OpenedEngine | Future[workers.OpenedEngine] = open_engine()
             coordinator = _gang_coordinator(storage, units, should_stop, settings.poll, on_wait)
         else:
-            engine = engine_opening.OpeningEngine(open_engine, calibrate)
+            with DaemonThreads(1, "extract-engine") as thread:
+                engine = thread.submit(open_engine)
         worker = workers.Worker(
             storage,
             plan,
@@ -167,7 +166,6 @@ def run(
             meter=meter,
             options=options,
             preparers=preparers,
-            calibrated=lambda: engine.calibration,
         )
         with translate_disk_errors(storage):
             if is_gang and jax.process_index():

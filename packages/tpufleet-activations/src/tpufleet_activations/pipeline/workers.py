@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -81,6 +81,11 @@ class ModelEngine(Protocol):
 
     @property
     def compile_seconds(self) -> float: ...
+
+
+class OpenedEngine(NamedTuple):
+    engine: ModelEngine
+    calibration: calibration.Calibration | None = None
 
 
 # Tasks that wait for a writer: this share of the host's memory, within these limits.
@@ -184,20 +189,19 @@ class Worker:
         storage: Storage,
         plan: plans.ExtractionPlan,
         locations: Locations,
-        engine: ModelEngine,
+        engine: OpenedEngine | Future[OpenedEngine],
         coordinator: Coordinator,
         *,
         meter: Meter | None = None,
         options: WorkerOptions = WorkerOptions(),  # noqa: B008
         preparers: preparation.PreparerPool | None = None,
-        calibrated: Callable[[], calibration.Calibration | None] = lambda: None,
     ):
-        """`preparers` that were started earlier; the worker closes them. `calibrated` is called
-        when the engine is needed."""
+        """`engine` may be opened while the first units are claimed and tokenized. `preparers` that
+        were started earlier; the worker closes them."""
         self._storage, self._plan, self._locations = storage, plan, locations
-        self._engine, self._coordinator, self._options = engine, coordinator, options
-        self._preparers, self._calibrated = preparers, calibrated
-        self.meter = meter or Meter(plan, peak=engine.peak_flops())
+        self._opening, self._coordinator, self._options = engine, coordinator, options
+        self._preparers = preparers
+        self.meter = meter or Meter(plan, peak=self._engine.peak_flops())
         self._writers: list[unit_writer.UnitWriter] = []  # of the group being written
         self._unfinished: set[unit_writer.UnitWriter] = set()
         self._writer_pool = shard_writer.WriterPool(options.writers, options.backlog)
@@ -207,6 +211,16 @@ class Worker:
             if storage.file_bytes is not None
             else None
         )
+
+    @property
+    def _opened(self) -> OpenedEngine:
+        """Waits for it, or raises why it could not be opened."""
+        opening = self._opening
+        return opening.result() if isinstance(opening, Future) else opening
+
+    @property
+    def _engine(self) -> ModelEngine:
+        return self._opened.engine
 
     def run(self, on_progress: Callable[[Meter], None] = lambda meter: None) -> Meter:
         """Run until every unit is committed, or until asked to stop."""
@@ -281,12 +295,12 @@ class Worker:
         return batches.resolve_batching(self._plan.batching, buckets, varlen=self._engine.varlen)
 
     def _batch_tokens(self) -> int:
-        calibrated = self._calibrated()
+        calibrated = self._opened.calibration
         return self._plan.batch_tokens if calibrated is None else calibrated.batch_tokens
 
     def _use_calibration(self, computed: stages.StageQueue) -> None:
         """Batches in flight, and tokenizing processes, for the rate of the devices."""
-        chosen = self._calibrated()
+        chosen = self._opened.calibration
         if chosen is None:
             return
         bytes_per_token = calibration.token_bytes(self._plan)
@@ -298,7 +312,7 @@ class Worker:
 
     def _grow_preparers(self, units: Sequence[preparation.PreparedUnit]) -> None:
         """As many as keep up with the devices, by how long these units took."""
-        chosen, seconds = self._calibrated(), sum(unit.seconds for unit in units)
+        chosen, seconds = self._opened.calibration, sum(unit.seconds for unit in units)
         if chosen is None or not seconds or self._preparers is None:
             return
         rate = sum(unit.tokens for unit in units) / seconds
