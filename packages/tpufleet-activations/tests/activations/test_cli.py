@@ -379,7 +379,7 @@ def test_adjacent_missing_units_are_one_problem_and_nothing_is_deleted(tmp_path)
     units.commit(claim, unit_writer.commit_outcome(wanted, claim.unit, files))
     code, text = tpu("verify", tmp_path, "--sweep")
     assert code == 1 and text.count("are not committed") in (1, 2)
-    assert "1,999 (samples" in text and "nothing deleted" in text
+    assert "1,999 (samples" in text and "deleted 0 leftovers" in text
 
 
 @pytest.mark.slow

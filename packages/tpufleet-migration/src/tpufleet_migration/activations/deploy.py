@@ -34,15 +34,15 @@ def _option(*names: str, **attributes: Any) -> click.Option:
 
 
 OPTIONS = [
-    _option("--gcs-bucket", help=f"Instead of OUT: gs://BUCKET/{PREFIX}."),
-    _option("--dataset", help="ARC pairs to split into streams: path, bucket or hub name."),
-    _option("--model", default=MODEL, help="Folder, bucket or hub name."),
+    _option("--gcs-bucket"),
+    _option("--dataset"),
+    _option("--model", default=MODEL),
     _option("--activation-type", type=click.Choice(list(ACTIVATION_TYPES)), default="residual"),
-    _option("--max-samples", type=click.IntRange(1), help="Maximum tasks over all streams."),
-    _option("--stream-offset", default=0, help="Number of the first stream."),
-    _option("--skip-dataset", is_flag=True, help="OUT has a plan; upload nothing."),
-    _option("--skip-launch", is_flag=True, help="Upload the dataset, submit nothing."),
-    _option("--nohup", is_flag=True, help="Return at once; the control plane runs the workers."),
+    _option("--max-samples", type=click.IntRange(1)),
+    _option("--stream-offset", default=0),
+    _option("--skip-dataset", is_flag=True),
+    _option("--skip-launch", is_flag=True),
+    _option("--nohup", is_flag=True),
 ]
 
 

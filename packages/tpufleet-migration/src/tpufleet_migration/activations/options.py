@@ -1,4 +1,5 @@
-"""Options of the former scripts, understood by `tpu extract`. They are hidden in its help."""
+"""Options of the former scripts, understood by `tpu extract`. They are hidden in its help, and
+explained in docs/migration/activation-extraction.md."""
 
 from __future__ import annotations
 
@@ -51,19 +52,15 @@ def _option(name: str, **attributes: Any) -> click.Option:
 
 PLAN_OPTIONS = (
     _option("--activation-type", type=click.Choice(list(ACTIVATION_TYPES))),
-    _option("--layers", help='Of --activation-type: "0 5 11" or 0-23.'),
-    _option("--max-tasks", type=COUNT, help="Use only the first N tasks."),
-    _option("--grid-encoder", help="Such as GridShapeEncoder(MinimalGridEncoder())."),
-    _option("--prompt-version", help="Such as output-from-examples-v0."),
-    _option(
-        "--prompt-file",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Custom prompt (TOML: system, user, answer).",
-    ),
-    _option("--predictions-per-task", type=COUNT, help="Augmentations per test."),
-    _option("--streams", help="Of a stream manifest, only these, such as 0-7."),
-    _option("--skip-completed", is_flag=True, help="Skip streams marked completed."),
-    _option("--seed", type=int, help="Of the augmentations."),
+    _option("--layers"),
+    _option("--max-tasks", type=COUNT),
+    _option("--grid-encoder"),
+    _option("--prompt-version"),
+    _option("--prompt-file", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
+    _option("--predictions-per-task", type=COUNT),
+    _option("--streams"),
+    _option("--skip-completed", is_flag=True),
+    _option("--seed", type=int),
 )
 
 

@@ -78,8 +78,8 @@ class ArcSource:
         if data.get("prompt"):
             parts = prompt_templates.validate_template(json.loads(data["prompt"]))
             self._template = prompt_templates.PromptTemplate(**parts)
-        elif self._version not in prompts.VERSIONS:
-            raise prompts.unknown_version(self._version)
+        else:
+            prompts.check_version(self._version)
         self._repeats = int(data.get("predictions_per_task") or 8)
         self._limit = int(data["max_tasks"]) if data.get("max_tasks") else None
         self._unique_names: dict[int, str] = {}  # new names of tasks with an id seen before
