@@ -287,7 +287,7 @@ def test_folders_that_cannot_be_used_are_refused(disks, tmp_path):
     storage = stripe(disks)
     synthetic.extract(storage, synthetic.plan(samples=60, unit_samples=5))
     first, other = LocalFolder(disks[0]), LocalFolder(tmp_path / "other")
-    with pytest.raises(Conflict, match=r"disk1/acts holds 4 shards .*`mv "):
+    with pytest.raises(Conflict, match=r"disk1/acts holds 4 shards .* and 0 other files"):
         striped_folder.set_folders(first, [disks[2]])
     with pytest.raises(Conflict, match="another dataset"):
         striped_folder.set_folders(other, [disks[1]])
@@ -372,10 +372,10 @@ def test_two_folders_of_a_dataset_are_not_inside_each_other(disks):
 def test_a_new_dataset_is_not_planned_between_files_of_another(disks):
     stripe(disks)
     synthetic.extract(open_storage(disks[0]), synthetic.plan(samples=60, unit_samples=5))
-    with pytest.raises(Conflict, match=r"stripe\.json of another dataset"):
+    with pytest.raises(Conflict, match=r"another dataset \(stripe\.json"):
         plans.write(LocalFolder(disks[1]), OTHER_PLAN)
     (disks[0] / "plan.json").unlink()
-    with pytest.raises(Conflict, match=r"has no plan\.json, but shards/"):
+    with pytest.raises(Conflict, match=r"another dataset \(shards/, but no plan\.json"):
         plans.write(LocalFolder(disks[0]), OTHER_PLAN)
 
 
@@ -469,7 +469,7 @@ def test_a_folder_with_shards_of_its_own_and_others_says_which_to_move(disks):
     (disks[1] / "shards/notes.txt").write_bytes(b"")
     with pytest.raises(Conflict, match="holds 4 shards") as caught:
         striped_folder.set_folders(LocalFolder(disks[0]), [disks[2]])
-    assert "`mv" not in str(caught.value) and "not the 1 other files" in str(caught.value)
+    assert "and 1 other files" in str(caught.value)
     for path in disks[1].glob("shards/0*"):
         path.rename(disks[2] / "shards" / path.name)
     striped_folder.set_folders(LocalFolder(disks[0]), [disks[2]])
