@@ -84,7 +84,7 @@ class ExtractionPlan:
 def from_json(text: bytes) -> ExtractionPlan:
     try:
         body = json.loads(text)
-        tuples = {name: tuple(body[name]) for name in ("sites", "buckets")}
+        tuples = {name: tuple(body[name]) for name in ("sites", "buckets") if name in body}
         return ExtractionPlan(**{**body, **tuples})
     except (ValueError, KeyError, TypeError) as error:  # not JSON, or of another version
         raise unreadable(PLAN_FILE, error) from error

@@ -160,11 +160,11 @@ def test_files_beside_the_data_do_not_change_its_kind(tmp_path, names, kind):
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("a.jsonl.gz", "compressed files are not read: .*a.jsonl.gz; decompress them first"),
-        ("a.txt.zst", "compressed files are not read"),
-        ("a.jsonl.bz2", "compressed files are not read"),
-        ("a.csv.xz", "compressed files are not read"),
-        ("a.csv", "CSV files are not read: .*a.csv; convert them to JSONL or Parquet"),
+        ("a.jsonl.gz", "files are not read: .*a.jsonl.gz; decompress it"),
+        ("a.txt.zst", "compressed and CSV files are not read"),
+        ("a.jsonl.bz2", "compressed and CSV files are not read"),
+        ("a.csv.xz", "compressed and CSV files are not read"),
+        ("a.csv", "files are not read: .*a.csv; .* convert it to JSONL"),
         ("a.tsv", "CSV files are not read"),
     ],
 )
@@ -331,9 +331,9 @@ COMMIT = "0123456789abcdef" * 2 + "01234567"
         ("models/a--b", "neither a folder here nor a name on the Hugging Face Hub"),
         ("models/.hidden", "neither a folder here nor a name on the Hugging Face Hub"),
         (f"models/my model@{COMMIT}", "neither a folder here nor a name on the Hugging Face Hub"),
-        ("Qwen/Qwen2.5-0.5B@main", "pass its commit, Qwen/Qwen2.5-0.5B@COMMIT"),
-        ("Qwen/Qwen2.5-0.5B@", "pass its commit, Qwen/Qwen2.5-0.5B@COMMIT"),
-        ("Qwen/Qwen2.5-0.5B@refs/pr/1", "pass its commit, Qwen/Qwen2.5-0.5B@COMMIT"),
+        ("Qwen/Qwen2.5-0.5B@main", "is not a commit, of 40 hexadecimal digits"),
+        ("Qwen/Qwen2.5-0.5B@", "is not a commit, of 40 hexadecimal digits"),
+        ("Qwen/Qwen2.5-0.5B@refs/pr/1", "is not a commit, of 40 hexadecimal digits"),
         ("Qwen2.5", "no model at Qwen2.5"),
     ],
 )

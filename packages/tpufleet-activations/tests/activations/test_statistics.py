@@ -9,7 +9,6 @@ import pytest
 
 from tests.activations import synthetic
 from tests.activations.tiny_model import tpu
-from tpufleet.errors import NotFound
 from tpufleet_activations import plans
 from tpufleet_activations.io import datasets, dtypes, parquet_export, shard_writer, site_statistics
 from tpufleet_activations.io.storage import LocalFolder
@@ -86,22 +85,6 @@ def test_values_that_are_not_finite_are_counted_and_left_out():
     assert (found.max, found.mean) == (3.0, 0.0)
     assert mean.tolist() == [0.0] * 4
     assert found.norm == pytest.approx((3 * 2 + 6) / 4)
-
-
-def test_units_of_older_versions_have_no_statistics(folder):
-    """Files of 0.1.0 have neither the field nor the tensors."""
-    wanted = synthetic.plan(samples=4)
-    synthetic.extract(folder, wanted)
-    [name] = [name for name in folder.names("units/") if name.endswith("-0001.json")]
-    record = json.loads(folder.read(name))
-    for file in record["outcome"]["files"]:
-        del file["statistics"]
-    folder.replace(name, json.dumps(record).encode())
-    dataset = datasets.Dataset(folder)
-    assert dataset.statistics()["resid_post.0"].rows == 0
-    with pytest.raises(NotFound, match="older version"):
-        dataset.mean("resid_post.0")
-    assert "-" in tpu("stats", folder.path)[1].splitlines()[1].split()
 
 
 def test_statistics_of_no_rows_are_unknown(folder):

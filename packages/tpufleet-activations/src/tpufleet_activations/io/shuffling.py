@@ -104,16 +104,18 @@ def _shuffled(
     expected: str = "",
     labelled: bool = True,
 ) -> Iterator[RowBatch]:
-    positive = {"batch": batch, "block": block, "blocks_in_memory": blocks_in_memory}
     for name, value, least in (
-        *((name, value, 1) for name, value in {**positive, "world_size": world_size}.items()),
+        ("batch", batch, 1),
+        ("block", block, 1),
+        ("blocks_in_memory", blocks_in_memory, 1),
+        ("world_size", world_size, 1),
         ("skip", skip, 0),
         ("seed", seed, 0),
         ("rank", rank, 0),
-        ("world_size - rank", world_size - rank, 1),
     ):
-        if value < least:
-            raise BadInput(f"{name} is {value}, expected at least {least}")
+        if value < least or (name == "rank" and rank >= world_size):
+            below = f", below world_size {world_size}" if name == "rank" else ""
+            raise BadInput(f"{name} is {value}, expected at least {least}{below}")
     for site in sites:
         if site not in dataset.sites:
             raise dataset.missing_site_error(site)
