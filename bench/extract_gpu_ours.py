@@ -187,8 +187,9 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     alone = forward_paces(engine, ROWS)["lasting"]
     units = Units(storage, count=plan.units, worker="bench")
     coordinator = gangs.SoloCoordinator(units, lambda: False, poll=0.01)
+    opened = workers.OpenedEngine(engine)
     worker = workers.Worker(
-        storage, plan, locations.resolve_plan(plan), engine, coordinator, options=options
+        storage, plan, locations.resolve_plan(plan), opened, coordinator, options=options
     )
     began = time.perf_counter()
     meter = worker.run()

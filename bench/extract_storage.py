@@ -35,7 +35,8 @@ from tpufleet.runtime import commit_index, index_parts
 from tpufleet.runtime import units as unit_records
 from tpufleet_activations import plans
 from tpufleet_activations.io import datasets, dtypes, shard_writer, unit_writer
-from tpufleet_activations.io.storage import LocalFolder, Storage, open_storage
+from tpufleet_activations.io.addresses import open_storage
+from tpufleet_activations.io.storage import LocalFolder, Storage
 from tpufleet_activations.pipeline import planning, workers
 
 WIDTH, SITES = 896, ("resid_post.8", "resid_post.16")

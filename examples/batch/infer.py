@@ -23,7 +23,7 @@ import numpy as np
 from tpufleet import runtime
 from tpufleet.errors import Fenced
 from tpufleet.runtime.units import Units
-from tpufleet_activations.io.storage import open_storage
+from tpufleet_activations.io.addresses import open_storage
 
 SETTINGS = {"out": "", "units": 24, "unit_rows": 64, "unit_seconds": 0.0}
 FEATURES, CLASSES = 16, 10

@@ -1,4 +1,4 @@
-"""A fleet of extraction workers in several zones: its dataset, its job specs, its status.
+"""A fleet of extraction workers in several zones: its job specs, its status.
 
 All workers claim units of one shared dataset, so a zone that is out of capacity delays nothing and
 a lost worker costs at most one unit. Nothing here talks to the control plane.
@@ -8,27 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from tpufleet.errors import BadInput, Conflict, NotFound
-from tpufleet_activations import plans
-from tpufleet_activations.inputs import sources
-from tpufleet_activations.inputs.arc import tasks
-from tpufleet_activations.io import remote_files
-from tpufleet_activations.io.storage import Storage, open_storage
+from tpufleet.errors import BadInput
+from tpufleet_activations.io.addresses import open_storage
 from tpufleet_activations.pipeline import dataset_status
 
-MODEL = "Qwen/Qwen2.5-0.5B"
-DATASET = "barc0/200k_HEAVY_gpt4o-description-gpt4omini-code_generated_problems"
-STREAMS = "streams"  # prefix of the task files in the output folder
-# Accelerator names of the older scripts that the TPU API spells differently.
-SPELLINGS = {"v5e": "v5litepod"}
-# Job states as the older dashboard showed them; other states are shown unchanged.
+# Job states as the board shows them; other states are shown unchanged.
 STATUS = {
     "queued": "QUEUED",
     "waiting": "MISSING",
@@ -59,102 +48,37 @@ def fleet_tag(out: str) -> str:
     return f"extract-{hashlib.sha256(out.encode()).hexdigest()[:12]}"
 
 
-def is_planned(out: str) -> bool:
-    return _has_plan(open_storage(out))
-
-
-def _has_plan(storage: Storage) -> bool:
-    try:
-        plans.load(storage)
-    except NotFound:
-        return False
-    return True
-
-
-def prepare_dataset(
-    out: str,
-    *,
-    streams: int,
-    stream_offset: int = 0,
-    dataset: str = DATASET,
-    column: str = "examples",
-    max_samples: int | None = None,
-    model: str = MODEL,
-    choices: Sequence[str] = ("resid_post.*",),
-    **settings: Any,
-) -> dict[str, Any]:
-    """Split a dataset of ARC pairs into stream files below `out`, and write the plan there."""
-    from tpufleet_activations.pipeline import planning  # imports JAX, which takes long
-
-    storage = open_storage(out)
-    if _has_plan(storage):
-        raise Conflict(f"{out} is already planned; pass --skip-dataset to use that plan")
-    rows = sources.read_records(str(remote_files.dataset_folder(dataset)))
-    with tempfile.TemporaryDirectory() as folder:
-        facts = tasks.write_streams(
-            (row.get(column) for row in rows),
-            streams,
-            Path(folder),
-            max_samples=max_samples,
-            first=stream_offset,
-        )
-        if not facts["tasks"]:
-            raise BadInput(f"no ARC pairs in column {column!r} of {dataset}; name it with --column")
-        uploads = {f"{STREAMS}/{path.name}": path for path in sorted(Path(folder).iterdir())}
-        for name, path in uploads.items():
-            storage.upload(path, name)
-        # An interrupted call with more workers may have left streams that would be read too.
-        for name in storage.names(f"{STREAMS}/"):
-            stream = tasks.STREAM_NAME.fullmatch(name.removeprefix(f"{STREAMS}/"))
-            if stream and name not in uploads:
-                storage.delete(name)
-    data = {"kind": "arc", "path": f"{out.rstrip('/')}/{STREAMS}"}
-    if Path(model).is_dir():  # workers have other working directories
-        model = str(Path(model).absolute())
-    plan = planning.make_plan(model=model, data=data, choices=choices, **settings)
-    plans.write(storage, plan)
-    return {**facts, "samples": plan.samples, "units": plan.units, "estimate": plan.estimate}
-
-
 def worker_jobs(
     out: str,
     *,
     zones: Sequence[str],
     workers_per_zone: int,
     accelerator: str,
-    stream_offset: int = 0,
     capacity: Sequence[str] = ("spot",),
     run_options: Sequence[str] = (),
     pool: str | None = None,
 ) -> list[dict[str, Any]]:
-    """One job per worker. Workers are numbered from `stream_offset` over all zones."""
+    """One job per worker."""
     if "://" not in out:
         raise BadInput(
             f"{out} is a folder on this machine; a fleet needs gs://… or s3://…, "
             "or file:///… on a file system shared by all hosts"
         )
-    if not zones or workers_per_zone < 1:
-        raise BadInput("at least one zone and one worker per zone are required")
-    if len(set(zones)) != len(zones):
-        raise BadInput("--zones lists a zone twice; raise --workers-per-zone instead")
-    kind, dash, size = accelerator.rpartition("-")
-    accelerator = f"{SPELLINGS.get(kind, kind)}{dash}{size}"
-    jobs = []
-    for zone_index, zone in enumerate(zones):
-        for number in range(workers_per_zone):
-            stream = stream_offset + zone_index * workers_per_zone + number
-            jobs.append(
-                {
-                    "name": worker_name(zone, number),
-                    "command": ["tpu", "extract", "run", out, *run_options],
-                    "accelerator": accelerator,
-                    "zones": [zone],
-                    "capacity": list(capacity),
-                    "tags": [fleet_tag(out), f"stream_{stream:03d}"],
-                    **({"pool": pool} if pool else {}),
-                }
-            )
-    return jobs
+    if not zones or len(set(zones)) != len(zones):
+        raise BadInput("--zones needs one or more different zones")
+    return [
+        {
+            "name": worker_name(zone, number),
+            "command": ["tpu", "extract", "run", out, *run_options],
+            "accelerator": accelerator,
+            "zones": [zone],
+            "capacity": list(capacity),
+            "tags": [fleet_tag(out)],
+            **({"pool": pool} if pool else {}),
+        }
+        for zone in zones
+        for number in range(workers_per_zone)
+    ]
 
 
 def to_job_file(jobs: Iterable[Mapping[str, Any]]) -> str:

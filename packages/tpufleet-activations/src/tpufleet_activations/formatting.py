@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Sequence
 
 from tpufleet.runtime.units import HeldUnit
@@ -13,6 +14,16 @@ def extract_command(*words: str) -> str:
     return f"`{shlex.join(['tpu', 'extract', *words])}`"
 
 
+def example_epilog(line: str) -> str:
+    """Below the options in the help of a command."""
+    return f"\b\nExample:\n  {line}\n"
+
+
+def format_count(number: int, noun: str) -> str:
+    """`1 sample`, `1,200 samples`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def format_bytes(count: float) -> str:
     """`1.5 kB`, `140.9 TB`: decimal units."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
@@ -20,6 +31,14 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} PB"
+
+
+def format_health(*, healthy: int, working: int, lost: int) -> str:
+    """The last line of a table of workers."""
+    return (
+        f"Healthy: {healthy}  Working: {working}  Needs Recovery: {lost}  "
+        f"Last update: {time.strftime('%H:%M:%S')}"
+    )
 
 
 def format_duration(seconds: float) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tpufleet.errors import BadInput, Conflict, FleetError, NotFound
+from tpufleet.errors import Conflict, FleetError, NotFound
 from tpufleet.runtime.object_store import ObjectStore
+from tpufleet_activations.input_errors import unreadable
 
 PLAN_FILE = "plan.json"
 STRIPE_FILE = "stripe.json"  # in a folder that holds only shards: see `io.striped_folder`
@@ -17,8 +18,6 @@ STRIPE_FILE = "stripe.json"  # in a folder that holds only shards: see `io.strip
 # Not part of a plan's identity: the model and tokenizer may move, their digests may not change.
 # The date is that of the first plan: making it again on another day gives the same plan.
 NON_IDENTITY_FIELDS = ("model", "tokenizer", "estimate", "chat_date")
-# Added after 0.1.0: without a value they are left out, so that older plans keep their identity.
-LATER_FIELDS = ("compute", "stride", "keep")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,25 +38,18 @@ class ExtractionPlan:
     sites: tuple[str, ...]
     widths: Mapping[str, int]
     dtype: str = "bf16"
-    compute: str = ""  # dtype of the forward pass; "": recorded by each commit only (0.1.0)
+    compute: str = "bf16"  # dtype of the forward pass
     compression: str = "none"
     max_length: int = 2048
     # Or "cut" (keep the first max_length tokens), "split" (into contexts), "refuse" (fail).
     too_long: str = "skip"
     stride: int = 0  # tokens between the beginnings of contexts; 0: max_length
-    keep: str = ""  # tokens that are stored: see `contexts.KEEP`; "": all
+    keep: str = "all"  # tokens that are stored: see `contexts.KEEP`
     batching: str = "bucket"  # or "pack", "auto": see `batches.resolve_batching`
     batch_tokens: int = 16384
     buckets: tuple[int, ...] = ()
-    seed: int = 42
     chat_date: str = ""  # for chat templates that state the day, such as 2026-11-15
     estimate: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.samples < 0 or self.unit_samples < 1:
-            raise BadInput("a plan needs at least one sample per unit")
-        if not self.sites:
-            raise BadInput("a plan needs at least one site, such as resid_post.12")
 
     @property
     def units(self) -> int:
@@ -78,11 +70,11 @@ class ExtractionPlan:
         text = json.dumps(_comparable(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def weight_bytes(self, compute: str | None = None) -> float:
+    def weight_bytes(self) -> float:
         """Of the model's layers, about, before it is opened: each weight is two operations for a
-        token. 0 if unknown. `compute` for plans that do not have it."""
+        token. 0 if unknown."""
         tokens, operations = (self.estimate.get(name, 0) for name in ("tokens", "operations"))
-        size = 4 if (self.compute or compute) == "f32" else 2
+        size = 4 if self.compute == "f32" else 2
         return operations / 2 / tokens * size if tokens else 0.0
 
     def to_json(self) -> bytes:
@@ -92,19 +84,10 @@ class ExtractionPlan:
 def from_json(text: bytes) -> ExtractionPlan:
     try:
         body = json.loads(text)
-    except ValueError as error:
-        raise BadInput(f"plan.json cannot be read: {error}") from error
-    unknown = set(body) - {item.name for item in fields(ExtractionPlan)}
-    if unknown:
-        raise BadInput(
-            f"plan.json has unknown fields: {', '.join(sorted(unknown))}; upgrade tpufleet"
-        )
-    for name in ("sites", "buckets"):
-        body[name] = tuple(body.get(name, ()))
-    missing = {item.name for item in fields(ExtractionPlan) if item.default is MISSING} - set(body)
-    if missing - {"estimate"}:
-        raise BadInput(f"plan.json is missing {', '.join(sorted(missing))}")
-    return ExtractionPlan(**body)
+        tuples = {name: tuple(body[name]) for name in ("sites", "buckets") if name in body}
+        return ExtractionPlan(**{**body, **tuples})
+    except (ValueError, KeyError, TypeError) as error:  # not JSON, or of another version
+        raise unreadable(PLAN_FILE, error) from error
 
 
 def load(objects: ObjectStore) -> ExtractionPlan:
@@ -136,9 +119,7 @@ def check_free(objects: ObjectStore) -> None:
     for name in (STRIPE_FILE, "shards/", "units/"):
         if objects.names(name):
             location = getattr(objects, "url", "the output folder")
-            raise Conflict(
-                f"{location} has no plan.json, but {name} of another dataset; choose another folder"
-            )
+            raise other_dataset(location, f"{name}, but no {PLAN_FILE}")
 
 
 def write(objects: ObjectStore, plan: ExtractionPlan) -> ExtractionPlan:
@@ -149,12 +130,12 @@ def write(objects: ObjectStore, plan: ExtractionPlan) -> ExtractionPlan:
         return plan
     stored = load(objects)
     if stored.identity != plan.identity:
-        raise Conflict(
-            "the output folder holds a different plan: "
-            + "; ".join(differences(stored, plan))
-            + ". Choose another folder"
-        )
+        raise other_dataset("the output folder", "; ".join(differences(stored, plan)))
     return stored
+
+
+def other_dataset(location: object, evidence: str) -> Conflict:
+    return Conflict(f"{location} holds another dataset ({evidence}); choose another folder")
 
 
 def differences(old: ExtractionPlan, new: ExtractionPlan) -> list[str]:
@@ -170,9 +151,6 @@ def _comparable(plan: ExtractionPlan) -> dict[str, Any]:
     body = json.loads(plan.to_json())
     for name in NON_IDENTITY_FIELDS:
         body.pop(name)
-    for name in LATER_FIELDS:
-        if not body[name]:
-            body.pop(name)
     body["data"] = {key: value for key, value in body["data"].items() if key != "path"}
     return body
 

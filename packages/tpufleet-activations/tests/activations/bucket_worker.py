@@ -9,7 +9,8 @@ import numpy as np
 from tpufleet.runtime.units import Units
 from tpufleet_activations import plans
 from tpufleet_activations.io import dtypes, shard_writer, unit_writer
-from tpufleet_activations.io.storage import Storage, open_storage
+from tpufleet_activations.io.addresses import open_storage
+from tpufleet_activations.io.storage import Storage
 from tpufleet_activations.pipeline import workers
 
 SITES = ("resid_post.0", "resid_post.1")

@@ -18,7 +18,7 @@ from tpufleet.errors import ProviderUnavailable
 from tpufleet.runtime.units import Units
 from tpufleet_activations import plans
 from tpufleet_activations.io import datasets, shard_writer, unit_writer, verification
-from tpufleet_activations.io.storage import open_storage
+from tpufleet_activations.io.addresses import open_storage
 
 
 @pytest.fixture

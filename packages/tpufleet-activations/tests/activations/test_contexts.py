@@ -14,7 +14,7 @@ from tests.activations.tiny_model import tpu
 from tpufleet_activations.inputs import contexts, tokenization
 from tpufleet_activations.inputs.samples import Sample, TokenizedSample
 from tpufleet_activations.io import datasets, verification
-from tpufleet_activations.io.storage import open_storage
+from tpufleet_activations.io.addresses import open_storage
 
 USER = {"role": "user", "content": "what is 1 1"}
 ANSWER = {"role": "assistant", "content": "it is 2"}

@@ -25,7 +25,8 @@ from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.runtime.units import DamagedRecord, Units
 from tpufleet_activations import plans
 from tpufleet_activations.io import datasets, shard_writer, shards, unit_writer, verification
-from tpufleet_activations.io.storage import LocalFolder, open_storage
+from tpufleet_activations.io.addresses import open_storage
+from tpufleet_activations.io.storage import LocalFolder
 from tpufleet_activations.pipeline import dataset_status
 
 
@@ -184,7 +185,7 @@ def test_a_shard_with_missing_rows_cannot_be_finished(folder):
     )
     writer = unit_writer.UnitWriter(folder, wanted, claim, [sample])
     writer.append("resid_post.0", np.zeros((1, 8), "bfloat16"))
-    with pytest.raises(BadInput, match="missing"):
+    with pytest.raises(BadInput, match="expected 2 rows"):
         writer.finish()
     writer.abandon()
     assert folder.names("shards/") == []
@@ -195,8 +196,8 @@ def test_a_different_plan_in_the_same_folder_is_rejected_with_the_difference(fol
     plans.write(folder, synthetic.plan(model="/elsewhere/synthetic"))
     with pytest.raises(Conflict, match="model_digest"):
         plans.write(folder, synthetic.plan(model_digest="m2"))
-    with pytest.raises(Conflict, match="seed is 42, requested 43"):
-        plans.write(folder, synthetic.plan(seed=43))
+    with pytest.raises(Conflict, match='data_digest is "d1", requested "43"'):
+        plans.write(folder, synthetic.plan(data_digest="43"))
 
 
 def test_missing_plans_samples_and_sites_are_reported(folder):
@@ -488,7 +489,7 @@ def test_a_plan_is_read_back_as_written(folder):
     body = json.loads(folder.read("plan.json"))
     with pytest.raises(BadInput, match=r"plan\.json cannot be read"):
         plans.from_json(b'{"model"')
-    with pytest.raises(BadInput, match=r"is missing .*model_digest"):
+    with pytest.raises(BadInput, match=r"missing .*model_digest"):
         plans.from_json(b'{"model": "x"}')
     with pytest.raises(BadInput, match="novelty"):
         plans.from_json(json.dumps({**body, "novelty": 1}).encode())

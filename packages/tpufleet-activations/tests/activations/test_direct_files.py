@@ -15,10 +15,11 @@ from tpufleet.errors import BadInput
 from tpufleet.runtime.units import Units
 from tpufleet_activations import plans
 from tpufleet_activations.io import datasets, dtypes, shards, unit_writer, verification
+from tpufleet_activations.io.addresses import open_storage
 from tpufleet_activations.io.aligned_memory import MemoryPool
 from tpufleet_activations.io.direct_file import BLOCK, DirectFile, takes_direct_writes
 from tpufleet_activations.io.shard_writer import WriterPool, split_pieces
-from tpufleet_activations.io.storage import LocalFolder, open_storage
+from tpufleet_activations.io.storage import LocalFolder
 
 MEMORY_DISK = Path("/dev/shm")
 

@@ -35,7 +35,7 @@ def test_the_gate_is_applied_to_one_half_of_the_product(activation):
         "silu": gate / (1 + np.exp(-gate)),
         "gelu_tanh": gate / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3))),
     }
-    result = gated_mlp.gated(values, stack, 1, bias, activation=activation)
+    result = gated_mlp.gate_and_up(values, stack, 1, bias, activation=activation)
     np.testing.assert_allclose(result, activated[activation] * up, rtol=1e-4, atol=1e-4)
 
 
@@ -43,8 +43,10 @@ def test_unsupported_shapes_fall_back_to_the_plain_kernel():
     values = numbers(1, 7, 64, dtype=jnp.bfloat16)
     stack = numbers(2, 64, 2, 128, dtype=jnp.bfloat16)
     assert not gated_mlp.supports_shape(7, 64, 128)
-    result = gated_mlp.gated(values, stack, 1, activation="silu", kernel="hopper")
-    np.testing.assert_array_equal(result, gated_mlp.gated(values, stack, 1, activation="silu"))
+    result = gated_mlp.gate_and_up(values, stack, 1, activation="silu", kernel="hopper")
+    np.testing.assert_array_equal(
+        result, gated_mlp.gate_and_up(values, stack, 1, activation="silu")
+    )
 
 
 HOPPER = SimpleNamespace(compute_capability="9.0")
@@ -82,7 +84,7 @@ def test_tiles_are_as_deep_as_the_width_allows():
 @pytest.mark.parametrize("width", [256, 192])
 def test_the_kernel_can_be_compiled_without_a_gpu(activation, width):
     """As far as JAX compiles it; the rest is up to CUDA."""
-    kernel = jax.jit(partial(gated_mlp.gated, activation=activation, kernel="hopper"))
+    kernel = jax.jit(partial(gated_mlp.gate_and_up, activation=activation, kernel="hopper"))
     arguments = (
         jax.ShapeDtypeStruct((1, 512, width), jnp.bfloat16),
         jax.ShapeDtypeStruct((28, width, 2, 256), jnp.bfloat16),
@@ -123,7 +125,7 @@ def test_the_kernel_computes_the_gate_of_one_layer(activation, tiling):
         grid=(1,),
         interpret=gpu.InterpretGPUParams(),
     )
-    plain = gated_mlp.gated(values[None], stack, 1, activation=activation)[0]
+    plain = gated_mlp.gate_and_up(values[None], stack, 1, activation=activation)[0]
     gap = np.linalg.norm(np.float32(result) - np.float32(plain))
     assert gap < 0.01 * np.linalg.norm(np.float32(plain))
 

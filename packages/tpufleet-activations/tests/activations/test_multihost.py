@@ -135,7 +135,11 @@ def test_no_sample_is_lost_or_mislabeled_for_any_samples_batches_and_hosts(
     for host in range(hosts):
         coordinator = Host(host, hosts, claims, files)
         workers.Worker(
-            storage, plan, locations.resolve_plan(plan), Devices(host, hosts, each), coordinator
+            storage,
+            plan,
+            locations.resolve_plan(plan),
+            workers.OpenedEngine(Devices(host, hosts, each)),
+            coordinator,
         ).run()
     for claim in claims:
         parts = [file for host in range(hosts) for file in files[claim.unit][host]]
@@ -157,7 +161,11 @@ def test_a_worker_whose_units_were_taken_over_leaves_no_files(tmp_path, model_fo
         units = Units(where, count=plan.units, worker=name, **options)
         coordinator = gangs.SoloCoordinator(units, lambda: False, poll=0.02)
         return workers.Worker(
-            where, plan, locations.resolve_plan(plan), Devices(0, 1, 1), coordinator
+            where,
+            plan,
+            locations.resolve_plan(plan),
+            workers.OpenedEngine(Devices(0, 1, 1)),
+            coordinator,
         )
 
     slow = work(Slow(storage.path), "slow")
@@ -187,7 +195,11 @@ def test_a_gang_coordinates_through_the_storage_alone(tmp_path, model_folder):
     threads = [
         threading.Thread(
             target=workers.Worker(
-                storage, plan, locations.resolve_plan(plan), Devices(n, 2, 1), coordinator
+                storage,
+                plan,
+                locations.resolve_plan(plan),
+                workers.OpenedEngine(Devices(n, 2, 1)),
+                coordinator,
             ).run
         )
         for n, coordinator in enumerate(coordinators)
@@ -207,6 +219,6 @@ def test_a_gang_member_fails_when_its_leader_is_gone(tmp_path):
     member = gangs.GangMember(
         LocalFolder(tmp_path), gang="g", part=1, parts=2, poll=0.01, timeout=0.1
     )
-    with pytest.raises(gangs.GangLost, match="no claim from the gang leader"):
+    with pytest.raises(gangs.GangLost, match="another process of the gang"):
         for claim in member.claims():
             assert claim is None

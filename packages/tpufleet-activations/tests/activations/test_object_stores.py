@@ -12,7 +12,7 @@ from tests.activations.test_datasets import assert_labels_equal_contents
 from tpufleet.errors import BadInput, NotFound, PermissionMissing
 from tpufleet_activations import plans
 from tpufleet_activations.io import verification
-from tpufleet_activations.io.storage import open_storage
+from tpufleet_activations.io.addresses import open_storage
 
 
 @pytest.fixture(params=["gs", "s3"])

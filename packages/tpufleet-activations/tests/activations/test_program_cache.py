@@ -16,12 +16,12 @@ from tests.activations.test_workers import make  # noqa: F401
 from tpufleet.errors import BadInput
 from tpufleet.runtime.units import Units
 from tpufleet_activations import plans
+from tpufleet_activations.daemon_threads import DaemonThreads
 from tpufleet_activations.io import verification
 from tpufleet_activations.model import engines
 from tpufleet_activations.model.program_cache import ProgramCache, open_cache
 from tpufleet_activations.pipeline import (
     batches,
-    engine_opening,
     extraction,
     gangs,
     locations,
@@ -187,15 +187,17 @@ def test_units_are_tokenized_while_the_engine_opens(make, model_folder):  # noqa
     found = locations.resolve_plan(plan)
     preparers = NotedPreparers(plan, found)
 
-    def open_late() -> engines.Engine:
+    def open_late() -> workers.OpenedEngine:
         assert preparers.prepared.wait(900)
-        return engines.open_engine(
+        engine = engines.open_engine(
             model_folder, plan.sites, dtype="f32", compute="f32", devices=jax.devices()[:1]
         )
+        return workers.OpenedEngine(engine)
 
     units = Units(folder, count=plan.units, worker="a")
     coordinator = gangs.SoloCoordinator(units, lambda: False)
-    opening = engine_opening.OpeningEngine(open_late)
+    with DaemonThreads(1, "engine") as thread:
+        opening = thread.submit(open_late)
     workers.Worker(
         folder, plan, found, opening, coordinator, meter=Meter(plan), preparers=preparers
     ).run()

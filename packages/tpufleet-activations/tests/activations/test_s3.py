@@ -210,7 +210,7 @@ def test_a_permanent_error_is_not_repeated_and_says_what_to_do(server, bucket, p
 
 def test_an_unknown_profile_is_named(server, monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "laboratory")
-    with pytest.raises(PermissionMissing, match=r"laboratory.*aws configure list-profiles"):
+    with pytest.raises(PermissionMissing, match=r"(?s)laboratory.*aws configure list-profiles"):
         S3Bucket("lab", "run")
 
 

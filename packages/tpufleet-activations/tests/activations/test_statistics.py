@@ -9,7 +9,6 @@ import pytest
 
 from tests.activations import synthetic
 from tests.activations.tiny_model import tpu
-from tpufleet.errors import NotFound
 from tpufleet_activations import plans
 from tpufleet_activations.io import datasets, dtypes, parquet_export, shard_writer, site_statistics
 from tpufleet_activations.io.storage import LocalFolder
@@ -88,22 +87,6 @@ def test_values_that_are_not_finite_are_counted_and_left_out():
     assert found.norm == pytest.approx((3 * 2 + 6) / 4)
 
 
-def test_units_of_older_versions_have_no_statistics(folder):
-    """Files of 0.1.0 have neither the field nor the tensors."""
-    wanted = synthetic.plan(samples=4)
-    synthetic.extract(folder, wanted)
-    [name] = [name for name in folder.names("units/") if name.endswith("-0001.json")]
-    record = json.loads(folder.read(name))
-    for file in record["outcome"]["files"]:
-        del file["statistics"]
-    folder.replace(name, json.dumps(record).encode())
-    dataset = datasets.Dataset(folder)
-    assert dataset.statistics()["resid_post.0"].rows == 0
-    with pytest.raises(NotFound, match="older version"):
-        dataset.mean("resid_post.0")
-    assert "-" in tpu("stats", folder.path)[1].splitlines()[1].split()
-
-
 def test_statistics_of_no_rows_are_unknown(folder):
     plans.write(folder, synthetic.plan())
     assert tpu("stats", folder.path)[1].splitlines()[1].split()[2:5] == ["-", "-", "-"]
@@ -164,7 +147,7 @@ def test_hugging_face_datasets_reads_an_export(folder, tmp_path):
     hf = pytest.importorskip("datasets", reason="pip install datasets")
     synthetic.extract(folder, synthetic.plan(samples=5))
     out = tmp_path / "hf"
-    code, printed = tpu("export", folder.path, out, "--format", "hf", "--site", "resid_post")
+    code, printed = tpu("export", folder.path, out, "--site", "resid_post")
     assert code == 0 and "load_dataset" in printed
     loaded = hf.load_dataset(str(out), split="train", cache_dir=str(tmp_path / "cache"))
     expected = ["sample", "id", "position", "token", "resid_post.0", "resid_post.3"]
@@ -176,5 +159,5 @@ def test_hugging_face_datasets_reads_an_export(folder, tmp_path):
 
 def test_an_export_of_a_missing_site_is_refused(folder, tmp_path):
     synthetic.extract(folder, synthetic.plan(samples=4))
-    code, printed = tpu("export", folder.path, tmp_path / "hf", "--format", "hf", "--site", "attn")
+    code, printed = tpu("export", folder.path, tmp_path / "hf", "--site", "attn_out")
     assert code == 1 and "stored sites: resid_post.0" in printed

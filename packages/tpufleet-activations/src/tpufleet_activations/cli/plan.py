@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet_activations.cli.legacy_formats import example_epilog
-from tpufleet_activations.cli.parameter_types import COUNT, NOT_NEGATIVE, POSITIVE
-from tpufleet_activations.formatting import extract_command
+from tpufleet.model.job.jobs import Capacity
+from tpufleet_activations.cli.option_plugins import option_plugins
+from tpufleet_activations.cli.parameter_types import COUNT, NOT_NEGATIVE, POSITIVE, json_option
+from tpufleet_activations.formatting import example_epilog, extract_command
+from tpufleet_activations.inputs import sources
+from tpufleet_activations.inputs.kinds import other_kinds
 
 # Options that are arguments of `make_plan` under the same name.
 _PLAN_OPTIONS = (
@@ -26,23 +27,14 @@ _PLAN_OPTIONS = (
     "keep",
     "batching",
     "batch_tokens",
-    "seed",
     "exact",
     "chips",
     "rate",
     "price",
 )
 
-_ARC_OPTIONS = (
-    "max_tasks",
-    "grid_encoder",
-    "prompt_version",
-    "predictions_per_task",
-    "streams",
-    "skip_completed",
-)
 # Options that are keys of a plan's `data` under the same name.
-_DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples", *_ARC_OPTIONS)
+_DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples")
 
 
 @click.command(
@@ -57,7 +49,7 @@ _DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples", *_ARC_OPTIONS
 @click.option("--data", required=True, help="File, folder, glob, gs:// or s3:// path.")
 @click.option(
     "--kind",
-    type=click.Choice(["jsonl", "parquet", "hf", "text", "arc"]),
+    type=click.Choice(sources.kind_names()),
     help="Format of the data.  [default: detected]",
 )
 @click.option(
@@ -66,12 +58,6 @@ _DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples", *_ARC_OPTIONS
     multiple=True,
     help="Such as mlp_out.3 or resid_post.[4,8]; repeatable.  [default: resid_post.*]",
 )
-@click.option(
-    "--activation-type",
-    type=click.Choice(["residual", "mlp", "attn"]),
-    help="Legacy name of a site, for all layers or --layers.",
-)
-@click.option("--layers", help='Of --activation-type, or else of resid_post: "0 5 11" or 0-23.')
 @click.option("--tokenizer", help="Location of the tokenizer, if not in the model folder.")
 @click.option(
     "--dtype",
@@ -129,14 +115,6 @@ _DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples", *_ARC_OPTIONS
 @click.option(
     "--shard-gb", type=POSITIVE, default=1.0, show_default=True, help="Maximum size of a shard."
 )
-@click.option(
-    "--stripe",
-    "stripes",
-    multiple=True,
-    metavar="FOLDER",
-    help="Also store shards in this folder, on another disk; repeatable.",
-)
-@click.option("--seed", default=42, show_default=True, help="Random seed of augmentations.")
 @click.option("--text-field", help="Field with the text.  [default: text, else prompt]")
 @click.option(
     "--id-field",
@@ -145,24 +123,22 @@ _DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples", *_ARC_OPTIONS
 )
 @click.option("--split", help="Split of a saved dataset; `file`: each text file is one sample.")
 @click.option("--max-samples", type=COUNT, help="Use only the first N samples.")
-@click.option("--max-tasks", type=COUNT, help="ARC: use only the first N tasks.")
-@click.option("--grid-encoder", help="ARC: such as GridShapeEncoder(MinimalGridEncoder()).")
-@click.option("--prompt-version", help="ARC: such as output-from-examples-v0.")
 @click.option(
-    "--prompt-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="ARC: custom prompt (TOML: system, user, answer).",
+    "--data-option",
+    "data_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Of a kind of data that another distribution reads; repeatable.",
 )
-@click.option(
-    "--predictions-per-task", type=COUNT, help="ARC: augmentations per test.  [default: 8]"
-)
-@click.option("--streams", help="ARC, with a stream manifest: only these streams, such as 0-7.")
-@click.option("--skip-completed", is_flag=True, help="ARC: skip streams marked completed.")
 @click.option("--exact", is_flag=True, help="Tokenize every sample instead of estimating.")
 @click.option("--chips", help="TPU type for the estimate, such as v5e-16.")
 @click.option("--rate", type=POSITIVE, help="Measured tokens per second of the whole fleet.")
 @click.option(
-    "--capacity", default="on-demand", show_default=True, help="Capacity type for the price."
+    "--capacity",
+    type=click.Choice([kind.value for kind in Capacity]),
+    default=Capacity.ON_DEMAND.value,
+    show_default=True,
+    help="Capacity type for the price.",
 )
 @click.option(
     "--price",
@@ -173,34 +149,25 @@ _DATA_OPTIONS = ("text_field", "id_field", "split", "max_samples", *_ARC_OPTIONS
 @click.option("--max-hours", type=POSITIVE, help="Fail if the run would take longer.")
 @click.option("--max-cost", type=POSITIVE, help="Fail if the run would cost more, in dollars.")
 @click.option("--dry-run", is_flag=True, help="Print the estimate, write no plan.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def plan(context: click.Context, out: str, **options: Any) -> None:
     """Estimate an extraction, and write its plan to OUT."""
     from tpufleet_activations import plans
     from tpufleet_activations.cli import output
-    from tpufleet_activations.inputs import sources
-    from tpufleet_activations.io import striped_folder
-    from tpufleet_activations.io.storage import open_storage, translate_disk_errors
+    from tpufleet_activations.io.addresses import open_storage
+    from tpufleet_activations.io.storage import translate_disk_errors
     from tpufleet_activations.pipeline import planning
 
-    prices = context.obj
+    for plugin in option_plugins():
+        plugin.apply(options)
     path = options["data"] if "://" in options["data"] else str(Path(options["data"]).absolute())
     kind = options["kind"] or sources.detect_kind(path)
     data = {name: options[name] for name in _DATA_OPTIONS if options[name] not in (None, False)}
-    if kind != "arc":
-        _refuse_arc_options(options, kind)
-    if options["prompt_file"]:
-        from tpufleet_activations.inputs.arc import prompt_templates
-
-        data["prompt"] = prompt_templates.read_template(options["prompt_file"])
-    data |= {"kind": kind, "path": path}
-    if options["chips"] and prices is not None:
-        # Prices and types come from the top layer: a workload has no table of them.
-        price = prices(options["chips"], options["capacity"])
+    data |= {"kind": kind, "path": path, **_data_options(kind, options["data_options"])}
+    if options["chips"]:
+        price = _price(options["chips"], options["capacity"])
         options["price"] = price if options["price"] is None else options["price"]
-    if options["stripes"]:  # fail before the estimate
-        striped_folder.check_folders(striped_folder.local_folder(out), options["stripes"])
     storage = None if options["dry_run"] else open_storage(out)
     if storage is not None:
         plans.check_free(storage)
@@ -208,7 +175,7 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
     new_plan = planning.make_plan(
         model=str(Path(options["model"]).absolute()) if local else options["model"],
         data=data,
-        choices=_sites(options["sites"], options["activation_type"], options["layers"]),
+        choices=options["sites"] or ["resid_post.*"],
         shard_bytes=int(options["shard_gb"] * 2**30),
         **{name: options[name] for name in _PLAN_OPTIONS},
     )
@@ -228,8 +195,6 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
             again = "no plan was written; run the same command again afterwards"
             with translate_disk_errors(storage, again):
                 stored = plans.write(storage, new_plan)
-                if options["stripes"]:
-                    striped_folder.set_folders(striped_folder.local_folder(out), options["stripes"])
     finally:
         output.show_plan(new_plan, as_json=options["as_json"])
         default = context.get_parameter_source("max_length") is click.core.ParameterSource.DEFAULT
@@ -241,27 +206,31 @@ def plan(context: click.Context, out: str, **options: Any) -> None:
         output.show_existing(open_storage(out), out, as_json=options["as_json"])
 
 
-def _refuse_arc_options(options: Mapping[str, Any], kind: str) -> None:
-    """They would do nothing, but belong to the plan, which then differs from one without them."""
-    names = [name for name in (*_ARC_OPTIONS, "prompt_file") if options[name] not in (None, False)]
-    if names:
-        spelled = ", ".join(f"--{name.replace('_', '-')}" for name in names)
-        raise BadInput(
-            f"{spelled} {'applies' if len(names) == 1 else 'apply'} to ARC data only; "
-            f"{options['data']} is {kind} data"
-        )
+for _plugin in option_plugins():
+    plan.params.extend(_plugin.plan_options)
 
 
-def _sites(sites: tuple[str, ...], kind: str | None, layers: str | None) -> list[str]:
-    """Add the legacy options: `--activation-type mlp --layers "0 5"` is `mlp.[0,5]`."""
-    if layers and not kind:
-        kind = "residual"
-    selected = list(sites)
-    if kind:
-        wanted = re.sub(r"[\s,]+", ",", (layers or "").strip(" ,[]"))
-        if re.search(r"[^\d,-]", wanted):
+def _data_options(kind: str, assignments: tuple[str, ...]) -> dict[str, str]:
+    known = other_kinds()[kind].options if kind in other_kinds() else frozenset()
+    options = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals or name not in known:
             raise BadInput(
-                f'invalid --layers {layers!r}; expected numbers, such as "0 5 11" or 0-23'
+                f"--data-option {assignment}: {kind} data has "
+                + (f"the options {', '.join(sorted(known))}" if known else "no such options")
             )
-        selected.append(f"{kind}.[{wanted}]" if wanted else f"{kind}.*")
-    return selected or ["resid_post.*"]
+        options[name] = value
+    return options
+
+
+def _price(chips: str, capacity: str) -> float | None:
+    """Dollars per hour of one chip of a type such as `v5e-16`; None if no price is known."""
+    from tpufleet.model.tpu import prices, topology
+    from tpufleet.views.cli import connection
+
+    topology.find(chips)  # such as v5e-17 does not exist
+    kind = chips.strip().lower().rpartition("-")[0]
+    generation = "v5e" if kind == "v5litepod" else kind
+    price = prices.price_table(connection.settings().prices).get((generation, capacity))
+    return None if price is None else price.usd

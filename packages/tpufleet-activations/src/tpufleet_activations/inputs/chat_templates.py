@@ -32,6 +32,10 @@ ANSWER_END = "\ue000 "
 ANSWER_MARKS = ("\ue001", "\ue002")
 
 
+CANNOT_RENDER = "the chat template cannot render it: {}"
+OMITTED = "the chat template omits or changes the assistant's answer"
+
+
 class ChatTemplateError(BadInput):
     """The chat template cannot render this conversation."""
 
@@ -90,12 +94,12 @@ class ChatTemplate:
                 **self._special_tokens,
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise ChatTemplateError(f"the chat template cannot render it: {error}") from error
+            raise ChatTemplateError(CANNOT_RENDER.format(error)) from error
         if answer is None:
             return text
         before, marker, after = text.rpartition(ANSWER_END[0])
         if not marker:
-            raise ChatTemplateError("the chat template omits the assistant's answer")
+            raise ChatTemplateError(OMITTED)
         return before if after.startswith(ANSWER_END[1]) else before.rstrip()
 
     def answer_span(
@@ -120,7 +124,7 @@ class ChatTemplate:
         around = self.render([*messages, marked], tools=tools)
         start, stop = around.find(before), around.find(after)
         if start < 0 or stop < 0:
-            raise ChatTemplateError("the chat template omits or changes the assistant's answer")
+            raise ChatTemplateError(OMITTED)
         # What follows has the same length in both, whatever was trimmed from the answer.
         closing = len(around) - stop - len(after) if answer is None else 0
         return start, len(text) - closing
@@ -182,4 +186,4 @@ def _tojson(
 
 def _raise_exception(message: str) -> None:
     """Chat templates call this to reject a conversation."""
-    raise ChatTemplateError(f"the chat template rejects it: {message}")
+    raise ChatTemplateError(CANNOT_RENDER.format(message))

@@ -26,9 +26,7 @@ def find_files(path: str, patterns: tuple[str, ...]) -> list[Path]:
     else:
         files = sorted(Path(name) for name in glob.glob(str(local)))
     if not files:
-        if local.is_dir():
-            raise NotFound(f"no data in {path}: no file there matches {' or '.join(patterns)}")
-        raise NotFound(f"no data at {path}")
+        raise NotFound(f"no data at {path}: no file matches {' or '.join(patterns)}")
     return files
 
 

@@ -1,4 +1,4 @@
-"""Sample sources: JSONL, Parquet, Hugging Face datasets on disk, plain text, and ARC tasks.
+"""Sample sources: JSONL, Parquet, Hugging Face datasets on disk, plain text, and other kinds.
 
 `resolve` finds (and downloads) the files once; `open_files` then works on local files only.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tpufleet.errors import BadInput, Conflict
-from tpufleet_activations.inputs.arc import stream_manifests
+from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.inputs.files import (
     FileVersions,
     IndexedLines,
@@ -22,10 +22,11 @@ from tpufleet_activations.inputs.files import (
     file_versions,
     find_files,
 )
+from tpufleet_activations.inputs.kinds import other_kinds
 from tpufleet_activations.inputs.samples import DEFAULT_SPLIT, Sample, SampleSource
 from tpufleet_activations.io.remote_files import fetch, list_names
 
-KINDS = ("jsonl", "parquet", "hf", "text", "arc")
+KINDS = ("jsonl", "parquet", "hf", "text")  # and those of `other_kinds`
 DATA_SUFFIXES = {".jsonl": "jsonl", ".parquet": "parquet", ".txt": "text"}
 SUFFIXES = (*DATA_SUFFIXES, ".json")
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
@@ -62,15 +63,10 @@ class Rows(Protocol):
 
 def resolve(data: Mapping[str, Any]) -> DataFiles:
     """Find the files that a plan's `data` describes; those in a bucket are downloaded."""
-    kind, path = data.get("kind"), data.get("path")
-    if kind not in KINDS:
-        raise BadInput(f"data kind {kind!r} is not one of {', '.join(KINDS)}")
-    if not path:
-        raise BadInput("data has no path")
-    if kind == "arc":
-        from tpufleet_activations.inputs.arc.source import find_task_files
-
-        paths = find_task_files(data)
+    kind, path = data["kind"], data["path"]
+    check_choice("data kind", kind, kind_names())
+    if other := other_kinds().get(kind):
+        paths = list(other.find(data))
     elif kind == "hf":
         paths = _dataset_files(path, data.get("split"))
     else:
@@ -91,11 +87,9 @@ def check_split(data: Mapping[str, Any]) -> None:
         return
     if split is None or (kind, split) == ("text", "file"):
         return
-    if kind == "text":
-        raise BadInput(f"--split {split}: text data has no splits, only --split file")
     raise BadInput(
-        f"--split applies to datasets written by save_to_disk, and as --split file to text "
-        f"data; {data['path']} is {kind} data"
+        f"--split {split}: {data['path']} is {kind} data; only datasets written by save_to_disk "
+        "have splits, and text data --split file"
     )
 
 
@@ -109,13 +103,11 @@ def unused_splits(data: Mapping[str, Any]) -> list[str]:
     return [name for name in splits if name != DEFAULT_SPLIT] if len(splits) > 1 else []
 
 
-def open_files(files: DataFiles, seed: int = 42) -> SampleSource:
+def open_files(files: DataFiles) -> SampleSource:
     data, paths = files.data, list(files.paths)
     kind, limit = data["kind"], data.get("max_samples")
-    if kind == "arc":
-        from tpufleet_activations.inputs.arc.source import ArcSource
-
-        return ArcSource(IndexedLines(paths), data, seed)
+    if other := other_kinds().get(kind):
+        return other.open(paths, data)
     if kind == "text":
         return TextSource(paths, whole=data.get("split") == "file", limit=limit)
     fields = {name: data.get(name) for name in ("text_field", "id_field")}
@@ -130,8 +122,8 @@ class PlannedSource:
     Files are hashed when they are opened and when they have changed since, not for every read.
     """
 
-    def __init__(self, files: DataFiles, seed: int, planned: str):
-        self._files, self._seed, self._planned = files, seed, planned
+    def __init__(self, files: DataFiles, planned: str):
+        self._files, self._planned = files, planned
         self._versions = files.versions
         self._source: SampleSource | None = None
 
@@ -139,7 +131,7 @@ class PlannedSource:
         while True:
             try:
                 if self._source is None:
-                    self._source = open_files(self._files, self._seed)
+                    self._source = open_files(self._files)
                 samples = self._source.read(span)
             except Exception:
                 # Files that change while they are read may fail in any way.
@@ -154,7 +146,7 @@ class PlannedSource:
         now hold other data; if only their versions differ, they have to be read again."""
         if self._source is not None and self._current() == self._versions:
             return True
-        self._versions = check_data(self._files, self._seed, self._planned)
+        self._versions = check_data(self._files, self._planned)
         self._source = None
         return False
 
@@ -165,26 +157,35 @@ class PlannedSource:
             return ()
 
 
-def check_data(files: DataFiles, seed: int, planned: str) -> FileVersions:
+def check_data(files: DataFiles, planned: str) -> FileVersions:
     """The versions of the files. Raises Conflict unless they hold the planned data."""
     try:
         before = file_versions(files.paths)
-        current = open_files(files, seed).digest()
+        current = open_files(files).digest()
         settled = file_versions(files.paths) == before
     except FileNotFoundError as error:
-        raise Conflict(f"{error.filename} of the planned data is missing; restore it") from error
+        raise changed("data", f"{error.filename} is missing") from error
     if current != planned or not settled:
-        what = f"digest {current[:12]}, planned {planned[:12]}" if settled else "while it was read"
-        raise Conflict(
-            f"the data has changed since the plan was made ({what}); restore it, or run "
-            "`tpu extract plan` with another output folder"
-        )
+        digests = f"digest {current[:12]}, planned {planned[:12]}"
+        raise changed("data", digests if settled else "during the check")
     return before
 
 
-def open_source(data: Mapping[str, Any], seed: int = 42) -> SampleSource:
+def changed(what: str, evidence: str) -> Conflict:
+    """The model, tokenizer or data are not those of the plan."""
+    return Conflict(
+        f"the {what} has changed since the plan was made ({evidence}); restore it, or run "
+        "`tpu extract plan` with another output folder"
+    )
+
+
+def open_source(data: Mapping[str, Any]) -> SampleSource:
     """`resolve` and `open_files` in one call, for a source that is opened once."""
-    return open_files(resolve(data), seed)
+    return open_files(resolve(data))
+
+
+def kind_names() -> tuple[str, ...]:
+    return (*KINDS, *other_kinds())
 
 
 def detect_kind(path: str) -> str:
@@ -193,8 +194,6 @@ def detect_kind(path: str) -> str:
     entries = set() if name.endswith(SUFFIXES) else list_names(path)
     if {"state.json", "dataset_dict.json"} & entries:
         return "hf"
-    if stream_manifests.MASTER_METADATA in entries:
-        return "arc"
     if not entries:
         entries = {name}
     kind = _kind_of_files(path, {entry for entry in entries if not entry.startswith(".")})
@@ -204,7 +203,9 @@ def detect_kind(path: str) -> str:
     _check_readable(sorted(entries), (*COMPRESSED, *CSV))
     if "://" not in path:
         find_files(path, ("*",))  # raises if nothing is there
-    raise BadInput(f"cannot detect the kind of data at {path}; pass --kind {'|'.join(KINDS)}")
+    raise BadInput(
+        f"cannot detect the kind of data at {path}; pass --kind {'|'.join(kind_names())}"
+    )
 
 
 def _check_readable(names: Sequence[str], suffixes: tuple[str, ...]) -> None:
@@ -212,19 +213,20 @@ def _check_readable(names: Sequence[str], suffixes: tuple[str, ...]) -> None:
     for name in names:
         if not name.lower().endswith(suffixes):
             continue
-        if name.lower().endswith(CSV):
-            raise BadInput(f"CSV files are not read: {name}; convert them to JSONL or Parquet")
-        raise BadInput(f"compressed files are not read: {name}; decompress them first")
+        raise BadInput(
+            f"compressed and CSV files are not read: {name}; decompress it, or convert it to JSONL "
+            "or Parquet"
+        )
 
 
 def _kind_of_files(path: str, names: Set[str]) -> str | None:
-    """By suffix; .json files are ARC tasks, or describe the other files."""
+    """By suffix. Alone, .json files hold lines; else they describe the other files."""
     present = {suffix for suffix in SUFFIXES if any(name.endswith(suffix) for name in names)}
     kinds = {suffix: kind for suffix, kind in DATA_SUFFIXES.items() if suffix in present}
-    tasks = present & {".jsonl", ".json"}
-    if tasks and _holds_tasks(path):
-        kinds = {max(tasks): "arc"} | {s: kind for s, kind in kinds.items() if s not in tasks}
-    elif tasks and not kinds:
+    for name, other in other_kinds().items():
+        if own := other.detect(path, names):
+            kinds = {max(own): name} | {s: kind for s, kind in kinds.items() if s not in own}
+    if ".json" in present and not kinds:
         return "jsonl"
     text = [name for name in names if name.endswith(".txt")]
     if len(kinds) > 1 and text and all(Path(name).stem.lower() in NOTES for name in text):
@@ -409,20 +411,6 @@ def _dataset_files(path: str, split: str | None) -> list[Path]:
     from tpufleet_activations.inputs import tables
 
     return tables.dataset_files(fetch(path, recursive=True), split)
-
-
-def _holds_tasks(path: str) -> bool:
-    """Whether this is a stream manifest, or its first line is an ARC task."""
-    first = find_files(path, ("*.jsonl", "*.json"))[0]
-    if stream_manifests.is_manifest(first):
-        return True
-    with open(first, "rb") as file:
-        line = next((line for line in file if line.strip()), b"")
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return False
-    return isinstance(record, dict) and {"train", "test"} <= set(record)
 
 
 def _text(index: int, name: str, data: bytes) -> Sample:

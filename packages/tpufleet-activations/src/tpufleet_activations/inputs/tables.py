@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput
+from tpufleet_activations.input_errors import missing, unreadable
 from tpufleet_activations.inputs.samples import DEFAULT_SPLIT
 
 SALVAGE_ROWS = 16  # rows decoded at a time in a damaged row group
@@ -83,7 +84,7 @@ class ArrowRows:
         yield from _records(batch.select(used).slice(start, stop - start), names)
 
     def damage(self, block: int) -> str:
-        raise AssertionError("a record batch is read as a whole")
+        raise AssertionError  # a record batch is read as a whole
 
 
 def _records(
@@ -176,17 +177,17 @@ def check_split(folder: Path, split: str | None) -> None:
     """Raise if it is not clear which of the data a new plan is to use."""
     splits, state = dataset_splits(folder), folder / "state.json"
     if splits and split is None and DEFAULT_SPLIT not in splits and len(splits) > 1:
-        raise BadInput(
-            f"{folder} has no split {DEFAULT_SPLIT!r}; choose one with --split: {', '.join(splits)}"
-        )
+        raise _no_split(folder, DEFAULT_SPLIT, splits)
     if not splits and split is not None and state.exists():
         with _naming(state):
             own = json.loads(state.read_text()).get("_split")
         if split != own:
-            raise BadInput(
-                f"{folder} is one dataset{f', the split {own!r}' if own else ' without splits'}; "
-                "omit --split"
-            )
+            raise _no_split(folder, split, [own] if own else [])
+
+
+def _no_split(folder: Path, split: str, splits: Sequence[str]) -> BadInput:
+    choice = f"choose one with --split: {', '.join(splits)}" if splits else "omit --split"
+    return BadInput(f"{folder} has no split {split!r}; {choice}")
 
 
 def dataset_files(folder: Path, split: str | None) -> list[Path]:
@@ -194,11 +195,11 @@ def dataset_files(folder: Path, split: str | None) -> list[Path]:
     if splits := dataset_splits(folder):
         wanted = split or (DEFAULT_SPLIT if DEFAULT_SPLIT in splits else splits[0])
         if wanted not in splits:
-            raise NotFound(f"{folder} has no split {wanted!r}; splits: {', '.join(splits)}")
+            raise _no_split(folder, wanted, splits)
         folder = folder / wanted
     state = folder / "state.json"
     if not state.exists():
-        raise NotFound(f"{folder} is not a saved dataset: it has no state.json")
+        raise missing(state)
     with _naming(state):
         files = json.loads(state.read_text())["_data_files"]
         return [folder / entry["filename"] for entry in files]
@@ -210,4 +211,4 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from error
+        raise unreadable(path, error) from error

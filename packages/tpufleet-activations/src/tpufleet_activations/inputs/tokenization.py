@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput
+from tpufleet_activations.input_errors import check_choice, missing, unreadable
 from tpufleet_activations.inputs import chat_templates, contexts
 from tpufleet_activations.inputs.samples import Sample, TokenizedSample
 
@@ -28,11 +29,11 @@ class Tokenizer:
         """`chat_date` (2026-11-15) is the day for chat templates that state it; else today."""
         path = folder / "tokenizer.json"
         if not path.exists():
-            raise NotFound(f"{folder} has no tokenizer.json")
+            raise missing(path)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
-            raise BadInput(f"{path} cannot be read: {error}") from error
+            raise unreadable(path, error) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._folder = folder
@@ -134,10 +135,8 @@ def tokenize(
     Token ids outside the model's `vocabulary` make a sample unusable: the embedding lookup would
     silently return another row.
     """
-    if too_long not in TOO_LONG:
-        raise BadInput(f"too_long {too_long!r} is not one of {', '.join(TOO_LONG)}")
-    if keep not in contexts.KEEP:
-        raise BadInput(f"keep {keep!r} is not one of {', '.join(contexts.KEEP)}")
+    check_choice("too_long", too_long, TOO_LONG)
+    check_choice("keep", keep, contexts.KEEP)
     samples = [_with_text(sample, tokenizer) for sample in samples]
     texts = {s.index: s.text for s in samples if s.text is not None and not s.skip_reason}
     ids: dict[int, Sequence[int]] = {s.index: s.tokens for s in samples if s.tokens is not None}
@@ -206,7 +205,7 @@ def _with_text(sample: Sample, tokenizer: Tokenizer) -> Sample:
         except BadInput as error:
             return replace(sample, skip_reason=str(error))
         except Exception as error:  # a template may call anything; other samples are not affected
-            reason = f"the chat template cannot render it: {error!r}"
+            reason = chat_templates.CANNOT_RENDER.format(repr(error))
             return replace(sample, skip_reason=reason)
     try:
         (text or "").encode()
@@ -257,4 +256,4 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text()) if path.exists() else {}
     except ValueError as error:
-        raise BadInput(f"{path} cannot be read: {error}") from error
+        raise unreadable(path, error) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from tpufleet.errors import BadInput
+from tpufleet_activations.input_errors import check_choice
 
 NUMPY_DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
@@ -35,16 +35,13 @@ STORED_DTYPES = {"bf16": "BF16", "f16": "F16", "f32": "F32", "int8": "I8"}
 COMPUTE_DTYPES = ("bf16", "f32")
 
 
-def check_compute_dtype(name: str) -> str:
-    if name not in COMPUTE_DTYPES:
-        raise BadInput(f"compute type {name!r} is not one of {', '.join(COMPUTE_DTYPES)}")
-    return name
+def check_compute_dtype(name: str) -> None:
+    check_choice("compute", name, COMPUTE_DTYPES)
 
 
 def stored_dtype(name: str) -> np.dtype:
     """The numpy dtype of activations on disk."""
-    if name not in STORED_DTYPES:
-        raise BadInput(f"dtype {name!r} is not one of {', '.join(STORED_DTYPES)}")
+    check_choice("dtype", name, STORED_DTYPES)
     return NUMPY_DTYPES[STORED_DTYPES[name]]
 
 

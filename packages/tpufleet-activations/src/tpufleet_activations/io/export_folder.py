@@ -10,7 +10,8 @@ from typing import Any
 from tpufleet.errors import Conflict, NotFound
 from tpufleet.runtime.bucket_urls import split_bucket_url
 from tpufleet_activations import plans
-from tpufleet_activations.io.storage import LocalFolder, Storage, open_storage
+from tpufleet_activations.io.addresses import open_storage
+from tpufleet_activations.io.storage import LocalFolder, Storage
 
 # Written before the first file, so that an interrupted export can be repeated.
 MARKER = ".tpufleet-export.json"
@@ -34,28 +35,21 @@ def take(
     files = [name for name in target.names("") if name != MARKER]
     if marked and files:
         owner = "this" if marked.get("plan") == plan.identity else "another"
-        raise Conflict(
-            f"{target.url} holds an export of {owner} dataset with --format "
-            f"{marked.get('format')}; choose an empty folder, or delete that export first"
-        )
+        raise _occupied(target, f"an export of {owner} dataset as {marked.get('format')}")
     replaced = [name for name in files if replaces(name)]
     if replaced:
-        raise Conflict(
-            f"{target.url} holds {replaced[0]}, which is not of an earlier export of this dataset; "
-            "choose an empty folder"
-        )
+        raise _occupied(target, f"{replaced[0]}, which is not of an earlier export")
     target.replace(MARKER, json.dumps(own).encode())
 
 
 def _check_outside_datasets(target: Storage) -> None:
-    if plans.holds_dataset(target):
-        raise Conflict(f"{target.url} is the folder of a dataset; choose an empty folder")
-    for folder in _parents(target):
+    for folder in (target, *_parents(target)):
         if plans.holds_dataset(folder):
-            raise Conflict(
-                f"{target.url} is inside {folder.url}, the folder of a dataset; choose a folder "
-                "outside of it"
-            )
+            raise _occupied(folder, "a dataset")
+
+
+def _occupied(target: Storage, content: str) -> Conflict:
+    return Conflict(f"{target.url} holds {content}; choose an empty folder outside of it")
 
 
 def _parents(target: Storage) -> Iterator[Storage]:

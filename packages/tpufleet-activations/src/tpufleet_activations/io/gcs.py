@@ -12,9 +12,9 @@ from google.api_core import exceptions
 from google.cloud import storage  # type: ignore[attr-defined]  # a namespace package
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from tpufleet.errors import NotFound
 from tpufleet.runtime.gcs import connect, in_new_sessions, upload_options
 from tpufleet.runtime.gcs_errors import translate_errors
+from tpufleet_activations.input_errors import missing
 from tpufleet_activations.io.shard_writer import BufferStream, DraftFile, MemoryFile, UploadStream
 from tpufleet_activations.io.staging import StagingFolder
 
@@ -154,7 +154,7 @@ class GcsBucket:
         with self._translate_errors(name):
             blob = self._bucket.get_blob(self._prefix + name)
         if blob is None:
-            raise NotFound(f"{self.url}/{name} does not exist")
+            raise missing(f"{self.url}/{name}")
         return blob
 
     def read_range(self, name: str, start: int, size: int) -> bytes:

@@ -13,7 +13,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, Conflict, FleetError, NotFound
-from tpufleet_activations.io.storage import Storage, open_storage
+from tpufleet_activations.input_errors import missing
+from tpufleet_activations.io.addresses import open_storage
+from tpufleet_activations.io.storage import Storage
 
 PIECE = 32 << 20
 READERS = 8  # pieces downloaded concurrently
@@ -60,7 +62,7 @@ def fetch(path: str, *, recursive: bool = False, patterns: Sequence[str] = ("*",
     storage = open_storage(path)
     names = list(filter(selected, _file_names(storage)))
     if not names:
-        raise NotFound(f"no objects at {path}")
+        raise missing(path)
     for entry in names:
         if entry.startswith("/") or ".." in entry.split("/"):
             raise BadInput(f"{storage.url}/{entry} cannot be copied: its name is not a file path")
@@ -97,7 +99,7 @@ def model_folder(model: str, what: str = "model") -> Path:
     if (folder / "config.json").exists():
         return folder
     if folder.exists():
-        raise BadInput(f"{model} has no config.json")
+        raise missing(f"{model}/config.json")
     if not _may_be_on_hub(model):
         raise NotFound(f"no {what} at {model}")
     return _from_hub(model, allow_patterns=MODEL_FILES)
@@ -109,7 +111,7 @@ def dataset_folder(dataset: str) -> Path:
     if local.exists():
         return local
     if not _may_be_on_hub(dataset):
-        raise NotFound(f"no dataset at {dataset}")
+        raise missing(dataset)
     folder = _from_hub(dataset, repo_type="dataset", allow_patterns=DATA_FILES)
     folders = sorted({path.parent for path in folder.rglob("*") if path.suffix in DATA_SUFFIXES})
     if len(folders) != 1:
@@ -131,22 +133,23 @@ def _from_hub(name: str, **options: Any) -> Path:
 
     repository, at, commit = name.partition("@")
     if at and not COMMIT.fullmatch(commit):
-        raise BadInput(
-            f"{name} is not a folder here, and {commit!r} is not a commit of the Hugging Face Hub; "
-            f"pass its commit, {repository}@COMMIT, with 40 hexadecimal digits"
-        )
+        raise _not_on_hub(name, f"{commit!r} is not a commit, of 40 hexadecimal digits")
     try:
         snapshot = huggingface_hub.snapshot_download(repository, revision=commit or None, **options)
         return Path(snapshot)
-    except huggingface_hub.errors.HFValidationError as error:
-        raise NotFound(
-            f"{name} is neither a folder here nor a name on the Hugging Face Hub, such as "
-            "Qwen/Qwen2.5-0.5B"
-        ) from error
-    except (OSError, huggingface_hub.errors.HfHubHTTPError) as error:
-        raise NotFound(
-            f"{name} is not a local folder, and the Hugging Face Hub returned: {error}"
-        ) from error
+    except (
+        OSError,
+        huggingface_hub.errors.HFValidationError,
+        huggingface_hub.errors.HfHubHTTPError,
+    ) as error:
+        raise _not_on_hub(name, error) from error
+
+
+def _not_on_hub(name: str, reason: object) -> NotFound:
+    return NotFound(
+        f"{name} is neither a folder here nor a name on the Hugging Face Hub, such as "
+        f"Qwen/Qwen2.5-0.5B or NAME@COMMIT: {reason}"
+    )
 
 
 def copy_object(storage: Storage, name: str, target: Path) -> Path:

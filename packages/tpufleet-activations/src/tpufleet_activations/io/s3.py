@@ -33,6 +33,7 @@ from tpufleet.errors import (
     ProviderUnavailable,
 )
 from tpufleet.runtime.object_store import PARALLEL_READS
+from tpufleet_activations.input_errors import missing
 from tpufleet_activations.io.shard_writer import BufferStream, DraftFile, MemoryFile
 from tpufleet_activations.io.staging import StagingFolder
 
@@ -345,16 +346,9 @@ def _translate_errors(url: str) -> Iterator[None]:
                 f"the bucket s3://{bucket} does not exist; create it with `aws s3 mb s3://{bucket}`"
             ) from error
         if code in MISSING:
-            raise NotFound(f"{url} does not exist") from error
-        if code in EXPIRED:
-            raise PermissionMissing(
-                f"{url}: the AWS credentials have expired ({code}); run `aws sso login`, or renew "
-                "AWS_SESSION_TOKEN"
-            ) from error
-        if code in WRONG_KEY:
-            raise PermissionMissing(
-                f"{url}: {error}; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-            ) from error
+            raise missing(url) from error
+        if code in (*EXPIRED, *WRONG_KEY):
+            raise _no_credentials(url, error) from error
         if code in SKEWED:
             raise BadRequest(
                 f"{url}: {error}; set the clock of this machine, such as with "
@@ -368,22 +362,18 @@ def _translate_errors(url: str) -> Iterator[None]:
         if _is_temporary(error):
             raise ProviderUnavailable(f"{url}: {error}") from error
         raise BadRequest(f"{url}: {error}") from error
-    except exceptions.ProfileNotFound as error:
-        raise PermissionMissing(
-            f"{url}: {error}; set AWS_PROFILE to one of `aws configure list-profiles`"
-        ) from error
-    except EXPIRED_LOGINS as error:
-        raise PermissionMissing(
-            f"{url}: no valid AWS credentials: {error}; run `aws sso login`, or renew the "
-            "credentials of AWS_PROFILE"
-        ) from error
-    except NoCredentialsError as error:
-        raise PermissionMissing(
-            f"{url}: no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-            "or AWS_PROFILE"
-        ) from error
+    except (exceptions.ProfileNotFound, *EXPIRED_LOGINS, NoCredentialsError) as error:
+        raise _no_credentials(url, error) from error
     except (BotoCoreError, Boto3Error, urllib3.exceptions.HTTPError) as error:
         raise ProviderUnavailable(f"{url}: {error}") from error
+
+
+def _no_credentials(url: str, error: Exception) -> PermissionMissing:
+    return PermissionMissing(
+        f"{url}: no valid AWS credentials: {error}\n"
+        "  next: run `aws sso login`, set AWS_PROFILE to one of `aws configure list-profiles`, or "
+        "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, if needed, AWS_SESSION_TOKEN"
+    )
 
 
 def _code(error: ClientError) -> str:

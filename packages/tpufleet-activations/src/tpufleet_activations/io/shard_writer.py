@@ -21,7 +21,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tpufleet.errors import BadInput
 from tpufleet_activations.io import shards
 from tpufleet_activations.io.shards import PIECE
 
@@ -239,7 +238,7 @@ class RawShardWriter:
         views = [shards.as_bytes(part, stream.tensor) for part in parts]
         size = sum(map(len, views))
         if stream.written + size > stream.tensor.nbytes:
-            raise BadInput(f"{name}: more rows than the expected {stream.tensor.shape[0]}")
+            raise shards.wrong_rows(stream.tensor.name, stream.tensor.shape[0])
         for start, chunk in split_pieces(views, stream.written, TASK):
             previous = stream.last if start % PIECE else None
             stream.last = self._executor.submit(self._put, stream, start, chunk, previous)
@@ -251,7 +250,7 @@ class RawShardWriter:
             task.result()
         for stream in self._streams.values():
             if stream.written != stream.tensor.nbytes:
-                raise BadInput(f"{stream.tensor.name}: rows are missing; the shard is incomplete")
+                raise shards.wrong_rows(stream.tensor.name, stream.tensor.shape[0])
         self._target.finish()
         return shards.describe_file(
             self._name,

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpufleet.errors import BadInput
+from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.io import dtypes
 
 FORMAT = "tpufleet-activations-1"
@@ -191,6 +192,10 @@ def as_bytes(rows: np.ndarray, tensor: Tensor) -> memoryview:
     return flat.view(np.uint8).data
 
 
+def wrong_rows(name: str, expected: int) -> BadInput:
+    return BadInput(f"{name}: other than the expected {expected} rows")
+
+
 def default_pieces() -> str:
     """The fastest digest that is installed."""
     try:
@@ -204,8 +209,7 @@ def new_digest(pieces: str) -> Any:
     """The digest of a piece, to be updated."""
     if pieces == SHA256:
         return hashlib.sha256()
-    if pieces != BLAKE3:
-        raise BadInput(f"unknown digest {pieces!r}; upgrade tpufleet")
+    check_choice("digest", pieces, (SHA256, BLAKE3))
     import blake3
 
     return blake3.blake3()

@@ -6,15 +6,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tpufleet.errors import BadInput, Conflict
 from tpufleet_activations.io import scattered_reads
-
-if TYPE_CHECKING:
-    from tpufleet_activations.io.datasets import Dataset
+from tpufleet_activations.io.dataset_reader import Dataset
 
 READERS = 8  # blocks read concurrently
 TASKS = 4 * READERS  # that the blocks of a round are divided into
@@ -106,15 +104,18 @@ def _shuffled(
     expected: str = "",
     labelled: bool = True,
 ) -> Iterator[RowBatch]:
-    positive = {"batch": batch, "block": block, "blocks_in_memory": blocks_in_memory}
-    for name, value in {**positive, "world_size": world_size}.items():
-        if value < 1:
-            raise BadInput(f"{name} is {value}, expected at least 1")
-    for name, value in {"skip": skip, "seed": seed}.items():
-        if value < 0:
-            raise BadInput(f"{name} is {value}, expected at least 0")
-    if not 0 <= rank < world_size:
-        raise BadInput(f"rank is {rank}, expected 0 to {world_size - 1} (world_size - 1)")
+    for name, value, least in (
+        ("batch", batch, 1),
+        ("block", block, 1),
+        ("blocks_in_memory", blocks_in_memory, 1),
+        ("world_size", world_size, 1),
+        ("skip", skip, 0),
+        ("seed", seed, 0),
+        ("rank", rank, 0),
+    ):
+        if value < least or (name == "rank" and rank >= world_size):
+            below = f", below world_size {world_size}" if name == "rank" else ""
+            raise BadInput(f"{name} is {value}, expected at least {least}{below}")
     for site in sites:
         if site not in dataset.sites:
             raise dataset.missing_site_error(site)

@@ -15,11 +15,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from tpufleet.errors import BadInput, FleetError, NotFound, Permanent, Temporary, install_command
+from tpufleet.errors import BadInput, FleetError, NotFound, Permanent, Temporary
 from tpufleet.runtime import filesystem
-from tpufleet.runtime.bucket_urls import split_bucket_url
 from tpufleet.runtime.object_store import FolderStore, ObjectStore
 from tpufleet_activations.formatting import extract_command
+from tpufleet_activations.input_errors import missing
 from tpufleet_activations.io.aligned_memory import MemoryPool
 from tpufleet_activations.io.direct_file import DirectFile, takes_direct_writes
 from tpufleet_activations.io.shard_writer import BufferStream, DraftFile, MemoryFile
@@ -181,41 +181,5 @@ class LocalFolder(FolderStore):
     def _existing(self, name: str) -> Path:
         path = self.path / name
         if not path.exists():
-            raise NotFound(f"{path} does not exist")
+            raise missing(path)
         return path
-
-
-def open_storage(url: str | Path, *, disk: str = "auto") -> Storage:
-    """The storage at a path, `gs://bucket/prefix` or `s3://bucket/prefix`. `disk` is how shards are
-    written to a path: see `DISK_CHOICES`."""
-    scheme, bucket, name = split_bucket_url(str(url))
-    if scheme in ("gs", "s3") and not bucket:
-        raise BadInput(f"{url} has no bucket name; expected {scheme}://bucket/folder")
-    try:
-        if scheme == "gs":
-            from tpufleet_activations.io.gcs import GcsBucket
-
-            return GcsBucket(bucket, name)
-        if scheme == "s3":
-            from tpufleet_activations.io.s3 import S3Bucket
-
-            return S3Bucket(bucket, name)
-    except ImportError as error:
-        extra = {"gs": "gcs"}.get(scheme, scheme)
-        raise BadInput(
-            f"{scheme}:// needs {error.name}\n  next: {install_command(f'tpufleet[{extra}]')}"
-        ) from error
-    if scheme not in ("", "file"):
-        raise BadInput(
-            f"unsupported storage {url}; expected a folder, gs://bucket/… or s3://bucket/…"
-        )
-    folder = LocalFolder(f"/{name.lstrip('/')}" if scheme else url, disk)
-    if folder.path.is_file():
-        raise BadInput(f"{url} is a file, expected a folder")
-    from tpufleet_activations.io import striped_folder
-
-    return (
-        striped_folder.StripedFolder(folder.path, disk)
-        if striped_folder.is_striped(folder)
-        else folder
-    )

@@ -18,15 +18,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, Conflict, FleetError, NotFound
 from tpufleet.runtime.units import Claim, Units
 from tpufleet_activations import plans
 from tpufleet_activations.formatting import extract_command
+from tpufleet_activations.input_errors import unreadable
 from tpufleet_activations.io import shards
 from tpufleet_activations.io.shard_writer import DraftFile, MemoryFile
-from tpufleet_activations.io.storage import DiskMissing, LocalFolder, open_storage
+from tpufleet_activations.io.storage import DiskMissing, LocalFolder
 
 STRIPES_FILE = "stripes.json"  # in the first folder: the id of the dataset, and the other folders
 MARKER = plans.STRIPE_FILE  # in each of the others: an empty mount point has none
@@ -67,7 +67,7 @@ class StripedFolder(LocalFolder):
             if owner is None:
                 raise DiskMissing(self._lost(folder, f"no {MARKER} there"))
             if owner != self._id:
-                raise Conflict(f"{folder} holds shards of another dataset than {self.url}")
+                raise plans.other_dataset(folder, f"not {self.url}")
         first = LocalFolder(self.path, self._disk)
         return [first, *(LocalFolder(folder, self._disk) for folder in self.others)]
 
@@ -142,15 +142,6 @@ class StripedFolder(LocalFolder):
             if (folder.path / name).exists():
                 return folder
         raise NotFound(f"{name} is in none of the {len(self._folders)} folders of {self.url}")
-
-
-def local_folder(url: str) -> LocalFolder:
-    """The folder of a dataset, which may have others. Buckets have none."""
-    bucket = urlsplit(url).scheme not in ("", "file")
-    storage = None if bucket else open_storage(url)
-    if not isinstance(storage, LocalFolder):
-        raise BadInput(f"{url} is in a bucket, whose shards are on no disks; expected a folder")
-    return storage
 
 
 def stripes(out: LocalFolder) -> list[StripeStatus]:
@@ -235,11 +226,11 @@ def check_folders(out: LocalFolder, folders: Sequence[str | Path]) -> tuple[list
     wanted = [Path(folder).absolute() for folder in folders]
     resolved = [folder.resolve() for folder in (out.path, *wanted)]  # without symbolic links
     if len(set(resolved)) <= len(wanted):
-        raise BadInput("each folder of a dataset has to be named once, without OUT itself")
+        raise _not_separate(out.path, *wanted)
     for number, folder in enumerate(resolved):
         for other in resolved[:number]:
             if folder.is_relative_to(other) or other.is_relative_to(folder):
-                raise BadInput(f"{folder} and {other} have to be separate folders, on two disks")
+                raise _not_separate(folder, other)
     dataset, before = _read_list(out) if is_striped(out) else (uuid.uuid4().hex, [])
     for folder in before:
         if folder not in wanted and not _status(folder, dataset).missing:
@@ -249,22 +240,23 @@ def check_folders(out: LocalFolder, folders: Sequence[str | Path]) -> tuple[list
     return wanted, dataset
 
 
+def _not_separate(*folders: Path) -> BadInput:
+    listed = ", ".join(map(str, folders))
+    return BadInput(f"{listed} have to be separate folders, each on a disk and named once")
+
+
 def _check_usable(folder: Path, out: LocalFolder, dataset: str) -> None:
     """Raise if a folder holds files that could be taken for shards of this dataset."""
     owner = _owner(folder)
     if owner not in (None, dataset) and not _is_unused(folder, out):
-        raise Conflict(f"{folder} holds shards of another dataset; choose another folder")
+        raise plans.other_dataset(folder, MARKER)
     if (folder / plans.PLAN_FILE).exists():
-        raise Conflict(f"{folder} holds a dataset of its own; choose another folder")
+        raise plans.other_dataset(folder, plans.PLAN_FILE)
     if owner != dataset and (folder / SHARDS).exists() and any((folder / SHARDS).iterdir()):
-        raise Conflict(
-            f"{folder / SHARDS} holds files that are not of {out.url}; choose another folder"
-        )
+        raise plans.other_dataset(folder, SHARDS)
     for parent in folder.resolve().parents:
         if plans.holds_dataset(LocalFolder(parent)):
-            raise Conflict(
-                f"{folder} is inside {parent}, the folder of another dataset; choose another folder"
-            )
+            raise plans.other_dataset(parent, f"{folder} is inside")
 
 
 def _check_unneeded(folder: Path, out: LocalFolder, others: Sequence[Path]) -> None:
@@ -273,16 +265,13 @@ def _check_unneeded(folder: Path, out: LocalFolder, others: Sequence[Path]) -> N
     own = _own_shards(folder, out, [out.path, *(path for path in others if path != folder)])
     if not own:
         return
-    present = os.listdir(folder / SHARDS)
-    if len(present) == len(own):
-        advice = f"move them first, such as with `mv -n {folder}/shards/* {out.path}/shards/`"
-    else:
-        some = ", ".join(own[:4]) + (", …" if len(own) > 4 else "")
-        advice = (
-            f"move them first to {out.path}/shards, but not the {len(present) - len(own):,} other "
-            f"files there: {some}"
-        )
-    raise Conflict(f"{folder} holds {len(own):,} shards of {out.url}; {advice}")
+    other = len(os.listdir(folder / SHARDS)) - len(own)
+    some = ", ".join(own[:4]) + (", …" if len(own) > 4 else "")
+    raise Conflict(
+        f"{folder} holds {len(own):,} shards of {out.url} ({some}) and {other:,} other files\n"
+        f"  next: move the shards first, such as with `mv -n {folder}/shards/NAME "
+        f"{out.path}/shards/`"
+    )
 
 
 def _own_shards(folder: Path, out: LocalFolder, others: Sequence[Path]) -> list[str]:
@@ -336,7 +325,7 @@ def _read_list(out: LocalFolder) -> tuple[str, list[Path]]:
         body = json.loads((out.path / STRIPES_FILE).read_bytes())
         return body["dataset"], [Path(folder) for folder in body["folders"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{out.path / STRIPES_FILE} cannot be read: {error}") from error
+        raise unreadable(out.path / STRIPES_FILE, error) from error
 
 
 def _is_unused(folder: Path, out: LocalFolder) -> bool:
@@ -352,7 +341,7 @@ def _owner(folder: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{folder / MARKER} cannot be read: {error}") from error
+        raise unreadable(folder / MARKER, error) from error
 
 
 def _status(folder: Path, dataset: str | None = None) -> StripeStatus:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from tpufleet.errors import BadInput
 from tpufleet.runtime.units import Claim
 from tpufleet_activations import plans
 from tpufleet_activations.io import dtypes, shard_writer, shards, site_statistics, zstd_shards
@@ -82,7 +81,7 @@ class UnitWriter:
         """Append rows of a site. They may be written later, so they must not change."""
         at = self._appended[site]
         if at + sum(map(len, parts)) > self._ends[-1]:
-            raise BadInput(f"{site}: more rows than the expected {self._ends[-1]}")
+            raise shards.wrong_rows(site, self._ends[-1])
         number = bisect_right(self._ends, at)
         within: list[np.ndarray] = []
         for part in parts:
@@ -231,9 +230,9 @@ def split_samples(
 
 
 def commit_outcome(
-    plan: plans.ExtractionPlan, unit: int, files: Sequence[Mapping[str, Any]], compute: str = ""
+    plan: plans.ExtractionPlan, unit: int, files: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The outcome in a unit's commit record. `compute` is the dtype of the forward pass."""
+    """The outcome in a unit's commit record."""
     span = plan.sample_range(unit)
     tokens = sum(file["tensors"][shards.TOKENS][1][0] for file in files)
     return {
@@ -242,7 +241,6 @@ def commit_outcome(
         "tokens": tokens,
         "bytes": sum(file["size"] for file in files),
         "plan": plan.identity,
-        "compute": compute,
         "files": list(files),
     }
 

@@ -44,7 +44,6 @@ class VerificationReport:
     uncommitted: tuple[str, ...] = ()  # shards of units that are not committed yet
     foreign: tuple[str, ...] = ()  # other files among the shards, which are never deleted
     bad_units: tuple[int, ...] = ()  # committed, but to be rebuilt
-    compute: str = ""  # the dtype that good units were computed in
     checksums: bool = True  # whether every byte was read and hashed
 
     @property
@@ -65,11 +64,6 @@ def verify(
     problems += _gaps(dataset)
     problems += [f"unit {unit}: {reason}" for unit, reason in sorted(dataset.damaged.items())]
     bad = list(dataset.damaged)
-    computes = Counter(commit.outcome.get("compute") for commit in dataset.commits.values())
-    dtypes = sorted(name for name in computes if name)
-    if len(dtypes) > 1:
-        problems.append(f"units were computed in different types: {', '.join(dtypes)}")
-    compute = plan.compute or next((name for name, _ in computes.most_common() if name), "")
     for unit in sorted(dataset.commits):
         files = dataset.files(unit)
         referenced.update(file.name for file in files)
@@ -78,7 +72,7 @@ def verify(
         if not found:
             found = list(_unit_problems(dataset, unit))
         problems += [f"unit {unit}: {problem}" for problem in found]
-        if found or dataset.commits[unit].outcome.get("compute") not in (compute, "", None):
+        if found:
             bad.append(unit)
         samples += len(plan.sample_range(unit))
         tokens += sum(file.tensors[shards.TOKENS].shape[0] for file in files)
@@ -95,7 +89,6 @@ def verify(
         problems=tuple(problems),
         **unreferenced,
         bad_units=tuple(sorted(bad)),
-        compute=compute,
         checksums=deep,
     )
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from tpufleet.errors import BadInput
 from tpufleet_activations.io import dtypes, shard_writer, shards
 
 # The low bytes of activations are noise: higher levels cost time and save nothing.
@@ -80,7 +79,7 @@ class ZstdShardWriter:
         }
         for name, tensor in self._plain.items():
             if self._chunks[name].rows != tensor.shape[0]:
-                raise BadInput(f"{name}: rows are missing; the shard is incomplete")
+                raise shards.wrong_rows(name, tensor.shape[0])
         tensors, tables = self._stored_tensors(spooled)
         self._writer = shard_writer.RawShardWriter(
             self._target, self._name, tensors, self._executor

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import BadInput
+from tpufleet_activations.input_errors import check_choice, unreadable
 from tpufleet_activations.model.config_defaults import DEFAULTS, FAMILIES, check_understood
 from tpufleet_activations.model.rope import Rope, parse_rope
 
@@ -71,10 +72,8 @@ def from_folder(folder: Path) -> Architecture:
         return from_config(path.read_text())
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
-    except KeyError as error:
-        raise BadInput(f"{path} has no {error}") from error
-    except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        raise unreadable(path, error) from error
 
 
 def max_positions(folder: Path) -> int | None:
@@ -103,9 +102,7 @@ def from_config(text: str | bytes) -> Architecture:
         if outer.get("quantization_config"):
             config = {**config, "quantization_config": outer["quantization_config"]}
     if family not in FAMILIES:
-        raise BadInput(
-            f"unsupported model_type {family!r}; supported: {', '.join((*FAMILIES, *NESTED))}"
-        )
+        check_choice("model_type", family, (*FAMILIES, *NESTED))
     check_understood(config, family)
     config = {**DEFAULTS[family], **config, "model_type": family}
     gemma = family in GEMMAS
@@ -155,8 +152,7 @@ def _activation(config: Mapping[str, Any], family: str) -> str:
         # Its first configurations call the tanh approximation so; transformers reads it as such.
         name = "gelu_pytorch_tanh"
     known = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-    if name not in known:
-        raise BadInput(f"unsupported activation function {name!r}")
+    check_choice("activation function", name, known)
     return known[name]
 
 
@@ -166,9 +162,10 @@ def _local_layers(config: Mapping[str, Any], family: str, layers: int) -> tuple[
         return (False,) * layers
     kinds = config.get("layer_types")
     if kinds:
-        unknown = set(kinds) - {"sliding_attention", "full_attention"}
-        if unknown or len(kinds) < layers:
-            raise BadInput(f"unsupported layer_types: {sorted(unknown) or len(kinds)}")
+        for kind in kinds:
+            check_choice("layer type", kind, ("sliding_attention", "full_attention"))
+        if len(kinds) < layers:
+            raise BadInput(f"layer_types has {len(kinds)} entries, expected {layers}")
         return tuple(kind == "sliding_attention" for kind in kinds[:layers])
     if family == "gemma2":
         return tuple(layer % 2 == 0 for layer in range(layers))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from tpufleet.errors import BadInput
+from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.model import meshes, varlen_attention
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class RowLayout(NamedTuple):
 
     segments: Any = None  # [batch, length]: differs between the samples of a row
     positions: Any = None  # [batch, length]: within the sample; only for the varlen kernel
-    tiles: Any = None  # of `varlen_attention.tile_table`
+    q_starts: Any = None  # of `varlen_attention.block_starts`
 
 
 ONE_SAMPLE = RowLayout()
@@ -57,8 +57,8 @@ class Attention:
         if self.kernel != "varlen":
             return RowLayout(segments)
         packed = segments is not None
-        tiles = varlen_attention.tile_table(positions, head_dim, packed=packed)
-        return RowLayout(segments, positions, tiles)
+        q_starts = varlen_attention.block_starts(positions, head_dim, packed=packed)
+        return RowLayout(segments, positions, q_starts)
 
     def __call__(self, query: Any, key: Any, value: Any, rows: RowLayout = ONE_SAMPLE) -> Any:
         """query [batch, length, heads, dim], key and value with kv_heads; returns query's shape."""
@@ -79,8 +79,8 @@ class Attention:
                 key,
                 value,
                 rows.positions,
-                rows.tiles,
-                scale=self.scale,
+                rows.q_starts,
+                sm_scale=self.scale,
                 window=self.window,
                 softcap=self.softcap,
                 mesh=self.mesh,
@@ -194,10 +194,8 @@ def example_gap(how: Attention, head_dim: int, dtype: Any, *, packed: bool) -> f
     return float(np.linalg.norm(tried - plain) / np.linalg.norm(plain))
 
 
-def check_kernel(kernel: str) -> str:
-    if kernel not in KERNELS:
-        raise BadInput(f"attention kernel {kernel!r} is not one of {', '.join(KERNELS)}")
-    return kernel
+def check_kernel(kernel: str) -> None:
+    check_choice("attention kernel", kernel, KERNELS)
 
 
 def _plain(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> Any:

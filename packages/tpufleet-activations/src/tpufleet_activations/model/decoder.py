@@ -134,7 +134,7 @@ class Forward:
         rope_kinds = jnp.asarray([kinds.index(rope) for rope in arch.rope[span]])
         full, windowed = self._attentions(stream, packed=rows.segments is not None)
         gate = functools.partial(
-            gated_mlp.gated,
+            gated_mlp.gate_and_up,
             activation=arch.activation,
             kernel=self.gate_kernel,
             mesh=self.mesh,
@@ -170,7 +170,7 @@ class Forward:
                 carry,
                 tables[0] if len(tables) == 1 else _choose(tables, kind),
                 lambda *parts: attend(is_local, *parts),
-                functools.partial(gate, stack=layers["gate_up"], layer=number),
+                functools.partial(gate, w_gate_up=layers["gate_up"], layer=number),
             )
             return carry, {site: to_stored_dtype(values[site], self.dtype) for site in group.sites}
 

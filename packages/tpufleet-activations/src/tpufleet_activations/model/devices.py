@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 
 # Here and not in the thread: two threads that import NumPy at the same time break it.
 import jax
-
-log = logging.getLogger(__name__)
 
 # A CPU works out small matrix products, of which attention has many, on one core each. Divided into
 # several devices, it has a batch's rows on as many cores. Each has a share of every batch, so not
@@ -47,15 +45,10 @@ def _divide_cpu(count: int) -> None:
     configured = getattr(jax.config, "jax_num_cpu_devices", -1)
     if FORCED in os.environ.get("XLA_FLAGS", "") or configured != -1:
         return
-    try:
+    with suppress(RuntimeError):  # JAX has started
         jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:
-        log.debug("JAX has started: its CPU devices remain as they are")
 
 
 def _start() -> None:
-    try:
+    with suppress(Exception):  # JAX tries again, and raises it again, where they are needed
         jax.local_devices()
-    except Exception as error:
-        # JAX tries again, and raises it again, where the devices are needed.
-        log.info("devices did not start: %s", error)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,12 +30,9 @@ from tpufleet_activations.model import (
     sites,
     weights,
 )
+from tpufleet_activations.model.batch import Batch
 from tpufleet_activations.model.program_cache import ProgramCache
-from tpufleet_activations.pipeline.batches import Batch
 from tpufleet_activations.start_times import StartTimes
-
-if TYPE_CHECKING:
-    from tpufleet_activations.pipeline.calibration import Calibration
 
 # The lower bound in pyproject.toml: 0.7.0 lacks functions of Pallas, and its TPU kernel refuses
 # head size 64. Tested by `-m versions`.
@@ -102,12 +99,6 @@ class Engine:
         weakref.finalize(self, self._compilers.close)
         self._saved: list[Future[None]] = []
         self.compile_seconds = 0.0  # that batches have waited for
-        self.calibration: Calibration | None = None
-
-    @property
-    def compute_type(self) -> str:
-        kind = self.params["embed"].dtype
-        return next(name for name, dtype in kernel_choice.COMPUTE_DTYPES.items() if dtype == kind)
 
     @property
     def device_kind(self) -> str:

@@ -1,4 +1,5 @@
-"""The first half of a gated MLP, act(x @ gate) * (x @ up), fused on Hopper GPUs.
+"""The first half of a gated MLP, act(x @ w_gate) * (x @ w_up), fused on Hopper GPUs. The down
+projection follows in `decoder`.
 
 The fused kernel keeps both products, which are twice as wide as the result, out of global memory.
 Elsewhere it is left to the compiler.
@@ -25,38 +26,39 @@ KERNELS = ("plain", "hopper")
 # The tanh approximation of GELU is x / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))).
 GELU_LINEAR = -2 * (2 / math.pi) ** 0.5
 GELU_CUBIC = 0.044715 * GELU_LINEAR
-HALF = 2  # bytes per element of the dtypes that the kernel supports
+ITEMSIZE = 2  # of the dtypes that the kernel supports
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiling:
-    """Tile sizes of the Hopper kernel, chosen by measurement."""
+    """Tile sizes of the Hopper kernel, chosen by measurement: x is [m, k], each weight [k, n]."""
 
-    rows: int = 64  # per warpgroup, of which there are two
-    columns: int = 128  # of the gate, and as many of the up projection
-    depth: int = 128
+    tile_m: int = 64  # per warpgroup, of which there are two
+    tile_n: int = 128  # of the gate, and as many of the up projection
+    tile_k: int = 128
     stages: int = 2  # tiles in flight to shared memory
-    band: int = 8  # adjacent tiles that share the L2 cache
-    stored: int = 128  # columns written at a time
+    grid_tile_width: int = 8  # adjacent tiles that share the L2 cache
+    epilogue_tile_n: int = 128  # columns written at a time
 
     @property
-    def block(self) -> int:
+    def cluster_tile_m(self) -> int:
         """Rows computed by a cluster of two thread blocks."""
-        return 4 * self.rows
+        return 4 * self.tile_m
 
 
 TILING = Tiling()
-SHALLOW = Tiling(depth=64, stages=4, band=16, stored=64)  # the same shared memory
+# The same shared memory.
+SHALLOW = Tiling(tile_k=64, stages=4, grid_tile_width=16, epilogue_tile_n=64)
 
 
 def choose_tiling(width: int) -> Tiling:
     """Deep tiles have fewer steps, and so draw less power, which is what limits the chip."""
-    return TILING if width % TILING.depth == 0 else SHALLOW
+    return TILING if width % TILING.tile_k == 0 else SHALLOW
 
 
-def gated(
-    values: Any,
-    stack: Any,
+def gate_and_up(
+    x: Any,
+    w_gate_up: Any,
     layer: Any,
     bias: Any = None,
     *,
@@ -64,30 +66,31 @@ def gated(
     kernel: str = "plain",
     mesh: Mesh | None = None,
 ) -> Any:
-    """values [batch, length, width] and a layer of the stack [layers, width, 2, hidden] give
-    [batch, length, hidden]."""
-    batch, length, width = values.shape
-    if kernel == "hopper" and supports_shape(batch * length, width, stack.shape[-1], mesh):
-        work = functools.partial(_hopper_rows, activation=activation)
+    """x [batch, length, width] and a layer of w_gate_up [layers, width, 2, intermediate] give
+    [batch, length, intermediate]."""
+    batch, length, width = x.shape
+    if kernel == "hopper" and supports_shape(batch * length, width, w_gate_up.shape[-1], mesh):
+        run = functools.partial(_hopper, activation=activation)
         if mesh is None or mesh.size == 1:
-            return work(values, stack, layer)
-        spread = PartitionSpec(meshes.BATCH_AXES, None, None)
+            return run(x, w_gate_up, layer)
+        rows = PartitionSpec(meshes.BATCH_AXES, None, None)
         return jax.shard_map(
-            work,
+            run,
             mesh=mesh,
-            in_specs=(spread, PartitionSpec(), PartitionSpec()),
-            out_specs=spread,
+            in_specs=(rows, PartitionSpec(), PartitionSpec()),
+            out_specs=rows,
             check_vma=False,
-        )(values, stack, layer)
-    weight = lax.dynamic_index_in_dim(stack, layer, keepdims=False)
-    pair = biased_product("bsd,dcf->bscf", values, weight, bias)
-    return activate(pair[:, :, 0], activation) * pair[:, :, 1]
+        )(x, w_gate_up, layer)
+    weight = lax.dynamic_index_in_dim(w_gate_up, layer, keepdims=False)
+    pair = biased_product("bsd,dcf->bscf", x, weight, bias)
+    gate, up = pair[:, :, 0], pair[:, :, 1]
+    return activate(gate, activation) * up
 
 
-def activate(values: Any, activation: str) -> Any:
+def activate(gate: Any, activation: str) -> Any:
     if activation == "silu":
-        return jax.nn.silu(values)
-    return jax.nn.gelu(values, approximate=True)
+        return jax.nn.silu(gate)
+    return jax.nn.gelu(gate, approximate=True)
 
 
 def choose_kernel(
@@ -108,12 +111,12 @@ def choose_kernel(
     return "plain"
 
 
-def supports_shape(rows: int, width: int, hidden: int, mesh: Mesh | None = None) -> bool:
-    parts, tiling = 1 if mesh is None else meshes.batch_shards(mesh), choose_tiling(width)
+def supports_shape(m: int, k: int, n: int, mesh: Mesh | None = None) -> bool:
+    shards, tiling = 1 if mesh is None else meshes.batch_shards(mesh), choose_tiling(k)
     return (
-        rows % (tiling.block * parts) == 0
-        and width % tiling.depth == 0
-        and hidden % tiling.columns == 0
+        m % (tiling.cluster_tile_m * shards) == 0
+        and k % tiling.tile_k == 0
+        and n % tiling.tile_n == 0
     )
 
 
@@ -122,14 +125,14 @@ def kernel_works(activation: str, tiling: Tiling = TILING) -> bool:
     """Whether the kernel compiles here and agrees with NumPy on a small example, which compiles
     nothing else. It uses an experimental JAX API that may change."""
     random = np.random.default_rng(0)
-    width = 3 * tiling.depth
-    values = random.standard_normal((1, 2 * tiling.block, width)).astype(jnp.bfloat16)
-    stack = random.standard_normal((3, width, 2, 2 * tiling.columns)) / 16
-    stack = stack.astype(jnp.bfloat16)
+    width = 3 * tiling.tile_k
+    x = random.standard_normal((1, 2 * tiling.cluster_tile_m, width)).astype(jnp.bfloat16)
+    w_gate_up = random.standard_normal((3, width, 2, 2 * tiling.tile_n)) / 16
+    w_gate_up = w_gate_up.astype(jnp.bfloat16)
     try:
-        kernel = jax.jit(functools.partial(gated, activation=activation, kernel="hopper"))
-        ours = np.float32(kernel(values, stack, 1))
-        pair = np.einsum("bsd,dcf->bscf", *map(np.float32, (values, stack[1])))
+        kernel = jax.jit(functools.partial(gate_and_up, activation=activation, kernel="hopper"))
+        ours = np.float32(kernel(x, w_gate_up, 1))
+        pair = np.einsum("bsd,dcf->bscf", *map(np.float32, (x, w_gate_up[1])))
         gate, up = np.moveaxis(pair, 2, 0)
         slope = -gate if activation == "silu" else (GELU_LINEAR + GELU_CUBIC * gate**2) * gate
         theirs = gate * up / (1 + np.exp(slope))
@@ -140,11 +143,11 @@ def kernel_works(activation: str, tiling: Tiling = TILING) -> bool:
         return False
 
 
-def _hopper_rows(values: Any, stack: Any, layer: Any, *, activation: str) -> Any:
-    batch, length, width = values.shape
+def _hopper(x: Any, w_gate_up: Any, layer: Any, *, activation: str) -> Any:
+    batch, length, width = x.shape
     flat = hopper_kernel(
-        values.reshape(batch * length, width),
-        stack.reshape(stack.shape[0] * width, -1),
+        x.reshape(batch * length, width),
+        w_gate_up.reshape(w_gate_up.shape[0] * width, -1),
         layer,
         tiling=choose_tiling(width),
         activation=activation,
@@ -153,136 +156,141 @@ def _hopper_rows(values: Any, stack: Any, layer: Any, *, activation: str) -> Any
 
 
 def hopper_kernel(
-    values: Any,
-    weights: Any,
+    x: Any,
+    w_gate_up: Any,
     layer: Any,
     *,
     tiling: Tiling = TILING,
     activation: str = "silu",
     **overrides: Any,
 ) -> Any:
-    """activation(values @ gate) * (values @ up) of [rows, width] and one of the layers of
-    [layers * width, gate | up], which would have to be copied to be an array of its own.
+    """activation(x @ w_gate) * (x @ w_up) of x [m, k] and one of the layers of w_gate_up
+    [layers * k, gate | up], which would have to be copied to be an array of its own.
 
-    Two thread blocks share each tile of the weights. In a block, two warpgroups multiply 64 rows
-    each with a tile of the gate and the same columns of the up projection, while a third warpgroup
-    prefetches tiles.
+    Two thread blocks of a cluster share each tile of the weights. In a block, two warpgroups
+    multiply `tile_m` rows each with a tile of the gate and the same columns of the up projection,
+    while a third warpgroup prefetches tiles.
     """
     from jax.experimental import pallas as pl
-    from jax.experimental.pallas import mosaic_gpu as gpu
+    from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    rows, width = values.shape
-    hidden = weights.shape[1] // 2
-    high, wide = 2 * tiling.rows, tiling.columns
-    grid = (rows // tiling.block, hidden // wide)
+    m, k = x.shape
+    n = w_gate_up.shape[1] // 2
+    tile_m, tile_n, tile_k = tiling.tile_m, tiling.tile_n, tiling.tile_k
+    epilogue_tile_n = tiling.epilogue_tile_n
+    block_m = 2 * tile_m
+    grid = (m // tiling.cluster_tile_m, n // tile_n)
 
-    def tiles(columns: int) -> tuple[Any, ...]:
-        swizzle = gpu.find_swizzle(columns * HALF * 8)
-        return gpu.TilingTransform((8, swizzle // HALF)), gpu.SwizzleTransform(swizzle)
+    def transforms(columns: int) -> tuple[Any, ...]:
+        swizzle = plgpu.find_swizzle(columns * ITEMSIZE * 8)
+        return plgpu.TilingTransform((8, swizzle // ITEMSIZE)), plgpu.SwizzleTransform(swizzle)
 
     def pipeline(body: Any, context: Any) -> Any:
-        tile = gpu.BlockSpec(
-            (tiling.depth, wide),
-            lambda step: (step, 0),
-            transforms=tiles(wide),
-            memory_space=gpu.SMEM,
-            collective_axes=("pair",),
+        w_spec = plgpu.BlockSpec(
+            (tile_k, tile_n),
+            lambda k_step: (k_step, 0),
+            transforms=transforms(tile_n),
+            memory_space=plgpu.SMEM,
+            collective_axes=("cluster",),
         )
-        own_rows = gpu.BlockSpec(
-            (high, tiling.depth),
-            lambda step: (0, step),
-            transforms=tiles(tiling.depth),
-            memory_space=gpu.SMEM,
+        x_spec = plgpu.BlockSpec(
+            (block_m, tile_k),
+            lambda k_step: (0, k_step),
+            transforms=transforms(tile_k),
+            memory_space=plgpu.SMEM,
         )
-        return gpu.emit_pipeline_warp_specialized(
+        return plgpu.emit_pipeline_warp_specialized(
             body,
-            grid=(width // tiling.depth,),
+            grid=(k // tile_k,),
             memory_registers=40,
-            in_specs=[own_rows, tile, tile],
-            wg_axis="group",
+            in_specs=[x_spec, w_spec, w_spec],
+            wg_axis="wg",
             num_compute_wgs=2,
             max_concurrent_steps=tiling.stages,
             compute_context=context,
         )
 
-    def power(gate: Any) -> Any:
+    def exp_slope(gate: Any) -> Any:
         """exp(-2 u), where both activations are x / (1 + exp(-2 u))."""
         if activation == "silu":
             return jnp.exp(-gate)
         return jnp.exp((GELU_LINEAR + GELU_CUBIC * gate * gate) * gate)
 
-    def kernel(values: Any, weights: Any, layer: Any, out: Any) -> None:
-        own = pl.ds(layer[0] * width, width)
+    def kernel(x_ref: Any, w_ref: Any, layer_ref: Any, out_ref: Any) -> None:
+        k_slice = pl.ds(layer_ref[0] * k, k)
 
         def no_op(*_: Any, **__: Any) -> None: ...
 
-        slots = min(2, wide // tiling.stored)
+        slots = min(2, tile_n // epilogue_tile_n)
 
         @functools.partial(
             pl.run_scoped,
-            buffers=pipeline(no_op, no_op).get_allocations(values, weights, weights),
-            staging=gpu.SMEM(
-                (2, slots, tiling.rows, tiling.stored), out.dtype, transforms=tiles(tiling.stored)
+            buffers=pipeline(no_op, no_op).get_allocations(x_ref, w_ref, w_ref),
+            out_smem=plgpu.SMEM(
+                (2, slots, tile_m, epilogue_tile_n),
+                out_ref.dtype,
+                transforms=transforms(epilogue_tile_n),
             ),
-            collective_axes="group",
+            collective_axes="wg",
         )
-        def _scope(buffers: Any, staging: Any) -> None:
-            group, pair = lax.axis_index("group"), lax.axis_index("pair")
-            share = pl.ds(group * tiling.rows, tiling.rows)
+        def _scope(buffers: Any, out_smem: Any) -> None:
+            wg, block = lax.axis_index("wg"), lax.axis_index("cluster")
+            wg_slice = pl.ds(wg * tile_m, tile_m)
 
-            @gpu.nd_loop((grid[0] * grid[1],), collective_axes="blocks")
+            @plgpu.nd_loop((grid[0] * grid[1],), collective_axes="blocks")
             def _tiles(loop: Any) -> None:
                 (number,) = loop.index
-                row, column = gpu.planar_snake(number, grid, 0, tiling.band)
-                below = pl.ds((2 * row + pair) * high, high)
-                beside = pl.ds(column * wide, wide)
-                rest = pl.ds(hidden + column * wide, wide)
+                m_index, n_index = plgpu.planar_snake(number, grid, 0, tiling.grid_tile_width)
+                m_slice = pl.ds((2 * m_index + block) * block_m, block_m)
+                gate_slice = pl.ds(n_index * tile_n, tile_n)
+                up_slice = pl.ds(n + n_index * tile_n, tile_n)
 
                 def context(run: Any) -> None:
-                    sums = gpu.ACC((tiling.rows, wide), jnp.float32)
+                    accumulator = plgpu.ACC((tile_m, tile_n), jnp.float32)
 
-                    @functools.partial(pl.run_scoped, gate=sums, up=sums)
-                    def _sums(gate: Any, up: Any) -> None:
-                        run((gate, up))
-                        left, right = gate[...], up[...]
-                        kept = (left * right / (1.0 + power(left))).astype(out.dtype)
-                        for part in range(wide // tiling.stored):
-                            span = slice(part * tiling.stored, (part + 1) * tiling.stored)
-                            slot = staging.at[group, part % slots]
-                            gpu.wait_smem_to_gmem(slots - 1, wait_read_only=True)
-                            slot[...] = kept[:, span]
-                            gpu.commit_smem()
-                            gpu.copy_smem_to_gmem(slot, out.at[below, beside].at[share, span])
+                    @functools.partial(pl.run_scoped, gate_acc=accumulator, up_acc=accumulator)
+                    def _epilogue(gate_acc: Any, up_acc: Any) -> None:
+                        run((gate_acc, up_acc))
+                        gate, up = gate_acc[...], up_acc[...]
+                        hidden = (gate * up / (1.0 + exp_slope(gate))).astype(out_ref.dtype)
+                        for part in range(tile_n // epilogue_tile_n):
+                            columns = slice(part * epilogue_tile_n, (part + 1) * epilogue_tile_n)
+                            slot = out_smem.at[wg, part % slots]
+                            plgpu.wait_smem_to_gmem(slots - 1, wait_read_only=True)
+                            slot[...] = hidden[:, columns]
+                            plgpu.commit_smem()
+                            tile = out_ref.at[m_slice, gate_slice].at[wg_slice, columns]
+                            plgpu.copy_smem_to_gmem(slot, tile)
 
-                def multiply(_: Any, values: Any, gate: Any, up: Any, sums: Any) -> Any:
-                    gpu.wgmma(sums[0], values.at[share], gate)
-                    gpu.wgmma(sums[1], values.at[share], up)
-                    gpu.wgmma_wait(0)
-                    return sums
+                def multiply(_: Any, x_smem: Any, gate_smem: Any, up_smem: Any, accs: Any) -> Any:
+                    plgpu.wgmma(accs[0], x_smem.at[wg_slice], gate_smem)
+                    plgpu.wgmma(accs[1], x_smem.at[wg_slice], up_smem)
+                    plgpu.wgmma_wait(0)
+                    return accs
 
                 pipeline(multiply, context)(
-                    values.at[below, :],
-                    weights.at[own, beside],
-                    weights.at[own, rest],
+                    x_ref.at[m_slice, :],
+                    w_ref.at[k_slice, gate_slice],
+                    w_ref.at[k_slice, up_slice],
                     allocations=buffers,
                 )
 
-        gpu.wait_smem_to_gmem(0, wait_read_only=True)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     options = {"grid": (_multiprocessors() // 2,), **overrides}
-    return gpu.kernel(
+    return plgpu.kernel(
         kernel,
-        out_type=jax.ShapeDtypeStruct((rows, hidden), values.dtype),
+        out_type=jax.ShapeDtypeStruct((m, n), x.dtype),
         grid_names=("blocks",),
         cluster=(2,),
-        cluster_names=("pair",),
+        cluster_names=("cluster",),
         num_threads=3,
-        thread_name="group",
-        compiler_params=gpu.CompilerParams(
-            lowering_semantics=gpu.LoweringSemantics.Warpgroup, approx_math=True
+        thread_name="wg",
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup, approx_math=True
         ),
         **options,
-    )(values, weights, jnp.asarray(layer, jnp.int32).reshape(1))
+    )(x, w_gate_up, jnp.asarray(layer, jnp.int32).reshape(1))
 
 
 def _multiprocessors() -> int:

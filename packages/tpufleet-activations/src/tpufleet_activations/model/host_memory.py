@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import jax
@@ -10,8 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from tpufleet.errors import BadInput
-
-log = logging.getLogger(__name__)
+from tpufleet_activations.input_errors import check_choice
 
 MEMORY_CHOICES = ("auto", "pinned", "plain")
 PAGE_LOCKED = "pinned_host"
@@ -25,8 +23,7 @@ def memory_kind(mesh: Mesh, memory: str) -> str | None:
     Page-locked memory ("pinned") is filled by DMA while the next batch runs, and is read in place.
     On GPUs that is many times faster than a copy into pageable memory ("plain").
     """
-    if memory not in MEMORY_CHOICES:
-        raise BadInput(f"memory {memory!r} is not one of {', '.join(MEMORY_CHOICES)}")
+    check_choice("memory", memory, MEMORY_CHOICES)
     device = mesh.devices.flat[0]
     available = PAGE_LOCKED in {space.kind for space in device.addressable_memories()}
     if memory == "pinned" and not available:
@@ -72,5 +69,5 @@ def reserve(mesh: Mesh, memory: str, sizes: Sequence[int]) -> None:
     zeros = np.zeros(max(sizes), np.uint8)
     try:
         jax.block_until_ready([jax.device_put(zeros[:size], place) for size in sizes])
-    except jax.errors.JaxRuntimeError as error:
-        log.info("no page-locked memory ahead of the first batch: %s", error)
+    except jax.errors.JaxRuntimeError:
+        return  # it is allocated when it is needed

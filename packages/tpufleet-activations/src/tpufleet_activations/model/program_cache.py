@@ -59,7 +59,7 @@ class ProgramCache:
             )
         except Exception as error:
             # Whatever is wrong with the file: the program is compiled instead.
-            log.warning("%s cannot be loaded and is compiled again: %s", path, error)
+            _warn_unused(path, error)
             path.unlink(missing_ok=True)
             return None
 
@@ -68,10 +68,8 @@ class ProgramCache:
 
         try:
             stored = serialize_executable.serialize(program)
-        except Exception as error:
-            # Not every program of every platform can be stored; JAX's own cache remains.
-            log.info("a compiled program cannot be stored: %s", error)
-            return
+        except Exception:
+            return  # not every program of every platform can be stored; JAX's own cache remains
         self._write(self._path(parts, ".program"), pickle.dumps(stored))
 
     def finding(
@@ -88,8 +86,8 @@ class ProgramCache:
             try:
                 found: Finding = json.loads(path.read_bytes())["finding"]
                 return found
-            except (ValueError, KeyError, TypeError, OSError):
-                log.warning("%s cannot be read and is made again", path)
+            except (ValueError, KeyError, TypeError, OSError) as error:
+                _warn_unused(path, error)
         found = find()
         if keep(found):
             self._write(path, json.dumps({"finding": found}).encode())
@@ -107,9 +105,7 @@ class ProgramCache:
                 file.write(data)
             os.replace(file.name, path)
         except OSError as error:
-            log.warning(
-                "cannot write %s: %s; the next run starts as slowly as this one", path, error
-            )
+            _warn_unused(path, error)
 
 
 def open_cache(folder: str | None, devices: Sequence[Any]) -> ProgramCache | None:
@@ -182,6 +178,10 @@ def _is_own(path: Path) -> bool:
     for each in (path, path.parent):
         found = each.stat()
         if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
-            log.warning("%s is not used: other users can write it; run `chmod go-w %s`", path, each)
+            _warn_unused(path, f"other users can write it; run `chmod go-w {each}`")
             return False
     return True
+
+
+def _warn_unused(path: Path, reason: object) -> None:
+    log.warning("%s, a file of --compile-cache, is not used: %s", path, reason)

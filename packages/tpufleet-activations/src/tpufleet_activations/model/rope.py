@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpufleet.errors import BadInput
+from tpufleet_activations.input_errors import check_choice
 
 KINDS = ("default", "linear", "llama3", "yarn")
 
@@ -23,8 +24,9 @@ class Rope(NamedTuple):
 def parse_rope(rope: Mapping[str, Any], head_dim: int, config: Mapping[str, Any]) -> Rope:
     """From a layer's rope settings; `config` is the whole config.json."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
+    check_choice("rope scaling", kind, KINDS)
     if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise BadInput("unsupported partial_rotary_factor; only 1.0 is supported")
+        raise BadInput("partial_rotary_factor is not 1.0; only 1.0 is supported")
     theta = rope.get("rope_theta") or config.get("rope_theta", 1e4)
     plain = 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if kind == "default":
@@ -33,10 +35,8 @@ def parse_rope(rope: Mapping[str, Any], head_dim: int, config: Mapping[str, Any]
         return Rope(1.0, tuple((plain / rope["factor"]).tolist()))
     if kind == "llama3":
         return Rope(1.0, tuple(_llama3(plain, rope).tolist()))
-    if kind == "yarn":
-        length = rope.get("original_max_position_embeddings") or config["max_position_embeddings"]
-        return Rope(_yarn_scale(rope), tuple(_yarn(plain, rope, theta, length).tolist()))
-    raise BadInput(f"unsupported rope scaling {kind!r}; supported: {', '.join(KINDS)}")
+    length = rope.get("original_max_position_embeddings") or config["max_position_embeddings"]
+    return Rope(_yarn_scale(rope), tuple(_yarn(plain, rope, theta, length).tolist()))
 
 
 def _llama3(plain: np.ndarray, rope: Mapping[str, Any]) -> np.ndarray:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from tpufleet.errors import BadInput
+from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.model.architectures import Architecture
 
 
@@ -23,9 +24,6 @@ class Site(StrEnum):
     FINAL_NORM = "final_norm"  # after the final norm; has no layer
 
 
-# Site names of the older extraction scripts.
-LEGACY_NAMES = {"residual": Site.RESID_POST, "mlp": Site.MLP_OUT, "attn": Site.ATTN_OUT}
-
 _CHOICE = re.compile(r"(?P<site>[a-z_]+)(?:\.(?P<layers>\*|\d+(?:-\d+)?|\[[\d,\s-]+\]))?$")
 
 
@@ -36,8 +34,6 @@ def resolve(choices: Iterable[str], architecture: Architecture) -> tuple[str, ..
     for choice in split_choices(choices):
         site, layers = _parse(choice.strip(), architecture.layers)
         selected.update((order.index(site), layer) for layer in layers)
-    if not selected:
-        raise BadInput("no sites selected; try resid_post.*")
     return tuple(
         order[number] if layer < 0 else f"{order[number]}.{layer}"
         for number, layer in sorted(selected)
@@ -45,10 +41,8 @@ def resolve(choices: Iterable[str], architecture: Architecture) -> tuple[str, ..
 
 
 def parse_site(name: str) -> Site:
-    """The site with a current or legacy name."""
-    if name not in LEGACY_NAMES and name not in set(Site):
-        raise BadInput(f"unknown site {name!r}; choose one of {', '.join(Site)}")
-    return LEGACY_NAMES.get(name) or Site(name)
+    check_choice("site", name, list(Site))
+    return Site(name)
 
 
 def split_choices(choices: Iterable[str]) -> Iterator[str]:
@@ -90,19 +84,23 @@ def layers_needed(names: Iterable[str], architecture: Architecture) -> int:
 def _parse(choice: str, count: int) -> tuple[Site, Iterable[int]]:
     match = _CHOICE.match(choice)
     if match is None:
-        raise BadInput(f"invalid site {choice!r}; expected a form such as resid_post.12")
+        raise _invalid(choice, "expected a form such as resid_post.12")
     site = parse_site(match["site"])
     if site is Site.FINAL_NORM:
         if match["layers"]:
-            raise BadInput(f"{choice!r}: final_norm has no layer")
+            raise _invalid(choice, "it has no layers")
         return site, (-1,)
     layers = list(_layers(match["layers"] or "*", count))
     wrong = [layer for layer in layers if not 0 <= layer < count]
     if not layers:
-        raise BadInput(f"{choice!r} has no layers; write the smaller number first, such as 1-3")
+        raise _invalid(choice, "write the smaller number first")
     if wrong:
-        raise BadInput(f"{choice!r}: the model has layers 0 to {count - 1}")
+        raise _invalid(choice, f"the model has layers 0 to {count - 1}")
     return site, layers
+
+
+def _invalid(choice: str, reason: str) -> BadInput:
+    return BadInput(f"invalid site {choice!r}; {reason}")
 
 
 def _layers(text: str, count: int) -> Iterable[int]:

@@ -1,8 +1,10 @@
 """Causal attention for rows that hold several samples, on NVIDIA GPUs (Pallas, Triton).
 
-Work is divided into tiles of queries that start at the samples' own positions, and a tile reads
-only the keys of its sample. So the cost is that of the samples, whatever the length of the row, and
-a sample's result does not depend on where in the row it is or on what is beside it.
+Flash attention for variable lengths: a program computes a block of `block_q` queries of one head
+and iterates over blocks of `block_kv` keys with an online softmax. Blocks of queries start at the
+samples' own positions (`q_starts`, in place of `cu_seqlens`), and read only the keys of their
+sample. So the cost is that of the samples, whatever the length of the row, and a sample's result
+does not depend on where in the row it is or on what is beside it.
 """
 
 from __future__ import annotations
@@ -17,186 +19,187 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from tpufleet_activations.model import meshes
-from tpufleet_activations.pipeline.batches import most_samples
+from tpufleet_activations.model.batch import most_samples
 
-HEAD_DIMS = (32, 64, 128, 256)  # tiles have powers of two
+HEAD_DIMS = (32, 64, 128, 256)  # blocks have powers of two
 LOG2_E = math.log2(math.e)
-MASKED = -1e30  # finite: a row without any key yet has no NaN
+MASK_VALUE = -1e30  # finite: a query without any key yet has no NaN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionTiling:
-    """Tile sizes, chosen by measurement on an H200."""
+class BlockSizes:
+    """Chosen by measurement on an H200."""
 
-    queries: int = 64
-    keys: int = 64
-    warps: int = 4
-    stages: int = 3  # loads in flight to shared memory
-
-
-TILINGS = {256: AttentionTiling(queries=128, warps=8, stages=2)}
+    block_q: int = 64
+    block_kv: int = 64
+    num_warps: int = 4
+    num_stages: int = 3  # loads in flight to shared memory
 
 
-def tiling_for(head_dim: int) -> AttentionTiling:
-    return TILINGS.get(head_dim, AttentionTiling())
+BLOCK_SIZES = {256: BlockSizes(block_q=128, num_warps=8, num_stages=2)}
 
 
-def tile_table(positions: Any, head_dim: int, *, packed: bool) -> Any:
-    """The first query of each tile [batch, tiles], from positions [batch, length] that start at 0
-    with each sample; `length` for tiles that are not needed."""
-    length, queries = positions.shape[1], tiling_for(head_dim).queries
-    tiles = -(-length // queries) + (most_samples(length) if packed else 0)
-    starts = functools.partial(jnp.nonzero, size=tiles, fill_value=length)
-    return jax.vmap(lambda row: starts(row % queries == 0)[0].astype(jnp.int32))(positions)
+def block_sizes(head_dim: int) -> BlockSizes:
+    return BLOCK_SIZES.get(head_dim, BlockSizes())
+
+
+def block_starts(positions: Any, head_dim: int, *, packed: bool) -> Any:
+    """The first query of each block [batch, blocks], from positions [batch, length] that start at 0
+    with each sample; `length` for blocks that are not needed."""
+    length, block_q = positions.shape[1], block_sizes(head_dim).block_q
+    blocks = -(-length // block_q) + (most_samples(length) if packed else 0)
+    starts = functools.partial(jnp.nonzero, size=blocks, fill_value=length)
+    return jax.vmap(lambda row: starts(row % block_q == 0)[0].astype(jnp.int32))(positions)
 
 
 def varlen_attention(
-    query: Any,
-    key: Any,
-    value: Any,
+    q: Any,
+    k: Any,
+    v: Any,
     positions: Any,
-    tiles: Any,
+    q_starts: Any,
     *,
-    scale: float,
+    sm_scale: float,
     window: int | None = None,
     softcap: float | None = None,
     mesh: Mesh | None = None,
 ) -> Any:
-    """query [batch, length, heads, dim], key and value with kv_heads; `tiles` of `tile_table`.
+    """q [batch, length, heads, head_dim], k and v with kv_heads; `q_starts` of `block_starts`.
     Interpreted, and slow, where there is no GPU."""
-    run = functools.partial(_rows, scale=scale, window=window, softcap=softcap)
+    run = functools.partial(_forward, sm_scale=sm_scale, window=window, softcap=softcap)
     if mesh is None or mesh.size == 1:
-        return run(query, key, value, positions, tiles)
+        return run(q, k, v, positions, q_starts)
     heads = PartitionSpec(meshes.BATCH_AXES, None, "tensor", None)
     rows = PartitionSpec(meshes.BATCH_AXES, None)
     return jax.shard_map(
         run, mesh=mesh, in_specs=(heads, heads, heads, rows, rows), out_specs=heads, check_vma=False
-    )(query, key, value, positions, tiles)
+    )(q, k, v, positions, q_starts)
 
 
-def _rows(
-    query: Any,
-    key: Any,
-    value: Any,
+def _forward(
+    q: Any,
+    k: Any,
+    v: Any,
     positions: Any,
-    tiles: Any,
+    q_starts: Any,
     *,
-    scale: float,
+    sm_scale: float,
     window: int | None,
     softcap: float | None,
 ) -> Any:
     from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton as gpu
+    from jax.experimental.pallas import triton as plgpu
 
-    batch, length, heads, dim = query.shape
-    shared = heads // key.shape[2]
-    tiling = tiling_for(dim)
-    whole = lambda index: pl.BlockSpec((None, length, None, dim), index)
-    own = whole(lambda tile, head, row: (row, 0, head, 0))
-    kept = whole(lambda tile, head, row: (row, 0, head // shared, 0))
-    table = lambda size: pl.BlockSpec((None, size), lambda tile, head, row: (row, 0))
+    batch, length, heads, head_dim = q.shape
+    group_size = heads // k.shape[2]  # query heads for each head of k and v
+    sizes = block_sizes(head_dim)
+    sequence = lambda index: pl.BlockSpec((None, length, None, head_dim), index)
+    q_spec = sequence(lambda block, head, row: (row, 0, head, 0))
+    kv_spec = sequence(lambda block, head, row: (row, 0, head // group_size, 0))
+    table = lambda size: pl.BlockSpec((None, size), lambda block, head, row: (row, 0))
     kernel = functools.partial(
-        _tile, tiling=tiling, scale=scale, window=window, softcap=softcap, length=length
+        _kernel, sizes=sizes, sm_scale=sm_scale, window=window, softcap=softcap, length=length
     )
     return pl.pallas_call(
         kernel,
-        grid=(tiles.shape[1], heads, batch),
-        in_specs=[table(tiles.shape[1]), table(length), own, kept, kept],
-        out_specs=own,
-        out_shape=jax.ShapeDtypeStruct(query.shape, query.dtype),
-        compiler_params=gpu.CompilerParams(num_warps=tiling.warps, num_stages=tiling.stages),
+        grid=(q_starts.shape[1], heads, batch),
+        in_specs=[table(q_starts.shape[1]), table(length), q_spec, kv_spec, kv_spec],
+        out_specs=q_spec,
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        compiler_params=plgpu.CompilerParams(
+            num_warps=sizes.num_warps, num_stages=sizes.num_stages
+        ),
         interpret=jax.default_backend() != "gpu",
         name="varlen_attention",
-    )(tiles, positions, query, key, value)
+    )(q_starts, positions, q, k, v)
 
 
-def _tile(
-    tiles: Any,
-    positions: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    out: Any,
+def _kernel(
+    q_starts_ref: Any,
+    positions_ref: Any,
+    q_ref: Any,
+    k_ref: Any,
+    v_ref: Any,
+    o_ref: Any,
     *,
-    tiling: AttentionTiling,
-    scale: float,
+    sizes: BlockSizes,
+    sm_scale: float,
     window: int | None,
     softcap: float | None,
     length: int,
 ) -> None:
-    """One tile of queries of one head."""
+    """One block of queries of one head."""
     from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton as gpu
+    from jax.experimental.pallas import triton as plgpu
 
-    high, wide = tiling.queries, tiling.keys
-    # Scores are products * factor, in units of log2(e), so that weights are powers of two.
-    factor = scale * LOG2_E if softcap is None else 1.0
+    block_q, block_kv = sizes.block_q, sizes.block_kv
+    # Logits are qk * qk_scale, in units of log2(e), so that exp is exp2.
+    qk_scale = sm_scale * LOG2_E if softcap is None else 1.0
 
-    def run(first: Any) -> None:
-        offset = positions[first]  # of the tile within its sample
-        start = first - offset  # of the sample within the row
-        asked = offset + jnp.arange(high)
-        rows = pl.ds(first, high)
-        inside = first + jnp.arange(high) < length
-        valid = gpu.load(positions.at[rows], mask=inside, other=-1) == asked
-        end = offset + jnp.sum(valid.astype(jnp.int32))  # keys of the sample that are needed
-        queries = gpu.load(query.at[rows, :], mask=valid[:, None], other=0.0)
+    def run(q_start: Any) -> None:
+        q_offset = positions_ref[q_start]  # of the block within its sample
+        seq_start = q_start - q_offset  # of the sample within the row
+        q_positions = q_offset + jnp.arange(block_q)
+        q_slice = pl.ds(q_start, block_q)
+        in_row = q_start + jnp.arange(block_q) < length
+        q_mask = plgpu.load(positions_ref.at[q_slice], mask=in_row, other=-1) == q_positions
+        kv_len = q_offset + jnp.sum(q_mask.astype(jnp.int32))  # keys of the sample that are needed
+        q = plgpu.load(q_ref.at[q_slice, :], mask=q_mask[:, None], other=0.0)
 
-        def step(number: Any, carry: Any, *, masked: bool) -> Any:
-            mixed, largest, total = carry
-            span = pl.ds(start + number * wide, wide)
-            seen = number * wide + jnp.arange(wide)
+        def body(kv_block: Any, carry: Any, *, masked: bool) -> Any:
+            acc, m_prev, l_prev = carry
+            kv_slice = pl.ds(seq_start + kv_block * block_kv, block_kv)
+            kv_positions = kv_block * block_kv + jnp.arange(block_kv)
             # Keys behind the end belong to other samples, which may hold infinities.
-            guard = {"mask": (seen < end)[:, None], "other": 0.0} if masked else {}
-            products = _dot(queries, gpu.load(key.at[span, :], **guard).T)
+            kv_mask = {"mask": (kv_positions < kv_len)[:, None], "other": 0.0} if masked else {}
+            qk = _dot(q, plgpu.load(k_ref.at[kv_slice, :], **kv_mask).T)
             if softcap is not None:
-                products = _capped(products, scale, softcap)
+                qk = _apply_softcap(qk, sm_scale, softcap)
             if masked:
-                distance = asked[:, None] - seen[None, :]
-                allowed = distance >= 0
+                distance = q_positions[:, None] - kv_positions[None, :]
+                causal = distance >= 0
                 if window is not None:
-                    allowed = allowed & (distance < window)
-                products = jnp.where(allowed, products, MASKED)
-            highest = jnp.maximum(largest, jnp.max(products, axis=1))
-            base = jnp.where(highest > 0.5 * MASKED, highest * factor, 0.0)
-            weights = jnp.exp2(products * factor - base[:, None])
-            shrink = jnp.exp2(largest * factor - base)
-            values = gpu.load(value.at[span, :], **guard)
-            mixed = mixed * shrink[:, None] + _dot(weights.astype(values.dtype), values)
-            return mixed, highest, total * shrink + jnp.sum(weights, axis=1)
+                    causal = causal & (distance < window)
+                qk = jnp.where(causal, qk, MASK_VALUE)
+            m_i = jnp.maximum(m_prev, jnp.max(qk, axis=1))  # running max
+            shift = jnp.where(m_i > 0.5 * MASK_VALUE, m_i * qk_scale, 0.0)
+            p = jnp.exp2(qk * qk_scale - shift[:, None])
+            alpha = jnp.exp2(m_prev * qk_scale - shift)
+            v = plgpu.load(v_ref.at[kv_slice, :], **kv_mask)
+            acc = acc * alpha[:, None] + _dot(p.astype(v.dtype), v)
+            l_i = l_prev * alpha + jnp.sum(p, axis=1)  # running sum
+            return acc, m_i, l_i
 
         carry = (
-            jnp.zeros((high, query.shape[-1]), jnp.float32),
-            jnp.full((high,), MASKED, jnp.float32),
-            jnp.zeros((high,), jnp.float32),
+            jnp.zeros((block_q, q_ref.shape[-1]), jnp.float32),
+            jnp.full((block_q,), MASK_VALUE, jnp.float32),
+            jnp.zeros((block_q,), jnp.float32),
         )
-        last = jax.lax.div(end + wide - 1, wide)
+        kv_blocks = jax.lax.div(kv_len + block_kv - 1, block_kv)
         if window is None:
-            # Every query of the tile sees all keys before it, so those need no mask.
-            before = jax.lax.div(offset + 1, wide)
-            carry = jax.lax.fori_loop(0, before, functools.partial(step, masked=False), carry)
+            # Every query of the block sees all keys before it, so those need no mask.
+            first_masked = jax.lax.div(q_offset + 1, block_kv)
+            carry = jax.lax.fori_loop(0, first_masked, functools.partial(body, masked=False), carry)
         else:
-            before = jax.lax.div(jnp.maximum(offset - window + 1, 0), wide)
-        mixed, _, total = jax.lax.fori_loop(
-            before, last, functools.partial(step, masked=True), carry
+            first_masked = jax.lax.div(jnp.maximum(q_offset - window + 1, 0), block_kv)
+        acc, _, l_i = jax.lax.fori_loop(
+            first_masked, kv_blocks, functools.partial(body, masked=True), carry
         )
-        mixed = mixed / jnp.maximum(total, 1e-30)[:, None]
-        gpu.store(out.at[rows, :], mixed.astype(out.dtype), mask=valid[:, None])
+        out = acc / jnp.maximum(l_i, 1e-30)[:, None]
+        plgpu.store(o_ref.at[q_slice, :], out.astype(o_ref.dtype), mask=q_mask[:, None])
 
-    first = tiles[pl.program_id(0)]
+    q_start = q_starts_ref[pl.program_id(0)]
 
-    @pl.when(first < length)
+    @pl.when(q_start < length)
     def _run() -> None:
-        run(first)
+        run(q_start)
 
 
-def _capped(products: Any, scale: float, softcap: float) -> Any:
-    """softcap * tanh(products * scale / softcap), by way of a power of two; times log2(e)."""
-    power = jnp.exp2(products * (2 * LOG2_E * scale / softcap))
+def _apply_softcap(qk: Any, sm_scale: float, softcap: float) -> Any:
+    """softcap * tanh(qk * sm_scale / softcap), by way of a power of two; times log2(e)."""
+    power = jnp.exp2(qk * (2 * LOG2_E * sm_scale / softcap))
     return softcap * LOG2_E - (2 * softcap * LOG2_E) / (1.0 + power)
 
 
-def _dot(left: Any, right: Any) -> Any:
-    return jax.lax.dot_general(
-        left, right, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
-    )
+def _dot(a: Any, b: Any) -> Any:
+    return jax.lax.dot_general(a, b, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from tpufleet.errors import BadInput, NotFound
 from tpufleet_activations.daemon_threads import DaemonThreads
+from tpufleet_activations.input_errors import missing
 from tpufleet_activations.io import dtypes, shards
 from tpufleet_activations.model import meshes
 from tpufleet_activations.model.architectures import Architecture
@@ -28,7 +29,6 @@ UNUSED = re.compile(
 )
 # Other types are quantized weights, whose scales are separate tensors.
 WEIGHT_DTYPES = ("BF16", "F16", "F32", "F64")
-SUPPORTED = f"weights must be {', '.join(WEIGHT_DTYPES)}: use a checkpoint that is not quantized"
 BITS = np.uint16  # of a bfloat16
 READERS = 8  # threads that read and transpose layers
 HOST_SHARE = 0.25  # of the machine's memory, for shards on their way to the devices
@@ -42,21 +42,30 @@ def _tensors(path: Path) -> list[shards.Tensor]:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if 8 + length > size:
-            raise BadInput(f"{path} is not a safetensors file, or is truncated")
+            raise _not_safetensors(path, f"{size:,} bytes")
         header = start + file.read(length)
     try:
         tensors = shards.read_header(header)
-        unknown = [tensor for tensor in tensors if tensor.dtype not in dtypes.NUMPY_DTYPES]
-        if unknown:
-            raise BadInput(
-                f"{path}: {unknown[0].name} is stored as {unknown[0].dtype}; {SUPPORTED}"
-            )
+        for tensor in tensors:
+            _check_dtype(tensor, dtypes.NUMPY_DTYPES)
         ends = [tensor.offset + tensor.nbytes for tensor in tensors]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{path} is not a safetensors file: {error!r}") from error
+        raise _not_safetensors(path, error) from error
     if max(ends, default=0) > size:
-        raise BadInput(f"{path} is truncated: {size:,} of {max(ends):,} bytes")
+        raise _not_safetensors(path, f"{size:,} of {max(ends):,} bytes")
     return tensors
+
+
+def _not_safetensors(path: Path, reason: object) -> BadInput:
+    return BadInput(f"{path} is not a safetensors file, or is truncated: {reason}")
+
+
+def _check_dtype(tensor: shards.Tensor, allowed: Collection[str]) -> None:
+    if tensor.dtype not in allowed:
+        raise BadInput(
+            f"{tensor.name} is stored as {tensor.dtype}; weights must be "
+            f"{', '.join(WEIGHT_DTYPES)}: use a checkpoint that is not quantized"
+        )
 
 
 class ModelCheckpoint:
@@ -78,7 +87,7 @@ class ModelCheckpoint:
             paths = [self.folder / name for name in names]
             for path in paths:
                 if not path.exists():
-                    raise NotFound(f"{path}, listed in {index.name}, does not exist")
+                    raise missing(path)
             return paths
         files = sorted(self.folder.glob("*.safetensors"))
         if not files:
@@ -94,8 +103,7 @@ class ModelCheckpoint:
         if full not in self._tensors:
             raise BadInput(f"the checkpoint has no weight {full}")
         path, tensor = self._tensors[full]
-        if tensor.dtype not in WEIGHT_DTYPES:
-            raise BadInput(f"{full} is stored as {tensor.dtype}; {SUPPORTED}")
+        _check_dtype(tensor, WEIGHT_DTYPES)
         if tensor.shape != shape:
             raise BadInput(
                 f"{full} has shape {list(tensor.shape)}, expected {list(shape)} from config.json"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
 from tpufleet.errors import BadInput
+from tpufleet_activations.input_errors import check_choice
+from tpufleet_activations.model.batch import Batch, SampleSpan, most_samples
 
 BUCKETS = (64, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048)
 LENGTH_STEP = 64  # lengths are multiples of it
@@ -22,33 +23,7 @@ INCOMPLETE_SHARE = 0.03
 TOKEN_TILE = 256  # tokens per tile of the device kernels
 PADDING_SEGMENT = -1  # segment id of padding positions
 BATCHINGS = ("auto", "bucket", "pack")
-# Attention of packed rows has a table of fixed size: at most a sample for each so many tokens.
-SHORTEST_MEAN = 32
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleSpan:
-    """The position of a sample in a batch."""
-
-    sample: int  # index among the samples that are batched together
-    row: int
-    start: int
-    length: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
-    """Tokens [rows, length]. `segments` is None when each row holds one sample."""
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    segments: np.ndarray | None
-    spans: tuple[SampleSpan, ...]
-    tiles: np.ndarray | None = None  # rows that the devices sum: see `stored_tiles`
-
-    @property
-    def real_tokens(self) -> int:
-        return sum(span.length for span in self.spans)
+RESOLVED = ("bucket", "pack", "varlen")  # by `resolve_batching`
 
 
 def buckets_up_to(max_length: int) -> tuple[int, ...]:
@@ -107,16 +82,10 @@ def rows_for(length: int, batch_tokens: int, row_multiple: int) -> int:
     return rows // step * step or rows
 
 
-def most_samples(length: int) -> int:
-    """The samples that a packed row may hold, its padding counted as one."""
-    return max(length // SHORTEST_MEAN, 2)
-
-
 def resolve_batching(batching: str, buckets: Sequence[int], *, varlen: bool) -> str:
     """How to batch what is planned as `batching` (BATCHINGS) on these devices. `varlen`: their
     attention takes packed rows at no more than the cost of the samples."""
-    if batching not in BATCHINGS:
-        raise BadInput(f"batching {batching!r} is not one of {', '.join(BATCHINGS)}")
+    check_choice("batching", batching, BATCHINGS)
     # Samples of one length, and a few longer ones: packing would gain nothing.
     few = batching == "auto" and len(buckets) <= 2
     if varlen and batching != "bucket" and not few:
@@ -149,6 +118,7 @@ def make_batches(
 
     The order of a unit's samples does not depend on the batch size or the number of devices.
     """
+    check_choice("batching", batching, RESOLVED)
     within = _numbers_within(units) if units is not None else range(len(tokens))
     order = sorted(
         (n for n in range(len(tokens)) if len(tokens[n])),
@@ -162,11 +132,9 @@ def make_batches(
         yield from _packed(tokens, order, buckets[-1], batch_tokens, row_multiple)
     elif batching == "varlen":
         yield from _varlen(tokens, order, buckets[-1], batch_tokens, row_multiple, units)
-    elif batching == "bucket":
+    else:
         make = _filled if fill else _bucketed
         yield from make(tokens, order, buckets, batch_tokens, row_multiple, units)
-    else:
-        raise BadInput(f"batching {batching!r} is not one of bucket, pack, varlen")
 
 
 def _numbers_within(units: Sequence[int]) -> list[int]:

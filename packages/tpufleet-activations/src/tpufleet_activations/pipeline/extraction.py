@@ -10,22 +10,23 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from tpufleet import runtime
-from tpufleet.errors import BadInput, Conflict
 from tpufleet.runtime.object_store import FolderStore
-from tpufleet.runtime.units import INDEXED_UNITS, LEASE, Commit, HeldUnit, Units
+from tpufleet.runtime.units import INDEXED_UNITS, LEASE, HeldUnit, Units
 from tpufleet_activations import plans
+from tpufleet_activations.daemon_threads import DaemonThreads
+from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.inputs import sources, tokenization
 from tpufleet_activations.io.storage import Storage, translate_disk_errors
 from tpufleet_activations.model import devices, engines, program_cache, weights
 from tpufleet_activations.pipeline import (
     batches,
     calibration,
-    engine_opening,
     gangs,
     locations,
     preparation,
@@ -36,7 +37,6 @@ from tpufleet_activations.pipeline.locations import Locations
 from tpufleet_activations.pipeline.progress_meter import Meter
 from tpufleet_activations.start_times import StartTimes
 
-DEFAULT_COMPUTE = "bf16"
 # Threads that hash and write wait for the interpreter's lock after each piece, while one that
 # prepares batches holds it for as long as it may: at Python's 5 ms, for half of the time.
 SWITCH_SECONDS = 0.0002
@@ -46,7 +46,6 @@ SWITCH_SECONDS = 0.0002
 class ExtractionSettings:
     """How this worker runs. What it produces is determined by the plan alone."""
 
-    compute: str | None = None  # None: the plan's; another one is rejected
     mesh: Mapping[str, int] = field(default_factory=dict)
     scope: str = "local"  # a mesh of this process's devices, or "global" over all processes
     kernel: str | None = None
@@ -89,11 +88,9 @@ def run(
     import jax
 
     times = StartTimes()
-    if settings.scope not in ("local", "global"):
-        raise BadInput(f"scope {settings.scope!r} is not one of local, global")
+    check_choice("scope", settings.scope, ("local", "global"))
     plan = plans.load(storage)
-    compute = compute_dtype(plan, settings.compute)
-    devices.start(settings.mesh, weight_bytes=plan.weight_bytes(compute))
+    devices.start(settings.mesh, weight_bytes=plan.weight_bytes())
     with times.measure("data"):
         resolved = locations.resolve_plan(plan, model=model, data=data)
         resolved = check_digests(plan, resolved)
@@ -107,9 +104,6 @@ def run(
         units = _units(storage, plan, settings, 0 if is_gang else runtime.context().process_id)
         committed = units.committed()
         units.index_found()
-        # Of many units with a plan that states the type, `verify` reads the outcomes.
-        if not plan.compute or plan.units < INDEXED_UNITS:
-            check_compute_dtype(committed.values(), compute)
         before = sum(len(plan.sample_range(unit)) for unit in committed)
         meter = Meter(plan, samples_before=before, start=times)
         report = ProgressReporter(on_progress)
@@ -120,7 +114,7 @@ def run(
             meter.recount(sum(len(plan.sample_range(unit)) for unit in committed))
             report(meter)
 
-        def open_engine() -> engines.Engine:
+        def open_engine() -> workers.OpenedEngine:
             with times.measure("devices"):
                 chosen = jax.devices() if is_gang else jax.local_devices()
             engine = engines.open_engine(
@@ -128,7 +122,7 @@ def run(
                 plan.sites,
                 architecture=resolved.architecture,
                 dtype=plan.dtype,
-                compute=compute,
+                compute=plan.compute,
                 mesh_sizes=settings.mesh,
                 devices=chosen,
                 kernel=settings.kernel,
@@ -140,12 +134,13 @@ def run(
                 reserve=workers.outputs_on_host(plan, options),
             )
             meter.peak = engine.peak_flops()
-            if not is_gang and _calibrates(settings.calibrate, chosen[0].platform):
-                with times.measure("calibration"):
-                    engine.calibration = calibration.calibrate(
-                        engine, plan, storage, force=bool(settings.calibrate)
-                    )
-            return engine
+            # By default on accelerators: a CPU's rate depends on what else it does.
+            wanted = settings.calibrate
+            if is_gang or not (chosen[0].platform != "cpu" if wanted is None else wanted):
+                return workers.OpenedEngine(engine)
+            with times.measure("calibration"):
+                measured = calibration.calibrate(engine, plan, storage, force=bool(wanted))
+            return workers.OpenedEngine(engine, measured)
 
         def on_wait(held: Sequence[HeldUnit]) -> None:
             waiting, meter.waiting_for = bool(meter.waiting_for), held
@@ -157,10 +152,11 @@ def run(
         )
         if is_gang:
             # Devices of all processes take part in forming a gang: nothing else uses them then.
-            engine: workers.ModelEngine = open_engine()
+            engine: workers.OpenedEngine | Future[workers.OpenedEngine] = open_engine()
             coordinator = _gang_coordinator(storage, units, should_stop, settings.poll, on_wait)
         else:
-            engine = engine_opening.OpeningEngine(open_engine)
+            with DaemonThreads(1, "extract-engine") as thread:
+                engine = thread.submit(open_engine)
         worker = workers.Worker(
             storage,
             plan,
@@ -184,11 +180,6 @@ def run(
                 return meter
 
 
-def _calibrates(wanted: bool | None, platform: str) -> bool:
-    """By default on accelerators: a CPU's rate depends on what else it does."""
-    return platform != "cpu" if wanted is None else wanted
-
-
 def _batching(plan: plans.ExtractionPlan, *, varlen: bool) -> str:
     return batches.resolve_batching(plan.batching, preparation.plan_buckets(plan), varlen=varlen)
 
@@ -207,7 +198,7 @@ def _known_shapes(plan: plans.ExtractionPlan, engine: engines.Engine) -> Iterabl
 def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> Locations:
     """Raise Conflict if the model, tokenizer or data differ from those of the plan. The result
     holds the versions of the data files that were checked."""
-    versions = sources.check_data(resolved.data, plan.seed, plan.data_digest)
+    versions = sources.check_data(resolved.data, plan.data_digest)
     digests = {
         "model": (plan.model_digest, weights.ModelCheckpoint(resolved.model).digest()),
         "tokenizer": (
@@ -217,34 +208,8 @@ def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> Locations:
     }
     for name, (planned, current) in digests.items():
         if planned != current:
-            raise Conflict(
-                f"the {name} has changed since the plan was made (digest {current[:12]}, planned "
-                f"{planned[:12]}); run `tpu extract plan` with another output folder"
-            )
+            raise sources.changed(name, f"digest {current[:12]}, planned {planned[:12]}")
     return replace(resolved, data=replace(resolved.data, versions=versions))
-
-
-def compute_dtype(plan: plans.ExtractionPlan, requested: str | None) -> str:
-    """The type of the forward pass. It changes every value, so it belongs to the plan; plans of
-    0.1.0 do not have it, and take the requested one."""
-    if not plan.compute:
-        return requested or DEFAULT_COMPUTE
-    if requested not in (None, plan.compute):
-        raise Conflict(
-            f"--compute {requested} differs from the plan's {plan.compute}; omit it, or run "
-            f"`tpu extract plan --compute {requested}` with another output folder"
-        )
-    return plan.compute
-
-
-def check_compute_dtype(committed: Iterable[Commit], compute: str) -> None:
-    """Raise Conflict if units were computed in another type: one dataset has one."""
-    other = {commit.outcome.get("compute") for commit in committed} - {compute, "", None}
-    if other:
-        raise Conflict(
-            f"this dataset was started with --compute {other.pop()}; use the same, "
-            "or choose another output folder"
-        )
 
 
 class ProgressReporter:

@@ -156,9 +156,7 @@ class GangMember:
                 body = json.loads(self._objects.read(name))
             except NotFound:
                 if time.monotonic() - last_claim > self._timeout:
-                    raise GangLost(
-                        f"no claim from the gang leader for {self._timeout:.0f} s ({name})"
-                    ) from None
+                    raise _lost(name, self._timeout) from None
                 yield None
                 time.sleep(self._poll)
                 continue
@@ -183,7 +181,11 @@ def _wait_for(objects: ObjectStore, name: str, poll: float, timeout: float) -> A
             return json.loads(objects.read(name))
         except NotFound:
             time.sleep(poll)
-    raise GangLost(f"no part from a gang member for {timeout:.0f} s ({name})")
+    raise _lost(name, timeout)
+
+
+def _lost(name: str, timeout: float) -> GangLost:
+    return GangLost(f"another process of the gang wrote no {name} for {timeout:.0f} s")
 
 
 def _claim_name(gang: str, number: int) -> str:

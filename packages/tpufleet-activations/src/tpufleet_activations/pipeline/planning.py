@@ -11,6 +11,7 @@ from typing import Any
 
 from tpufleet.errors import BadInput, FleetError, Permanent
 from tpufleet_activations import formatting, plans
+from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.inputs import contexts, sources, tokenization
 from tpufleet_activations.inputs.samples import SampleSource, TokenizedSample
 from tpufleet_activations.io import dtypes
@@ -22,6 +23,9 @@ SHARD_BYTES = 1 << 30
 # work is lost with one; each unit has at least this many batches, because its last ones are padded.
 PARALLEL_UNITS = 16
 MIN_UNIT_BATCHES = 4
+DEFAULTS = {
+    "dtype": "bf16", "compute": "bf16", "max_length": 2048, "too_long": "skip", "keep": "all",
+}  # fmt: skip
 PROBES = 512  # samples tokenized to estimate the rest
 # A conservative fraction of peak for hardware that was not measured.
 UTILIZATION = 0.4
@@ -86,10 +90,8 @@ class PlanLimits:
         for name, format_value in formats.items():
             limit, value = getattr(self, name), getattr(estimate, name)
             if limit is not None and value is None:
-                if name == "cost" and estimate.hours is not None:
-                    raise BadInput("cannot estimate the cost: no price is known; pass --price")
-                rate = "or --rate with --price" if name == "cost" else "or --rate"
-                raise BadInput(f"cannot estimate the {name} without --chips, {rate}")
+                price = ", and --price" if name == "cost" else ""
+                raise BadInput(f"cannot estimate the {name}; pass --chips or --rate{price}")
             if limit is not None and value > limit:
                 raise OverBudget(
                     f"over budget: {format_value(value)}, more than the allowed "
@@ -111,25 +113,23 @@ def make_plan(
     price: float | None = None,
     **settings: Any,
 ) -> plans.ExtractionPlan:
-    """A plan with its estimate. `settings` are fields of the plan: dtype, max_length, seed, …"""
+    """A plan with its estimate. `settings` are fields of the plan: dtype, max_length, …"""
     sources.check_split(data)
     resolved = locations.resolve(model=model, tokenizer=tokenizer, data=data)
     arch = resolved.architecture
     reader = tokenization.Tokenizer(resolved.tokenizer)
-    defaults = {"dtype": "bf16", "compute": "bf16", "max_length": 2048, "too_long": "skip"}
-    options = {**defaults, "seed": 42, **settings}
-    options |= _context_options(options)
+    options = {**DEFAULTS, **settings}
+    options["stride"] = _stride(options)
     dtypes.stored_dtype(options["dtype"])
     dtypes.check_compute_dtype(options["compute"])
-    if options.get("compression", "none") not in ("none", "zstd"):
-        raise BadInput(f"compression {options['compression']!r} is not one of none, zstd")
+    check_choice("compression", options.get("compression", "none"), ("none", "zstd"))
     names = sites.resolve(choices, arch)
     widths = {name: sites.width(name, arch) for name in names}
     depth = sites.layers_needed(names, arch)
     checkpoint = weights.ModelCheckpoint(resolved.model)
     final_norm = str(sites.Site.FINAL_NORM) in names
     weights.check_weights(checkpoint, arch, depth=depth, final_norm=final_norm)
-    source = sources.open_files(resolved.data, options["seed"])
+    source = sources.open_files(resolved.data)
     count = source.count()
     wanted = count if exact else PROBES
     measured = measure_lengths(source, reader, options, wanted, arch.vocabulary)
@@ -187,18 +187,16 @@ def make_plan(
     )
 
 
-def _context_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """`stride` and `keep` as in a plan, which has no value for the defaults."""
-    stride, keep = options.get("stride"), options.get("keep")
-    if options["too_long"] != "split":
-        if stride:
-            raise BadInput("--stride applies to --too-long split only")
-        return {"stride": 0, "keep": "" if keep in (None, "all") else keep}
-    longest = options["max_length"]
-    stride = stride or max(longest // 2, 1)
-    if not 0 < stride <= longest:
-        raise BadInput(f"--stride {stride} is not between 1 and --max-length {longest}")
-    return {"stride": stride, "keep": "" if keep in (None, "all") else keep}
+def _stride(options: Mapping[str, Any]) -> int:
+    """Tokens between the beginnings of contexts; 0 if samples are not split."""
+    stride, longest = options.get("stride"), options["max_length"]
+    split = options["too_long"] == "split"
+    if stride and not (split and 0 < stride <= longest):
+        raise BadInput(
+            f"--stride {stride} needs --too-long split, and to be between 1 and --max-length "
+            f"{longest}"
+        )
+    return stride or max(longest // 2, 1) if split else 0
 
 
 def samples_per_unit(
@@ -246,7 +244,7 @@ def measure_lengths(
             max_length=options["max_length"],
             too_long=options["too_long"],
             vocabulary=vocabulary,
-            keep=options.get("keep") or "all",
+            keep=options["keep"],
         ):
             samples += 1
             for context in contexts.split(sample, options["max_length"], stride):

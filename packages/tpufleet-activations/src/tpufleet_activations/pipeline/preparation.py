@@ -150,7 +150,7 @@ class UnitPreparer:
 
     def __init__(self, plan: plans.ExtractionPlan, locations: Locations):
         self._plan = plan
-        self._source = sources.PlannedSource(locations.data, plan.seed, plan.data_digest)
+        self._source = sources.PlannedSource(locations.data, plan.data_digest)
         self._tokenizer = tokenization.Tokenizer(locations.tokenizer, plan.chat_date)
         self._vocabulary = locations.architecture.vocabulary
 
@@ -162,7 +162,7 @@ class UnitPreparer:
             max_length=plan.max_length,
             too_long=plan.too_long,
             vocabulary=self._vocabulary,
-            keep=plan.keep or "all",
+            keep=plan.keep,
         )
         prepared = prepare_samples(unit, samples, plan)
         return replace(prepared, seconds=time.perf_counter() - began)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tpufleet_activations.inputs.contexts import Context
-from tpufleet_activations.pipeline.batches import Batch, SampleSpan, most_samples
+from tpufleet_activations.model.batch import Batch, SampleSpan, most_samples
 
 TILE = 64  # rows
 ABSENT = -1

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -56,9 +56,6 @@ class ModelEngine(Protocol):
     """What a worker needs of `engines.Engine`."""
 
     @property
-    def compute_type(self) -> str: ...
-
-    @property
     def row_multiple(self) -> int: ...
 
     @property
@@ -85,8 +82,10 @@ class ModelEngine(Protocol):
     @property
     def compile_seconds(self) -> float: ...
 
-    @property
-    def calibration(self) -> calibration.Calibration | None: ...
+
+class OpenedEngine(NamedTuple):
+    engine: ModelEngine
+    calibration: calibration.Calibration | None = None
 
 
 # Tasks that wait for a writer: this share of the host's memory, within these limits.
@@ -190,18 +189,19 @@ class Worker:
         storage: Storage,
         plan: plans.ExtractionPlan,
         locations: Locations,
-        engine: ModelEngine,
+        engine: OpenedEngine | Future[OpenedEngine],
         coordinator: Coordinator,
         *,
         meter: Meter | None = None,
         options: WorkerOptions = WorkerOptions(),  # noqa: B008
         preparers: preparation.PreparerPool | None = None,
     ):
-        """`preparers` that were started earlier; the worker closes them."""
+        """`engine` may be opened while the first units are claimed and tokenized. `preparers` that
+        were started earlier; the worker closes them."""
         self._storage, self._plan, self._locations = storage, plan, locations
-        self._engine, self._coordinator, self._options = engine, coordinator, options
+        self._opening, self._coordinator, self._options = engine, coordinator, options
         self._preparers = preparers
-        self.meter = meter or Meter(plan, peak=engine.peak_flops())
+        self.meter = meter or Meter(plan, peak=self._engine.peak_flops())
         self._writers: list[unit_writer.UnitWriter] = []  # of the group being written
         self._unfinished: set[unit_writer.UnitWriter] = set()
         self._writer_pool = shard_writer.WriterPool(options.writers, options.backlog)
@@ -211,6 +211,16 @@ class Worker:
             if storage.file_bytes is not None
             else None
         )
+
+    @property
+    def _opened(self) -> OpenedEngine:
+        """Waits for it, or raises why it could not be opened."""
+        opening = self._opening
+        return opening.result() if isinstance(opening, Future) else opening
+
+    @property
+    def _engine(self) -> ModelEngine:
+        return self._opened.engine
 
     def run(self, on_progress: Callable[[Meter], None] = lambda meter: None) -> Meter:
         """Run until every unit is committed, or until asked to stop."""
@@ -285,12 +295,12 @@ class Worker:
         return batches.resolve_batching(self._plan.batching, buckets, varlen=self._engine.varlen)
 
     def _batch_tokens(self) -> int:
-        calibrated = self._engine.calibration
+        calibrated = self._opened.calibration
         return self._plan.batch_tokens if calibrated is None else calibrated.batch_tokens
 
     def _use_calibration(self, computed: stages.StageQueue) -> None:
         """Batches in flight, and tokenizing processes, for the rate of the devices."""
-        chosen = self._engine.calibration
+        chosen = self._opened.calibration
         if chosen is None:
             return
         bytes_per_token = calibration.token_bytes(self._plan)
@@ -302,7 +312,7 @@ class Worker:
 
     def _grow_preparers(self, units: Sequence[preparation.PreparedUnit]) -> None:
         """As many as keep up with the devices, by how long these units took."""
-        chosen, seconds = self._engine.calibration, sum(unit.seconds for unit in units)
+        chosen, seconds = self._opened.calibration, sum(unit.seconds for unit in units)
         if chosen is None or not seconds or self._preparers is None:
             return
         rate = sum(unit.tokens for unit in units) / seconds
@@ -425,14 +435,14 @@ class Worker:
         ]
 
     def _commit(self, written: _WrittenUnit) -> None:
-        claim, compute = written.claim, self._engine.compute_type
+        claim = written.claim
         files = written.writer.finish()
         self._unfinished.discard(written.writer)
         try:
             self._coordinator.commit(
                 claim,
                 files,
-                lambda files: unit_writer.commit_outcome(self._plan, claim.unit, files, compute),
+                lambda files: unit_writer.commit_outcome(self._plan, claim.unit, files),
             )
         except Fenced:
             # Another worker has taken the unit over; no commit refers to these files.

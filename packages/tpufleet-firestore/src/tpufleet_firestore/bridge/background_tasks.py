@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tpufleet.backoff import Backoff
@@ -30,6 +31,16 @@ class BridgeLimits:
     resync_seconds: float = 30.0
 
 
+@contextmanager
+def _surviving(task: str) -> Iterator[None]:
+    """Log why a task failed. It is tried again."""
+    try:
+        yield
+    except Exception as error:
+        unexpected = not isinstance(error, FleetError)
+        log.warning("%s failed: %s; retrying", task, error, exc_info=unexpected)
+
+
 class BackgroundTasks:
     """Heartbeats and the job stream run in two threads; `resync` is called by workers.
 
@@ -52,7 +63,7 @@ class BackgroundTasks:
         self._limits, self._cleanup = limits, cleanup
         self._notify, self._known_documents, self._held_jobs = notify, known_documents, held_jobs
         self._stop = threading.Event()
-        self._last_heartbeat: float | None = None
+        self._last_heartbeat = float("-inf")
         self._cleanup_at = 0.0
         self.live_bridges: frozenset[str] = frozenset()
         self._heartbeats = threading.Thread(
@@ -76,15 +87,13 @@ class BackgroundTasks:
 
     def heartbeat_problem(self) -> str:
         """Why other bridges may consider this one dead; empty when they do not."""
-        if self._last_heartbeat is None:
-            return "no heartbeat written yet"
         age = time.monotonic() - self._last_heartbeat
         overdue = age > self._limits.heartbeat_seconds * MISSED_HEARTBEATS
-        return f"last heartbeat written {age:.0f} s ago" if overdue else ""
+        return f"no heartbeat written for {age:.0f} s" if overdue else ""
 
     def resync(self) -> None:
         """Read every live document and every held job, in case a change was missed."""
-        try:
+        with _surviving("the resync"):
             live = {document.id: document for document in self._collection.live_documents()}
             unlisted = [
                 document.id for document in self._known_documents() if document.id not in live
@@ -96,10 +105,6 @@ class BackgroundTasks:
             self._notify([DocumentChange(id=document_id, document=None) for document_id in gone])
             for job_id in self._held_jobs():
                 self._notify(self._client.job(job_id).row)
-        except FleetError as error:
-            log.warning("resync failed: %s", error)
-        except Exception:
-            log.exception("unexpected error in resync; continuing")
         self._clean_up_if_due()
 
     def _is_live(self, document_id: str) -> bool:
@@ -110,27 +115,16 @@ class BackgroundTasks:
         if self._cleanup is None or time.monotonic() < self._cleanup_at:
             return
         self._cleanup_at = time.monotonic() + self._cleanup.interval.total_seconds()
-        try:
+        with _surviving("the cleanup"):
             while self._cleanup.run_once() and not self._stop.is_set():
                 continue
-        except FleetError as error:
-            log.warning("cleanup failed: %s", error)
-        except Exception:
-            log.exception("unexpected error in cleanup; continuing")
 
     def _send_heartbeats(self) -> None:
         while not self._stop.wait(self._limits.heartbeat_seconds):
-            try:
+            with _surviving("the heartbeat"):
                 self._heartbeat()
-                live_bridges = self._collection.live_bridges()
-            except FleetError as error:
-                log.warning("cannot write a heartbeat: %s", error)
-                continue
-            except Exception:
-                log.exception("unexpected error in the heartbeat thread; continuing")
-                continue
-            self.live_bridges = live_bridges
-            self._notify(self._orphans(live_bridges))
+                self.live_bridges = self._collection.live_bridges()
+                self._notify(self._orphans(self.live_bridges))
 
     def _heartbeat(self) -> None:
         self._collection.write_heartbeat()
@@ -149,13 +143,9 @@ class BackgroundTasks:
     def _follow_jobs(self) -> None:
         backoff = Backoff(first=RECONNECT_FIRST_SECONDS, longest=RECONNECT_MAX_SECONDS)
         while not self._stop.is_set():
-            try:
+            with _surviving("the stream of job changes"):
                 for update in self._client.stream():
                     backoff.succeeded()
                     if isinstance(update, JobRow):
                         self._notify(update)
-            except FleetError as error:
-                log.warning("the stream of job changes broke: %s; reconnecting", error)
-            except Exception:
-                log.exception("unexpected error in the stream of job changes; reconnecting")
             self._stop.wait(backoff.failed())

@@ -247,14 +247,18 @@ class Bridge:
                 self._rows.pop(held.claim.job_id, None)
             return
         self._errors += 1
-        if not isinstance(error, FleetError):
-            log.error("unexpected error with %s; retrying", document_id, exc_info=error)
         backoff = self._backoffs.setdefault(
             document_id, Backoff(first=RETRY_FIRST_SECONDS, longest=RETRY_MAX_SECONDS)
         )
         self._retry_at[document_id] = time.monotonic() + backoff.failed()
-        if backoff.failures == 1:
-            log.warning("%s failed, retrying: %s", document_id, error)
+        unexpected = not isinstance(error, FleetError)
+        if unexpected or backoff.failures == 1:
+            log.warning(
+                "%s failed: %s; retrying",
+                document_id,
+                error,
+                exc_info=error if unexpected else None,
+            )
 
     def _ensure_listening(self) -> None:
         """Replace a dead listener. A new one reports every live document again."""

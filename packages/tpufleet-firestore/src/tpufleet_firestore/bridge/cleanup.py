@@ -41,7 +41,6 @@ class ResultCleanup:
                     self._collection.remove_result_url(document.id, document.updated_at)
         if batch:
             self._collection.set_cleanup_mark(batch[-1])
-            log.info("deleted results and code of %d documents", len(batch))
         return len(batch)
 
     def _delete_files(self, job_id: JobId) -> None:

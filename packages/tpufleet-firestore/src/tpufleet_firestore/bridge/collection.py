@@ -154,15 +154,15 @@ class JobCollection:
 
         def decide(document: Document) -> Fields:
             if document.claim != claim:
-                raise Fenced(f"{document_id} is claimed by another bridge: {document.claim}")
+                raise _no_longer_held(document_id, f"claimed by {document.claim}")
             if document.status == fields["status"]:
                 return {}  # already written; only the response was lost
             if not documents.is_forward(document.status, fields["status"]):
-                raise Fenced(f"{document_id} is already {document.status}")
+                raise _no_longer_held(document_id, document.status)
             return fields
 
         if self._update(document_id, decide) is None:
-            raise Fenced(f"{document_id} was deleted")
+            raise _no_longer_held(document_id, "deleted")
 
     def reject(self, document_id: str, fields: Fields) -> bool:
         """Fail an invalid document; False when it is no longer pending."""
@@ -265,6 +265,10 @@ class JobCollection:
         return bool(age > (after or self._dead_after))
 
 
+def _no_longer_held(document_id: str, state: str) -> Fenced:
+    return Fenced(f"{document_id} is no longer held by this bridge: {state}")
+
+
 class CollectionListener:
     def __init__(self, watch: Any) -> None:
         self._watch = watch
@@ -297,7 +301,5 @@ def translate_errors() -> Iterator[None]:
         raise PermissionMissing(
             f"Firestore: {error.message}; grant the account roles/datastore.user"
         ) from error
-    except GoogleAuthError as error:
-        raise Unreachable(f"no credentials for Firestore: {error}") from error
-    except (exceptions.GoogleAPICallError, exceptions.RetryError) as error:
-        raise Unreachable(f"Firestore is unreachable: {error.message}") from error
+    except (GoogleAuthError, exceptions.GoogleAPICallError, exceptions.RetryError) as error:
+        raise Unreachable(f"Firestore is unreachable: {error}") from error

@@ -115,7 +115,7 @@ class DocumentDriver:
             log.warning("%s: %s", held.document.id, error)
             self._write(held, documents.ended_fields(DocumentStatus.FAILED, None, str(error)[:500]))
         held.ended = True
-        log.info("%s is %s", held.document.id, fields["status"])
+        log.info("%s: %s", held.document.id, fields["status"])
         if held.row is not None and held.row.state not in ENDED_STATES:
             self._jobs.cancel(held.claim.job_id)
 
@@ -156,4 +156,4 @@ class DocumentDriver:
         except BadInput:  # the document is too full even for the error
             rejected = self._collection.reject(document_id, {"status": DocumentStatus.FAILED.value})
         if rejected:
-            log.info("%s is invalid: %s", document_id, error)
+            log.info("%s: %s", document_id, error)

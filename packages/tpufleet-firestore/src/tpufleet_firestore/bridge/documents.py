@@ -107,10 +107,9 @@ def parse_request(data: Mapping[str, Any]) -> CodeRequest:
         errors.append("challenge_number: expected a whole number")
     timeout = data.get("timeout", DEFAULT_TIMEOUT)
     timeout = DEFAULT_TIMEOUT if timeout is None else timeout
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        errors.append("timeout: expected a number of seconds")
-    elif not 0 < timeout <= MAX_TIMEOUT:  # also false for NaN
-        errors.append(f"timeout: expected more than 0 and at most {MAX_TIMEOUT} seconds")
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not is_number or not 0 < timeout <= MAX_TIMEOUT:  # also false for NaN
+        errors.append(f"timeout: expected a number above 0, of at most {MAX_TIMEOUT} seconds")
     if errors:
         raise BadInput("; ".join(errors))
     assert isinstance(code, str) and challenge is not None

@@ -100,9 +100,7 @@ class BucketResults:
         except exceptions.PreconditionFailed:
             pass  # already written by another bridge
         except exceptions.GoogleAPICallError as error:
-            raise Unreachable(
-                f"cannot write gs://{self._bucket.name}/{blob.name}: {error}"
-            ) from error
+            raise self._unreachable(error) from error
         return f"gs://{self._bucket.name}/{blob.name}"
 
     def delete(self, job_id: JobId) -> None:
@@ -113,7 +111,10 @@ class BucketResults:
         except exceptions.NotFound:
             return
         except exceptions.GoogleAPICallError as error:
-            raise Unreachable(f"cannot delete from bucket {self._bucket.name}: {error}") from error
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> Unreachable:
+        return Unreachable(f"bucket {self._bucket.name}: {error}")
 
     def _blob(self, job_id: JobId) -> Any:
         return self._bucket.blob(f"{self._folder}/{job_id}.txt".lstrip("/"))

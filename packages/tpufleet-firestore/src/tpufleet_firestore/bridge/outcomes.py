@@ -11,6 +11,7 @@ from tpufleet.model.values.encoding import from_json
 from tpufleet_firestore.bridge.documents import DocumentStatus
 
 MAX_ERROR_CHARS = 96 * 1024  # characters
+NO_ERROR = "the job ended with neither a result nor an error"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +42,7 @@ def parse_result(data: bytes) -> CodeOutcome:
         return CodeOutcome(
             status=DocumentStatus.COMPLETED, result=result.result, seconds=result.seconds
         )
-    message = result.error or "the code failed without an error message"
+    message = result.error or NO_ERROR
     return CodeOutcome(
         status=DocumentStatus.FAILED, error=message[:MAX_ERROR_CHARS], seconds=result.seconds
     )
@@ -53,7 +54,7 @@ def outcome_of_job(row: JobRow) -> CodeOutcome:
         case JobState.CANCELLED:
             return _failed(f"cancelled: {row.reason}")
         case JobState.SUCCEEDED:
-            return _failed("the job ended without a result")
+            return _failed(NO_ERROR)
         case _:
             return _failed(f"the job failed: {row.reason}")
 

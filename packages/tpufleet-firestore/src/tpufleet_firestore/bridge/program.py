@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,23 +32,7 @@ from tpufleet_firestore.bridge.metrics import exposition
 
 log = logging.getLogger("tpufleet.bridge")
 
-# From command-line option to field, for each of the settings classes.
-_TEMPLATE_OPTIONS = (
-    "accelerator", "pool", "python", "user", "allow_root", "retries", "priority", "capacity",
-)  # fmt: skip
-_LIMIT_OPTIONS = {"most": "max_documents", "beat": "heartbeat_seconds"}
-_SETTINGS_OPTIONS = {
-    "project": "project",
-    "database": "database",
-    "collection": "collection",
-    "results": "results_location",
-    "keep": "retention",
-    "adopt_after": "adopt_after",
-    "probes": "probe_address",
-}
-
-_LINK_OPTIONS = {"link_lifetime": "lifetime", "public_url": "server_url"}
-_DURATION_OPTIONS = {"keep", "adopt_after", "link_lifetime"}
+_DURATION_OPTIONS = {"retention", "adopt_after", "lifetime"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,18 +51,19 @@ class BridgeSettings:
 
 
 def settings_from_options(options: dict[str, Any], program_dir: Path) -> BridgeSettings:
-    """Options that are missing, None or empty keep their defaults."""
+    """Options have the names of fields. Those that are None or empty keep their defaults."""
     chosen = {name: value for name, value in options.items() if value not in (None, ())}
     for name in _DURATION_OPTIONS & chosen.keys():
         chosen[name] = durations.parse(chosen[name])
-    template = {name: chosen[name] for name in _TEMPLATE_OPTIONS if name in chosen}
-    limits = {name: chosen[option] for option, name in _LIMIT_OPTIONS.items() if option in chosen}
-    links = {name: chosen[option] for option, name in _LINK_OPTIONS.items() if option in chosen}
+
+    def own(settings: type[Any]) -> dict[str, Any]:
+        return {one.name: chosen[one.name] for one in fields(settings) if one.name in chosen}
+
     return BridgeSettings(
-        template=JobTemplate(**template, program_dir=program_dir),
-        limits=BridgeLimits(**limits),
-        links=LinkSettings(**links),
-        **{name: chosen[option] for option, name in _SETTINGS_OPTIONS.items() if option in chosen},
+        template=JobTemplate(**own(JobTemplate), program_dir=program_dir),
+        limits=BridgeLimits(**own(BridgeLimits)),
+        links=LinkSettings(**own(LinkSettings)),
+        **own(BridgeSettings),
     )
 
 

@@ -50,8 +50,11 @@ class CodeSubmissions:
         with translate_errors():
             snapshot = self._documents.document(document_id).get(**CALL_OPTIONS)
         if not snapshot.exists:
-            raise NotFound(f"no document {document_id} in collection {self._documents.id}")
+            raise self._missing(document_id)
         return _row(snapshot)
+
+    def _missing(self, document_id: str) -> NotFound:
+        return NotFound(f"no document {document_id} in collection {self._documents.id}")
 
     def follow(self, document_id: str) -> Iterator[Row]:
         """The document now and at every change of its status, until it has ended."""
@@ -71,7 +74,7 @@ class CodeSubmissions:
                 except Empty:  # no change, or the listener died silently
                     update = self.show(document_id)
                 if update is None:
-                    raise NotFound(f"document {document_id} was deleted")
+                    raise self._missing(document_id)
                 if update.get("status") != row.get("status"):
                     yield update
                 row = update

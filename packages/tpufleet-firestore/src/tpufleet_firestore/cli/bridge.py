@@ -9,6 +9,7 @@ import click
 
 from tpufleet.views.cli import connection
 from tpufleet.views.cli.output import repeatable
+from tpufleet_firestore.cli.collection_options import collection_options
 
 # The program on the hosts that runs submitted code.
 CODE_RUNNER = Path(__file__).parents[1] / "submitted_code"
@@ -33,28 +34,30 @@ Examples:
 @click.option("--pool", help="Pool of the slices.")
 @repeatable("--capacity", metavar="KIND", help="spot, on-demand, reserved or queued.")
 @click.option("--priority", type=int, help="Larger is scheduled first.")
-@click.option("--project", help="Google Cloud project (default: that of the credentials).")
-@click.option("--database", help="Firestore database (default: the default one).")
-@click.option("--collection", help="Collection of documents (default: tpu_jobs).")
+@collection_options
 @click.option(
     "--results",
+    "results_location",
     metavar="LOCATION",
     help="Location of results too large for a document: gs://bucket/folder or an absolute path "
     "(default: the control plane).",
 )
 @click.option(
     "--keep",
+    "retention",
     metavar="SPAN",
     help="Delete results and code of documents that ended this long ago, such as 30d; "
     "the documents are kept (default: never).",
 )
 @click.option(
     "--link-lifetime",
+    "lifetime",
     metavar="SPAN",
     help="How long `log_url` and `result_url` of a document work (default: 7d).",
 )
 @click.option(
     "--public-url",
+    "server_url",
     metavar="URL",
     help="Address of the control plane in these links (default: that of --server).",
 )
@@ -75,13 +78,25 @@ Examples:
     help="Run the code as root where that user cannot run Python; without it, documents fail.",
 )
 @click.option("--retries", type=int, help="Retries after infrastructure failures (default: 3).")
-@click.option("--most", type=int, help="Maximum number of documents at a time (default: 100).")
+@click.option(
+    "--most",
+    "max_documents",
+    type=int,
+    help="Maximum number of documents at a time (default: 100).",
+)
 @click.option(
     "--probes",
+    "probe_address",
     metavar="ADDRESS",
     help="Address of /healthz, /readyz and /metrics, such as 127.0.0.1:8081 (default: none).",
 )
-@click.option("--beat", type=float, metavar="SECONDS", help="Seconds between heartbeats.")
+@click.option(
+    "--beat",
+    "heartbeat_seconds",
+    type=float,
+    metavar="SECONDS",
+    help="Seconds between heartbeats (default: 5).",
+)
 @click.pass_context
 def firestore(context: click.Context, **options: Any) -> None:
     """Run each document with `status: pending`, and write its status back.

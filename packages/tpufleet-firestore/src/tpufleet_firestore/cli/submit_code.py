@@ -15,6 +15,7 @@ from tpufleet.errors import BadInput
 from tpufleet.views import text
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option
+from tpufleet_firestore.cli.collection_options import collection_options
 
 EXAMPLE = """\
 x = jnp.ones((100, 100))
@@ -44,9 +45,7 @@ Examples:
 @click.option("--list", "listing", is_flag=True, help="List the 10 newest documents.")
 @click.option("--show", "document_id", metavar="ID", help="Show an existing document.")
 @click.option("--follow", "-f", is_flag=True, help="Print each status change until the end.")
-@click.option("--project", help="Google Cloud project (default: that of the credentials).")
-@click.option("--database", help="Firestore database (default: the default one).")
-@click.option("--collection", default="tpu_jobs", show_default=True)
+@collection_options
 @json_option
 @click.pass_context
 def submit_code(

@@ -36,7 +36,7 @@ POLL_SECONDS = 0.5
 STACK_DUMP_SECONDS = 0.5  # after the timeout, for the code to write its stack to the log
 READ_BYTES = 1024 * 1024
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-INVALID_MESSAGE = "the code wrote invalid data to the result pipe"
+INVALID_MESSAGE = "the code wrote to the result pipe, or closed it"
 # Variables that JAX and the TPU runtime need. The code gets no others.
 _PASSED_VARIABLES = (
     "PATH", "LANG", "LC_", "TZ", "LD_", "PYTHON", "JAX_", "XLA_", "LIBTPU_", "TPU_", "PJRT_",
@@ -236,7 +236,7 @@ class CodeRun:
         try:
             code = process.wait(EXIT_TIMEOUT)
         except subprocess.TimeoutExpired:
-            return failed("the code closed the result pipe")
+            return failed(INVALID_MESSAGE)
         if self._context.stopping:
             raise MachineFailure("stopped before the code ended")
         if code >= 0:

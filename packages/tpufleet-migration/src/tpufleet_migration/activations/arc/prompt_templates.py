@@ -17,8 +17,9 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tpufleet.errors import BadInput
-from tpufleet_activations.inputs.arc.grid_encoders import Encoder
-from tpufleet_activations.inputs.arc.prompts import Prompt
+from tpufleet_activations.input_errors import unreadable
+from tpufleet_migration.activations.arc.grid_encoders import Encoder
+from tpufleet_migration.activations.arc.prompts import Prompt
 
 PARTS = ("system", "user", "answer")
 
@@ -50,7 +51,7 @@ class PromptTemplate:
         try:
             return _compiled(self.user).render(**variables, **grids)
         except jinja2.TemplateError as error:
-            raise BadInput(f"the prompt template cannot be rendered: {error}") from error
+            raise _invalid(error) from error
 
 
 def read_template(path: Path) -> dict[str, str]:
@@ -58,7 +59,7 @@ def read_template(path: Path) -> dict[str, str]:
     try:
         return validate_template(tomllib.loads(path.read_text("utf-8")))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read as a prompt file: {error}") from error
+        raise unreadable(path, error) from error
 
 
 def validate_template(parts: Mapping[str, Any]) -> dict[str, str]:
@@ -70,8 +71,12 @@ def validate_template(parts: Mapping[str, Any]) -> dict[str, str]:
     try:
         _compiled(parts["user"])
     except jinja2.TemplateSyntaxError as error:
-        raise BadInput(f"prompt template `user`, line {error.lineno}: {error.message}") from error
+        raise _invalid(f"line {error.lineno}: {error.message}") from error
     return {name: parts[name] for name in PARTS}
+
+
+def _invalid(reason: object) -> BadInput:
+    return BadInput(f"the prompt template `user` cannot be rendered: {reason}")
 
 
 def _encoded(pair: Mapping[str, Any], encode: Encoder) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
@@ -12,17 +12,20 @@ from random import Random
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet_activations.inputs.arc import (
+from tpufleet_activations.inputs.files import IndexedLines, find_files
+from tpufleet_activations.inputs.kinds import DataKind
+from tpufleet_activations.inputs.samples import Sample
+from tpufleet_activations.io import remote_files
+from tpufleet_migration.activations.arc import (
     grid_encoders,
     prompt_templates,
     prompts,
     stream_manifests,
     tasks,
 )
-from tpufleet_activations.inputs.files import IndexedLines, find_files
-from tpufleet_activations.inputs.samples import Sample
-from tpufleet_activations.io import remote_files
+from tpufleet_migration.activations.options import ARC_OPTIONS
 
+SUFFIXES = (".jsonl", ".json")
 AugmentedPrompts = tuple[tasks.Augmentation, list[prompts.Prompt]]
 
 
@@ -41,25 +44,44 @@ def find_task_files(data: Mapping[str, Any]) -> list[Path]:
     return files
 
 
+def detect(path: str, names: Set[str]) -> Set[str]:
+    """The suffixes of task files: there is a stream manifest, a sharded folder, or the first line
+    is a task."""
+    if stream_manifests.MASTER_METADATA in names:
+        return {".json"}
+    suffixes = {suffix for suffix in SUFFIXES if any(name.endswith(suffix) for name in names)}
+    return suffixes if suffixes and _holds_tasks(path) else set()
+
+
+def _holds_tasks(path: str) -> bool:
+    first = find_files(path, ("*.jsonl", "*.json"))[0]
+    if stream_manifests.is_manifest(first):
+        return True
+    with open(first, "rb") as file:
+        task = _parse(next((line for line in file if line.strip()), b""))
+    return isinstance(task, dict) and {"train", "test"} <= set(task)
+
+
 class ArcSource:
     """Samples ordered by task, augmentation, test.
 
     Each augmentation has its own random seed, so a sample does not depend on which worker reads it.
     """
 
-    def __init__(self, lines: IndexedLines, data: Mapping[str, Any], seed: int):
-        self._lines, self._seed = lines, seed
+    def __init__(self, paths: Sequence[Path], data: Mapping[str, Any]):
+        lines = IndexedLines(paths)
+        self._lines, self._seed = lines, int(data.get("seed") or 42)
         self._encoder_name = data.get("grid_encoder") or grid_encoders.DEFAULT
         self._encode = grid_encoders.parse_encoder(self._encoder_name)
         self._version = data.get("prompt_version") or prompts.DEFAULT
         self._template: prompt_templates.PromptTemplate | None = None
         if data.get("prompt"):
-            parts = prompt_templates.validate_template(data["prompt"])
+            parts = prompt_templates.validate_template(json.loads(data["prompt"]))
             self._template = prompt_templates.PromptTemplate(**parts)
-        elif self._version not in prompts.VERSIONS:
-            raise prompts.unknown_version(self._version)
+        else:
+            prompts.check_version(self._version)
         self._repeats = int(data.get("predictions_per_task") or 8)
-        self._limit = data.get("max_tasks")
+        self._limit = int(data["max_tasks"]) if data.get("max_tasks") else None
         self._unique_names: dict[int, str] = {}  # new names of tasks with an id seen before
         counts = []
         names: set[str] = set()
@@ -175,3 +197,13 @@ def _test_count(task: Any) -> int:
     if not isinstance(task, dict) or not isinstance(task.get("test"), list):
         return 1
     return max(len(task["test"]), 1)
+
+
+DATA_KINDS = {
+    "arc": DataKind(
+        detect=detect,
+        find=find_task_files,
+        open=ArcSource,
+        options=frozenset({*ARC_OPTIONS, "prompt"}),
+    )
+}

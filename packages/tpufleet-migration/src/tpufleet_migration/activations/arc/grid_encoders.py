@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tpufleet.errors import BadInput
+from tpufleet_activations.input_errors import check_choice
 
 Encoder = Callable[[Sequence[Sequence[int]]], str]
 DEFAULT = "GridShapeEncoder(RowNumberEncoder(MinimalGridEncoder()))"
@@ -21,7 +22,7 @@ def parse_encoder(text: str) -> Encoder:
     try:
         tree = ast.parse(text, mode="eval").body
     except SyntaxError as error:
-        raise BadInput(f"invalid grid encoder {text!r}: {error.msg}") from None
+        raise _invalid(text, error.msg) from None
     return _build(tree, text)
 
 
@@ -29,17 +30,19 @@ def _build(node: ast.expr, text: str) -> Any:
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int):
         return node.value
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise BadInput(f"invalid grid encoder {text!r}; expected nested calls such as {DEFAULT}")
-    factory = ENCODERS.get(node.func.id)
-    if factory is None:
-        known = ", ".join(ENCODERS)
-        raise BadInput(f"unknown grid encoder {node.func.id}; choose one of {known}")
+        raise _invalid(text, "expected nested calls")
+    check_choice("grid encoder", node.func.id, ENCODERS)
+    factory = ENCODERS[node.func.id]
     arguments = [_build(argument, text) for argument in node.args]
     keywords = {item.arg: _build(item.value, text) for item in node.keywords if item.arg}
     try:
         return factory(*arguments, **keywords)
     except TypeError as error:
-        raise BadInput(f"invalid grid encoder {text!r}: {error}") from None
+        raise _invalid(text, error) from None
+
+
+def _invalid(text: str, reason: object) -> BadInput:
+    return BadInput(f"invalid grid encoder {text!r}: {reason}; expected one such as {DEFAULT}")
 
 
 def minimal() -> Encoder:

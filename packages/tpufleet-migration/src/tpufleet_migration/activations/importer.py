@@ -20,10 +20,11 @@ import numpy as np
 from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.runtime.units import Claim, Units
 from tpufleet_activations import plans
+from tpufleet_activations.input_errors import check_choice
 from tpufleet_activations.io import remote_files, unit_writer
 from tpufleet_activations.io.storage import Storage, translate_disk_errors
-from tpufleet_activations.legacy import pickle_shards
 from tpufleet_activations.model import sites
+from tpufleet_migration.activations import pickle_shards
 
 SHARD = re.compile(r"shard_(\d+)\.pkl(\.gz)?$")
 FILE_PATTERNS = ("*shard_*.pkl", "*shard_*.pkl.gz", "*checkpoint_*.json")
@@ -99,10 +100,7 @@ def scan_shards(source: str) -> LegacyShards:
                     RecordLocation(path, number)
                 )
                 width, kind = record["activation"].shape[-1], record["activation"].dtype.name
-    if kind not in DTYPES:
-        raise BadInput(
-            f"unsupported dtype {kind or '(none)'} in {source}; supported: {', '.join(DTYPES)}"
-        )
+    check_choice(f"{source}: dtype", kind, DTYPES)
     return LegacyShards(
         records=dict(
             sorted(records.items(), key=lambda item: (_natural_key(item[0][0]), item[0][1]))

@@ -14,17 +14,19 @@ from tests.activations.tiny_model import task, tpu
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.runtime.units import Units
 from tpufleet_activations import plans
-from tpufleet_activations.inputs.arc import stream_manifests
 from tpufleet_activations.io import datasets, verification
 from tpufleet_activations.io.storage import LocalFolder
-from tpufleet_activations.legacy import importer, pickle_shards, stream_status
 from tpufleet_activations.pipeline import planning
+from tpufleet_migration.activations import importer, pickle_shards, stream_status
+from tpufleet_migration.activations.arc import stream_manifests
+
+PICKLE = ("--format", "pickle")
 
 
 def test_export_and_import_round_trip(tmp_path):
     first, second = LocalFolder(tmp_path / "a"), LocalFolder(tmp_path / "b")
     synthetic.extract(first, synthetic.plan(samples=9))
-    code, text = tpu("export", tmp_path / "a", tmp_path / "old", "--shard-gb", 1e-6)
+    code, text = tpu("export", tmp_path / "a", tmp_path / "old", "--shard-gb", 1e-6, *PICKLE)
     assert code == 0, text
     names = sorted(path.name for path in (tmp_path / "old").glob("shard_*"))
     assert names[0] == "shard_0001.pkl.gz" and len(names) > 1
@@ -60,7 +62,7 @@ def test_export_and_import_round_trip(tmp_path):
 def test_an_export_replaces_an_earlier_one(tmp_path):
     synthetic.extract(LocalFolder(tmp_path / "a"), synthetic.plan(samples=9))
     for size in (1e-6, 1):
-        code, text = tpu("export", tmp_path / "a", tmp_path / "old", "--shard-gb", size)
+        code, text = tpu("export", tmp_path / "a", tmp_path / "old", "--shard-gb", size, *PICKLE)
         assert code == 0, text
     assert [path.name for path in (tmp_path / "old").glob("shard_*")] == ["shard_0001.pkl.gz"]
     code, text = tpu("import", tmp_path / "old", tmp_path / "b")
@@ -89,8 +91,8 @@ def test_an_export_replaces_no_files_of_others(tmp_path, kind, foreign):
 
 @pytest.mark.parametrize("kind", EXPORTS)
 def test_an_export_does_not_replace_that_of_another_dataset(tmp_path, kind):
-    for name, seed in (("a", 1), ("b", 2)):
-        synthetic.extract(LocalFolder(tmp_path / name), synthetic.plan(samples=9, seed=seed))
+    for name in ("a", "b"):
+        synthetic.extract(LocalFolder(tmp_path / name), synthetic.plan(samples=9, data_digest=name))
     export = [tmp_path / "target", "--format", kind]
     assert tpu("export", tmp_path / "a", *export)[0] == 0
     code, text = tpu("export", tmp_path / "b", *export)
@@ -114,8 +116,8 @@ def test_an_export_does_not_write_into_one_of_another_format(tmp_path, kind, oth
 @pytest.mark.parametrize("kind", EXPORTS)
 @pytest.mark.parametrize("folder", ["a", "a/shards", "a/exported", "b", "b/shards", "linked/new"])
 def test_an_export_does_not_write_into_a_dataset(tmp_path, kind, folder):
-    for name, seed in (("a", 1), ("b", 2)):
-        synthetic.extract(LocalFolder(tmp_path / name), synthetic.plan(samples=9, seed=seed))
+    for name in ("a", "b"):
+        synthetic.extract(LocalFolder(tmp_path / name), synthetic.plan(samples=9, data_digest=name))
     (tmp_path / "linked").symlink_to(tmp_path / "b")
     before = contents(tmp_path)
     code, text = tpu("export", tmp_path / "a", tmp_path / folder, "--format", kind)
@@ -124,12 +126,12 @@ def test_an_export_does_not_write_into_a_dataset(tmp_path, kind, folder):
 
 
 def test_an_export_does_not_write_into_a_dataset_in_a_bucket(cloud, tmp_path):
-    from tpufleet_activations.io.storage import open_storage
+    from tpufleet_activations.io.addresses import open_storage
 
     address = f"{cloud}://activations/{tmp_path.name}-{cloud}/acts"
     synthetic.extract(open_storage(address), synthetic.plan(samples=2))
     for target in (address, f"{address}/deeper/export"):
-        code, text = tpu("export", address, target)
+        code, text = tpu("export", address, target, *PICKLE)
         assert code == 1 and "the folder of a dataset; choose" in text, text
 
 
@@ -137,15 +139,13 @@ def test_an_export_does_not_write_into_a_dataset_in_a_bucket(cloud, tmp_path):
 @pytest.mark.parametrize(
     "command, advice",
     [
-        (["export", "acts", "TARGET"], "the export is incomplete; run it again"),
-        (["export", "acts", "TARGET", "--format", "hf"], "the export is incomplete; run it again"),
-        (["import", "old", "TARGET"], "run the import again"),
         (
-            ["plan", "TARGET", "--model", "MODEL", "--data", "data.jsonl"],
-            "no plan was written; run",
+            ["export", "acts", "TARGET", *PICKLE],
+            "the export is incomplete; run it again",
         ),
+        (["import", "old", "TARGET"], "run the import again"),
     ],
-    ids=["pickle", "hf", "import", "plan"],
+    ids=["pickle", "import"],
 )
 def test_a_full_disk_is_reported_as_one(
     small_disk, tmp_path, model_folder, monkeypatch, command, advice, existing
@@ -169,55 +169,6 @@ def test_a_full_disk_is_reported_as_one(
 
 def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.parametrize(
-    "model, name",
-    [
-        ("/home/someone/secret/qwen", "qwen"),
-        ("gs://bucket/models/qwen/", "qwen"),
-        ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
-        ("gpt2", "gpt2"),
-    ],
-)
-def test_the_readme_of_an_export_does_not_say_where_the_model_was(tmp_path, model, name):
-    synthetic.extract(LocalFolder(tmp_path / "a"), synthetic.plan(samples=2, model=model))
-    assert tpu("export", tmp_path / "a", tmp_path / "target", "--format", "hf")[0] == 0
-    assert f"# Activations of {name}\n" in (tmp_path / "target/README.md").read_text()
-
-
-def test_an_export_counts_the_samples_that_have_rows(tmp_path, model_folder):
-    lines = ['{"text": "one"}', '{"text": ""}', '{"text": "three"}', '{"other": 1}']
-    (tmp_path / "data.jsonl").write_text("\n".join(lines))
-    planned = ["--model", model_folder, "--data", tmp_path / "data.jsonl", "--site", "resid_post.0"]
-    assert tpu("plan", tmp_path / "a", *planned)[0] == 0
-    assert tpu("run", tmp_path / "a", "--quiet")[0] == 0
-    code, text = tpu("export", tmp_path / "a", tmp_path / "hf", "--format", "hf")
-    assert code == 0 and "8 rows of 2 samples in 1 Parquet file; 2 samples without rows" in text
-    assert "8 rows of 2 samples." in (tmp_path / "hf" / "README.md").read_text()
-    assert tpu("export", tmp_path / "a", tmp_path / "old")[1] == "1 shard, 2 samples\n"
-
-
-def test_an_export_to_a_bucket_is_loaded_by_its_files(cloud, tmp_path):
-    """`load_dataset` takes folders, names on the Hub, and data files, but no address of a bucket;
-    `hf upload` takes folders only."""
-    synthetic.extract(LocalFolder(tmp_path / "a"), synthetic.plan(samples=9))
-    address = f"{cloud}://activations/{tmp_path.name}-{cloud}/hf"
-    code, text = tpu("export", tmp_path / "a", f"{address}/", "--format", "hf")
-    assert code == 0 and "hf upload" not in text
-    files = f"{address}/data/train-*.parquet"
-    assert f"`datasets.load_dataset('parquet', data_files='{files}')`" in text
-    from tpufleet_activations.io.storage import open_storage
-
-    assert open_storage(address).names("data/train-") == ["data/train-00000-of-00001.parquet"]
-
-
-@pytest.mark.parametrize("option", [["--shard-gb", 1], ["--pad-to", 9], ["--no-compress"]])
-def test_options_of_pickle_shards_are_refused_with_parquet_files(tmp_path, option):
-    synthetic.extract(LocalFolder(tmp_path / "a"), synthetic.plan(samples=2))
-    code, text = tpu("export", tmp_path / "a", tmp_path / "hf", "--format", "hf", *option)
-    assert code == 2 and option[0] in text and "apply to pickle shards only" in text
-    assert not (tmp_path / "hf").exists()
 
 
 def test_export_pads_when_asked(tmp_path):
@@ -398,12 +349,12 @@ def test_a_pickle_that_is_not_a_shard_is_rejected(tmp_path, content):
 
 
 def test_pickle_shards_are_exported_to_and_imported_from_a_bucket(cloud, tmp_path, monkeypatch):
-    from tpufleet_activations.io.storage import open_storage
+    from tpufleet_activations.io.addresses import open_storage
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     synthetic.extract(LocalFolder(tmp_path / "a"), synthetic.plan(samples=9))
     address = f"{cloud}://activations/{tmp_path.name}-{cloud}/tpu_0"
-    code, text = tpu("export", tmp_path / "a", address, "--shard-gb", 1e-6)
+    code, text = tpu("export", tmp_path / "a", address, "--shard-gb", 1e-6, *PICKLE)
     assert code == 0, text
     facts = json.loads(open_storage(address).read("metadata.json"))
     assert facts["gcs_bucket"] == "activations" and facts["upload_to_gcs"]
@@ -446,3 +397,11 @@ def test_the_manifest_has_the_progress_of_each_stream(tmp_path, model_folder):
     (tmp_path / "manifest.json").write_text(text)
     again = stream_manifests.stream_files(tmp_path / "manifest.json", skip_completed=True)
     assert [path.name for path in again] == ["stream_001.jsonl"]
+
+
+def test_an_export_that_cannot_pad_its_samples_leaves_nothing(tmp_path):
+    synthetic.extract(LocalFolder(tmp_path / "acts"), synthetic.plan())
+    code, text = tpu("export", tmp_path / "acts", tmp_path / "export", "--pad-to", 2,
+                     *PICKLE)  # fmt: skip
+    assert code == 2 and "more than --pad-to 2" in text
+    assert not (tmp_path / "export").exists()

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, NotFound
+from tpufleet_activations.input_errors import missing, unreadable
 from tpufleet_activations.io.remote_files import fetch
 
 MASTER_METADATA = "master_metadata.json"
@@ -61,11 +62,11 @@ def sharded_files(folder: Path) -> list[Path]:
         shard = folder / entry.get("directory", f"shard_{entry['shard_id']:03d}")
         metadata = _read_json(shard / "metadata.json")
         chunks += [shard / chunk["file"] for chunk in metadata.get("chunks", ())]
-    missing = [path for path in chunks if not path.is_file()]
-    if missing:
-        raise NotFound(f"chunks listed in {folder} are missing: {', '.join(map(str, missing[:3]))}")
+    for path in chunks:
+        if not path.is_file():
+            raise missing(path)
     if not chunks:
-        raise NotFound(f"{folder / MASTER_METADATA} lists no chunks")
+        raise unreadable(folder / MASTER_METADATA, "no chunks")
     return chunks
 
 
@@ -96,7 +97,7 @@ def _locate(stream: str, manifest: Mapping[str, Any], path: Path) -> Path:
     for candidate in (base / name for base in bases for name in (stream, Path(stream).name)):
         if candidate.is_file():
             return candidate
-    raise NotFound(f"stream {stream}, listed in {path}, does not exist")
+    raise missing(path.parent / stream)
 
 
 def _read_manifest(path: Path) -> Mapping[str, Any] | None:
@@ -120,4 +121,4 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from error
+        raise unreadable(path, error) from error

@@ -10,7 +10,7 @@ import pytest
 from tests.activations.tiny_model import task
 from tpufleet.errors import BadInput, NotFound
 from tpufleet_activations.inputs import sources
-from tpufleet_activations.inputs.arc import (
+from tpufleet_migration.activations.arc import (
     grid_encoders,
     prompt_templates,
     prompts,
@@ -47,7 +47,7 @@ def test_prompts_are_deterministic_and_depend_on_the_seed(tmp_path):
         for sample in sources.open_source(data).read(range(start, min(start + 7, 96)))
     ]
     assert whole == pieces
-    assert sources.open_source(data, seed=43).read(range(96)) != whole
+    assert sources.open_source({**data, "seed": "43"}).read(range(96)) != whole
 
 
 def test_an_augmented_grid_can_be_restored():
@@ -217,7 +217,7 @@ def test_a_custom_prompt_template_is_rendered(tmp_path):
     pairs = [{"input": [[1, 1]], "output": [[2, 2]]}]
     one = {"train": pairs, "test": [{"input": [[3, 3]]}]}
     (tmp_path / "t.jsonl").write_text(json.dumps(one))
-    data = {"kind": "arc", "path": str(tmp_path / "t.jsonl"), "prompt": OWN}
+    data = {"kind": "arc", "path": str(tmp_path / "t.jsonl"), "prompt": json.dumps(OWN)}
     data["grid_encoder"] = "MinimalGridEncoder()"
     source = sources.open_source(data)
     sample = source.read(range(1))[0]
@@ -227,7 +227,7 @@ def test_a_custom_prompt_template_is_rendered(tmp_path):
         f"In:\n{change[1]}{change[1]}\nOut:\n{change[2]}{change[2]}\nNow:\n{change[3]}{change[3]}"
     )
     assert sample.answer == "### Output\n\n```grid"
-    other = sources.open_source({**data, "prompt": {**OWN, "system": "Other."}})
+    other = sources.open_source({**data, "prompt": json.dumps({**OWN, "system": "Other."})})
     assert other.digest() != source.digest()
 
 
@@ -252,14 +252,14 @@ def test_a_prompt_file_is_read_and_its_errors_are_reported(tmp_path):
 def test_an_undefined_template_variable_skips_the_task(tmp_path):
     (tmp_path / "t.jsonl").write_text(json.dumps(task(0)))
     prompt = {**OWN, "user": "{{ code }}"}
-    data = {"kind": "arc", "path": str(tmp_path / "t.jsonl"), "prompt": prompt}
+    data = {"kind": "arc", "path": str(tmp_path / "t.jsonl"), "prompt": json.dumps(prompt)}
     assert "'code' is undefined" in sources.open_source(data).read(range(1))[0].skip_reason
 
 
 def test_a_prompt_template_is_sandboxed(tmp_path):
     (tmp_path / "t.jsonl").write_text(json.dumps(task(0)))
     prompt = {**OWN, "user": "{{ train_samples.__class__.__mro__ }}"}
-    data = {"kind": "arc", "path": str(tmp_path / "t.jsonl"), "prompt": prompt}
+    data = {"kind": "arc", "path": str(tmp_path / "t.jsonl"), "prompt": json.dumps(prompt)}
     assert "unsafe" in sources.open_source(data).read(range(1))[0].skip_reason
 
 

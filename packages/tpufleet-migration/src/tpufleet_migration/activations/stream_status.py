@@ -12,16 +12,16 @@ from tpufleet.errors import BadInput
 from tpufleet.runtime.units import Claim, Commit, Units
 from tpufleet_activations import plans
 from tpufleet_activations.inputs import sources
-from tpufleet_activations.inputs.arc import stream_manifests
-from tpufleet_activations.inputs.arc.source import ArcSource
 from tpufleet_activations.io.storage import Storage
+from tpufleet_migration.activations.arc import stream_manifests
+from tpufleet_migration.activations.arc.source import ArcSource
 
 
 def stream_manifest(storage: Storage, data: str | None = None) -> dict[str, Any]:
     """The manifest of a dataset's streams. `data` overrides where they were when planned."""
     plan = plans.load(storage)
     described = {**plan.data, "path": data or plan.data.get("path")}
-    source = sources.open_source(described, plan.seed) if described["kind"] == "arc" else None
+    source = sources.open_source(described) if described["kind"] == "arc" else None
     if not isinstance(source, ArcSource):
         raise BadInput(f"stream manifests need ARC data; this dataset has kind {plan.data['kind']}")
     units = Units(storage, count=plan.units, worker="reader")

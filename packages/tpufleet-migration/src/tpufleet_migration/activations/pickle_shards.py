@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from tpufleet.errors import BadInput
+from tpufleet_activations.input_errors import unreadable
 from tpufleet_activations.io import datasets, export_folder
 from tpufleet_activations.io.storage import Storage
 from tpufleet_activations.model import sites
@@ -69,9 +70,9 @@ def read_shard(path: Path) -> dict[int, list[dict[str, Any]]]:
         with opener(path, "rb") as file:
             shard = _SafeUnpickler(io.BytesIO(file.read())).load()
     except CORRUPTION_ERRORS as error:
-        raise BadInput(f"{path} cannot be read: {error}") from error
+        raise unreadable(path, error) from error
     if not _is_shard(shard):
-        raise BadInput(f"{path} is not a shard: expected lists of activation records by layer")
+        raise unreadable(path, "not lists of activation records by layer")
     return shard
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet_activations.inputs.arc import prompt_text
-from tpufleet_activations.inputs.arc.grid_encoders import Encoder
+from tpufleet_activations.input_errors import check_choice
+from tpufleet_migration.activations.arc import prompt_text
+from tpufleet_migration.activations.arc.grid_encoders import Encoder
 
 DEFAULT = "output-from-examples-v0"
 
@@ -43,12 +44,12 @@ class PromptVersion:
 
 def build_prompts(task: Mapping[str, Any], encode: Encoder, version: str) -> list[Prompt]:
     """One prompt for each test of the task."""
-    if version not in VERSIONS:
-        raise unknown_version(version)
+    check_version(version)
     selected = VERSIONS[version]
-    missing = [name for name in selected.needs if name != "output" and name not in task]
-    if missing:
-        raise BadInput(f"prompt version {version} needs {', '.join(missing)} in each task")
+    for name in selected.needs:
+        holders = task["test"] if name == "output" else [task]
+        if not all(name in holder for holder in holders):
+            raise BadInput(f"prompt version {version} needs {name} in each task or test")
     examples = "".join(
         _example(number, pair, encode, selected) for number, pair in enumerate(task["train"], 1)
     )
@@ -64,8 +65,8 @@ def build_prompts(task: Mapping[str, Any], encode: Encoder, version: str) -> lis
     ]
 
 
-def unknown_version(version: str) -> BadInput:
-    return BadInput(f"unknown prompt version {version!r}; choose one of {', '.join(VERSIONS)}")
+def check_version(version: str) -> None:
+    check_choice("prompt version", version, VERSIONS)
 
 
 def _variables(
@@ -74,8 +75,6 @@ def _variables(
     """What the end of the prompt may show."""
     variables: dict[str, Any] = {"input": encode(test["input"]), "code": task.get("code", "")}
     if "output" in version.needs:
-        if "output" not in test:
-            raise BadInput("this prompt version needs the output of each test")
         variables["output"] = encode(test["output"])
     if "test_output_choices" in version.needs:
         variables["choices"] = [encode(grid) for grid in task["test_output_choices"]]

@@ -1,0 +1,22 @@
+"""Errors that several modules raise in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from tpufleet.errors import BadInput, NotFound
+
+
+def check_choice(what: str, value: object, choices: Collection[str]) -> None:
+    """Raise unless it is one of the choices."""
+    if value not in choices:
+        raise BadInput(f"{what} {value!r} is not one of {', '.join(choices)}")
+
+
+def unreadable(path: str | Path, reason: object) -> BadInput:
+    return BadInput(f"{path} cannot be read: {reason}")
+
+
+def missing(path: str | Path) -> NotFound:
+    return NotFound(f"{path} does not exist")

@@ -1,0 +1,50 @@
+"""The storage at an address: a folder, `gs://bucket/prefix` or `s3://bucket/prefix`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tpufleet.errors import BadInput, install_command
+from tpufleet.runtime.bucket_urls import split_bucket_url
+from tpufleet_activations.io.storage import LocalFolder, Storage
+from tpufleet_activations.io.striped_folder import StripedFolder, is_striped
+
+
+def open_storage(url: str | Path, *, disk: str = "auto") -> Storage:
+    """The storage at a path, `gs://bucket/prefix` or `s3://bucket/prefix`. `disk` is how shards are
+    written to a path: see `DISK_CHOICES`."""
+    scheme, bucket, name = split_bucket_url(str(url))
+    if scheme in ("gs", "s3") and not bucket:
+        raise BadInput(f"{url} has no bucket name; expected {scheme}://bucket/folder")
+    try:
+        if scheme == "gs":
+            from tpufleet_activations.io.gcs import GcsBucket
+
+            return GcsBucket(bucket, name)
+        if scheme == "s3":
+            from tpufleet_activations.io.s3 import S3Bucket
+
+            return S3Bucket(bucket, name)
+    except ImportError as error:
+        extra = {"gs": "gcs"}.get(scheme, scheme)
+        raise BadInput(
+            f"{scheme}:// needs {error.name}\n  next: {install_command(f'tpufleet[{extra}]')}"
+        ) from error
+    if scheme not in ("", "file"):
+        raise BadInput(
+            f"unsupported storage {url}; expected a folder, gs://bucket/… or s3://bucket/…"
+        )
+    folder = LocalFolder(f"/{name.lstrip('/')}" if scheme else url, disk)
+    if folder.path.is_file():
+        raise BadInput(f"{url} is a file, expected a folder")
+    return StripedFolder(folder.path, disk) if is_striped(folder) else folder
+
+
+def local_folder(url: str) -> LocalFolder:
+    """The folder of a dataset, which may have others. Buckets have none."""
+    bucket = urlsplit(url).scheme not in ("", "file")
+    storage = None if bucket else open_storage(url)
+    if not isinstance(storage, LocalFolder):
+        raise BadInput(f"{url} is in a bucket, whose shards are on no disks; expected a folder")
+    return storage

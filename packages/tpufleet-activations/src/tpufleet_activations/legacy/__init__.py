@@ -1,1 +1,0 @@
-"""Formats of the older extraction scripts: pickle shards, checkpoints, stream manifests."""

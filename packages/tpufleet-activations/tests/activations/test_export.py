@@ -1,0 +1,104 @@
+"""Export to Hugging Face datasets."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.activations import synthetic
+from tests.activations.tiny_model import tpu
+from tpufleet_activations.io.addresses import open_storage
+from tpufleet_activations.io.storage import LocalFolder
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_export_does_not_replace_that_of_another_dataset(tmp_path):
+    for name in ("a", "b"):
+        synthetic.extract(LocalFolder(tmp_path / name), synthetic.plan(data_digest=name))
+    target = tmp_path / "target"
+    assert tpu("export", tmp_path / "a", target)[0] == 0
+    code, text = tpu("export", tmp_path / "b", target)
+    assert code == 1 and "an export of another dataset" in text
+    assert tpu("export", tmp_path / "a", target)[0] == 0
+
+
+@pytest.mark.parametrize("folder", ["a", "a/shards", "a/exported", "b", "b/shards", "linked/new"])
+def test_an_export_does_not_write_into_a_dataset(tmp_path, folder):
+    for name in ("a", "b"):
+        synthetic.extract(LocalFolder(tmp_path / name), synthetic.plan(data_digest=name))
+    (tmp_path / "linked").symlink_to(tmp_path / "b")
+    before = contents(tmp_path)
+    code, text = tpu("export", tmp_path / "a", tmp_path / folder)
+    assert code == 1 and "the folder of a dataset; choose" in text, text
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("existing", [True, False], ids=["existing", "new"])
+@pytest.mark.parametrize(
+    "command, advice",
+    [
+        (
+            ["export", "acts", "TARGET"],
+            "the export is incomplete; run it again",
+        ),
+        (["plan", "TARGET", "--model", "MODEL", "--data", "data.jsonl"], "no plan was written"),
+    ],
+    ids=["export", "plan"],
+)
+def test_a_full_disk_is_reported_as_one(
+    small_disk, tmp_path, model_folder, monkeypatch, command, advice, existing
+):
+    monkeypatch.chdir(tmp_path)
+    synthetic.extract(LocalFolder("acts"), synthetic.plan(samples=9))
+    (tmp_path / "data.jsonl").write_text('{"text": "one"}')
+    target = small_disk.folder / "target"
+    if existing:
+        target.mkdir()
+    small_disk.fill([])
+    command = [{"TARGET": target, "MODEL": model_folder}.get(word, word) for word in command]
+    code, text = tpu(*command)
+    assert code == 1 and f"no space left on device at {target} (0.0 GiB free)" in text, text
+    assert advice in text and "tpu extract stripe" not in text
+    small_disk.free([])
+    code, text = tpu(*command)
+    assert code == 0, text
+
+
+@pytest.mark.parametrize(
+    "model, name",
+    [
+        ("/home/someone/secret/qwen", "qwen"),
+        ("gs://bucket/models/qwen/", "qwen"),
+        ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
+        ("gpt2", "gpt2"),
+    ],
+)
+def test_the_readme_of_an_export_does_not_say_where_the_model_was(tmp_path, model, name):
+    synthetic.extract(LocalFolder(tmp_path / "a"), synthetic.plan(samples=2, model=model))
+    assert tpu("export", tmp_path / "a", tmp_path / "target")[0] == 0
+    assert f"# Activations of {name}\n" in (tmp_path / "target/README.md").read_text()
+
+
+def test_an_export_counts_the_samples_that_have_rows(tmp_path, model_folder):
+    lines = ['{"text": "one"}', '{"text": ""}', '{"text": "three"}', '{"other": 1}']
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    planned = ["--model", model_folder, "--data", tmp_path / "data.jsonl", "--site", "resid_post.0"]
+    assert tpu("plan", tmp_path / "a", *planned)[0] == 0
+    assert tpu("run", tmp_path / "a", "--quiet")[0] == 0
+    code, text = tpu("export", tmp_path / "a", tmp_path / "hf")
+    assert code == 0 and "8 rows of 2 samples in 1 Parquet file; 2 samples without rows" in text
+    assert "8 rows of 2 samples." in (tmp_path / "hf" / "README.md").read_text()
+
+
+def test_an_export_to_a_bucket_is_loaded_by_its_files(cloud, tmp_path):
+    """`load_dataset` takes folders, names on the Hub, and data files, but no address of a bucket;
+    `hf upload` takes folders only."""
+    synthetic.extract(LocalFolder(tmp_path / "a"), synthetic.plan(samples=9))
+    address = f"{cloud}://activations/{tmp_path.name}-{cloud}/hf"
+    code, text = tpu("export", tmp_path / "a", f"{address}/")
+    assert code == 0 and "hf upload" not in text
+    files = f"{address}/data/train-*.parquet"
+    assert f"`datasets.load_dataset('parquet', data_files='{files}')`" in text
+    assert open_storage(address).names("data/train-") == ["data/train-00000-of-00001.parquet"]
