@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from tpufleet.views.cli.entry_points import registered
-from tpufleet.views.cli.former_names import (
+from tpufleet_migration.former_names import (
     DESTRUCTIVE,
     DROPPED_FLAGS,
     DROPPED_WORDS,
@@ -91,7 +91,9 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "archive": LazyCommand("Hide ended jobs; deletes nothing.", "jobs.archive:archive"),
         "unarchive": LazyCommand("List archived jobs again.", "jobs.archive:unarchive"),
         "purge": LazyCommand("Delete logs, results and code of ended jobs.", "jobs.archive:purge"),
-        "workload": LazyCommand("Run jobs with the options of xpk.", "workload:workload"),
+        "workload": LazyCommand(
+            "Run jobs with the options of xpk.", "tpufleet_migration.workload:workload"
+        ),
         "demo": LazyCommand("Show a job that is preempted and finishes.", "jobs.demo:demo"),
     },
     "Slices": {
@@ -310,7 +312,7 @@ def _understood(verb: str, args: list[str]) -> list[str]:
             args = [each for each in args if each != word]
     if not args or COMPLETION_VARIABLE in os.environ or {"-h", "--help"} & {*args}:
         return args
-    from tpufleet.views.cli import former_users  # imports what connects to the server
+    from tpufleet_migration import former_users  # imports what connects to the server
 
     if verb in former_users.OF_NODES:
         former_users.refuse_job(verb, args)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.views.cli import connection, former_flags, output
+from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.registry import HintedUsageError
+from tpufleet_migration import former_flags
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient

@@ -21,11 +21,11 @@ from tpufleet.model.tpu.prices import Estimate
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.former_flags import FormerRunFlags
 from tpufleet.views.cli.host_numbers import host_option
 from tpufleet.views.cli.jobs import job_options
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.settings.preferences import use_time_zone
+from tpufleet_migration.former_flags import FormerRunFlags
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -94,8 +94,8 @@ def run(
     you detached. If no server is configured, one is started on this machine. `tpu types` lists the
     types.
     """
-    from tpufleet.views.cli import former_notes
     from tpufleet.views.cli.jobs import run_aliases
+    from tpufleet_migration import former_notes
 
     target = run_aliases.resolve(accelerator, command, config_values, folder)
     if target.pool and not options.get("pool"):

@@ -8,8 +8,8 @@ import click
 
 from tpufleet.errors import BadInput
 from tpufleet.views.cli import registry
-from tpufleet.views.cli.former_names import FORMER_NAMES, Renamed
 from tpufleet.views.cli.output import json_option, print_json
+from tpufleet_migration.former_names import FORMER_NAMES, Renamed
 
 
 @dataclass(frozen=True, slots=True)

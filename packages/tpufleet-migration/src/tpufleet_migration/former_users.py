@@ -13,8 +13,8 @@ import click
 
 from tpufleet.errors import FleetError
 from tpufleet.views.cli import connection
-from tpufleet.views.cli.former_flags import is_former
 from tpufleet.views.cli.registry import HintedUsageError
+from tpufleet_migration.former_flags import is_former
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient

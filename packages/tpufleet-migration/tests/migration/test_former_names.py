@@ -7,9 +7,9 @@ import re
 import pytest
 
 from tests.views.cli_runner import Tpu
-from tpufleet.views.cli.former_names import DESTRUCTIVE, FORMER_NAMES, Renamed, Unsupported
 from tpufleet.views.cli.registry import commands
 from tpufleet.views.cli.vm.group import vm
+from tpufleet_migration.former_names import DESTRUCTIVE, FORMER_NAMES, Renamed, Unsupported
 
 VM_COMMANDS = vm.lazy_commands
 

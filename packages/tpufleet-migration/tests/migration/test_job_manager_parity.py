@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
+MIGRATION = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[3] / "tpufleet/tests"
 
-NAMES = "views/test_former_names.py::test_a_former_spelling_runs_todays_command_or_says_what_to_use"
-FORMER = "views/test_former_commands.py"
-FLAGS = "views/test_former_flags.py"
+NAMES = (
+    "migration/test_former_names.py::test_a_former_spelling_runs_todays_command_or_says_what_to_use"
+)
+FORMER = "migration/test_former_commands.py"
+FLAGS = "migration/test_former_flags.py"
 SERVER = "views/test_cli_with_server.py"
 ALONE = "views/test_cli_without_server.py"
 META = "views/test_job_metadata.py"
@@ -152,7 +155,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("-smc, -gmc, -agc, -mgc, -Mc, debug-stats, debug-kill", "no MONITOR: events act at once", f"{RECOVERY}::test_a_preempted_attempt_is_retried_without_spending_the_failure_budget"),
     ("-Ml", "what the monitor did", f"{FORMER}::test_the_log_of_the_monitor_is_the_list_of_events"),
     ("-Ml us, cn", "time zone of the settings", f"{FORMER}::test_words_of_find_and_of_the_log_are_dropped_with_a_reason"),
-    ("help", "by command", "views/test_former_names.py::test_help_of_a_command_can_be_asked_for_by_name"),
+    ("help", "by command", "migration/test_former_names.py::test_help_of_a_command_can_be_asked_for_by_name"),
     ("tldr", "worked examples", "views/test_help_and_completion.py::test_tldr_prints_examples_of_everyday_and_of_one_command"),
     ("trun, tm, tcks, tfind, tvq", "short names: completion", "views/test_help_and_completion.py::test_bash_completes"),
     ("check-rules", "was not dispatched", f"{ALONE}::test_rules_shows_the_policy_under_both_names"),
@@ -234,9 +237,13 @@ PARITY: tuple[tuple[str, str, str], ...] = (
 )  # fmt: skip
 
 
+def path_of(file: str) -> Path:
+    return (MIGRATION if file.startswith("migration/") else TESTS) / file
+
+
 @cache
 def names_in(file: str) -> frozenset[str]:
-    tree = ast.parse((TESTS / file).read_text())
+    tree = ast.parse(path_of(file).read_text())
     return frozenset(
         node.name
         for node in tree.body
@@ -269,11 +276,11 @@ def words(node: ast.AST) -> set[str]:
 def test_every_spelling_of_a_command_has_a_line_or_is_typed_in_a_test():
     """A spelling with an equivalent of today, or that equivalent, is typed in a test of what it
     does (another test checks that the one runs the other); one without is in a line above."""
-    from tests.views.test_former_names import SPELLINGS
-    from tpufleet.views.cli.former_names import FORMER_NAMES, Renamed
+    from tests.migration.test_former_names import SPELLINGS
+    from tpufleet_migration.former_names import FORMER_NAMES, Renamed
 
     assert len(SPELLINGS) == len(set(SPELLINGS)) >= 126
-    files = [TESTS / FORMER, TESTS / "views/test_vm_shell.py", TESTS / "views/test_vm_fleet.py"]
+    files = [path_of(FORMER), TESTS / "views/test_vm_shell.py", TESTS / "views/test_vm_fleet.py"]
     files += [TESTS / "providers/tpu_vm/test_journeys.py", TESTS / SERVER, TESTS / ALONE]
     typed = set().union(*(words(ast.parse(file.read_text())) for file in files))
     listed = {word for item, _, _ in PARITY for word in re.split(r"[ ,:]+", item)}
