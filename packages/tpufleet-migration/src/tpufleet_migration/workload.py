@@ -147,7 +147,7 @@ def list_workloads(context: click.Context, status: str, pattern: str | None, as_
 @json_option
 @click.pass_context
 def delete(context: click.Context, name: str, force: bool, as_json: bool) -> None:
-    """Cancel a workload. Its logs and checkpoints are kept; `tpu purge` deletes them."""
+    """Cancel a workload. Its logs and checkpoints are kept; `tpu archive purge` deletes them."""
     args = [name, *(["--json"] * as_json)]
     with cancel_command.cancel.make_context("cancel", args, parent=context) as inner:
         cancel_command.cancel.invoke(inner)

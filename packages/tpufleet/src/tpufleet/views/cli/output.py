@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tpufleet.model.values import encoding
 from tpufleet.views import text
 from tpufleet.views.cli.registry import HintedUsageError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 GAP = 2  # spaces between columns
 COLUMN_WIDTH = 28  # a sentence or a long name in less is hard to read
@@ -182,6 +185,49 @@ class ListingGroup(click.Group):
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(context, args[1:] if args[:1] == ["list"] else args)
+
+
+class CommandGroup(click.Group):
+    """A command that has subcommands beside its own arguments: `tpu reserve lab --for 2h`, and
+    `tpu reserve list`. A first word that names a subcommand runs that."""
+
+    allow_extra_args = False
+    allow_interspersed_args = True
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**{**attributes, "invoke_without_command": True})
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:  # fmt: skip
+        if args and (command := self.commands.get(args[0])) is not None:
+            name = f"{info_name} {args[0]}"
+            return command.make_context(name, args[1:], parent=parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, context: click.Context) -> Any:
+        own = context.command is self
+        return click.Command.invoke(self, context) if own else context.command.invoke(context)
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        return click.Command.parse_args(self, context, args)
+
+    def collect_usage_pieces(self, context: click.Context) -> list[str]:
+        return click.Command.collect_usage_pieces(self, context)
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        click.Command.format_options(self, context, formatter)
+        self.format_commands(context, formatter)
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self.commands if name.startswith(incomplete)]
+        items = [
+            CompletionItem(name, help=self.commands[name].get_short_help_str()) for name in names
+        ]
+        return [*items, *click.Command.shell_complete(self, context, incomplete)]
 
 
 def confirm(question: str, yes: bool) -> None:

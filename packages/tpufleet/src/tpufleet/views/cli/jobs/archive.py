@@ -1,4 +1,4 @@
-"""`tpu archive`, `tpu unarchive` and `tpu purge`: ended jobs that are no longer needed."""
+"""`tpu archive` with `undo` and `purge`: ended jobs that are no longer needed."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def _selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(
+    cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu archive train\n  tpu archive --older-than 14d\n"
     "  tpu archive --state failed --state cancelled\n  tpu jobs --archived\n",
 )
@@ -65,7 +66,7 @@ def archive(
     """Hide ended jobs from `tpu jobs`: each JOB, or all of yours that match. Nothing is deleted.
 
     Without a JOB or a filter it asks first. `tpu jobs --archived` lists archived jobs,
-    `tpu unarchive` undoes it, `tpu purge` deletes files.
+    `tpu archive undo` undoes it, `tpu archive purge` deletes files.
     """
     request = ArchiveRequest(**_selection(jobs, older_than, state, all_users), dry_run=dry_run)
     everything = not (jobs or older_than or state or dry_run)
@@ -94,14 +95,14 @@ def archive(
     click.echo(f"would be archived: {counted}" if dry_run else f"archived: {counted}")
     if not dry_run:
         output.print_status(
-            "  next: `tpu jobs --archived` lists them, `tpu unarchive JOB` undoes it, "
-            "`tpu purge JOB` deletes their files"
+            "  next: `tpu jobs --archived` lists them, `tpu archive undo JOB` undoes it, "
+            "`tpu archive purge JOB` deletes their files"
         )
 
 
-@click.command(
-    epilog="\b\nExamples:\n  tpu unarchive train\n  tpu unarchive --all\n"
-    "  tpu unarchive --query 'tag:sweep-3 since:7d'\n",
+@archive.command(
+    epilog="\b\nExamples:\n  tpu archive undo train\n  tpu archive undo --all\n"
+    "  tpu archive undo --query 'tag:sweep-3 since:7d'\n",
 )
 @click.argument("jobs", metavar="[JOB…]", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All archived jobs of yours.")
@@ -109,10 +110,10 @@ def archive(
     "--query", metavar="QUERY", help="Archived jobs of yours that match, as in `tpu jobs QUERY`."
 )
 @json_option
-def unarchive(jobs: tuple[str, ...], everything: bool, query: str | None, as_json: bool) -> None:
+def undo(jobs: tuple[str, ...], everything: bool, query: str | None, as_json: bool) -> None:
     """List archived jobs in `tpu jobs` again: each JOB, those that match --query, or --all.
 
-    Files that `tpu purge` deleted do not come back.
+    Files that `tpu archive purge` deleted do not come back.
     """
     if bool(jobs) + everything + (query is not None) != 1:
         raise HintedUsageError("pass either job names, --query or --all")
@@ -144,9 +145,9 @@ def _archived(client: FleetClient, query: str | None) -> list[str]:
             return ids
 
 
-@click.command(
-    epilog="\b\nExamples:\n  tpu purge train\n  tpu purge --older-than 90d --dry-run\n"
-    "  tpu purge --state failed --checkpoints\n",
+@archive.command(
+    epilog="\b\nExamples:\n  tpu archive purge train\n  tpu archive purge --older-than 90d --dry-run\n"
+    "  tpu archive purge --state failed --checkpoints\n",
 )
 @_selection_options
 @click.option("--checkpoints", is_flag=True, help="Delete checkpoints too (default: keep them).")

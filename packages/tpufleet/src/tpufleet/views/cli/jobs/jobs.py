@@ -62,7 +62,7 @@ class _QueryCommand(click.Command):
 @click.option("--name", help="Only jobs of this name.")
 @click.option("--pool", help="Only jobs of this pool.")
 @click.option("--archived", "--cleaned", "archived", is_flag=True, help="List archived jobs.")
-@click.option("--view", metavar="NAME", help="Jobs of a query saved with `tpu view save`.")
+@click.option("--view", metavar="NAME", help="Jobs of a query saved with `tpu config view save`.")
 @click.option("--limit", default=30, show_default=True, type=click.IntRange(1, MOST_ROWS))
 @click.option("--watch", "-w", is_flag=True, help="Refresh until interrupted.")
 @click.option("--verbose", "-v", is_flag=True, help="The newest output of each live job too.")

@@ -21,11 +21,11 @@ from tpufleet.model.tpu.prices import Estimate
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.entry_points import registered
 from tpufleet.views.cli.host_numbers import host_option
 from tpufleet.views.cli.jobs import job_options
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.settings.preferences import use_time_zone
-from tpufleet_migration.former_flags import FormerRunFlags
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -48,7 +48,6 @@ class PlannedJob:
 
 
 @click.command(
-    cls=FormerRunFlags,
     epilog="""\b
 Examples:
   tpu run v5e-16 -- python train.py lr=0.01
@@ -65,9 +64,9 @@ Examples:
     "-c",
     "config_values",
     metavar="KEY=VALUE",
-    help="Append --PATH=VALUE to CMD, where KEY is a path or an alias of one (`tpu alias`).",
+    help="Append --PATH=VALUE to CMD, where KEY is a path or an alias of one (`tpu config alias`).",
 )
-@click.option("--dir", "folder", metavar="N", help="Your working directory N (`tpu dir`).")
+@click.option("--dir", "folder", metavar="N", help="Your working directory N (`tpu config dir`).")
 @_host
 @_dry_run
 @json_option
@@ -95,7 +94,6 @@ def run(
     types.
     """
     from tpufleet.views.cli.jobs import run_aliases
-    from tpufleet_migration import former_notes
 
     target = run_aliases.resolve(accelerator, command, config_values, folder)
     if target.pool and not options.get("pool"):
@@ -106,9 +104,10 @@ def run(
     base = target.workdir or Path.cwd()
     if options.get("notes") is None:
         code = base / Path(str(document.get("workdir", "."))).expanduser()
-        if (found := former_notes.find_notes(code)) is not None:
-            document["notes"], file = found
-            output.print_status(f"notes: from {file}; --note replaces them")
+        for find_notes in registered("tpufleet.notes"):  # of other distributions
+            if (found := find_notes(code)) is not None:
+                document["notes"], file = found
+                output.print_status(f"notes: from {file}; --note replaces them")
     planned = [_plan(document, base, "")]
     _submit(
         context,

@@ -26,6 +26,7 @@ store_option = click.option(
 
 
 @click.command(
+    cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu backup fleet-2026-01-31.tar.gz\n"
     "  tpu backup --with logs --with checkpoints full.tar.gz\n  tpu backup --check full.tar.gz\n",
 )
@@ -65,7 +66,7 @@ def backup(
     output.print_result(report, message, as_json)
 
 
-@click.command(
+@backup.command(
     epilog="\b\nExample:\n  TPUFLEET_HOME=/srv/fleet tpu restore fleet-2026-01-31.tar.gz\n",
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))

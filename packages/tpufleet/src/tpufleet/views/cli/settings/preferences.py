@@ -1,17 +1,15 @@
-"""`tpu config`, `tpu alias`, `tpu dir`, `tpu view`: preferences of a user, kept on the server."""
+"""`tpu config`: preferences of a user, kept on the server: settings, aliases, folders, views."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from tpufleet.errors import BadInput, FleetError, NotFound
 from tpufleet.model.people.preferences import (
-    DEFAULT_CONFIG_ALIASES,
     SETTINGS,
     PreferenceChanges,
     Preferences,
@@ -20,7 +18,10 @@ from tpufleet.model.people.preferences import (
 from tpufleet.model.tpu import topology
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.entry_points import registered
+from tpufleet.views.cli.jobs.rules import rules
 from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.settings.completion import completion
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -47,7 +48,7 @@ def use_time_zone(client: FleetClient) -> None:
 @click.group(
     cls=output.ListingGroup,
     epilog="\b\nExamples:\n  tpu config\n  tpu config set time_zone Europe/Berlin\n"
-    "  tpu config reset\n  tpu config import data.json\n",
+    "  tpu config alias set lr config.optimizer.learning_rate\n",
 )
 @json_option
 @click.pass_context
@@ -130,84 +131,10 @@ def config_reset(keys: tuple[str, ...], as_json: bool) -> None:
     output.print_result(_change(changes), message, as_json)
 
 
-@config.command("import", epilog="\b\nExample:\n  tpu config import data.json --as ada\n")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--as", "name", metavar="USER", help="Import what FILE has of this user.")
-@json_option
-def config_import(file: Path, name: str | None, as_json: bool) -> None:
-    """Import settings, aliases and working directories from the data.json of the job manager that
-    this program replaces. Its jobs are not imported."""
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-        users = document["users"]
-    except OSError as error:
-        raise BadInput(f"{file}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(
-            f"{file} is no data.json of the former job manager: it has no JSON object with `users`"
-        ) from error
-    with connection.connect() as client:
-        name = name or client.me().name
-        if name not in users:
-            raise NotFound(
-                f"{file}: no user named {name!r}; pass --as with one of {', '.join(users)}"
-            )
-        changes, skipped = imported(users[name], document)
-        client.change_preferences(changes)
-    counts = {
-        "settings": len(changes.settings),
-        "config aliases": len(changes.config_aliases),
-        "TPU aliases": len(changes.tpu_aliases),
-        "working directories": len(changes.folders),
-    }
-    if as_json:
-        output.print_json({"imported": counts, "skipped": skipped})
-        return
-    click.echo("imported " + ", ".join(f"{count} {what}" for what, count in counts.items()))
-    for each in skipped:
-        output.print_status(f"  not imported: {text.one_line(each)}")
-
-
-def imported(user: dict[str, Any], document: dict[str, Any]) -> tuple[PreferenceChanges, list[str]]:
-    """What can be taken over, and what cannot."""
-    skipped: list[str] = []
-    values: dict[str, Any] = {}
-    for key, value in dict(user.get("settings") or {}).items():
-        if key in SETTINGS and isinstance(value, (bool, int, str)):
-            values[key] = value
-        elif value:
-            skipped.append(f"setting {key}={value!r}")
-    folders: dict[str, str | None] = {
-        str(n): str(path) for n, path in dict(user.get("working_dir") or {}).items()
-    }
-    aliases = {
-        str(alias): str(path) for alias, path in dict(user.get("config_aliases") or {}).items()
-    }
-    tpus: dict[str, str | None] = {
-        str(alias): str(name) for alias, name in dict(document.get("tpu_aliases") or {}).items()
-    }
-    if jobs := user.get("job_data"):
-        which = "which ran in a tmux window" if len(jobs) == 1 else "which ran in tmux windows"
-        skipped.append(f"{text.counted(len(jobs), 'job')}, {which}")
-    return (
-        PreferenceChanges(
-            settings=values,
-            config_aliases={
-                name: path
-                for name, path in aliases.items()
-                if DEFAULT_CONFIG_ALIASES.get(name) != path
-            },
-            tpu_aliases=tpus,
-            folders=folders,
-        ),
-        skipped,
-    )
-
-
 # tpu alias
 
 
-@click.group(
+@config.group(
     cls=output.ListingGroup,
     epilog="\b\nExamples:\n  tpu alias\n  tpu alias set lr config.optimizer.learning_rate\n"
     "  tpu alias set big v4-128 --tpu\n",
@@ -279,7 +206,7 @@ def alias_delete(name: str, is_tpu: bool, as_json: bool) -> None:
 # tpu dir
 
 
-@click.group(
+@config.group(
     "dir",
     cls=output.ListingGroup,
     epilog="\b\nExamples:\n  tpu dir here 1\n  tpu run v5e-16 --dir 1 -- python train.py\n",
@@ -367,7 +294,7 @@ def folder_swap(one: str, other: str, as_json: bool) -> None:
 # tpu view
 
 
-@click.group(
+@config.group(
     cls=output.ListingGroup,
     epilog="\b\nExamples:\n  tpu view save bad 'owner:me state:failed since:7d'\n"
     "  tpu jobs --view bad\n",
@@ -416,3 +343,10 @@ def saved_query(preferences: Preferences, name: str) -> str:
         known = ", ".join(sorted(preferences.views)) or "none"
         raise NotFound(f"no view named {name!r}; saved: {known}")
     return preferences.views[name]
+
+
+config.add_command(completion)
+config.add_command(rules)
+for commands in registered("tpufleet.config"):  # of other distributions
+    for name, command in commands.items():
+        config.add_command(command.load(), name)

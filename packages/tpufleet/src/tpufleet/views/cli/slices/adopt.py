@@ -1,4 +1,4 @@
-"""`tpu adopt` and `tpu unregister`: TPU VMs that people made, as slices of a pool."""
+"""`tpu adopt` and `tpu adopt undo`: TPU VMs that people made, as slices of a pool."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ _LOST = (SliceState.RELEASING, SliceState.GONE)
 
 
 @click.command(
+    cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu adopt v4-32-py2 --pool lab --zone us-central2-b\n"
-    "  tpu adopt v4-32-py2 --pool lab --no-ssh\n"
+    "  tpu adopt v4-32-py2 --pool lab --no-ssh\n",
 )
 @click.argument("node")
 @click.option("--pool", required=True, help="Of the provider tpu-vm, with the type of the node.")
@@ -65,10 +66,10 @@ def adopt(node: str, pool: str, zone: str | None, no_ssh: bool, as_json: bool) -
     )
 
 
-@click.command(epilog="\b\nExample:\n  tpu unregister v4-32-py2\n")
+@adopt.command(epilog="\b\nExample:\n  tpu adopt undo v4-32-py2\n")
 @click.argument("node", metavar="NODE|SLICE")
 @json_option
-def unregister(node: str, as_json: bool) -> None:
+def undo(node: str, as_json: bool) -> None:
     """Give an adopted TPU VM back: its agent stops and the server forgets it. It is not deleted.
 
     Requires the admin role. Refused while a job runs on it.

@@ -1,4 +1,4 @@
-"""`tpu inventory` and `tpu find`."""
+"""`tpu inventory`: slices, room in pools, and what people wrote about them."""
 
 from __future__ import annotations
 
@@ -138,9 +138,9 @@ def set_(
     output.print_result(written, f"changed {written.id}", as_json)
 
 
-@click.command(
-    epilog="\b\nExamples:\n  tpu find v4 --free\n  tpu find v5e-16 -n\n"
-    "  tpu find v4+ --zone us-east5-a\n  tpu find big\n"
+@inventory.command(
+    epilog="\b\nExamples:\n  tpu inventory find v4 --free\n  tpu inventory find v5e-16 -n\n"
+    "  tpu inventory find v4+ --zone us-east5-a\n  tpu inventory find big\n"
 )
 @click.argument("types", metavar="[TYPE|SLICE]…", nargs=-1)
 @click.option("--free", is_flag=True, help="Only free slices, and room in pools.")
@@ -178,6 +178,30 @@ def find(
         show(
             found, "none found; `tpu inventory` lists all, `tpu run TYPE -- CMD` requests a new one"
         )
+
+
+@inventory.command(epilog="\b\nExample:\n  tpu inventory slices\n")
+@json_option
+def slices(as_json: bool) -> None:
+    """List every slice that exists or is requested, and its job."""
+    with connection.connect() as client:
+        rows = client.slices()
+    if as_json:
+        output.print_json({"slices": rows})
+        return
+    now = datetime.now(UTC)
+    output.print_table(
+        ("SLICE", "STATE", "TYPE", "ZONE", "CAPACITY", "HOSTS", "POOL", "JOB", "REQUESTED",
+         "REASON"),
+        (
+            (row.id, (row.state.value, text.colour(row.state)), short_name(row.accelerator),
+             row.zone, row.capacity.value, f"{row.hosts_seen}/{row.hosts}", row.pool or "-",
+             row.job_id or "-", text.age(row.requested_at, now), row.reason)
+            for row in rows
+        ),
+        "no slices; jobs request them, or keep some ready with `tpu pool create --smallest N`",
+        droppable=("REQUESTED", "CAPACITY", "HOSTS", "POOL", "JOB"),
+    )  # fmt: skip
 
 
 def named_slices(rows: Sequence[InventoryRow], name: str) -> list[InventoryRow]:
