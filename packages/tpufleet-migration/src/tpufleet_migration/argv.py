@@ -4,11 +4,13 @@ are parsed. Imports only data, because every command waits for it."""
 from __future__ import annotations
 
 import os
+import re
 
 import click
 
 from tpufleet.views.cli import registry
 from tpufleet.views.cli.registry import COMPLETION_VARIABLE, HintedUsageError
+from tpufleet_migration import former_flags
 from tpufleet_migration.former_names import (
     DROPPED_FLAGS,
     DROPPED_WORDS,
@@ -41,6 +43,8 @@ def translate(args: list[str]) -> list[str]:
         rest, hints = listing_arguments(rest)
         for hint in hints:
             _hint(hint)
+    if verb == "vm" or (former is not None and former.arguments[0] == "vm"):
+        rest = [word for each in rest for word in _retry_option(each)]
     rest = _understood(verb, rest)
     if verb == "check" and rest[:1] != ["cloud"]:
         _hint("`tpu check` is now `tpu jobs`; `tpu init check` checks your cloud project")
@@ -49,10 +53,19 @@ def translate(args: list[str]) -> list[str]:
         return [verb, *rest]
     note = f" ({former.note})" if former.note else ""
     _hint(f"`tpu {verb}` is now `tpu {' '.join(former.arguments)}`{note}")
-    if former.arguments[0] == "edit" and not _HELP & {*rest}:
+    if former.arguments[0] == "edit":
         _, option, *options = former.arguments
-        return registry.edit_arguments(option, [*options, *rest])
+        helped = _HELP & {*rest}
+        return ["edit", "--help"] if helped else registry.edit_arguments(option, [*options, *rest])
     return [*former.arguments, *rest]
+
+
+def _retry_option(word: str) -> list[str]:
+    """`t=10` is `--retry-delay 10`, `m=2000` is `--max-retries 2000`."""
+    match = re.fullmatch(r"([tm])=(\d+)", word)
+    if match is None:
+        return [word]
+    return ["--retry-delay", match[2]] if match[1] == "t" else ["--max-retries", match[2]]
 
 
 def _understood(verb: str, args: list[str]) -> list[str]:
@@ -73,16 +86,9 @@ def _understood(verb: str, args: list[str]) -> list[str]:
         former_users.refuse_job(verb, args)
     if verb in former_users.WITH_USER:
         args = former_users.without_user(verb, args)
-    if verb in ("run", "resume", "rerun"):
-        from tpufleet_migration import former_flags
-
-        resubmits = verb != "run"
-        return (
-            former_flags.resubmit_arguments(verb, args)
-            if resubmits
-            else former_flags.run_arguments(args)
-        )
-    return args
+    if verb == "run":
+        return former_flags.run_arguments(args)
+    return former_flags.resubmit_arguments(verb, args) if verb in ("resume", "rerun") else args
 
 
 def _hint(text: str) -> None:

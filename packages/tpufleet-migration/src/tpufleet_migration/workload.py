@@ -133,8 +133,8 @@ def create(
 @click.pass_context
 def list_workloads(context: click.Context, status: str, pattern: str | None, as_json: bool) -> None:
     """List workloads, newest first."""
-    args = [part for state in STATES[status] for part in ("--state", state)]
-    args += ["--name", pattern] if pattern else []
+    args = [f"state:{','.join(STATES[status])}"] if STATES[status] else []
+    args += [f"name:{pattern}"] if pattern else []
     args += ["--json"] * as_json
     with jobs_command.jobs.make_context("jobs", args, parent=context) as inner:
         jobs_command.jobs.invoke(inner)

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from tests.views.cli_runner import Tpu
-from tpufleet.views.cli.registry import commands
+from tpufleet.views.cli.registry import DESTRUCTIVE, commands
 from tpufleet.views.cli.vm.group import vm
-from tpufleet_migration.former_names import DESTRUCTIVE, FORMER_NAMES, Renamed, Unsupported
+from tpufleet_migration.former_names import FORMER_NAMES, Renamed, Unsupported
 
 VM_COMMANDS = vm.lazy_commands
 
@@ -45,8 +45,8 @@ def test_a_former_spelling_runs_todays_command_or_says_what_to_use(alone: Tpu, s
         assert answer.exit_code == 0, answer.output
         assert f"hint: `tpu {spelling}` is now `tpu {' '.join(former.arguments)}`" in answer.stderr
     else:
-        assert spelling in commands() or spelling in ("help", "-h")
-        assert answer.exit_code == 0 and "hint:" not in answer.stderr
+        assert spelling in {*commands(), *RENAMED, "check", "help", "-h", "tldr"}
+        assert answer.exit_code == 0
     assert "Usage: tpu" in answer.stdout or isinstance(former, Unsupported)
 
 
@@ -98,4 +98,4 @@ def test_a_misspelled_node_command_never_leads_to_a_destructive_one(alone: Tpu, 
 
 
 def test_destructive_commands_exist():
-    assert commands().keys() | VM_COMMANDS.keys() >= DESTRUCTIVE
+    assert {*commands(), *RENAMED, *VM_COMMANDS} >= DESTRUCTIVE

@@ -156,7 +156,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("-Ml", "what the monitor did", f"{FORMER}::test_the_log_of_the_monitor_is_the_list_of_events"),
     ("-Ml us, cn", "time zone of the settings", f"{FORMER}::test_words_of_find_and_of_the_log_are_dropped_with_a_reason"),
     ("help", "by command", "migration/test_former_names.py::test_help_of_a_command_can_be_asked_for_by_name"),
-    ("tldr", "worked examples", "views/test_help_and_completion.py::test_tldr_prints_examples_of_everyday_and_of_one_command"),
+    ("tldr", "worked examples", "views/test_help_and_completion.py::test_an_example_is_a_valid_command_line"),
     ("trun, tm, tcks, tfind, tvq", "short names: completion", "views/test_help_and_completion.py::test_bash_completes"),
     ("check-rules", "was not dispatched", f"{ALONE}::test_rules_shows_the_policy_under_both_names"),
     # Data

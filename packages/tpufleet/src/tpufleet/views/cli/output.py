@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -228,6 +228,22 @@ class CommandGroup(click.Group):
             CompletionItem(name, help=self.commands[name].get_short_help_str()) for name in names
         ]
         return [*items, *click.Command.shell_complete(self, context, incomplete)]
+
+
+def options_as_terms(args: Sequence[str], options: Collection[str]) -> list[str]:
+    """`--state failed --state lost` is `state:failed,lost`; `--archived` is `is:archived`."""
+    terms: dict[str, list[str]] = {}
+    kept: list[str] = []
+    words = iter(args)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in options:
+            terms.setdefault(name.removeprefix("--"), []).append(
+                value if equals else next(words, "")
+            )
+        else:
+            kept.append("is:archived" if word == "--archived" else word)
+    return [*kept, *(f"{name}:{','.join(values)}" for name, values in terms.items())]
 
 
 def confirm(question: str, yes: bool) -> None:

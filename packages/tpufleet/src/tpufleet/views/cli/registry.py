@@ -141,9 +141,7 @@ DESTRUCTIVE = {
 }  # fmt: skip
 CLUSTER = "tpufleet.views.cli.cluster:cluster"  # a group to which several distributions contribute
 COMMAND_TABLES = "tpufleet.commands"  # entry points: by section, the commands of a distribution
-TRANSLATORS = (
-    "tpufleet.argv"  # entry points: functions that change the words before they are parsed
-)
+TRANSLATORS = "tpufleet.argv"  # entry points: functions that change the words of `tpu`
 
 NEARNESS = 0.7  # of a word to a command that it may mean
 TITLE_WIDTH = 13  # column of section titles in `tpu --help`, with its margins

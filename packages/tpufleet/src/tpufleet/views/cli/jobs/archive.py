@@ -146,7 +146,8 @@ def _archived(client: FleetClient, query: str | None) -> list[str]:
 
 
 @archive.command(
-    epilog="\b\nExamples:\n  tpu archive purge train\n  tpu archive purge --older-than 90d --dry-run\n"
+    epilog="\b\nExamples:\n  tpu archive purge train\n"
+    "  tpu archive purge --older-than 90d --dry-run\n"
     "  tpu archive purge --state failed --checkpoints\n",
 )
 @_selection_options

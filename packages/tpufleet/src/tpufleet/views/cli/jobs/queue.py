@@ -21,25 +21,14 @@ TITLES = ("QUEUE", "POS", "JOB", "OWNER", "NEEDS", "PRIORITY", "USED", "STARTS",
 
 @click.group(
     cls=output.ListingGroup,
-    epilog="\b\nExamples:\n  tpu queue\n  tpu queue --pool lab\n  tpu queue move train --first\n"
+    epilog="\b\nExamples:\n  tpu queue --user me --pool lab\n  tpu queue move train --first\n"
     "  tpu queue hold train\n",
 )
 @click.option("--pool", help="Only this pool.")
-@click.option("--type", "accelerator", metavar="TYPE", help="Only this TPU type.")
-@click.option("--zone", help="Only jobs that may run in this zone.")
-@click.option("--mine", is_flag=True, help="Only your jobs; positions count all.")
-@click.option("--user", metavar="NAME", help="Only jobs of this user; positions count all.")
+@click.option("--user", metavar="NAME", help="Only jobs of this user, or of `me`.")
 @json_option
 @click.pass_context
-def queue(
-    context: click.Context,
-    pool: str | None,
-    accelerator: str | None,
-    zone: str | None,
-    mine: bool,
-    user: str | None,
-    as_json: bool,
-) -> None:
+def queue(context: click.Context, pool: str | None, user: str | None, as_json: bool) -> None:
     """List jobs that wait, in the order in which they are placed.
 
     The order is: higher priority first; then users who used fewer chips lately (USED, in chip
@@ -48,11 +37,9 @@ def queue(
     """
     if context.invoked_subcommand is not None:
         return
-    if mine and user is not None:
-        raise BadInput("pass one of --mine and --user")
     with connection.connect() as client:
-        owner = client.me().name if mine else user
-        entries = client.queue(pool=pool, accelerator=accelerator, zone=zone, owner=owner)
+        owner = client.me().name if user == "me" else user
+        entries = client.queue(pool=pool, owner=owner)
         use_time_zone(client)
     if as_json:
         output.print_json({"queue": entries})
@@ -109,7 +96,7 @@ def move(job: str, first: bool, last: bool, before: str | None, as_json: bool) -
     output.print_result(row, f"moved {row.name} ({row.id})", as_json)
 
 
-@queue.command("run-now", epilog="\b\nExample:\n  tpu queue run-now train\n")
+@queue.command("run-now")
 @click.argument("job")
 @json_option
 def run_now(job: str, as_json: bool) -> None:
@@ -124,7 +111,7 @@ def run_now(job: str, as_json: bool) -> None:
     output.print_result(row, message, as_json)
 
 
-@queue.command(epilog="\b\nExample:\n  tpu queue retry train\n")
+@queue.command()
 @click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
 @json_option
 def retry(jobs: tuple[str, ...], as_json: bool) -> None:
@@ -144,7 +131,7 @@ def retry(jobs: tuple[str, ...], as_json: bool) -> None:
     output.print_result({"jobs": rows}, lines, as_json)
 
 
-@queue.command(epilog="\b\nExample:\n  tpu queue hold train\n")
+@queue.command()
 @click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
 @json_option
 def hold(jobs: tuple[str, ...], as_json: bool) -> None:
@@ -155,7 +142,7 @@ def hold(jobs: tuple[str, ...], as_json: bool) -> None:
     output.print_result({"jobs": rows}, lines, as_json)
 
 
-@queue.command(epilog="\b\nExample:\n  tpu queue release train\n")
+@queue.command()
 @click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
 @json_option
 def release(jobs: tuple[str, ...], as_json: bool) -> None:

@@ -75,8 +75,9 @@ def _in_inventory(rows: Sequence[InventoryRow], name: str) -> tuple[str, str | N
         found.sort(key=lambda row: row.state is InventoryState.AVAILABLE)
         if not found:
             raise BadInput(
-                f"no free slice of {name} in any pool\n  next: `tpu inventory find {name}` lists those in "
-                "use; name a type, such as v4-8, to request a new one"
+                f"no free slice of {name} in any pool\n"
+                f"  next: `tpu inventory find {name}` lists those in use; name a type, such as "
+                "v4-8, to request a new one"
             )
     if not found:
         return name, None

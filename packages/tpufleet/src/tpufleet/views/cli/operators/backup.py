@@ -1,4 +1,4 @@
-"""`tpu backup` and `tpu restore`: everything that a server needs to go on, in one file."""
+"""`tpu backup` and `tpu backup restore`: everything that a server needs to go on, in one file."""
 
 from __future__ import annotations
 
@@ -62,37 +62,29 @@ def backup(
     if report.skipped:
         names = "\n  ".join(report.first_skipped)
         output.print_status(f"warning: skipped {report.skipped} files or folders:\n  {names}")
-    message = f"wrote {_describe(report)}\n  next: restore it with `tpu restore {file}`"
+    message = f"wrote {_describe(report)}\n  next: restore it with `tpu backup restore {file}`"
     output.print_result(report, message, as_json)
 
 
 @backup.command(
-    epilog="\b\nExample:\n  TPUFLEET_HOME=/srv/fleet tpu restore fleet-2026-01-31.tar.gz\n",
+    epilog="\b\nExample:\n  TPUFLEET_HOME=/srv/fleet tpu backup restore fleet-2026-01-31.tar.gz\n",
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "--keep-schema",
-    is_flag=True,
-    help="Do not migrate the database, for the earlier version of tpufleet that used it.",
-)
 @store_option
 @json_option
-def restore(file: Path, keep_schema: bool, store: str | None, as_json: bool) -> None:
+def restore(file: Path, store: str | None, as_json: bool) -> None:
     """Restore the backup FILE into an empty state folder and an empty database.
 
     Checks the checksums first. Stop the server that the backup was made of before the new one is
     started: both would control the same slices. Running jobs continue when a server with the same
-    address is started, as far as their hosts still exist. A backup of an earlier version is
-    migrated.
+    address is started, as far as their hosts still exist.
     """
     from tpufleet.compose import backup as backups
 
     settings = connection.settings()
     settings = dataclasses.replace(settings, store=store or settings.store)
-    report = backups.restore(settings, settings.store_url, file, keep_schema=keep_schema)
+    report = backups.restore(settings, settings.store_url, file)
     next_step = _serve_command(store)
-    if keep_schema:
-        next_step = f"install the version that made it, then {next_step}"
     message = f"restored {_describe(report)}\n  into {settings.home}\n  next: {next_step}"
     try:
         with backups.original_stopped(settings.home):

@@ -91,7 +91,7 @@ def init(
 
 
 def _next_steps(public_url: str | None, accelerator: str) -> list[str]:
-    server = ["tpu bundle", "tpu serve"] if public_url else ["tpu deploy server"]
+    server = ["tpu deploy bundle", "tpu serve"] if public_url else ["tpu deploy server"]
     program = "python -c 'import jax; print(jax.devices())'"
     return [*server, f"tpu run {accelerator} --spot --max-cost 5 -- {program}"]
 

@@ -52,7 +52,7 @@ def set_secret(name: str, shared: bool, as_json: bool) -> None:
     output.print_result({"set": name, "shared": shared}, message, as_json)
 
 
-@secret.command("list", epilog="\b\nExample:\n  tpu secret list\n")
+@secret.command("list")
 @json_option
 def list_secrets(as_json: bool) -> None:
     """List the names of secrets. Values are never shown."""
@@ -67,7 +67,7 @@ def list_secrets(as_json: bool) -> None:
     )
 
 
-@secret.command("delete", epilog="\b\nExample:\n  tpu secret delete wandb\n")
+@secret.command("delete")
 @click.argument("name")
 @shared_option
 @json_option
@@ -114,7 +114,7 @@ def add(name: str, role: str, service: bool, take_over: bool, as_json: bool) -> 
     output.print_result(saved, message, as_json)
 
 
-@user.command("list", epilog="\b\nExample:\n  tpu user list\n")
+@user.command("list")
 @json_option
 def list_users(as_json: bool) -> None:
     """List the users."""
@@ -258,7 +258,7 @@ def rotate_token(token_id: str | None, overlap: str, as_json: bool) -> None:
     output.print_result({"id": created.id, "file": str(path)}, message, as_json)
 
 
-@token.command("list", epilog="\b\nExample:\n  tpu token list\n")
+@token.command("list")
 @json_option
 def list_tokens(as_json: bool) -> None:
     """List tokens with their owner, scope, last use and expiry."""
@@ -279,7 +279,7 @@ def list_tokens(as_json: bool) -> None:
     )  # fmt: skip
 
 
-@token.command("revoke", epilog="\b\nExample:\n  tpu token revoke 7f3a\n")
+@token.command("revoke")
 @click.argument("token_id", metavar="TOKEN")
 @json_option
 def revoke_token(token_id: str, as_json: bool) -> None:

@@ -43,7 +43,7 @@ def adopt(node: str, pool: str, zone: str | None, no_ssh: bool, as_json: bool) -
 
     Requires the admin role. The server labels NODE and puts its startup script into the metadata;
     this command runs it on every host, with ssh through gcloud. Nothing on the node is ended, and
-    it is never deleted: `tpu unregister` gives it back.
+    it is never deleted: `tpu adopt undo` gives it back.
     """
     fleets.check_name(node)
     with connection.connect() as client:
@@ -66,7 +66,7 @@ def adopt(node: str, pool: str, zone: str | None, no_ssh: bool, as_json: bool) -
     )
 
 
-@adopt.command(epilog="\b\nExample:\n  tpu adopt undo v4-32-py2\n")
+@adopt.command()
 @click.argument("node", metavar="NODE|SLICE")
 @json_option
 def undo(node: str, as_json: bool) -> None:
@@ -126,7 +126,7 @@ def _wait(
         if time.monotonic() > deadline:
             raise Unreachable(
                 f"{node} is not ready after {seconds:g} s: {shown or 'the server has not begun'}\n"
-                f"  next: `tpu inventory` shows it; `tpu unregister {node}` gives it back"
+                f"  next: `tpu inventory` shows it; `tpu adopt undo {node}` gives it back"
             )
         time.sleep(POLL_SECONDS)
 

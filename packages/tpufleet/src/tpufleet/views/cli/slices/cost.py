@@ -175,7 +175,7 @@ def _show_prices(table: dict[tuple[str, str], prices.Price], as_json: bool) -> N
     )
 
 
-@cost.command(epilog="\b\nExample:\n  tpu cost budget\n")
+@cost.command()
 @json_option
 def budget(as_json: bool) -> None:
     """Show what users and pools have spent of their budgets.
@@ -192,8 +192,8 @@ def budget(as_json: bool) -> None:
     output.print_table(
         ("SCOPE", "NAME", "SPENT", "BUDGET", "USED", "PERIOD"),
         (
-            (use.scope.value, use.name, f"${prices.amount(use.spent)}", f"${prices.amount(use.usd)}",
-             f"{use.share:.0%}", _period(use))
+            (use.scope.value, use.name, f"${prices.amount(use.spent)}",
+             f"${prices.amount(use.usd)}", f"{use.share:.0%}", _period(use))
             for use in sorted(report.budgets, key=lambda use: -use.share)
         ),
         "no budgets; set `budgets` in the server's config file",

@@ -180,7 +180,7 @@ def find(
         )
 
 
-@inventory.command(epilog="\b\nExample:\n  tpu inventory slices\n")
+@inventory.command()
 @json_option
 def slices(as_json: bool) -> None:
     """List every slice that exists or is requested, and its job."""

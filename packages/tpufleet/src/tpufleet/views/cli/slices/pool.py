@@ -221,7 +221,7 @@ def _changes(before: Pool, after: Pool) -> str:
     return f"; changed: {', '.join(names)}" if names else "; nothing changed"
 
 
-@pool.command("list", epilog="\b\nExample:\n  tpu pool list\n")
+@pool.command("list")
 @json_option
 def list_pools(as_json: bool) -> None:
     """List the pools."""
@@ -242,7 +242,7 @@ def list_pools(as_json: bool) -> None:
     )  # fmt: skip
 
 
-@pool.command(epilog="\b\nExample:\n  tpu pool show lab\n")
+@pool.command()
 @click.argument("name")
 @json_option
 def show(name: str, as_json: bool) -> None:

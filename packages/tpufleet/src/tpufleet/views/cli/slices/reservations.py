@@ -82,7 +82,7 @@ def reserve(
     output.print_result(made, message, as_json)
 
 
-@reserve.command("list", epilog="\b\nExample:\n  tpu reserve list\n")
+@reserve.command("list")
 @click.option("--all", "ended", is_flag=True, help="Ended ones too.")
 @json_option
 def list_reservations(ended: bool, as_json: bool) -> None:

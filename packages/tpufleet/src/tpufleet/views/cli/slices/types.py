@@ -28,7 +28,7 @@ def types(name: str | None, by_zone: bool, zone: str | None, as_json: bool) -> N
     """List TPU types, their chips and hosts; optionally of one TYPE or generation (v4, v5e, …).
 
     --zones lists where Google documents each type, and which capacity types may be requested there;
-    `tpu stock` shows what zones granted. Needs no server.
+    `tpu types stock` shows what zones granted. Needs no server.
     """
     chosen = _select(name)
     if by_zone or zone is not None:
