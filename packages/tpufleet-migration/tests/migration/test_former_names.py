@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.views.cli_runner import Tpu
-from tpufleet.views.cli.registry import DESTRUCTIVE, commands
+from tpufleet.views.cli.registry import DESTRUCTIVE, RENAMED, commands
 from tpufleet.views.cli.vm.group import vm
 from tpufleet_migration.former_names import FORMER_NAMES, Renamed, Unsupported
 

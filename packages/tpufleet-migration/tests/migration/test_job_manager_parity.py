@@ -191,7 +191,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("web: clean", "archive; nothing is deleted", f"{LAB}::test_ended_jobs_are_archived_and_listed_again"),
     ("web: login", "link, once", f"{WEB}::test_a_login_link_works_once"),
     ("web: permissions", "by role", f"{WEB}::test_two_users_have_different_rights"),
-    ("web: /user/<u>, /log/<u>/<w>, /tpus, /login, /logout", "bookmarks lead to today's page", "service/test_page_addresses.py::test_a_bookmark_of_the_former_page_leads_to_todays"),
+    ("web: /user/<u>, /log/<u>/<w>, /tpus, /login, /logout", "bookmarks lead to today's page", "migration/test_former_addresses.py::test_a_bookmark_of_the_former_page_leads_to_todays"),
     ("web: /tpus, tpu-status, tpu-gcloud-counts", "inventory page", f"{LAB}::test_notes_in_the_inventory_are_edited"),
     ("web: tpu-fang", "alias of a slice", f"{LAB}::test_notes_in_the_inventory_are_edited"),
     ("web: tpu-keng", "answers by zone", f"{LAB}::test_a_waiting_job_shows_zones_answers_and_prices"),

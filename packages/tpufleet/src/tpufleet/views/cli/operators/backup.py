@@ -70,21 +70,29 @@ def backup(
     epilog="\b\nExample:\n  TPUFLEET_HOME=/srv/fleet tpu backup restore fleet-2026-01-31.tar.gz\n",
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--keep-schema",
+    is_flag=True,
+    help="Do not migrate the database, for the earlier version of tpufleet that used it.",
+)
 @store_option
 @json_option
-def restore(file: Path, store: str | None, as_json: bool) -> None:
+def restore(file: Path, keep_schema: bool, store: str | None, as_json: bool) -> None:
     """Restore the backup FILE into an empty state folder and an empty database.
 
     Checks the checksums first. Stop the server that the backup was made of before the new one is
     started: both would control the same slices. Running jobs continue when a server with the same
-    address is started, as far as their hosts still exist.
+    address is started, as far as their hosts still exist. A backup of an earlier version is
+    migrated.
     """
     from tpufleet.compose import backup as backups
 
     settings = connection.settings()
     settings = dataclasses.replace(settings, store=store or settings.store)
-    report = backups.restore(settings, settings.store_url, file)
+    report = backups.restore(settings, settings.store_url, file, keep_schema=keep_schema)
     next_step = _serve_command(store)
+    if keep_schema:
+        next_step = f"install the version that made it, then {next_step}"
     message = f"restored {_describe(report)}\n  into {settings.home}\n  next: {next_step}"
     try:
         with backups.original_stopped(settings.home):
