@@ -185,8 +185,8 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     "twsi": _renamed("inventory", "state and owner are observed"),
     # Queue.
     "vq": _renamed("queue"),
-    "dequeue": _renamed("queue remove"),
-    "dq": _renamed("queue remove"),
+    "dequeue": _renamed("cancel --waiting"),
+    "dq": _renamed("cancel --waiting"),
     "dqr": _renamed("queue run-now", "it runs where it fits first"),
     # Script callbacks.
     "upd-log": _NO_CALLBACKS,

@@ -45,9 +45,7 @@ def _accepted(*names: str) -> Callable[[Any], Any]:
 
     def decorate(command: Any) -> Any:
         for name in reversed(names):
-            command = click.option(
-                name, expose_value=False, metavar="TEXT", help="Accepted; the server knows it."
-            )(command)
+            command = click.option(name, expose_value=False, hidden=True)(command)
         return command
 
     return decorate

@@ -70,6 +70,18 @@ def test_help_of_a_command_can_be_asked_for_by_name(alone: Tpu):
     assert alone.ok("help") == alone.ok("--help")
 
 
+@pytest.mark.parametrize(
+    ("word", "advice"),
+    [("stop", "`tpu cancel JOB` ends a job"), ("wait", "`tpu logs -f JOB` follows a job")],
+)
+def test_words_of_other_schedulers_are_answered(alone: Tpu, word, advice):
+    answer = alone(word)
+    assert answer.exit_code == 2
+    assert (
+        answer.stderr.startswith(f"error: unknown command {word!r}; ") and advice in answer.stderr
+    )
+
+
 def misspellings(word: str) -> list[str]:
     """One letter missing, doubled or swapped, and one of another command's beginning."""
     return [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+
+import msgspec
 
 from tpufleet.errors import BadInput, Forbidden
 from tpufleet.model.api_types import (
@@ -58,7 +61,7 @@ router = Router()
 def submit_jobs(call: ApiCall) -> JobPage:
     jobs = submission.submit(call.context, call.components.storage, call.body)
     call.notify()
-    return JobPage(jobs=tuple(queries.job_row(job, None, None) for job in jobs))
+    return _submitted(call, jobs)
 
 
 @router.route(
@@ -72,7 +75,19 @@ def submit_jobs(call: ApiCall) -> JobPage:
 )
 def check_jobs(call: ApiCall) -> JobPage:
     jobs = submission.check(call.context, call.components.storage, call.body)
-    return JobPage(jobs=tuple(queries.job_row(job, None, None) for job in jobs))
+    return _submitted(call, jobs)
+
+
+def _submitted(call: ApiCall, jobs: Iterable[Job]) -> JobPage:
+    storage, store = call.components.storage, call.context.store
+    return JobPage(
+        jobs=tuple(
+            msgspec.structs.replace(
+                queries.job_row(job, None, None), simulated=storage.simulates(job.spec, store)
+            )
+            for job in jobs
+        )
+    )
 
 
 @router.route(

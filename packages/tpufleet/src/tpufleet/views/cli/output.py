@@ -26,7 +26,7 @@ NARROW = 100  # columns; below, tables leave out what explains rather than tells
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
-follow_option = click.option("--follow", "-f", is_flag=True, help="Follow the job until it ends.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 
 
 def is_terminal() -> bool:

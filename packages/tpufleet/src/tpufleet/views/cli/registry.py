@@ -120,6 +120,7 @@ RENAMED: dict[str, str] = {
     "find": "inventory find",
     "metrics": "compare",
     "purge": "archive purge",
+    "queue remove": "cancel --waiting",
     "release": "reserve end",
     "reservations": "reserve list",
     "reservations break": "reserve end",
@@ -233,10 +234,7 @@ class RootGroup(LazyGroup):
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        args = _translated(args)
-        if args[0] not in self.lazy_commands:
-            args = _renamed(args)
-        return super().resolve_command(context, args)
+        return super().resolve_command(context, _renamed(_translated(args)))
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         (everyday, commands), *others = self.sections.items()

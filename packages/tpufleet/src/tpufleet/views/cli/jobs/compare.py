@@ -28,11 +28,8 @@ MAX_PLOTS = 4  # without --metric
 @output.repeatable(
     "--metric", "-m", metavar="NAME", help="Plot this metric (default: the first 4)."
 )
-@click.option("--plots/--no-plots", default=True, help="Plot metrics over steps.")
 @json_option
-def compare(
-    jobs: tuple[str, ...], diff: bool, metric: tuple[str, ...], plots: bool, as_json: bool
-) -> None:
+def compare(jobs: tuple[str, ...], diff: bool, metric: tuple[str, ...], as_json: bool) -> None:
     """Compare JOBs: settings that differ, code that differs from the first job, metrics, curves.
 
     Of one JOB, show its metrics as curves over its steps; they stay after its end. A program
@@ -44,7 +41,7 @@ def compare(
         return
     with connection.connect() as client:
         comparison = client.compare(jobs)
-        series = [client.metrics(row.id) for row in comparison.jobs] if plots or as_json else []
+        series = [client.metrics(row.id) for row in comparison.jobs]
     if as_json:
         output.print_json({"comparison": comparison, "series": series})
         return
@@ -53,7 +50,7 @@ def compare(
         output.print_line(line)
     if not diff and any(code.files for code in comparison.code):
         output.print_status("  next: --diff prints the lines")
-    for line in plot_lines(series, metric) if plots else ():
+    for line in plot_lines(series, metric):
         output.print_line(line)
 
 

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from tpufleet.client.snapshots import Scan
 
 DETACHED = 130  # exit status after Ctrl-C, as for any interrupted program
-SIMULATED_ESTIMATE = "simulated on the server's machine, without TPUs: nothing is billed"
 
 _host = host_option("Show the output of this host, or of all.", default=0)
-_dry_run = click.option("--dry-run", is_flag=True, help="Validate without submitting.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +66,7 @@ Examples:
 )
 @click.option("--dir", "folder", metavar="N", help="Your working directory N (`tpu config dir`).")
 @_host
-@_dry_run
+@output.dry_run_option
 @json_option
 @click.pass_context
 def run(
@@ -141,7 +139,7 @@ Examples:
 @output.repeatable("--set", "settings", metavar="PATH=VALUE", help="Override a field of all jobs.")
 @click.option("--follow", "-f", is_flag=True, help="Follow the jobs until they end.")
 @_host
-@_dry_run
+@output.dry_run_option
 @json_option
 @click.pass_context
 def submit(
@@ -278,7 +276,7 @@ def _show_submitted(
 
 def _show_estimate(planned: list[PlannedJob], rows: tuple[JobRow, ...]) -> None:
     """What the jobs cost while they run, on standard error. Simulated slices cost nothing."""
-    if all("simulated" in row.reason for row in rows):
+    if all(row.simulated for row in rows):
         return
     table = prices.price_table(connection.settings().prices)
     estimates = [prices.estimate(job.spec, table) for job in planned]
@@ -338,7 +336,7 @@ def _check_by_server(planned: list[PlannedJob]) -> list[bool] | None:
     jobs = [new_job(job.spec, new_job_id(), None, named=job.named) for job in planned]
     try:
         with connection.connect() as client:
-            return [row.reason == SIMULATED for row in client.check_jobs(jobs)]
+            return [row.simulated for row in client.check_jobs(jobs)]
     except BadInput as error:
         raise BadInput(_located(str(error), planned)) from error
     except Unreachable as error:
@@ -385,6 +383,6 @@ def _show_plan(planned: list[PlannedJob], scans: dict[Path, Scan], as_json: bool
         click.echo(
             f"# {text.counted(len(scan.entries), 'file')} in {job.folder}, {text.size(scan.size)}"
         )
-        estimate = prices.estimate(job.spec, table)
-        click.echo(f"# {SIMULATED_ESTIMATE if simulated else estimate_text(estimate)}")
+        estimate = estimate_text(prices.estimate(job.spec, table))
+        click.echo(f"# {SIMULATED + ': nothing is billed' if simulated else estimate}")
     output.print_status(f"dry run: {text.counted(len(jobs), 'job')} valid, none submitted")

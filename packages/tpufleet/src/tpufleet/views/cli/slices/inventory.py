@@ -28,6 +28,7 @@ DROPPED_FIRST = ("CHECKED", "BELONGS TO", "SINCE", "ALIAS", "NOTE", "JOB")
 # A generation, that one and later ones, or all.
 GENERATION = re.compile(r"v[2-9](e|p|litepod)?\+?|v\*|all|-a")
 TYPE_NAME = r"v[2-9](?:e|p|litepod)?-\d+"
+SHEET_TAB = "TPUs"
 FREE_STATES = frozenset({InventoryState.FREE, InventoryState.AVAILABLE})
 
 
@@ -37,15 +38,10 @@ FREE_STATES = frozenset({InventoryState.FREE, InventoryState.AVAILABLE})
     "  tpu inventory set tpf-lab-1a2b3c4d --alias big --note 'for the demo'\n",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
-@click.option("--sheet", metavar="ID|URL", help="Write it to a Google Sheet.")
-@click.option(
-    "--tab", default="TPUs", show_default=True, help="Of the Google Sheet; it is replaced."
-)
+@click.option("--sheet", metavar="ID|URL", help="Replace the tab TPUs of a Google Sheet with it.")
 @json_option
 @click.pass_context
-def inventory(
-    context: click.Context, as_csv: bool, sheet: str | None, tab: str, as_json: bool
-) -> None:
+def inventory(context: click.Context, as_csv: bool, sheet: str | None, as_json: bool) -> None:
     """List slices and room in pools: state, owner, job and last heartbeat are observed; alias, note
     and belongs-to are what people wrote."""
     if context.invoked_subcommand is not None:
@@ -56,8 +52,10 @@ def inventory(
         from tpufleet.views import google_sheets
 
         rows = table(known)
-        google_sheets.write_sheet(google_sheets.spreadsheet_id(sheet), tab, rows)
-        output.print_result(known, f"wrote {text.counted(len(rows) - 1, 'row')} to {tab}", as_json)
+        google_sheets.write_sheet(google_sheets.spreadsheet_id(sheet), SHEET_TAB, rows)
+        output.print_result(
+            known, f"wrote {text.counted(len(rows) - 1, 'row')} to {SHEET_TAB}", as_json
+        )
     elif as_json:
         output.print_json(known)
     elif as_csv:

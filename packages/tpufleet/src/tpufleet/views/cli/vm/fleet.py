@@ -33,7 +33,6 @@ _ZONES = click.option("--zones", help="Comma-separated zones (default: tpu_vm.zo
 _WORKERS = click.option(
     "--workers-per-zone", "--workers_per_zone", type=int, required=True, help="In each zone."
 )
-_DRY_RUN = click.option("--dry-run", is_flag=True, help="Only list what would be done.")
 _DRY_RUN_RESULTS = {
     NodeResult.CREATED: NodeResult.WOULD_CREATE,
     NodeResult.RECREATED: NodeResult.WOULD_RECREATE,
@@ -59,7 +58,7 @@ def fleet() -> None:
         "tpu vm fleet create --zones us-central1-a,europe-west4-b --workers-per-zone 8 --type v5e-8"
     ),
 )
-@options(_ZONES, _WORKERS, NODE_OPTIONS, RETRY_OPTIONS, _DRY_RUN, json_option)
+@options(_ZONES, _WORKERS, NODE_OPTIONS, RETRY_OPTIONS, output.dry_run_option, json_option)
 def create(
     zones: str | None,
     workers_per_zone: int,
@@ -86,7 +85,7 @@ def create(
 @fleet.command(
     epilog=example("tpu vm fleet delete --zones us-central1-a --workers-per-zone 8 --yes"),
 )
-@options(_ZONES, _WORKERS, output.yes_option, _DRY_RUN, json_option)
+@options(_ZONES, _WORKERS, output.yes_option, output.dry_run_option, json_option)
 def delete(
     zones: str | None,
     workers_per_zone: int,
@@ -114,7 +113,7 @@ def delete(
     "recreate-preempted",
     epilog=example("tpu vm fleet recreate-preempted --zones us-central1-a --workers-per-zone 8"),
 )
-@options(_ZONES, _WORKERS, NODE_OPTIONS, RETRY_OPTIONS, _DRY_RUN, json_option)
+@options(_ZONES, _WORKERS, NODE_OPTIONS, RETRY_OPTIONS, output.dry_run_option, json_option)
 def recreate(
     zones: str | None,
     workers_per_zone: int,
@@ -151,7 +150,7 @@ def status(zones: str | None, as_json: bool) -> None:
 
 
 @fleet.command("autostop", epilog=example("tpu vm fleet autostop --zones us-central1-a"))
-@options(_ZONES, _DRY_RUN, json_option)
+@options(_ZONES, output.dry_run_option, json_option)
 def autostop(zones: str | None, dry_run: bool, as_json: bool) -> int:
     """Delete the nodes whose --autostop time is over. A server with the same project and zones does
     so by itself; without one, run this from cron."""

@@ -47,7 +47,7 @@ def apply(
     show_nodes([created.node], as_json)
 
 
-@click.command(epilog=example("tpu vm reapply tpu-us-central1-a-0 --yes"))
+@click.command()
 @options(NODE_ARGUMENTS, NODE_OPTIONS, RETRY_OPTIONS, output.yes_option, json_option)
 @click.pass_context
 def reapply(
@@ -68,7 +68,7 @@ def reapply(
     show_nodes([created.node], as_json)
 
 
-@click.command(epilog=example("tpu vm delete tpu-us-central1-a-0 --yes"))
+@click.command()
 @options(NODE_ARGUMENTS, output.yes_option, json_option)
 def delete(name: str, zone: str | None, yes: bool, as_json: bool) -> None:
     """Delete a node, and wait until it is gone."""
@@ -80,7 +80,7 @@ def delete(name: str, zone: str | None, yes: bool, as_json: bool) -> None:
     show_outcomes([NodeOutcome(name=name, zone=where, result=result)], as_json)
 
 
-@click.command(epilog=example("tpu vm restart tpu-us-central1-a-0"))
+@click.command()
 @options(NODE_ARGUMENTS, output.yes_option, json_option)
 def restart(name: str, zone: str | None, yes: bool, as_json: bool) -> None:
     """Stop a node and start it again; its disk is kept. A node of several hosts cannot be stopped:
@@ -97,7 +97,7 @@ def restart(name: str, zone: str | None, yes: bool, as_json: bool) -> None:
     show_nodes([restarted], as_json)
 
 
-@click.command(epilog=example("tpu vm describe tpu-us-central1-a-0"))
+@click.command()
 @options(NODE_ARGUMENTS, json_option)
 def describe(name: str, zone: str | None, as_json: bool) -> None:
     """Show everything that the Cloud TPU API reports about a node."""
@@ -125,7 +125,7 @@ def describe(name: str, zone: str | None, as_json: bool) -> None:
     )
 
 
-@click.command("status", epilog=example("tpu vm status tpu-us-central1-a-0"))
+@click.command("status")
 @options(NODE_ARGUMENTS, json_option)
 def status(name: str, zone: str | None, as_json: bool) -> None:
     """Print the state of a node: ready, preempted, creating, … or not found."""

@@ -15,7 +15,6 @@ from tpufleet.views.cli.vm.options import (
     DELAY,
     NODE_ARGUMENTS,
     TRIES,
-    example,
     interruptible,
     open_nodes,
     options,
@@ -24,7 +23,7 @@ from tpufleet.views.cli.vm.options import (
 from tpufleet.views.cli.vm.outcomes import NodeResult, show_outcomes
 
 
-@click.command("check-env", epilog=example("tpu vm check-env tpu-us-central1-a-0"))
+@click.command("check-env")
 @options(NODE_ARGUMENTS, json_option)
 def check_env(name: str, zone: str | None, as_json: bool) -> int:
     """Check which chips JAX sees on every host of a node, with ssh through gcloud.
@@ -37,7 +36,7 @@ def check_env(name: str, zone: str | None, as_json: bool) -> int:
     return int(outcome.result is not NodeResult.OK)
 
 
-@click.command("repair", epilog=example("tpu vm repair tpu-us-central1-a-0 --yes"))
+@click.command("repair")
 @options(NODE_ARGUMENTS, output.yes_option, json_option)
 def repair(name: str, zone: str | None, yes: bool, as_json: bool) -> int:
     """Repair a node: create it again if it was preempted, remove stale locks, check the chips.

@@ -21,7 +21,7 @@ from tpufleet.views.cli.vm.options import NODE_ARGUMENTS, example, open_nodes, o
     NODE_ARGUMENTS,
     click.argument("worker", default="0"),
     click.option("--command", metavar="TEXT", help="Run this command line instead of a shell."),
-    click.option("--dry-run", is_flag=True, help="Only print the gcloud command."),
+    output.dry_run_option,
 )
 def ssh(
     name: str,
