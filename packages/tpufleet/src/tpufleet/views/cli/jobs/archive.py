@@ -96,10 +96,7 @@ def archive(
         )
 
 
-@archive.command(
-    epilog="\b\nExamples:\n  tpu archive undo train\n  tpu archive undo --all\n"
-    "  tpu archive undo --query 'tag:sweep-3 since:7d'\n",
-)
+@archive.command()
 @click.argument("jobs", metavar="[JOB…]", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All archived jobs of yours.")
 @click.option("--query", help="Archived jobs of yours that match, as in `tpu jobs QUERY`.")

@@ -46,7 +46,8 @@ def cancel(
             try:
                 if queued is not None and (row := client.job(job).row).id not in queued:
                     raise Conflict(
-                        f"{row.name} ({row.id}) is {row.state}, and not in the queue; `tpu cancel {row.id}` ends it"
+                        f"{row.name} ({row.id}) is {row.state}, and not in the queue; "
+                        f"`tpu cancel {row.id}` ends it"
                     )
                 rows.append(_cancel(client, job))
             except (NotFound, Conflict, Forbidden) as error:

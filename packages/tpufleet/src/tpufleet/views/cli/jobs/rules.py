@@ -17,7 +17,7 @@ ACTIONS = {
 }
 
 
-@click.command(epilog="\b\nExamples:\n  tpu config rules\n  tpu config rules --json\n")
+@click.command()
 @json_option
 def rules(as_json: bool) -> None:
     """Show what follows when an attempt ends, by rule. Choose one with --rule or `rule:`.

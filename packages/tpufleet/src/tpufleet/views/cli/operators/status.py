@@ -15,7 +15,7 @@ from tpufleet.views.cli.output import json_option
 MAX_ERRORS = 5
 
 
-@click.command(epilog="\b\nExamples:\n  tpu status\n  tpu status --json\n")
+@click.command()
 @json_option
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:

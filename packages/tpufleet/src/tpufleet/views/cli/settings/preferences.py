@@ -113,7 +113,7 @@ def config_get(key: str) -> None:
     click.echo(_shown(read().setting(key)))
 
 
-@config.command("set", epilog="\b\nExample:\n  tpu config set time_zone Europe/Zurich\n")
+@config.command("set")
 @click.argument("key")
 @click.argument("value")
 def config_set(key: str, value: str) -> None:
@@ -225,7 +225,7 @@ def _set_folders(changes: dict[str, str | None]) -> None:
         click.echo(f"directory {number} is {path or 'deleted; its files are untouched'}")
 
 
-@folders.command("set", epilog="\b\nExample:\n  tpu config dir set ~/research/lm 1\n")
+@folders.command("set")
 @click.argument("path", type=click.Path(file_okay=False, path_type=Path))
 @click.argument("number", metavar="N")
 def folder_set(path: Path, number: str) -> None:

@@ -135,7 +135,7 @@ def list_users(as_json: bool) -> None:
     )  # fmt: skip
 
 
-@user.command("delete", epilog="\b\nExample:\n  tpu user delete ada --yes\n")
+@user.command("delete")
 @click.argument("name")
 @yes_option
 @json_option
@@ -219,9 +219,7 @@ def _limits(created: CreatedToken) -> str:
     return f" ({shown})" if shown else ""
 
 
-@token.command(
-    "rotate", epilog="\b\nExamples:\n  tpu token rotate\n  tpu token rotate 7f3a --overlap 1d\n"
-)
+@token.command("rotate")
 @click.argument("token_id", metavar="[TOKEN]", required=False)
 @click.option(
     "--overlap",

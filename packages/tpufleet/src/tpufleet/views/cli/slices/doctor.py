@@ -177,10 +177,7 @@ def _number(host: str) -> int:
     return int(host.rpartition("/")[2])
 
 
-@doctor.command(
-    epilog="\b\nExamples:\n  tpu doctor fault train preempt\n"
-    "  tpu doctor fault train-1 kill-host --host 2\n"
-)
+@doctor.command()
 @click.argument("target", metavar="JOB|SLICE")
 @click.argument("kind", metavar="KIND", type=click.Choice(FAULTS))
 @click.option("--host", type=click.IntRange(min=0), help="Host, for a fault of one host (0).")

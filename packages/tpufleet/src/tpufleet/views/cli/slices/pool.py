@@ -280,7 +280,7 @@ def show(name: str, as_json: bool) -> None:
         )
 
 
-@pool.command(epilog="\b\nExample:\n  tpu pool delete lab --yes\n")
+@pool.command()
 @click.argument("name")
 @yes_option
 @json_option

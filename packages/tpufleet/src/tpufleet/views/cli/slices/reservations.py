@@ -120,7 +120,7 @@ def _cells(each: Reservation, now: datetime) -> list[Cell]:
     ]  # fmt: skip
 
 
-@reserve.command(epilog="\b\nExample:\n  tpu reserve extend 3f9a --for 1h\n")
+@reserve.command()
 @click.argument("reservation")
 @click.option("--for", "span", metavar="DURATION", default="30m", show_default=True)
 @json_option
@@ -133,10 +133,7 @@ def extend(reservation: str, span: str, as_json: bool) -> None:
     output.print_result(extended, message, as_json)
 
 
-@reserve.command(
-    epilog="\b\nExamples:\n  tpu reserve end 3f9a\n  tpu reserve end tpf-lab-1a2b3c4d\n"
-    '  tpu reserve end gs://lab/run1 --reason "mo has left"\n'
-)
+@reserve.command()
 @click.argument("name", metavar="RESERVATION|SLICE|LOCATION")
 @click.option(
     "--reason", default="", help="Why an admin ends what another user holds; shown, and audited."

@@ -101,9 +101,7 @@ def _range(offers: list[ZoneOffer]) -> str:
     return first if len(offers) == 1 else f"{first} … {last}"
 
 
-@types.command(
-    epilog="\b\nExamples:\n  tpu types stock v5e-16\n  tpu types stock --zone us-central1-a\n"
-)
+@types.command()
 @click.argument("accelerator", metavar="[TYPE]", required=False)
 @click.option("--zone", help="Only this zone.")
 @json_option
