@@ -1,4 +1,4 @@
-"""`tpu bundle`, as far as it needs no network; tests/providers/tpu_vm installs a real one."""
+"""`tpu deploy bundle` without a network; tests/providers/tpu_vm installs a real one."""
 
 from __future__ import annotations
 
@@ -140,4 +140,4 @@ def test_a_server_for_a_real_project_does_not_start_without_a_bundle(tpu, projec
     pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
     result = tpu("serve")
     assert result.exit_code == 2
-    assert "bundle is not set" in result.stderr and "run `tpu bundle`" in result.stderr
+    assert "bundle is not set" in result.stderr and "run `tpu deploy bundle`" in result.stderr

@@ -1,4 +1,4 @@
-"""`tpu check cloud` on the emulated project: every problem with the command that fixes it."""
+"""`tpu init check` on the emulated project: every problem with the command that fixes it."""
 
 from __future__ import annotations
 

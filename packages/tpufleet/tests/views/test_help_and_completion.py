@@ -1,4 +1,4 @@
-"""`tpu --help` fits one screen, `tpu help` and `tpu tldr` lead on, and shells complete names."""
+"""`tpu --help` fits one screen, `tpu help` leads on, and shells complete names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tpu reserve`, `tpu reservations`, `tpu inventory` and `tpu find`, as users type them."""
+"""`tpu reserve` and `tpu inventory`, as users type them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_wrong_reservations_say_what_to_write(tpu: Tpu, lab):
     assert "from 1 minute to 7 days" in tpu("reserve", "lab", "--for", "30d").stderr
     assert "not a time; write 14:00" in tpu("reserve", "lab", "--from", "soon").stderr
     assert "has 1 to 2" in tpu("reserve", "lab", "--slices", "3").stderr
-    assert "tpu reservations" in tpu("reserve", "end", "nothing").stderr
+    assert "tpu reserve list" in tpu("reserve", "end", "nothing").stderr
 
 
 @pytest.mark.parametrize(

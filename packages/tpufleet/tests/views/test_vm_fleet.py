@@ -378,7 +378,7 @@ def test_a_zone_that_the_cloud_does_not_have_is_named(cloud):
     ("fault", "message"),
     [
         ("permission", "grant roles/tpu.admin"),
-        ("quota", "`tpu check cloud` prints the request for it"),
+        ("quota", "`tpu init check` prints the request for it"),
         ("internal", "an internal error has occurred"),
     ],
 )

@@ -126,7 +126,7 @@ class BootMonitor:
             return ""
         if not liveness.cannot_connect(since, working_set.present_since, now):
             return ""
-        advice = "check `public_url` and the firewall with `tpu check cloud`"
+        advice = "check `public_url` and the firewall with `tpu init check`"
         if "certificate verify failed" in error:
             advice = (
                 "set `ca_file` of the server to the certificate of its CA, or use a `public_url` "

@@ -180,7 +180,7 @@ def test_commands_and_diagnostics_reach_every_host_during_a_job(fleets):
     every = fleet.tpu.ok("doctor", node, "--all").splitlines()
     assert len(every) == 3 + 4 * len(checks)
     result = fleet.tpu("doctor", "no-such-slice")
-    assert result.exit_code == 1 and "tpu slices" in result.stderr
+    assert result.exit_code == 1 and "tpu inventory slices" in result.stderr
     shown = fleet.tpu.ok("ssh", node, "--host", "2", "--dry-run", "--", "echo", "a b")
     gcloud = f"gcloud compute tpus tpu-vm ssh {node} --zone={ZONES[0]} --worker=2".split()
     assert shlex.split(shown) == [*gcloud, "--project=my-project", "--command=echo 'a b'"]

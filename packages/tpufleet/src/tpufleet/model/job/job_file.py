@@ -287,7 +287,7 @@ FIELDS: tuple[JobField, ...] = (
         name="rule",
         type=types.RULE,
         description="Reaction to a preemption, a lost connection or a busy device: auto, pre, "
-        "pass, reapply, rerun, resume. See `tpu rules`.",
+        "pass, reapply, rerun, resume. See `tpu config rules`.",
         example="resume",
         default_text="auto: retry them all",
         metavar="RULE",

@@ -54,7 +54,7 @@ class TpuVmSettings:
     valid_for: timedelta = timedelta(hours=24)  # how long a queued resource may wait
     gang_patience: timedelta = timedelta(minutes=3)  # the same for a gang of another capacity type
     reservation: str = ""  # projects/…/locations/…/reservations/…
-    bundle: str = ""  # gs:// or https:// URL of what hosts install, made by `tpu bundle`
+    bundle: str = ""  # gs:// or https:// URL of what hosts install, made by `tpu deploy bundle`
     bundle_sha256: str = ""
     https_proxy: str = ""  # egress proxy of the hosts
     no_proxy: str = ""  # hosts and domains that are reached without it, comma-separated
@@ -74,7 +74,7 @@ def parse(config: Mapping[str, Any]) -> TpuVmSettings:
     """From a config file. Durations are written like 24h."""
     errors = SettingErrors("tpu_vm")
     for key in REPLACED & config.keys():
-        errors.add(key, "replaced by bundle; delete it and run `tpu bundle`")
+        errors.add(key, "replaced by bundle; delete it and run `tpu deploy bundle`")
     document = {key: value for key, value in config.items() if key not in REPLACED}
     values = setting_fields.decode(document, TpuVmSettings, _normalize, errors)
     if "project" not in document:
@@ -114,12 +114,13 @@ def _check(settings: TpuVmSettings) -> None:
         check_metadata(settings.metadata)
     if bool(settings.bundle) != bool(settings.bundle_sha256):
         errors.add(
-            "bundle", "set both bundle and bundle_sha256, or neither; `tpu bundle` prints both"
+            "bundle",
+            "set both bundle and bundle_sha256, or neither; `tpu deploy bundle` prints both",
         )
     if settings.bundle and not settings.bundle.startswith(("gs://", "https://")):
         errors.add("bundle", f"{settings.bundle!r} must start with gs:// or https://")
     if settings.bundle_sha256 and not SHA256.fullmatch(settings.bundle_sha256):
-        errors.add("bundle_sha256", "must be 64 hexadecimal digits; `tpu bundle` prints it")
+        errors.add("bundle_sha256", "must be 64 hexadecimal digits; `tpu deploy bundle` prints it")
     if settings.https_proxy and not PROXY.fullmatch(settings.https_proxy):
         errors.add(
             "https_proxy",

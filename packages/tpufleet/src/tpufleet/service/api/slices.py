@@ -156,7 +156,7 @@ def send_host_command(call: ApiCall) -> Acknowledgement:
         raise BadInput(f"command: has more than {MAX_ARGUMENTS} arguments")
     tpu_slice = call.store.slice(slice_id)
     if tpu_slice is None or tpu_slice.state is SliceState.GONE:
-        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
+        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu inventory slices`")
     job_id = commands.require_slice_access(call.context, tpu_slice)
     simulated = tpu_slice.provider in SIMULATED_PROVIDERS
     if simulated and request.kind is HostCommandKind.COMMAND and not call.user.is_admin:
@@ -182,7 +182,7 @@ def get_host_command(call: ApiCall) -> HostCommandReport:
     slice_id = SliceId(call.path_param("id"))
     tpu_slice = call.store.slice(slice_id)
     if tpu_slice is None:
-        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
+        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu inventory slices`")
     commands.require_slice_access(call.context, tpu_slice)
     return call.components.host_commands.report(
         call.path_param("errand"), call.path_param("id"), call.now
@@ -202,7 +202,7 @@ def get_host_command_file(call: ApiCall) -> Response:
     slice_id = SliceId(call.path_param("id"))
     tpu_slice = call.store.slice(slice_id)
     if tpu_slice is None:
-        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
+        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu inventory slices`")
     commands.require_slice_access(call.context, tpu_slice)
     host = host_id(slice_id, call.query_int("host", 0) or 0)
     parts = call.components.host_commands.read_file(call.path_param("errand"), slice_id, host)

@@ -159,7 +159,7 @@ def release_held_slice(context: CommandContext, slice_id: SliceId) -> None:
     """Return a slice that is held after a failure to its pool."""
     tpu_slice = context.store.slice(slice_id)
     if tpu_slice is None or tpu_slice.state is SliceState.GONE:
-        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
+        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu inventory slices`")
     if tpu_slice.reserved_for is None:
         raise Conflict(f"slice {slice_id} is not held after a failure")
     context.caller.require_owner(tpu_slice.reserved_for, f"the hold on slice {slice_id}")

@@ -63,7 +63,7 @@ def lines(status: ServerStatus) -> list[str]:
     shown.append(f"jobs       {counts or 'none'}")
     if status.oldest_queued_at is not None:
         waited = text.duration(now - status.oldest_queued_at)
-        shown.append(f"queue      oldest job waits for {waited}; see `tpu jobs --state queued`")
+        shown.append(f"queue      oldest job waits for {waited}; see `tpu jobs state:queued`")
     shown.append(f"slices     {status.slices}, {text.counted(status.hosts, 'host')} reporting")
     for provider in controller.providers if controller else ():
         answered = f"answered {text.age(provider.answered_at, now)}"

@@ -116,7 +116,7 @@ def _wait(
         row = client.find_slice(slice_id)
         if row is not None and row.state in _LOST:
             raise FleetError(
-                f"{node} was not adopted: {row.reason}\n  next: tpu events --slice {row.id}"
+                f"{node} was not adopted: {row.reason}\n  next: tpu events slice:{row.id}"
             )
         if row is not None and done(row):
             return row
