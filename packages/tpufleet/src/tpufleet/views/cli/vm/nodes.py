@@ -47,7 +47,7 @@ def apply(
     show_nodes([created.node], as_json)
 
 
-@click.command()
+@click.command(epilog=example("tpu vm reapply tpu-us-central1-a-0 --yes"))
 @options(NODE_ARGUMENTS, NODE_OPTIONS, RETRY_OPTIONS, output.yes_option, json_option)
 @click.pass_context
 def reapply(

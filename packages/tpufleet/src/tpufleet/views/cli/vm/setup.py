@@ -19,7 +19,7 @@ _NFS = re.compile(r"[A-Za-z0-9.:_\[\]-]+:/\S*")
 _KEY = re.compile(r"[\x21-\x7e]{20,300}")
 
 
-@click.command("mount-disk")
+@click.command("mount-disk", epilog=example("tpu vm mount-disk tpu-us-central1-a-0"))
 @options(
     NODE_ARGUMENTS,
     click.option("--disk", "disks", multiple=True, metavar="projects/…/disks/…",
