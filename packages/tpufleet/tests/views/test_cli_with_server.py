@@ -484,7 +484,7 @@ def test_all_archived_jobs_or_those_of_a_query_are_listed_again(world, tpu):
         world.submit(name, name=name)
         world.end_job(name)
     tpu.ok("archive", "--yes")
-    assert tpu("jobs").stderr == "no jobs, except archived ones: `tpu jobs --archived`\n"
+    assert tpu("jobs").stderr == "no jobs, except archived ones: `tpu jobs is:archived`\n"
     assert "no jobs match, except archived" in tpu("jobs", "--state", "failed").stderr
     assert tpu("jobs", "--state", "succeeded").stderr == "no jobs match\n"
     assert tpu.ok("archive", "undo", "--query", "name:job-2") == "listed again: job-2 (job-2)\n"

@@ -111,8 +111,8 @@ def undo(jobs: tuple[str, ...], everything: bool, query: str | None, as_json: bo
     with connection.connect() as client:
         refs = list(jobs)
         if not jobs:
-            mine = {"owner": client.me().name, "archived": True, "query": query}
-            refs = [row.id for row in client.all_jobs(**mine)]
+            found = client.all_jobs(owner=client.me().name, archived=True, query=query)
+            refs = [row.id for row in found]
         rows: list[JobRow] = []
         for start in range(0, len(refs), JOBS_PER_REQUEST):
             rows += client.unarchive(refs[start : start + JOBS_PER_REQUEST])

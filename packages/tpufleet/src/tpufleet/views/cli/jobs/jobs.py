@@ -86,7 +86,7 @@ def jobs(
         search = " ".join([*saved, *query])
         all_users = all_users or names_owner(search)
         owner = None if all_users else client.me().name
-        selection = {"owner": owner, "query": search or None}
+        selection: dict[str, Any] = {"owner": owner, "query": search or None}
 
         def refresh() -> None:
             found = client.jobs(limit=min(limit + 1, MOST_ROWS), **selection).jobs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from tpufleet.errors import BadInput
@@ -120,7 +122,7 @@ def events(subject: str | None, follow: bool, limit: int, as_json: bool) -> None
     if colon and kind not in SUBJECTS:
         raise BadInput(f"{subject}: write a job, or one of {', '.join(SUBJECTS)} before the colon")
     job = subject if not colon else None
-    about = {SUBJECTS[kind]: name} if colon else {}
+    about: dict[str, Any] = {SUBJECTS[kind]: name} if colon else {}
     with connection.connect(follow=follow) as client:
         page = client.events(job, limit=limit, newest=True, **about)
         if not as_json:
