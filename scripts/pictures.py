@@ -110,7 +110,7 @@ def draw_tutorial() -> None:
             steps = f"command=[python, train.py, steps={STEPS}]"
             tpu("submit", "examples/train/job.yaml", "--set", steps)
             wait_for_job("train", lambda job: steps_of(job) >= PREEMPT_AT)
-            tpu("fault", "train", "preempt")
+            tpu("doctor", "fault", "train", "preempt")
             wait_for_job("train", lambda job: job["attempts"] == 2 and job["state"] == "running")
             resumed_from = PREEMPT_AT // 2
             wait_for_job("train", lambda job: steps_of(job) > resumed_from)

@@ -32,6 +32,8 @@ def commands_page() -> str:
     for section, commands in registry.sections().items():
         parts.append(f"\n## {section}\n")
         for name, entry in commands.items():
+            if entry.hidden:
+                continue
             command = entry.load()
             parts += [_command(path, each) for path, each in _walk(f"tpu {name}", command)]
     return "".join(parts)

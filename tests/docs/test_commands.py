@@ -11,6 +11,7 @@ import click
 import pytest
 
 from tests.docs import markdown
+from tpufleet.views.cli.output import CommandGroup
 from tpufleet.views.cli.registry import root
 
 TPU = re.compile(r"(.*/)?tpu")
@@ -97,11 +98,15 @@ def mentions() -> list[tuple[Path, str]]:
 @pytest.mark.parametrize(("page", "code"), mentions(), ids=lambda value: str(value)[-60:])
 def test_a_command_in_prose_names_an_existing_command_and_options(page, code):
     current: click.Command = root()
-    path = code.split(" -- ")[0].split()[1:]
+    path = code.removeprefix("tpu help").split(" -- ")[0].split()
+    path = path[1:] if path[:1] == ["tpu"] else path
     while path and isinstance(current, click.Group) and not path[0].startswith("-"):
-        command = current.get_command(click.Context(current), path.pop(0))
+        command = current.get_command(click.Context(current), path[0])
+        if command is None and isinstance(current, CommandGroup):
+            break  # an argument of its own
         assert command is not None, f"{page.name}: {code}"
         current = command
+        del path[0]
     known = {name for option in current.params for name in option.opts} | {"--help"}
     for argument in path:
         assert not argument.startswith("-") or argument.split("=")[0] in known, (

@@ -122,7 +122,7 @@ def test_a_newcomer_follows_the_page_to_a_finished_job(tmp_path, monkeypatch):
     [run] = [text for command, text in printed.items() if command.startswith("tpu run")]
     assert "hello from a TPU host" in run and "succeeded" in run
     assert "estimate: $1.92 per hour" in run
-    slices = printed["tpu slices"]
+    slices = printed["tpu inventory slices"]
     assert slices.startswith("no slices;") or all(
         line.split()[1] == "releasing" for line in slices.splitlines()[1:]
     ), slices

@@ -88,6 +88,7 @@ def unknown_part(code: str) -> str:
     """The command or options of this command line that do not exist; empty when all do."""
     current: click.Command = root()
     path = code.split(" -- ")[0].split()[1:]
+    path = path[1:] if path[:1] == ["help"] else path
     while path and isinstance(current, click.Group) and re.fullmatch(r"[a-z-]+", path[0]):
         if path[0].startswith("-"):
             break

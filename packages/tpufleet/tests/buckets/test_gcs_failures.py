@@ -28,8 +28,8 @@ from tpufleet.model.job.attempts import AttemptId
 from tpufleet.runtime import gcs
 from tpufleet.service.files.archived import ArchivedLogs
 from tpufleet_activations.io import remote_files
-from tpufleet_activations.io.shard_writer import BufferStream
 from tpufleet_activations.io.addresses import open_storage
+from tpufleet_activations.io.shard_writer import BufferStream
 
 SESSION_BYTES = 9 << 20  # the client uploads more than 8 MiB in a session
 

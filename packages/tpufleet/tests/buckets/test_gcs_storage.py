@@ -246,7 +246,7 @@ def test_a_job_on_simulated_slices_keeps_everything_in_the_bucket(bucket, tmp_pa
         assert any(name.startswith("snapshots/") for name in objects)
         assert any(name.startswith(f"logs/{row['id']}/0/") for name in objects)
         person.ok("run", "v5e-1", "--name", "another", "--", "true")  # starts the server again
-        person.ok("purge", row["id"], "--checkpoints", "--yes")
+        person.ok("archive", "purge", row["id"], "--checkpoints", "--yes")
         assert not [name for name in bucket.names() if row["id"] in name]
         assert any(name.startswith("snapshots/") for name in bucket.names()), "of the other job"
     finally:

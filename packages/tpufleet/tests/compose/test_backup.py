@@ -312,7 +312,7 @@ def test_the_next_step_of_a_restore_starts_the_server_on_its_store(tmp_path, pas
         target = postgres.fresh_url() + "&sslpassword=pass"
         shown = f"set TPUFLEET_STORE to the URL of --store ({config.redacted_store(target)}), then"
     tpu = Tpu(TPUFLEET_HOME=str(new.home))
-    printed = tpu.ok("restore", str(file), "--store", target)
+    printed = tpu.ok("backup", "restore", str(file), "--store", target)
     assert printed.partition("next: ")[2].startswith(shown) and "=pass" not in printed
 
 
@@ -320,7 +320,9 @@ def test_the_next_step_of_a_restore_into_the_state_folder_has_no_store(tmp_path)
     old = settings(tmp_path / "old")
     open_store(url_of("sqlite", old.home)).close()
     backup.create(old, url_of("sqlite", old.home), tmp_path / "b.tar.gz", ())
-    printed = Tpu(TPUFLEET_HOME=str(tmp_path / "new")).ok("restore", str(tmp_path / "b.tar.gz"))
+    printed = Tpu(TPUFLEET_HOME=str(tmp_path / "new")).ok(
+        "backup", "restore", str(tmp_path / "b.tar.gz")
+    )
     assert printed.endswith("next: tpu serve\n")
 
 

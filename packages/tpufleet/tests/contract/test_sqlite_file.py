@@ -100,7 +100,7 @@ def test_a_damaged_database_says_so(tmp_path):
     with path.open("r+b") as file:
         file.seek(4096)
         file.write(os.urandom(path.stat().st_size - 4096))
-    with pytest.raises(FleetError, match=r"(?s)is damaged.*tpu restore"):
+    with pytest.raises(FleetError, match=r"(?s)is damaged.*tpu backup restore"):
         store = open_store(f"sqlite:///{path}")
         store.jobs(JobQuery())
 

@@ -130,7 +130,7 @@ def test_a_budget_is_told_to_its_user_and_that_of_a_pool_to_admins(scope, name, 
     spent = event("warning", EventKind.BUDGET, data={"scope": scope, "name": name})
     queued = notifications.deliveries(spent, None, [], users, known, NOW)
     assert [each.owner for each in queued] == told
-    assert "tpu budget" in queued[0].text
+    assert "tpu cost budget" in queued[0].text
 
 
 def test_a_message_says_what_happened_and_the_next_command():

@@ -336,7 +336,7 @@ def test_its_owner_releases_a_location(service):
 def test_an_admin_releases_the_location_of_another_user_with_a_reason(service):
     """So that nobody keeps locations from others by running a job in each of them."""
     run_and_end(service, "job-1", "mo", "gs://lab/run1")
-    with pytest.raises(Forbidden, match=r"ask mo or an admin .*`tpu release gs://lab/run1`"):
+    with pytest.raises(Forbidden, match=r"ask mo or an admin .*`tpu reserve end gs://lab/run1`"):
         service.submit("job-2", by="mel", checkpoint="gs://lab/run1")
     with pytest.raises(Forbidden, match="belongs to mo; only mo or an admin"):
         service.client("mel").release_checkpoint_location("gs://lab/run1", "I want it")

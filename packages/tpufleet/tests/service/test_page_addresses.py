@@ -1,31 +1,10 @@
-"""Addresses of the web page: bookmarks of the former job manager's, and none that leads away."""
+"""Addresses of the web page: none leads away."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.service.harness import ServiceHarness
-
-
-@pytest.mark.parametrize(
-    ("address", "today"),
-    [
-        ("/user/ada", "/#/jobs?q=owner:ada"),
-        ("/user/ada.b-c_d/", "/#/jobs?q=owner:ada.b-c_d"),
-        ("/log/ada/3?n=100&ansi=1", "/#/jobs?q=owner:ada"),
-        ("/tpus", "/#/inventory"),
-        ("/login", "/#/jobs"),
-        ("/logout", "/#/jobs"),
-    ],
-)
-def test_a_bookmark_of_the_former_page_leads_to_todays(
-    shared_service: ServiceHarness, address, today
-):
-    """The page holds no data: it asks for a login before it shows the jobs of a user."""
-    with shared_service.http() as http:
-        answer = http.get(shared_service.url + address)
-        assert (answer.status_code, answer.headers["location"]) == (302, today)
-        assert http.post(shared_service.url + address).status_code != 302
 
 
 @pytest.mark.parametrize(

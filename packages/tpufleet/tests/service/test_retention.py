@@ -375,7 +375,7 @@ def test_files_of_the_other_jobs_are_deleted_when_those_of_one_cannot_be(service
     assert purge_events(service, "two") == ["purged by mel: deleted logs, results and checkpoints"]
     failed = (
         "purged by mel: some files could not be deleted: Device or resource busy; "
-        "`tpu purge --checkpoints one` deletes what is left"
+        "`tpu archive purge --checkpoints one` deletes what is left"
     )
     assert purge_events(service, "one") == [failed]
     monkeypatch.undo()

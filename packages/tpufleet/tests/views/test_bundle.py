@@ -1,4 +1,4 @@
-"""`tpu bundle`, as far as it needs no network; tests/providers/tpu_vm installs a real one."""
+"""`tpu deploy bundle` without a network; tests/providers/tpu_vm installs a real one."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def tpu(tmp_path: Path) -> Tpu:
 
 
 def test_without_a_bucket_the_command_says_where_to_set_one(tpu):
-    result = tpu("bundle")
+    result = tpu("deploy", "bundle")
     assert "no bucket to upload the bundle to" in result.stderr
     assert "--bucket gs://BUCKET/FOLDER" in result.stderr and "config.yaml" in result.stderr
 
 
 def test_a_folder_that_is_not_a_python_is_rejected(tpu, tmp_path):
-    result = tpu("bundle", "--output", str(tmp_path / "b"), "--python-folder", "/etc")
+    result = tpu("deploy", "bundle", "--output", str(tmp_path / "b"), "--python-folder", "/etc")
     assert "/etc is not a Python" in result.stderr
     assert not (tmp_path / "b").exists()
 
@@ -109,7 +109,7 @@ def test_the_bundle_is_written_to_the_config_file_of_the_project(tpu, project, u
         from tpufleet.runtime import gcs
 
         gcs.connect().create_bucket("lab")
-        printed = tpu.ok("bundle")
+        printed = tpu.ok("deploy", "bundle")
         assert f"to {project}" in printed and "tpu serve" in printed
         document = yaml.safe_load(project.read_text())
         assert document["tpu_vm"]["bundle"].startswith("gs://lab/fleet/bundles/tpufleet-")
@@ -120,7 +120,7 @@ def test_the_bundle_is_written_to_the_config_file_of_the_project(tpu, project, u
         project.write_text(f"# ours\n{project.read_text()}".replace("my-project", "other"))
         before = project.read_text().replace(document["tpu_vm"]["bundle"], "gs://old")
         project.write_text(before)
-        assert "tpu_vm:\n  bundle: gs://lab/fleet/bundles/" in tpu.ok("bundle")
+        assert "tpu_vm:\n  bundle: gs://lab/fleet/bundles/" in tpu.ok("deploy", "bundle")
         assert project.read_text() == before
 
 
@@ -140,4 +140,4 @@ def test_a_server_for_a_real_project_does_not_start_without_a_bundle(tpu, projec
     pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
     result = tpu("serve")
     assert result.exit_code == 2
-    assert "bundle is not set" in result.stderr and "run `tpu bundle`" in result.stderr
+    assert "bundle is not set" in result.stderr and "run `tpu deploy bundle`" in result.stderr

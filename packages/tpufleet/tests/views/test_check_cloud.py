@@ -1,4 +1,4 @@
-"""`tpu check cloud` on the emulated project: every problem with the command that fixes it."""
+"""`tpu init check` on the emulated project: every problem with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tpu(folder: Path, emulator: Emulator, bucket: str = "gs://my-bucket/fleet", 
 
 
 def test_a_project_that_is_set_up_passes(tmp_path, emulator):
-    answer = tpu(tmp_path, emulator).json("check", "cloud", "--type", "v5e-16")
+    answer = tpu(tmp_path, emulator).json("init", "check", "--type", "v5e-16")
     assert answer["passed"] and not [each for each in answer["checks"] if each["fix"]]
     names = {each["name"] for each in answer["checks"]}
     assert {"credentials", "project", "Cloud TPU API", "roles/tpu.admin", "network", "bucket",
@@ -205,7 +205,7 @@ def test_hosts_of_a_slice_must_reach_each_other(emulator, network, rules, status
 
 
 def test_without_a_bucket_the_user_is_warned(tmp_path, emulator):
-    answer = tpu(tmp_path, emulator, bucket="").json("check", "cloud")
+    answer = tpu(tmp_path, emulator, bucket="").json("init", "check")
     [bucket] = [each for each in answer["checks"] if each["name"] == "bucket"]
     assert bucket["status"] == "warning" and "gcloud storage buckets create" in bucket["fix"]
 

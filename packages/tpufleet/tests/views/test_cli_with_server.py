@@ -419,11 +419,11 @@ def test_a_change_of_a_pool_that_fails_queued_jobs_is_confirmed(world, admin, ch
 
 def test_an_owner_injects_faults_by_job_or_slice(world, admin, tpu):
     start_job(world)
-    assert "slice-1" in tpu.ok("slices")
+    assert "slice-1" in tpu.ok("inventory", "slices")
     world.add_slice("slice-2", None, pool="lab")
-    assert tpu("fault", "slice-2", "preempt").exit_code == 1
-    tpu.ok("fault", "job-1", "preempt")
-    admin.ok("fault", "slice-1", "kill-host", "--host", "2")
+    assert tpu("doctor", "fault", "slice-2", "preempt").exit_code == 1
+    tpu.ok("doctor", "fault", "job-1", "preempt")
+    admin.ok("doctor", "fault", "slice-1", "kill-host", "--host", "2")
     faults = [item for item in world.store.inbox() if item.kind == "fault"]
     assert [(item.slice_id, item.fault, item.host_index) for item in faults] == [
         ("slice-1", "preempt", None), ("slice-1", "kill-host", 2),
@@ -463,7 +463,7 @@ def test_commands_on_hosts_explain_what_they_could_not_find(world, tpu):
     assert "job train (job-1) is queued and holds no slice" in tpu("doctor", "train").stderr
     for name in ("slice-1", "slice-2"):
         world.add_slice(name, "job-1")
-    refused = tpu("fault", "train", "preempt")
+    refused = tpu("doctor", "fault", "train", "preempt")
     assert refused.exit_code == 2 and "name one of slice-1, slice-2" in refused.stderr
 
 
@@ -476,7 +476,7 @@ def test_archive_hides_jobs_and_unarchive_lists_them_again(world, tpu):
     assert refused.exit_code == 2 and "--yes" in refused.output and "job-1" in tpu.ok("jobs")
     assert "archived: 1 job" in tpu.ok("archive", "--state", "failed")
     assert "job-1" not in tpu("jobs").output and "job-1" in tpu.ok("jobs", "--archived")
-    assert "job-1" in tpu.ok("unarchive", "job-1") and "job-1" in tpu.ok("jobs")
+    assert "job-1" in tpu.ok("archive", "undo", "job-1") and "job-1" in tpu.ok("jobs")
 
 
 def test_all_archived_jobs_or_those_of_a_query_are_listed_again(world, tpu):
@@ -484,58 +484,53 @@ def test_all_archived_jobs_or_those_of_a_query_are_listed_again(world, tpu):
         world.submit(name, name=name)
         world.end_job(name)
     tpu.ok("archive", "--yes")
-    assert tpu("jobs").stderr == "no jobs, except archived ones: `tpu jobs --archived`\n"
+    assert tpu("jobs").stderr == "no jobs, except archived ones: `tpu jobs is:archived`\n"
     assert "no jobs match, except archived" in tpu("jobs", "--state", "failed").stderr
     assert tpu("jobs", "--state", "succeeded").stderr == "no jobs match\n"
-    assert tpu.ok("unarchive", "--query", "name:job-2") == "listed again: job-2 (job-2)\n"
-    assert tpu.ok("unarchive", "--all") == "listed again: job-1 (job-1)\n"
-    assert tpu("unarchive", "--all").stderr == "no archived jobs\n"
-    assert "pass either job names, --query or --all" in tpu("unarchive").output
-
-
-@pytest.mark.parametrize("spelling", ["clean", "clear", "clear-all"])
-def test_the_former_names_of_archive_delete_nothing(world, tpu, spelling):
-    world.submit("job-1")
-    world.end_job("job-1")
-    kept = world.folder / "checkpoints" / "job-1" / "7"
-    kept.mkdir(parents=True)
-    tpu.ok(spelling, "--yes")
-    assert kept.is_dir() and "job-1" in tpu.ok("jobs", "--archived")
+    assert tpu.ok("archive", "undo", "--query", "name:job-2") == "listed again: job-2 (job-2)\n"
+    assert tpu.ok("archive", "undo", "--all") == "listed again: job-1 (job-1)\n"
+    assert tpu("archive", "undo", "--all").stderr == "no archived jobs\n"
+    assert "pass either job names, --query or --all" in tpu("archive", "undo").output
 
 
 def test_purge_lists_files_and_checkpoints_apart_and_asks(world, tpu):
     for name in ("one", "two"):
         tpu.ok("run", "v5e-4", "--detach", "--name", name, "--", "python", "train.py")
     one, two = (world.store.jobs(JobQuery(name=name))[0].id for name in ("one", "two"))
-    assert "no ended jobs with files" in tpu("purge").output
+    assert "no ended jobs with files" in tpu("archive", "purge").output
     world.end_job(one)
     checkpoint = world.folder / "checkpoints" / one / "7"
     checkpoint.parent.mkdir(parents=True)
     checkpoint.write_bytes(b"x" * 2000)
-    printed = tpu.ok("purge", "--dry-run")
+    printed = tpu.ok("archive", "purge", "--dry-run")
     assert one in printed and two not in printed and "2.0 kB, kept" in printed
     assert "would be deleted: logs and results of 1 job (" in printed
     assert "checkpoints are kept (2.0 kB)" in printed
-    assert "2.0 kB, deleted" in tpu.ok("purge", "--dry-run", "--checkpoints")
-    refused = tpu("purge")
+    assert "2.0 kB, deleted" in tpu.ok("archive", "purge", "--dry-run", "--checkpoints")
+    refused = tpu("archive", "purge")
     assert refused.exit_code == 2 and "--yes" in refused.output
-    assert "deleted: " in tpu.ok("purge", "--yes", "--older-than", "0s", "--state", "failed")
+    assert "deleted: " in tpu.ok(
+        "archive", "purge", "--yes", "--older-than", "0s", "--state", "failed"
+    )
     assert checkpoint.exists()
     assert one not in tpu.ok("jobs") and one in tpu.ok("jobs", "--archived")
     world.end_job(two, JobState.SUCCEEDED)
-    [row] = tpu.json("purge", two)["jobs"]
+    [row] = tpu.json("archive", "purge", two)["jobs"]
     assert (row["id"], row["state"]) == (two, "succeeded")
 
 
 def test_purging_a_job_again_says_that_nothing_is_left(world, tpu):
     world.submit("one")
     world.end_job("one")
-    assert "deleted: logs and results of 1 job" in tpu.ok("purge", "one", "--yes")
-    again = tpu("purge", "one", "--yes")
+    assert "deleted: logs and results of 1 job" in tpu.ok("archive", "purge", "one", "--yes")
+    again = tpu("archive", "purge", "one", "--yes")
     assert (again.exit_code, again.stdout) == (0, "")
     assert again.stderr == "no logs, results or code of one are left to delete\n"
-    assert "no files of one are left" in tpu("purge", "one", "--checkpoints", "--yes").stderr
-    assert tpu.json("purge", "one")["jobs"] == []
+    assert (
+        "no files of one are left"
+        in tpu("archive", "purge", "one", "--checkpoints", "--yes").stderr
+    )
+    assert tpu.json("archive", "purge", "one")["jobs"] == []
 
 
 def test_a_job_that_another_command_purges_meanwhile_is_not_reported_as_deleted(
@@ -548,7 +543,7 @@ def test_a_job_that_another_command_purges_meanwhile_is_not_reported_as_deleted(
         world.client().purge(PurgeRequest(jobs=(JobId("one"),)))
 
     monkeypatch.setattr(output, "confirm", confirm_after_another_purge)
-    result = tpu("purge", "one")
+    result = tpu("archive", "purge", "one")
     assert result.exit_code == 0 and "deleted:" not in result.stdout
     assert "nothing was left to delete" in result.stderr
 
@@ -558,7 +553,7 @@ def test_a_purged_job_gets_no_advice_that_needs_its_files(world, tpu):
     [job] = world.store.jobs(JobQuery(name="one"))
     end_job(world, job.id, JobState.FAILED, end_reason=EndReason.USER_ERROR, reason="exit 1")
     assert "tpu logs" in tpu.ok("why", "one")
-    tpu.ok("purge", "one", "--yes")
+    tpu.ok("archive", "purge", "one", "--yes")
     explained = tpu.ok("why", "one")
     assert "tpu logs" not in explained and "logs and code were deleted on" in explained
     assert "deleted on" in tpu.ok("show", "one")

@@ -1,4 +1,4 @@
-"""`tpu --help` fits one screen, `tpu help` and `tpu tldr` lead on, and shells complete names."""
+"""`tpu --help` fits one screen, `tpu help` leads on, and shells complete names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.reservations import Reservation
 from tpufleet.stores.base import ChangeSet
 from tpufleet.views.cli import completion_values, registry
-from tpufleet.views.cli.settings.tldr import EXAMPLES, START
 from tpufleet.views.cli.vm.group import vm
 
 
@@ -29,7 +29,8 @@ def test_help_fits_one_screen_and_names_every_command(alone: Tpu):
     lines = printed.splitlines()
     assert 24 <= len(lines) <= 40
     assert all(len(line) <= 80 for line in lines)
-    assert set(registry.commands()) <= set(re.findall(r"[a-z][a-z-]*", printed))
+    shown = {name for name, lazy in registry.commands().items() if not lazy.hidden}
+    assert shown <= set(re.findall(r"[a-z][a-z-]*", printed))
     everyday = [line.split()[0] for line in lines[lines.index("Everyday:") + 1 :] if line[:2]]
     assert everyday[:3] == ["run", "submit", "jobs"]
 
@@ -41,22 +42,96 @@ def test_node_commands_are_one_group(alone: Tpu):
     assert alone.ok("help", "vm", "apply") == alone.ok("vm", "apply", "--help")
 
 
-LINES = [each.line for each in (*START, *(one for many in EXAMPLES.values() for one in many))]
+def examples() -> Iterator[str]:
+    """The lines at the end of the help of each command."""
+    for name, lazy in registry.commands().items():
+        for command in walk(lazy.load(name)):
+            lines = (command.epilog or "").replace("\\\n", " ").splitlines()
+            yield from (line.strip() for line in lines if line.startswith("  tpu "))
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_a_worked_example_is_a_valid_command_line(line):
-    (arguments,) = simple_commands(line)
-    check(arguments[1:])
+def walk(command: click.Command) -> Iterator[click.Command]:
+    yield command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            yield from walk(child)
 
 
-def test_tldr_prints_examples_of_everyday_and_of_one_command(alone: Tpu):
-    assert all(f"# {each.task}\n{each.line}\n" in alone.ok("tldr") for each in START)
-    assert EXAMPLES["resume"][0].line in alone.ok("tldr", "resume")
-    assert "tpu cancel train" in alone.ok("tldr", "cancel")
-    assert "tpu vm ssh" in alone.ok("tldr", "lian"), "former names lead to today's"
-    refused = alone("tldr", "nothing")
-    assert refused.exit_code == 2 and "no command 'nothing'" in refused.stderr
+@pytest.mark.parametrize("line", sorted({*examples()}))
+def test_an_example_is_a_valid_command_line(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in re.findall(r"\S+\.yaml", line):
+        Path(name).touch()
+    for arguments in simple_commands(line):
+        check(arguments[1:])
+
+
+def test_there_are_at_most_45_commands():
+    shown = [lazy for lazy in registry.commands().values() if not lazy.hidden]
+    assert len(shown) <= 45
+
+
+@pytest.mark.parametrize("name", registry.RENAMED)
+def test_earlier_names_of_commands_are_understood(alone: Tpu, name):
+    answer = alone(*name.split(), "--help")
+    assert answer.exit_code == 0
+    assert answer.stdout == alone.ok(*registry.RENAMED[name].split(), "--help")
+    assert f"is now `tpu {registry.RENAMED[name]}`" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "today"),
+    [
+        ("tag train a b --remove c", "train --tag a --tag b --remove c"),
+        ("tag --query owner:me a --yes", "--tag a --query owner:me --yes"),
+        ("note train two words", "train --note|two words"),
+        ("note train --clear", "train --note|"),
+        ("rename train other", "train --name other"),
+        ("priority train -- -5", "train --priority -5"),
+    ],
+)
+def test_earlier_ways_to_edit_a_job_are_understood(typed, today):
+    name, *words = typed.split()
+    expected, bar, last = today.partition("|")
+    assert registry.edit_arguments(registry.EDITS[name], words) == [
+        "edit", *expected.split(), *[last] * bool(bar)
+    ]  # fmt: skip
+
+
+WITHOUT_MIGRATION = """
+import sys
+from tpufleet.views.cli import entry_points
+registered = entry_points._targets
+entry_points._targets = lambda path, group: (
+    {} if "tpufleet_migration" in path else registered(path, group)
+)
+sys.modules["tpufleet_migration"] = None  # importing it fails
+from tpufleet.__main__ import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("--help", 0),
+        ("jobs", 0),
+        ("config rules", 0),
+        ("purge --help", 0),
+        ("run --help", 0),
+        ("kill x", 2),
+    ],
+)
+def test_commands_work_without_the_distribution_for_former_tools(tpu: Tpu, words, status):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MIGRATION, *words.split()],
+        env={**os.environ, **tpu.environ}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 class Shell:
@@ -82,7 +157,7 @@ class Shell:
         words = line.split(" ")
         array = " ".join(f"'{word}'" for word in words)
         script = (
-            'eval "$(tpu completion bash)"\n'
+            'eval "$(tpu config completion bash)"\n'
             f"COMP_WORDS=({array}); COMP_CWORD={len(words) - 1}; COMPREPLY=()\n"
             '_tpu_completion tpu\nprintf "%s\\n" "${COMPREPLY[@]}"\n'
         )
@@ -95,7 +170,7 @@ def shell(world, tpu: Tpu, tmp_path: Path) -> Shell:
     world.submit("job-2", name="resnet-small")
     lab = Pool(name="lab", provider="local", accelerator="v5litepod-16", largest=1)
     world.store.commit(ChangeSet(pools=[lab]))
-    tpu.ok("view", "save", "bad", "state:failed")
+    tpu.ok("config", "view", "save", "bad", "state:failed")
     now, ends = world.clock.now(), world.clock.now() + timedelta(hours=1)
     reservation = Reservation(
         id="3f9a0000",
@@ -113,20 +188,19 @@ def shell(world, tpu: Tpu, tmp_path: Path) -> Shell:
 @pytest.mark.parametrize(
     ("line", "proposed"),
     [
-        ("tpu comp", {"compare", "completion"}),
+        ("tpu comp", {"compare"}),
         ("tpu vm re", {"reapply", "restart", "repair"}),
         ("tpu why resnet", {"resnet-large", "resnet-small"}),
         ("tpu run v5e-25", {"v5e-256"}),
-        ("tpu jobs --pool ", {"lab"}),
-        ("tpu queue --zone us-west4-", {"us-west4-a"}),
+        ("tpu queue --pool ", {"lab"}),
+        ("tpu types --zone us-west4-", {"us-west4-a"}),
         ("tpu run v5e-8 --poo", {"--pool"}),
         ("tpu run v5e-8 tag=x --pool ", {"lab"}),
         ("tpu resume resnet-large w", set()),
         ("tpu jobs --view b", {"bad"}),
         ("tpu config set time", {"time_zone"}),
-        ("tpu reservations extend ", {"3f9a0000"}),
+        ("tpu reserve extend ", {"3f9a0000"}),
         ("tpu inventory set ", {"lab"}),
-        ("tpu tldr res", {"reserve", "resume", "reservations", "restore"}),
     ],
     ids=[
         "command",
@@ -142,7 +216,6 @@ def shell(world, tpu: Tpu, tmp_path: Path) -> Shell:
         "setting",
         "reservation",
         "inventory",
-        "help",
     ],
 )
 def test_bash_completes(shell: Shell, line, proposed):
@@ -154,7 +227,7 @@ def test_other_shells_accept_their_script(shell: Shell, name, tmp_path):
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed")
     script = tmp_path / f"tpu.{name}"
-    script.write_text(shell.run("tpu", "completion", name))
+    script.write_text(shell.run("tpu", "config", "completion", name))
     shell.run(name, "-n", str(script))
     if name == "fish":
         proposed = shell.run(name, "-c", f"source {script}; complete -C 'tpu why resnet'")

@@ -61,17 +61,17 @@ TLS = {"--tls-cert": "cert.pem", "--tls-key": "key.pem"}
         (
             {"--public-url": "https://fleet.example.com:8470", **TLS},
             {"listen": "0.0.0.0:8470", "tls_cert": "cert.pem", "tls_key": "key.pem"},
-            "tpu bundle\n  tpu serve",
+            "tpu deploy bundle\n  tpu serve",
         ),
         (
             {"--public-url": "https://fleet.example.com"},  # behind a proxy with TLS
             {"listen": "127.0.0.1:8470"},
-            "tpu bundle\n  tpu serve",
+            "tpu deploy bundle\n  tpu serve",
         ),
         (
             {"--public-url": "http://10.0.0.5:8470", "--insecure-http": None},
             {"listen": "0.0.0.0:8470", "insecure_http": True},
-            "tpu bundle\n  tpu serve",
+            "tpu deploy bundle\n  tpu serve",
         ),
     ],
     ids=["deployed", "TLS", "proxy", "plain"],

@@ -94,19 +94,19 @@ def run_with_metrics(world: ServiceHarness, job_id: str, losses: list[float], **
 
 def test_a_job_without_metrics_is_told_how_to_report_them(world: ServiceHarness, tpu: Tpu):
     world.submit("job-1", name="silent")
-    assert "runtime.progress(step, loss=loss)" in tpu("metrics", "silent").stderr
+    assert "runtime.progress(step, loss=loss)" in tpu("compare", "silent").stderr
 
 
 def test_metrics_are_kept_after_the_end_and_searched(world: ServiceHarness, tpu: Tpu):
     run_with_metrics(world, "job-1", [2.0, 1.0, 0.25], name="good")
     world.end_job("job-1", JobState.SUCCEEDED)
-    points = tpu.json("metrics", "good")["points"]
+    points = tpu.json("compare", "good")["points"]
     assert [(point["step"], point["values"]["loss"]) for point in points] == [
         (0, 2.0), (10, 1.0), (20, 0.25),
     ]  # fmt: skip
     assert [row["id"] for row in tpu.json("jobs", "loss<0.3 step>=20")["jobs"]] == ["job-1"]
     assert tpu.json("jobs", "loss>0.3")["jobs"] == []
-    assert "A good (job-): 0.25" in tpu.ok("metrics", "good")
+    assert "A good (job-): 0.25" in tpu.ok("compare", "good")
 
 
 def test_two_jobs_are_compared(world: ServiceHarness, tpu: Tpu, work):
@@ -125,7 +125,7 @@ def test_two_jobs_are_compared(world: ServiceHarness, tpu: Tpu, work):
     compared = tpu.json("compare", "one", "two", "three")["comparison"]
     assert compared["metrics"]["loss"] == [None, None, 1.0]
     assert [code["same"] for code in compared["code"]] == [False, False]
-    assert "2 to 20 jobs" in tpu("compare", "one").stderr
+    assert "one has reported no metrics" in tpu("compare", "one").stderr
 
 
 def test_only_the_retries_that_differ_are_compared(world: ServiceHarness, tpu: Tpu):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 
@@ -82,9 +81,9 @@ def test_run_uses_aliases_and_directories(tpu: Tpu, world: ServiceHarness, tmp_p
     other = tmp_path / "other"
     other.mkdir()
     (other / "main.py").write_text("print(1)\n")
-    tpu.ok("dir", "set", str(other), "7")
-    assert "no TPU type" in tpu("alias", "set", "big", "v5e-17", "--tpu").stderr
-    assert tpu("alias", "set", "big", "v5e-16", "--tpu").stderr == ""
+    tpu.ok("config", "dir", "set", str(other), "7")
+    assert "no TPU type" in tpu("config", "alias", "set", "big", "v5e-17", "--tpu").stderr
+    assert tpu("config", "alias", "set", "big", "v5e-16", "--tpu").stderr == ""
     tpu.ok("run", "big", "-d", "--dir", "7", "--name", "x", "--config", "lr=0.1=a", "--config",
            "config.seed=3", "--", "python", "main.py")  # fmt: skip
     job = tpu.json("show", "x")["job"]
@@ -97,14 +96,17 @@ def test_run_uses_aliases_and_directories(tpu: Tpu, world: ServiceHarness, tmp_p
 
 
 def test_directories(tpu: Tpu, work, tmp_path):
-    tpu.ok("dir", "here")
-    assert tpu.ok("dir", "get", "1") == f"{work}\n" and tpu.ok("dir", "get", "0") == f"{tmp_path}\n"
+    tpu.ok("config", "dir", "here")
+    assert (
+        tpu.ok("config", "dir", "get", "1") == f"{work}\n"
+        and tpu.ok("config", "dir", "get", "0") == f"{tmp_path}\n"
+    )
     tpu.ok("set-dir", str(tmp_path), "2")
-    tpu.ok("dir", "swap", "1", "2")
-    assert tpu.json("dir")["folders"] == {"1": str(tmp_path), "2": str(work)}
-    tpu.ok("dir", "delete", "2")
-    assert work.exists() and list(tpu.json("dir")["folders"]) == ["1"]
-    assert "from 1 to 100" in tpu("dir", "here", "101").stderr
+    tpu.ok("config", "dir", "swap", "1", "2")
+    assert tpu.json("config", "dir")["folders"] == {"1": str(tmp_path), "2": str(work)}
+    tpu.ok("config", "dir", "delete", "2")
+    assert work.exists() and list(tpu.json("config", "dir")["folders"]) == ["1"]
+    assert "from 1 to 100" in tpu("config", "dir", "here", "101").stderr
 
 
 def test_run_detaches_when_the_user_has_set_that(tpu: Tpu):
@@ -185,49 +187,19 @@ def test_a_watch_shows_output_if_monitor_verbose_is_set(tpu: Tpu, world, ctrl_c)
 def test_views(tpu: Tpu, world: ServiceHarness):
     world.submit("job-1", tags=["a"])
     world.submit("job-2")
-    tpu.ok("view", "save", "mine", "tag:a")
+    tpu.ok("config", "view", "save", "mine", "tag:a")
     assert [row["id"] for row in tpu.json("jobs", "--view", "mine")["jobs"]] == ["job-1"]
-    assert tpu("view", "save", "wrong", "colour:red").exit_code != 0
+    assert tpu("config", "view", "save", "wrong", "colour:red").exit_code != 0
     assert "saved: mine" in tpu("jobs", "--view", "other").stderr
 
 
 @pytest.mark.parametrize(
-    "group", ["view", "alias", "dir", "config", "queue", "reservations", "inventory", "notify"]
+    "group", ["config view", "config alias", "config dir", "config", "queue", "inventory", "notify"]
 )
 def test_list_is_accepted_by_every_group_that_lists(tpu: Tpu, group):
-    assert tpu.ok(group, "list") == tpu.ok(group)
-    assert tpu.json(group, "list") == tpu.json(group)
-
-
-def test_the_data_of_the_former_job_manager_is_imported(tpu: Tpu, tmp_path):
-    file = tmp_path / "data.json"
-    user = {
-        "id": 1,
-        "name": "mel",
-        "working_dir": {"1": "/home/mel/a", "2": "/home/mel/b"},
-        "config_aliases": {"lr": "config.training.learning_rate", "sd": "config.seed"},
-        "settings": {"monitor_upd_time": 7, "time_zone": "cn", "extra_settings": {}},
-        "job_data": [{"windows_id": 3}],
-    }
-    file.write_text(
-        json.dumps({"users": {"mel": user}, "tpu_aliases": {"v4-32-p2": "kmh-tpuvm-v4-32-2"}})
-    )
-    result = tpu("config", "import", str(file))
-    assert result.exit_code == 0, result.output
-    assert "2 settings, 1 config aliases, 1 TPU aliases, 2 working directories" in result.stdout
-    assert "not imported: 1 job, which ran in a tmux window" in result.stderr
-    assert tpu.ok("config", "get", "time_zone") == "cn\n"
-    assert tpu.ok("dir", "get", "2") == "/home/mel/b\n"
-    missing = file.with_name("missing.json")
-    assert f"{missing}: No such file" in tpu("config", "import", str(missing)).stderr
-    for wrong in ("{}", "[]", "no JSON"):
-        missing.write_text(wrong)
-        assert "no data.json of the former job" in tpu("config", "import", str(missing)).stderr
-    assert "pass --as with one of mel" in tpu("config", "import", str(file), "--as", "x").stderr
-    refused = tpu("run", "v4-32-p2", "--", "true")
-    assert refused.exit_code == 2
-    assert "error: v4-32-p2 is an alias of kmh-tpuvm-v4-32-2, which is neither" in refused.stderr
-    assert "`tpu adopt kmh-tpuvm-v4-32-2 --pool POOL`; or `tpu run v4-32 -- …`" in refused.stderr
+    words = group.split()
+    assert tpu.ok(*words, "list") == tpu.ok(*words)
+    assert tpu.json(*words, "list") == tpu.json(*words)
 
 
 def test_preferences_of_another_user_require_the_admin_role(world: ServiceHarness):

@@ -1,4 +1,4 @@
-"""`tpu reserve`, `tpu reservations`, `tpu inventory` and `tpu find`, as users type them."""
+"""`tpu reserve` and `tpu inventory`, as users type them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def lab(world: ServiceHarness) -> None:
 def test_reserve_extend_and_release(tpu: Tpu, lab):
     made = tpu.json("reserve", "lab", "--for", "2h", "--note", "demo")
     assert (made["slices"], made["owner"], made["note"]) == (2, "mel", "demo")
-    extended = tpu.json("reservations", "extend", made["id"])
+    extended = tpu.json("reserve", "extend", made["id"])
     length = datetime.fromisoformat(extended["ends_at"]) - datetime.fromisoformat(made["ends_at"])
     assert length == timedelta(minutes=30)
-    assert "demo" in tpu.ok("reservations")
-    assert "released" in tpu.ok("release", made["id"][:5])
-    assert f"{made['id']} has already ended, at " in tpu.ok("release", made["id"])
-    assert tpu.json("reservations")["reservations"] == []
-    assert "ended by mel" in tpu.ok("reservations", "--all")
+    assert "demo" in tpu.ok("reserve", "list")
+    assert "released" in tpu.ok("reserve", "end", made["id"][:5])
+    assert f"{made['id']} has already ended, at " in tpu.ok("reserve", "end", made["id"])
+    assert tpu.json("reserve", "list")["reservations"] == []
+    assert "ended by mel" in tpu.ok("reserve", "list", "--all")
 
 
 def test_two_reservations_cannot_have_the_same_slices(
@@ -47,12 +47,12 @@ def test_two_reservations_cannot_have_the_same_slices(
     assert refused.exit_code != 0 and "has 0 of 2 slices left" in refused.stderr
     later = world.clock.now() + timedelta(hours=2)
     admin.ok("reserve", "lab", "--from", later.isoformat())  # after both
-    assert "--reason" in admin("reservations", "break", made["id"]).stderr
-    known = admin.json("reservations")["reservations"]
+    assert "reason: missing" in admin("reserve", "end", made["id"]).stderr
+    known = admin.json("reserve", "list")["reservations"]
     hers = next(each["id"] for each in known if each["owner"] == "ada")
-    assert "belongs to ada" in tpu("release", hers).stderr
-    admin.ok("reservations", "break", made["id"], "--reason", "deadline")
-    assert "ended by ada: deadline" in tpu.ok("reservations", "--all")
+    assert "belongs to ada" in tpu("reserve", "end", hers).stderr
+    admin.ok("reserve", "end", made["id"], "--reason", "deadline")
+    assert "ended by ada: deadline" in tpu.ok("reserve", "list", "--all")
     assert "deadline" in tpu.ok("events")
 
 
@@ -64,9 +64,9 @@ def test_deleting_a_pool_says_which_reservations_end(
     monkeypatch.setattr(output, "confirm", lambda question, _: asked.append(question))
     assert admin.ok("pool", "delete", "lab") == "deleted pool lab; ended 1 reservation\n"
     assert asked == ["Delete pool lab and end 1 reservation (of mel)?"]
-    assert tpu.json("reservations")["reservations"] == []
-    assert made["id"] not in tpu.ok("reservations")
-    assert "ended by ada: pool lab was deleted" in tpu.ok("reservations", "--all")
+    assert tpu.json("reserve", "list")["reservations"] == []
+    assert made["id"] not in tpu.ok("reserve", "list")
+    assert "ended by ada: pool lab was deleted" in tpu.ok("reserve", "list", "--all")
 
 
 def test_wrong_reservations_say_what_to_write(tpu: Tpu, lab):
@@ -74,7 +74,7 @@ def test_wrong_reservations_say_what_to_write(tpu: Tpu, lab):
     assert "from 1 minute to 7 days" in tpu("reserve", "lab", "--for", "30d").stderr
     assert "not a time; write 14:00" in tpu("reserve", "lab", "--from", "soon").stderr
     assert "has 1 to 2" in tpu("reserve", "lab", "--slices", "3").stderr
-    assert "tpu reservations" in tpu("release", "nothing").stderr
+    assert "tpu reserve list" in tpu("reserve", "end", "nothing").stderr
 
 
 @pytest.mark.parametrize(
@@ -122,11 +122,11 @@ def test_the_inventory_has_slices_room_and_notes(world: ServiceHarness, tpu: Tpu
     tpu.ok("inventory", "set", "s-2", "--alias", "other")
     assert "is that of s-1" in tpu("inventory", "set", "s-2", "--alias", "small").stderr
     assert "no slice, pool or alias" in tpu("inventory", "set", "s-9", "--note", "x").stderr
-    ids = lambda *args: [row["id"] for row in tpu.json("find", *args)["rows"]]
+    ids = lambda *args: [row["id"] for row in tpu.json("inventory", "find", *args)["rows"]]
     assert ids("v4", "--free") == ["s-2"] and ids("v5e", "--free") == ["lab"]
     assert ids("-n") == ["s-2"] and ids("v5+") == ["s-1", "lab"]
     assert ids("small") == ids("s-1") == ["s-1"] and ids("small", "v4") == ["s-1", "s-2"]
-    assert "unknown" in tpu("find", "smal").stderr
+    assert "unknown" in tpu("inventory", "find", "smal").stderr
 
 
 def test_an_alias_does_not_hide_a_slice_or_a_pool(world: ServiceHarness, tpu: Tpu, lab):

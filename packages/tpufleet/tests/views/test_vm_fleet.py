@@ -378,7 +378,7 @@ def test_a_zone_that_the_cloud_does_not_have_is_named(cloud):
     ("fault", "message"),
     [
         ("permission", "grant roles/tpu.admin"),
-        ("quota", "`tpu check cloud` prints the request for it"),
+        ("quota", "`tpu init check` prints the request for it"),
         ("internal", "an internal error has occurred"),
     ],
 )
@@ -390,23 +390,6 @@ def test_an_apply_that_fails_says_why_and_leaves_no_node(clouds, fault, message,
     assert answer.exit_code == 1 and cloud.states() == {}
     error = answer.stderr.splitlines()[-1]
     assert error.startswith("error: create a") and message in error
-
-
-def test_former_names_and_spellings_of_apply_and_reapply(clouds):
-    cloud = clouds(stock=CloudCapacity(nodes=(CapacityLimit(most=0),)))
-    name = "tpu-us-central1-a-0"
-    answer = cloud.tpu("applyy", name, "t=0", "m=3", "-norm")
-    assert answer.exit_code == 1
-    assert cloud.emulator.service.calls.count(("CreateNode", "us-central1-a")) == 3
-    refused = cloud.tpu("applyy", name, "x=3")
-    assert refused.exit_code == 2 and "unexpected argument 'x=3'" in refused.stderr
-    cloud.emulator.cloud.stock = CloudCapacity()
-    [row] = cloud.tpu.json("apply-norm", name, "--type", "v5p-16")["nodes"]
-    assert (row["capacity"], row["accelerator"]) == ("on-demand", "v5p-16")
-    [row] = cloud.tpu.json("reapplyy", name, "--yes")["nodes"]
-    assert (row["capacity"], row["accelerator"]) == ("on-demand", "v5p-16"), "as it was"
-    [row] = cloud.tpu.json("reapply", name, "--yes", "--spot", "--type", "v5e-8")["nodes"]
-    assert (row["capacity"], row["accelerator"]) == ("spot", "v5litepod-8")
 
 
 def test_ctrl_c_during_create_exits_at_once_and_prints_how_to_clean_up(clouds):

@@ -123,7 +123,7 @@ def test_ten_thousand_jobs_are_listed_searched_and_paged(page: Page, server: lab
     expect(rows).to_have_count(11)
     page.get_by_role("button", name="save").click()
     dialog(page).get_by_label("Name").fill("sweep42")
-    expect(dialog(page)).to_contain_text("tpu view save sweep42 'tag:sweep-42 state:failed'")
+    expect(dialog(page)).to_contain_text("tpu config view save sweep42 'tag:sweep-42 state:failed'")
     dialog(page).get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_role("navigation", name="Views")).to_contain_text("sweep42")
 
@@ -249,7 +249,7 @@ def test_a_reservation_has_its_events(page: Page, member: Page, server: lab.LabS
     expect(member.get_by_role("heading", level=1)).to_contain_text("poster session")
     expect(member.locator("table.events")).to_contain_text("mei reserved 1 slice from")
     made = member.url.rpartition("/")[2]
-    expect(member.locator("main")).to_contain_text(f"tpu events --reservation {made}")
+    expect(member.locator("main")).to_contain_text(f"tpu events reservation:{made}")
     go(page, server, f"reservations/{made}")
     page.get_by_role("button", name="Break").click()
     dialog(page).get_by_label("Reason").fill("power cut")
@@ -271,7 +271,7 @@ def test_an_adopted_node_is_given_back_by_an_admin(page: Page, member: Page, ser
     go(page, server, "inventory")
     page.get_by_label("Filter the inventory").fill("mei-by-hand")
     page.get_by_role("button", name="give mei-by-hand back").click()
-    expect(dialog(page)).to_contain_text("tpu unregister mei-by-hand")
+    expect(dialog(page)).to_contain_text("tpu adopt undo mei-by-hand")
     expect(dialog(page)).to_contain_text("The node itself goes on running")
     dialog(page).get_by_role("button", name="Give back", exact=True).click()
     expect(page.get_by_role("status").last).to_contain_text("gave mei-by-hand back")
@@ -334,7 +334,7 @@ def test_notes_in_the_inventory_are_edited(page: Page, server: lab.LabServer):
     row(page, "tpf-paper-9b40").get_by_role("link", name="tpf-paper-9b40").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("spare")
     page.get_by_role("button", name="Release").click()
-    expect(dialog(page)).to_contain_text("tpu release tpf-paper-9b40")
+    expect(dialog(page)).to_contain_text("tpu reserve end tpf-paper-9b40")
 
 
 def test_a_pool_shows_all_of_its_configuration_and_its_events(page: Page, server: lab.LabServer):
@@ -519,7 +519,7 @@ def test_a_token_has_its_events_for_its_user_and_for_admins(
         who.reload()
         expect(who.locator(".facts")).to_contain_text("notebook")
         expect(who.locator("table.audit")).to_contain_text("token.rotate")
-        expect(who.locator("main")).to_contain_text(f"tpu audit --token {made.id}")
+        expect(who.locator("main")).to_contain_text(f"tpu user audit --token {made.id}")
     go(member, server, "people/tokens/ada-laptop")
     expect(member.locator("main")).to_contain_text("belongs to another user")
     expect(member.locator("table.audit")).to_have_count(0)
@@ -534,7 +534,7 @@ def test_the_events_of_a_user_are_on_the_page_of_users(page: Page, server: lab.L
     expect(page.get_by_label("User")).to_have_value(job.owner)
     events = page.locator("table.events")
     expect(events).to_contain_text("events of a user")
-    expect(page.locator("main")).to_contain_text(f"tpu events --user {job.owner}")
+    expect(page.locator("main")).to_contain_text(f"tpu events user:{job.owner}")
     with server.client("ada") as client:
         assert {each.by for each in client.events(user=job.owner).events} == {job.owner}
 
@@ -569,7 +569,7 @@ def test_ended_jobs_are_archived_and_listed_again(page: Page, server: lab.LabSer
     expect(listed).to_have_count(2)
     page.get_by_label("choose all jobs on this page").check()
     toolbar.get_by_role("button", name="Unarchive").click()
-    expect(dialog(page)).to_contain_text("tpu unarchive ")
+    expect(dialog(page)).to_contain_text("tpu archive undo ")
     dialog(page).get_by_role("button", name="Unarchive jobs", exact=True).click()
     expect(page.get_by_role("status").last).to_contain_text("listed 2 jobs again")
     with server.client("ada") as client:

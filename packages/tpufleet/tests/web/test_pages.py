@@ -380,8 +380,8 @@ def test_the_page_is_small_and_strict(server: Server):
     "place, shown",
     [
         ("queue?pool=x%3Bid%0A", "tpu queue --pool 'x;id\n'"),
-        ("people/tokens/%24(id)", "tpu audit --token '$(id)'"),
-        ("reservations/%24(id)", "tpu events --reservation '$(id)'"),
+        ("people/tokens/%24(id)", "tpu user audit --token '$(id)'"),
+        ("reservations/%24(id)", "tpu events reservation:'$(id)'"),
     ],
 )
 def test_a_link_cannot_put_a_program_into_a_command_to_copy(

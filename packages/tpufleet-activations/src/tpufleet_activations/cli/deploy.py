@@ -164,7 +164,7 @@ def _watch(out: str, interval: float | None, as_json: bool) -> int:
     except KeyboardInterrupt:
         output.print_status(
             "\ndetached; the workers continue\n"
-            f"  next: {extract_command('board', out)} shows them, `tpu jobs --tag {tag}` lists "
+            f"  next: {extract_command('board', out)} shows them, `tpu jobs tag:{tag}` lists "
             "their jobs, `tpu cancel JOB` cancels one"
         )
         return DETACHED

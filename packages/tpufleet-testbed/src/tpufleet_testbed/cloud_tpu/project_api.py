@@ -1,5 +1,5 @@
 """REST APIs of the emulated project: IAM, service usage, quota, networks, buckets and VMs. What
-`tpu check cloud` and `tpu deploy server` use, and no more. By default everything is set up."""
+`tpu init check` and `tpu deploy server` use, and no more. By default everything is set up."""
 
 from __future__ import annotations
 

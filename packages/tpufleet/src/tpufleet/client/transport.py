@@ -178,15 +178,6 @@ class Transport:
         self._http.close()
 
 
-def _is_certificate_error(error: BaseException | None) -> bool:
-    """Whether a certificate that is not trusted caused it."""
-    import ssl  # as httpx: `tpu --help` does not need it
-
-    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
-        error = error.__cause__ or error.__context__
-    return error is not None
-
-
 def _retry_after(response: httpx.Response) -> float | None:
     """Seconds, of a request that the server refused before it did anything."""
     seconds = response.headers.get("Retry-After", "")

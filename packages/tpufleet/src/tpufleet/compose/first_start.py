@@ -15,7 +15,7 @@ log = logging.getLogger("tpufleet.preflight")
 
 
 def check_cloud_once(settings: Config) -> threading.Thread | None:
-    """Log what `tpu check cloud` finds, until it passed once. Jobs wait for nothing: a project that
+    """Log what `tpu init check` finds, until it passed once. Jobs wait for nothing: a project that
     cannot be checked may still work."""
     report = settings.data / "preflight.json"
     if report.exists():
@@ -33,6 +33,6 @@ def _check(settings: Config) -> None:
         return
     for check in checks:
         if check.status is CheckStatus.FAILED:
-            log.error("%s: %s; next: %s", check.name, check.message, check.fix or "tpu check cloud")
+            log.error("%s: %s; next: %s", check.name, check.message, check.fix or "tpu init check")
     if passed(checks):
         (settings.data / "preflight.json").write_bytes(encoding.to_json(checks))

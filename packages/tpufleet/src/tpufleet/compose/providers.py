@@ -99,7 +99,7 @@ def _tpu_vm(settings: Config, store: Store) -> Provider:
     if not parsed.bundle and not parsed.emulated:
         raise BadInput(
             "tpu_vm: bundle is not set, so hosts could not install tpufleet\n"
-            f"  next: run `tpu bundle` and put what it prints into {settings.config_file}"
+            f"  next: run `tpu deploy bundle` and put what it prints into {settings.config_file}"
         )
     return TpuVmProvider(parsed, fleet=fleet_id(store), folder=settings.data / "tpu-vm")
 

@@ -50,6 +50,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     parent: JobId | None
     notes: str = ""
     held_by: str | None = None  # a user who keeps it from being placed
+    simulated: bool = False  # in the answer to a submission: it gets simulated slices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

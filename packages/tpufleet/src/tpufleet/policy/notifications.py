@@ -123,7 +123,7 @@ def delivery(
         "message": event.message[:MAX_TEXT],
     }
     if job is None:
-        subject, next_step = event.message, "tpu budget"
+        subject, next_step = event.message, "tpu cost budget"
     else:
         subject = f"{job.spec.name} {event.state}: {event.message}"
         next_step = f"tpu why {job.id}"

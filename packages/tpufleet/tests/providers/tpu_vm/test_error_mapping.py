@@ -44,9 +44,9 @@ REQUEST_QUOTA = (
 ERRORS = {
     "stockout": (NoCapacity, "no more capacity in the zone"),
     "reservation": (NoCapacity, "reserved capacity"),
-    "quota": (QuotaExceeded, "`tpu check cloud` prints the request"),
+    "quota": (QuotaExceeded, "`tpu init check` prints the request"),
     "rate": (RateLimited, "per minute"),
-    "permission": (PermissionMissing, "`tpu check cloud` prints the command"),
+    "permission": (PermissionMissing, "`tpu init check` prints the command"),
     "not-open": (QuotaExceeded, "another zone or kind of capacity"),
     "disabled": (
         PermissionMissing,

@@ -76,7 +76,7 @@ def test_a_job_checkpoints_on_notice_and_resumes_on_another_node(fleets):
     [job] = fleet.submit({"command": ["python", "count.py", "60", "0.1"]})
     fleet.until(lambda: fleet.steps(job) > 3, "it counts")
     [node] = fleet.nodes()
-    fleet.tpu.ok("fault", node, "preempt-notice")
+    fleet.tpu.ok("doctor", "fault", node, "preempt-notice")
     all_succeed(fleet, [job], 120)
     shown = fleet.tpu.json("show", job)
     reasons = [attempt["end_reason"] for attempt in shown["attempts"]]
@@ -126,12 +126,12 @@ def test_a_node_made_by_hand_is_adopted_runs_a_job_and_is_given_back(fleets):
     all_succeed(fleet, [job], 120)
     assert fleet.nodes() == ["mels"], "no other node was created"
     assert "gave mels back" in tpu.ok("del-registered", "mels")
-    fleet.until(lambda: tpu.json("slices")["slices"] == [], "the slice is forgotten")
+    fleet.until(lambda: tpu.json("inventory", "slices")["slices"] == [], "the slice is forgotten")
     assert fleet.nodes() == ["mels"]
     assert tpu.ok("vm", "status", "mels", "--zone", zone) == "ready\n"
     again = tpu.json("adopt", "mels", "--pool", "lab")
     assert again["id"] != row["id"] and again["state"] == "ready"
-    tpu.ok("unregister", again["id"])
+    tpu.ok("adopt", "undo", again["id"])
     deletions = {"DeleteNode", "DeleteQueuedResource", "StopNode"}
     assert not deletions & {method for method, _ in fleet.emulator.service.calls}
 
@@ -141,7 +141,7 @@ def test_a_zone_without_capacity_is_skipped(fleets):
     fleet = fleets(stock=CloudCapacity(nodes=(CapacityLimit(most=0, zone=ZONES[0]),)))
     [job] = fleet.submit({"zones": list(ZONES[:2])})
     all_succeed(fleet, [job], 120)
-    refused, granted = fleet.tpu.json("stock")["rows"]
+    refused, granted = fleet.tpu.json("types", "stock")["rows"]
     if refused["zone"] != ZONES[0]:
         refused, granted = granted, refused
     assert (refused["granted"], refused["refused"]) == (0, 1) and "no more capacity" in (
@@ -180,7 +180,7 @@ def test_commands_and_diagnostics_reach_every_host_during_a_job(fleets):
     every = fleet.tpu.ok("doctor", node, "--all").splitlines()
     assert len(every) == 3 + 4 * len(checks)
     result = fleet.tpu("doctor", "no-such-slice")
-    assert result.exit_code == 1 and "tpu slices" in result.stderr
+    assert result.exit_code == 1 and "tpu inventory slices" in result.stderr
     shown = fleet.tpu.ok("ssh", node, "--host", "2", "--dry-run", "--", "echo", "a b")
     gcloud = f"gcloud compute tpus tpu-vm ssh {node} --zone={ZONES[0]} --worker=2".split()
     assert shlex.split(shown) == [*gcloud, "--project=my-project", "--command=echo 'a b'"]
@@ -191,7 +191,7 @@ def test_commands_and_diagnostics_reach_every_host_during_a_job(fleets):
     assert fleet.tpu("exec", node, "--timeout", "0s", "--", "ls").exit_code == 2
     fleet.tpu.ok("cancel", job)
     nothing_is_left(fleet)
-    fleet.until(lambda: fleet.tpu.json("slices")["slices"] == [], "the slice is gone")
+    fleet.until(lambda: fleet.tpu.json("inventory", "slices")["slices"] == [], "the slice is gone")
     gone = fleet.tpu("doctor", node)
     assert gone.exit_code == 1 and "deleted" in gone.stdout
 

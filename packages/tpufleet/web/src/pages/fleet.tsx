@@ -42,7 +42,7 @@ export function Fleet() {
   return (
     <>
       <Title
-        line="tpu slices"
+        line="tpu inventory slices"
         more={
           <p>
             {plural(slices.length, "slice")}, {plural(chips(slices), "chip")}

@@ -138,7 +138,7 @@ export function giveBack(row: Pick<InventoryRow, "id" | "node">, done: () => voi
   return {
     title: `Give ${row.node} back?`,
     action: "Give back",
-    line: () => `tpu unregister ${word(row.node)}`,
+    line: () => `tpu adopt undo ${word(row.node)}`,
     body: <p>Its agent stops, and jobs no longer run on it. The node itself goes on running.</p>,
     run: async () => {
       await remove(`/slices/${encodeURIComponent(row.id)}`);

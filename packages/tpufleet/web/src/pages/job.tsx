@@ -68,7 +68,7 @@ export function JobPage({ id }: { id: string }) {
         <Logs id={id} processes={data.processes} attempts={data.attempts.length} />
       ) : tab === "metrics" ? (
         <>
-          <Cli line={`tpu metrics ${word(id)}`} />
+          <Cli line={`tpu compare ${word(id)}`} />
           <Curves ids={[id]} />
         </>
       ) : tab === "events" ? (
@@ -153,12 +153,12 @@ function edit(row: JobRow, done: () => void): Question {
       { name: "priority", label: "Priority", type: "number", value: before["priority"], hint: "Larger goes first" },
     ],
     line: (values) => {
-      const lines = [];
-      if (differs(values, "tags")) lines.push(`tpu tag ${row.id} ${split(values["tags"]!).map(word).join(" ")}`);
-      if (differs(values, "notes")) lines.push(`tpu note ${row.id} ${values["notes"] ? word(values["notes"]) : "--clear"}`);
-      if (differs(values, "priority")) lines.push(`tpu priority ${row.id} -- ${values["priority"]}`);
-      if (differs(values, "name")) lines.push(`tpu rename ${row.id} ${word(values["name"]!)}`);
-      return lines.join(" && ") || `tpu show ${row.id}`;
+      const options = [];
+      if (differs(values, "tags")) options.push(...split(values["tags"]!).map((tag) => `--tag ${word(tag)}`));
+      if (differs(values, "notes")) options.push(`--note ${word(values["notes"]!)}`);
+      if (differs(values, "priority")) options.push(`--priority ${values["priority"]}`);
+      if (differs(values, "name")) options.push(`--name ${word(values["name"]!)}`);
+      return options.length ? `tpu edit ${row.id} ${options.join(" ")}` : `tpu show ${row.id}`;
     },
     run: async (values) => {
       const changes: Record<string, unknown> = {};

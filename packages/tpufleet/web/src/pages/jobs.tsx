@@ -104,7 +104,7 @@ export function Jobs() {
       title: "Save this search",
       action: "Save",
       fields: [{ name: "name", label: "Name", required: true, hint: "Letters, digits, dots and dashes" }],
-      line: ({ name }) => `tpu view save ${word(name || "NAME")} ${word(text)}`,
+      line: ({ name }) => `tpu config view save ${word(name || "NAME")} ${word(text)}`,
       run: async ({ name }) => {
         await patch("/preferences", { views: { [name!]: text } });
         reload();
@@ -376,7 +376,7 @@ function Bulk(props: { chosen: Set<string>; mine: JobRow[]; archived: boolean; a
               title: `Tag ${plural(mine.length, "job")}`,
               action: "Add tags",
               fields: [{ name: "tags", label: "Tags, separated by spaces", required: true }],
-              line: ({ tags }) => ids.map((id) => `tpu tag ${word(id)} ${(tags || "TAG").split(/\s+/).filter(Boolean).map(word).join(" ")}`).join("; "),
+              line: ({ tags }) => ids.map((id) => `tpu edit ${word(id)} ${(tags || "TAG").split(/\s+/).filter(Boolean).map((tag) => `--tag ${word(tag)}`).join(" ")}`).join("; "),
             },
             (row, { tags }) => patch(jobPath(row.id), { add_tags: tags!.split(/\s+/).filter(Boolean) }),
             (count) => `tagged ${plural(count, "job")}`,
@@ -400,7 +400,7 @@ function archive(rows: JobRow[], archived: boolean, body: Question["body"], onDo
   return {
     title: archived ? `List ${plural(rows.length, "job")} again?` : `Archive ${plural(rows.length, "ended job")}?`,
     action: archived ? "Unarchive jobs" : "Archive jobs",
-    line: () => `tpu ${verb} ${ids.map(word).join(" ")}`,
+    line: () => `tpu archive ${archived ? "undo " : ""}${ids.map(word).join(" ")}`,
     body,
     run: async () => {
       const { jobs } = await post<{ jobs: JobRow[] }>(`/${verb}`, { jobs: ids });

@@ -16,7 +16,7 @@ export function People() {
     <>
       <Title>{admin ? "Users and tokens" : "My tokens"}</Title>
       <Tabs base="people" names={tabs} current={tab} label="Parts of this page" />
-      {tab === "users" && admin ? <Users /> : tab === "sessions" ? <Sessions /> : tab === "events" ? <UserEvents /> : tab === "audit" && admin ? <AuditLog path="/audit" line="tpu audit" /> : <Tokens />}
+      {tab === "users" && admin ? <Users /> : tab === "sessions" ? <Sessions /> : tab === "events" ? <UserEvents /> : tab === "audit" && admin ? <AuditLog path="/audit" line="tpu user audit" /> : <Tokens />}
     </>
   );
 }
@@ -135,7 +135,7 @@ function UserEvents() {
           </label>
         </div>
       ) : null}
-      <ResourceEvents key={name} jobs path={`/events?user=${encodeURIComponent(name)}&limit=200&newest=1`} line={`tpu events --user ${word(name)}`} />
+      <ResourceEvents key={name} jobs path={`/events?user=${encodeURIComponent(name)}&limit=200&newest=1`} line={`tpu events user:${word(name)}`} />
     </>
   );
 }

@@ -99,7 +99,7 @@ export function PoolPage({ name }: { name: string }) {
       <Tabs base={`pools/${encodeURIComponent(name)}`} names={TABS} current={tab} label="Parts of this pool" />
       <Failure message={error} />
       {tab === "events" ? (
-        <ResourceEvents path={eventsOf("pool", name)} line={`tpu events --pool ${word(name)}`} />
+        <ResourceEvents path={eventsOf("pool", name)} line={`tpu events pool:${word(name)}`} />
       ) : tab === "slices" ? (
         rows.length ? (
           <Table

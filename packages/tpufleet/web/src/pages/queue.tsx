@@ -162,7 +162,7 @@ function Actions({ entry, queue, ask, onDone }: { entry: QueueEntry; queue: Queu
         type="button"
         class="danger"
         onClick={() =>
-          act(`Cancel ${job.name}?`, "Cancel job", `tpu queue remove ${job.id}`, () => post(`${jobPath(job.id)}/cancel`),
+          act(`Cancel ${job.name}?`, "Cancel job", `tpu cancel --waiting ${job.id}`, () => post(`${jobPath(job.id)}/cancel`),
             `cancelled ${job.name}`, true)
         }
       >

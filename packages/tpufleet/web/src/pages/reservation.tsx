@@ -46,7 +46,7 @@ function end(each: Reservation, done: () => void): Question {
     action: mine ? "Release" : "Break",
     danger: true,
     fields: mine ? [] : [{ name: "reason", label: "Reason", required: true, hint: `${each.owner} sees it` }],
-    line: ({ reason }) => (mine ? `tpu release ${word(each.id)}` : `tpu reservations break ${word(each.id)} --reason ${word(reason || "REASON")}`),
+    line: ({ reason }) => (mine ? `tpu reserve end ${word(each.id)}` : `tpu reserve end ${word(each.id)} --reason ${word(reason || "REASON")}`),
     body: <Body each={each} />,
     run: async ({ reason }) => {
       await remove(`/reservations/${each.id}${mine ? "" : `?reason=${encodeURIComponent(reason!)}`}`);
@@ -67,7 +67,7 @@ export function Actions({ each, ask, onDone }: { each: Reservation; ask: (questi
             title: "Extend this reservation",
             action: "Extend",
             fields: [{ name: "for", label: "By", type: "select", value: "30m", options: LENGTHS }],
-            line: (values) => `tpu reservations extend ${word(each.id)} --for ${word(values["for"]!)}`,
+            line: (values) => `tpu reserve extend ${word(each.id)} --for ${word(values["for"]!)}`,
             body: <Body each={each} />,
             run: async (values) => {
               const made = await patch<Reservation>(`/reservations/${each.id}`, { extend_by: iso(values["for"]!) });
@@ -97,7 +97,7 @@ export function ReservationPage({ id }: { id: string }) {
   if (!data) return error ? <Failure message={error} /> : <Empty>Loading…</Empty>;
   return (
     <>
-      <Title line="tpu reservations --all" more={<a href="#/reservations">All reservations</a>}>
+      <Title line="tpu reserve list --all" more={<a href="#/reservations">All reservations</a>}>
         Reservation {each?.note || id} {each ? <State name={stateOf(each)} /> : null}
       </Title>
       <Failure message={each ? error : `No reservation ${id}; ended ones are kept for 30 days.`} />
@@ -120,7 +120,7 @@ export function ReservationPage({ id }: { id: string }) {
           />
         </>
       ) : null}
-      <ResourceEvents path={eventsOf("reservation", id)} line={`tpu events --reservation ${word(id)}`} />
+      <ResourceEvents path={eventsOf("reservation", id)} line={`tpu events reservation:${word(id)}`} />
       {dialog}
     </>
   );

@@ -27,7 +27,7 @@ export function Reservations() {
   const create = (pool?: string, at?: number) => ask(reserve(names, known, reload, pool, at));
   return (
     <>
-      <Title line="tpu reservations" more={<p>Until its end, only jobs of its owner are placed on reserved slices.</p>}>
+      <Title line="tpu reserve list" more={<p>Until its end, only jobs of its owner are placed on reserved slices.</p>}>
         Reservations
       </Title>
       <Failure message={error} />

@@ -18,7 +18,7 @@ export function SlicePage({ id }: { id: string }) {
   const mayUse = isAdmin() || (entry?.owner ? isMe(entry.owner) : false);
   return (
     <>
-      <Title line={`tpu slices`}>
+      <Title line={`tpu inventory slices`}>
         {entry?.alias ? `${entry.alias} ` : ""}
         {id} {row ? <State name={entry?.state ?? row.state} /> : null}
       </Title>
@@ -38,7 +38,7 @@ export function SlicePage({ id }: { id: string }) {
                   ask({
                     title: `Return ${id} to its pool?`,
                     action: "Release",
-                    line: () => `tpu release ${word(id)}`,
+                    line: () => `tpu reserve end ${word(id)}`,
                     body: <p>It is held for {row.reserved_for} after a failure. Other jobs may use it afterwards.</p>,
                     run: async () => {
                       await post(`/slices/${encodeURIComponent(id)}/release`);
@@ -66,7 +66,7 @@ export function SlicePage({ id }: { id: string }) {
                     action: "Inject",
                     danger: true,
                     fields: [{ name: "fault", label: "Fault", type: "select", options: FAULTS.map((name) => [name, name]) }],
-                    line: ({ fault }) => `tpu fault ${word(id)} ${fault}`,
+                    line: ({ fault }) => `tpu doctor fault ${word(id)} ${fault}`,
                     run: async ({ fault }) => {
                       await post(`/slices/${encodeURIComponent(id)}/fault`, { fault });
                       return `injected ${fault} into ${id}`;
@@ -101,7 +101,7 @@ export function SlicePage({ id }: { id: string }) {
           />
         </>
       ) : null}
-      <ResourceEvents path={eventsOf("slice", id)} line={`tpu events --slice ${word(id)}`} />
+      <ResourceEvents path={eventsOf("slice", id)} line={`tpu events slice:${word(id)}`} />
       {dialog}
     </>
   );

@@ -263,7 +263,7 @@ export function TokenPage({ id }: { id: string }) {
         <section aria-labelledby="events-title">
           <h2 id="events-title">Events</h2>
           <p class="quiet">Requests of the audit log that were made with this token, or that changed it.</p>
-          <AuditLog path={`/tokens/${encodeURIComponent(id)}/audit`} line={`tpu audit --token ${word(id)}`} />
+          <AuditLog path={`/tokens/${encodeURIComponent(id)}/audit`} line={`tpu user audit --token ${word(id)}`} />
         </section>
       ) : null}
       {dialog}

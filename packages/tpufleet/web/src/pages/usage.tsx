@@ -45,7 +45,7 @@ export function Usage() {
         <section aria-labelledby="budgets" class="card">
           <div class="line">
             <h2 id="budgets">Budgets</h2>
-            <Cli line="tpu budget" />
+            <Cli line="tpu cost budget" />
           </div>
           {budgets && !budgets.budgets.length ? <Empty>No budgets are set on the server.</Empty> : null}
           <ul class="bars">

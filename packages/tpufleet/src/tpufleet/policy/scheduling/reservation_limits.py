@@ -26,7 +26,7 @@ def refusal(
     if wanted.starts_at - now > MAX_AHEAD:
         return f"{owner} may reserve at most {MAX_AHEAD.days} days ahead"
     if sum(each.ends_at > now for each in own) >= MAX_OPEN:
-        return f"{owner} has {MAX_OPEN} reservations already; release one with `tpu release`"
+        return f"{owner} has {MAX_OPEN} reservations already; release one with `tpu reserve end`"
     made = sum(now - each.created_at < timedelta(days=1) for each in own)
     if made >= MAX_PER_DAY:
         return f"{owner} has made {made} reservations within a day, the limit; try again tomorrow"

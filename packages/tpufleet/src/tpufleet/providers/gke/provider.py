@@ -126,7 +126,7 @@ class GkeProvider:
         with self._lock:
             jobset = self._jobsets.find_by_slice(slice_id)
             if jobset is None:
-                raise BadRequest(f"no slice {slice_id!r}; list them with `tpu slices`")
+                raise BadRequest(f"no slice {slice_id!r}; list them with `tpu inventory slices`")
             # Record first which pods make up the slice.
             self._write_updates(self._jobsets.list_from_server())
             match fault:

@@ -130,7 +130,9 @@ class LocalProvider:
             self._records.recover()
             record = self._find(slice_id)
             if record is None:
-                raise BadRequest(f"no simulated slice {slice_id!r}; list them with `tpu slices`")
+                raise BadRequest(
+                    f"no simulated slice {slice_id!r}; `tpu inventory slices` lists them"
+                )
             self._hosts.inject(record, fault, host_index, self._clock.now())
             self._hosts.sweep()
         self._notify()

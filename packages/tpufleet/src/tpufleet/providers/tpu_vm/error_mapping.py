@@ -46,7 +46,7 @@ GCLOUD_PROJECT = "764086051850"
 # (cloud.google.com/resource-manager/docs/organization-policy/org-policy-constraints).
 _CONSTRAINT = re.compile(r"constraints/([A-Za-z.]+)")
 _CONSTRAINT_HINTS = {
-    "compute.vmExternalIpAccess": "set `external_ips: false` in tpu_vm; `tpu check cloud` then "
+    "compute.vmExternalIpAccess": "set `external_ips: false` in tpu_vm; `tpu init check` then "
     "names what hosts need instead",
     "gcp.resourceLocations": "use other zones, or ask the administrator of your organisation",
 }
@@ -114,7 +114,7 @@ def _exhausted(message: str, reason: str, text: str) -> ProviderError:
         return NoCapacity(text)
     if _QUOTA.search(message):
         none = re.search(r"Limit:? 0\b", message)
-        ask = "; the project has no such quota: `tpu check cloud` prints the request for it"
+        ask = "; the project has no such quota: `tpu init check` prints the request for it"
         hint = ask if none else ""
         return QuotaExceeded(f"{text}{hint}")
     return NoCapacity(text)
@@ -143,7 +143,7 @@ def _permission_hint(message: str, reason: str, project: str) -> str:
     permission = f" (includes {named[1]})" if named else ""
     return (
         f"grant {ROLE}{permission} on the project, and check that the zone exists: "
-        "`tpu check cloud` prints the command"
+        "`tpu init check` prints the command"
     )
 
 
@@ -173,7 +173,7 @@ def _network_hint(message: str) -> str:
     missing = re.search(r"\b((?:sub)?network)\b.* not found", message, re.IGNORECASE)
     if missing is None:
         return ""
-    return f"; correct `{missing[1].lower()}` in tpu_vm, then run `tpu check cloud`"
+    return f"; correct `{missing[1].lower()}` in tpu_vm, then run `tpu init check`"
 
 
 def _grpc_code(code: int) -> object:

@@ -86,7 +86,7 @@ download() {
 # nothing of the system's Python is used. Installed by checksum: an existing one is never modified.
 install_bundle() {
   local source sum folder draft
-  source="$(attribute tpufleet-bundle)" || fail "metadata tpufleet-bundle is missing; run tpu bundle"
+  source="$(attribute tpufleet-bundle)" || fail "metadata tpufleet-bundle is missing; run tpu deploy bundle"
   sum="$(attribute tpufleet-bundle-sha256)" || fail "metadata tpufleet-bundle-sha256 is missing"
   [[ "$sum" =~ ^[0-9a-f]{64}$ ]] || fail "metadata tpufleet-bundle-sha256 is not a SHA-256"
   folder="$HOME_DIR/$sum"
@@ -102,7 +102,7 @@ install_bundle() {
     tar --extract --gzip --file "$draft/bundle.tar.gz" --directory "$draft/root" --no-same-owner \
       || fail "$source is not a tar.gz"
     [[ -x "$draft/root/python/bin/python3" ]] \
-      || fail "$source is not a bundle; make one with tpu bundle"
+      || fail "$source is not a bundle; make one with tpu deploy bundle"
     python_runs "$draft/root" || fail "the Python of $source does not run on this host"
     rm -rf "$folder"
     chmod 755 "$draft/root"

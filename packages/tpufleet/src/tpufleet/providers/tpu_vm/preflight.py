@@ -400,7 +400,7 @@ class Preflight:
                 name="bundle",
                 status=FAILED,
                 message="hosts have nothing to install: tpu_vm.bundle is not set",
-                fix="tpu bundle" if self._wanted.public_url else DEPLOY,
+                fix="tpu deploy bundle" if self._wanted.public_url else DEPLOY,
             )
         elif not bundle.startswith("gs://"):
             yield Check(name="bundle", status=OK, message=f"{bundle} (not checked)")
@@ -411,7 +411,7 @@ class Preflight:
             )
             found = answer.status == 200
             message = bundle if found else f"{bundle}: {answer.message or 'not found'}"
-            fix = "" if found else "tpu bundle"
+            fix = "" if found else "tpu deploy bundle"
             yield Check(name="bundle", status=OK if found else FAILED, message=message, fix=fix)
 
     def _unknown(self, name: str, answer: Answer) -> Check:

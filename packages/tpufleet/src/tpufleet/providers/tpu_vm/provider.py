@@ -277,7 +277,7 @@ class TpuVmProvider:
             zone_slice = zone.observe(self._clock.now()).slices.get(slice_id)
             if zone_slice is not None and zone_slice.node:
                 return zone_slice.node
-        raise BadRequest(f"no slice {slice_id}; list them with `tpu slices`")
+        raise BadRequest(f"no slice {slice_id}; list them with `tpu inventory slices`")
 
 
 class _ZoneListings:

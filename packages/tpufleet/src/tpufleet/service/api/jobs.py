@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+
+import msgspec
 
 from tpufleet.errors import BadInput, Forbidden
 from tpufleet.model.api_types import (
@@ -61,7 +64,7 @@ def submit_jobs(call: ApiCall, storage: JobStorage) -> JobPage:
     """Submit jobs, all or none; submitting the same job twice is safe."""
     jobs = submission.submit(call.context, storage, call.body)
     call.notify()
-    return JobPage(jobs=tuple(queries.job_row(job, None, None) for job in jobs))
+    return _submitted(call, storage, jobs)
 
 
 @router.route(
@@ -75,7 +78,19 @@ def submit_jobs(call: ApiCall, storage: JobStorage) -> JobPage:
 def check_jobs(call: ApiCall, storage: JobStorage) -> JobPage:
     """Check jobs as if they were submitted, and submit none."""
     jobs = submission.check(call.context, storage, call.body)
-    return JobPage(jobs=tuple(queries.job_row(job, None, None) for job in jobs))
+    return _submitted(call, storage, jobs)
+
+
+def _submitted(call: ApiCall, storage: JobStorage, jobs: Iterable[Job]) -> JobPage:
+    return JobPage(
+        jobs=tuple(
+            msgspec.structs.replace(
+                queries.job_row(job, None, None),
+                simulated=storage.simulates(job.spec, call.context.store),
+            )
+            for job in jobs
+        )
+    )
 
 
 @router.route(

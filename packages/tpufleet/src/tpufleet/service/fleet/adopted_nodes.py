@@ -38,7 +38,7 @@ def adopt(context: CommandContext, request: AdoptRequest) -> SliceId:
             raise Conflict(f"{each.node} is being given back; try again in a minute")
         if each.pool != pool.name:
             raise Conflict(
-                f"{each.node} is in pool {each.pool}; run `tpu unregister {each.node}` first"
+                f"{each.node} is in pool {each.pool}; run `tpu adopt undo {each.node}` first"
             )
         return each.id
     # A new id each time: a slice that is gone never comes back, and no node has its name.

@@ -197,7 +197,7 @@ def find(store: Store, reservation_id: str) -> Reservation:
         ]
         if len(known) == 1 and reservation_id:
             return known[0]
-        raise NotFound(f"no reservation {reservation_id!r}; list them with `tpu reservations`")
+        raise NotFound(f"no reservation {reservation_id!r}; list them with `tpu reserve list`")
     return reservation
 
 

@@ -42,7 +42,7 @@ def require_owned(store: Store, caller: Caller, jobs: Sequence[Job]) -> None:
         if owner != caller.name and owner in users and not caller.is_admin:
             ask = f"ask {owner} or an admin to submit the job"
             if first is not None:
-                ask += f", or to run `tpu release {location}`"
+                ask += f", or to run `tpu reserve end {location}`"
             raise Forbidden(
                 f"checkpoint: {location} belongs to {owner}: {why}\n"
                 f"  next: use another location, or {ask}"

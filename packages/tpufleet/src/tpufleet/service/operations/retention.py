@@ -352,7 +352,7 @@ def _event(
         option = "--checkpoints " if row.with_checkpoints else ""
         outcome = (
             f"some files could not be deleted: {deletion_problem(error)}; "
-            f"`tpu purge {option}{job.id}` deletes what is left"
+            f"`tpu archive purge {option}{job.id}` deletes what is left"
         )
     return Event(
         at=context.now,

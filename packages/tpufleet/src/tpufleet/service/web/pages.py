@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import mimetypes
-import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 
 from starlette.requests import Request
@@ -17,15 +19,9 @@ NOT_BUILT = (
     "The web page was not built. In a clone, run scripts/build-web; installed packages have it.\n"
 )
 ASSET_PREFIX = "/assets/"
-# Bookmarks of the former job manager's page, and where they lead. Nothing but the name of a user is
-# taken from an address, so no link leads to another site.
-_USER = r"(?P<user>[A-Za-z0-9][A-Za-z0-9._-]{0,63})"
-_FORMER_ADDRESSES = (
-    (re.compile(rf"/user/{_USER}/?"), "/#/jobs?q=owner:{user}"),
-    (re.compile(rf"/log/{_USER}/[0-9]+/?"), "/#/jobs?q=owner:{user}"),
-    (re.compile(r"/tpus/?"), "/#/inventory"),
-    (re.compile(r"/log(in|out)/?"), "/#/jobs"),
-)
+# Entry points of other distributions: functions from the path of an address to where it leads, or
+# None. They lead to the page, never to another site.
+REDIRECTS = "tpufleet.redirects"
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -62,14 +58,14 @@ class WebPages:
         return method in ("GET", "HEAD") and (
             path in ("/", "/favicon.svg")
             or path.startswith(ASSET_PREFIX)
-            or _former_address(path) is not None
+            or _redirected(path) is not None
         )
 
     def respond(self, request: Request) -> Response:
         path = "/index.html" if request.url.path == "/" else request.url.path
         if path == "/index.html":
             self._read_again()
-        if (address := _former_address(path)) is not None:
+        if (address := _redirected(path)) is not None:
             return RedirectResponse(address, status_code=302, headers=HEADERS)
         file = self._files.get(path)
         if file is None:
@@ -96,11 +92,14 @@ def _built_at(folder: Path) -> int | None:
         return None
 
 
-def _former_address(path: str) -> str | None:
-    for pattern, address in _FORMER_ADDRESSES:
-        if match := pattern.fullmatch(path):
-            return address.format(**match.groupdict())
-    return None
+@functools.cache
+def _redirects() -> tuple[Callable[[str], str | None], ...]:
+    return tuple(each.load() for each in metadata.entry_points(group=REDIRECTS))
+
+
+def _redirected(path: str) -> str | None:
+    found = (address for redirect in _redirects() if (address := redirect(path)) is not None)
+    return next(found, None)
 
 
 def _read(folder: Path) -> dict[str, StaticFile]:

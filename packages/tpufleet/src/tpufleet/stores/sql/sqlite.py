@@ -51,7 +51,7 @@ _READ_ONLY = (
     "is read-only\n"
     "  next: make its file and the file system writable again; the server then continues"
 )
-_DAMAGED = "is damaged\n  next: stop the server and restore a backup with `tpu restore`"
+_DAMAGED = "is damaged\n  next: stop the server and restore a backup with `tpu backup restore`"
 _UNUSABLE_ERRORS: dict[str, tuple[type[StorageUnusable], str]] = {
     "SQLITE_READONLY": (StorageReadOnly, _READ_ONLY),
     "SQLITE_CORRUPT": (StorageUnusable, _DAMAGED),
@@ -231,7 +231,7 @@ class SqliteDatabase:
             raise StorageUnusable(
                 f"database {self._path} was deleted or replaced while the server runs; what is "
                 "submitted is not accepted\n"
-                "  next: put it back, or run `tpu restore` with a backup, and restart the server"
+                "  next: put it back, or run `tpu backup restore`, and restart the server"
             )
 
     def _acquire(self) -> sqlite3.Connection:

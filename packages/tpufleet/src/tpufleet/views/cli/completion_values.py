@@ -132,12 +132,6 @@ def channels() -> Candidates:
     return _asked("channels", lambda client: [(each.name, each.kind) for each in client.channels()])
 
 
-def commands() -> Candidates:
-    from tpufleet.views.cli import registry
-
-    return [(name, command.help) for name, command in registry.commands().items()]
-
-
 _JOB = CompletedName("job", job_names)
 _TYPE = CompletedName("type", tpu_types)
 _POOL = CompletedName("pool", pool_names)
@@ -154,15 +148,14 @@ BY_PARAMETER: dict[str, click.ParamType] = {
 _BY_COMMAND: dict[str, click.ParamType] = {
     name: CompletedName(name.rpartition(" ")[2], candidates)
     for candidates, names in {
-        views: ("jobs view", "view delete name"),
-        aliases: ("alias delete name",),
-        folders: ("run folder", "dir get number", "dir delete number"),
+        views: ("jobs view", "config view delete name"),
+        aliases: ("config alias delete name",),
+        folders: ("run folder", "config dir get number", "config dir delete number"),
         settings: ("config get key", "config set key", "config reset keys"),
-        reservations: ("reservations extend reservation", "reservations break reservation"),
-        released: ("release name", "reservations release name"),
+        reservations: ("reserve extend reservation",),
+        released: ("reserve end name",),
         inventory: ("inventory set name",),
         channels: ("notify delete name", "notify test name"),
-        commands: ("tldr command",),
     }.items()
     for name in names
 }

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tpufleet.model.values import encoding
 from tpufleet.views import text
 from tpufleet.views.cli.registry import HintedUsageError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 GAP = 2  # spaces between columns
 COLUMN_WIDTH = 28  # a sentence or a long name in less is hard to read
@@ -23,7 +26,7 @@ NARROW = 100  # columns; below, tables leave out what explains rather than tells
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
-follow_option = click.option("--follow", "-f", is_flag=True, help="Follow the job until it ends.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 
 
 def is_terminal() -> bool:
@@ -182,6 +185,65 @@ class ListingGroup(click.Group):
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(context, args[1:] if args[:1] == ["list"] else args)
+
+
+class CommandGroup(click.Group):
+    """A command that has subcommands beside its own arguments: `tpu reserve lab --for 2h`, and
+    `tpu reserve list`. A first word that names a subcommand runs that."""
+
+    allow_extra_args = False
+    allow_interspersed_args = True
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**{**attributes, "invoke_without_command": True})
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:  # fmt: skip
+        if args and (command := self.commands.get(args[0])) is not None:
+            name = f"{info_name} {args[0]}"
+            return command.make_context(name, args[1:], parent=parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, context: click.Context) -> Any:
+        own = context.command is self
+        return click.Command.invoke(self, context) if own else context.command.invoke(context)
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        return click.Command.parse_args(self, context, args)
+
+    def collect_usage_pieces(self, context: click.Context) -> list[str]:
+        return click.Command.collect_usage_pieces(self, context)
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        click.Command.format_options(self, context, formatter)
+        self.format_commands(context, formatter)
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self.commands if name.startswith(incomplete)]
+        items = [
+            CompletionItem(name, help=self.commands[name].get_short_help_str()) for name in names
+        ]
+        return [*items, *click.Command.shell_complete(self, context, incomplete)]
+
+
+def options_as_terms(args: Sequence[str], options: Collection[str]) -> list[str]:
+    """`--state failed --state lost` is `state:failed,lost`; `--archived` is `is:archived`."""
+    terms: dict[str, list[str]] = {}
+    kept: list[str] = []
+    words = iter(args)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in options:
+            terms.setdefault(name.removeprefix("--"), []).append(
+                value if equals else next(words, "")
+            )
+        else:
+            kept.append("is:archived" if word == "--archived" else word)
+    return [*kept, *(f"{name}:{','.join(values)}" for name, values in terms.items())]
 
 
 def confirm(question: str, yes: bool) -> None:

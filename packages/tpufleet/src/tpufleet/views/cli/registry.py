@@ -15,18 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from tpufleet.views.cli.entry_points import registered
-from tpufleet.views.cli.former_names import (
-    DESTRUCTIVE,
-    DROPPED_FLAGS,
-    DROPPED_WORDS,
-    FOREIGN_NAMES,
-    FORMER_NAMES,
-    LISTINGS,
-    QUEUED_TYPE,
-    REPLACED_WORDS,
-    Unsupported,
-    listing_arguments,
-)
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -38,6 +26,7 @@ COMPLETION_VARIABLE = "_TPU_COMPLETE"  # set by the completion scripts that clic
 class LazyCommand(NamedTuple):
     help: str  # its line in `tpu --help`
     target: str  # `module:attribute`, below PACKAGE or of another distribution
+    hidden: bool = False  # from help: programs call it
 
     def load(self, path: str = "") -> click.Command:
         """`path`: its words after `tpu`, by which completion knows what its arguments mean."""
@@ -67,7 +56,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "resume": LazyCommand("Continue a job from its last checkpoint.", "jobs.resume:resume"),
         "rerun": LazyCommand("Run a job again from the beginning.", "jobs.resume:rerun"),
         "compare": LazyCommand(
-            "Compare jobs: config, code, metrics, curves.", "jobs.compare:compare"
+            "Metrics of a job; or compare jobs: config, code, curves.", "jobs.compare:compare"
         ),
         "queue": LazyCommand("List and reorder waiting jobs.", "jobs.queue:queue"),
         "inventory": LazyCommand(
@@ -76,91 +65,90 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "reserve": LazyCommand(
             "Reserve slices of a pool for a time.", "slices.reservations:reserve"
         ),
-        "cost": LazyCommand("Show chip hours and cost.", "slices.cost:cost"),
+        "cost": LazyCommand("Show chip hours, cost and budgets.", "slices.cost:cost"),
         "dash": LazyCommand("Open the web page.", "operators.dash:dash"),
     },
     "Jobs": {
         "events": LazyCommand("Print events of a job or of the fleet.", "jobs.logs:events"),
-        "metrics": LazyCommand("Show the metrics of a job over time.", "jobs.compare:metrics"),
+        "edit": LazyCommand("Change name, tags, notes or priority.", "jobs.edit:edit"),
+        "archive": LazyCommand("Hide ended jobs, or delete their files.", "jobs.archive:archive"),
         "profile": LazyCommand("Record a JAX profile of a running job.", "jobs.profile:profile"),
         "tensorboard": LazyCommand("Open jobs in TensorBoard.", "jobs.tensorboard:tensorboard"),
-        "tag": LazyCommand("Add or remove tags of a job.", "jobs.edit:tag"),
-        "note": LazyCommand("Set or print the notes of a job.", "jobs.edit:note"),
-        "rename": LazyCommand("Give a job another name.", "jobs.edit:rename"),
-        "priority": LazyCommand("Set the priority of a job.", "jobs.edit:priority"),
-        "archive": LazyCommand("Hide ended jobs; deletes nothing.", "jobs.archive:archive"),
-        "unarchive": LazyCommand("List archived jobs again.", "jobs.archive:unarchive"),
-        "purge": LazyCommand("Delete logs, results and code of ended jobs.", "jobs.archive:purge"),
-        "workload": LazyCommand("Run jobs with the options of xpk.", "workload:workload"),
         "demo": LazyCommand("Show a job that is preempted and finishes.", "jobs.demo:demo"),
     },
     "Slices": {
-        "slices": LazyCommand("List slices.", "slices.slices:slices"),
-        "find": LazyCommand("Find slices by type, and room in pools.", "slices.inventory:find"),
         "pool": LazyCommand("Manage pools of slices.", "slices.pool:pool"),
         "adopt": LazyCommand("Use a TPU VM made by hand in a pool.", "slices.adopt:adopt"),
-        "unregister": LazyCommand("Give an adopted TPU VM back.", "slices.adopt:unregister"),
-        "reservations": LazyCommand(
-            "List and end reservations.", "slices.reservations:reservations"
-        ),
-        "release": LazyCommand(
-            "Release a reservation, slice or location.", "slices.reservations:release"
-        ),
-        "budget": LazyCommand("Show budgets and what was spent of them.", "slices.budget:budget"),
-        "stock": LazyCommand("Show capacity granted and refused, by zone.", "slices.stock:stock"),
-        "types": LazyCommand("List TPU types.", "slices.types:types"),
+        "types": LazyCommand("List TPU types, and what zones granted.", "slices.types:types"),
         "exec": LazyCommand("Run a command on the hosts of a slice.", "slices.exec:exec_"),
         "ssh": LazyCommand("Open a shell on a host, through gcloud.", "slices.ssh:ssh"),
         "doctor": LazyCommand("Diagnose and repair a slice.", "slices.doctor:doctor"),
-        "rules": LazyCommand("Show the recovery rules.", "jobs.rules:rules"),
         "vm": LazyCommand("Manage TPU VMs without a server.", "vm.group:vm"),
     },
     "Settings": {
-        "config": LazyCommand("Show and change settings.", "settings.preferences:config"),
-        "alias": LazyCommand(
-            "Aliases of config paths and TPU types.", "settings.preferences:alias"
+        "config": LazyCommand(
+            "Settings, aliases, views, completion.", "settings.preferences:config"
         ),
-        "dir": LazyCommand("Numbered working directories.", "settings.preferences:folders"),
-        "view": LazyCommand("Saved queries of `tpu jobs`.", "settings.preferences:view"),
         "notify": LazyCommand(
             "Messages about jobs: webhook, Slack, e-mail.", "settings.notify:notify"
         ),
         "secret": LazyCommand("Manage values that jobs get by name.", "settings.users:secret"),
         "token": LazyCommand("Manage API tokens.", "settings.users:token"),
-        "completion": LazyCommand(
-            "Print a shell's completion script.", "settings.completion:completion"
-        ),
-        "tldr": LazyCommand("Print worked examples.", "settings.tldr:tldr"),
-        "version": LazyCommand("Print the version.", "settings.version:version"),
     },
     "Operators": {
         "status": LazyCommand(
             "Show the state of the server and its providers.", "operators.status:status"
         ),
-        "init": LazyCommand("Set up a cloud project, step by step.", "operators.init:init"),
-        "check": LazyCommand(
-            "Check the cloud project: `tpu check cloud`.", "operators.check:check"
-        ),
+        "init": LazyCommand("Set up and check a cloud project.", "operators.init:init"),
         "serve": LazyCommand("Run the control plane.", "operators.serve:serve"),
-        "user": LazyCommand("Manage users and roles.", "settings.users:user"),
-        "audit": LazyCommand("Print the audit log.", "operators.audit:audit"),
-        "backup": LazyCommand("Write a backup of the server to a file.", "operators.backup:backup"),
-        "restore": LazyCommand("Restore a backup into a new server.", "operators.backup:restore"),
-        "bundle": LazyCommand(
-            "Build what TPU hosts install, and upload it.", "operators.bundle:bundle"
-        ),
+        "user": LazyCommand("Manage users and roles; the audit log.", "settings.users:user"),
+        "backup": LazyCommand("Back up and restore a server.", "operators.backup:backup"),
         "deploy": LazyCommand("Run the server on a VM or on GKE.", "operators.deploy:deploy"),
-        "agent": LazyCommand("Run the agent of one host.", "operators.agent:agent"),
-        "fault": LazyCommand("Inject a fault into a simulated slice.", "slices.fault:fault"),
+        "agent": LazyCommand("Run the agent of one host.", "operators.agent:agent", hidden=True),
     },
 }
+# What commands were called before; still understood, and hidden from help.
+RENAMED: dict[str, str] = {
+    "alias": "config alias",
+    "audit": "user audit",
+    "budget": "cost budget",
+    "bundle": "deploy bundle",
+    "check cloud": "init check",
+    "completion": "config completion",
+    "dir": "config dir",
+    "fault": "doctor fault",
+    "find": "inventory find",
+    "metrics": "compare",
+    "purge": "archive purge",
+    "queue remove": "cancel --waiting",
+    "release": "reserve end",
+    "reservations": "reserve list",
+    "reservations break": "reserve end",
+    "reservations extend": "reserve extend",
+    "reservations release": "reserve end",
+    "restore": "backup restore",
+    "rules": "config rules",
+    "slices": "inventory slices",
+    "stock": "types stock",
+    "unarchive": "archive undo",
+    "unregister": "adopt undo",
+    "view": "config view",
+}
+# `tpu tag JOB TAG…` is `tpu edit JOB --tag TAG…`.
+EDITS = {"note": "--note", "priority": "--priority", "rename": "--name", "tag": "--tag"}
+# They stop, delete or rebuild something, so a misspelling must never lead to one of them.
+DESTRUCTIVE = {
+    "archive", "cancel", "delete", "mount-disk", "purge", "reapply", "repair", "restart", "restore",
+}  # fmt: skip
 CLUSTER = "tpufleet.views.cli.cluster:cluster"  # a group to which several distributions contribute
 COMMAND_TABLES = "tpufleet.commands"  # entry points: by section, the commands of a distribution
+TRANSLATORS = "tpufleet.argv"  # entry points: functions that change the words of `tpu`
 
 NEARNESS = 0.7  # of a word to a command that it may mean
 TITLE_WIDTH = 13  # column of section titles in `tpu --help`, with its margins
 HELP = """Run JAX jobs on Cloud TPUs to completion. `tpu demo` simulates one here."""
-EPILOG = "`tpu help CMD` explains a command; `tpu tldr CMD` shows examples of it."
+EPILOG = "`tpu help CMD` explains a command and shows examples of it."
+ROOT_OPTIONS = ("-h", "--help", "--server", "--version")
 
 
 def sections() -> dict[str, dict[str, LazyCommand]]:
@@ -183,8 +171,6 @@ class HintedUsageError(click.UsageError):
 class LazyGroup(click.Group):
     """A group that lists its commands without loading them."""
 
-    advice: Mapping[str, str] = {}  # by words that are no commands
-
     def __init__(
         self, *, sections: Mapping[str, Mapping[str, LazyCommand]], **attributes: object
     ) -> None:
@@ -204,8 +190,11 @@ class LazyGroup(click.Group):
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        names = [name for name in self.lazy_commands if name.startswith(incomplete)]
-        items = [CompletionItem(name, help=self.lazy_commands[name].help) for name in names]
+        items = [
+            CompletionItem(name, help=lazy.help)
+            for name, lazy in self.lazy_commands.items()
+            if name.startswith(incomplete) and not lazy.hidden
+        ]
         return [*items, *click.Command.shell_complete(self, context, incomplete)]
 
     def resolve_command(
@@ -219,9 +208,7 @@ class LazyGroup(click.Group):
             close = difflib.get_close_matches(name, safe, n=1, cutoff=NEARNESS)
             path = context.command_path
             hint = f"`{path} --help` lists all commands"
-            if advice := self.advice.get(name):
-                hint = advice
-            elif close:
+            if close:
                 hint = f"did you mean `{path} {close[0]}`?"
             raise HintedUsageError(f"unknown command {name!r}; {hint}")
         return super().resolve_command(context, args)
@@ -233,22 +220,21 @@ class LazyGroup(click.Group):
 
 
 class RootGroup(LazyGroup):
-    """`tpu`: its help fits one screen, and former names of commands lead to today's."""
-
-    advice = FOREIGN_NAMES
+    """`tpu`: its help fits one screen, and earlier names of commands lead to today's."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        # Some former names look like options, and some expand to an option of this group.
-        if args and args[0] == "help":
+        if args and args[0] in ("help", "tldr"):
             args = [*args[1:], "--help"]
-        elif args and args[0].startswith("-"):
-            args = _translated(args)
+        elif args[:1] == ["version"]:
+            args = ["--version"]
+        elif args and args[0].startswith("-") and args[0].split("=")[0] not in ROOT_OPTIONS:
+            args = _translated(args)  # some names of other tools look like options
         return super().parse_args(context, args)
 
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        return super().resolve_command(context, _translated(args))
+        return super().resolve_command(context, _renamed(_translated(args)))
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         (everyday, commands), *others = self.sections.items()
@@ -256,7 +242,8 @@ class RootGroup(LazyGroup):
             formatter.write_dl([(name, lazy.help) for name, lazy in commands.items()])
         with formatter.section("More"):
             width = formatter.width - TITLE_WIDTH
-            for title, names in others:
+            for title, commands in others:
+                names = [name for name, lazy in commands.items() if not lazy.hidden]
                 # click would break a name at its hyphen.
                 first, *rest = textwrap.wrap(", ".join(names), width, break_on_hyphens=False)
                 formatter.write_dl([(f"{title:<{TITLE_WIDTH - 4}}", first)])
@@ -269,52 +256,42 @@ class RootGroup(LazyGroup):
 
 
 def _translated(args: list[str]) -> list[str]:
-    """With a former name replaced by today's command, after a hint; or an error that says what to
-    use instead."""
-    former = FORMER_NAMES.get(args[0])
-    rest = args[1:]
-    if args[0] == "queue" and rest and QUEUED_TYPE.fullmatch(rest[0]):
-        click.echo(f"hint: to queue a job is now `tpu run --detach {rest[0]}`", err=True)
-        end = rest.index("--") if "--" in rest else len(rest)
-        args = ["run", *rest[:end], "-q", *rest[end:]]
-        rest = args[1:]
-    if args[0] in LISTINGS and not {"-h", "--help", "cloud"} & {*rest[:1]}:
-        rest, hints = listing_arguments(rest)
-        for hint in hints:
-            click.echo(f"hint: {hint}", err=True)
-        if former is None and rest:
-            shown = " ".join(["jobs", *rest])
-            click.echo(f"hint: `tpu {' '.join(args)}` is now `tpu {shown}`", err=True)
-            return ["jobs", *rest]
-    if isinstance(former, Unsupported):
-        raise HintedUsageError(f"no command {args[0]!r}: {former.reason}\n  next: {former.instead}")
-    rest = _understood(args[0], rest)
-    if former is None:
-        return [args[0], *rest]
-    note = f" ({former.note})" if former.note else ""
-    click.echo(f"hint: `tpu {args[0]}` is now `tpu {' '.join(former.arguments)}`{note}", err=True)
-    return [*former.arguments, *rest]
+    """As other distributions understand the words of other tools."""
+    for translate in registered(TRANSLATORS):
+        args = translate(args)
+    return args
 
 
-def _understood(verb: str, args: list[str]) -> list[str]:
-    """Without a user among the words; an error when a job is named instead of a node."""
-    for word, reason in DROPPED_WORDS.get(verb, {}).items():
-        if word in args:
-            click.echo(f"hint: {word} is not needed: {reason}", err=True)
-            args = [each for each in args if each != word]
-    replaced = REPLACED_WORDS.get(verb, {})
-    args = [replaced.get(word, word) for word in args]
-    if verb in FORMER_NAMES:
-        for word in [word for word in args if word in DROPPED_FLAGS]:
-            click.echo(f"hint: {word} is not needed: {DROPPED_FLAGS[word]}", err=True)
-            args = [each for each in args if each != word]
-    if not args or COMPLETION_VARIABLE in os.environ or {"-h", "--help"} & {*args}:
-        return args
-    from tpufleet.views.cli import former_users  # imports what connects to the server
+def _renamed(args: list[str]) -> list[str]:
+    """With the earlier name of a command replaced by today's, after a hint."""
+    for count in (2, 1):
+        name = " ".join(args[:count])
+        if name in RENAMED:
+            click.echo(f"hint: `tpu {name}` is now `tpu {RENAMED[name]}`", err=True)
+            return [*RENAMED[name].split(), *args[count:]]
+    if option := EDITS.get(args[0]):
+        click.echo(f"hint: `tpu {args[0]}` is now `tpu edit JOB {option}`", err=True)
+        return edit_arguments(option, args[1:])
+    return args
 
-    if verb in former_users.OF_NODES:
-        former_users.refuse_job(verb, args)
-    return former_users.without_user(verb, args) if verb in former_users.WITH_USER else args
+
+def edit_arguments(option: str, args: list[str]) -> list[str]:
+    """`JOB VALUE…` as arguments of `tpu edit`."""
+    words, options, rest = [], [], iter(args)
+    for word in rest:
+        if word in ("--remove", "-r", "--query", "-q"):
+            options += [word, next(rest, "")]
+        elif word == "--clear":
+            options += [option, ""]
+        elif word.startswith("-") and not word[1:].isdigit():
+            options += [word] * (word != "--")
+        else:
+            words.append(word)
+    job = [] if {"--query", "-q"} & {*options} else words[:1]
+    values = words[len(job) :]
+    if option == "--note" and values:
+        values = [" ".join(values)]
+    return ["edit", *job, *(each for value in values for each in (option, value)), *options]
 
 
 def root() -> RootGroup:
@@ -346,9 +323,9 @@ def root() -> RootGroup:
 
 def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
-        from tpufleet.views.cli.settings.version import version
+        from importlib import metadata
 
-        context.invoke(version, as_json=False)
+        click.echo(f"tpufleet {metadata.version('tpufleet')}")
         context.exit()
 
 

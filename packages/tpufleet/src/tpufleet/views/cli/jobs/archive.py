@@ -1,11 +1,11 @@
-"""`tpu archive`, `tpu unarchive` and `tpu purge`: ended jobs that are no longer needed."""
+"""`tpu archive` with `undo` and `purge`: ended jobs that are no longer needed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,11 +18,7 @@ from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option, yes_option
 from tpufleet.views.cli.registry import HintedUsageError
 
-if TYPE_CHECKING:
-    from tpufleet.client.fleet import FleetClient
-
 JOBS_PER_REQUEST = 100  # deletion takes a while for each; a request must not time out
-JOBS_PER_PAGE = 1_000
 NAMED_JOBS = 10  # more are counted
 
 
@@ -46,11 +42,12 @@ def _selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(
+    cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu archive train\n  tpu archive --older-than 14d\n"
-    "  tpu archive --state failed --state cancelled\n  tpu jobs --archived\n",
+    "  tpu archive --state failed --state cancelled\n  tpu jobs is:archived\n",
 )
 @_selection_options
-@click.option("--dry-run", is_flag=True, help="Only list the jobs.")
+@output.dry_run_option
 @yes_option
 @json_option
 def archive(
@@ -64,8 +61,8 @@ def archive(
 ) -> None:
     """Hide ended jobs from `tpu jobs`: each JOB, or all of yours that match. Nothing is deleted.
 
-    Without a JOB or a filter it asks first. `tpu jobs --archived` lists archived jobs,
-    `tpu unarchive` undoes it, `tpu purge` deletes files.
+    Without a JOB or a filter it asks first. `tpu jobs is:archived` lists archived jobs,
+    `tpu archive undo` undoes it, `tpu archive purge` deletes files.
     """
     request = ArchiveRequest(**_selection(jobs, older_than, state, all_users), dry_run=dry_run)
     everything = not (jobs or older_than or state or dry_run)
@@ -91,66 +88,51 @@ def archive(
         "",
     )  # fmt: skip
     counted = text.counted(len(rows), "job")
-    click.echo(f"would be archived: {counted}" if dry_run else f"archived: {counted}")
+    click.echo(f"{'would be archived' if dry_run else 'archived'}: {counted}")
     if not dry_run:
         output.print_status(
-            "  next: `tpu jobs --archived` lists them, `tpu unarchive JOB` undoes it, "
-            "`tpu purge JOB` deletes their files"
+            "  next: `tpu jobs is:archived` lists them, `tpu archive undo JOB` undoes it, "
+            "`tpu archive purge JOB` deletes their files"
         )
 
 
-@click.command(
-    epilog="\b\nExamples:\n  tpu unarchive train\n  tpu unarchive --all\n"
-    "  tpu unarchive --query 'tag:sweep-3 since:7d'\n",
-)
+@archive.command()
 @click.argument("jobs", metavar="[JOB…]", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All archived jobs of yours.")
-@click.option(
-    "--query", metavar="QUERY", help="Archived jobs of yours that match, as in `tpu jobs QUERY`."
-)
+@click.option("--query", help="Archived jobs of yours that match, as in `tpu jobs QUERY`.")
 @json_option
-def unarchive(jobs: tuple[str, ...], everything: bool, query: str | None, as_json: bool) -> None:
+def undo(jobs: tuple[str, ...], everything: bool, query: str | None, as_json: bool) -> None:
     """List archived jobs in `tpu jobs` again: each JOB, those that match --query, or --all.
 
-    Files that `tpu purge` deleted do not come back.
+    Files that `tpu archive purge` deleted do not come back.
     """
     if bool(jobs) + everything + (query is not None) != 1:
         raise HintedUsageError("pass either job names, --query or --all")
     with connection.connect() as client:
-        refs = list(jobs) if jobs else _archived(client, query)
+        refs = list(jobs)
+        if not jobs:
+            found = client.all_jobs(owner=client.me().name, archived=True, query=query)
+            refs = [row.id for row in found]
         rows: list[JobRow] = []
         for start in range(0, len(refs), JOBS_PER_REQUEST):
             rows += client.unarchive(refs[start : start + JOBS_PER_REQUEST])
     if as_json:
         output.print_json({"jobs": rows})
     elif not rows:
-        output.print_status("no archived jobs match" if query else "no archived jobs")
-    elif len(rows) > NAMED_JOBS:
-        click.echo(f"listed again: {text.counted(len(rows), 'job')}")
+        output.print_status("no archived jobs match")
     else:
-        click.echo(f"listed again: {', '.join(f'{row.name} ({row.id})' for row in rows)}")
+        few = [f"{row.name} ({row.id})" for row in rows] if len(rows) <= NAMED_JOBS else []
+        click.echo(f"listed again: {', '.join(few) or text.counted(len(rows), 'job')}")
 
 
-def _archived(client: FleetClient, query: str | None) -> list[str]:
-    ids: list[str] = []
-    owner, before = client.me().name, None
-    while True:
-        page = client.jobs(
-            owner=owner, archived=True, query=query, limit=JOBS_PER_PAGE, before=before
-        )
-        ids += [row.id for row in page.jobs]
-        before = page.next
-        if before is None:
-            return ids
-
-
-@click.command(
-    epilog="\b\nExamples:\n  tpu purge train\n  tpu purge --older-than 90d --dry-run\n"
-    "  tpu purge --state failed --checkpoints\n",
+@archive.command(
+    epilog="\b\nExamples:\n  tpu archive purge train\n"
+    "  tpu archive purge --older-than 90d --dry-run\n"
+    "  tpu archive purge --state failed --checkpoints\n",
 )
 @_selection_options
 @click.option("--checkpoints", is_flag=True, help="Delete checkpoints too (default: keep them).")
-@click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
+@output.dry_run_option
 @yes_option
 @json_option
 def purge(

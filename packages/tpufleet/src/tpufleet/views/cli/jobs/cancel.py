@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 @click.command(epilog="\b\nExamples:\n  tpu cancel train\n  tpu cancel --all --yes\n")
 @click.argument("jobs", metavar="JOB|SLICE…", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All of your jobs that have not ended.")
+@click.option("--waiting", is_flag=True, help="Only jobs that wait in the queue.")
 @yes_option
 @json_option
-def cancel(jobs: tuple[str, ...], everything: bool, yes: bool, as_json: bool) -> None:
+def cancel(
+    jobs: tuple[str, ...], everything: bool, waiting: bool, yes: bool, as_json: bool
+) -> None:
     """Cancel each JOB: SIGTERM, the grace period, SIGKILL; then its slices are released.
 
     A SLICE, by name or alias, means the job on it.
@@ -32,24 +35,28 @@ def cancel(jobs: tuple[str, ...], everything: bool, yes: bool, as_json: bool) ->
     if bool(jobs) == everything:
         raise BadInput("pass either job names or --all")
     with connection.connect() as client:
+        queued = {entry.job.id for entry in client.queue()} if waiting else None
         if everything:
-            jobs = tuple(row.id for row in client.all_jobs(owner=client.me().name, state="live"))
+            mine = client.all_jobs(owner=client.me().name, state="live")
+            jobs = tuple(row.id for row in mine if queued is None or row.id in queued)
             if jobs:
                 output.confirm(f"Cancel {text.counted(len(jobs), 'job')}?", yes or as_json)
         rows, errors = [], []
         for job in jobs:  # one that cannot be cancelled must not protect the others
             try:
+                if queued is not None and (row := client.job(job).row).id not in queued:
+                    raise Conflict(
+                        f"{row.name} ({row.id}) is {row.state}, and not in the queue; "
+                        f"`tpu cancel {row.id}` ends it"
+                    )
                 rows.append(_cancel(client, job))
             except (NotFound, Conflict, Forbidden) as error:
                 errors.append(str(error))
     if as_json:
         output.print_json({"jobs": rows})
     for row in rows if not as_json else ():
-        click.echo(
-            f"cancelled {row.name} ({row.id})"
-            if row.state in ENDED_STATES
-            else f"cancelling {row.name} ({row.id})"
-        )
+        verb = "cancelled" if row.state in ENDED_STATES else "cancelling"
+        click.echo(f"{verb} {row.name} ({row.id})")
     if errors:
         raise Conflict("\n".join(errors))
     if not rows:

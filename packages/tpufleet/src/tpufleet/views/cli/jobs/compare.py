@@ -1,4 +1,4 @@
-"""`tpu compare` and `tpu metrics`."""
+"""`tpu compare`: metrics of one job, or how jobs differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ MAX_PLOTS = 4  # without --metric
 
 
 @click.command(
-    epilog="\b\nExamples:\n  tpu compare baseline sweep-1 sweep-2\n  tpu compare a b --diff\n"
+    epilog="\b\nExamples:\n  tpu compare train --metric loss\n"
+    "  tpu compare baseline sweep-1 sweep-2\n  tpu compare a b --diff\n"
     "  tpu compare a b --metric loss --metric accuracy\n"
 )
 @click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
@@ -27,15 +28,20 @@ MAX_PLOTS = 4  # without --metric
 @output.repeatable(
     "--metric", "-m", metavar="NAME", help="Plot this metric (default: the first 4)."
 )
-@click.option("--plots/--no-plots", default=True, help="Plot metrics over steps.")
 @json_option
-def compare(
-    jobs: tuple[str, ...], diff: bool, metric: tuple[str, ...], plots: bool, as_json: bool
-) -> None:
-    """Compare JOBs: settings that differ, code that differs from the first job, metrics, curves."""
+def compare(jobs: tuple[str, ...], diff: bool, metric: tuple[str, ...], as_json: bool) -> None:
+    """Compare JOBs: settings that differ, code that differs from the first job, metrics, curves.
+
+    Of one JOB, show its metrics as curves over its steps; they stay after its end. A program
+    reports metrics with `tpufleet.runtime.progress`, or the `metrics` field of the job reads them
+    from its output.
+    """
+    if len(jobs) == 1:
+        _show_metrics(jobs[0], metric, as_json)
+        return
     with connection.connect() as client:
         comparison = client.compare(jobs)
-        series = [client.metrics(row.id) for row in comparison.jobs] if plots or as_json else []
+        series = [client.metrics(row.id) for row in comparison.jobs]
     if as_json:
         output.print_json({"comparison": comparison, "series": series})
         return
@@ -44,22 +50,11 @@ def compare(
         output.print_line(line)
     if not diff and any(code.files for code in comparison.code):
         output.print_status("  next: --diff prints the lines")
-    for line in plot_lines(series, metric) if plots else ():
+    for line in plot_lines(series, metric):
         output.print_line(line)
 
 
-@click.command(epilog="\b\nExamples:\n  tpu metrics train\n  tpu metrics train --metric loss\n")
-@click.argument("job")
-@output.repeatable(
-    "--metric", "-m", metavar="NAME", help="Plot this metric (default: the first 4)."
-)
-@json_option
-def metrics(job: str, metric: tuple[str, ...], as_json: bool) -> None:
-    """Show the metrics that JOB reported, as curves over its steps. They stay after its end.
-
-    A program reports metrics with `tpufleet.runtime.progress`, or the `metrics` field of the job
-    reads them from its output.
-    """
+def _show_metrics(job: str, metric: tuple[str, ...], as_json: bool) -> None:
     with connection.connect() as client:
         series = client.metrics(job)
     if as_json:

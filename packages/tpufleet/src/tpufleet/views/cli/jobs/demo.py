@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -38,7 +37,7 @@ WORKLOAD = Path(__file__).parents[3] / "demo"
 
 
 @click.command(
-    epilog="\b\nExamples:\n  tpu demo\n  tpu demo --multislice\n  tpu demo --notice --keep\n",
+    epilog="\b\nExamples:\n  tpu demo\n  tpu demo --multislice\n  tpu demo --notice --dir demo-1\n",
 )
 @click.option("--multislice", is_flag=True, help="Train over two slices.")
 @click.option("--notice", is_flag=True, help="Send a preemption notice first, as clouds do.")
@@ -46,9 +45,8 @@ WORKLOAD = Path(__file__).parents[3] / "demo"
     "--dir",
     "folder",
     type=click.Path(path_type=Path),
-    help="Working folder (default: a temporary one).",
+    help="Keep database, logs and checkpoints in this new folder.",
 )
-@click.option("--keep", is_flag=True, help="Keep the folder: database, logs, checkpoints.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 @click.pass_context
 def demo(
@@ -56,7 +54,6 @@ def demo(
     multislice: bool,
     notice: bool,
     folder: Path | None,
-    keep: bool,
     as_json: bool,
 ) -> None:
     """Train a small JAX model on a simulated v5e-16 (4 hosts, 16 chips), twice.
@@ -67,7 +64,7 @@ def demo(
     """
     _require_jax()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C: leave nothing behind
-    with _working_folder(folder, keep) as home, _control_plane(home) as client:
+    with _working_folder(folder) as home, _control_plane(home) as client:
         run = _DemoRun(client, slices=2 if multislice else 1, notice=notice, as_json=as_json)
         context.exit(0 if run.run() else 1)
 
@@ -180,20 +177,18 @@ def _require_jax() -> None:
 
 
 @contextmanager
-def _working_folder(chosen: Path | None, keep: bool) -> Iterator[Path]:
-    if chosen is not None:
-        chosen = chosen.absolute()
-        if chosen.exists() and any(chosen.iterdir()):
-            raise BadInput(f"--dir: {chosen} is not empty; pass a new folder")
-        chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = chosen or Path(tempfile.mkdtemp(prefix="tpufleet-demo-"))
-    try:
-        yield folder
-    finally:
-        if keep:
-            click.echo(f"kept {folder}", err=True)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+def _working_folder(chosen: Path | None) -> Iterator[Path]:
+    if chosen is None:
+        with tempfile.TemporaryDirectory(
+            prefix="tpufleet-demo-", ignore_cleanup_errors=True
+        ) as folder:
+            yield Path(folder)
+        return
+    chosen = chosen.absolute()
+    if chosen.exists() and any(chosen.iterdir()):
+        raise BadInput(f"--dir: {chosen} is not empty; pass a new folder")
+    chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
+    yield chosen
 
 
 @contextmanager

@@ -32,37 +32,29 @@ SHORT_LINE = 16  # characters: enough lines are requested for a program that wri
 DROPPED_FIRST = ("OWNER", "ATTEMPTS", "SUBMITTED", "PROGRESS", "TYPE")
 DROPPED_FIRST_OF_ALL_USERS = ("ATTEMPTS", "SUBMITTED", "PROGRESS", "TYPE", "OWNER")
 MOST_ROWS = 10_000
+TERMS = ("--state", "--tag", "--name", "--pool")
 TITLES = ("ID", "NAME", "STATE", "TYPE", "PROGRESS", "ATTEMPTS", "SUBMITTED", "OWNER", "REASON")
 
 
 class _QueryCommand(click.Command):
-    """Its arguments may start with a dash: `-state:failed` is a term, not options."""
+    """Its arguments may start with a dash: `-state:failed` is a term, not options. And `--state
+    failed` is the term `state:failed`."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         negated = re.compile(r"-(?=[A-Za-z_]{2,}[\w./-]*[:<>=!])")
-        return super().parse_args(
-            context, [negated.sub("!", arg, count=1) if negated.match(arg) else arg for arg in args]
-        )
+        args = [negated.sub("!", arg, count=1) if negated.match(arg) else arg for arg in args]
+        return super().parse_args(context, output.options_as_terms(args, TERMS))
 
 
 @click.command(
     cls=_QueryCommand,
-    epilog="\b\nExamples:\n  tpu jobs\n  tpu jobs --state running --state waiting --all-users\n"
+    epilog="\b\nExamples:\n  tpu jobs\n  tpu jobs state:running,waiting --all-users\n"
     "  tpu jobs 'tag:sweep-* loss<0.3 since:7d -state:failed resnet'\n"
-    "  tpu jobs --tag sweep-3 --json\n",
+    "  tpu jobs is:archived\n",
 )
 @click.argument("query", metavar="[QUERY]…", nargs=-1)
 @click.option("--all-users", "-a", is_flag=True, help="Jobs of all users (default: yours).")
-@output.repeatable(
-    "--state",
-    type=click.Choice([state.value for state in JobState]),
-    help="Only these states (default: all).",
-)
-@click.option("--tag", help="Only jobs with this tag.")
-@click.option("--name", help="Only jobs of this name.")
-@click.option("--pool", help="Only jobs of this pool.")
-@click.option("--archived", "--cleaned", "archived", is_flag=True, help="List archived jobs.")
-@click.option("--view", metavar="NAME", help="Jobs of a query saved with `tpu view save`.")
+@click.option("--view", metavar="NAME", help="Jobs of a query saved with `tpu config view save`.")
 @click.option("--limit", default=30, show_default=True, type=click.IntRange(1, MOST_ROWS))
 @click.option("--watch", "-w", is_flag=True, help="Refresh until interrupted.")
 @click.option("--verbose", "-v", is_flag=True, help="The newest output of each live job too.")
@@ -70,13 +62,11 @@ class _QueryCommand(click.Command):
 def jobs(
     query: tuple[str, ...],
     all_users: bool,
-    state: tuple[str, ...],
     limit: int,
     view: str | None,
     watch: bool,
     verbose: bool,
     as_json: bool,
-    **filters: Any,
 ) -> None:
     """List jobs, newest first, with state, progress and reason.
 
@@ -89,19 +79,14 @@ def jobs(
     before a term negates it, a comma means either, `*` matches anything. Quote the query for the
     shell.
     """
-    filtered = all_users or bool(state) or any(filters.values()) or bool(query) or bool(view)
+    filtered = all_users or bool(query) or bool(view)
     with connection.connect() as client:
         preferences = client.preferences()
         saved = [saved_query(preferences, view)] if view is not None else []
         search = " ".join([*saved, *query])
         all_users = all_users or names_owner(search)
         owner = None if all_users else client.me().name
-        selection = {
-            "owner": owner,
-            "state": ",".join(state) or None,
-            "query": search or None,
-            **filters,
-        }
+        selection: dict[str, Any] = {"owner": owner, "query": search or None}
 
         def refresh() -> None:
             found = client.jobs(limit=min(limit + 1, MOST_ROWS), **selection).jobs
@@ -162,7 +147,7 @@ EMPTY_FILTER = "no jobs match"
 def _empty_list(client: FleetClient, selection: dict[str, Any], filtered: bool) -> str:
     if client.jobs(limit=1, **{**selection, "archived": True}).jobs:
         none = EMPTY_FILTER if filtered else "no jobs"
-        return f"{none}, except archived ones: `tpu jobs --archived`"
+        return f"{none}, except archived ones: `tpu jobs is:archived`"
     return EMPTY_FILTER if filtered else EMPTY
 
 
@@ -201,7 +186,7 @@ def _cells(row: JobRow, now: datetime, reason_length: int) -> list[Cell]:
     ]  # fmt: skip
 
 
-@click.command(epilog="\b\nExample:\n  tpu show train\n")
+@click.command()
 @click.argument("job")
 @json_option
 def show(job: str, as_json: bool) -> None:
@@ -305,7 +290,7 @@ def _attempt_cells(attempt: Attempt, now: datetime) -> list[Cell]:
     return [str(attempt.number), (state, text.colour(state)), started, ran, step, attempt.message]
 
 
-@click.command(epilog="\b\nExample:\n  tpu why train\n")
+@click.command()
 @click.argument("job")
 @json_option
 def why(job: str, as_json: bool) -> None:

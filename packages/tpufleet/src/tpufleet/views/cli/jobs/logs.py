@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from tpufleet.errors import BadInput
@@ -12,6 +14,10 @@ from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.host_numbers import host_option
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.settings.preferences import use_time_zone
+
+# Of events, beside jobs: the argument of the client, and the field of an event.
+SUBJECTS = {"slice": "slice_id", "pool": "pool", "user": "user", "reservation": "reservation"}
+FIELDS = {**SUBJECTS, "user": "by"}
 
 
 @click.command(
@@ -93,36 +99,32 @@ def _why_empty(detail: JobDetail, host: int | None) -> str:
     return f"no output{which} of {job} yet"
 
 
+class _EventsCommand(click.Command):
+    """`--pool lab` is the subject `pool:lab`."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        options = [f"--{name}" for name in SUBJECTS]
+        return super().parse_args(context, output.options_as_terms(args, options))
+
+
 @click.command(
-    epilog="\b\nExamples:\n  tpu events train\n  tpu events --pool lab\n  tpu events -f\n",
+    cls=_EventsCommand,
+    epilog="\b\nExamples:\n  tpu events train\n  tpu events pool:lab\n  tpu events -f\n",
 )
-@click.argument("job", required=False)
+@click.argument("subject", metavar="[JOB|KIND:NAME]", required=False)
 @click.option("--follow", "-f", is_flag=True, help="Follow until interrupted.")
-@click.option("--slice", "slice_id", metavar="SLICE", help="Only events of this slice.")
-@click.option("--pool", help="Only events of this pool.")
-@click.option("--user", help="Only what this user caused.")
-@click.option("--reservation", metavar="ID", help="Only events of this reservation.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000))
 @json_option
-def events(
-    job: str | None,
-    follow: bool,
-    slice_id: str | None,
-    pool: str | None,
-    user: str | None,
-    reservation: str | None,
-    limit: int,
-    as_json: bool,
-) -> None:
-    """Print the events of JOB, of a slice, of a pool, of a user, of a reservation, or of the whole
+def events(subject: str | None, follow: bool, limit: int, as_json: bool) -> None:
+    """Print the events of JOB, of slice:ID, pool:NAME, user:NAME or reservation:ID, or of the whole
     fleet, oldest first."""
-    if sum(each is not None for each in (job, slice_id, pool, user, reservation)) > 1:
-        raise BadInput("pass one of JOB, --slice, --pool, --user and --reservation")
+    kind, colon, name = (subject or "").partition(":")
+    if colon and kind not in SUBJECTS:
+        raise BadInput(f"{subject}: write a job, or one of {', '.join(SUBJECTS)} before the colon")
+    job = subject if not colon else None
+    about: dict[str, Any] = {SUBJECTS[kind]: name} if colon else {}
     with connection.connect(follow=follow) as client:
-        page = client.events(
-            job, slice_id=slice_id, pool=pool, user=user, reservation=reservation, limit=limit,
-            newest=True,
-        )  # fmt: skip
+        page = client.events(job, limit=limit, newest=True, **about)
         if not as_json:
             use_time_zone(client)
         if as_json and not follow:
@@ -136,24 +138,8 @@ def events(
             return
         ref = client.job(job).job.id if job is not None else None
         for item in client.stream(job=ref, after=page.last):
-            if isinstance(item, Event) and _concerns(item, slice_id, pool, user, reservation):
+            if isinstance(item, Event) and name in ("", getattr(item, FIELDS.get(kind, ""), "")):
                 _show(item, as_json, about=job is None)
-
-
-def _concerns(
-    event: Event,
-    slice_id: str | None,
-    pool: str | None,
-    user: str | None,
-    reservation: str | None,
-) -> bool:
-    wanted = (
-        (slice_id, event.slice_id),
-        (pool, event.pool),
-        (user, event.by),
-        (reservation, event.reservation),
-    )
-    return all(expected in (None, value) for expected, value in wanted)
 
 
 def _show(event: Event, as_json: bool, *, about: bool) -> None:

@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import click
 
-from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
-from tpufleet.model.api_types import QueueEntry
-from tpufleet.model.job.jobs import ENDED_STATES, JobState
+from tpufleet.client.fleet import FleetClient
+from tpufleet.errors import BadInput
+from tpufleet.model.api_types import JobRow, QueueEntry
+from tpufleet.model.job.jobs import JobState
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.output import Cell, json_option, yes_option
+from tpufleet.views.cli.output import Cell, json_option
 from tpufleet.views.cli.settings.preferences import use_time_zone
 
+Change = Callable[[FleetClient, str], JobRow]
 WAITING_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RECOVERING})
 TITLES = ("QUEUE", "POS", "JOB", "OWNER", "NEEDS", "PRIORITY", "USED", "STARTS", "BECAUSE")
 
 
 @click.group(
     cls=output.ListingGroup,
-    epilog="\b\nExamples:\n  tpu queue\n  tpu queue --pool lab\n  tpu queue move train --first\n"
+    epilog="\b\nExamples:\n  tpu queue --user me --pool lab\n  tpu queue move train --first\n"
     "  tpu queue hold train\n",
 )
 @click.option("--pool", help="Only this pool.")
-@click.option("--type", "accelerator", metavar="TYPE", help="Only this TPU type.")
-@click.option("--zone", help="Only jobs that may run in this zone.")
-@click.option("--mine", is_flag=True, help="Only your jobs; positions count all.")
-@click.option("--user", metavar="NAME", help="Only jobs of this user; positions count all.")
+@click.option("--user", metavar="NAME", help="Only jobs of this user, or of `me`.")
 @json_option
 @click.pass_context
-def queue(
-    context: click.Context,
-    pool: str | None,
-    accelerator: str | None,
-    zone: str | None,
-    mine: bool,
-    user: str | None,
-    as_json: bool,
-) -> None:
+def queue(context: click.Context, pool: str | None, user: str | None, as_json: bool) -> None:
     """List jobs that wait, in the order in which they are placed.
 
     The order is: higher priority first; then users who used fewer chips lately (USED, in chip
@@ -48,11 +40,9 @@ def queue(
     """
     if context.invoked_subcommand is not None:
         return
-    if mine and user is not None:
-        raise BadInput("pass one of --mine and --user")
     with connection.connect() as client:
-        owner = client.me().name if mine else user
-        entries = client.queue(pool=pool, accelerator=accelerator, zone=zone, owner=owner)
+        owner = client.me().name if user == "me" else user
+        entries = client.queue(pool=pool, owner=owner)
         use_time_zone(client)
     if as_json:
         output.print_json({"queue": entries})
@@ -109,102 +99,49 @@ def move(job: str, first: bool, last: bool, before: str | None, as_json: bool) -
     output.print_result(row, f"moved {row.name} ({row.id})", as_json)
 
 
-@queue.command("run-now", epilog="\b\nExample:\n  tpu queue run-now train\n")
-@click.argument("job")
-@json_option
-def run_now(job: str, as_json: bool) -> None:
-    """Move JOB to the head of its queue, release it if it is held, and try again at once to get
-    its slices."""
-    with connection.connect() as client:
-        row = client.move_in_queue(job, first=True)
-        if row.held_by is not None:
-            row = client.release_in_queue(row.id)
-        row = client.retry_in_queue(row.id)
-    message = f"{row.name} ({row.id}) is next in its queue"
-    output.print_result(row, message, as_json)
+def _subcommand(name: str, help_text: str, change: Change, done: str) -> None:
+    """`tpu queue NAME JOB…`, which changes each job."""
 
-
-@queue.command(epilog="\b\nExample:\n  tpu queue retry train\n")
-@click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
-@json_option
-def retry(jobs: tuple[str, ...], as_json: bool) -> None:
-    """Try again at once to get the slices of each JOB, without waiting for the backoff.
-
-    For example after you repaired the firewall, raised the quota or granted a role. If the request
-    is refused again, the backoff continues.
-    """
-    with connection.connect() as client:
-        rows = [client.retry_in_queue(job) for job in jobs]
-    lines = "\n".join(
-        f"trying again for {row.name} ({row.id})"
-        if row.state in WAITING_STATES
-        else f"{row.name} ({row.id}) is {row.state}: it waits for nothing"
-        for row in rows
-    )
-    output.print_result({"jobs": rows}, lines, as_json)
-
-
-@queue.command(epilog="\b\nExample:\n  tpu queue hold train\n")
-@click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
-@json_option
-def hold(jobs: tuple[str, ...], as_json: bool) -> None:
-    """Keep each JOB from being placed, until `tpu queue release`."""
-    with connection.connect() as client:
-        rows = [client.hold_in_queue(job) for job in jobs]
-    lines = "\n".join(f"held {row.name} ({row.id})" for row in rows)
-    output.print_result({"jobs": rows}, lines, as_json)
-
-
-@queue.command(epilog="\b\nExample:\n  tpu queue release train\n")
-@click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
-@json_option
-def release(jobs: tuple[str, ...], as_json: bool) -> None:
-    """Let each held JOB be placed again."""
-    with connection.connect() as client:
-        rows = [client.release_in_queue(job) for job in jobs]
-    lines = "\n".join(f"released {row.name} ({row.id})" for row in rows)
-    output.print_result({"jobs": rows}, lines, as_json)
-
-
-@queue.command(epilog="\b\nExamples:\n  tpu queue remove train\n  tpu queue remove --all --yes\n")
-@click.argument("jobs", metavar="JOB…", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All of your jobs that wait.")
-@yes_option
-@json_option
-def remove(jobs: tuple[str, ...], everything: bool, yes: bool, as_json: bool) -> None:
-    """Cancel each JOB that waits. A job that runs is not touched: `tpu cancel` cancels it."""
-    if bool(jobs) == everything:
-        raise BadInput("pass either job names or --all")
-    with connection.connect() as client:
-        waiting = {entry.job.id: entry.job for entry in client.queue()}
-        errors = []
-        if everything:
-            me = client.me().name
-            chosen = [row.id for row in waiting.values() if row.owner == me]
-            if chosen:
-                count = text.counted(len(chosen), "waiting job")
-                output.confirm(f"Cancel {count}?", yes or as_json)
-        else:
-            chosen = []
-            for job in jobs:
-                row = client.job(job).row
-                if row.id in waiting:
-                    chosen.append(row.id)
-                else:
-                    errors.append(
-                        f"{row.name} ({row.id}) is {row.state}, and not in the queue"
-                        + ("" if row.state in ENDED_STATES else f"; `tpu cancel {row.id}` ends it")
-                    )
-        rows = []
-        for job_id in chosen:  # one that cannot be cancelled must not protect the others
-            try:
-                rows.append(client.cancel(job_id))
-            except (NotFound, Conflict, Forbidden) as error:
-                errors.append(str(error))
-    lines = "\n".join(f"removed {row.name} ({row.id})" for row in rows)
-    if rows or as_json:
+    @queue.command(name, help=help_text)
+    @click.argument("jobs", metavar="JOB…", nargs=-1, required=True)
+    @json_option
+    def command(jobs: tuple[str, ...], as_json: bool) -> None:
+        with connection.connect() as client:
+            rows = [change(client, job) for job in jobs]
+        lines = "\n".join(
+            f"{row.name} ({row.id}): {done if row.state in WAITING_STATES else row.state}"
+            for row in rows
+        )
         output.print_result({"jobs": rows}, lines, as_json)
-    if errors:
-        raise Conflict("\n".join(errors))
-    if not rows:
-        output.print_status("no jobs of yours wait")
+
+
+def _run_now(client: FleetClient, job: str) -> JobRow:
+    row = client.move_in_queue(job, first=True)
+    if row.held_by is not None:
+        client.release_in_queue(row.id)
+    return client.retry_in_queue(row.id)
+
+
+_subcommand(
+    "run-now",
+    "Move each JOB to the head of its queue, release it if it is held, and try again at once to "
+    "get its slices.",
+    _run_now,
+    "next in its queue",
+)
+_subcommand(
+    "retry",
+    "Try again at once to get the slices of each JOB, without waiting for the backoff: for example "
+    "after you raised the quota or granted a role. A refused request continues the backoff.",
+    FleetClient.retry_in_queue,
+    "trying again",
+)
+_subcommand(
+    "hold",
+    "Keep each JOB from being placed, until `tpu queue release`.",
+    FleetClient.hold_in_queue,
+    "held",
+)
+_subcommand(
+    "release", "Let each held JOB be placed again.", FleetClient.release_in_queue, "released"
+)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.views.cli import connection, former_flags, output
+from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.registry import HintedUsageError
 
@@ -26,8 +26,6 @@ class _CommandWithNewCommand(click.Command):
     """Keeps what follows `--` apart: it is the new command of the job."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        if not context.resilient_parsing:  # else a shell completes a line that is not complete
-            args = former_flags.resubmit_arguments(str(context.info_name), args)
         if "--" in args:
             at = args.index("--")
             context.meta[_COMMAND] = tuple(args[at + 1 :])
@@ -50,7 +48,6 @@ class _CommandWithNewCommand(click.Command):
 def _resubmit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         json_option,
-        click.option("--follow", "-f", is_flag=True, hidden=True),  # the default now
         click.option("--detach", "-d", is_flag=True, help="Submit, print the id, and return."),
         output.repeatable("--set", "settings", metavar="PATH=VALUE", help="Override a field."),
         click.option("--name", metavar="NAME", help="Name of the new job."),
@@ -118,7 +115,6 @@ def _resubmit(
     name: str | None,
     settings: tuple[str, ...],
     detach: bool,
-    follow: bool,
     as_json: bool,
 ) -> int:
     from tpufleet.views.cli.jobs import submit

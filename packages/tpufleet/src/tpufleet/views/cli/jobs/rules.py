@@ -1,4 +1,4 @@
-"""`tpu rules`: what follows when an attempt ends, by rule."""
+"""`tpu config rules`: what follows when an attempt ends, by rule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACTIONS = {
 }
 
 
-@click.command(epilog="\b\nExamples:\n  tpu rules\n  tpu rules --json\n")
+@click.command()
 @json_option
 def rules(as_json: bool) -> None:
     """Show what follows when an attempt ends, by rule. Choose one with --rule or `rule:`.

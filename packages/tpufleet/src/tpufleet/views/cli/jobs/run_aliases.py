@@ -75,8 +75,9 @@ def _in_inventory(rows: Sequence[InventoryRow], name: str) -> tuple[str, str | N
         found.sort(key=lambda row: row.state is InventoryState.AVAILABLE)
         if not found:
             raise BadInput(
-                f"no free slice of {name} in any pool\n  next: `tpu find {name}` lists those in "
-                "use; name a type, such as v4-8, to request a new one"
+                f"no free slice of {name} in any pool\n"
+                f"  next: `tpu inventory find {name}` lists those in use; name a type, such as "
+                "v4-8, to request a new one"
             )
     if not found:
         return name, None
@@ -114,6 +115,6 @@ def config_argument(preferences: Preferences, pair: str) -> str:
         known = ", ".join(sorted(preferences.all_config_aliases))
         raise BadInput(
             f"--config {pair}: write KEY=VALUE, where KEY is a path that starts with config, or "
-            f"one of {known}; `tpu alias set {key or 'NAME'} PATH` adds one"
+            f"one of {known}; `tpu config alias set {key or 'NAME'} PATH` adds one"
         )
     return f"--{path}={value}"

@@ -21,7 +21,7 @@ from tpufleet.model.tpu.prices import Estimate
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.former_flags import FormerRunFlags
+from tpufleet.views.cli.entry_points import registered
 from tpufleet.views.cli.host_numbers import host_option
 from tpufleet.views.cli.jobs import job_options
 from tpufleet.views.cli.output import json_option
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from tpufleet.client.snapshots import Scan
 
 DETACHED = 130  # exit status after Ctrl-C, as for any interrupted program
-SIMULATED_ESTIMATE = "simulated on the server's machine, without TPUs: nothing is billed"
 
 _host = host_option("Show the output of this host, or of all.", default=0)
-_dry_run = click.option("--dry-run", is_flag=True, help="Validate without submitting.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +46,6 @@ class PlannedJob:
 
 
 @click.command(
-    cls=FormerRunFlags,
     epilog="""\b
 Examples:
   tpu run v5e-16 -- python train.py lr=0.01
@@ -65,11 +62,11 @@ Examples:
     "-c",
     "config_values",
     metavar="KEY=VALUE",
-    help="Append --PATH=VALUE to CMD, where KEY is a path or an alias of one (`tpu alias`).",
+    help="Append --PATH=VALUE to CMD, where KEY is a path or an alias of one (`tpu config alias`).",
 )
-@click.option("--dir", "folder", metavar="N", help="Your working directory N (`tpu dir`).")
+@click.option("--dir", "folder", metavar="N", help="Your working directory N (`tpu config dir`).")
 @_host
-@_dry_run
+@output.dry_run_option
 @json_option
 @click.pass_context
 def run(
@@ -94,7 +91,6 @@ def run(
     you detached. If no server is configured, one is started on this machine. `tpu types` lists the
     types.
     """
-    from tpufleet.views.cli import former_notes
     from tpufleet.views.cli.jobs import run_aliases
 
     target = run_aliases.resolve(accelerator, command, config_values, folder)
@@ -106,9 +102,10 @@ def run(
     base = target.workdir or Path.cwd()
     if options.get("notes") is None:
         code = base / Path(str(document.get("workdir", "."))).expanduser()
-        if (found := former_notes.find_notes(code)) is not None:
-            document["notes"], file = found
-            output.print_status(f"notes: from {file}; --note replaces them")
+        for find_notes in registered("tpufleet.notes"):  # of other distributions
+            if (found := find_notes(code)) is not None:
+                document["notes"], file = found
+                output.print_status(f"notes: from {file}; --note replaces them")
     planned = [_plan(document, base, "")]
     _submit(
         context,
@@ -142,7 +139,7 @@ Examples:
 @output.repeatable("--set", "settings", metavar="PATH=VALUE", help="Override a field of all jobs.")
 @click.option("--follow", "-f", is_flag=True, help="Follow the jobs until they end.")
 @_host
-@_dry_run
+@output.dry_run_option
 @json_option
 @click.pass_context
 def submit(
@@ -279,7 +276,7 @@ def _show_submitted(
 
 def _show_estimate(planned: list[PlannedJob], rows: tuple[JobRow, ...]) -> None:
     """What the jobs cost while they run, on standard error. Simulated slices cost nothing."""
-    if all("simulated" in row.reason for row in rows):
+    if all(row.simulated for row in rows):
         return
     table = prices.price_table(connection.settings().prices)
     estimates = [prices.estimate(job.spec, table) for job in planned]
@@ -339,7 +336,7 @@ def _check_by_server(planned: list[PlannedJob]) -> list[bool] | None:
     jobs = [new_job(job.document, job.spec, new_job_id(), None) for job in planned]
     try:
         with connection.connect() as client:
-            return [row.reason == SIMULATED for row in client.check_jobs(jobs)]
+            return [row.simulated for row in client.check_jobs(jobs)]
     except BadInput as error:
         raise BadInput(_located(str(error), planned)) from error
     except Unreachable as error:
@@ -386,6 +383,6 @@ def _show_plan(planned: list[PlannedJob], scans: dict[Path, Scan], as_json: bool
         click.echo(
             f"# {text.counted(len(scan.entries), 'file')} in {job.folder}, {text.size(scan.size)}"
         )
-        estimate = prices.estimate(job.spec, table)
-        click.echo(f"# {SIMULATED_ESTIMATE if simulated else estimate_text(estimate)}")
+        estimate = estimate_text(prices.estimate(job.spec, table))
+        click.echo(f"# {SIMULATED + ': nothing is billed' if simulated else estimate}")
     output.print_status(f"dry run: {text.counted(len(jobs), 'job')} valid, none submitted")

@@ -56,7 +56,7 @@ def tensorboard(
 ) -> int:
     """Serve JOBs in TensorBoard until interrupted.
 
-    Of each job: the metrics that it reported (`tpu metrics`), kept up to date; event files below
+    Of each job: the metrics that it reported (`tpu compare`), kept up to date; event files below
     its checkpoint location, if this machine can read it; and what `tpu profile` wrote to
     profiles/JOB.
     TensorBoard is a program of its own, in the extra tpufleet[tensorboard].

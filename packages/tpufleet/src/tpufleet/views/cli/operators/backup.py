@@ -1,4 +1,4 @@
-"""`tpu backup` and `tpu restore`: everything that a server needs to go on, in one file."""
+"""`tpu backup` and `tpu backup restore`: everything that a server needs to go on, in one file."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ store_option = click.option(
 
 
 @click.command(
+    cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu backup fleet-2026-01-31.tar.gz\n"
     "  tpu backup --with logs --with checkpoints full.tar.gz\n  tpu backup --check full.tar.gz\n",
 )
@@ -61,12 +62,12 @@ def backup(
     if report.skipped:
         names = "\n  ".join(report.first_skipped)
         output.print_status(f"warning: skipped {report.skipped} files or folders:\n  {names}")
-    message = f"wrote {_describe(report)}\n  next: restore it with `tpu restore {file}`"
+    message = f"wrote {_describe(report)}\n  next: restore it with `tpu backup restore {file}`"
     output.print_result(report, message, as_json)
 
 
-@click.command(
-    epilog="\b\nExample:\n  TPUFLEET_HOME=/srv/fleet tpu restore fleet-2026-01-31.tar.gz\n",
+@backup.command(
+    epilog="\b\nExample:\n  TPUFLEET_HOME=/srv/fleet tpu backup restore fleet-2026-01-31.tar.gz\n",
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @store_option

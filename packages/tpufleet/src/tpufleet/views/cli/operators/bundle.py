@@ -1,4 +1,4 @@
-"""`tpu bundle`: build and upload what TPU hosts install."""
+"""`tpu deploy bundle`: build and upload what TPU hosts install."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tpufleet.views.cli.output import json_option
 
 
 @click.command(
-    epilog="\b\nExamples:\n  tpu bundle\n  tpu bundle --bucket gs://my-bucket/fleet\n"
-    "  tpu bundle --output tpufleet-bundle.tar.gz\n"
+    epilog="\b\nExamples:\n  tpu deploy bundle\n  tpu deploy bundle --bucket gs://my-bucket/fleet\n"
+    "  tpu deploy bundle --output tpufleet-bundle.tar.gz\n"
 )
 @click.option("--bucket", metavar="URL", help="Where to upload it (default: the server's bucket).")
 @click.option(

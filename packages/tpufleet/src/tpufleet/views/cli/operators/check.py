@@ -1,4 +1,4 @@
-"""`tpu check cloud`: what a cloud project lacks before the first job."""
+"""`tpu init check`: what a cloud project lacks before the first job."""
 
 from __future__ import annotations
 
@@ -18,20 +18,8 @@ COLOURS = {
 }
 
 
-@click.group(invoke_without_command=True, no_args_is_help=False)
-@click.pass_context
-def check(context: click.Context) -> None:
-    """Check what jobs depend on: `tpu check cloud`."""
-    if context.invoked_subcommand is None:
-        from tpufleet.views.cli.jobs.jobs import jobs
-
-        output.print_status("`tpu check` is now `tpu jobs`; `tpu check cloud` checks your project")
-        context.invoke(jobs)
-
-
-@check.command(
-    epilog="\b\nExamples:\n  tpu check cloud\n  tpu check cloud --type v5e-16 --on-demand\n"
-    "  tpu check cloud --json\n"
+@click.command(
+    epilog="\b\nExamples:\n  tpu init check\n  tpu init check --type v5e-16 --on-demand\n"
 )
 @click.option(
     "--type", "types", multiple=True, metavar="TYPE",
@@ -40,7 +28,7 @@ def check(context: click.Context) -> None:
 @click.option("--on-demand", is_flag=True, help="Check the quota of on-demand capacity, not spot.")
 @json_option
 @click.pass_context
-def cloud(context: click.Context, types: tuple[str, ...], on_demand: bool, as_json: bool) -> None:
+def check(context: click.Context, types: tuple[str, ...], on_demand: bool, as_json: bool) -> None:
     """Check the Google Cloud project of the config file: credentials, API, roles, quota, network,
     bucket, bundle, and the address of the server.
 

@@ -10,7 +10,7 @@ from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 
 
-@click.command(epilog="\b\nExamples:\n  tpu dash\n  tpu dash --print\n")
+@click.command()
 @click.option("--print", "only_print", is_flag=True, help="Print the address; open no browser.")
 @json_option
 def dash(only_print: bool, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model.people.users import TOKEN_PREFIX
 from tpufleet.model.values import names
 from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.operators.bundle import bundle
 from tpufleet.views.cli.operators.deploy_server import server
 from tpufleet.views.cli.output import json_option
 
@@ -36,6 +37,7 @@ def deploy() -> None:
 
 
 deploy.add_command(server)
+deploy.add_command(bundle)
 
 
 @deploy.command(

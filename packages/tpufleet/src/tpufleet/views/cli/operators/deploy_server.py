@@ -49,10 +49,10 @@ CONNECT_SECONDS = 60.0
     "--python-folder", type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="DIR", help="A relocatable Python for Linux, instead of downloading one.",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Print the plan and its price; change nothing.")
+@output.dry_run_option
 @click.option("--delete", is_flag=True, help="Delete the VM, its address and its firewall rule.")
 @click.option("--state", is_flag=True, help="With --delete: the state disk too.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@output.yes_option
 @json_option
 def server(
     zone: str | None,
@@ -104,7 +104,7 @@ def server(
 
     vm = deployment.server_vm(config, settings, report)
     if delete:
-        _confirm(
+        output.confirm(
             f"Delete {name} in {settings.zone}? Slices that it manages keep running and costing: "
             "cancel their jobs first.",
             yes,
@@ -123,7 +123,7 @@ def server(
         output.print_status("warning: the service account of the VM lacks roles of a server")
         for grant in grants:
             output.print_status(f"  next: {grant}")
-    _confirm("Create it?", yes)
+    output.confirm("Create it?", yes)
     folder = config.home / "deployed" / name
     token = _token(folder, deployment.new_token)
     source = (bundle, bundle_sha256) if bundle and bundle_sha256 else None
@@ -229,14 +229,6 @@ def _token(folder: Path, new_token: Any) -> str:
         file.touch(mode=0o600)
         file.write_text(new_token() + "\n")
     return file.read_text().strip()
-
-
-def _confirm(question: str, yes: bool) -> None:
-    if yes:
-        return
-    if not output.is_terminal():
-        raise BadInput("Not a terminal; pass --yes to confirm")
-    click.confirm(question, abort=True)
 
 
 def _checked_name(name: str) -> str:

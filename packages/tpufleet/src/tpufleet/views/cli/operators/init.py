@@ -15,6 +15,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model.fleet import fleets
 from tpufleet.model.tpu import topology, tpu_zones
 from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.operators.check import check, print_checks
 
 DEFAULT_TYPE = "v5e-4"
 MAX_ZONES = 3
@@ -22,8 +23,9 @@ PROXIED = "127.0.0.1:8470"  # where a proxy with TLS finds the server
 
 
 @click.command(
+    cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu init --dry-run\n"
-    "  tpu init --project my-project --type v5e-16 --zone us-west4-a\n"
+    "  tpu init --project my-project --type v5e-16 --zone us-west4-a\n  tpu init check\n",
 )
 @click.option("--project", help="Project id (default: of gcloud, or asked for).")
 @click.option("--type", "accelerator", metavar="TYPE", help="The TPU type that you want to use.")
@@ -89,7 +91,7 @@ def init(
 
 
 def _next_steps(public_url: str | None, accelerator: str) -> list[str]:
-    server = ["tpu bundle", "tpu serve"] if public_url else ["tpu deploy server"]
+    server = ["tpu deploy bundle", "tpu serve"] if public_url else ["tpu deploy server"]
     program = "python -c 'import jax; print(jax.devices())'"
     return [*server, f"tpu run {accelerator} --spot --max-cost 5 -- {program}"]
 
@@ -167,6 +169,8 @@ def _write(file: Path, document: dict[str, Any], *, ask: bool, yes: bool) -> Non
 
 def _check(accelerator: str) -> None:
     from tpufleet.compose.providers import preflight
-    from tpufleet.views.cli.operators.check import print_checks
 
     print_checks(preflight(connection.settings(), [accelerator]))
+
+
+init.add_command(check)

@@ -15,7 +15,7 @@ from tpufleet.views.cli.output import json_option
 MAX_ERRORS = 5
 
 
-@click.command(epilog="\b\nExamples:\n  tpu status\n  tpu status --json\n")
+@click.command()
 @json_option
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
@@ -63,7 +63,7 @@ def lines(status: ServerStatus) -> list[str]:
     shown.append(f"jobs       {counts or 'none'}")
     if status.oldest_queued_at is not None:
         waited = text.duration(now - status.oldest_queued_at)
-        shown.append(f"queue      oldest job waits for {waited}; see `tpu jobs --state queued`")
+        shown.append(f"queue      oldest job waits for {waited}; see `tpu jobs state:queued`")
     shown.append(f"slices     {status.slices}, {text.counted(status.hosts, 'host')} reporting")
     for provider in controller.providers if controller else ():
         answered = f"answered {text.age(provider.answered_at, now)}"

@@ -1,4 +1,4 @@
-"""`tpu completion`."""
+"""`tpu config completion`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from tpufleet.views.cli.output import json_option, print_result
 from tpufleet.views.cli.registry import COMPLETION_VARIABLE, HintedUsageError
 
 SHELLS = ("bash", "zsh", "fish")
 
 
 @click.command(
-    epilog='\b\nExamples:\n  eval "$(tpu completion bash)"     # in ~/.bashrc\n'
-    '  eval "$(tpu completion zsh)"      # in ~/.zshrc, after compinit\n'
-    "  tpu completion fish > ~/.config/fish/completions/tpu.fish\n",
+    epilog='\b\nExamples:\n  eval "$(tpu config completion bash)"     # in ~/.bashrc\n'
+    '  eval "$(tpu config completion zsh)"      # in ~/.zshrc, after compinit\n'
+    "  tpu config completion fish > ~/.config/fish/completions/tpu.fish\n",
 )
 @click.argument("shell", type=click.Choice(SHELLS), required=False)
-@json_option
 @click.pass_context
-def completion(context: click.Context, shell: str | None, as_json: bool) -> None:
+def completion(context: click.Context, shell: str | None) -> None:
     """Print the completion script of SHELL (default: the shell that you use).
 
     It completes commands, options, and the names of your jobs, TPU types, pools and zones. Names of
@@ -30,7 +28,7 @@ def completion(context: click.Context, shell: str | None, as_json: bool) -> None
     """
     shell = shell or Path(os.environ.get("SHELL", "")).name
     if shell not in SHELLS:
-        raise HintedUsageError("which shell? write `tpu completion bash`, zsh or fish")
+        raise HintedUsageError("which shell? write `tpu config completion bash`, zsh or fish")
     kind = get_completion_class(shell)
     assert kind is not None, "click knows these shells"
     writer = kind(context.find_root().command, {}, "tpu", COMPLETION_VARIABLE)
@@ -38,4 +36,4 @@ def completion(context: click.Context, shell: str | None, as_json: bool) -> None
     if shell == "fish":  # click's script cuts descriptions at their first comma
         template = template.replace('string split ","', 'string split --max 1 ","')
     script = template % writer.source_vars()
-    print_result({"shell": shell, "script": script}, script, as_json)
+    click.echo(script)

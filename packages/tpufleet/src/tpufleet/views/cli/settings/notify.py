@@ -98,7 +98,7 @@ def add(
     output.print_result(created, f"{message}\n  next: tpu notify test {name}", as_json)
 
 
-@notify.command(epilog="\b\nExample:\n  tpu notify delete team\n")
+@notify.command()
 @click.argument("name")
 @json_option
 def delete(name: str, as_json: bool) -> None:
@@ -108,7 +108,7 @@ def delete(name: str, as_json: bool) -> None:
     output.print_result(deleted, f"deleted {name}", as_json)
 
 
-@notify.command(epilog="\b\nExample:\n  tpu notify test team\n")
+@notify.command()
 @click.argument("name")
 @json_option
 def test(name: str, as_json: bool) -> None:
@@ -135,7 +135,7 @@ def _next(delivery: Delivery) -> str:
     return f"\n  next: retrying at {text.local_time(delivery.due_at)}; see `tpu notify history`"
 
 
-@notify.command(epilog="\b\nExample:\n  tpu notify history\n")
+@notify.command()
 @json_option
 def history(as_json: bool) -> None:
     """List the messages of the last 7 days, newest first."""

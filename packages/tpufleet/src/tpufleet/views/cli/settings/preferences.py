@@ -1,17 +1,15 @@
-"""`tpu config`, `tpu alias`, `tpu dir`, `tpu view`: preferences of a user, kept on the server."""
+"""`tpu config`: preferences of a user, kept on the server: settings, aliases, folders, views."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from tpufleet.errors import BadInput, FleetError, NotFound
 from tpufleet.model.people.preferences import (
-    DEFAULT_CONFIG_ALIASES,
     SETTINGS,
     PreferenceChanges,
     Preferences,
@@ -20,7 +18,10 @@ from tpufleet.model.people.preferences import (
 from tpufleet.model.tpu import topology
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.entry_points import registered
+from tpufleet.views.cli.jobs.rules import rules
 from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.settings.completion import completion
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -41,13 +42,13 @@ def use_time_zone(client: FleetClient) -> None:
     text.show_times_in(find_zone(str(client.preferences().setting("time_zone"))))
 
 
-# tpu config
+# Settings
 
 
 @click.group(
     cls=output.ListingGroup,
     epilog="\b\nExamples:\n  tpu config\n  tpu config set time_zone Europe/Berlin\n"
-    "  tpu config reset\n  tpu config import data.json\n",
+    "  tpu config alias set lr config.optimizer.learning_rate\n",
 )
 @json_option
 @click.pass_context
@@ -63,8 +64,8 @@ def config(context: click.Context, as_json: bool) -> None:
     try:
         preferences = read()
         rows += [
-            (key, _shown(preferences.setting(key)), "yours" if key in preferences.settings
-             else "default", setting.description)
+            (key, _shown(preferences.setting(key)), _origin(key in preferences.settings),
+             setting.description)
             for key, setting in SETTINGS.items()
         ]  # fmt: skip
     except FleetError as error:
@@ -99,118 +100,43 @@ def _shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@config.command("get", epilog="\b\nExample:\n  tpu config get time_zone\n")
+def _origin(changed: bool) -> str:
+    return "yours" if changed else "default"
+
+
+@config.command("get")
 @click.argument("key")
-@json_option
-def config_get(key: str, as_json: bool) -> None:
+def config_get(key: str) -> None:
     """Print the value of one of your settings."""
     if key not in SETTINGS:
         raise BadInput(f"unknown setting {key!r}; known: {', '.join(SETTINGS)}")
-    value = read().setting(key)
-    output.print_result({key: value}, _shown(value), as_json)
+    click.echo(_shown(read().setting(key)))
 
 
-@config.command("set", epilog="\b\nExample:\n  tpu config set time_zone Europe/Zurich\n")
+@config.command("set")
 @click.argument("key")
 @click.argument("value")
-@json_option
-def config_set(key: str, value: str, as_json: bool) -> None:
+def config_set(key: str, value: str) -> None:
     """Set KEY to VALUE."""
     changed = _change(PreferenceChanges(settings={key: value}))
-    output.print_result(changed, f"{key} is now {_shown(changed.setting(key))}", as_json)
+    click.echo(f"{key} is now {_shown(changed.setting(key))}")
 
 
-@config.command("reset", epilog="\b\nExample:\n  tpu config reset time_zone\n")
+@config.command("reset")
 @click.argument("keys", metavar="[KEY]…", nargs=-1)
-@json_option
-def config_reset(keys: tuple[str, ...], as_json: bool) -> None:
+def config_reset(keys: tuple[str, ...]) -> None:
     """Return KEYs, or all of your settings, to their defaults."""
-    changes = PreferenceChanges(settings=dict.fromkeys(keys), reset_settings=not keys)
-    message = f"{', '.join(keys)} reset" if keys else "all settings reset"
-    output.print_result(_change(changes), message, as_json)
+    _change(PreferenceChanges(settings=dict.fromkeys(keys), reset_settings=not keys))
+    click.echo(f"{', '.join(keys) or 'all settings'} reset")
 
 
-@config.command("import", epilog="\b\nExample:\n  tpu config import data.json --as ada\n")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--as", "name", metavar="USER", help="Import what FILE has of this user.")
-@json_option
-def config_import(file: Path, name: str | None, as_json: bool) -> None:
-    """Import settings, aliases and working directories from the data.json of the job manager that
-    this program replaces. Its jobs are not imported."""
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-        users = document["users"]
-    except OSError as error:
-        raise BadInput(f"{file}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(
-            f"{file} is no data.json of the former job manager: it has no JSON object with `users`"
-        ) from error
-    with connection.connect() as client:
-        name = name or client.me().name
-        if name not in users:
-            raise NotFound(
-                f"{file}: no user named {name!r}; pass --as with one of {', '.join(users)}"
-            )
-        changes, skipped = imported(users[name], document)
-        client.change_preferences(changes)
-    counts = {
-        "settings": len(changes.settings),
-        "config aliases": len(changes.config_aliases),
-        "TPU aliases": len(changes.tpu_aliases),
-        "working directories": len(changes.folders),
-    }
-    if as_json:
-        output.print_json({"imported": counts, "skipped": skipped})
-        return
-    click.echo("imported " + ", ".join(f"{count} {what}" for what, count in counts.items()))
-    for each in skipped:
-        output.print_status(f"  not imported: {text.one_line(each)}")
+# Aliases
 
 
-def imported(user: dict[str, Any], document: dict[str, Any]) -> tuple[PreferenceChanges, list[str]]:
-    """What can be taken over, and what cannot."""
-    skipped: list[str] = []
-    values: dict[str, Any] = {}
-    for key, value in dict(user.get("settings") or {}).items():
-        if key in SETTINGS and isinstance(value, (bool, int, str)):
-            values[key] = value
-        elif value:
-            skipped.append(f"setting {key}={value!r}")
-    folders: dict[str, str | None] = {
-        str(n): str(path) for n, path in dict(user.get("working_dir") or {}).items()
-    }
-    aliases = {
-        str(alias): str(path) for alias, path in dict(user.get("config_aliases") or {}).items()
-    }
-    tpus: dict[str, str | None] = {
-        str(alias): str(name) for alias, name in dict(document.get("tpu_aliases") or {}).items()
-    }
-    if jobs := user.get("job_data"):
-        which = "which ran in a tmux window" if len(jobs) == 1 else "which ran in tmux windows"
-        skipped.append(f"{text.counted(len(jobs), 'job')}, {which}")
-    return (
-        PreferenceChanges(
-            settings=values,
-            config_aliases={
-                name: path
-                for name, path in aliases.items()
-                if DEFAULT_CONFIG_ALIASES.get(name) != path
-            },
-            tpu_aliases=tpus,
-            folders=folders,
-        ),
-        skipped,
-    )
-
-
-# tpu alias
-
-
-@click.group(
+@config.group(
     cls=output.ListingGroup,
-    epilog="\b\nExamples:\n  tpu alias\n  tpu alias set lr config.optimizer.learning_rate\n"
-    "  tpu alias set big v4-128 --tpu\n",
+    epilog="\b\nExamples:\n  tpu config alias set lr config.optimizer.learning_rate\n"
+    "  tpu config alias set big v4-128 --tpu\n",
 )
 @json_option
 @click.pass_context
@@ -223,66 +149,60 @@ def alias(context: click.Context, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    preferences = read()
+    known = read()
     if as_json:
-        output.print_json(
-            {"config": preferences.all_config_aliases, "tpu": preferences.tpu_aliases}
-        )
+        output.print_json({"config": known.all_config_aliases, "tpu": known.tpu_aliases})
         return
     rows = [
-        (name, "config", path, "yours" if name in preferences.config_aliases else "default")
-        for name, path in sorted(preferences.all_config_aliases.items())
+        (name, "config", path, _origin(name in known.config_aliases))
+        for name, path in sorted(known.all_config_aliases.items())
     ]
-    rows += [(name, "TPU", kind, "yours") for name, kind in sorted(preferences.tpu_aliases.items())]
+    rows += [(name, "TPU", kind, _origin(True)) for name, kind in sorted(known.tpu_aliases.items())]
     output.print_table(("ALIAS", "OF", "MEANS", "ORIGIN"), rows, "no aliases")
 
 
 _tpu = click.option("--tpu", "is_tpu", is_flag=True, help="An alias of a TPU type.")
 
 
-@alias.command("set", epilog="\b\nExample:\n  tpu alias set big v5p-128 --tpu\n")
+def _alias_change(name: str, meaning: str | None, is_tpu: bool) -> PreferenceChanges:
+    if is_tpu:
+        return PreferenceChanges(tpu_aliases={name: meaning})
+    return PreferenceChanges(config_aliases={name: meaning})
+
+
+@alias.command("set")
 @click.argument("name")
 @click.argument("meaning", metavar="PATH|TYPE")
 @_tpu
-@json_option
-def alias_set(name: str, meaning: str, is_tpu: bool, as_json: bool) -> None:
+def alias_set(name: str, meaning: str, is_tpu: bool) -> None:
     """Let NAME mean a config PATH, or with --tpu a TPU TYPE."""
     if is_tpu and not topology.is_known(meaning):
         output.print_status(
             f"{meaning} is no TPU type{topology.suggestion(meaning)}; it can be the name of a node"
         )
-    changes = (
-        PreferenceChanges(tpu_aliases={name: meaning})
-        if is_tpu
-        else PreferenceChanges(config_aliases={name: meaning})
-    )
-    output.print_result(_change(changes), f"{name} means {meaning}", as_json)
+    _change(_alias_change(name, meaning, is_tpu))
+    click.echo(f"{name} means {meaning}")
 
 
-@alias.command("delete", epilog="\b\nExample:\n  tpu alias delete big --tpu\n")
+@alias.command("delete")
 @click.argument("name")
 @_tpu
-@json_option
-def alias_delete(name: str, is_tpu: bool, as_json: bool) -> None:
+def alias_delete(name: str, is_tpu: bool) -> None:
     """Delete an alias."""
     known = read().tpu_aliases if is_tpu else read().all_config_aliases
     if name not in known:
-        raise NotFound(f"no alias named {name!r}; `tpu alias` lists them")
-    changes = (
-        PreferenceChanges(tpu_aliases={name: None})
-        if is_tpu
-        else PreferenceChanges(config_aliases={name: None})
-    )
-    output.print_result(_change(changes), f"{name} deleted", as_json)
+        raise NotFound(f"no alias named {name!r}; `tpu config alias` lists them")
+    _change(_alias_change(name, None, is_tpu))
+    click.echo(f"deleted {name}")
 
 
-# tpu dir
+# Working directories
 
 
-@click.group(
+@config.group(
     "dir",
     cls=output.ListingGroup,
-    epilog="\b\nExamples:\n  tpu dir here 1\n  tpu run v5e-16 --dir 1 -- python train.py\n",
+    epilog="\b\nExamples:\n  tpu config dir here 1\n  tpu run v5e-16 --dir 1 -- python train.py\n",
 )
 @json_option
 @click.pass_context
@@ -295,37 +215,36 @@ def folders(context: click.Context, as_json: bool) -> None:
         output.print_json({"folders": known})
         return
     rows = [(number, known[number]) for number in sorted(known, key=int)]
-    output.print_table(("DIR", "PATH"), rows, "no directories; `tpu dir here 1` sets the first")
+    empty = "no directories; `tpu config dir here 1` sets the first"
+    output.print_table(("DIR", "PATH"), rows, empty)
 
 
-@folders.command("set", epilog="\b\nExample:\n  tpu dir set ~/research/lm 1\n")
+def _set_folders(changes: dict[str, str | None]) -> None:
+    _change(PreferenceChanges(folders=changes))
+    for number, path in changes.items():
+        click.echo(f"directory {number} is {path or 'deleted; its files are untouched'}")
+
+
+@folders.command("set")
 @click.argument("path", type=click.Path(file_okay=False, path_type=Path))
 @click.argument("number", metavar="N")
-@json_option
-def folder_set(path: Path, number: str, as_json: bool) -> None:
+def folder_set(path: Path, number: str) -> None:
     """Let N mean the folder PATH."""
-    resolved = str(path.expanduser().resolve())
-    changed = _change(PreferenceChanges(folders={number: resolved}))
-    output.print_result(changed, f"directory {number} is {resolved}", as_json)
+    _set_folders({number: str(path.expanduser().resolve())})
 
 
-@folders.command("here", epilog="\b\nExample:\n  tpu dir here 1\n")
+@folders.command("here")
 @click.argument("number", metavar="N", default="1")
-@json_option
-def folder_here(number: str, as_json: bool) -> None:
+def folder_here(number: str) -> None:
     """Let N (default: 1) mean the current folder."""
-    here = str(Path.cwd())
-    changed = _change(PreferenceChanges(folders={number: here}))
-    output.print_result(changed, f"directory {number} is {here}", as_json)
+    _set_folders({number: str(Path.cwd())})
 
 
-@folders.command("get", epilog="\b\nExample:\n  cd $(tpu dir get 1)\n")
+@folders.command("get", epilog="\b\nExample:\n  cd $(tpu config dir get 1)\n")
 @click.argument("number", metavar="N")
-@json_option
-def folder_get(number: str, as_json: bool) -> None:
+def folder_get(number: str) -> None:
     """Print the path of N; 0 is the parent of directory 1."""
-    path = find_folder(read(), number)
-    output.print_result({"path": path}, path, as_json)
+    click.echo(find_folder(read(), number))
 
 
 def find_folder(preferences: Preferences, number: str) -> str:
@@ -333,43 +252,33 @@ def find_folder(preferences: Preferences, number: str) -> str:
     if number == "0" and "1" in known:
         return str(Path(known["1"]).parent)
     if number not in known:
-        raise NotFound(
-            f"no directory {number}; `tpu dir` lists them, `tpu dir here {number}` sets it"
-        )
+        raise NotFound(f"no directory {number}; `tpu config dir here {number}` sets it")
     return known[number]
 
 
-@folders.command("delete", epilog="\b\nExample:\n  tpu dir delete 1\n")
+@folders.command("delete")
 @click.argument("number", metavar="N")
-@json_option
-def folder_delete(number: str, as_json: bool) -> None:
+def folder_delete(number: str) -> None:
     """Forget directory N. Deletes no files."""
     find_folder(read(), number)
-    changed = _change(PreferenceChanges(folders={number: None}))
-    output.print_result(changed, f"directory {number} deleted; its files are untouched", as_json)
+    _set_folders({number: None})
 
 
-@folders.command("swap", epilog="\b\nExample:\n  tpu dir swap 1 2\n")
+@folders.command("swap")
 @click.argument("one", metavar="N")
 @click.argument("other", metavar="M")
-@json_option
-def folder_swap(one: str, other: str, as_json: bool) -> None:
+def folder_swap(one: str, other: str) -> None:
     """Exchange directories N and M."""
     known = read()
-    swapped: dict[str, str | None] = {
-        one: find_folder(known, other),
-        other: find_folder(known, one),
-    }
-    changed = _change(PreferenceChanges(folders=swapped))
-    output.print_result(changed, f"directory {one} is {swapped[one]}", as_json)
+    _set_folders({one: find_folder(known, other), other: find_folder(known, one)})
 
 
-# tpu view
+# Saved queries
 
 
-@click.group(
+@config.group(
     cls=output.ListingGroup,
-    epilog="\b\nExamples:\n  tpu view save bad 'owner:me state:failed since:7d'\n"
+    epilog="\b\nExamples:\n  tpu config view save bad 'owner:me state:failed since:7d'\n"
     "  tpu jobs --view bad\n",
 )
 @json_option
@@ -382,33 +291,28 @@ def view(context: click.Context, as_json: bool) -> None:
     if as_json:
         output.print_json({"views": views})
         return
-    output.print_table(
-        ("VIEW", "QUERY"),
-        sorted(views.items()),
-        "no views; save one with `tpu view save NAME QUERY`",
-    )
+    empty = "no views; save one with `tpu config view save NAME QUERY`"
+    output.print_table(("VIEW", "QUERY"), sorted(views.items()), empty)
 
 
-@view.command("save", epilog="\b\nExample:\n  tpu view save bad 'owner:me state:failed since:7d'\n")
+@view.command("save")
 @click.argument("name")
 @click.argument("query", metavar="QUERY…", nargs=-1, required=True)
-@json_option
-def view_save(name: str, query: tuple[str, ...], as_json: bool) -> None:
+def view_save(name: str, query: tuple[str, ...]) -> None:
     """Save QUERY as NAME. It is checked first."""
     with connection.connect() as client:
         client.jobs(query=" ".join(query), limit=1)
-        changed = client.change_preferences(PreferenceChanges(views={name: " ".join(query)}))
-    output.print_result(changed, f"saved; `tpu jobs --view {name}` lists its jobs", as_json)
+        client.change_preferences(PreferenceChanges(views={name: " ".join(query)}))
+    click.echo(f"saved; `tpu jobs --view {name}` lists its jobs")
 
 
-@view.command("delete", epilog="\b\nExample:\n  tpu view delete bad\n")
+@view.command("delete")
 @click.argument("name")
-@json_option
-def view_delete(name: str, as_json: bool) -> None:
+def view_delete(name: str) -> None:
     """Delete a view."""
     saved_query(read(), name)
-    changed = _change(PreferenceChanges(views={name: None}))
-    output.print_result(changed, f"view {name} deleted", as_json)
+    _change(PreferenceChanges(views={name: None}))
+    click.echo(f"deleted {name}")
 
 
 def saved_query(preferences: Preferences, name: str) -> str:
@@ -416,3 +320,10 @@ def saved_query(preferences: Preferences, name: str) -> str:
         known = ", ".join(sorted(preferences.views)) or "none"
         raise NotFound(f"no view named {name!r}; saved: {known}")
     return preferences.views[name]
+
+
+config.add_command(completion)
+config.add_command(rules)
+for commands in registered("tpufleet.config"):  # of other distributions
+    for command_name, command in commands.items():
+        config.add_command(command.load(), command_name)

@@ -52,7 +52,7 @@ def set_secret(name: str, shared: bool, as_json: bool) -> None:
     output.print_result({"set": name, "shared": shared}, message, as_json)
 
 
-@secret.command("list", epilog="\b\nExample:\n  tpu secret list\n")
+@secret.command("list")
 @json_option
 def list_secrets(as_json: bool) -> None:
     """List the names of secrets. Values are never shown."""
@@ -67,7 +67,7 @@ def list_secrets(as_json: bool) -> None:
     )
 
 
-@secret.command("delete", epilog="\b\nExample:\n  tpu secret delete wandb\n")
+@secret.command("delete")
 @click.argument("name")
 @shared_option
 @json_option
@@ -114,7 +114,7 @@ def add(name: str, role: str, service: bool, take_over: bool, as_json: bool) -> 
     output.print_result(saved, message, as_json)
 
 
-@user.command("list", epilog="\b\nExample:\n  tpu user list\n")
+@user.command("list")
 @json_option
 def list_users(as_json: bool) -> None:
     """List the users."""
@@ -135,7 +135,7 @@ def list_users(as_json: bool) -> None:
     )  # fmt: skip
 
 
-@user.command("delete", epilog="\b\nExample:\n  tpu user delete ada --yes\n")
+@user.command("delete")
 @click.argument("name")
 @yes_option
 @json_option
@@ -219,9 +219,7 @@ def _limits(created: CreatedToken) -> str:
     return f" ({shown})" if shown else ""
 
 
-@token.command(
-    "rotate", epilog="\b\nExamples:\n  tpu token rotate\n  tpu token rotate 7f3a --overlap 1d\n"
-)
+@token.command("rotate")
 @click.argument("token_id", metavar="[TOKEN]", required=False)
 @click.option(
     "--overlap",
@@ -258,7 +256,7 @@ def rotate_token(token_id: str | None, overlap: str, as_json: bool) -> None:
     output.print_result({"id": created.id, "file": str(path)}, message, as_json)
 
 
-@token.command("list", epilog="\b\nExample:\n  tpu token list\n")
+@token.command("list")
 @json_option
 def list_tokens(as_json: bool) -> None:
     """List tokens with their owner, scope, last use and expiry."""
@@ -279,7 +277,7 @@ def list_tokens(as_json: bool) -> None:
     )  # fmt: skip
 
 
-@token.command("revoke", epilog="\b\nExample:\n  tpu token revoke 7f3a\n")
+@token.command("revoke")
 @click.argument("token_id", metavar="TOKEN")
 @json_option
 def revoke_token(token_id: str, as_json: bool) -> None:
@@ -287,3 +285,38 @@ def revoke_token(token_id: str, as_json: bool) -> None:
     with connection.connect() as client:
         client.revoke_token(token_id)
     output.print_result({"revoked": token_id}, f"revoked token {token_id}", as_json)
+
+
+@user.command(
+    epilog="\b\nExamples:\n  tpu user audit\n  tpu user audit --user ada --limit 20\n"
+    "  tpu user audit --token 5c1f0e9a2b7d\n"
+)
+@click.option("--user", metavar="NAME", help="Only requests of this user.")
+@click.option("--token", metavar="ID", help="Only what was done with this token, or to it.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Most entries."
+)
+@json_option
+def audit(user: str | None, token: str | None, limit: int, as_json: bool) -> None:
+    """Print the audit log, newest first. Requires the admin role, except for --token with a token
+    of yours.
+
+    An entry is written before a request is carried out; a request that was refused has a second
+    entry with the reason.
+    """
+    if user is not None and token is not None:
+        raise BadInput("pass one of --user and --token")
+    with connection.connect() as client:
+        entries = client.audit(user=user, token=token, limit=limit)
+    if as_json:
+        output.print_json({"entries": entries})
+        return
+    output.print_table(
+        ("TIME (UTC)", "USER", "FROM", "ACTION", "TARGET", "OUTCOME", "DETAIL"),
+        (
+            (f"{row.at:%Y-%m-%d %H:%M:%S}", row.actor, row.address, row.action.value, row.target,
+             row.outcome.value, row.detail)
+            for row in entries
+        ),
+        "no entries",
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`tpu adopt` and `tpu unregister`: TPU VMs that people made, as slices of a pool."""
+"""`tpu adopt` and `tpu adopt undo`: TPU VMs that people made, as slices of a pool."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ _LOST = (SliceState.RELEASING, SliceState.GONE)
 
 
 @click.command(
+    cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu adopt v4-32-py2 --pool lab --zone us-central2-b\n"
-    "  tpu adopt v4-32-py2 --pool lab --no-ssh\n"
+    "  tpu adopt v4-32-py2 --pool lab --no-ssh\n",
 )
 @click.argument("node")
 @click.option("--pool", required=True, help="Of the provider tpu-vm, with the type of the node.")
@@ -42,7 +43,7 @@ def adopt(node: str, pool: str, zone: str | None, no_ssh: bool, as_json: bool) -
 
     Requires the admin role. The server labels NODE and puts its startup script into the metadata;
     this command runs it on every host, with ssh through gcloud. Nothing on the node is ended, and
-    it is never deleted: `tpu unregister` gives it back.
+    it is never deleted: `tpu adopt undo` gives it back.
     """
     fleets.check_name(node)
     with connection.connect() as client:
@@ -65,10 +66,10 @@ def adopt(node: str, pool: str, zone: str | None, no_ssh: bool, as_json: bool) -
     )
 
 
-@click.command(epilog="\b\nExample:\n  tpu unregister v4-32-py2\n")
+@adopt.command()
 @click.argument("node", metavar="NODE|SLICE")
 @json_option
-def unregister(node: str, as_json: bool) -> None:
+def undo(node: str, as_json: bool) -> None:
     """Give an adopted TPU VM back: its agent stops and the server forgets it. It is not deleted.
 
     Requires the admin role. Refused while a job runs on it.
@@ -115,7 +116,7 @@ def _wait(
         row = client.find_slice(slice_id)
         if row is not None and row.state in _LOST:
             raise FleetError(
-                f"{node} was not adopted: {row.reason}\n  next: tpu events --slice {row.id}"
+                f"{node} was not adopted: {row.reason}\n  next: tpu events slice:{row.id}"
             )
         if row is not None and done(row):
             return row
@@ -125,7 +126,7 @@ def _wait(
         if time.monotonic() > deadline:
             raise Unreachable(
                 f"{node} is not ready after {seconds:g} s: {shown or 'the server has not begun'}\n"
-                f"  next: `tpu inventory` shows it; `tpu unregister {node}` gives it back"
+                f"  next: `tpu inventory` shows it; `tpu adopt undo {node}` gives it back"
             )
         time.sleep(POLL_SECONDS)
 

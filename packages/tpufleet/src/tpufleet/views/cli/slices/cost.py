@@ -1,4 +1,4 @@
-"""`tpu cost`: chip hours and cost."""
+"""`tpu cost`: chip hours, cost and budgets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import click
 
 from tpufleet.errors import BadInput
+from tpufleet.model.people.budgets import BudgetPeriod, BudgetUse
 from tpufleet.model.people.costs import CostRow
 from tpufleet.model.tpu import prices
 from tpufleet.model.tpu.topology import short_name
@@ -45,8 +46,9 @@ class CostTotal:
 
 
 @click.command(
+    cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu cost\n  tpu cost --by user --since 30d\n"
-    "  tpu cost --since 2026-05-01 --json\n  tpu cost --prices\n"
+    "  tpu cost --since 2026-05-01 --json\n  tpu cost --prices\n  tpu cost budget\n",
 )
 @click.option("--by", type=click.Choice(list(GROUPINGS)), default="job", show_default=True)
 @click.option(
@@ -171,3 +173,34 @@ def _show_prices(table: dict[tuple[str, str], prices.Price], as_json: bool) -> N
         ),
         "no prices",
     )
+
+
+@cost.command()
+@json_option
+def budget(as_json: bool) -> None:
+    """Show what users and pools have spent of their budgets.
+
+    Budgets are set as `budgets` in the config file of the server; docs/server.md, "Budgets", has
+    the syntax. At 80 % and 100 % an event is recorded; at 100 % running jobs are stopped, and
+    queued ones wait for the next period.
+    """
+    with connection.connect() as client:
+        report = client.budgets()
+    if as_json:
+        output.print_json({"budgets": report.budgets, "now": report.now})
+        return
+    output.print_table(
+        ("SCOPE", "NAME", "SPENT", "BUDGET", "USED", "PERIOD"),
+        (
+            (use.scope.value, use.name, f"${prices.amount(use.spent)}",
+             f"${prices.amount(use.usd)}", f"{use.share:.0%}", _period(use))
+            for use in sorted(report.budgets, key=lambda use: -use.share)
+        ),
+        "no budgets; set `budgets` in the server's config file",
+    )  # fmt: skip
+
+
+def _period(use: BudgetUse) -> str:
+    if use.period is BudgetPeriod.TOTAL or use.since is None:
+        return "total"
+    return f"{use.period} since {use.since:%Y-%m-%d}"

@@ -1,4 +1,4 @@
-"""`tpu doctor`: diagnose and repair a slice."""
+"""`tpu doctor`: diagnose and repair a slice; inject faults into simulated ones."""
 
 from __future__ import annotations
 
@@ -37,9 +37,16 @@ _IMPACTS = {
     SliceState.GONE: "deleted; its job gets another slice",
 }
 WITHOUT_HOSTS = (SliceState.RELEASING, SliceState.GONE)
+# The faults of the local provider; the server validates them.
+FAULTS = ("preempt", "preempt-notice", "maintenance", "kill-host", "stall-host")
+HOST_FAULTS = ("kill-host", "stall-host")
 
 
-@click.command(epilog="\b\nExamples:\n  tpu doctor train\n  tpu doctor train-1 --fix\n")
+@click.command(
+    cls=output.CommandGroup,
+    epilog="\b\nExamples:\n  tpu doctor train\n  tpu doctor train-1 --fix\n"
+    "  tpu doctor fault train preempt\n",
+)
 @click.argument("target", metavar="JOB|SLICE")
 @click.option("--fix", is_flag=True, help="Repair what is safe to repair.")
 @click.option("--all", "every", is_flag=True, help="Show the passed checks of each host too.")
@@ -168,3 +175,31 @@ def _host_ranges(hosts: list[str]) -> str:
 
 def _number(host: str) -> int:
     return int(host.rpartition("/")[2])
+
+
+@doctor.command()
+@click.argument("target", metavar="JOB|SLICE")
+@click.argument("kind", metavar="KIND", type=click.Choice(FAULTS))
+@click.option("--host", type=click.IntRange(min=0), help="Host, for a fault of one host (0).")
+@json_option
+def fault(target: str, kind: str, host: int | None, as_json: bool) -> None:
+    """Inject a fault of KIND into a slice, or that of a JOB, to test recovery. Simulated slices
+    only. Requires that the job is yours, or the admin role.
+
+    \b
+    preempt         remove the slice without notice
+    preempt-notice  preemption notice, then remove the slice
+    maintenance     maintenance notice, then remove the slice
+    kill-host       kill one host
+    stall-host      one host stops responding without dying
+    """
+    if kind in HOST_FAULTS and host is None:
+        host = 0
+    with connection.connect() as client:
+        slice_id = find_slice(client, target).id
+        client.inject_fault(slice_id, kind, host=host)
+    output.print_result(
+        {"slice": slice_id, "fault": kind, "host": host},
+        f"injected {kind} into {slice_id}; follow with `tpu events -f`",
+        as_json,
+    )

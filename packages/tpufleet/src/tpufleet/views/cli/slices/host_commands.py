@@ -30,7 +30,7 @@ def find_slices(client: FleetClient, ref: str) -> tuple[SliceRow, ...]:
         detail = client.job(ref)
     except NotFound as error:
         raise NotFound(
-            f"no slice or job {ref!r}\n  next: `tpu slices` lists slices, `tpu jobs` lists jobs"
+            f"no slice or job {ref!r}\n  next: `tpu inventory slices` or `tpu jobs` lists them"
         ) from error
     if not detail.slices:
         job = detail.job

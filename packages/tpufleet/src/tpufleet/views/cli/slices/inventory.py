@@ -1,4 +1,4 @@
-"""`tpu inventory` and `tpu find`."""
+"""`tpu inventory`: slices, room in pools, and what people wrote about them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ DROPPED_FIRST = ("CHECKED", "BELONGS TO", "SINCE", "ALIAS", "NOTE", "JOB")
 # A generation, that one and later ones, or all.
 GENERATION = re.compile(r"v[2-9](e|p|litepod)?\+?|v\*|all|-a")
 TYPE_NAME = r"v[2-9](?:e|p|litepod)?-\d+"
+SHEET_TAB = "TPUs"
 FREE_STATES = frozenset({InventoryState.FREE, InventoryState.AVAILABLE})
 
 
@@ -37,15 +38,10 @@ FREE_STATES = frozenset({InventoryState.FREE, InventoryState.AVAILABLE})
     "  tpu inventory set tpf-lab-1a2b3c4d --alias big --note 'for the demo'\n",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
-@click.option("--sheet", metavar="ID|URL", help="Write it to a Google Sheet.")
-@click.option(
-    "--tab", default="TPUs", show_default=True, help="Of the Google Sheet; it is replaced."
-)
+@click.option("--sheet", metavar="ID|URL", help="Replace the tab TPUs of a Google Sheet with it.")
 @json_option
 @click.pass_context
-def inventory(
-    context: click.Context, as_csv: bool, sheet: str | None, tab: str, as_json: bool
-) -> None:
+def inventory(context: click.Context, as_csv: bool, sheet: str | None, as_json: bool) -> None:
     """List slices and room in pools: state, owner, job and last heartbeat are observed; alias, note
     and belongs-to are what people wrote."""
     if context.invoked_subcommand is not None:
@@ -56,8 +52,10 @@ def inventory(
         from tpufleet.views import google_sheets
 
         rows = table(known)
-        google_sheets.write_sheet(google_sheets.spreadsheet_id(sheet), tab, rows)
-        output.print_result(known, f"wrote {text.counted(len(rows) - 1, 'row')} to {tab}", as_json)
+        google_sheets.write_sheet(google_sheets.spreadsheet_id(sheet), SHEET_TAB, rows)
+        output.print_result(
+            known, f"wrote {text.counted(len(rows) - 1, 'row')} to {SHEET_TAB}", as_json
+        )
     elif as_json:
         output.print_json(known)
     elif as_csv:
@@ -138,9 +136,9 @@ def set_(
     output.print_result(written, f"changed {written.id}", as_json)
 
 
-@click.command(
-    epilog="\b\nExamples:\n  tpu find v4 --free\n  tpu find v5e-16 -n\n"
-    "  tpu find v4+ --zone us-east5-a\n  tpu find big\n"
+@inventory.command(
+    epilog="\b\nExamples:\n  tpu inventory find v4 --free\n  tpu inventory find v5e-16 -n\n"
+    "  tpu inventory find v4+ --zone us-east5-a\n  tpu inventory find big\n"
 )
 @click.argument("types", metavar="[TYPE|SLICE]…", nargs=-1)
 @click.option("--free", is_flag=True, help="Only free slices, and room in pools.")
@@ -178,6 +176,30 @@ def find(
         show(
             found, "none found; `tpu inventory` lists all, `tpu run TYPE -- CMD` requests a new one"
         )
+
+
+@inventory.command()
+@json_option
+def slices(as_json: bool) -> None:
+    """List every slice that exists or is requested, and its job."""
+    with connection.connect() as client:
+        rows = client.slices()
+    if as_json:
+        output.print_json({"slices": rows})
+        return
+    now = datetime.now(UTC)
+    output.print_table(
+        ("SLICE", "STATE", "TYPE", "ZONE", "CAPACITY", "HOSTS", "POOL", "JOB", "REQUESTED",
+         "REASON"),
+        (
+            (row.id, (row.state.value, text.colour(row.state)), short_name(row.accelerator),
+             row.zone, row.capacity.value, f"{row.hosts_seen}/{row.hosts}", row.pool or "-",
+             row.job_id or "-", text.age(row.requested_at, now), row.reason)
+            for row in rows
+        ),
+        "no slices; jobs request them, or keep some ready with `tpu pool create --smallest N`",
+        droppable=("REQUESTED", "CAPACITY", "HOSTS", "POOL", "JOB"),
+    )  # fmt: skip
 
 
 def named_slices(rows: Sequence[InventoryRow], name: str) -> list[InventoryRow]:

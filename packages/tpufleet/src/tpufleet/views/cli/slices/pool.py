@@ -222,7 +222,7 @@ def _changes(before: Pool, after: Pool) -> str:
     return f"; changed: {', '.join(names)}" if names else "; nothing changed"
 
 
-@pool.command("list", epilog="\b\nExample:\n  tpu pool list\n")
+@pool.command("list")
 @json_option
 def list_pools(as_json: bool) -> None:
     """List the pools."""
@@ -243,7 +243,7 @@ def list_pools(as_json: bool) -> None:
     )  # fmt: skip
 
 
-@pool.command(epilog="\b\nExample:\n  tpu pool show lab\n")
+@pool.command()
 @click.argument("name")
 @json_option
 def show(name: str, as_json: bool) -> None:
@@ -278,7 +278,7 @@ def show(name: str, as_json: bool) -> None:
         )
 
 
-@pool.command(epilog="\b\nExample:\n  tpu pool delete lab --yes\n")
+@pool.command()
 @click.argument("name")
 @yes_option
 @json_option

@@ -1,4 +1,4 @@
-"""`tpu reserve`, `tpu reservations` and `tpu release`."""
+"""`tpu reserve`: reservations of slices, and holds on slices and checkpoint locations."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ def start_time(written: str, now: datetime) -> datetime:
 
 
 @click.command(
+    cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu reserve lab --for 2h --note demo\n"
-    "  tpu reserve lab --from 14:00 --for 90m --slices 2\n"
+    "  tpu reserve lab --from 14:00 --for 90m --slices 2\n  tpu reserve list\n"
+    "  tpu reserve end 3f9a\n",
 )
 @click.argument("pool")
 @click.option("--for", "span", metavar="DURATION", default="30m", show_default=True)
@@ -80,18 +82,11 @@ def reserve(
     output.print_result(made, message, as_json)
 
 
-@click.group(
-    cls=output.ListingGroup,
-    epilog="\b\nExamples:\n  tpu reservations\n  tpu reservations extend 3f9a --for 30m\n"
-    "  tpu reservations break 3f9a --reason 'needed for the deadline'\n",
-)
+@reserve.command("list")
 @click.option("--all", "ended", is_flag=True, help="Ended ones too.")
 @json_option
-@click.pass_context
-def reservations(context: click.Context, ended: bool, as_json: bool) -> None:
+def list_reservations(ended: bool, as_json: bool) -> None:
     """List reservations: active and coming ones, and slices held after a failure."""
-    if context.invoked_subcommand is not None:
-        return
     with connection.connect() as client:
         known = client.reservations(ended=ended)
         held = [row for row in client.slices() if row.reserved_for is not None]
@@ -125,7 +120,7 @@ def _cells(each: Reservation, now: datetime) -> list[Cell]:
     ]  # fmt: skip
 
 
-@reservations.command(epilog="\b\nExample:\n  tpu reservations extend 3f9a --for 1h\n")
+@reserve.command()
 @click.argument("reservation")
 @click.option("--for", "span", metavar="DURATION", default="30m", show_default=True)
 @json_option
@@ -138,31 +133,18 @@ def extend(reservation: str, span: str, as_json: bool) -> None:
     output.print_result(extended, message, as_json)
 
 
-@reservations.command(
-    "break", epilog="\b\nExample:\n  tpu reservations break 3f9a --reason maintenance\n"
-)
-@click.argument("reservation")
-@click.option("--reason", required=True, help="Shown to its owner.")
-@json_option
-def break_(reservation: str, reason: str, as_json: bool) -> None:
-    """End RESERVATION of another user now. Requires the admin role."""
-    with connection.connect() as client:
-        ended = client.end_reservation(reservation, reason)
-    output.print_result(ended, f"broke {ended.id} of {ended.owner}", as_json)
-
-
-@click.command(
-    epilog="\b\nExamples:\n  tpu release 3f9a\n  tpu release tpf-lab-1a2b3c4d\n"
-    '  tpu release gs://lab/run1 --reason "mo has left"\n'
-)
+@reserve.command()
 @click.argument("name", metavar="RESERVATION|SLICE|LOCATION")
 @click.option(
-    "--reason", default="", help="Why an admin releases the LOCATION of another user; audited."
+    "--reason", default="", help="Why an admin ends what another user holds; shown, and audited."
 )
 @json_option
-def release(name: str, reason: str, as_json: bool) -> None:
-    """End your RESERVATION now, return a SLICE that is held after a failure to its pool, or let
-    others use a checkpoint LOCATION in which your job was the first. Its files stay."""
+def end(name: str, reason: str, as_json: bool) -> None:
+    """End a RESERVATION now, return a SLICE that is held after a failure to its pool, or let
+    others use a checkpoint LOCATION in which your job was the first. Its files stay.
+
+    What another user holds requires the admin role and a --reason.
+    """
     with connection.connect() as client:
         if "/" in name:
             client.release_checkpoint_location(name, reason)
@@ -170,18 +152,14 @@ def release(name: str, reason: str, as_json: bool) -> None:
             return
         current = {each.id for each in client.reservations()}
         try:
-            ended = client.end_reservation(name)
+            ended = client.end_reservation(name, reason)
         except NotFound:
             if name not in {row.id for row in client.slices()}:
                 raise
             client.release_held_slice(name)
-            output.print_result({"released": name}, f"released slice {name}", as_json)
+            output.print_result({"released": name}, f"released {name}", as_json)
             return
-    if ended.id in current:
-        message = f"released {ended.id}"
-    else:
+    message = f"released {ended.id}"
+    if ended.id not in current:
         message = f"{ended.id} has already ended, at {text.local_time(ended.ends_at)}"
     output.print_result(ended, message, as_json)
-
-
-reservations.add_command(release)

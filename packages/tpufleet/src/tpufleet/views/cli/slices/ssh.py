@@ -8,7 +8,7 @@ import shlex
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.views.cli import connection, gcloud
+from tpufleet.views.cli import connection, gcloud, output
 from tpufleet.views.cli.slices.host_commands import find_slice
 
 
@@ -24,7 +24,7 @@ from tpufleet.views.cli.slices.host_commands import find_slice
     is_flag=True,
     help="Connect through Identity-Aware Proxy (default if tpu_vm.external_ips is false).",
 )
-@click.option("--dry-run", is_flag=True, help="Only print the gcloud command.")
+@output.dry_run_option
 def ssh(
     target: str, command: tuple[str, ...], host: int, tunnel_through_iap: bool, dry_run: bool
 ) -> None:

@@ -1,20 +1,24 @@
-"""`tpu types`: the TPU types."""
+"""`tpu types`: the TPU types, and which zones granted them."""
 
 from __future__ import annotations
+
+from datetime import datetime
 
 import click
 
 from tpufleet.errors import BadInput
 from tpufleet.model.tpu import topology, tpu_zones
-from tpufleet.model.tpu.topology import Accelerator
+from tpufleet.model.tpu.topology import Accelerator, short_name
 from tpufleet.model.tpu.tpu_zones import ZoneOffer
-from tpufleet.views.cli import output
+from tpufleet.views import text
+from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 
 
 @click.command(
+    cls=output.CommandGroup,
     epilog="\b\nExamples:\n  tpu types v5e\n  tpu types --zones v6e-8\n"
-    "  tpu types --zone us-east5-b\n  tpu types --json\n"
+    "  tpu types --zone us-east5-b\n  tpu types stock v5e-16\n",
 )
 @click.argument("name", metavar="[TYPE]", required=False)
 @click.option("--zones", "by_zone", is_flag=True, help="List the zones that offer each type.")
@@ -24,7 +28,7 @@ def types(name: str | None, by_zone: bool, zone: str | None, as_json: bool) -> N
     """List TPU types, their chips and hosts; optionally of one TYPE or generation (v4, v5e, …).
 
     --zones lists where Google documents each type, and which capacity types may be requested there;
-    `tpu stock` shows what zones granted. Needs no server.
+    `tpu types stock` shows what zones granted. Needs no server.
     """
     chosen = _select(name)
     if by_zone or zone is not None:
@@ -95,3 +99,39 @@ def _grouped(offers: list[ZoneOffer]) -> list[list[ZoneOffer]]:
 def _range(offers: list[ZoneOffer]) -> str:
     first, last = (topology.short_name(offers[index].accelerator) for index in (0, -1))
     return first if len(offers) == 1 else f"{first} … {last}"
+
+
+@types.command()
+@click.argument("accelerator", metavar="[TYPE]", required=False)
+@click.option("--zone", help="Only this zone.")
+@json_option
+def stock(accelerator: str | None, zone: str | None, as_json: bool) -> None:
+    """Show what each zone granted and refused, and when it is retried."""
+    name = topology.find(accelerator).name if accelerator is not None else None
+    with connection.connect() as client:
+        report = client.stock()
+    rows = [
+        row for row in report.rows if zone in (None, row.zone) and name in (None, row.accelerator)
+    ]
+    if as_json:
+        output.print_json({"rows": rows})
+        return
+    output.print_table(
+        ("ZONE", "TYPE", "CAPACITY", "GRANTED", "LAST", "REFUSED", "LAST", "RETRY", "PREEMPTED",
+         "MESSAGE"),
+        (
+            (row.zone, short_name(row.accelerator), row.capacity.value, str(row.granted),
+             text.age(row.last_granted, report.now), str(row.refused),
+             text.age(row.last_refused, report.now), retry_time(row.not_before, report.now),
+             str(row.preempted), row.message)
+            for row in rows
+        ),
+        "no capacity requested yet",
+    )  # fmt: skip
+
+
+def retry_time(not_before: datetime | None, now: datetime) -> str:
+    """When a location that refused is retried. A time that has passed: with the next job."""
+    if not_before is None:
+        return "-"
+    return "now" if not_before <= now else text.age(not_before, now)

@@ -16,9 +16,7 @@ from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.vm.options import (
     NODE_OPTIONS,
-    PROJECT_OPTION,
     RETRY_OPTIONS,
-    YES_OPTION,
     example,
     interruptible,
     leftover_hint,
@@ -35,7 +33,6 @@ _ZONES = click.option("--zones", help="Comma-separated zones (default: tpu_vm.zo
 _WORKERS = click.option(
     "--workers-per-zone", "--workers_per_zone", type=int, required=True, help="In each zone."
 )
-_DRY_RUN = click.option("--dry-run", is_flag=True, help="Only list what would be done.")
 _DRY_RUN_RESULTS = {
     NodeResult.CREATED: NodeResult.WOULD_CREATE,
     NodeResult.RECREATED: NodeResult.WOULD_RECREATE,
@@ -61,7 +58,7 @@ def fleet() -> None:
         "tpu vm fleet create --zones us-central1-a,europe-west4-b --workers-per-zone 8 --type v5e-8"
     ),
 )
-@options(_ZONES, _WORKERS, NODE_OPTIONS, RETRY_OPTIONS, PROJECT_OPTION, _DRY_RUN, json_option)
+@options(_ZONES, _WORKERS, NODE_OPTIONS, RETRY_OPTIONS, output.dry_run_option, json_option)
 def create(
     zones: str | None,
     workers_per_zone: int,
@@ -71,13 +68,12 @@ def create(
     autostop: str | None,
     tries: int,
     delay: float,
-    project: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> int:
     """Create all workers in parallel, each retried until it is ready."""
     request = node_request(accelerator, spot, runtime, autostop)
-    nodes = open_nodes(project)
+    nodes = open_nodes()
     members = fleets.fleet_members(_zones(zones, nodes), workers_per_zone)
 
     def create_member(member: FleetMember) -> Any:
@@ -89,17 +85,16 @@ def create(
 @fleet.command(
     epilog=example("tpu vm fleet delete --zones us-central1-a --workers-per-zone 8 --yes"),
 )
-@options(_ZONES, _WORKERS, PROJECT_OPTION, YES_OPTION, _DRY_RUN, json_option)
+@options(_ZONES, _WORKERS, output.yes_option, output.dry_run_option, json_option)
 def delete(
     zones: str | None,
     workers_per_zone: int,
-    project: str | None,
     yes: bool,
     dry_run: bool,
     as_json: bool,
 ) -> int:
     """Delete all workers in parallel. Nodes with other names or numbers are not touched."""
-    nodes = open_nodes(project)
+    nodes = open_nodes()
     members = fleets.fleet_members(_zones(zones, nodes), workers_per_zone)
     if dry_run:
         states = _states(nodes, members)
@@ -118,7 +113,7 @@ def delete(
     "recreate-preempted",
     epilog=example("tpu vm fleet recreate-preempted --zones us-central1-a --workers-per-zone 8"),
 )
-@options(_ZONES, _WORKERS, NODE_OPTIONS, RETRY_OPTIONS, PROJECT_OPTION, _DRY_RUN, json_option)
+@options(_ZONES, _WORKERS, NODE_OPTIONS, RETRY_OPTIONS, output.dry_run_option, json_option)
 def recreate(
     zones: str | None,
     workers_per_zone: int,
@@ -128,13 +123,12 @@ def recreate(
     autostop: str | None,
     tries: int,
     delay: float,
-    project: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> int:
     """Create the workers again that are PREEMPTED, TERMINATED or missing."""
     request = node_request(accelerator, spot, runtime, autostop)
-    nodes = open_nodes(project)
+    nodes = open_nodes()
     members = fleets.fleet_members(_zones(zones, nodes), workers_per_zone)
     if dry_run:
         states = _states(nodes, members)
@@ -147,20 +141,20 @@ def recreate(
 
 
 @fleet.command("status", epilog=example("tpu vm fleet status --zones us-central1-a"))
-@options(_ZONES, PROJECT_OPTION, json_option)
-def status(zones: str | None, project: str | None, as_json: bool) -> None:
+@options(_ZONES, json_option)
+def status(zones: str | None, as_json: bool) -> None:
     """Show state, health and type of every worker."""
-    nodes = open_nodes(project)
+    nodes = open_nodes()
     listed = nodes.list_nodes(_zones(zones, nodes))
     show_nodes([node for node in listed if fleets.parse_member(node.name)], as_json)
 
 
 @fleet.command("autostop", epilog=example("tpu vm fleet autostop --zones us-central1-a"))
-@options(_ZONES, PROJECT_OPTION, _DRY_RUN, json_option)
-def autostop(zones: str | None, project: str | None, dry_run: bool, as_json: bool) -> int:
+@options(_ZONES, output.dry_run_option, json_option)
+def autostop(zones: str | None, dry_run: bool, as_json: bool) -> int:
     """Delete the nodes whose --autostop time is over. A server with the same project and zones does
     so by itself; without one, run this from cron."""
-    nodes = open_nodes(project)
+    nodes = open_nodes()
     outcomes = []
     for node in nodes.expired(_zones(zones, nodes)):
         result = NodeResult.WOULD_DELETE if dry_run else NodeResult.DELETED
@@ -172,10 +166,10 @@ def autostop(zones: str | None, project: str | None, dry_run: bool, as_json: boo
 
 
 @fleet.command("list", epilog=example("tpu vm fleet list --json"))
-@options(_ZONES, PROJECT_OPTION, json_option)
-def list_(zones: str | None, project: str | None, as_json: bool) -> None:
+@options(_ZONES, json_option)
+def list_(zones: str | None, as_json: bool) -> None:
     """List every node of the project in these zones, with any name."""
-    nodes = open_nodes(project)
+    nodes = open_nodes()
     show_nodes(nodes.list_nodes(_zones(zones, nodes)), as_json)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import click
+
 from tpufleet.views.cli.registry import LazyCommand, LazyGroup
 
 SECTIONS = {
@@ -24,9 +26,30 @@ SECTIONS = {
     },
 }
 
-vm = LazyGroup(
+
+class _VmGroup(LazyGroup):
+    """Takes --project anywhere among the words before `--`."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        for at, word in enumerate(args[:end]):
+            if word == "--project" or word.startswith("--project="):
+                count = 2 if word == "--project" else 1
+                args = [*args[at : at + count], *args[:at], *args[at + count :]]
+                break
+        return super().parse_args(context, args)
+
+
+@click.pass_context
+def _remember_project(context: click.Context, project: str | None) -> None:
+    context.meta["tpufleet.vm.project"] = project
+
+
+vm = _VmGroup(
     name="vm",
     sections=SECTIONS,
+    params=[click.Option(["--project"], help="Google Cloud project (default: tpu_vm.project).")],
+    callback=_remember_project,
     help="Manage TPU VMs with your Google credentials, without a control plane.",
     epilog="\b\nExamples:\n  tpu vm apply dev-1 --type v5e-8 --zone us-west4-a\n"
     "  tpu vm ssh dev-1 --zone us-west4-a\n",

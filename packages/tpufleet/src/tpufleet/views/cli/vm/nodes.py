@@ -15,15 +15,12 @@ from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.vm.options import (
     NODE_ARGUMENTS,
     NODE_OPTIONS,
-    RETRY_ARGUMENTS,
     RETRY_OPTIONS,
-    YES_OPTION,
     example,
     interruptible,
     node_request_from,
     open_nodes,
     options,
-    retry_limits,
     undo_hint,
     zone_of,
 )
@@ -31,54 +28,51 @@ from tpufleet.views.cli.vm.outcomes import NodeOutcome, NodeResult, show_nodes, 
 
 
 @click.command(epilog=example("tpu vm apply tpu-us-central1-a-0 --type v5e-8"))
-@options(NODE_ARGUMENTS, RETRY_ARGUMENTS, NODE_OPTIONS, RETRY_OPTIONS, json_option)
+@options(NODE_ARGUMENTS, NODE_OPTIONS, RETRY_OPTIONS, json_option)
 @click.pass_context
 def apply(
     context: click.Context,
     name: str,
     zone: str | None,
-    project: str | None,
     as_json: bool,
     **values: Any,
 ) -> None:
     """Create a node and wait until it is ready, with retries."""
-    nodes, where = open_nodes(project), zone_of(name, zone)
-    request, (tries, delay) = node_request_from(context, values), retry_limits(values)
+    nodes, where = open_nodes(), zone_of(name, zone)
+    request = node_request_from(context, values)
     with interruptible(undo_hint(name, where)):
-        created = nodes.create(where, name, request, tries, delay)
+        created = nodes.create(where, name, request, values["tries"], values["delay"])
     if created.already_existed:
         output.print_status(f"{name} already exists")
     show_nodes([created.node], as_json)
 
 
 @click.command(epilog=example("tpu vm reapply tpu-us-central1-a-0 --yes"))
-@options(NODE_ARGUMENTS, RETRY_ARGUMENTS, NODE_OPTIONS, RETRY_OPTIONS, YES_OPTION, json_option)
+@options(NODE_ARGUMENTS, NODE_OPTIONS, RETRY_OPTIONS, output.yes_option, json_option)
 @click.pass_context
 def reapply(
     context: click.Context,
     name: str,
     zone: str | None,
-    project: str | None,
     yes: bool,
     as_json: bool,
     **values: Any,
 ) -> None:
     """Delete a node and create it again, with the same configuration unless options change it."""
-    nodes, where = open_nodes(project), zone_of(name, zone)
+    nodes, where = open_nodes(), zone_of(name, zone)
     request = node_request_from(context, values, nodes.get(where, name))
     output.confirm(f"Delete {name} and create it again?", yes)
-    tries, delay = retry_limits(values)
     with interruptible(undo_hint(name, where)):
         nodes.delete(where, name)
-        created = nodes.create(where, name, request, tries, delay)
+        created = nodes.create(where, name, request, values["tries"], values["delay"])
     show_nodes([created.node], as_json)
 
 
-@click.command(epilog=example("tpu vm delete tpu-us-central1-a-0 --yes"))
-@options(NODE_ARGUMENTS, YES_OPTION, json_option)
-def delete(name: str, zone: str | None, project: str | None, yes: bool, as_json: bool) -> None:
+@click.command()
+@options(NODE_ARGUMENTS, output.yes_option, json_option)
+def delete(name: str, zone: str | None, yes: bool, as_json: bool) -> None:
     """Delete a node, and wait until it is gone."""
-    nodes, where = open_nodes(project), zone_of(name, zone)
+    nodes, where = open_nodes(), zone_of(name, zone)
     output.confirm(f"Delete {name} in {where}?", yes)
     with interruptible(f"check whether it was deleted with `tpu vm status {name}`"):
         existed = nodes.delete(where, name)
@@ -86,12 +80,12 @@ def delete(name: str, zone: str | None, project: str | None, yes: bool, as_json:
     show_outcomes([NodeOutcome(name=name, zone=where, result=result)], as_json)
 
 
-@click.command(epilog=example("tpu vm restart tpu-us-central1-a-0"))
-@options(NODE_ARGUMENTS, YES_OPTION, json_option)
-def restart(name: str, zone: str | None, project: str | None, yes: bool, as_json: bool) -> None:
+@click.command()
+@options(NODE_ARGUMENTS, output.yes_option, json_option)
+def restart(name: str, zone: str | None, yes: bool, as_json: bool) -> None:
     """Stop a node and start it again; its disk is kept. A node of several hosts cannot be stopped:
     after a question it is deleted and created again, with an empty boot disk."""
-    nodes, where = open_nodes(project), zone_of(name, zone)
+    nodes, where = open_nodes(), zone_of(name, zone)
     if nodes.is_recreated_to_restart(where, name):
         output.confirm(
             f"{name} has several hosts, which cannot be stopped. Delete it, with the data on its "
@@ -103,12 +97,12 @@ def restart(name: str, zone: str | None, project: str | None, yes: bool, as_json
     show_nodes([restarted], as_json)
 
 
-@click.command(epilog=example("tpu vm describe tpu-us-central1-a-0"))
+@click.command()
 @options(NODE_ARGUMENTS, json_option)
-def describe(name: str, zone: str | None, project: str | None, as_json: bool) -> None:
+def describe(name: str, zone: str | None, as_json: bool) -> None:
     """Show everything that the Cloud TPU API reports about a node."""
     where = zone_of(name, zone)
-    node = open_nodes(project).get(where, name)
+    node = open_nodes().get(where, name)
     if node.state == "NOT_FOUND":
         raise NotFound(f"no node {name!r} in {where}; `tpu vm fleet list` lists the nodes")
     if as_json:
@@ -131,11 +125,11 @@ def describe(name: str, zone: str | None, project: str | None, as_json: bool) ->
     )
 
 
-@click.command("status", epilog=example("tpu vm status tpu-us-central1-a-0"))
+@click.command("status")
 @options(NODE_ARGUMENTS, json_option)
-def status(name: str, zone: str | None, project: str | None, as_json: bool) -> None:
+def status(name: str, zone: str | None, as_json: bool) -> None:
     """Print the state of a node: ready, preempted, creating, … or not found."""
-    node = open_nodes(project).get(zone_of(name, zone), name)
+    node = open_nodes().get(zone_of(name, zone), name)
     output.print_result(
         {"name": name, "state": node.state}, fleets.display_state(node.state), as_json
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,8 @@ from tpufleet.views.cli import connection, output
 if TYPE_CHECKING:
     from tpufleet.compose.providers import ManualNodes
 
-_RETRY_ARGUMENT = re.compile(r"(?P<name>[tm])=(?P<number>\d+)")
+PROJECT = "tpufleet.vm.project"  # in the context
+TRIES, DELAY = 1_000_000, 30.0  # seconds
 
 
 def options(*decorators: Any) -> Callable[[Any], Any]:
@@ -33,13 +33,11 @@ def options(*decorators: Any) -> Callable[[Any], Any]:
     return add
 
 
-PROJECT_OPTION = click.option("--project", help="Google Cloud project (default: tpu_vm.project).")
-YES_OPTION = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 RETRY_OPTIONS = options(
     click.option("--max-retries", "--max_retries", "tries", type=click.IntRange(min=1),
-                 default=1_000_000, show_default=True, help="Maximum number of tries."),
+                 default=TRIES, show_default=True, help="Maximum number of tries."),
     click.option("--retry-delay", "--retry_delay", "delay", type=click.FloatRange(min=0),
-                 default=30.0, show_default=True, help="Seconds between two tries."),
+                 default=DELAY, show_default=True, help="Seconds between two tries."),
 )  # fmt: skip
 NODE_OPTIONS = options(
     click.option("--type", "--tpu_type", "accelerator", default="v3-8", show_default=True,
@@ -53,16 +51,14 @@ NODE_OPTIONS = options(
 NODE_ARGUMENTS = options(
     click.argument("name"),
     click.option("--zone", help="Required unless the name contains it."),
-    PROJECT_OPTION,
 )
-# `t=10 m=2000` are former spellings of --retry-delay and --max-retries.
-RETRY_ARGUMENTS = click.argument("retry_arguments", nargs=-1, metavar="[t=SECONDS] [m=TRIES]")
 
 
-def open_nodes(project: str | None) -> ManualNodes:
-    """The TPU VMs of a project; None: the configured one."""
+def open_nodes() -> ManualNodes:
+    """The TPU VMs of the project of `tpu vm --project`, or of the configured one."""
     from tpufleet.compose.providers import manual_nodes
 
+    project = click.get_current_context().meta.get(PROJECT)
     return manual_nodes(connection.settings(), project, output.print_status)
 
 
@@ -107,20 +103,6 @@ def node_request_from(
         runtime=request.runtime if explicit & {"runtime", "accelerator"} else before.runtime,
         autostop=request.autostop,
     )
-
-
-def retry_limits(values: dict[str, Any]) -> tuple[int, float]:
-    """The number of tries, and the seconds between them."""
-    tries, delay = values["tries"], values["delay"]
-    for argument in values["retry_arguments"]:
-        match = _RETRY_ARGUMENT.fullmatch(argument)
-        if match is None:
-            raise BadInput(f"unexpected argument {argument!r}; use t=SECONDS or m=TRIES")
-        if match["name"] == "t":
-            delay = float(match["number"])
-        else:
-            tries = max(1, int(match["number"]))
-    return tries, delay
 
 
 @contextmanager

@@ -2,70 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
+from tpufleet.errors import NotFound
 from tpufleet.model.fleet import fleets
+from tpufleet.model.fleet.fleets import NodeRequest
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.vm import remote_commands
 from tpufleet.views.cli.vm.addresses import node_address, not_ready
 from tpufleet.views.cli.vm.options import (
+    DELAY,
     NODE_ARGUMENTS,
-    NODE_OPTIONS,
-    RETRY_ARGUMENTS,
-    RETRY_OPTIONS,
-    YES_OPTION,
-    example,
+    TRIES,
     interruptible,
-    node_request_from,
     open_nodes,
     options,
-    retry_limits,
     undo_hint,
 )
 from tpufleet.views.cli.vm.outcomes import NodeResult, show_outcomes
 
 
-@click.command("check-env", epilog=example("tpu vm check-env tpu-us-central1-a-0"))
+@click.command("check-env")
 @options(NODE_ARGUMENTS, json_option)
-def check_env(name: str, zone: str | None, project: str | None, as_json: bool) -> int:
+def check_env(name: str, zone: str | None, as_json: bool) -> int:
     """Check which chips JAX sees on every host of a node, with ssh through gcloud.
 
     The exit status is 1 when it sees none.
     """
-    node = node_address(open_nodes(project), name, zone)
+    node = node_address(open_nodes(), name, zone)
     outcome = remote_commands.check_devices(node)
     show_outcomes([outcome], as_json)
     return int(outcome.result is not NodeResult.OK)
 
 
-@click.command("repair", epilog=example("tpu vm repair tpu-us-central1-a-0 --yes"))
-@options(NODE_ARGUMENTS, RETRY_ARGUMENTS, NODE_OPTIONS, RETRY_OPTIONS, YES_OPTION, json_option)
-@click.pass_context
-def repair(
-    context: click.Context,
-    name: str,
-    zone: str | None,
-    project: str | None,
-    yes: bool,
-    as_json: bool,
-    **values: Any,
-) -> int:
+@click.command("repair")
+@options(NODE_ARGUMENTS, output.yes_option, json_option)
+def repair(name: str, zone: str | None, yes: bool, as_json: bool) -> int:
     """Repair a node: create it again if it was preempted, remove stale locks, check the chips.
 
     No process is killed. The exit status is 1 when the node is still unusable.
     """
-    nodes = open_nodes(project)
+    nodes = open_nodes()
     node = node_address(nodes, name, zone)
     info = nodes.get(node.zone, name)
     if info.state in fleets.GONE_STATES:
-        request = node_request_from(context, values, info)
+        if not info.accelerator:
+            raise NotFound(f"no node {name!r}\n  next: `tpu vm apply {name}` creates it")
+        request = NodeRequest(
+            accelerator=info.accelerator, spot=info.capacity == "spot", runtime=info.runtime
+        )
         output.confirm(f"{name} is {fleets.display_state(info.state)}. Create it again?", yes)
         with interruptible(undo_hint(name, node.zone)):
             nodes.delete(node.zone, name)
-            nodes.create(node.zone, name, request, *retry_limits(values))
+            nodes.create(node.zone, name, request, TRIES, DELAY)
     elif info.state != "READY":
         raise not_ready(name, info.state)
     outcome = remote_commands.check_devices(node)

@@ -34,7 +34,6 @@ _KEY = re.compile(r"[\x21-\x7e]{20,300}")
 def mount_disk(
     name: str,
     zone: str | None,
-    project: str | None,
     disks: tuple[str, ...],
     read_write: bool,
     nfs: str | None,
@@ -51,7 +50,7 @@ def mount_disk(
         raise BadInput(f"--nfs: {nfs!r} is not SERVER:/EXPORT")
     if not target.startswith("/"):
         raise BadInput(f"--at: {target!r} is not an absolute path")
-    nodes = open_nodes(project)
+    nodes = open_nodes()
     node = ready_node_address(nodes, name, zone)
     if nfs:
         outcome = remote_commands.mount_nfs(node, nfs, target, force)
@@ -65,13 +64,13 @@ def mount_disk(
 
 @click.command("set-wandb", epilog=example("tpu vm set-wandb tpu-us-central1-a-0 < key.txt"))
 @options(NODE_ARGUMENTS, json_option)
-def set_wandb(name: str, zone: str | None, project: str | None, as_json: bool) -> int:
+def set_wandb(name: str, zone: str | None, as_json: bool) -> int:
     """Install a Weights & Biases API key on every host of a node.
 
     The key is read from standard input or prompted for; it is never a command-line argument. Jobs
     get theirs from the server: `tpu secret set wandb`.
     """
-    nodes = open_nodes(project)
+    nodes = open_nodes()
     node = ready_node_address(nodes, name, zone)
     if sys.stdin.isatty():
         key = click.prompt("API key", hide_input=True, err=True)

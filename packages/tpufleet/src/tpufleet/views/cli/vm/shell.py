@@ -21,12 +21,11 @@ from tpufleet.views.cli.vm.options import NODE_ARGUMENTS, example, open_nodes, o
     NODE_ARGUMENTS,
     click.argument("worker", default="0"),
     click.option("--command", metavar="TEXT", help="Run this command line instead of a shell."),
-    click.option("--dry-run", is_flag=True, help="Only print the gcloud command."),
+    output.dry_run_option,
 )
 def ssh(
     name: str,
     zone: str | None,
-    project: str | None,
     worker: str,
     command: str | None,
     dry_run: bool,
@@ -40,7 +39,7 @@ def ssh(
         raise BadInput(f"invalid host {worker!r}; pass a number, or `all` with --command")
     if worker == "all" and command is None:
         raise BadInput("a shell needs one host; pass its number, or --command TEXT for all hosts")
-    node = node_address(open_nodes(project), name, zone)
+    node = node_address(open_nodes(), name, zone)
     argv = gcloud.ssh_script(node.name, node.zone, node.project, worker, command)
     if dry_run:
         click.echo(shlex.join(argv))
@@ -51,12 +50,12 @@ def ssh(
 
 @click.command(epilog=example("tpu vm shell tpu-us-central1-a-0 --python"))
 @options(NODE_ARGUMENTS, click.option("--python", is_flag=True, help="Python instead of bash."))
-def shell(name: str, zone: str | None, project: str | None, python: bool) -> None:
+def shell(name: str, zone: str | None, python: bool) -> None:
     """Run each typed line on every host of a node, with ssh through gcloud; Ctrl-D exits.
 
     Each line runs in a new process and does not see the variables of others.
     """
-    node = node_address(open_nodes(project), name, zone)
+    node = node_address(open_nodes(), name, zone)
     gcloud.require_gcloud()
     interpreter = ("python3", "-c") if python else ("bash", "-c")
     while line := _read_line(f"{name}{'>>>' if python else '$'} "):

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from tpufleet.model.job.jobs import JobState
 from tpufleet.providers.gke.manifests import priority_class
 from tpufleet.views.cli import registry
-from tpufleet.views.cli.workload import PRIORITIES, STATES
+from tpufleet_migration.workload import PRIORITIES, STATES
 
 
 def planned(folder, monkeypatch, *options: str) -> dict:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.views.job_scenarios import end_job
 from tpufleet.model.job.jobs import JobState
-from tpufleet.views.cli.former_flags import DROPPED
+from tpufleet_migration.former_flags import DROPPED
 
 
 def spec_of(tpu, *words: str) -> dict:

@@ -124,7 +124,7 @@ def test_queue_with_a_type_submits(tpu: Tpu):
 @pytest.mark.parametrize(
     ("verb", "advice"),
     [
-        ("delete", ("`tpu cancel train`", "`tpu archive train`", "`tpu purge train`")),
+        ("delete", ("`tpu cancel train`", "`tpu archive train`", "`tpu archive purge train`")),
         ("restart", ("`tpu rerun train`", "`tpu resume train`")),
         ("describe", ("`tpu show train`",)),
         ("-dtpu", ("`tpu show train`",)),

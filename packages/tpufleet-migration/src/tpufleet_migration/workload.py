@@ -45,9 +45,7 @@ def _accepted(*names: str) -> Callable[[Any], Any]:
 
     def decorate(command: Any) -> Any:
         for name in reversed(names):
-            command = click.option(
-                name, expose_value=False, metavar="TEXT", help="Accepted; the server knows it."
-            )(command)
+            command = click.option(name, expose_value=False, hidden=True)(command)
         return command
 
     return decorate
@@ -133,8 +131,8 @@ def create(
 @click.pass_context
 def list_workloads(context: click.Context, status: str, pattern: str | None, as_json: bool) -> None:
     """List workloads, newest first."""
-    args = [part for state in STATES[status] for part in ("--state", state)]
-    args += ["--name", pattern] if pattern else []
+    args = [f"state:{','.join(STATES[status])}"] if STATES[status] else []
+    args += [f"name:{pattern}"] if pattern else []
     args += ["--json"] * as_json
     with jobs_command.jobs.make_context("jobs", args, parent=context) as inner:
         jobs_command.jobs.invoke(inner)
@@ -147,7 +145,7 @@ def list_workloads(context: click.Context, status: str, pattern: str | None, as_
 @json_option
 @click.pass_context
 def delete(context: click.Context, name: str, force: bool, as_json: bool) -> None:
-    """Cancel a workload. Its logs and checkpoints are kept; `tpu purge` deletes them."""
+    """Cancel a workload. Its logs and checkpoints are kept; `tpu archive purge` deletes them."""
     args = [name, *(["--json"] * as_json)]
     with cancel_command.cancel.make_context("cancel", args, parent=context) as inner:
         cancel_command.cancel.invoke(inner)

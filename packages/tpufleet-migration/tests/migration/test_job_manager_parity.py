@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
+MIGRATION = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[3] / "tpufleet/tests"
 
-NAMES = "views/test_former_names.py::test_a_former_spelling_runs_todays_command_or_says_what_to_use"
-FORMER = "views/test_former_commands.py"
-FLAGS = "views/test_former_flags.py"
+NAMES = (
+    "migration/test_former_names.py::test_a_former_spelling_runs_todays_command_or_says_what_to_use"
+)
+FORMER = "migration/test_former_commands.py"
+FLAGS = "migration/test_former_flags.py"
 SERVER = "views/test_cli_with_server.py"
 ALONE = "views/test_cli_without_server.py"
 META = "views/test_job_metadata.py"
@@ -63,7 +66,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("get-stage-dir", "where the code is", f"{SERVER}::test_show_prints_everything_about_a_job"),
     ("ack", "failures are noticed at once", f"{RECOVERY}::test_a_preempted_attempt_is_retried_without_spending_the_failure_budget"),
     ("clean", "hide ended jobs", f"{SERVER}::test_archive_hides_jobs_and_unarchive_lists_them_again"),
-    ("clear, clear-finished, clear-error", "parts of clean; nothing is deleted", f"{SERVER}::test_the_former_names_of_archive_delete_nothing"),
+    ("clear, clear-finished, clear-error", "parts of clean; nothing is deleted", "migration/test_former_archive.py::test_the_former_names_of_archive_delete_nothing"),
     ("clear: chain", "a resumed chain is judged by its last child", "policy/test_job_lineage.py::test_a_lineage_is_judged_by_the_state_of_its_last_job"),
     ("-czw, -czj", "no zombies: processes and records end together", "agent/test_stopping.py::test_leftover_processes_are_ended_before_the_exit_is_reported"),
     ("change-ip", "jobs continue when the controller restarts", f"{FAILOVER}::test_workloads_continue_without_a_controller"),
@@ -97,11 +100,11 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("setting monitor_upd_time", "seconds between two updates", f"{PREFERENCES}::test_a_watch_pauses_for_monitor_upd_time"),
     ("setting monitor_length", "characters of the newest output", f"{PREFERENCES}::test_monitor_length_is_the_number_of_characters_of_the_output"),
     ("setting monitor_verbose", "the newest output in a watch", f"{PREFERENCES}::test_a_watch_shows_output_if_monitor_verbose_is_set"),
-    ("tpu_aliases of data.json", "a node that is unknown here is named", f"{PREFERENCES}::test_the_data_of_the_former_job_manager_is_imported"),
+    ("tpu_aliases of data.json", "a node that is unknown here is named", "migration/test_data_file.py::test_the_data_of_the_former_job_manager_is_imported"),
     ("reset-window-num, reset-window", "no windows to number: names are unique", f"{SERVER}::test_default_names_are_unique_and_found_by_their_beginning"),
     ("config aliases lr bs ep wd b1 b2 ckpt", "defaults", f"{PREFERENCES}::test_a_default_alias_can_be_changed_deleted_and_restored"),
     # Nodes
-    ("apply, reapply, -norm, t=, m=", "create with retries", f"{VM}::test_former_names_and_spellings_of_apply_and_reapply"),
+    ("apply, reapply, -norm, t=, m=", "create with retries", "migration/test_former_nodes.py::test_former_names_and_spellings_of_apply_and_reapply"),
     ("apply: retry", "until there is capacity", f"{VM}::test_create_retries_a_stockout_but_not_an_invalid_request"),
     ("delete", "after a question", f"{VM}::test_delete_requires_confirmation_and_deletes_only_its_workers"),
     ("restart", "stop and start; reported failure always", f"{VM}::test_apply_rejects_a_stopped_node_and_restart_starts_it"),
@@ -152,12 +155,12 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("-smc, -gmc, -agc, -mgc, -Mc, debug-stats, debug-kill", "no MONITOR: events act at once", f"{RECOVERY}::test_a_preempted_attempt_is_retried_without_spending_the_failure_budget"),
     ("-Ml", "what the monitor did", f"{FORMER}::test_the_log_of_the_monitor_is_the_list_of_events"),
     ("-Ml us, cn", "time zone of the settings", f"{FORMER}::test_words_of_find_and_of_the_log_are_dropped_with_a_reason"),
-    ("help", "by command", "views/test_former_names.py::test_help_of_a_command_can_be_asked_for_by_name"),
-    ("tldr", "worked examples", "views/test_help_and_completion.py::test_tldr_prints_examples_of_everyday_and_of_one_command"),
+    ("help", "by command", "migration/test_former_names.py::test_help_of_a_command_can_be_asked_for_by_name"),
+    ("tldr", "worked examples", "views/test_help_and_completion.py::test_an_example_is_a_valid_command_line"),
     ("trun, tm, tcks, tfind, tvq", "short names: completion", "views/test_help_and_completion.py::test_bash_completes"),
     ("check-rules", "was not dispatched", f"{ALONE}::test_rules_shows_the_policy_under_both_names"),
     # Data
-    ("data.json", "imported", f"{PREFERENCES}::test_the_data_of_the_former_job_manager_is_imported"),
+    ("data.json", "imported", "migration/test_data_file.py::test_the_data_of_the_former_job_manager_is_imported"),
     ("legacy.json", "archived jobs are all kept", "contract/test_stores.py::test_archived_jobs_are_listed_only_on_request"),
     ("job: stage, wandb_run_id.txt", "TPUFLEET_STAGE, WANDB_RUN_ID", "service/test_heartbeats.py::test_a_resumed_job_continues_its_stage_and_its_run"),
     ("job: start times", "time zone of the reader", "views/test_text.py::test_a_time_has_its_date_unless_it_is_today"),
@@ -188,7 +191,7 @@ PARITY: tuple[tuple[str, str, str], ...] = (
     ("web: clean", "archive; nothing is deleted", f"{LAB}::test_ended_jobs_are_archived_and_listed_again"),
     ("web: login", "link, once", f"{WEB}::test_a_login_link_works_once"),
     ("web: permissions", "by role", f"{WEB}::test_two_users_have_different_rights"),
-    ("web: /user/<u>, /log/<u>/<w>, /tpus, /login, /logout", "bookmarks lead to today's page", "service/test_page_addresses.py::test_a_bookmark_of_the_former_page_leads_to_todays"),
+    ("web: /user/<u>, /log/<u>/<w>, /tpus, /login, /logout", "bookmarks lead to today's page", "migration/test_former_addresses.py::test_a_bookmark_of_the_former_page_leads_to_todays"),
     ("web: /tpus, tpu-status, tpu-gcloud-counts", "inventory page", f"{LAB}::test_notes_in_the_inventory_are_edited"),
     ("web: tpu-fang", "alias of a slice", f"{LAB}::test_notes_in_the_inventory_are_edited"),
     ("web: tpu-keng", "answers by zone", f"{LAB}::test_a_waiting_job_shows_zones_answers_and_prices"),
@@ -234,9 +237,13 @@ PARITY: tuple[tuple[str, str, str], ...] = (
 )  # fmt: skip
 
 
+def path_of(file: str) -> Path:
+    return (MIGRATION if file.startswith("migration/") else TESTS) / file
+
+
 @cache
 def names_in(file: str) -> frozenset[str]:
-    tree = ast.parse((TESTS / file).read_text())
+    tree = ast.parse(path_of(file).read_text())
     return frozenset(
         node.name
         for node in tree.body
@@ -269,11 +276,14 @@ def words(node: ast.AST) -> set[str]:
 def test_every_spelling_of_a_command_has_a_line_or_is_typed_in_a_test():
     """A spelling with an equivalent of today, or that equivalent, is typed in a test of what it
     does (another test checks that the one runs the other); one without is in a line above."""
-    from tests.views.test_former_names import SPELLINGS
-    from tpufleet.views.cli.former_names import FORMER_NAMES, Renamed
+    from tests.migration.test_former_names import SPELLINGS
+    from tpufleet_migration.former_names import FORMER_NAMES, Renamed
 
     assert len(SPELLINGS) == len(set(SPELLINGS)) >= 126
-    files = [TESTS / FORMER, TESTS / "views/test_vm_shell.py", TESTS / "views/test_vm_fleet.py"]
+    files = [path_of(FORMER), TESTS / "views/test_vm_shell.py", TESTS / "views/test_vm_fleet.py"]
+    files += [
+        path_of(f"migration/{name}.py") for name in ("test_former_nodes", "test_former_archive")
+    ]
     files += [TESTS / "providers/tpu_vm/test_journeys.py", TESTS / SERVER, TESTS / ALONE]
     typed = set().union(*(words(ast.parse(file.read_text())) for file in files))
     listed = {word for item, _, _ in PARITY for word in re.split(r"[ ,:]+", item)}

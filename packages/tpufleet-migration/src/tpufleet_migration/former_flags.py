@@ -4,7 +4,6 @@ means today. A hint names today's spelling."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 
 import click
 
@@ -45,9 +44,10 @@ _WINDOW = re.compile(r"(-?w|window)=.*")
 _PAIR = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 
 
-def run_arguments(args: list[str], with_value: Collection[str]) -> list[str]:
+def run_arguments(args: list[str]) -> list[str]:
     """Former words before `--` as options of today; words after it belong to the command, and words
-    after an option `with_value` to that."""
+    after an option that takes a value to that."""
+    with_value = _options_with_value()
     if args[:1] in (["-a"], ["--all"]):
         args = ["v*", *args[1:]]
         _hint("run", ["'v*'", "…"])
@@ -69,6 +69,13 @@ def run_arguments(args: list[str], with_value: Collection[str]) -> list[str]:
     if taken:
         _hint("run", [*before, "-- …"])
     return [*before, *args[at:]]
+
+
+def _options_with_value() -> set[str]:
+    from tpufleet.views.cli.jobs.submit import run
+
+    options = [each for each in run.params if isinstance(each, click.Option) and not each.is_flag]
+    return {name for option in options for name in option.opts}
 
 
 def is_former(word: str) -> bool:
@@ -115,18 +122,3 @@ def resubmit_arguments(verb: str, args: list[str]) -> list[str]:
 
 def _hint(verb: str, words: list[str]) -> None:
     click.echo(f"hint: this is now `tpu {verb} {' '.join(words)}`", err=True)
-
-
-class FormerRunFlags(click.Command):
-    """Accepts them besides its own options."""
-
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        if context.resilient_parsing:  # a shell completes a line that is not complete
-            return super().parse_args(context, args)
-        with_value = {
-            name
-            for option in self.params
-            if isinstance(option, click.Option) and not option.is_flag
-            for name in option.opts
-        }
-        return super().parse_args(context, run_arguments(args, with_value))

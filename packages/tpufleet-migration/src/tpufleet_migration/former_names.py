@@ -1,5 +1,5 @@
-"""Command names of the `tpu` job manager that this program replaces, and of earlier versions: what
-each one means today. Only data, because `tpu --help` must respond at once."""
+"""Command names of the `tpu` job manager that this program replaces: what each one means today.
+Only data, because every command waits for it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def _renamed(line: str, note: str = "") -> Renamed:
 
 _LIST = _renamed("jobs", "`tpu logs -f JOB` follows one")
 _CANCEL = _renamed("cancel", "pass a job instead of a window number")
-_ARCHIVE = "nothing is deleted; `tpu purge` deletes files"
+_ARCHIVE = "nothing is deleted; `tpu archive purge` deletes files"
 _NO_WINDOWS = Unsupported("jobs have ids and names instead of windows", "`tpu jobs` lists them")
 _ADOPT = _renamed("adopt", "pass --pool; the node keeps its name")
-_UNREGISTER = _renamed("unregister", "the node is not deleted")
+_UNREGISTER = _renamed("adopt undo", "the node is not deleted")
 _NO_SLOTS = Unsupported(
     "an alias leads to a slice, not to a slot that nodes take turns in",
     "`tpu adopt NODE --pool POOL`, then `tpu inventory set NODE --alias ALIAS`",
@@ -45,14 +45,14 @@ _NO_COPIES = Unsupported(
 )
 _NO_CHECKPOINT_CLEANUP = Unsupported(
     "checkpoints are deleted by job, after a confirmation",
-    "`tpu purge --older-than 90d --checkpoints --dry-run`",
+    "`tpu archive purge --older-than 90d --checkpoints --dry-run`",
 )
 _NO_LOCKS = Unsupported(
     "there is no lock to hold: every change is one transaction", "nothing; run your command"
 )
 _NO_MONITOR = Unsupported(
     "there is no MONITOR process: the control plane reacts when something happens",
-    "`tpu events` shows what it did, `tpu rules` how it reacts",
+    "`tpu events` shows what it did, `tpu config rules` how it reacts",
 )
 
 _RUN = "`tpu run` runs a command, `tpu submit` a job file"
@@ -76,14 +76,13 @@ FOREIGN_NAMES: dict[str, str] = {
 }
 
 FORMER_NAMES: dict[str, Renamed | Unsupported] = {
-    # Earlier versions of this program.
-    "check-rules": _renamed("rules"),
     # Run and observe.
+    "check-rules": _renamed("config rules"),
     "check-simp": _LIST,
     "monitor": _renamed("jobs --watch"),
     "caj": _renamed("jobs --all-users"),
     "maj": _renamed("jobs --all-users --watch"),
-    "add-tag": _renamed("tag", "pass a job instead of a window number"),
+    "add-tag": _renamed("edit --tag", "pass a job instead of a window number"),
     "kill": _CANCEL,
     "kill-job": _CANCEL,
     "-k": _CANCEL,
@@ -91,7 +90,8 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     "kill-window": _CANCEL,
     "-kw": _CANCEL,
     "kill-remote": Unsupported(
-        "processes belong to a job, and end with it", "`tpu cancel JOB`; `tpu slices` shows the job"
+        "processes belong to a job, and end with it",
+        "`tpu cancel JOB`; `tpu inventory slices` shows the job",
     ),
     "ignore-error": Unsupported(
         "the state of a job follows from its processes and cannot be edited",
@@ -110,13 +110,13 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
         "jobs continue when the control plane restarts or moves", "`tpu serve`"
     ),
     # Directories.
-    "set-cur": _renamed("dir here"),
-    "set-dir": _renamed("dir set"),
-    "del-dir": _renamed("dir delete"),
-    "swap-dir": _renamed("dir swap"),
-    "ls": _renamed("dir"),
-    "lsdir": _renamed("dir"),
-    "get-dir": _renamed("dir get"),
+    "set-cur": _renamed("config dir here"),
+    "set-dir": _renamed("config dir set"),
+    "del-dir": _renamed("config dir delete"),
+    "swap-dir": _renamed("config dir swap"),
+    "ls": _renamed("config dir"),
+    "lsdir": _renamed("config dir"),
+    "get-dir": _renamed("config dir get"),
     # Settings.
     "get-settings": _renamed("config"),
     "set-settings": _renamed("config set"),
@@ -124,13 +124,13 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     "reset-window-num": _NO_WINDOWS,
     "reset-window": _NO_WINDOWS,
     # Config aliases.
-    "-a": _renamed("alias set"),
-    "-alias": _renamed("alias set"),
-    "add-config-alias": _renamed("alias set"),
-    "-sa": _renamed("alias"),
-    "-la": _renamed("alias"),
-    "show-config-alias": _renamed("alias"),
-    "del-config-alias": _renamed("alias delete"),
+    "-a": _renamed("config alias set"),
+    "-alias": _renamed("config alias set"),
+    "add-config-alias": _renamed("config alias set"),
+    "-sa": _renamed("config alias"),
+    "-la": _renamed("config alias"),
+    "show-config-alias": _renamed("config alias"),
+    "del-config-alias": _renamed("config alias delete"),
     # Nodes.
     "fleet": _renamed("vm fleet"),
     "apply": _renamed("vm apply"),
@@ -140,7 +140,7 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     "apply-norm": _renamed("vm apply -norm"),
     "reapply-norm": _renamed("vm reapply -norm"),
     "delete": _renamed(
-        "vm delete", "for a job: `tpu cancel JOB`, then `tpu purge JOB` for its files"
+        "vm delete", "for a job: `tpu cancel JOB`, then `tpu archive purge JOB` for its files"
     ),
     "restart": _renamed("vm restart"),
     "check-status": _renamed("vm status"),
@@ -156,11 +156,11 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     "test": _renamed("vm shell"),
     "lian": _renamed("vm ssh"),
     # Registry.
-    "-ta": _renamed("alias set --tpu"),
-    "-ata": _renamed("alias set --tpu"),
-    "add-tpu-alias": _renamed("alias set --tpu"),
-    "-lta": _renamed("alias"),
-    "-sta": _renamed("alias"),
+    "-ta": _renamed("config alias set --tpu"),
+    "-ata": _renamed("config alias set --tpu"),
+    "add-tpu-alias": _renamed("config alias set --tpu"),
+    "-lta": _renamed("config alias"),
+    "-sta": _renamed("config alias"),
     "register": _ADOPT,
     "add-applied-tpu": _ADOPT,
     "add-applied": _ADOPT,
@@ -172,21 +172,21 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     "rtw": _ADOPT,
     "fang": _NO_SLOTS,
     "fmd": _NO_SLOTS,
-    "keng": _renamed("stock", "it shows where capacity was granted and refused"),
+    "keng": _renamed("types stock", "it shows where capacity was granted and refused"),
     "zhan": _renamed("reserve", "pass a pool"),
-    "rm-lock": _renamed("release"),
+    "rm-lock": _renamed("reserve end"),
     # Sheet.
-    "rel": _renamed("release"),
-    "ssn": _renamed("note", "notes belong to a job"),
-    "asn": _renamed("note --append", "notes belong to a job"),
+    "rel": _renamed("reserve end"),
+    "ssn": _renamed("edit --note", "notes belong to a job"),
+    "asn": _renamed("edit --note --append", "notes belong to a job"),
     "uss": _renamed("inventory", "state and owner are observed"),
     "upd-status-spreadsheet": _renamed("inventory", "state and owner are observed"),
     "gtis": _renamed("inventory", "state and owner are observed"),
     "twsi": _renamed("inventory", "state and owner are observed"),
     # Queue.
     "vq": _renamed("queue"),
-    "dequeue": _renamed("queue remove"),
-    "dq": _renamed("queue remove"),
+    "dequeue": _renamed("cancel --waiting"),
+    "dq": _renamed("cancel --waiting"),
     "dqr": _renamed("queue run-now", "it runs where it fits first"),
     # Script callbacks.
     "upd-log": _NO_CALLBACKS,
@@ -268,9 +268,3 @@ DROPPED_WORDS = {
 REPLACED_WORDS = {"dequeue": {"*": "--all"}, "dq": {"*": "--all"}}
 # `tpu queue v4-32 …` submitted a job.
 QUEUED_TYPE = re.compile(r"(.*\b)?v(\d\w*|\*)[\w+*-]*")
-
-# They stop, delete or rebuild something, so a misspelling must never lead to one of them.
-DESTRUCTIVE = {
-    "cancel", "delete", "reapply", "restart", "purge", "archive", "fault", "repair", "mount-disk",
-    "restore",
-}  # fmt: skip

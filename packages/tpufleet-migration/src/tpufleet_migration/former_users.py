@@ -13,8 +13,8 @@ import click
 
 from tpufleet.errors import FleetError
 from tpufleet.views.cli import connection
-from tpufleet.views.cli.former_flags import is_former
 from tpufleet.views.cli.registry import HintedUsageError
+from tpufleet_migration.former_flags import is_former
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -37,7 +37,7 @@ WITH_USER = {**_OF_JOBS, **_OF_MINE, **_LISTING, "run": 1}
 # What a person means who names a job.
 OF_NODES = {
     "delete": "`tpu cancel {job}` stops it; when it has ended, `tpu archive {job}` hides it and "
-    "`tpu purge {job}` deletes its logs, results and code",
+    "`tpu archive purge {job}` deletes its logs, results and code",
     "restart": "`tpu resume {job}` continues it from its checkpoint, `tpu rerun {job}` starts it "
     "from the beginning",
     "reapply": "its slices are replaced without you; `tpu why {job}` says what it waits for, and "

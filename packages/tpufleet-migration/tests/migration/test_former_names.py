@@ -7,9 +7,9 @@ import re
 import pytest
 
 from tests.views.cli_runner import Tpu
-from tpufleet.views.cli.former_names import DESTRUCTIVE, FORMER_NAMES, Renamed, Unsupported
-from tpufleet.views.cli.registry import commands
+from tpufleet.views.cli.registry import DESTRUCTIVE, RENAMED, commands
 from tpufleet.views.cli.vm.group import vm
+from tpufleet_migration.former_names import FORMER_NAMES, Renamed, Unsupported
 
 VM_COMMANDS = vm.lazy_commands
 
@@ -45,8 +45,8 @@ def test_a_former_spelling_runs_todays_command_or_says_what_to_use(alone: Tpu, s
         assert answer.exit_code == 0, answer.output
         assert f"hint: `tpu {spelling}` is now `tpu {' '.join(former.arguments)}`" in answer.stderr
     else:
-        assert spelling in commands() or spelling in ("help", "-h")
-        assert answer.exit_code == 0 and "hint:" not in answer.stderr
+        assert spelling in {*commands(), *RENAMED, "check", "help", "-h", "tldr"}
+        assert answer.exit_code == 0
     assert "Usage: tpu" in answer.stdout or isinstance(former, Unsupported)
 
 
@@ -68,6 +68,18 @@ def test_hints_name_commands_that_exist():
 def test_help_of_a_command_can_be_asked_for_by_name(alone: Tpu):
     assert alone.ok("help", "jobs") == alone.ok("jobs", "--help")
     assert alone.ok("help") == alone.ok("--help")
+
+
+@pytest.mark.parametrize(
+    ("word", "advice"),
+    [("stop", "`tpu cancel JOB` ends a job"), ("wait", "`tpu logs -f JOB` follows a job")],
+)
+def test_words_of_other_schedulers_are_answered(alone: Tpu, word, advice):
+    answer = alone(word)
+    assert answer.exit_code == 2
+    assert (
+        answer.stderr.startswith(f"error: unknown command {word!r}; ") and advice in answer.stderr
+    )
 
 
 def misspellings(word: str) -> list[str]:
@@ -98,4 +110,4 @@ def test_a_misspelled_node_command_never_leads_to_a_destructive_one(alone: Tpu, 
 
 
 def test_destructive_commands_exist():
-    assert commands().keys() | VM_COMMANDS.keys() >= DESTRUCTIVE
+    assert {*commands(), *RENAMED, *VM_COMMANDS} >= DESTRUCTIVE

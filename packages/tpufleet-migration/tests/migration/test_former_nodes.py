@@ -1,0 +1,22 @@
+"""Verbs of nodes."""
+
+from __future__ import annotations
+
+from tpufleet_testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
+
+
+def test_former_names_and_spellings_of_apply_and_reapply(clouds):
+    cloud = clouds(stock=CloudCapacity(nodes=(CapacityLimit(most=0),)))
+    name = "tpu-us-central1-a-0"
+    answer = cloud.tpu("applyy", name, "t=0", "m=3", "-norm")
+    assert answer.exit_code == 1
+    assert cloud.emulator.service.calls.count(("CreateNode", "us-central1-a")) == 3
+    refused = cloud.tpu("applyy", name, "x=3")
+    assert refused.exit_code == 2 and "unexpected extra argument (x=3)" in refused.stderr
+    cloud.emulator.cloud.stock = CloudCapacity()
+    [row] = cloud.tpu.json("apply-norm", name, "--type", "v5p-16")["nodes"]
+    assert (row["capacity"], row["accelerator"]) == ("on-demand", "v5p-16")
+    [row] = cloud.tpu.json("reapplyy", name, "--yes")["nodes"]
+    assert (row["capacity"], row["accelerator"]) == ("on-demand", "v5p-16"), "as it was"
+    [row] = cloud.tpu.json("reapply", name, "--yes", "--spot", "--type", "v5e-8")["nodes"]
+    assert (row["capacity"], row["accelerator"]) == ("spot", "v5litepod-8")
