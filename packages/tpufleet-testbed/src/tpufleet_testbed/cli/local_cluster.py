@@ -91,8 +91,6 @@ def up(
     # Fail early, before minutes are spent on a build.
     if node and (reason := real_node.unsupported_reason()):
         raise real_node.RealNodeUnsupported(reason)
-    if gke or gke_plan:
-        emulated_gke.check_packages()
     if gke_plan:
         emulated_gke.check_plan(gke_plan)
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: leave no half-started cluster
