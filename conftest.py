@@ -49,6 +49,7 @@ settings.register_profile(
     # The same examples each time: a new failure is the change's, not the dice's.
     derandomize=True,
 )
+settings.register_profile("quick", settings.get_profile("shared machine"), max_examples=25)
 settings.load_profile("shared machine")
 
 
@@ -100,6 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
                 f"not {mark}" for mark in OWN_RUNS if mark != "slow" or not options.all
             )
     if options.in_process:
+        settings.load_profile("quick")
         sys.addaudithook(_refuse_processes)
 
 
@@ -138,13 +140,15 @@ def line(nodeid: str) -> str:
 
 
 def is_integration(nodeid: str) -> bool:
-    """In the list: a folder that it is in, its file (without the folder), or its function."""
+    """In the list: a folder that it is in, its file (without the folder), its function, or a
+    parameter of it, such as [postgres]."""
     path, _, function = nodeid.partition("::")
-    file = path.rpartition("/")[2]
-    if file in INTEGRATION or f"{file}::{function.partition('[')[0]}" in INTEGRATION:
-        return True
+    function, _, parameters = function.rstrip("]").partition("[")
     parts = path.split("/")
-    return any("/".join(parts[:length]) in INTEGRATION for length in range(1, len(parts) + 1))
+    names = {"/".join(parts[:length]) for length in range(1, len(parts) + 1)}
+    names |= {parts[-1], f"{parts[-1]}::{function}"}
+    names |= {f"[{parameter}]" for parameter in parameters.split("-")}
+    return not INTEGRATION.isdisjoint(names)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
