@@ -3,6 +3,7 @@ And nothing that is tracked depends on where packages come from."""
 
 from __future__ import annotations
 
+import collections
 import re
 import subprocess
 from pathlib import Path
@@ -66,3 +67,17 @@ def test_requirements_are_pinned_with_hashes():
         pins = [line for line in lines if line[:1] not in ("", " ", "#")]
         assert pins and all("==" in line and line.endswith("\\") for line in pins), file
         assert not any(line.startswith("tpufleet") for line in pins), file
+
+
+def test_every_line_of_the_list_of_integration_tests_names_something():
+    texts = collections.defaultdict(str)
+    for folder in [ROOT / "tests", *ROOT.glob("packages/*/tests")]:
+        for path in folder.rglob("test_*.py"):
+            texts[path.name] += path.read_text()
+    stale = []
+    for line in (ROOT / "tests" / "integration.txt").read_text().split():
+        name, _, function = line.partition("::")
+        exists = line.startswith("[") or (ROOT / name).exists() or name in texts
+        if not exists or (function and f"def {function}(" not in texts[name]):
+            stale.append(line)
+    assert stale == []
