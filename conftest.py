@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +49,23 @@ settings.register_profile(
     # The same examples each time: a new failure is the change's, not the dice's.
     derandomize=True,
 )
+settings.register_profile("quick", settings.get_profile("shared machine"), max_examples=25)
 settings.load_profile("shared machine")
+
+
+# Tests that start processes (servers, agents, programs), compile JAX programs or take long: by
+# folder, file or function. The default run leaves them out, and fails a test that belongs there.
+# Files are named without their folder, so that they can be moved.
+LIST = Path(__file__).with_name("tests") / "integration.txt"
+INTEGRATION = frozenset(LIST.read_text().split())
+# Left out unless -m asks for them; `--all` has the slow ones.
+OWN_RUNS = ("chaos", "scale", "slow", "versions")
+# Seconds, for tests without a timeout of their own. Of others: `timeout` in pyproject.toml.
+TIMEOUTS = {"cluster": 900, "slow": 900, "chaos": 1800, "scale": 1800, "versions": 1800}
+MAX_CPU_SECONDS = 10.0
+STARTS = frozenset(
+    {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"}
+)
 
 
 class FailuresAtOnce:
@@ -62,9 +82,27 @@ class FailuresAtOnce:
             terminal.write_line(f"\n{report.nodeid} ({report.when}): {message[:300]}")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all", action="store_true", help="also integration tests and those marked slow"
+    )
+    parser.addoption("--in-process", action="store_true", help="no integration tests (default)")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    options = config.option
     if not hasattr(config, "workerinput"):  # not in the processes of pytest-xdist
         config.pluginmanager.register(FailuresAtOnce(config))
+        named = config.args_source is config.ArgsSource.ARGS
+        if not (named or options.all or options.markexpr):
+            options.in_process = True
+        if not options.markexpr:
+            options.markexpr = " and ".join(
+                f"not {mark}" for mark in OWN_RUNS if mark != "slow" or not options.all
+            )
+    if options.in_process:
+        settings.load_profile("quick")
+        sys.addaudithook(_refuse_processes)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -101,11 +139,80 @@ def line(nodeid: str) -> str:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest goes first."""
-    items.sort(
-        key=lambda item: (line(item.nodeid) not in LINES.values(), not item.nodeid.startswith(LONG))
+def is_integration(nodeid: str) -> bool:
+    """In the list: a folder that it is in, its file (without the folder), its function, or a
+    parameter of it, such as [postgres]."""
+    path, _, function = nodeid.partition("::")
+    function, _, parameters = function.rstrip("]").partition("[")
+    parts = path.split("/")
+    names = {"/".join(parts[:length]) for length in range(1, len(parts) + 1)}
+    names |= {parts[-1], f"{parts[-1]}::{function}"}
+    names |= {f"[{parameter}]" for parameter in parameters.split("-")}
+    return not INTEGRATION.isdisjoint(names)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.option.in_process or not collection_path.is_relative_to(config.rootpath):
+        return None
+    name = collection_path.relative_to(config.rootpath).as_posix()
+    return True if is_integration(name) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes longest goes first, and has time."""
+    kept, left_out = [], []
+    for item in items:
+        integration = is_integration(item.nodeid)
+        (left_out if integration and config.option.in_process else kept).append(item)
+        marks = {mark.name for mark in item.iter_markers()}
+        if "timeout" not in marks and (integration or marks & TIMEOUTS.keys()):
+            seconds = max((TIMEOUTS[mark] for mark in marks & TIMEOUTS.keys()), default=900)
+            item.add_marker(pytest.mark.timeout(seconds))
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+    items[:] = sorted(
+        kept,
+        key=lambda item: (
+            line(item.nodeid) not in LINES.values(),
+            not item.nodeid.startswith(LONG),
+        ),
     )
+
+
+class NotInProcess(Exception):
+    """A test of the default selection starts a process, or takes long."""
+
+    def __init__(self, nodeid: str, what: str) -> None:
+        name = nodeid.rpartition("/")[2].partition("[")[0]
+        super().__init__(f"{what}; if it has to, add {name} (or its file) to tests/{LIST.name}")
+
+
+running = ""  # the test of the default selection that runs now
+
+
+def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
+    program = str(arguments[0]) if arguments else ""
+    if running and event in STARTS and program != "git":  # quick, and everywhere
+        raise NotInProcess(running, f"starts a process ({event} {program})")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    begun = time.process_time()
+    yield
+    seconds = time.process_time() - begun
+    if running and seconds > MAX_CPU_SECONDS:
+        raise NotInProcess(running, f"takes {seconds:.1f} s of CPU")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    global running
+    running = item.nodeid if item.config.option.in_process else ""
+    try:
+        return (yield)
+    finally:
+        running = ""
 
 
 @pytest.hookimpl(optionalhook=True)

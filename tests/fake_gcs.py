@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
+from scripts import build_servers
 from tests.polling import Patience
-
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpufleet/servers"
-VERSION = "v1.56.1"
-INSTALL_HINT = (
-    f"`CGO_ENABLED=0 go install github.com/fsouza/fake-gcs-server@{VERSION}` installs it into "
-    "$(go env GOPATH)/bin; or set FAKE_GCS_SERVER to its path"
-)
 
 
 def installed() -> str | None:
     """The path of the server, if there is one on this machine."""
-    configured = os.environ.get("FAKE_GCS_SERVER") or shutil.which("fake-gcs-server")
-    if configured is not None:
-        return configured
-    found = [place / "fake-gcs-server" for place in (Path.home() / "go/bin", CACHE)]
-    return next((str(each) for each in found if each.exists()), None)
+    return os.environ.get("FAKE_GCS_SERVER") or build_servers.find("fake-gcs-server")
 
 
 def binary() -> str:
-    """The path of the server; skips the test with an installation hint when it is missing."""
+    """The path of the server; skips the test when it is missing."""
     path = installed()
     if path is None:
-        pytest.skip(f"no fake-gcs-server: {INSTALL_HINT}")
+        pytest.skip("fake-gcs-server not found; scripts/build_servers.py builds it")
     return path
 
 

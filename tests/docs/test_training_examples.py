@@ -11,7 +11,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -282,6 +281,10 @@ def test_maxtext_gets_the_parallelism_of_its_slices(tmp_path, kind, slices):
     assert {"enable_checkpointing=true", "base_output_directory=gs://b/c"} <= set(arguments)
 
 
+def requirement_names(file: Path) -> set[str]:
+    return set(re.findall(r"^[a-z0-9-]+", file.read_text(), re.MULTILINE))
+
+
 def imported_names(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom):
         return [node.module or ""]
@@ -289,11 +292,10 @@ def imported_names(node: ast.AST) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "file", sorted(EXAMPLES.glob("*/pyproject.toml")), ids=lambda file: file.parent.name
+    "file", sorted(EXAMPLES.glob("*/requirements.in")), ids=lambda file: file.parent.name
 )
 def test_the_environment_of_an_example_has_what_its_programs_import(file):
-    declared = tomllib.loads(file.read_text())["project"]["dependencies"]
-    packages = {re.match(r"[a-z-]+", name)[0].replace("-", "_") for name in declared}
+    packages = {name.replace("-", "_") for name in requirement_names(file)}
     # Packages that others bring along, or that are imported under another name.
     packages |= {"numpy", "tpufleet", "tpufleet_activations"} | (
         {"etils", "orbax"} if "orbax_checkpoint" in packages else set()
@@ -309,21 +311,14 @@ def test_the_environment_of_an_example_has_what_its_programs_import(file):
 
 
 @pytest.mark.parametrize(
-    "file", sorted(EXAMPLES.glob("*/pyproject.toml")), ids=lambda file: file.parent.name
+    "file", sorted(EXAMPLES.glob("*/requirements.in")), ids=lambda file: file.parent.name
 )
 def test_the_environment_of_an_example_is_locked(file):
-    """`uv lock` in its folder renews the lock; TPU VMs install exactly that."""
-    project = tomllib.loads(file.read_text())
-    lock = tomllib.loads(file.with_name("uv.lock").read_text())
-    [own] = [one for one in lock["package"] if one["source"] == {"virtual": "."}]
-    locked = {
-        f"{one['name']}{[*one.get('extras', [])] or ''}{one['specifier']}".replace("'", "")
-        for one in own["metadata"]["requires-dist"]
-    }
-    assert locked == set(project["project"]["dependencies"])
-    assert lock["requires-python"] == project["project"]["requires-python"]
-    names = {one["name"] for one in lock["package"]}
-    assert {re.match(r"[a-z-]+", name)[0] for name in locked} | {"libtpu"} <= names
+    """`scripts/lock` renews the versions; TPU VMs install exactly these."""
+    locked = file.with_suffix(".txt").read_text()
+    assert requirement_names(file) | {"libtpu"} <= requirement_names(file.with_suffix(".txt"))
+    assert all("==" in line for line in locked.splitlines() if line[0] not in " #")
+    assert len(re.findall(r"==.*\\\n    --hash=", locked)) == locked.count("==")
 
 
 def test_the_llama_example_stays_under_400_lines():

@@ -1,33 +1,45 @@
-"""What people install: the wheel, in an environment that has nothing else."""
+"""What people install: wheels, in environments that have nothing else."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import venv
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import uv
 
 import tpufleet
 from tests.repository import ROOT
 from tpufleet.service.web.pages import STATIC_FOLDER
 
-PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+UV = uv.find_uv_bin()
+MAX_CORE_PACKAGES = 25
+UNREACHABLE = ("Could not connect", "dns error", "error sending request", "Failed to fetch")
 
 
 def run(*command: str | Path, cwd: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TPUFLEET_"))}
+    cache = os.environ.get("UV_CACHE_DIR") or str(Path.home() / ".cache/uv")
     return subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
-        env={**clean, "HOME": str(cwd)},
+        env={**clean, "HOME": str(cwd), "UV_CACHE_DIR": cache},
         capture_output=True,
         text=True,
         timeout=timeout,
     )
+
+
+def run_uv(*arguments: str | Path, cwd: Path) -> str:
+    done = run(UV, *arguments, "--quiet", "--no-config", cwd=cwd)
+    if any(text in done.stderr for text in UNREACHABLE):
+        pytest.skip("the package index is not reachable")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +67,11 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             target = source / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((ROOT / name).read_bytes())
-    projects = sorted(path.parent for path in source.glob("packages/*/pyproject.toml"))
-    built = run(*PIP, "wheel", "--quiet", "--no-deps", "-w", folder, *projects, cwd=folder)
-    if "Could not find a version that satisfies" in built.stderr:
-        pytest.skip("the package index is not reachable, so setuptools cannot be installed")
-    assert built.returncode == 0, built.stderr
+    for project in sorted(path.parent for path in source.glob("packages/*/pyproject.toml")):
+        run_uv("build", "--wheel", "--out-dir", folder, project, cwd=folder)
     return {path.name.split("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
 
 
-@pytest.mark.slow
 def test_wheels_have_one_version(wheels: dict[str, Path]):
     assert set(wheels) == {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
     assert {path.name.split("-")[1] for path in wheels.values()} == {tpufleet.__version__}
@@ -88,22 +96,54 @@ def test_wheels_hold_every_data_file(wheels: dict[str, Path]):
         assert tracked - set(zipfile.ZipFile(wheel).namelist()) == set()
 
 
+def environment(folder: Path, *install: str | Path) -> Path:
+    """Its folder of programs."""
+    run_uv("venv", "--python", sys.executable, folder / "venv", cwd=folder)
+    run_uv("pip", "install", "--python", folder / "venv/bin/python", *install, cwd=folder)
+    return folder / "venv" / "bin"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("others", "command"),
+    [
+        ((), "submit"),
+        (("activations",), "extract"),
+        (("gke",), "provisioner"),
+        (("firestore",), "bridge"),
+        (("testbed",), "emulator"),
+        (("activations", "firestore", "gke", "migration", "testbed"), "extract"),
+    ],
+    ids=["core", "activations", "gke", "firestore", "testbed", "all"],
+)
+def test_a_subset_installs_into_an_empty_environment(
+    wheels: dict[str, Path], tmp_path: Path, others: Sequence[str], command: str
+):
+    """With what it depends on, and with the commands of what is installed."""
+    names = ["tpufleet", *(f"tpufleet-{name}" for name in others)]
+    programs = environment(tmp_path, *(wheels[name] for name in names))
+    for arguments in (["--help"], [command, "--help"]):
+        done = run(programs / "tpu", *arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    listed = run_uv("pip", "list", "--python", programs / "python", cwd=tmp_path)
+    packages = listed.splitlines()[2:]
+    assert sum(line.startswith("tpufleet") for line in packages) == len(names)
+    if not others:
+        assert len(packages) <= MAX_CORE_PACKAGES
+        assert run(programs / "tpu", "extract", "--help", cwd=tmp_path).returncode != 0
+
+
 @pytest.mark.slow
 def test_demo_runs_from_the_wheel_in_an_empty_environment(wheels: dict[str, Path], tmp_path: Path):
-    environment = tmp_path / "venv"
-    venv.create(environment, with_pip=False)
-    python = environment / "bin" / "python"
-    # The pip of this environment installs into the other one. Python compiles what is imported.
-    install = (*PIP, "--python", python, "install", "--quiet", "--no-compile")
-    installed = run(
-        *install, "--require-hashes", "-r", ROOT / "requirements" / "demo.txt", cwd=tmp_path
+    pins = ROOT / "requirements" / "demo.txt"
+    programs = environment(tmp_path, "--no-deps", "--require-hashes", "-r", pins)
+    run_uv(
+        *("pip", "install", "--python", programs / "python", "--no-deps", wheels["tpufleet"]),
+        cwd=tmp_path,
     )
-    if "Could not find a version that satisfies" in installed.stderr:
-        pytest.skip("the package index is not reachable")
-    assert installed.returncode == 0, installed.stderr
-    installed = run(*install, "--no-deps", wheels["tpufleet"], cwd=tmp_path)
-    assert installed.returncode == 0, installed.stderr
-    where = run(python, "-c", "import tpufleet; print(tpufleet.__file__)", cwd=tmp_path)
-    assert str(environment) in where.stdout
-    demo = run(environment / "bin" / "tpu", "demo", cwd=tmp_path)
+    where = run(
+        programs / "python", "-c", "import tpufleet; print(tpufleet.__file__)", cwd=tmp_path
+    )
+    assert str(tmp_path) in where.stdout
+    demo = run(programs / "tpu", "demo", cwd=tmp_path)
     assert demo.returncode == 0, demo.stdout + demo.stderr

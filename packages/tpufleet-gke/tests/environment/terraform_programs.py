@@ -5,25 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from tpufleet_gke.environment.terraform.versions import OPENTOFU_VERSION
-
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpufleet/servers"
+from scripts import build_servers
 
 
 def find(name: str) -> str | None:
-    return shutil.which(name, path=f"{CACHE}{os.pathsep}{os.environ.get('PATH', '')}")
+    """`tofu` or `terraform`."""
+    return build_servers.find(name) if name in build_servers.SERVERS else shutil.which(name)
 
 
 def opentofu() -> str:
     path = find("tofu")
     if path is None:
-        pytest.skip(
-            f"OpenTofu {OPENTOFU_VERSION} not found; ./test builds it where Go is installed"
-        )
+        pytest.skip("OpenTofu not found; scripts/build_servers.py tofu builds it")
     return path
 
 

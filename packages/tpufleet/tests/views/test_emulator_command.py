@@ -85,11 +85,9 @@ def test_a_port_in_use_is_reported(tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--zone", "mars"), "mars"),
         (("--nodes", "mars=1"), "mars"),
         (("--listen", "nowhere"), "--listen"),
         (("--nodes", "here"), "ZONE=N"),
-        (("--boot", "soon"), "--boot"),
         (("--plan", "/no/such/file"), "/no/such/file"),
     ],
 )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from pathlib import Path
 
 import click
 
 from tpufleet.errors import BadInput
 from tpufleet.model.fleet import fleets
-from tpufleet.model.values import durations
 from tpufleet.views.cli import connection
 
 
@@ -19,11 +17,8 @@ from tpufleet.views.cli import connection
     "  tpu emulator --listen 127.0.0.1:8475 --nodes us-central1-a=4 --plan storm.yaml\n",
 )
 @click.option("--listen", default="127.0.0.1:8475", show_default=True, help="Address.")
-@click.option("--zone", "zones", multiple=True, help="Existing zone (default: all of Google's).")
 @click.option("--nodes", multiple=True, metavar="ZONE=N", help="Maximum number of nodes of a zone.")
 @click.option("--plan", type=click.Path(path_type=Path), help="Fault plan (YAML).")
-@click.option("--boot", metavar="DURATION", help="Boot time of a node (default: 75 s to 4 min).")
-@click.option("--notice", metavar="DURATION", help="From notice to preemption (default: 30s).")
 @click.option(
     "--speed", type=click.FloatRange(min=1.0), default=1.0, show_default=True, metavar="FACTOR",
     help="Divide the durations of all operations by this.",
@@ -33,11 +28,8 @@ from tpufleet.views.cli import connection
 def emulator(
     context: click.Context,
     listen: str,
-    zones: tuple[str, ...],
     nodes: tuple[str, ...],
     plan: Path | None,
-    boot: str | None,
-    notice: str | None,
     speed: float,
     agents: bool,
 ) -> None:
@@ -55,30 +47,14 @@ def emulator(
     `stock` (nodes by zone and type), `quota` (chips) and `latencies` (of operations). By default
     operations take as long as on Google Cloud; --speed 30 makes minutes seconds.
     """
-    for zone in zones:
-        fleets.check_zone(zone)
     if not re.fullmatch(r".+:\d{1,5}", listen):
         raise BadInput(f"--listen: {listen!r} is not ADDRESS:PORT, such as 127.0.0.1:8475")
     folder = connection.settings().home / "emulator" if agents else None
     limits = dict(_node_limit(option) for option in nodes)
-    boot_time, notice_time = _duration(boot, "--boot"), _duration(notice, "--notice")
 
-    from tpufleet_testbed.cloud_tpu.program import EmulatorOptions, run_emulator
+    from tpufleet_testbed.cloud_tpu.program import run_emulator
 
-    context.exit(
-        run_emulator(
-            EmulatorOptions(
-                listen=listen,
-                folder=folder,
-                zones=zones,
-                plan=plan,
-                nodes=limits,
-                boot=boot_time,
-                notice=notice_time,
-                speed=speed,
-            )
-        )
-    )
+    context.exit(run_emulator(listen, folder, plan, limits, speed))
 
 
 def _node_limit(option: str) -> tuple[str, int]:
@@ -86,13 +62,3 @@ def _node_limit(option: str) -> tuple[str, int]:
     if not zone or not limit.isdecimal():
         raise BadInput(f"--nodes: {option!r} is not ZONE=N, such as us-central1-a=4")
     return fleets.check_zone(zone), int(limit)
-
-
-def _duration(value: str | None, option: str) -> timedelta | None:
-    if value is None:
-        return None
-    try:
-        duration = durations.parse(value)
-    except BadInput as error:
-        raise BadInput(f"{option}: {error}") from error
-    return duration or timedelta(0)

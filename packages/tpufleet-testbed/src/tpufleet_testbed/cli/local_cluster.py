@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +14,11 @@ import click
 from tpufleet.model.tpu import topology
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
-from tpufleet_testbed.kubernetes import commands as local
+from tpufleet_testbed.kubernetes import binaries, cluster, emulated_gke, leader_worker_sets
+from tpufleet_testbed.kubernetes.control_plane import KubernetesControlPlane
+from tpufleet_testbed.kubernetes.image import builder, sbom
+from tpufleet_testbed.kubernetes.node import job_namespace, node_images, real_node
+from tpufleet_testbed.kubernetes.node.node_config import NodeShape
 
 MEBIBYTE = 2**20
 
@@ -43,7 +49,7 @@ def build(as_json: bool) -> None:
 
     Needs Go 1.26 or newer and 6 GiB of disk, and takes about ten minutes the first time.
     """
-    folder = str(local.build(output.print_status))
+    folder = str(binaries.ensure(output.print_status).folder)
     output.print_result({"folder": folder}, folder, as_json)
 
 
@@ -82,21 +88,35 @@ def up(
     kind = topology.find(accelerator)
     if kind.gke_accelerator is None:
         raise click.UsageError(f"{accelerator} is not available on GKE")
-    if node:
-        local.check_node()
-    if gke or gke_plan:
-        local.check_gke(gke_plan)
+    # Fail early, before minutes are spent on a build.
+    if node and (reason := real_node.unsupported_reason()):
+        raise real_node.RealNodeUnsupported(reason)
+    if gke_plan:
+        emulated_gke.check_plan(gke_plan)
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: leave no half-started cluster
         signal.signal(number, lambda received, _: sys.exit(128 + received))
-    path = _folder(folder)
-    kubeconfig = str(local.up(path, output.print_status))
+    plane = cluster.up(_folder(folder), output.print_status)
     if lws:
-        local.add_leader_worker_sets(path, output.print_status)
+        leader_worker_sets.install(plane, output.print_status)
     if gke or gke_plan:
-        local.add_gke(path, output.print_status, gke_plan)
+        emulated_gke.start(plane, output.print_status, gke_plan)
     if node:
-        local.add_node(path, output.print_status, kind.gke_accelerator, kind.topology, kind.chips)
-    output.print_result({"kubeconfig": kubeconfig}, kubeconfig, as_json)  # fmt: skip
+        shape = NodeShape(
+            accelerator=kind.gke_accelerator, topology=kind.topology, chips=kind.chips
+        )
+        _add_node(plane, shape)
+    kubeconfig = str(plane.kubeconfig)
+    output.print_result({"kubeconfig": kubeconfig}, kubeconfig, as_json)
+
+
+def _add_node(plane: KubernetesControlPlane, shape: NodeShape) -> None:
+    """With the image and a volume for pods."""
+    image = builder.build(progress=output.print_status)
+    node = real_node.add(plane, shape, output.print_status)
+    output.print_status(f"importing {image.reference}")
+    node_images.load_image(node, image)
+    job_namespace.apply_manifests(plane, node)
+    job_namespace.save_image(node, image.reference)
 
 
 @local_group.command(
@@ -109,7 +129,14 @@ def up(
 def env(folder: Path | None, as_json: bool) -> None:
     """Print variables for a shell. With them, a server runs jobs on the real node (`up --node`),
     and a provisioner uses the emulated GKE (`up --gke`)."""
-    variables = dict(local.settings(_folder(folder)))
+    plane = cluster.find(_folder(folder))
+    variables: dict[str, str] = {}
+    with_gke = emulated_gke.is_running(plane.layout)
+    node = real_node.find(plane.layout) if with_gke else real_node.get(plane.layout)
+    if node is not None:
+        variables.update(job_namespace.server_settings(plane, node))
+    if with_gke:
+        variables.update(emulated_gke.provisioner_settings(plane))
     if "TPUFLEET_SERVER" in variables:
         # The server is not on loopback, so its token is not read from the state folder by default.
         variables["TPUFLEET_TOKEN_FILE"] = str(connection.settings().home / "token")
@@ -130,12 +157,14 @@ def env(folder: Path | None, as_json: bool) -> None:
 @click.pass_context
 def kubectl(context: click.Context, folder: Path | None, args: tuple[str, ...]) -> None:
     """Run the cluster's kubectl with the given arguments."""
-    context.exit(local.kubectl(_folder(folder), args))
+    plane = cluster.find(_folder(folder))
+    command = [str(plane.build.harness), "kubectl", f"--kubeconfig={plane.kubeconfig}", *args]
+    context.exit(subprocess.run(command, check=False).returncode)
 
 
 @local_group.command(
     "image",
-    epilog="\b\nExamples:\n  tpu cluster local image tpufleet.tar --tpu\n"
+    epilog="\b\nExamples:\n  tpu cluster local image tpufleet.tar --variant tpu\n"
     "  tpu cluster local image server.tar --variant server --sbom server.cdx.json\n",
 )
 @click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
@@ -147,21 +176,28 @@ def kubectl(context: click.Context, folder: Path | None, args: tuple[str, ...]) 
     help="What it holds: agent (JAX for simulated chips), server (no JAX), tpu (with libtpu), "
     "trainer (tpu, and what the examples import).",
 )
-@click.option("--tpu", is_flag=True, help="The same as --variant tpu.")
 @click.option(
     "--sbom",
+    "bill",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the bill of materials (CycloneDX JSON) to this file.",
 )
 @json_option
-def image(target: Path, variant: str, tpu: bool, sbom: Path | None, as_json: bool) -> None:
+def image(target: Path, variant: str, bill: Path | None, as_json: bool) -> None:
     """Build a container image of this checkout into an archive, without a container engine.
 
     The archive is an OCI image layout, which `ctr images import` reads. Needs Linux, root and
     debootstrap.
     """
-    name = local.image(target, "tpu" if tpu else variant, sbom, output.print_status)
-    output.print_result({"image": name, "archive": str(target)}, name, as_json)
+    built = builder.build(
+        arguments={"REQUIREMENTS": builder.VARIANTS[variant]}, progress=output.print_status
+    )
+    with target.open("wb") as archive:
+        built.write(archive)
+    if bill is not None:
+        bill.write_text(json.dumps(sbom.bill_of_materials(built), indent=1) + "\n")
+    result = {"image": built.reference, "archive": str(target)}
+    output.print_result(result, built.reference, as_json)
 
 
 @local_group.command("down", epilog="\b\nExample:\n  tpu cluster local down\n")
@@ -169,7 +205,7 @@ def image(target: Path, variant: str, tpu: bool, sbom: Path | None, as_json: boo
 @json_option
 def down(folder: Path | None, as_json: bool) -> None:
     """Stop the cluster and delete everything of it."""
-    stopped = local.down(_folder(folder))
+    stopped = cluster.down(_folder(folder))
     message = "stopped" if stopped else f"no cluster is running in {_folder(folder)}"
     output.print_result({"stopped": stopped}, message, as_json)
 
@@ -179,7 +215,7 @@ def down(folder: Path | None, as_json: bool) -> None:
 @json_option
 def status(folder: Path | None, as_json: bool) -> None:
     """List the processes of the cluster."""
-    parts = local.status(_folder(folder))
+    parts = cluster.status(_folder(folder))
     if as_json:
         output.print_json(parts)
         return

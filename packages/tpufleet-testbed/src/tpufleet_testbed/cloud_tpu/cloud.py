@@ -89,9 +89,6 @@ class Cloud:
             due.action(due.at)
         return now
 
-    def next_due(self) -> datetime | None:
-        return self._events[0].at if self._events else None
-
     def schedule(self, at: datetime, action: Callable[[datetime], None]) -> None:
         heapq.heappush(self._events, _ScheduledEvent(at, next(self._numbers), action))
 

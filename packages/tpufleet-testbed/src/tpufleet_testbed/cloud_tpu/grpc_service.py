@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
@@ -80,49 +80,33 @@ class TpuService:
             "ListRuntimeVersions": (cloud_tpu.ListRuntimeVersionsRequest, self._list_runtimes),
             "GetRuntimeVersion": (cloud_tpu.GetRuntimeVersionRequest, self._get_runtime),
         }
-        operations = {
+        operations: dict[str, tuple[Any, Handler]] = {
             "GetOperation": (operations_pb2.GetOperationRequest, self._get_operation),
             "ListOperations": (operations_pb2.ListOperationsRequest, self._list_operations),
             "DeleteOperation": (operations_pb2.DeleteOperationRequest, self._delete_operation),
             "CancelOperation": (operations_pb2.CancelOperationRequest, self._cancel_operation),
         }
-        locations = {
+        locations: dict[str, tuple[Any, Handler]] = {
             "ListLocations": (locations_pb2.ListLocationsRequest, self._list_locations),
             "GetLocation": (locations_pb2.GetLocationRequest, self._get_location),
         }
+        services = {OPERATIONS: operations, LOCATIONS: locations, TPU: methods}
         return [
-            *(
-                self._plain_handler(service, methods_of)
-                for service, methods_of in ((OPERATIONS, operations), (LOCATIONS, locations))
-            ),
             grpc.method_handlers_generic_handler(
-                TPU,
+                service,
                 {
                     name: grpc.unary_unary_rpc_method_handler(
                         self.wrap(name, handler),
-                        request_deserializer=request.deserialize,
+                        # Of proto-plus, or plain protocol buffers.
+                        request_deserializer=getattr(request, "deserialize", None)
+                        or request.FromString,
                         response_serializer=serialize,
                     )
-                    for name, (request, handler) in methods.items()
+                    for name, (request, handler) in handlers.items()
                 },
-            ),
+            )
+            for service, handlers in services.items()
         ]
-
-    def _plain_handler(
-        self, service: str, methods: Mapping[str, tuple[Any, Handler]]
-    ) -> grpc.GenericRpcHandler:
-        """For messages of plain protocol buffers, without proto-plus."""
-        return grpc.method_handlers_generic_handler(
-            service,
-            {
-                name: grpc.unary_unary_rpc_method_handler(
-                    self.wrap(name, handler),
-                    request_deserializer=request.FromString,
-                    response_serializer=serialize,
-                )
-                for name, (request, handler) in methods.items()
-            },
-        )
 
     def close(self) -> None:
         self._closing.set()
@@ -335,11 +319,8 @@ def create_server(
         _check_free(address)
         return server, server.add_insecure_port(address)
     except (OSError, RuntimeError) as error:
-        reason = (
-            getattr(error, "strerror", None) or "address in use, or not an address of this machine"
-        )
         raise BadInput(
-            f"cannot listen on {address}: {reason}; choose another with --listen"
+            f"cannot listen on {address}: {error}; choose another with --listen"
         ) from error
 
 

@@ -4,38 +4,31 @@ from __future__ import annotations
 
 import signal
 import threading
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from collections.abc import Mapping
 from pathlib import Path
 
 from tpufleet_testbed.cloud_tpu import capacity, fault_plan
 from tpufleet_testbed.cloud_tpu.emulator import Emulator
-from tpufleet_testbed.cloud_tpu.locations import ZONES, Latencies
+from tpufleet_testbed.cloud_tpu.locations import ZONES
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EmulatorOptions:
-    listen: str
-    folder: Path | None  # working folder of agents; None: nodes run no agent
-    zones: tuple[str, ...]  # empty: all of Google's
-    plan: Path | None
-    nodes: dict[str, int]  # maximum number of nodes by zone
-    boot: timedelta | None = None  # None: as the plan says
-    notice: timedelta | None = None
-    speed: float = 1.0  # of all operations
-
-
-def run_emulator(options: EmulatorOptions) -> int:
+def run_emulator(
+    listen: str,
+    agents_folder: Path | None,  # None: nodes run no agent
+    plan_file: Path | None,
+    nodes: Mapping[str, int],  # maximum by zone
+    speed: float,  # of all operations
+) -> int:
     """Run the Cloud TPU emulator until SIGTERM or SIGINT. Returns the exit status."""
-    plan = fault_plan.load(options.plan) if options.plan else fault_plan.NO_FAULTS
-    limits = [capacity.CapacityLimit(zone=zone, most=most) for zone, most in options.nodes.items()]
+    plan = fault_plan.load(plan_file) if plan_file else fault_plan.NO_FAULTS
+    limits = [capacity.CapacityLimit(zone=zone, most=most) for zone, most in nodes.items()]
     emulator = Emulator(
-        zones=options.zones or ZONES,
+        zones=ZONES,
         stock=capacity.CloudCapacity(nodes=(*limits, *plan.stock), quota=plan.quota),
-        latencies=_latencies(plan.latencies, options),
+        latencies=plan.latencies.divided_by(speed),
         plan=plan,
-        agents_folder=options.folder,
-        address=options.listen,
+        agents_folder=agents_folder,
+        address=listen,
     )
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -48,9 +41,3 @@ def run_emulator(options: EmulatorOptions) -> int:
         stopping.wait()
         print(emulator.billing_summary(), flush=True)
     return 0
-
-
-def _latencies(latencies: Latencies, options: EmulatorOptions) -> Latencies:
-    chosen = {"boot": options.boot, "notice_period": options.notice}
-    faster = latencies.divided_by(options.speed)
-    return replace(faster, **{name: value for name, value in chosen.items() if value is not None})

@@ -64,10 +64,8 @@ def parse(text: str) -> GkeFaultPlan:
     except yaml.YAMLError as error:
         raise BadInput(str(error)) from error
     known = [item.name for item in fields(GkeFaultPlan)]
-    if not isinstance(document, dict):
-        raise BadInput(f"not a mapping of {', '.join(known)}")
     values: dict[str, Any] = {}
-    for key, value in document.items():
+    for key, value in _mapping("plan", document).items():
         _check_known(key, known, "field")
         if key in _DURATIONS:
             values[key] = _duration(key, value)
@@ -88,8 +86,7 @@ def _limits(
     """`{place: {name: number}}`, or `{place: {name: {kind: number}}}`."""
     limits: dict[tuple[str, ...], int] = {}
     for where, by_name in _mapping(key, value).items():
-        if not pattern.fullmatch(str(where)):
-            raise BadInput(f"{key}: {where!r} is not a {place}")
+        _check_place(key, where, pattern, place)
         for name, amount in _mapping(f"{key}.{where}", by_name).items():
             _check_known(name, names, what, f"{key}.{where}")
             path = f"{key}.{where}.{name}"
@@ -100,6 +97,11 @@ def _limits(
                 _check_known(kind, KINDS, "kind of capacity", path)
                 limits[where, name, kind] = _count(f"{path}.{kind}", number)
     return limits
+
+
+def _check_place(key: str, name: Any, pattern: re.Pattern[str], place: str) -> None:
+    if not pattern.fullmatch(str(name)):
+        raise BadInput(f"{key}: {name!r} is not a {place}")
 
 
 def _mapping(path: str, value: Any) -> dict[Any, Any]:
@@ -125,8 +127,7 @@ def _duration(path: str, value: Any) -> timedelta:
 def _zones(value: Any) -> tuple[str, ...]:
     zones = tuple(value) if isinstance(value, list) else (value,)
     for zone in zones:
-        if not _ZONE.fullmatch(str(zone)):
-            raise BadInput(f"zones: {zone!r} is not a zone")
+        _check_place("zones", zone, _ZONE, "zone")
     return zones
 
 

@@ -140,13 +140,16 @@ def _prefixed(progress: Progress, step: str) -> Progress:
 
 def _write_patched(go: str, work: Path) -> None:
     for module, file, package, line, replacement in go_sources.PATCHED_FILES:
-        text = (module_folder(go, work, module) / file).read_text()
-        if text.count(line) != 1:
-            raise ControlPlaneBuildError(
-                f"{module}: cannot patch {file}: expected exactly one {line!r}"
-            )
+        source = module_folder(go, work, module) / file
         (work / package).mkdir()
-        (work / package / "main.go").write_text(text.replace(line, replacement))
+        (work / package / "main.go").write_text(patched(source, line, replacement))
+
+
+def patched(file: Path, line: str, replacement: str) -> str:
+    text = file.read_text()
+    if text.count(line) != 1:
+        raise ControlPlaneBuildError(f"cannot patch {file}: expected exactly one {line!r}")
+    return text.replace(line, replacement)
 
 
 def module_folder(go: str, work: Path, module: str, checksum: str = "") -> Path:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpufleet_testbed.kubernetes import binaries, go_sources
-from tpufleet_testbed.kubernetes.binaries import Build, ControlPlaneBuildError, Progress
+from tpufleet_testbed.kubernetes.binaries import Build, Progress
 
 KUBERNETES, JOBSET, KUEUE = "k8s.io/kubernetes", "sigs.k8s.io/jobset", "sigs.k8s.io/kueue"
 KUBERNETES_SOURCES = Path(__file__).parent / "golang_earlier"
@@ -104,13 +104,7 @@ def _source_tree(go: str, release: EarlierRelease, draft: Path) -> Path:
     shutil.copytree(source, tree, copy_function=shutil.copyfile)
     for folder, _, _ in os.walk(tree):
         os.chmod(folder, 0o755)
-    for patched, file, _, line, replacement in go_sources.PATCHED_FILES:
-        if patched != release.module:
-            continue
-        text = (tree / file).read_text()
-        if text.count(line) != 1:
-            raise ControlPlaneBuildError(
-                f"{release.title}: cannot patch {file}: expected exactly one {line!r}"
-            )
-        (tree / file).write_text(text.replace(line, replacement))
+    for patched_module, file, _, line, replacement in go_sources.PATCHED_FILES:
+        if patched_module == release.module:
+            (tree / file).write_text(binaries.patched(tree / file, line, replacement))
     return tree

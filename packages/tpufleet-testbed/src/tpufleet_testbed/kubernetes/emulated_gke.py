@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpufleet.errors import BadInput, Conflict, install_command
+from tpufleet.errors import BadInput
 from tpufleet_testbed.kubernetes import processes
 from tpufleet_testbed.kubernetes.binaries import Progress
 from tpufleet_testbed.kubernetes.cluster_layout import ControlPlaneLayout
@@ -29,7 +28,6 @@ def start(
     plan: Path | None = None,
 ) -> None:
     """Idempotent. `plan` is a fault plan, read again whenever it changes."""
-    check_packages()
     if is_running(plane.layout):
         return
     link = plane.layout.folder / PLAN
@@ -46,14 +44,6 @@ def start(
         registry.stop([COMPONENT])
         raise
     progress(f"the emulated GKE API listens on {endpoint(plane.layout)}")
-
-
-def check_packages() -> None:
-    for package in ("google.cloud.container_v1", "lightkube"):
-        if not _is_installed(package):
-            raise BadInput(
-                f"--gke requires the package {package}\n  next: {install_command('tpufleet[gke]')}"
-            )
 
 
 def check_plan(plan: Path) -> None:
@@ -106,11 +96,6 @@ def _region(zone: str) -> str:
 
 
 def _component(layout: ControlPlaneLayout) -> Component:
-    if "gke" not in layout.ports:
-        raise Conflict(
-            "the cluster was started by an older version; run `tpu cluster local down`, then "
-            "`tpu cluster local up --gke`"
-        )
     probes, plan = f"127.0.0.1:{layout.ports['gke_health']}", layout.folder / PLAN
     location = _region(_zones(layout)[0])
     return Component(
@@ -125,10 +110,3 @@ def _component(layout: ControlPlaneLayout) -> Component:
         ),
         ready_url=f"http://{probes}/readyz",
     )  # fmt: skip
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # its parent is missing
-        return False

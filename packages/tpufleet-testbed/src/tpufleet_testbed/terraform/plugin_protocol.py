@@ -24,38 +24,39 @@ _SCALARS = {
     "bool": _FIELD.TYPE_BOOL,
     "int64": _FIELD.TYPE_INT64,
 }
-# Message → "number name type"; `*` marks a repeated field. A map is a repeated entry.
-_MESSAGES = {
-    "DynamicValue": "1 msgpack bytes, 2 json bytes",
-    "Diagnostic": "1 severity int64, 2 summary string, 3 detail string",
-    "AttributeStep": "1 attribute_name string",
-    "AttributePath": "1 steps *AttributeStep",
-    "Empty": "",
-    "RawState": "1 json bytes",
-    "Attribute": "1 name string, 2 type bytes, 4 required bool, 5 optional bool, 6 computed bool",
-    "NestedBlock": "1 type_name string, 2 block Block, 3 nesting int64, 4 min_items int64, "
-    "5 max_items int64",
-    "Block": "1 version int64, 2 attributes *Attribute, 3 block_types *NestedBlock",
-    "Schema": "1 version int64, 2 block Block",
-    "SchemaEntry": "1 key string, 2 value Schema",
-    "GetSchema": "1 provider Schema, 2 resource_schemas *SchemaEntry",
-    "ConfigRequest": "1 config DynamicValue",
-    "PrepareResponse": "1 prepared_config DynamicValue",
-    "Diagnostics": "1 diagnostics *Diagnostic",
-    "UpgradeRequest": "1 type_name string, 2 version int64, 3 raw_state RawState",
-    "UpgradeResponse": "1 upgraded_state DynamicValue",
-    "ReadRequest": "1 type_name string, 2 current_state DynamicValue, 3 private bytes",
-    "ReadResponse": "1 new_state DynamicValue, 2 diagnostics *Diagnostic, 3 private bytes",
-    "PlanRequest": "1 type_name string, 2 prior_state DynamicValue, "
-    "3 proposed_new_state DynamicValue, 4 config DynamicValue",
-    "PlanResponse": "1 planned_state DynamicValue, 2 requires_replace *AttributePath, "
-    "4 diagnostics *Diagnostic",
-    "ApplyRequest": "1 type_name string, 2 prior_state DynamicValue, 3 planned_state DynamicValue",
-    "ApplyResponse": "1 new_state DynamicValue, 3 diagnostics *Diagnostic",
-    "ImportRequest": "1 type_name string, 2 id string",
-    "ImportedResource": "1 type_name string, 2 state DynamicValue",
-    "ImportResponse": "1 imported_resources *ImportedResource, 2 diagnostics *Diagnostic",
-}
+# Each message with the number, name and type of its fields; `*` marks a repeated field. A map is a
+# repeated entry.
+_DECLARATIONS = """
+DynamicValue: 1 msgpack bytes, 2 json bytes
+Diagnostic: 1 severity int64, 2 summary string, 3 detail string
+AttributeStep: 1 attribute_name string
+AttributePath: 1 steps *AttributeStep
+Empty:
+RawState: 1 json bytes
+Attribute: 1 name string, 2 type bytes, 4 required bool, 5 optional bool, 6 computed bool
+NestedBlock: 1 type_name string, 2 block Block, 3 nesting int64, 4 min_items int64,
+    5 max_items int64
+Block: 1 version int64, 2 attributes *Attribute, 3 block_types *NestedBlock
+Schema: 1 version int64, 2 block Block
+SchemaEntry: 1 key string, 2 value Schema
+GetSchema: 1 provider Schema, 2 resource_schemas *SchemaEntry
+ConfigRequest: 1 config DynamicValue
+PrepareResponse: 1 prepared_config DynamicValue
+Diagnostics: 1 diagnostics *Diagnostic
+UpgradeRequest: 1 type_name string, 2 version int64, 3 raw_state RawState
+UpgradeResponse: 1 upgraded_state DynamicValue
+ReadRequest: 1 type_name string, 2 current_state DynamicValue, 3 private bytes
+ReadResponse: 1 new_state DynamicValue, 2 diagnostics *Diagnostic, 3 private bytes
+PlanRequest: 1 type_name string, 2 prior_state DynamicValue, 3 proposed_new_state DynamicValue,
+    4 config DynamicValue
+PlanResponse: 1 planned_state DynamicValue, 2 requires_replace *AttributePath,
+    4 diagnostics *Diagnostic
+ApplyRequest: 1 type_name string, 2 prior_state DynamicValue, 3 planned_state DynamicValue
+ApplyResponse: 1 new_state DynamicValue, 3 diagnostics *Diagnostic
+ImportRequest: 1 type_name string, 2 id string
+ImportedResource: 1 type_name string, 2 state DynamicValue
+ImportResponse: 1 imported_resources *ImportedResource, 2 diagnostics *Diagnostic
+"""
 # Method → messages of request and response.
 METHODS = {
     "GetSchema": ("Empty", "GetSchema"),
@@ -75,9 +76,11 @@ def _build() -> dict[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(
         name="tpufleet/tfplugin5.proto", package="tpufleet.tfplugin5", syntax="proto3"
     )
-    for name, declared in _MESSAGES.items():
+    declarations = _DECLARATIONS.replace("\n    ", " ").strip().splitlines()
+    for declaration in declarations:
+        name, _, declared = declaration.partition(":")
         message = file.message_type.add(name=name)
-        for entry in filter(None, declared.split(", ")):
+        for entry in filter(None, declared.split(",")):
             number, field_name, kind = entry.split()
             repeated = kind.startswith("*")
             field = message.field.add(
@@ -94,10 +97,10 @@ def _build() -> dict[str, Any]:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {
-        name: message_factory.GetMessageClass(
-            pool.FindMessageTypeByName(f"tpufleet.tfplugin5.{name}")
+        message.name: message_factory.GetMessageClass(
+            pool.FindMessageTypeByName(f"tpufleet.tfplugin5.{message.name}")
         )
-        for name in _MESSAGES
+        for message in file.message_type
     }
 
 

@@ -46,7 +46,7 @@ def test_a_plan_is_read():
 
 INVALID = {
     "unknown field": ("stocks: {}", "unknown field 'stocks'; did you mean stock?"),
-    "not a mapping": ("[1]", "not a mapping of zones, create"),
+    "not a mapping": ("[1]", "expected a mapping"),
     "not YAML": ("a: [", "expected"),
     "duration": ("create: soon", "create: 'soon' is not a duration"),
     "zone": ("zones: [a]", "zones: 'a' is not a zone"),
