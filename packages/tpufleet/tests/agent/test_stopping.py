@@ -237,7 +237,7 @@ def test_a_rejected_agent_stops_the_program_and_exits(harness, status):
     harness.assign_python(PATIENT)
     harness.start()
     harness.wait_for_log("up\n")
-    harness.control_plane.refused_routes["beat"] = status
+    harness.control_plane.refused_routes["heartbeat"] = status
     assert harness.wait_for_agent_exit() == 3
     assert harness.processes() == []
     assert "saving\n" in (harness.work / "j1.0" / "output.log").read_text()
