@@ -199,7 +199,7 @@ def test_a_simulated_host_exits_when_the_control_plane_is_gone(harness):
 
 
 def test_an_invalid_reply_is_retried(harness):
-    harness.control_plane.garbled_routes.add("beat")
+    harness.control_plane.garbled_routes.add("heartbeat")
     harness.assign("echo", "at last")
     harness.start()
     wait_until(lambda: harness.control_plane.held_requests["garbled"] >= 2)
@@ -294,7 +294,7 @@ def test_after_a_database_outage_the_log_precedes_the_exit(harness):
     harness.assign("sh", "-c", f"while ! test -e ../run/go; do sleep 0.05; done; {COUNTS}; exit 5")
     harness.start()
     harness.wait_for_phase(Phase.RUNNING)
-    harness.control_plane.refused_routes |= {"beat": 503, "logs": 503}
+    harness.control_plane.refused_routes |= {"heartbeat": 503, "logs": 503}
     (harness.run_dir() / "go").touch()
     wait_past_the_upload_timeout(harness)
     held = harness.control_plane.delayed_routes["logs"] = threading.Event()

@@ -192,13 +192,13 @@ def test_a_notice_is_handled_while_a_heartbeat_hangs(harness):
     harness.assign_python(PATIENT)
     harness.start()
     harness.wait_for_log("up\n")
-    harness.control_plane.delayed_routes["beat"] = held = threading.Event()
+    harness.control_plane.delayed_routes["heartbeat"] = held = threading.Event()
     count = len(harness.control_plane.heartbeats)
-    wait_until(lambda: harness.control_plane.held_requests["beat"] == 1)
+    wait_until(lambda: harness.control_plane.held_requests["heartbeat"] == 1)
     harness.notice_file.write_text("maintenance")
     harness.wait_for_log("saving\n")
     wait_until(
-        lambda: harness.control_plane.held_requests["beat"] == 2, timeout=HEARTBEAT_TIMEOUT.read - 1
+        lambda: harness.control_plane.held_requests["heartbeat"] == 2, timeout=HEARTBEAT_TIMEOUT.read - 1
     )
     held.set()
     wait_until(
