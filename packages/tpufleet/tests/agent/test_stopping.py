@@ -198,7 +198,8 @@ def test_a_notice_is_handled_while_a_heartbeat_hangs(harness):
     harness.notice_file.write_text("maintenance")
     harness.wait_for_log("saving\n")
     wait_until(
-        lambda: harness.control_plane.held_requests["heartbeat"] == 2, timeout=HEARTBEAT_TIMEOUT.read - 1
+        lambda: harness.control_plane.held_requests["heartbeat"] == 2,
+        timeout=HEARTBEAT_TIMEOUT.read - 1,
     )
     held.set()
     wait_until(
