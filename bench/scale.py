@@ -258,13 +258,14 @@ def measure(setup: str, options: argparse.Namespace, folder: Path) -> Figures:
             figures.errors += result["first_errors"]
             silenced = silenced or result["silenced"]
         figures.per_second = len(figures.heartbeats) / options.seconds
-        figures.noticed = seconds_until_noticed(running[-1], silenced.rpartition(".")[0])
+        if not options.without_loss:
+            figures.noticed = seconds_until_noticed(running[-1], silenced.rpartition(".")[0])
         with on_cores(options.cores):
             fail_over(running, url, figures)
         with contextlib.closing(open_store(url or f"sqlite:///{folder / 'fleet.db'}")) as store:
             known = {job.id: job for job in store.live().jobs}
             still = sum(job.state == "running" for job in known.values())
-            figures.lost = jobs - still - 1  # but for the job of the dead host
+            figures.lost = jobs - still - (not options.without_loss)  # the job of the dead host
             figures.lost += sum(job_id not in known for job_id in figures.submitted)
     return figures
 
@@ -340,6 +341,9 @@ def main() -> None:
     )
     parser.add_argument("--pause", type=float, default=0.1, help="between two calls of a user")
     parser.add_argument("--setups", default=",".join(SETUPS), help="default: %(default)s")
+    parser.add_argument(
+        "--without-loss", action="store_true", help="do not wait until a dead host is noticed"
+    )
     parser.add_argument("--load-processes", type=int, default=4)
     parser.add_argument(
         "--cores", type=core_numbers, help="of servers and database: 0,1; default: see above"

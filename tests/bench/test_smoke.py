@@ -39,7 +39,8 @@ RUNS = {
     "listing": ["--scale", "0.005"],
     "hold": ["--jobs", "5", "--seconds", "3", "--spread", "1"],
     "scale": [
-        *("--jobs", "3", "--ended", "20", "--seconds", "3", "--spread", "1", "--setups", "sqlite"),
+        *("--hosts", "24", "--ended", "20", "--seconds", "3", "--spread", "1"),
+        *("--setups", "sqlite", "--without-loss"),
         *("--load-processes", "1"),
     ],
     "recovery": ["--slices", "6", "--losses", "1", "--at-once", "2", "--latency", "0.01"],

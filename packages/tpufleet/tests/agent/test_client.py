@@ -33,7 +33,7 @@ BEAT = Heartbeat(
     ],
 )  # fmt: skip
 def test_each_status_maps_to_a_temporary_or_permanent_error(control_plane, status, kind):
-    control_plane.refused_routes["beat"] = status
+    control_plane.refused_routes["heartbeat"] = status
     with pytest.raises(kind, match="refused by the test"):
         AgentClient(control_plane.url, control_plane.token).send_heartbeat(BEAT)
 

@@ -167,10 +167,10 @@ def test_the_program_survives_an_outage_shorter_than_the_lease(harness):
     harness.assign("sh", "-c", "echo up; sleep 1.5; echo still here")
     harness.start()
     harness.wait_for_log("up\n")
-    harness.control_plane.refused_routes["beat"] = 503
+    harness.control_plane.refused_routes["heartbeat"] = 503
     count = len(harness.control_plane.heartbeats)
     wait_until(lambda: "still here" in harness.log())
-    del harness.control_plane.refused_routes["beat"]
+    del harness.control_plane.refused_routes["heartbeat"]
     assert harness.wait_for_exit().clean
     assert len(harness.control_plane.heartbeats) > count
 
@@ -199,7 +199,7 @@ def test_a_simulated_host_exits_when_the_control_plane_is_gone(harness):
 
 
 def test_an_invalid_reply_is_retried(harness):
-    harness.control_plane.garbled_routes.add("beat")
+    harness.control_plane.garbled_routes.add("heartbeat")
     harness.assign("echo", "at last")
     harness.start()
     wait_until(lambda: harness.control_plane.held_requests["garbled"] >= 2)
@@ -241,10 +241,10 @@ def test_unreadable_heartbeats_never_stop_the_workload(harness):
     harness.assign("sh", "-c", "echo started; while ! test -e ../run/go; do sleep 0.05; done")
     harness.start()
     harness.wait_for_phase(Phase.RUNNING)
-    harness.control_plane.refused_routes["beat"] = 400
+    harness.control_plane.refused_routes["heartbeat"] = 400
     refused_at = time.monotonic()
     wait_until(lambda: time.monotonic() > refused_at + 3)
-    del harness.control_plane.refused_routes["beat"]
+    del harness.control_plane.refused_routes["heartbeat"]
     (harness.run_dir() / "go").touch()
     assert harness.wait_for_exit().clean
 
@@ -294,7 +294,7 @@ def test_after_a_database_outage_the_log_precedes_the_exit(harness):
     harness.assign("sh", "-c", f"while ! test -e ../run/go; do sleep 0.05; done; {COUNTS}; exit 5")
     harness.start()
     harness.wait_for_phase(Phase.RUNNING)
-    harness.control_plane.refused_routes |= {"beat": 503, "logs": 503}
+    harness.control_plane.refused_routes |= {"heartbeat": 503, "logs": 503}
     (harness.run_dir() / "go").touch()
     wait_past_the_upload_timeout(harness)
     held = harness.control_plane.delayed_routes["logs"] = threading.Event()

@@ -192,13 +192,14 @@ def test_a_notice_is_handled_while_a_heartbeat_hangs(harness):
     harness.assign_python(PATIENT)
     harness.start()
     harness.wait_for_log("up\n")
-    harness.control_plane.delayed_routes["beat"] = held = threading.Event()
+    harness.control_plane.delayed_routes["heartbeat"] = held = threading.Event()
     count = len(harness.control_plane.heartbeats)
-    wait_until(lambda: harness.control_plane.held_requests["beat"] == 1)
+    wait_until(lambda: harness.control_plane.held_requests["heartbeat"] == 1)
     harness.notice_file.write_text("maintenance")
     harness.wait_for_log("saving\n")
     wait_until(
-        lambda: harness.control_plane.held_requests["beat"] == 2, timeout=HEARTBEAT_TIMEOUT.read - 1
+        lambda: harness.control_plane.held_requests["heartbeat"] == 2,
+        timeout=HEARTBEAT_TIMEOUT.read - 1,
     )
     held.set()
     wait_until(
@@ -237,7 +238,7 @@ def test_a_rejected_agent_stops_the_program_and_exits(harness, status):
     harness.assign_python(PATIENT)
     harness.start()
     harness.wait_for_log("up\n")
-    harness.control_plane.refused_routes["beat"] = status
+    harness.control_plane.refused_routes["heartbeat"] = status
     assert harness.wait_for_agent_exit() == 3
     assert harness.processes() == []
     assert "saving\n" in (harness.work / "j1.0" / "output.log").read_text()

@@ -195,14 +195,6 @@ def test_a_pool_of_an_admin_who_deletes_themself_is_not_open_to_all(service):
     assert service.store.pool("lab").members == ("eve",)
 
 
-def test_a_new_user_is_not_a_member_where_an_older_server_kept_the_name(service):
-    ada = service.client("ada")
-    ada.put_pool(replace(ada.pool("lab"), members=("mel", "mo")))
-    service.store.delete_user("mel")  # as an older server did
-    ada.put_user("mel", Role.MEMBER)
-    assert ada.pool("lab").members == ("mo",)
-
-
 # Secrets on the disk of a server.
 
 

@@ -14,6 +14,7 @@ from tpufleet.model.job import pod_settings
 from tpufleet.model.people.users import Role
 from tpufleet.model.tpu import topology
 from tpufleet.model.values.names import label_error
+from tpufleet.policy.events import count_of
 from tpufleet.service.fleet import reservations
 from tpufleet.service.jobs.commands import LIVE_STATES, CommandContext
 from tpufleet.service.lookups import require_pool
@@ -80,7 +81,7 @@ def delete_pool(context: CommandContext, name: str) -> None:
     jobs = context.store.jobs(JobQuery(pool=name, states=LIVE_STATES, limit=1_000_000))
     if jobs:
         raise Conflict(
-            f"pool {name} is in use by {len(jobs)} jobs, such as {jobs[0].id}; wait for their end, "
+            f"pool {name} is in use by {count_of(len(jobs), 'job')}, such as {jobs[0].id}; wait, "
             f"or cancel them: `tpu jobs --all-users pool:{name} state:live` lists them"
         )
     with reservations.no_changes(context) as lock:

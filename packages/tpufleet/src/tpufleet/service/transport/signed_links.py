@@ -68,8 +68,8 @@ def _require_token(store: Store, user: str, token_id: str, now: datetime) -> Non
         token = tokens.get(token.replaced_by)
     if token is None or token.expired(now) or store.user(user) is None:
         raise Unauthorized(
-            f"the link is no longer valid: {user} or the token that created it was deleted, or it "
-            "has expired; ask for a new one, or send a token"
+            f"the link is no longer valid: the token that created it was revoked or has expired, "
+            f"or user {user} was deleted; ask for a new one, or send a token"
         )
 
 
