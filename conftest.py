@@ -91,7 +91,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     options = config.option
-    if not hasattr(config, "workerinput"):  # not in the processes of pytest-xdist
+    if workerinput := getattr(config, "workerinput", None):  # in a process of pytest-xdist
+        options.in_process, options.markexpr = workerinput["selection"]
+    else:
         config.pluginmanager.register(FailuresAtOnce(config))
         named = config.args_source is config.ArgsSource.ARGS
         if not (named or options.all or options.markexpr):
@@ -103,6 +105,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if options.in_process:
         settings.load_profile("quick")
         sys.addaudithook(_refuse_processes)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    options = node.config.option
+    node.workerinput["selection"] = (options.in_process, options.markexpr)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

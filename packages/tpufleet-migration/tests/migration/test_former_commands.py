@@ -8,7 +8,7 @@ import pytest
 
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
-from tests.views.job_scenarios import end_job
+from tests.views.job_scenarios import cancelled, end_job
 from tests.views.test_terminal_output import Terminal
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.job.jobs import JobId, JobState
@@ -27,10 +27,6 @@ def jobs(world: ServiceHarness) -> None:
     world.submit("job-1", name="train")
     world.submit("job-2", name="eval")
     world.submit("job-3", name="theirs", by="mo")
-
-
-def cancelled(world: ServiceHarness, job_id: str) -> bool:
-    return any(each.job_id == job_id and each.kind == "cancel" for each in world.store.inbox())
 
 
 @pytest.mark.parametrize("spelling", ["check", "check-simp"])

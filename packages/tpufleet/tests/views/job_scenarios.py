@@ -11,6 +11,10 @@ from tpufleet.model.job.jobs import JobId, JobState
 from tpufleet.stores.base import ChangeSet
 
 
+def cancelled(world, job_id) -> bool:
+    return any(each.job_id == job_id and each.kind == "cancel" for each in world.store.inbox())
+
+
 def record_event(world, job_id, message, state="running"):
     event = Event(
         at=world.clock.now(), kind=EventKind.JOB, state=state, message=message, job_id=job_id

@@ -8,7 +8,7 @@ import pytest
 
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
-from tests.views.test_former_commands import cancelled
+from tests.views.job_scenarios import cancelled
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.job.jobs import JobState

@@ -7,8 +7,10 @@ import shutil
 import sys
 
 import pytest
+from click.testing import CliRunner
 
-from tpufleet_testbed.kubernetes import cluster_layout, commands
+from tpufleet_testbed.cli.local_cluster import local_group
+from tpufleet_testbed.kubernetes import cluster_layout
 from tpufleet_testbed.kubernetes.binaries import Build
 from tpufleet_testbed.kubernetes.node import bridge_network, node_config, real_node
 from tpufleet_testbed.kubernetes.node.bridge_network import BridgeNetwork
@@ -101,5 +103,6 @@ def test_all_missing_packages_are_in_one_command(monkeypatch, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="real nodes require Linux")
 def test_without_root_the_error_comes_before_anything_is_started(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(real_node.RealNodeUnsupported, match="sudo"):
-        commands.check_node()
+    result = CliRunner().invoke(local_group, ["up", "--node"])
+    assert isinstance(result.exception, real_node.RealNodeUnsupported)
+    assert "sudo" in str(result.exception)
