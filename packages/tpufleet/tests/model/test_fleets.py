@@ -18,3 +18,17 @@ def test_a_zone_and_its_members(zone):
 def test_not_a_zone(zone):
     with pytest.raises(BadInput, match="us-central1-a"):
         fleets.check_zone(zone)
+
+
+@pytest.mark.parametrize(
+    ("name", "accelerator", "spot"),
+    [
+        ("kmh-tpuvm-v2-32-preemptible-1", "v2-32", True),
+        ("kmh-tpuvm-v6e-16-spot-4", "v6e-16", True),
+        ("kmh-tpuvm-v4-8-9", "v4-8", None),
+        ("tpu-us-central1-a-0", None, None),
+        ("rev4-8", None, None),
+    ],
+)
+def test_a_name_tells_type_and_capacity(name, accelerator, spot):
+    assert fleets.described_by(name) == fleets.NamedProperties(accelerator, spot)

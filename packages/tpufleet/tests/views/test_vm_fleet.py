@@ -75,7 +75,7 @@ def test_create_makes_all_workers_and_status_lists_them(cloud):
 
 
 def test_a_second_create_makes_only_missing_workers(cloud):
-    cloud.tpu.ok("apply", "tpu-us-central1-a-1")
+    cloud.tpu.ok("apply", "tpu-us-central1-a-1", "--type", "v3-8")
     answer = cloud.tpu("fleet", "create", *MINE, "--json")
     rows = {row["name"]: row["result"] for row in json.loads(answer.stdout)["nodes"]}
     assert rows.pop("tpu-us-central1-a-1") == "already exists"
@@ -92,7 +92,7 @@ def test_a_dry_run_creates_nothing(cloud):
 
 def test_delete_requires_confirmation_and_deletes_only_its_workers(cloud):
     cloud.tpu.ok("fleet", "create", *MINE)
-    cloud.tpu.ok("apply", "tpu-us-central1-a-7")
+    cloud.tpu.ok("apply", "tpu-us-central1-a-7", "--type", "v3-8")
     refused = cloud.tpu("fleet", "delete", *MINE)
     assert refused.exit_code == 2 and "--yes" in refused.stderr
     cloud.tpu.ok("fleet", "delete", *MINE, "--yes")
@@ -148,8 +148,30 @@ def test_life_cycle_of_one_node(cloud):
     assert cloud.states() == {}
 
 
+@pytest.mark.parametrize("verb", ["apply", "reapply"])
+def test_type_and_capacity_come_from_the_name_of_a_node(cloud, verb):
+    where = ("--zone", "us-central1-a", *(("--yes",) if verb == "reapply" else ()))
+    for name, options, bought in (
+        ("kmh-tpuvm-v5p-16-spot-1", (), ("v5p-16", "spot")),
+        ("kmh-tpuvm-v5e-8-9", ("--norm",), ("v5litepod-8", "on-demand")),
+    ):
+        [row] = cloud.tpu.json(verb, name, *where, *options)["nodes"]
+        assert (row["accelerator"], row["capacity"]) == bought
+
+
+@pytest.mark.parametrize("verb", ["apply", "reapply"])
+@pytest.mark.parametrize(
+    ("name", "missing"), [("mine", "--type"), ("kmh-tpuvm-v4-8-9", "--spot or --norm")]
+)
+def test_nothing_is_bought_by_default(cloud, verb, name, missing):
+    where = ("--zone", "us-central1-a", *(("--yes",) if verb == "reapply" else ()))
+    refused = cloud.tpu(verb, name, *where)
+    assert refused.exit_code == 2 and missing in refused.stderr
+    assert cloud.states() == {}
+
+
 def test_deleting_a_missing_node_reports_not_found(cloud):
-    cloud.tpu.ok("apply", "tpu-us-central1-a-0")
+    cloud.tpu.ok("apply", "tpu-us-central1-a-0", "--type", "v3-8")
     rows = cloud.tpu.json("fleet", "delete", *MINE, "--yes")["nodes"]
     results = {row["name"]: row["result"] for row in rows}
     assert results.pop("tpu-us-central1-a-0") == "deleted"
@@ -161,7 +183,7 @@ def test_deleting_a_missing_node_reports_not_found(cloud):
 
 
 def test_a_dry_run_of_delete_lists_only_existing_nodes(cloud):
-    cloud.tpu.ok("apply", "tpu-europe-west4-a-1")
+    cloud.tpu.ok("apply", "tpu-europe-west4-a-1", "--type", "v3-8")
     rows = cloud.tpu.json("fleet", "delete", *MINE, "--dry-run")["nodes"]
     assert [row["name"] for row in rows] == ["tpu-europe-west4-a-1"]
     assert list(cloud.states()) == ["tpu-europe-west4-a-1"]
@@ -194,11 +216,11 @@ def test_a_node_of_several_hosts_is_restarted_by_creating_it_again(cloud):
 
 def test_apply_rejects_a_stopped_node_and_restart_starts_it(cloud):
     name = "tpu-us-central1-a-0"
-    cloud.tpu.ok("apply", name)
+    cloud.tpu.ok("apply", name, "--type", "v3-8")
     with cloud.emulator.cloud.lock:
         [node] = cloud.emulator.cloud.nodes.values()
         cloud.emulator.cloud.stop(node.name, cloud.emulator.cloud.clock.now())
-    refused = cloud.tpu("apply", name)
+    refused = cloud.tpu("apply", name, "--type", "v3-8")
     assert refused.exit_code == 1 and "`tpu vm restart`" in refused.stderr
     [row] = cloud.tpu.json("restart", name)["nodes"]
     assert row["state"] == "READY"

@@ -114,7 +114,7 @@ def test_solve_recreates_a_preempted_node(cloud, shells):
 
 
 def test_solve_removes_a_stale_lock_and_checks_again(cloud, shells):
-    cloud.tpu.ok("apply", NAME)
+    cloud.tpu.ok("apply", NAME, "--type", "v3-8")
     (shells / "answer").write_text("Error: The TPU is already in use by process with pid 12")
     [row] = cloud.tpu.json("solve", NAME)["nodes"]
     assert row["result"] == "ok"
@@ -143,7 +143,7 @@ def test_typed_lines_run_on_every_host(cloud, shells):
 
 def test_disks_are_attached_once_and_mounted_on_every_host(cloud, shells):
     disk = "projects/p/zones/us-central1-a/disks/data"
-    cloud.tpu.ok("apply", NAME)
+    cloud.tpu.ok("apply", NAME, "--type", "v3-8")
     (shells / "disks").write_text("/dev/disk/by-id/google-data\n")
     answer = cloud.tpu("mount-disk", NAME, "--disk", disk, "--json")
     [row] = json.loads(answer.stdout)["nodes"]
@@ -158,7 +158,7 @@ def test_disks_are_attached_once_and_mounted_on_every_host(cloud, shells):
 
 
 def test_a_disk_without_a_file_system_is_reported_and_not_formatted(cloud, shells):
-    cloud.tpu.ok("apply", NAME)
+    cloud.tpu.ok("apply", NAME, "--type", "v3-8")
     (shells / "disks").write_text("/dev/disk/by-id/google-empty\n")
     answer = cloud.tpu("mount-disk", NAME)
     assert answer.exit_code == 1 and "no file system" in answer.stdout
@@ -170,7 +170,7 @@ def test_a_disk_without_a_file_system_is_reported_and_not_formatted(cloud, shell
 
 @pytest.mark.parametrize("evil", ["nfs:/a;touch PWNED", "nfs:/$(touch PWNED)", "'nfs:/`id`"])
 def test_an_nfs_export_is_mounted_and_its_name_is_never_executed(cloud, shells, evil, tmp_path):
-    cloud.tpu.ok("apply", NAME)
+    cloud.tpu.ok("apply", NAME, "--type", "v3-8")
     assert cloud.tpu.ok("mount-disk", NAME, "--nfs", "10.0.0.2:/data", "--at", "/kmh-nfs")
     assert (shells / "mounts").read_text() == "mount -t nfs 10.0.0.2:/data /kmh-nfs\n" * 2
     cloud.tpu("mount-disk", NAME, "--nfs", evil)
@@ -198,7 +198,7 @@ def test_a_wandb_key_is_installed_on_every_host_and_never_an_argument(cloud, she
 def test_an_invalid_key_and_a_node_that_is_not_ready_are_rejected(cloud, shells):
     missing = cloud.tpu("set-wandb", NAME, input="k" * 40)
     assert missing.exit_code == 1 and "not found" in missing.stderr
-    cloud.tpu.ok("apply", NAME)
+    cloud.tpu.ok("apply", NAME, "--type", "v3-8")
     refused = cloud.tpu("set-wandb", NAME, input="short\n")
     assert refused.exit_code == 2 and "wandb.ai/authorize" in refused.stderr
     assert calls_of(shells) == []

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from tpufleet.errors import BadInput
+from tpufleet.model.tpu import topology
 
 # AI zones have names such as us-south1-ai1b.
 ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-(ai[0-9]+)?[a-z]")
@@ -51,6 +52,27 @@ def check_name(name: str) -> str:
             "starting with a letter, at most 63 characters"
         )
     return name
+
+
+@dataclass(frozen=True, slots=True)
+class NamedProperties:
+    """What the name of a node says about it; None where it says nothing."""
+
+    accelerator: str | None = None
+    spot: bool | None = None
+
+
+def described_by(name: str) -> NamedProperties:
+    """`kmh-tpuvm-v6e-16-spot-4` is a spot v6e-16."""
+    accelerator = None
+    for match in re.finditer(r"(?<![a-z0-9])(?:v[0-9]+[a-z]*|tpu[0-9]+x)-[0-9]+(?![0-9])", name):
+        try:
+            accelerator = topology.find(match[0]).name
+        except BadInput:
+            continue
+    words = set(name.split("-"))
+    spot = True if words & {"spot", "preemptible"} else False if words & {"norm"} else None
+    return NamedProperties(accelerator, spot)
 
 
 def fleet_members(zones: Sequence[str], workers_per_zone: int) -> list[FleetMember]:

@@ -15,6 +15,7 @@ from tpufleet.model.fleet.fleets import CreatedNode, FleetMember
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.vm.options import (
+    FLEET_TYPE,
     NODE_OPTIONS,
     RETRY_OPTIONS,
     example,
@@ -62,7 +63,7 @@ def fleet() -> None:
 def create(
     zones: str | None,
     workers_per_zone: int,
-    accelerator: str,
+    accelerator: str | None,
     runtime: str,
     spot: bool,
     autostop: str | None,
@@ -72,7 +73,7 @@ def create(
     as_json: bool,
 ) -> int:
     """Create all workers in parallel, each retried until it is ready."""
-    request = node_request(accelerator, spot, runtime, autostop)
+    request = node_request(accelerator or FLEET_TYPE, spot, runtime, autostop)
     nodes = open_nodes()
     members = fleets.fleet_members(_zones(zones, nodes), workers_per_zone)
 
@@ -117,7 +118,7 @@ def delete(
 def recreate(
     zones: str | None,
     workers_per_zone: int,
-    accelerator: str,
+    accelerator: str | None,
     runtime: str,
     spot: bool,
     autostop: str | None,
@@ -127,7 +128,7 @@ def recreate(
     as_json: bool,
 ) -> int:
     """Create the workers again that are PREEMPTED, TERMINATED or missing."""
-    request = node_request(accelerator, spot, runtime, autostop)
+    request = node_request(accelerator or FLEET_TYPE, spot, runtime, autostop)
     nodes = open_nodes()
     members = fleets.fleet_members(_zones(zones, nodes), workers_per_zone)
     if dry_run:

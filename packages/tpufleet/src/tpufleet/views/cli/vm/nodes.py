@@ -39,7 +39,7 @@ def apply(
 ) -> None:
     """Create a node and wait until it is ready, with retries."""
     nodes, where = open_nodes(), zone_of(name, zone)
-    request = node_request_from(context, values)
+    request = node_request_from(context, name, values)
     with interruptible(undo_hint(name, where)):
         created = nodes.create(where, name, request, values["tries"], values["delay"])
     if created.already_existed:
@@ -60,7 +60,7 @@ def reapply(
 ) -> None:
     """Delete a node and create it again, with the same configuration unless options change it."""
     nodes, where = open_nodes(), zone_of(name, zone)
-    request = node_request_from(context, values, nodes.get(where, name))
+    request = node_request_from(context, name, values, nodes.get(where, name))
     output.confirm(f"Delete {name} and create it again?", yes)
     with interruptible(undo_hint(name, where)):
         nodes.delete(where, name)

@@ -18,6 +18,7 @@ from tpufleet.views.cli import connection, output
 if TYPE_CHECKING:
     from tpufleet.compose.providers import ManualNodes
 
+FLEET_TYPE = "v3-8"
 PROJECT = "tpufleet.vm.project"  # in the context
 TRIES, DELAY = 1_000_000, 30.0  # seconds
 
@@ -40,8 +41,8 @@ RETRY_OPTIONS = options(
                  default=DELAY, show_default=True, help="Seconds between two tries."),
 )  # fmt: skip
 NODE_OPTIONS = options(
-    click.option("--type", "--tpu_type", "accelerator", default="v3-8", show_default=True,
-                 metavar="TYPE", help="TPU type; `tpu types` lists them."),
+    click.option("--type", "--tpu_type", "accelerator", metavar="TYPE",
+                 help="TPU type (default: that in the name of the node, or v3-8 for a fleet)."),
     click.option("--runtime", default="", help="Runtime version (default: by generation)."),
     click.option("--preemptible/--no-preemptible", "--spot/--norm", "-pre/-norm", "spot",
                  default=True, help="Spot capacity (default), or on demand."),
@@ -85,24 +86,31 @@ def node_request(
 
 
 def node_request_from(
-    context: click.Context, values: dict[str, Any], before: NodeInfo | None = None
+    context: click.Context, name: str, values: dict[str, Any], before: NodeInfo | None = None
 ) -> NodeRequest:
-    """The given options; for the others, the configuration of the existing node."""
-    request = node_request(
-        values["accelerator"], values["spot"], values["runtime"], values["autostop"]
-    )
-    if before is None or not before.accelerator:
-        return request
+    """The given options; for the others, the configuration of the existing node, or what its name
+    says. Nothing is bought by default: a type that is known from neither is an error."""
     explicit = {
-        name for name in values
-        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+        option for option in values
+        if context.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT
     }  # fmt: skip
-    return NodeRequest(
-        accelerator=request.accelerator if "accelerator" in explicit else before.accelerator,
-        spot=request.spot if "spot" in explicit else before.capacity == "spot",
-        runtime=request.runtime if explicit & {"runtime", "accelerator"} else before.runtime,
-        autostop=request.autostop,
-    )
+    accelerator, spot, runtime = values["accelerator"], values["spot"], values["runtime"]
+    if before is not None and before.accelerator:
+        accelerator = accelerator or before.accelerator
+        spot = spot if "spot" in explicit else before.capacity == "spot"
+        runtime = runtime if explicit & {"runtime", "accelerator"} else before.runtime
+    else:
+        named = fleets.described_by(name)
+        accelerator = accelerator or named.accelerator
+        if accelerator is None:
+            raise BadInput(f"--type is required: the name {name!r} does not contain a TPU type")
+        if "spot" not in explicit and named.spot is not None:
+            spot = named.spot
+        elif "spot" not in explicit and named.accelerator:
+            raise BadInput(
+                f"pass --spot or --norm: the name {name!r} says neither spot nor preemptible"
+            )
+    return node_request(accelerator, spot, runtime, values["autostop"])
 
 
 @contextmanager
