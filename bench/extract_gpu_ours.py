@@ -168,7 +168,7 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
             tokenizer=str(folder),
             tokenizer_digest="random",
             data=source,
-            data_digest=sources.open_files(found.data, 42).digest(),
+            data_digest=sources.open_files(found.data).digest(),
             samples=count * ROWS,
             unit_samples=ROWS * max(8 // len(layers), 1),
             sites=engine.forward.sites,

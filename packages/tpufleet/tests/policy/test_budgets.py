@@ -100,8 +100,8 @@ def test_the_estimate_names_price_and_limit():
     [
         ({"user": {}}, "did you mean users"),
         ({"users": [1]}, "mapping"),
-        ({"users": {"ann": "much"}}, "dollars"),
-        ({"users": {"ann": -1}}, "dollars"),
+        ({"users": {"ann": "much"}}, r"ann\.usd: must be a number"),
+        ({"users": {"ann": -1}}, r"ann\.usd: must be a number"),
         ({"pools": {"lab": {"usd": 5, "period": "year"}}}, "day, week, month, total"),
         ({"pools": {"lab": {"dollars": 5}}}, "usd"),
     ],

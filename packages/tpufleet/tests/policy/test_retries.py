@@ -284,7 +284,7 @@ def test_a_job_that_makes_progress_is_never_a_crash_loop(reasons, limit):
 def test_without_progress_the_retries_end(reasons, limits, limit):
     job = make_job(retries=limits, crash_loop=limit)
     history, end = simulate(job, [(reason, False) for reason in reasons])
-    total = sum(limits.limit(RetryBudget(name)) for name in Retries.__dataclass_fields__)
+    total = sum(limits.limit(RetryBudget(name)) for name in Retries.__struct_fields__)
     lost_hosts = sum(item.end_reason is EndReason.HOST_LOST for item in history)
     assert end is not None and end.action is RetryAction.FAIL
     assert len(history) <= total + 1

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
+import msgspec
 import pytest
 
 from tests.service.harness import SPEC
@@ -225,6 +226,9 @@ def sample(kind: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
         return {field.name: sample(hints[field.name]) for field in dataclasses.fields(kind)}
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        hints = get_type_hints(kind)
+        return {name: sample(hints[name]) for name in kind.__struct_fields__}
     arguments = [each for each in get_args(kind) if each not in (type(None), Ellipsis)]
     origin = get_origin(kind)
     if origin in (tuple, list, set, frozenset):

@@ -100,7 +100,7 @@ def test_an_event_about_long_notes_is_short(service: ServiceHarness):
 
 def test_an_environment_has_a_limited_number_of_variables(service):
     variables = {f"V{number}": "x" for number in range(1001)}
-    with pytest.raises(BadInput, match="env: 1001 variables; at most 1000"):
+    with pytest.raises(BadInput, match="env: 1001 items; at most 1000"):
         service.submit("job-1", env=variables)
     variables.pop("V0")
     assert service.submit("job-1", env=variables)

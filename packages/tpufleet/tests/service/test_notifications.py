@@ -604,7 +604,7 @@ def test_without_a_mail_server_email_is_refused_at_once():
 
 @pytest.mark.parametrize(
     "config",
-    [{"alow": []}, {"allow": "x"}, {"allow": ["10.0.0.0/99"]}, {"smtp": {}},
+    [{"alow": []}, {"allow": "x/y"}, {"allow": ["10.0.0.0/99"]}, {"smtp": {}},
      {"smtp": {"host": "x", "sender": "nobody"}}, {"smtp": {"host": "x", "prot": 1}},
      {"smtp": {"host": "x", "sender": "a@example.org", "port": "25"}}],
 )  # fmt: skip

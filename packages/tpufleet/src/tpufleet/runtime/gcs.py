@@ -193,7 +193,7 @@ def connect() -> Any:
     """The official client; without credentials when STORAGE_EMULATOR_HOST is set."""
     try:
         from google.auth.credentials import AnonymousCredentials
-        from google.cloud import storage
+        from google.cloud import storage  # type: ignore[attr-defined]  # a namespace package
     except ImportError as error:
         raise BadInput(
             f"gs:// requires google-cloud-storage ({error.name} is missing)\n"

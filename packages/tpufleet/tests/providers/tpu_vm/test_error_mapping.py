@@ -258,5 +258,5 @@ def test_an_unknown_runtime_version_is_explained_with_its_setting(world):
 def test_a_network_that_does_not_exist_is_named_with_its_setting(world, field):
     world.emulator.project.state.missing.add("lab")
     world.reopen(**{field: "lab"})
-    with pytest.raises(BadRequest, match=f'"lab" was not found.*`{field}` in tpu_vm.*check cloud'):
+    with pytest.raises(BadRequest, match=f'"lab" was not found.*`{field}` in tpu_vm.*init check'):
         world.provider.request(order("a"))
