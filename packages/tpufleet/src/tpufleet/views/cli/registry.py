@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from tpufleet.views.cli.entry_points import registered
+from tpufleet.views.cli.usage_errors import HintedUsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -162,10 +163,6 @@ def sections() -> dict[str, dict[str, LazyCommand]]:
 
 def commands() -> dict[str, LazyCommand]:
     return {name: command for section in sections().values() for name, command in section.items()}
-
-
-class HintedUsageError(click.UsageError):
-    """A usage error whose message already names the next step, so `--help` is not suggested."""
 
 
 class LazyGroup(click.Group):
