@@ -98,7 +98,7 @@ def mentions() -> list[tuple[Path, str]]:
 @pytest.mark.parametrize(("page", "code"), mentions(), ids=lambda value: str(value)[-60:])
 def test_a_command_in_prose_names_an_existing_command_and_options(page, code):
     current: click.Command = root()
-    path = code.removeprefix("tpu help").split(" -- ")[0].split()
+    path = code.removeprefix("./").removeprefix("tpu help").split(" -- ")[0].split()
     path = path[1:] if path[:1] == ["tpu"] else path
     while path and isinstance(current, click.Group) and not path[0].startswith("-"):
         command = current.get_command(click.Context(current), path[0])

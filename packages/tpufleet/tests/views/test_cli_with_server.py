@@ -489,7 +489,7 @@ def test_all_archived_jobs_or_those_of_a_query_are_listed_again(world, tpu):
     assert tpu("jobs", "--state", "succeeded").stderr == "no jobs match\n"
     assert tpu.ok("archive", "undo", "--query", "name:job-2") == "listed again: job-2 (job-2)\n"
     assert tpu.ok("archive", "undo", "--all") == "listed again: job-1 (job-1)\n"
-    assert tpu("archive", "undo", "--all").stderr == "no archived jobs\n"
+    assert tpu("archive", "undo", "--all").stderr == "no archived jobs match\n"
     assert "pass either job names, --query or --all" in tpu("archive", "undo").output
 
 

@@ -110,7 +110,7 @@ HEALTHY = ServerStatus(
         ),
         (
             {"oldest_queued_at": NOW - 3 * MINUTE},
-            "queue      oldest job waits for 3 min; see `tpu jobs --state queued`",
+            "queue      oldest job waits for 3 min; see `tpu jobs state:queued`",
         ),
         (
             {"errors": (LoggedError(at=NOW - MINUTE, level="WARNING", message="slow", count=3),)},

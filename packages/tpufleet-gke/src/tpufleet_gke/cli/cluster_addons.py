@@ -48,7 +48,7 @@ def render(file: Path, folder: Path, as_json: bool) -> None:
     output.print_result({"files": written}, "\n".join(written), as_json)
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  tpu cluster install --file cluster.yaml\n")
 @file_option
 @kubeconfig_option
 @click.option("--queues-only", is_flag=True, help="Only namespaces, queues and priorities.")

@@ -107,7 +107,7 @@ def apply(file: Path, rehearse: bool, yes: bool, as_json: bool) -> None:
         output.print_status(f"  next: {login}, `tpu cluster install`")
 
 
-@click.command()
+@click.command(epilog="\b\nExample:\n  tpu cluster destroy --rehearse\n")
 @file_option
 @rehearse_option
 @click.option("--bootstrap", is_flag=True, help="Also the service account and state bucket.")

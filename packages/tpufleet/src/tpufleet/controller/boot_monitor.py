@@ -127,7 +127,7 @@ class BootMonitor:
             return ""
         if not liveness.cannot_connect(since, working_set.present_since, now):
             return ""
-        advice = "check `public_url` and the firewall with `tpu check cloud`"
+        advice = "check `public_url` and the firewall with `tpu init check`"
         if trying.untrusted:
             advice = (
                 "set `ca_file` of the server to the certificate of its CA, or use a `public_url` "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import nbformat
@@ -16,7 +15,7 @@ from tests.providers.local.test_isolation import stop_all
 from tests.server_process import Server
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.job.job_file import FIELDS
-from tpufleet.model.job.jobs import ENDED_STATES, JobId, JobState
+from tpufleet.model.job.jobs import JobId, JobState
 from tpufleet.views.python.job_fields import JobFields
 from tpufleet.views.python.job_handle import Job
 from tpufleet.views.python.notebook import keep_current
@@ -71,22 +70,10 @@ def test_a_notebook_runs_a_job_and_a_function(
 def test_the_last_state_is_shown_whatever_ends_between_two_questions():
     """Another thread waits for the job, and hears of its end before this one."""
 
-    class Ending:
-        def __init__(self) -> None:
-            self.questions = 0
-
-        @property
-        def row(self) -> JobRow:
-            self.questions += 1
-            state = JobState.RUNNING if self.questions == 1 else JobState.FAILED
-            return msgspec.structs.replace(ROW, state=state)
-
-        @property
-        def done(self) -> bool:
-            return self.row.state in ENDED_STATES
-
+    rows = [msgspec.structs.replace(ROW, state=JobState.RUNNING)]
+    rows += [msgspec.structs.replace(ROW, state=JobState.FAILED)]
     shown: list[str] = []
-    keep_current(cast(Job, Ending()), shown.append).join(900)
+    keep_current(iter(rows).__next__, shown.append).join(900)
     assert "running" in shown[0] and "failed" in shown[-1]
 
 

@@ -15,7 +15,7 @@ export function Queue() {
   const { ask, dialog } = useAsk();
   const entries = data?.entries ?? [];
   const queues = [...new Set(entries.map((entry) => entry.queue))];
-  const line = `tpu queue${pool ? ` --pool ${word(pool)}` : ""}${mine ? " --mine" : ""}`;
+  const line = `tpu queue${pool ? ` --pool ${word(pool)}` : ""}${mine ? " --user me" : ""}`;
   return (
     <>
       <Title

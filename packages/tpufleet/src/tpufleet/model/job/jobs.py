@@ -305,7 +305,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         Rule,
         about(
             "Reaction to a preemption, a lost connection or a busy device: auto, pre, pass, "
-            "reapply, rerun, resume. See `tpu rules`.",
+            "reapply, rerun, resume. See `tpu config rules`.",
             example="resume",
             default="auto: retry them all",
             metavar="RULE",

@@ -84,13 +84,16 @@ class TpuVmSettings(msgspec.Struct, frozen=True, kw_only=True):
     valid_for: _Duration = timedelta(hours=24)  # how long a queued resource may wait
     gang_patience: _Duration = timedelta(minutes=3)  # the same for a gang of another capacity type
     reservation: str = ""  # projects/…/locations/…/reservations/…
-    # What hosts install, made by `tpu bundle`.
+    # What hosts install, made by `tpu deploy bundle`.
     bundle: Annotated[
         str,
         schema.text("gs:// or https:// URL", r"((gs|https)://.*)?", example="gs://b/bundle.tar.gz"),
     ] = ""
     bundle_sha256: Annotated[
-        str, schema.text("SHA-256 checksum", "([0-9a-f]{64})?", example="what `tpu bundle` prints")
+        str,
+        schema.text(
+            "SHA-256 checksum", "([0-9a-f]{64})?", example="what `tpu deploy bundle` prints"
+        ),
     ] = ""
     # Both as in startup.sh: values become lines of a systemd unit.
     https_proxy: Annotated[
@@ -123,7 +126,7 @@ class TpuVmSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> Iterator[tuple[str, str]]:
         if bool(self.bundle) != bool(self.bundle_sha256):
-            yield "bundle", "set both bundle and bundle_sha256, as `tpu bundle` prints, or neither"
+            yield "bundle", "set both bundle and bundle_sha256 (`tpu deploy bundle`), or neither"
 
 
 def parse(config: Mapping[str, Any]) -> TpuVmSettings:

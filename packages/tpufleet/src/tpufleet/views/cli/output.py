@@ -11,7 +11,7 @@ import click
 
 from tpufleet.model.values import encoding
 from tpufleet.views import text
-from tpufleet.views.cli.registry import HintedUsageError
+from tpufleet.views.cli.usage_errors import HintedUsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

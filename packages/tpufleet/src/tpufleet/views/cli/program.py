@@ -9,7 +9,7 @@ import click
 
 from tpufleet.errors import BadInput, FleetError
 from tpufleet.views.cli import registry
-from tpufleet.views.cli.registry import HintedUsageError
+from tpufleet.views.cli.usage_errors import HintedUsageError
 
 FAILED = 1
 INVALID_INPUT = 2

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from tpufleet.views.cli.entry_points import registered
+from tpufleet.views.cli.usage_errors import HintedUsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -134,7 +135,7 @@ RENAMED: dict[str, str] = {
     "unregister": "adopt undo",
     "view": "config view",
 }
-# `tpu tag JOB TAG…` is `tpu edit JOB --tag TAG…`.
+# `tpu tag JOB TAG…` is `tpu edit JOB --tag TAG…`. `tpu note JOB` alone shows the job.
 EDITS = {"note": "--note", "priority": "--priority", "rename": "--name", "tag": "--tag"}
 # They stop, delete or rebuild something, so a misspelling must never lead to one of them.
 DESTRUCTIVE = {
@@ -162,10 +163,6 @@ def sections() -> dict[str, dict[str, LazyCommand]]:
 
 def commands() -> dict[str, LazyCommand]:
     return {name: command for section in sections().values() for name, command in section.items()}
-
-
-class HintedUsageError(click.UsageError):
-    """A usage error whose message already names the next step, so `--help` is not suggested."""
 
 
 class LazyGroup(click.Group):
@@ -267,12 +264,19 @@ def _renamed(args: list[str]) -> list[str]:
     for count in (2, 1):
         name = " ".join(args[:count])
         if name in RENAMED:
-            click.echo(f"hint: `tpu {name}` is now `tpu {RENAMED[name]}`", err=True)
+            _hint(name, RENAMED[name])
             return [*RENAMED[name].split(), *args[count:]]
+    if args[0] == "note" and len([word for word in args if word != "--json"]) == 2:
+        _hint("note JOB", "show JOB")
+        return ["show", *args[1:]]
     if option := EDITS.get(args[0]):
-        click.echo(f"hint: `tpu {args[0]}` is now `tpu edit JOB {option}`", err=True)
+        _hint(args[0], f"edit JOB {option}")
         return edit_arguments(option, args[1:])
     return args
+
+
+def _hint(earlier: str, now: str) -> None:
+    click.echo(f"hint: `tpu {earlier}` is now `tpu {now}`", err=True)
 
 
 def edit_arguments(option: str, args: list[str]) -> list[str]:

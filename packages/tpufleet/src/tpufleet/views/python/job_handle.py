@@ -19,6 +19,7 @@ from tpufleet.model.job.jobs import ENDED_STATES, JobId, JobState
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection
+from tpufleet.views.python import notebook
 from tpufleet.views.python.job_fields import JobFields, to_document
 from tpufleet.views.python.session import session
 
@@ -157,20 +158,16 @@ class Job:
         return f"<Job {row.name} {row.id}: {row.state}{shown}, {slices}>"
 
     def _repr_html_(self) -> str:
-        from tpufleet.views.python import notebook
-
         return notebook.job_html(self.row)
 
     def _ipython_display_(self) -> None:
         """In a notebook the table stays up to date until the job ends."""
         from IPython.display import HTML, display
 
-        from tpufleet.views.python import notebook
-
         row = self.row
         handle: DisplayHandle = display(HTML(notebook.job_html(row)), display_id=True)
         if handle is not None and row.state not in ENDED_STATES:
-            notebook.keep_current(self, lambda html: handle.update(HTML(html)))
+            notebook.keep_current(lambda: self.row, lambda html: handle.update(HTML(html)))
 
     def _has_ended(self) -> bool:
         try:

@@ -7,16 +7,12 @@ import html
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from tpufleet.errors import FleetError
 from tpufleet.model.api_types import JobRow
 from tpufleet.model.job.jobs import ENDED_STATES
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.views import text
-
-if TYPE_CHECKING:
-    from tpufleet.views.python.job_handle import Job
 
 REFRESH_SECONDS = 1.0
 REFRESHER = "tpufleet-notebook-table"  # the name of the thread
@@ -50,18 +46,18 @@ def job_html(row: JobRow) -> str:
     return f"<table>{lines}</table>"
 
 
-def keep_current(job: Job, update: Callable[[str], object]) -> threading.Thread:
-    """Call `update` with new HTML whenever the job changes, until it has ended."""
-    thread = threading.Thread(target=_refresh, args=(job, update), name=REFRESHER, daemon=True)
+def keep_current(read: Callable[[], JobRow], update: Callable[[str], object]) -> threading.Thread:
+    """Call `update` with new HTML whenever the job that `read` returns changes, until it ended."""
+    thread = threading.Thread(target=_refresh, args=(read, update), name=REFRESHER, daemon=True)
     thread.start()
     return thread
 
 
-def _refresh(job: Job, update: Callable[[str], object]) -> None:
+def _refresh(read: Callable[[], JobRow], update: Callable[[str], object]) -> None:
     shown, pause = "", threading.Event()
     while True:
         with contextlib.suppress(FleetError):  # the server is away: keep what is shown
-            row = job.row
+            row = read()
             current = job_html(row)
             if current != shown:
                 update(current)

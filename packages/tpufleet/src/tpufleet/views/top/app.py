@@ -143,6 +143,8 @@ class TopApp(App[None]):
 
     def _show(self) -> None:
         """Draw what is known, and keep the cursor on its row."""
+        if not self.is_running:
+            return  # the screen is being closed, and an answer came late
         table, now = self._table, self._now()
         selected = self._selected
         self._rows = self._view.rows(self._tab, now)
@@ -161,7 +163,7 @@ class TopApp(App[None]):
         self._show_bars()
 
     def _show_bars(self) -> None:
-        if not self.query("#bar"):
+        if not self.is_running:
             return  # the screen is being closed
         bar = Text()
         for at, tab in enumerate(Tab):
@@ -249,8 +251,8 @@ class TopApp(App[None]):
     def _fetched(
         self, query: str, jobs: Any, slices: Any, queue: Any, problem: FleetError | None
     ) -> None:
-        if query != self._query:
-            return  # asked before the filter changed
+        if query != self._query or not self.is_running:
+            return  # asked before the filter changed, or the screen is being closed
         if isinstance(problem, BadInput) and query != self._valid_query:
             # What is listed stays filtered as before, and the line stays open to be corrected.
             self._query, self._wrong_filter = self._valid_query, str(problem)

@@ -16,7 +16,7 @@ from tpufleet.model.values import durations
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option, yes_option
-from tpufleet.views.cli.registry import HintedUsageError
+from tpufleet.views.cli.usage_errors import HintedUsageError
 
 JOBS_PER_REQUEST = 100  # deletion takes a while for each; a request must not time out
 NAMED_JOBS = 10  # more are counted

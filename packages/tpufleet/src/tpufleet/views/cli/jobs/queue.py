@@ -29,9 +29,12 @@ TITLES = ("QUEUE", "POS", "JOB", "OWNER", "NEEDS", "PRIORITY", "USED", "STARTS",
 )
 @click.option("--pool", help="Only this pool.")
 @click.option("--user", metavar="NAME", help="Only jobs of this user, or of `me`.")
+@click.option("--mine", is_flag=True, hidden=True)  # an earlier spelling of `--user me`
 @json_option
 @click.pass_context
-def queue(context: click.Context, pool: str | None, user: str | None, as_json: bool) -> None:
+def queue(
+    context: click.Context, pool: str | None, user: str | None, mine: bool, as_json: bool
+) -> None:
     """List jobs that wait, in the order in which they are placed.
 
     The order is: higher priority first; then users who used fewer chips lately (USED, in chip
@@ -41,7 +44,7 @@ def queue(context: click.Context, pool: str | None, user: str | None, as_json: b
     if context.invoked_subcommand is not None:
         return
     with connection.connect() as client:
-        owner = client.me().name if user == "me" else user
+        owner = client.me().name if mine or user == "me" else user
         entries = client.queue(pool=pool, owner=owner)
         use_time_zone(client)
     if as_json:

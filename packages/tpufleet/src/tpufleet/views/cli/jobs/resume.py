@@ -12,7 +12,7 @@ import click
 from tpufleet.errors import BadInput
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
-from tpufleet.views.cli.registry import HintedUsageError
+from tpufleet.views.cli.usage_errors import HintedUsageError
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient

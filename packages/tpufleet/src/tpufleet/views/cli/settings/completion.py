@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from tpufleet.views.cli.registry import COMPLETION_VARIABLE, HintedUsageError
+from tpufleet.views.cli.registry import COMPLETION_VARIABLE
+from tpufleet.views.cli.usage_errors import HintedUsageError
 
 SHELLS = ("bash", "zsh", "fish")
 
