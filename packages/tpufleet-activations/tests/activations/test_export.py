@@ -31,7 +31,7 @@ def test_an_export_does_not_write_into_a_dataset(tmp_path, folder):
     (tmp_path / "linked").symlink_to(tmp_path / "b")
     before = contents(tmp_path)
     code, text = tpu("export", tmp_path / "a", tmp_path / folder)
-    assert code == 1 and "the folder of a dataset; choose" in text, text
+    assert code == 1 and "holds a dataset; choose" in text, text
     assert contents(tmp_path) == before
 
 

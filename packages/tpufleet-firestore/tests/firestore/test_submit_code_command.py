@@ -61,7 +61,7 @@ def test_failed_code_prints_its_traceback_and_exits_with_1(harness: BridgeHarnes
 def test_invalid_arguments_are_reported_before_anything_is_written(harness: BridgeHarness):
     for args, message in {
         ("missing.py",): "cannot read missing.py",
-        ("--timeout", "-1"): "timeout: expected more than 0",
+        ("--timeout", "-1"): "timeout: expected a number above 0",
         ("--show", "nothing-like-it"): "no document nothing-like-it",
     }.items():
         done = tpu(harness, *args)

@@ -96,7 +96,7 @@ def test_an_export_does_not_replace_that_of_another_dataset(tmp_path, kind):
     export = [tmp_path / "target", "--format", kind]
     assert tpu("export", tmp_path / "a", *export)[0] == 0
     code, text = tpu("export", tmp_path / "b", *export)
-    assert code == 1 and f"an export of another dataset with --format {kind}" in text
+    assert code == 1 and f"an export of another dataset as {kind}" in text
     assert tpu("export", tmp_path / "a", *export)[0] == 0
 
 
@@ -107,8 +107,8 @@ def test_an_export_does_not_write_into_one_of_another_format(tmp_path, kind, oth
     assert tpu(*export, other)[0] == 0
     before = contents(tmp_path / "target")
     code, text = tpu(*export, kind)
-    assert code == 1 and f"an export of this dataset with --format {other}" in text
-    assert "choose an empty folder, or delete that export first" in text
+    assert code == 1 and f"an export of this dataset as {other}" in text
+    assert "choose an empty folder" in text
     assert contents(tmp_path / "target") == before
     assert tpu(*export, other)[0] == 0
 
@@ -121,7 +121,7 @@ def test_an_export_does_not_write_into_a_dataset(tmp_path, kind, folder):
     (tmp_path / "linked").symlink_to(tmp_path / "b")
     before = contents(tmp_path)
     code, text = tpu("export", tmp_path / "a", tmp_path / folder, "--format", kind)
-    assert code == 1 and "the folder of a dataset; choose" in text, text
+    assert code == 1 and "holds a dataset; choose" in text, text
     assert contents(tmp_path) == before
 
 
@@ -132,7 +132,7 @@ def test_an_export_does_not_write_into_a_dataset_in_a_bucket(cloud, tmp_path):
     synthetic.extract(open_storage(address), synthetic.plan(samples=2))
     for target in (address, f"{address}/deeper/export"):
         code, text = tpu("export", address, target, *PICKLE)
-        assert code == 1 and "the folder of a dataset; choose" in text, text
+        assert code == 1 and "holds a dataset; choose" in text, text
 
 
 @pytest.mark.parametrize("existing", [True, False], ids=["existing", "new"])
@@ -344,7 +344,7 @@ def test_a_damaged_pickle_shard_is_rejected_with_a_message(tmp_path, place):
 @pytest.mark.parametrize("content", [[], {"layer_0": []}, {0: [{"sample_idx": 1}]}, {0: [1]}])
 def test_a_pickle_that_is_not_a_shard_is_rejected(tmp_path, content):
     (tmp_path / "shard_0001.pkl").write_bytes(pickle.dumps(content))
-    with pytest.raises(BadInput, match="not a shard"):
+    with pytest.raises(BadInput, match="not lists of activation records"):
         pickle_shards.read_shard(tmp_path / "shard_0001.pkl")
 
 

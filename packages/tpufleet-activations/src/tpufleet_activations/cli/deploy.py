@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +67,7 @@ def deploy(context: click.Context, out: str, run_options: tuple[str, ...], **opt
     recovers the workers, so this command need not keep running; running it again starts only
     missing workers.
     """
-    zones = [zone.strip() for zone in options["zones"].split(",") if zone.strip()]
-    documents = fleet.worker_jobs(
-        out,
-        zones=zones,
-        workers_per_zone=options["workers_per_zone"],
-        accelerator=options["tpu_type"],
-        capacity=options["capacity"],
-        run_options=run_options,
-        pool=options["pool"] or (fleet.fleet_tag(out) if options["create_tpus"] else None),
-    )
+    documents = worker_jobs(out, run_options, options)
     specs = [job_file.parse_job(document) for document in documents]
     if options["dry_run"]:
         if options["as_json"]:
@@ -85,7 +76,7 @@ def deploy(context: click.Context, out: str, run_options: tuple[str, ...], **opt
             click.echo(fleet.to_job_file(documents), nl=False)
         return
     plans.load(open_storage(out))  # raises if there is none
-    _launch(out, specs, zones, options)
+    _launch(out, specs, options)
     if options["monitor"]:
         context.exit(_watch(out, options["monitor_interval"], options["as_json"]))
 
@@ -103,9 +94,26 @@ def board(context: click.Context, out: str, watch: float | None, as_json: bool) 
     context.exit(_watch(out, watch, as_json))
 
 
-def _launch(
-    out: str, specs: Sequence[JobSpec], zones: Sequence[str], options: dict[str, Any]
-) -> None:
+def worker_jobs(
+    out: str, run_options: Sequence[str], options: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The jobs that the options of `deploy` describe."""
+    return fleet.worker_jobs(
+        out,
+        zones=_zones(options),
+        workers_per_zone=options["workers_per_zone"],
+        accelerator=options["tpu_type"],
+        capacity=options["capacity"],
+        run_options=run_options,
+        pool=options["pool"] or (fleet.fleet_tag(out) if options["create_tpus"] else None),
+    )
+
+
+def _zones(options: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(zone.strip() for zone in options["zones"].split(",") if zone.strip())
+
+
+def _launch(out: str, specs: Sequence[JobSpec], options: dict[str, Any]) -> None:
     from tpufleet.client import snapshots
     from tpufleet.client.fleet import new_job_id
 
@@ -119,7 +127,7 @@ def _launch(
                     accelerator=topology.find(specs[0].accelerator).name,
                     largest=len(specs),
                     smallest=len(specs),
-                    zones=tuple(zones),
+                    zones=_zones(options),
                     capacity=tuple(Capacity(kind) for kind in options["capacity"]),
                 )
             )

@@ -50,6 +50,7 @@ OPTIONS = [
 def _deploy(
     context: click.Context,
     out: str | None,
+    run_options: tuple[str, ...],
     gcs_bucket: str | None,
     dataset: str | None,
     model: str,
@@ -64,13 +65,14 @@ def _deploy(
     if (out is None) == (gcs_bucket is None):
         raise BadInput("pass either OUT or --gcs-bucket")
     location = out or f"gs://{(gcs_bucket or '').removeprefix('gs://').strip('/')}/{PREFIX}"
-    if not options["dry_run"] and not skip_dataset:
+    jobs = fleet_deploy.worker_jobs(location, run_options, options)  # checks the options first
+    # Without an option of the former script, OUT has a plan.
+    if (dataset or gcs_bucket) and not options["dry_run"] and not skip_dataset:
         storage = open_storage(location)
         if dataset or not _has_plan(storage):
-            streams = options["workers_per_zone"] * len(options["zones"].split(","))
             counts = prepare_dataset(
                 storage,
-                streams=streams,
+                streams=len(jobs),
                 stream_offset=stream_offset,
                 dataset=dataset or DATASET,
                 max_samples=max_samples,
@@ -84,7 +86,7 @@ def _deploy(
             )
     if not skip_launch:
         options["monitor"] = options["monitor"] and not nohup
-        context.invoke(fleet_deploy.deploy, out=location, **options)
+        context.invoke(fleet_deploy.deploy, out=location, run_options=run_options, **options)
 
 
 deploy = click.Command(
