@@ -111,13 +111,13 @@ def test_a_newcomer_follows_the_page_to_a_finished_job(tmp_path, monkeypatch):
     assert processes.leftovers(tmp_path / "machines") == []
     assert not compute.state.resources, "nothing of the server is left to pay for"
 
-    [init] = [text for command, text in printed.items() if command.startswith("tpu init")]
+    [init] = [text for command, text in printed.items() if command.startswith("tpu init -")]
     fixes = [line for line in printed if line.startswith(("gcloud services", "gcloud storage"))]
     assert len(fixes) == 3
     for fix in fixes:
         assert f"next: {fix}" in init, "the page has what `tpu init` prints"
     assert "tpu deploy server" in init
-    [check] = [text for command, text in printed.items() if command.startswith("tpu check")]
+    [check] = [text for command, text in printed.items() if command.startswith("tpu init check")]
     assert "everything is set up" in check
     [run] = [text for command, text in printed.items() if command.startswith("tpu run")]
     assert "hello from a TPU host" in run and "succeeded" in run

@@ -821,7 +821,7 @@ def test_the_end_of_a_run_counts_what_other_workers_committed_meanwhile(make, ow
 
     def finish_others(meter: Meter) -> None:
         while meter.waiting_for and held:
-            outcome = unit_writer.commit_outcome(plan, held[-1].unit, [], "f32")
+            outcome = unit_writer.commit_outcome(plan, held[-1].unit, [])
             other.commit(held.pop(), outcome)
 
     reported = []

@@ -8,7 +8,7 @@ from tpufleet_testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
 def test_former_names_and_spellings_of_apply_and_reapply(clouds):
     cloud = clouds(stock=CloudCapacity(nodes=(CapacityLimit(most=0),)))
     name = "tpu-us-central1-a-0"
-    answer = cloud.tpu("applyy", name, "t=0", "m=3", "-norm")
+    answer = cloud.tpu("applyy", name, "t=0", "m=3", "-norm", "--type", "v5p-16")
     assert answer.exit_code == 1
     assert cloud.emulator.service.calls.count(("CreateNode", "us-central1-a")) == 3
     refused = cloud.tpu("applyy", name, "x=3")

@@ -330,9 +330,9 @@ def test_ownership_is_not_given_through_a_link(tmp_path):
     ("controllers", "said"),
     [
         ("pids memory io", ""),
-        ("io pids", "; memory of a job is not limited"),
-        ("memory", "; processes of a job are not limited"),
-        ("", "processes and memory of a job are not limited"),
+        ("io pids", "not limited on this host: memory of jobs"),
+        ("memory", "not limited on this host: processes of jobs"),
+        ("", "not limited on this host: processes and memory of jobs"),
     ],
 )
 def test_it_is_said_which_limits_a_host_cannot_enforce(tmp_path, controllers, said):
@@ -342,4 +342,4 @@ def test_it_is_said_which_limits_a_host_cannot_enforce(tmp_path, controllers, sa
     assert said in found.description
     assert ("not limited" in found.description) == bool(said)
     without = containment.Containment(mechanism=Mechanism.MARKS, work_dir=tmp_path)
-    assert "processes and memory of a job are not limited" in without.description
+    assert "not limited on this host: processes and memory of jobs" in without.description

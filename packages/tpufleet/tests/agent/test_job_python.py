@@ -78,7 +78,7 @@ def test_tpufleet_is_left_out_of_a_python_that_it_does_not_support(tmp_path):
         ("python", 3.1, "write '3.10'"),
         ("python", "2.7", "is not a Python version"),
         ("dependencies", ["--index-url=http://evil"], "is not a requirement"),
-        ("dependencies", ["jax", "jax"], "duplicate jax"),
+        ("dependencies", ["jax", "jax"], "duplicate"),
     ],
 )
 def test_bad_fields_are_rejected(field, value, message):

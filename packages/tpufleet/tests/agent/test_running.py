@@ -266,7 +266,7 @@ def test_only_its_user_enters_the_folder_of_an_attempt(tmp_path):
 def test_secrets_are_only_in_the_environment_of_the_program(harness):
     harness.assign_python(
         "import os, sys; print('HAS', os.environ['API_KEY'] == 'hunter' + '2')\n"
-        "print([n for n, v in os.environ.items() if 'slice-' + 'token' in v or 'TOKEN' in n])\n"
+        "print([n for n, v in os.environ.items() if 'slice-' + 'token' in v or v == '/t'])\n"
         "import time; time.sleep(60)",
         secrets={"API_KEY": "hunter2"},
         env={"PLAIN": "yes"},
