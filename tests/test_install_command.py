@@ -15,7 +15,7 @@ import tpufleet
 
 SOURCE = Path(tpufleet.__file__).parent
 # Text that runs elsewhere: on the hosts of a job, and on those of a node.
-ELSEWHERE = {"model/job/job_file.py", "views/cli/vm/remote_commands.py"}
+ELSEWHERE = {"model/job/jobs.py", "views/cli/vm/remote_commands.py"}
 
 
 def printed_by(python: Path, path: Path, **environ: str) -> str:
