@@ -139,7 +139,7 @@ class HangingListings(GkeNodePools):
 
 
 def test_a_listing_that_hangs_is_given_up_and_another_one_started():
-    harness = ProvisionerHarness(list_timeout=timedelta(milliseconds=100))
+    harness = ProvisionerHarness(list_timeout=timedelta(seconds=2))
     pools = HangingListings(client(harness.server.address), harness.settings.parent, hanging=2)
     harness.restart(pools)
     harness.submit()

@@ -9,7 +9,7 @@ from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tpufleet.errors import BadInput
 from tpufleet.model.events import Event
 from tpufleet.model.fleet.agent_protocol import Assignment, Heartbeat, HeartbeatReply
-from tpufleet.model.fleet.hosts import Host, Progress
+from tpufleet.model.fleet.hosts import Host, Progress, StepNumber
 from tpufleet.model.fleet.pools import CapacityRefusal, Pool
 from tpufleet.model.fleet.slices import TpuSlice
 from tpufleet.model.inbox import InboxMessage
@@ -41,6 +41,7 @@ PLAIN = {
     timedelta: st.integers(0, 10**9).map(lambda count: timedelta(milliseconds=count)),
     float: st.floats(allow_nan=False, allow_infinity=False),
     int: st.integers(-(2**53), 2**53),
+    StepNumber: st.integers(0, 2**53),
     str: st.text(st.characters(codec="utf-8"), max_size=12),
     bool: st.booleans(),
     NoneType: st.none(),
@@ -53,6 +54,8 @@ def any_of(kind) -> st.SearchStrategy:
     inner = get_args(kind)
     if kind in PLAIN:
         return PLAIN[kind]
+    if get_origin(kind) is Annotated:
+        return any_of(inner[0])
     if get_origin(kind) in (Union, UnionType):
         return st.one_of(any_of(item) for item in inner)
     if get_origin(kind) is tuple:
@@ -61,7 +64,7 @@ def any_of(kind) -> st.SearchStrategy:
         return st.dictionaries(any_of(inner[0]), any_of(inner[1]), max_size=2)
     if issubclass(kind, Enum):
         return st.sampled_from(kind)
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     if issubclass(kind, msgspec.Struct):  # whose numbers and lists have bounds
         names = [name for name in kind.__struct_fields__ if name in FREE]
         return st.builds(kind, **{name: any_of(hints[name]) for name in names})

@@ -168,7 +168,7 @@ def test_a_missing_permission_is_told_with_the_role(cloud):
         (("--allow", "198.51.100.1/24"), "--allow: 198.51.100.1/24 has host bits set"),
         (("--name", "Fleet"), "--name: 'Fleet' must be lower-case"),
         (("--bundle", "gs://b"), "--bundle and --bundle-sha256: pass both"),
-        ((), "Not a terminal; pass --yes to confirm"),
+        ((), "not a terminal; pass --yes to confirm"),
     ],
     ids=["range", "name", "bundle", "confirmation"],
 )

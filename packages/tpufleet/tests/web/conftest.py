@@ -14,7 +14,7 @@ from tests.providers.local.test_isolation import stop_all
 from tests.server_process import Server
 from tpufleet.service.web.pages import STATIC_FOLDER
 
-expect.set_options(timeout=900_000)  # the machine may be busy with other tests
+expect.set_options(timeout=60_000)  # the machine may be busy with other tests
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
@@ -59,7 +59,7 @@ def open_page(browser: Browser, link: str) -> Iterator[Page]:
                 problems.append(message.text) if "Content Security Policy" in message.text else None
             ),
         )
-        page.set_default_timeout(900_000)
+        page.set_default_timeout(60_000)
         page.goto(link)
         page.get_by_role("navigation", name="Pages").wait_for()
         yield page

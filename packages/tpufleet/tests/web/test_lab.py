@@ -200,7 +200,7 @@ def test_a_member_moves_only_their_own_jobs(member: Page, server: lab.LabServer)
 
 
 def reserve(page: Page, pool: str, start: datetime, length: str, slices: str, note: str) -> None:
-    page.get_by_role("button", name="Reserve").click()
+    page.get_by_role("button", name="Reserve", exact=True).click()
     dialog(page).get_by_label("Pool").select_option(pool)
     dialog(page).get_by_label("From").fill(start.strftime("%Y-%m-%dT%H:%M"))
     dialog(page).get_by_label("For", exact=True).select_option(length)

@@ -327,7 +327,7 @@ def test_a_login_link_is_redeemed_by_a_browser_that_has_a_session(
         user = page.locator(".who").inner_text().split()[0]
         link = server.url + server.client.login_link().path
     tab = page if in_same_tab else page.context.new_page()
-    tab.set_default_timeout(900_000)
+    tab.set_default_timeout(60_000)
     tab.goto(link)
     expect(tab.locator(".who")).to_contain_text(f"{user} (")
     expect(tab.get_by_role("button", name="New job")).to_be_visible()
