@@ -49,7 +49,7 @@ settings.register_profile(
     # The same examples each time: a new failure is the change's, not the dice's.
     derandomize=True,
 )
-settings.register_profile("quick", settings.get_profile("shared machine"), max_examples=25)
+settings.register_profile("quick", settings.get_profile("shared machine"), max_examples=15)
 settings.load_profile("shared machine")
 
 

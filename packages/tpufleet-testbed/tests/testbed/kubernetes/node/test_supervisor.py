@@ -114,6 +114,7 @@ def test_programs_that_end_at_the_same_time_are_all_restarted(supervised):
     before = wait_until(lambda: len(pids := sleeping(namespace)) >= 3 and pids)
     (first,) = psutil.Process(process.pid).children()
     first.suspend()  # so that it reaps both at once
+    wait_until(lambda: first.status() == psutil.STATUS_STOPPED)
     programs = first.children()
     for pid in before:
         os.kill(pid, signal.SIGKILL)
