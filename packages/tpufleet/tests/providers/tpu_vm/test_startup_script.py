@@ -6,6 +6,8 @@ import hashlib
 import http.server
 import io
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import tarfile
@@ -26,7 +28,7 @@ echo "$(basename "$0") $*" >>"$CALLS"
 case "$(basename "$0") $*" in
   "systemctl is-active"*) [[ -e "$CALLS.active" ]] ;;
   "systemctl restart"*) touch "$CALLS.active" ;;
-  "apt-get "*) [[ "$(grep -c "^$(basename "$0") $1" "$CALLS")" -gt 2 ]] ;;  # locked twice
+  "apt-get "*) [[ "$(grep -c "^apt-get .* $4" "$CALLS")" -gt 2 ]] ;;  # locked twice
   "mountpoint"*) false ;;
   "fuser /"*) cat "$CALLS.users" 2>/dev/null ;;
   "blkid "*) [[ "$1" != *-empty ]] ;;
@@ -73,10 +75,12 @@ class Machine:
         (self.bucket / "apt/doc").mkdir(parents=True)
         (self.bucket / "apt/doc/apt-key.gpg").write_text("key")
         self._metadata = MetadataServer()
-        self._storage = _serve(folder / "bucket")
+        self.faults: list[str] = []  # of the next downloads
+        self._storage = _serve(folder / "bucket", self.faults)
         self.describe()
 
-    def describe(self, **attributes: str) -> None:
+    def describe(self, account: bool = True, **attributes: str) -> None:
+        token = {"service-accounts/default/token": '{"access_token": "s3cret"}'}
         self._metadata.put(
             "node",
             metadata_server.instance_values(
@@ -88,7 +92,7 @@ class Machine:
                     **{key.replace("_", "-"): value for key, value in attributes.items()},
                 }
             )
-            | {"service-accounts/default/token": '{"access_token": "s3cret"}'},
+            | (token if account else {}),
         )
 
     def boot(self) -> subprocess.CompletedProcess[str]:
@@ -100,6 +104,7 @@ class Machine:
                 "CALLS": str(self.calls_file),
                 "TPUFLEET_ROOT": str(self.root),
                 "TPUFLEET_CHIP_WAIT": "1",
+                "TPUFLEET_STALLED": "2",
                 "TPUFLEET_METADATA_URL": f"{self._metadata.url}/node/0",
                 "TPUFLEET_STORAGE_URL": f"http://127.0.0.1:{self._storage.server_port}",
                 "TPUFLEET_PACKAGES_URL": f"http://127.0.0.1:{self._storage.server_port}/apt",
@@ -123,7 +128,7 @@ class Machine:
         self._storage.server_close()
 
 
-def _serve(folder: Path) -> http.server.ThreadingHTTPServer:
+def _serve(folder: Path, faults: list[str]) -> http.server.ThreadingHTTPServer:
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *args: object) -> None:
             super().__init__(*args, directory=str(folder))  # type: ignore[arg-type]
@@ -133,7 +138,24 @@ def _serve(folder: Path) -> http.server.ThreadingHTTPServer:
             if self.headers.get("Authorization") != "Bearer s3cret" and not public:
                 self.send_error(401)
                 return
+            if faults:
+                self._fail(faults.pop(0))
+                return
             super().do_GET()
+
+        def _fail(self, fault: str) -> None:
+            self.close_connection = True
+            if fault == "empty":
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(BUNDLE)))
+            self.end_headers()
+            self.wfile.write(BUNDLE[:100])
+            if fault == "reset":
+                linger = struct.pack("ii", 1, 0)
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            elif fault == "stalled":
+                self.rfile.read(1)  # until the client gives up
 
         def log_message(self, format: str, *args: object) -> None:
             """Quiet."""
@@ -162,6 +184,20 @@ def test_a_new_host_installs_the_bundle_and_starts_the_agent(machine):
     for line in ("Restart=on-failure", "KillMode=mixed", "User=tpufleet", start):
         assert line in unit.splitlines()
     assert machine.calls[-1] == "systemctl restart tpufleet-agent"
+
+
+@pytest.mark.parametrize("fault", ["empty", "cut", "reset", "stalled"])
+def test_a_download_that_breaks_off_is_tried_again(machine, fault):
+    machine.faults += [fault, fault]
+    result = machine.boot()
+    assert result.returncode == 0, result.stderr
+    assert machine.faults == [] and "systemctl restart tpufleet-agent" in machine.calls
+
+
+def test_a_host_without_a_service_account_says_so(machine):
+    machine.describe(account=False)
+    assert machine.boot().returncode == 1
+    assert "no token of the service account" in machine.report()
 
 
 def test_a_second_run_changes_nothing(machine, tmp_path):
@@ -318,12 +354,20 @@ def test_hosts_of_a_job_with_buckets_get_its_folders_and_gcsfuse(machine):
     assert not (machine.root / "etc/systemd/system/x.service.d").exists()
     [listed] = (machine.root / "etc/apt/sources.list.d").iterdir()
     assert listed.read_text().endswith("/apt gcsfuse-jammy main\n")
-    installs = [call for call in machine.calls if call.startswith("apt-get install")]
+    installs = [call for call in machine.calls if " install " in call]
     assert len(installs) == 3 and installs[0].endswith(" gcsfuse"), "retried while apt is locked"
     assert "systemctl restart tpufleet-agent" in machine.calls
 
 
-def test_a_host_that_cannot_install_gcsfuse_starts_its_agent(machine):
+def test_a_job_with_mounts_gets_another_host_if_gcsfuse_cannot_be_installed(machine):
+    (machine.bucket / "apt/doc/apt-key.gpg").unlink()
+    machine.describe(tpufleet_mounts="/data", tpufleet_gcsfuse="yes")
+    assert machine.boot().returncode == 1
+    assert "gcsfuse cannot be installed" in machine.report()
+    assert "systemctl restart tpufleet-agent" not in machine.calls
+
+
+def test_a_host_of_a_pool_that_cannot_install_gcsfuse_starts_its_agent(machine):
     (machine.bucket / "apt/doc/apt-key.gpg").unlink()
     machine.describe(tpufleet_gcsfuse="yes")
     result = machine.boot()

@@ -9,7 +9,8 @@ readonly ROOT="${TPUFLEET_ROOT:-}"
 readonly METADATA="${TPUFLEET_METADATA_URL:-http://metadata.google.internal}"
 readonly STORAGE="${TPUFLEET_STORAGE_URL:-https://storage.googleapis.com}"
 readonly HOME_DIR="$ROOT/opt/tpufleet"
-readonly RETRY=(--retry 10 --retry-max-time 300 --retry-connrefused)
+readonly RETRY=(--retry 10 --retry-max-time 300 --retry-connrefused --connect-timeout 20)
+readonly STALLED="${TPUFLEET_STALLED:-30}" # seconds without data after which a download starts again
 readonly GUEST_ATTRIBUTES="$METADATA/computeMetadata/v1/instance/guest-attributes/tpufleet"
 
 STAGE=started
@@ -58,6 +59,22 @@ metadata() {
 attribute() { metadata "attributes/$1"; }
 attribute_or() { attribute "$1" 2>/dev/null || printf '%s' "$2"; }
 
+# curl itself does not repeat a transfer that was reset, cut or stalled (curl 7.68 of Ubuntu 20.04 has
+# no option for it). Hosts of a slice download at the same time, so each waits for a time of its own.
+# $1: lines of a config file, which no list of processes shows.
+fetch() {
+  local config="$1" try status
+  shift
+  for ((try = 1; ; try++)); do
+    printf '%s' "$config" | curl --fail --silent --show-error "${RETRY[@]}" \
+      --speed-limit 1000 --speed-time "$STALLED" --config - "$@" && return
+    status=$?
+    # 22: an answer such as 403, after the retries of curl
+    if [[ "$status" -eq 22 || "$try" -ge 10 ]]; then return "$status"; fi
+    sleep $((try + RANDOM % 10))
+  done
+}
+
 # gs:// with the host's service account, https:// without credentials.
 download() {
   local source="$1" target="$2" token errors
@@ -65,16 +82,15 @@ download() {
   case "$source" in
     gs://*)
       token="$(metadata service-accounts/default/token 2>"$errors" \
-        | sed -n 's/.*"access_token": *"\([^"]*\)".*/\1/p')"
-      [[ -n "$token" ]] || fail "no token of the service account of this host: $(tail -n 1 "$errors")"
-      printf 'header = "Authorization: Bearer %s"\n' "$token" \
-        | curl --fail --silent --show-error "${RETRY[@]}" --config - \
-          --output "$target" "$STORAGE/${source#gs://}" 2>"$errors" \
+        | sed -n 's/.*"access_token": *"\([^"]*\)".*/\1/p')" || token=''
+      [[ -n "$token" ]] || fail "no token of the service account of this host:" \
+        "$(tail -n 1 "$errors"); give the node a service account"
+      fetch "header = \"Authorization: Bearer $token\"" \
+        --output "$target" "$STORAGE/${source#gs://}" 2>"$errors" \
         || fail "cannot download $source: $(tail -n 1 "$errors")"
       ;;
     https://*)
-      curl --fail --silent --show-error --location --proto '=https' "${RETRY[@]}" \
-        --output "$target" "$source" 2>"$errors" \
+      fetch '' --location --proto '=https' --output "$target" "$source" 2>"$errors" \
         || fail "cannot download $source: $(tail -n 1 "$errors")"
       ;;
     *) fail "tpufleet-bundle must be a gs:// or https:// URL" ;;

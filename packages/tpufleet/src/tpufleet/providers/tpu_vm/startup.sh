@@ -169,18 +169,21 @@ make_mount_points() {
   done < <(attribute_or tpufleet-mounts '')
 }
 
-# Automatic upgrades hold the locks of apt for a while after a boot.
-retried() {
+# Automatic upgrades hold the locks of apt for minutes after a boot.
+apt() {
   local try
   for ((try = 0; try < 12; try++)); do
-    if DEBIAN_FRONTEND=noninteractive "$@"; then return; fi
+    if DEBIAN_FRONTEND=noninteractive apt-get --option DPkg::Lock::Timeout=120 --quiet "$@"; then
+      return
+    fi
     sleep 10
   done
   return 1
 }
 
 # Cloud Storage FUSE, for jobs with mounts; images do not have it. From Google's repository:
-# cloud.google.com/storage/docs/cloud-storage-fuse/install. Without it such jobs fail and say why.
+# cloud.google.com/storage/docs/cloud-storage-fuse/install. A job with mounts gets another host if
+# this one cannot have it; a pool may have jobs without mounts.
 install_gcsfuse() {
   local codename key="$ROOT/usr/share/keyrings/cloud.google.asc"
   if [[ "$(attribute_or tpufleet-gcsfuse no)" != yes ]]; then return; fi
@@ -195,9 +198,10 @@ install_gcsfuse() {
       && echo "deb [signed-by=/usr/share/keyrings/cloud.google.asc]" \
         "$PACKAGES gcsfuse-${codename:-jammy} main" \
         >"$ROOT/etc/apt/sources.list.d/gcsfuse.list" \
-      && retried apt-get update --quiet \
-      && retried apt-get install --quiet --yes --no-install-recommends gcsfuse
+      && apt update \
+      && apt install --yes --no-install-recommends gcsfuse
   }; then
+    if [[ -n "$(attribute_or tpufleet-mounts '')" ]]; then fail "gcsfuse cannot be installed"; fi
     say "gcsfuse cannot be installed: jobs with mounts will fail"
   fi
 }
