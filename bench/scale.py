@@ -218,6 +218,11 @@ def measure(setup: str, options: argparse.Namespace, folder: Path) -> Figures:
     jobs = hosts // HOSTS_PER_JOB
     # Also of three servers: each counts the others once they have announced themselves.
     spread = max(options.spread, 1.1 * liveness.heartbeat_interval(hosts).total_seconds())
+    if count > 1 and not options.without_loss:
+        # Until then the controller allows for hosts that have not learned of the other servers.
+        learned = liveness.lost_after(hosts).total_seconds()
+        seconds = max(options.seconds, learned - spread + 10)
+        options = argparse.Namespace(**{**vars(options), "seconds": seconds})
     with contextlib.ExitStack() as stack:
         url, database = None, None
         if setup != "sqlite":
