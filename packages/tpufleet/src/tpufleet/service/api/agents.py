@@ -46,9 +46,7 @@ T = TypeVar("T")
 router = Router()
 
 
-@router.route(
-    "POST", "/agent/register", role=SLICE_TOKEN, body=SliceTokenRequest, response=SliceTokenReply
-)
+@router.post("/agent/register", SLICE_TOKEN, body=SliceTokenRequest)
 def register_host(call: ApiCall, secret: ServerSecret) -> SliceTokenReply:
     """Exchange the bootstrap token for the slice token, once for each host.
 
@@ -70,7 +68,7 @@ def register_host(call: ApiCall, secret: ServerSecret) -> SliceTokenReply:
     return SliceTokenReply(token=auth.slice_token(secret, slice_id))
 
 
-@router.route("POST", "/agent/heartbeat", role=SLICE_TOKEN, body=Heartbeat, response=HeartbeatReply)
+@router.post("/agent/heartbeat", SLICE_TOKEN, body=Heartbeat)
 async def heartbeat(
     call: ApiCall, heartbeats: Heartbeats, commands: HostCommandQueue, secret: ServerSecret
 ) -> HeartbeatReply:
@@ -94,10 +92,9 @@ async def heartbeat(
     return replace(reply, host_commands=pending) if pending else reply
 
 
-@router.route(
-    "POST",
+@router.post(
     "/agent/logs",
-    role=SLICE_TOKEN,
+    SLICE_TOKEN,
     params=(
         Param("attempt", "attempt id"),
         Param("host", "host id"),
@@ -129,59 +126,46 @@ def _append_log(call: ApiCall, logs: LogFiles, host: HostId, slice_id: SliceId) 
         return Response(content, status_code=409, media_type=MediaType.JSON.value)
 
 
-@router.route(
-    "POST",
-    "/agent/commands/{command}",
-    role=SLICE_TOKEN,
-    body=HostCommandResult,
-    response=Acknowledgement,
-    limit=MAX_CHUNK_BYTES,
+@router.post(
+    "/agent/commands/{command}", SLICE_TOKEN, body=HostCommandResult, limit=MAX_CHUNK_BYTES
 )
 def put_host_command_result(
     call: ApiCall, commands: HostCommandQueue, secret: ServerSecret
-) -> Acknowledgement:
+) -> None:
     """Report the result of a host command."""
     result = _signed_body(call, HostCommandResult)
     _authenticated_slice(call, result.host_id, secret)
     commands.record_result(call.path_param("command"), result, call.now)
-    return Acknowledgement()
 
 
-@router.route(
-    "POST",
+@router.post(
     "/agent/commands/{command}/file",
-    role=SLICE_TOKEN,
+    SLICE_TOKEN,
     params=(
         Param("host", "host id"),
         Param("offset", "position of the first byte in the file", number=True),
     ),
     body=bytes,
-    response=Acknowledgement,
     limit=MAX_CHUNK_BYTES,
     stream_body=True,
 )
 async def put_host_command_file(
     call: ApiCall, commands: HostCommandQueue, secret: ServerSecret
-) -> Acknowledgement:
+) -> None:
     """Upload a part of the file that belongs to the result of a host command."""
     host = HostId(call.query_text("host") or "")
     _authenticated_slice(call, host, secret)
     await call.read_body()
     offset = call.query_int("offset", 0) or 0
-    await AGENTS.run(
-        commands.append_file,
-        call.path_param("command"), host, offset, call.body, call.now,
-    )  # fmt: skip
-    return Acknowledgement()
+    command = call.path_param("command")
+    await AGENTS.run(commands.append_file, command, host, offset, call.body, call.now)
 
 
-@router.route(
-    "POST",
+@router.post(
     "/agent/results",
-    role=SLICE_TOKEN,
+    SLICE_TOKEN,
     params=(Param("attempt", "attempt id"), Param("host", "host id")),
     body=bytes,
-    response=Acknowledgement,
     limit=MAX_RESULT_BYTES,
     stream_body=True,
 )
@@ -202,7 +186,7 @@ def _put_result(
     return Acknowledgement(done=results.put(attempt.job_id, call.body))
 
 
-@router.route("GET", "/agent/snapshots/{digest}", role=SLICE_TOKEN, media_type=MediaType.ARCHIVE)
+@router.get("/agent/snapshots/{digest}", SLICE_TOKEN, media_type=MediaType.ARCHIVE)
 async def fetch_snapshot(call: ApiCall, snapshots: SnapshotFiles, secret: ServerSecret) -> Response:
     """Download the code of the job that holds the slice."""
     path = await AGENTS.run(_snapshot_path, call, snapshots, secret)

@@ -16,13 +16,7 @@ PAGE_PARAMS = (
 router = Router()
 
 
-@router.route(
-    "GET",
-    "/audit",
-    role=Role.ADMIN,
-    response=AuditPage,
-    params=(Param("user", "who made the request"), *PAGE_PARAMS),
-)
+@router.get("/audit", Role.ADMIN, params=(Param("user", "who made the request"), *PAGE_PARAMS))
 def list_audit_entries(call: ApiCall) -> AuditPage:
     """List the audit log, newest first."""
     return page(call, actor=call.query_text("user"))

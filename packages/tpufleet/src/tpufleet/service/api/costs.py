@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from tpufleet.model.job.jobs import Job
 from tpufleet.model.people.budgets import BUDGET_REPORT, BudgetReport
 from tpufleet.model.people.costs import CostReport, CostRow, StockReport
 from tpufleet.model.people.users import Role
@@ -24,10 +25,9 @@ _BUSY_RETRY = timedelta(seconds=5)
 router = Router()
 
 
-@router.route(
-    "GET",
+@router.get(
     "/costs",
-    role=Role.VIEWER,
+    Role.VIEWER,
     params=(
         Param(
             "since",
@@ -35,7 +35,6 @@ router = Router()
             "everything: by job for this month and the last one, by owner for earlier months.",
         ),
     ),
-    response=CostReport,
 )
 def get_costs(call: ApiCall, table: PriceTable) -> CostReport:
     """Report chip hours and costs, paid and lost."""
@@ -56,10 +55,9 @@ def _report(call: ApiCall, since: datetime | None, table: PriceTable) -> CostRep
     return CostReport(rows=_priced(table, (*rows, *earlier)), now=call.now, jobs_since=jobs_since)
 
 
-@router.route("GET", "/jobs/{ref}/cost", role=Role.VIEWER, response=CostReport)
-def get_job_cost(call: ApiCall, table: PriceTable) -> CostReport:
+@router.get("/jobs/{ref}/cost", Role.VIEWER)
+def get_job_cost(call: ApiCall, table: PriceTable, job: Job) -> CostReport:
     """Report chip hours of one job, by type of slice: billed, running and lost."""
-    job = call.find_job(call.path_param("ref"))
     attempts = call.store.attempts(job.id)
     slices = {each.id: each for each in call.store.slices(live_only=False, job_id=job.id)}
     for slice_id in {slice_id for attempt in attempts for slice_id in attempt.slices}:
@@ -79,7 +77,7 @@ def _priced(table: PriceTable, rows: Iterable[CostRow]) -> tuple[CostRow, ...]:
     )
 
 
-@router.route("GET", "/budgets", role=Role.VIEWER, response=BudgetReport)
+@router.get("/budgets", Role.VIEWER)
 def get_budgets(call: ApiCall) -> BudgetReport:
     """Report what users and pools have spent of their budgets."""
     report = call.store.metadata(BUDGET_REPORT)
@@ -88,7 +86,7 @@ def get_budgets(call: ApiCall) -> BudgetReport:
     return encoding.from_json(report.encode(), BudgetReport)
 
 
-@router.route("GET", "/stock", role=Role.VIEWER, response=StockReport)
+@router.get("/stock", Role.VIEWER)
 def get_stock(call: ApiCall) -> StockReport:
     """Report grants and refusals of capacity."""
     rows = costs.stock(call.store.slices(live_only=False), call.store.refusals())

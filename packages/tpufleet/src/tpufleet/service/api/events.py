@@ -25,11 +25,9 @@ PAGE_PARAMS = (_AFTER, LIMIT, Param("newest", "any value: the newest events, not
 router = Router()
 
 
-@router.route(
-    "GET",
+@router.get(
     "/events",
-    role=Role.VIEWER,
-    response=EventPage,
+    Role.VIEWER,
     params=(
         *PAGE_PARAMS,
         Param("slice", "only of this slice"),
@@ -51,10 +49,9 @@ def list_events(call: ApiCall) -> EventPage:
     return queries.event_page(call.store, query)
 
 
-@router.route(
-    "GET",
+@router.get(
     "/stream",
-    role=Role.VIEWER,
+    Role.VIEWER,
     response=str,
     params=(_AFTER, Param("job", "only events of this job")),
     media_type=MediaType.EVENTS,

@@ -10,16 +10,13 @@ from tpufleet.service.transport.routing import ApiCall, Router
 router = Router()
 
 
-@router.route("GET", "/inventory", role=Role.VIEWER, response=Inventory)
+@router.get("/inventory", Role.VIEWER)
 def get_inventory(call: ApiCall) -> Inventory:
     """Slices and room in pools, with state, owner, job and notes; chips by type and zone."""
     return inventory.inventory(call.store, call.now)
 
 
-@router.route(
-    "PATCH", "/inventory/{name}", role=Role.MEMBER, body=InventoryChange, response=InventoryNote
-)
-def annotate_inventory(call: ApiCall) -> InventoryNote:
+@router.patch("/inventory/{name}", Role.MEMBER)
+def annotate_inventory(call: ApiCall, body: InventoryChange) -> InventoryNote:
     """Change alias, note or belongs-to of a slice or a pool."""
-    change = call.parse_body(InventoryChange)
-    return inventory.annotate(call.context, call.path_param("name"), change)
+    return inventory.annotate(call.context, call.path_param("name"), body)

@@ -9,7 +9,6 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from tpufleet.errors import BadInput
 from tpufleet.model.api_types import (
-    Acknowledgement,
     ArchiveRequest,
     EndedJobSelection,
     JobPage,
@@ -22,14 +21,12 @@ from tpufleet.model.api_types import (
 from tpufleet.model.job.jobs import Job
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role
-from tpufleet.service.api.jobs import find_job
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.jobs import commands, log_streams
 from tpufleet.service.operations import retention
-from tpufleet.service.people.audit import AuditSubject
 from tpufleet.service.transport import event_streams, signed_links
 from tpufleet.service.transport.event_streams import EventHub
 from tpufleet.service.transport.routing import (
@@ -55,13 +52,19 @@ _AUDITED_JOBS, _AUDITED_NAME = 5, 64
 router = Router()
 
 
-@router.route(
-    "GET",
-    "/jobs/{ref}/logs",
-    role=Role.VIEWER,
-    response=str,
-    params=_LOG_PARAMS,
-    media_type=MediaType.TEXT,
+def _selected_jobs(call: ApiCall) -> str:
+    """For the audit log, as the request names them."""
+    request: EndedJobSelection | UnarchiveRequest = call.parse_body(call.route.body)
+    if not request.jobs:
+        everyone = isinstance(request, EndedJobSelection) and request.all_owners
+        return "jobs of all users" if everyone else "own jobs"
+    named = ", ".join(ref[:_AUDITED_NAME] for ref in request.jobs[:_AUDITED_JOBS])
+    more = len(request.jobs) - _AUDITED_JOBS
+    return f"{named} and {more} more" if more > 0 else named
+
+
+@router.get(
+    "/jobs/{ref}/logs", Role.VIEWER, response=str, params=_LOG_PARAMS, media_type=MediaType.TEXT
 )
 def get_job_logs(call: ApiCall, logs: LogFiles) -> Response:
     """Read the logs of a job, each line prefixed with the rank of its host."""
@@ -71,10 +74,9 @@ def get_job_logs(call: ApiCall, logs: LogFiles) -> Response:
     )
 
 
-@router.route(
-    "GET",
+@router.get(
     "/jobs/{ref}/logs/stream",
-    role=Role.VIEWER,
+    Role.VIEWER,
     response=str,
     params=(*_LOG_PARAMS, Param("from", "instead of the header Last-Event-ID")),
     media_type=MediaType.EVENTS,
@@ -98,116 +100,68 @@ async def stream_logs(call: ApiCall, logs: LogFiles, hub: EventHub) -> Response:
     return event_streams.EventStream(hub, lines, call.check_caller, call.user.limits_key)
 
 
-@router.route(
-    "GET", "/jobs/{ref}/result", role=Role.VIEWER, response=bytes, media_type=MediaType.BYTES
-)
+@router.get("/jobs/{ref}/result", Role.VIEWER, response=bytes, media_type=MediaType.BYTES)
 def get_job_result(call: ApiCall, results: ResultFiles) -> Response:
     """Download the file `result` that a job wrote to its run folder."""
     path = results.require(_job_with_files(call).id)
     return FileResponse(path, media_type=MediaType.BYTES.value, headers=_NO_SNIFFING)
 
 
-@router.route(
-    "POST",
+@router.post(
     "/jobs/{ref}/links",
-    role=Role.MEMBER,
-    body=NewLink,
-    response=SignedLink,
-    audit=lambda call: AuditSubject(
-        action=AuditAction.CREATE_LINK,
-        target=call.path_param("ref"),
-        detail=call.parse_body(NewLink).resource[:40],
-    ),
+    Role.MEMBER,
+    audit=AuditAction.CREATE_LINK,
+    detail=lambda call: call.parse_body(NewLink).resource[:40],
 )
-def create_link(call: ApiCall, secret: ServerSecret) -> SignedLink:
+def create_link(call: ApiCall, secret: ServerSecret, body: NewLink, job: Job) -> SignedLink:
     """Create a link to the logs or the result of a job that works without a token."""
-    job, new = find_job(call), call.parse_body(NewLink)
     call.user.require_job_owner(job)
-    if new.resource not in _LINKED_RESOURCES:
-        raise BadInput(f"resource: must be logs or result, not {new.resource[:40]!r}")
-    signed_links.check_lifetime(new.expires_in)
-    expires_at = (call.now + new.expires_in).replace(microsecond=0)
-    path = f"{API_PREFIX}/jobs/{job.id}/{new.resource}"
+    if body.resource not in _LINKED_RESOURCES:
+        raise BadInput(f"resource: must be logs or result, not {body.resource[:40]!r}")
+    signed_links.check_lifetime(body.expires_in)
+    expires_at = (call.now + body.expires_in).replace(microsecond=0)
+    path = f"{API_PREFIX}/jobs/{job.id}/{body.resource}"
     return SignedLink(
         path=signed_links.sign(path, call.user, expires_at, secret), expires_at=expires_at
     )
 
 
-@router.route(
-    "DELETE",
-    "/jobs/{ref}/files",
-    role=Role.MEMBER,
-    response=Acknowledgement,
-    foreign_action=AuditAction.DELETE_JOB_FILES,
-)
+@router.delete("/jobs/{ref}/files", Role.MEMBER, foreign=AuditAction.DELETE_JOB_FILES)
 def delete_job_files(
-    call: ApiCall, results: ResultFiles, snapshots: SnapshotFiles
-) -> Acknowledgement:
+    call: ApiCall, results: ResultFiles, snapshots: SnapshotFiles, job: Job
+) -> None:
     """Delete the result of an ended job, and its code unless another job needs it."""
-    job = find_job(call)
     commands.require_files_deletable(call.context, job)
     results.delete(job.id)
     if job.snapshot is not None and not retention.code_is_needed(call.store, job):
         snapshots.delete(job.snapshot)
-    return Acknowledgement()
 
 
-@router.route(
-    "POST",
-    "/archive",
-    role=Role.MEMBER,
-    body=ArchiveRequest,
-    response=JobPage,
-    foreign_action=AuditAction.ARCHIVE_JOBS,
-    foreign_target=lambda call: _selected_jobs(call.parse_body(ArchiveRequest)),
+@router.post(
+    "/archive", Role.MEMBER, foreign=AuditAction.ARCHIVE_JOBS, foreign_target=_selected_jobs
 )
-def archive_jobs(call: ApiCall) -> JobPage:
+def archive_jobs(call: ApiCall, body: ArchiveRequest) -> JobPage:
     """Archive jobs that have ended: listings leave them out, nothing is deleted."""
-    return retention.archive(call.context, call.parse_body(ArchiveRequest))
+    return retention.archive(call.context, body)
 
 
-@router.route(
-    "POST",
-    "/unarchive",
-    role=Role.MEMBER,
-    body=UnarchiveRequest,
-    response=JobPage,
-    foreign_action=AuditAction.UNARCHIVE_JOBS,
-    foreign_target=lambda call: _selected_jobs(call.parse_body(UnarchiveRequest)),
+@router.post(
+    "/unarchive", Role.MEMBER, foreign=AuditAction.UNARCHIVE_JOBS, foreign_target=_selected_jobs
 )
-def unarchive_jobs(call: ApiCall) -> JobPage:
+def unarchive_jobs(call: ApiCall, body: UnarchiveRequest) -> JobPage:
     """List archived jobs again."""
-    return retention.unarchive(call.context, call.parse_body(UnarchiveRequest))
+    return retention.unarchive(call.context, body)
 
 
-@router.route(
-    "POST",
-    "/purge",
-    role=Role.MEMBER,
-    body=PurgeRequest,
-    response=PurgeReport,
-    foreign_action=AuditAction.PURGE_JOBS,
-    foreign_target=lambda call: _selected_jobs(call.parse_body(PurgeRequest)),
-)
-def purge_jobs(call: ApiCall, files: JobFiles) -> PurgeReport:
+@router.post("/purge", Role.MEMBER, foreign=AuditAction.PURGE_JOBS, foreign_target=_selected_jobs)
+def purge_jobs(call: ApiCall, files: JobFiles, body: PurgeRequest) -> PurgeReport:
     """Delete the files of jobs that have ended; checkpoints only if requested."""
-    request = call.parse_body(PurgeRequest)
-    retention.require_selection(request)
-    return retention.purge(call.context, files, request)
-
-
-def _selected_jobs(request: EndedJobSelection | UnarchiveRequest) -> str:
-    """For the audit log, as the request names them."""
-    if not request.jobs:
-        everyone = isinstance(request, EndedJobSelection) and request.all_owners
-        return "jobs of all users" if everyone else "own jobs"
-    named = ", ".join(ref[:_AUDITED_NAME] for ref in request.jobs[:_AUDITED_JOBS])
-    more = len(request.jobs) - _AUDITED_JOBS
-    return f"{named} and {more} more" if more > 0 else named
+    retention.require_selection(body)
+    return retention.purge(call.context, files, body)
 
 
 def _job_with_files(call: ApiCall) -> Job:
-    job = find_job(call)
+    job = call.path_job
     retention.require_files(call.store, job, "so there is nothing to read")
     return job
 

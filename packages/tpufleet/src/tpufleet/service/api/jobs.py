@@ -9,7 +9,6 @@ import msgspec
 
 from tpufleet.errors import BadInput, Forbidden
 from tpufleet.model.api_types import (
-    Acknowledgement,
     Comparison,
     EventPage,
     JobChanges,
@@ -51,34 +50,18 @@ MAX_SUBMIT_BYTES = 64 * 1024 * 1024
 router = Router()
 
 
-@router.route(
-    "POST",
-    "/jobs",
-    role=Role.MEMBER,
-    body=SubmitRequest,
-    response=JobPage,
-    limit=MAX_SUBMIT_BYTES,
-    foreign_action=AuditAction.SUBMIT_JOB,
+@router.post(
+    "/jobs", Role.MEMBER, body=SubmitRequest, limit=MAX_SUBMIT_BYTES, foreign=AuditAction.SUBMIT_JOB
 )
 def submit_jobs(call: ApiCall, storage: JobStorage) -> JobPage:
     """Submit jobs, all or none; submitting the same job twice is safe."""
-    jobs = submission.submit(call.context, storage, call.body)
-    call.notify()
-    return _submitted(call, storage, jobs)
+    return _submitted(call, storage, submission.submit(call.context, storage, call.body))
 
 
-@router.route(
-    "POST",
-    "/jobs/check",
-    role=Role.MEMBER,
-    body=SubmitRequest,
-    response=JobPage,
-    limit=MAX_SUBMIT_BYTES,
-)
+@router.post("/jobs/check", Role.MEMBER, body=SubmitRequest, limit=MAX_SUBMIT_BYTES)
 def check_jobs(call: ApiCall, storage: JobStorage) -> JobPage:
     """Check jobs as if they were submitted, and submit none."""
-    jobs = submission.check(call.context, storage, call.body)
-    return _submitted(call, storage, jobs)
+    return _submitted(call, storage, submission.check(call.context, storage, call.body))
 
 
 def _submitted(call: ApiCall, storage: JobStorage, jobs: Iterable[Job]) -> JobPage:
@@ -93,11 +76,9 @@ def _submitted(call: ApiCall, storage: JobStorage, jobs: Iterable[Job]) -> JobPa
     )
 
 
-@router.route(
-    "GET",
+@router.get(
     "/jobs",
-    role=Role.VIEWER,
-    response=JobPage,
+    Role.VIEWER,
     params=(
         Param("owner", "user name"),
         Param("state", "comma-separated states; `live` and `ended` are groups of states"),
@@ -131,16 +112,15 @@ def list_jobs(call: ApiCall, ended_rows: EndedJobRows) -> JobPage:
     return queries.job_page(call.store, query, ended_rows)
 
 
-@router.route("GET", "/jobs/{ref}", role=Role.VIEWER, response=JobDetail)
-def get_job(call: ApiCall) -> JobDetail:
+@router.get("/jobs/{ref}", Role.VIEWER)
+def get_job(call: ApiCall, job: Job) -> JobDetail:
     """Show one job by id, beginning of an id, name, OWNER:NAME or @last."""
-    return queries.job_detail(call.store, find_job(call), call.now)
+    return queries.job_detail(call.store, job, call.now)
 
 
-@router.route("GET", "/jobs/{ref}/why", role=Role.VIEWER, response=JobExplanation)
-def explain_job(call: ApiCall, table: PriceTable) -> JobExplanation:
+@router.get("/jobs/{ref}/why", Role.VIEWER)
+def explain_job(call: ApiCall, table: PriceTable, job: Job) -> JobExplanation:
     """Explain why a job is waiting, or why it ended."""
-    job = find_job(call)
     explanation = explain.explain(call.store, job, call.now)
     priced = tuple(
         each
@@ -151,35 +131,24 @@ def explain_job(call: ApiCall, table: PriceTable) -> JobExplanation:
     return replace(explanation, sources=priced)
 
 
-@router.route(
-    "PATCH",
-    "/jobs/{ref}",
-    role=Role.MEMBER,
-    body=JobChanges,
-    response=JobRow,
-    foreign_action=AuditAction.EDIT_JOB,
-)
-def change_job(call: ApiCall) -> JobRow:
+@router.patch("/jobs/{ref}", Role.MEMBER, foreign=AuditAction.EDIT_JOB)
+def change_job(call: ApiCall, body: JobChanges, job: Job) -> JobRow:
     """Change name, tags, notes or priority of a live or ended job."""
-    job, changes = find_job(call), call.parse_body(JobChanges)
-    if call.user.job_id is not None and changes.priority is not None:
+    if call.user.job_id is not None and body.priority is not None:
         raise Forbidden("priority: the processes of a job cannot change it")
-    job = commands.change_job(call.context, job, changes)
-    call.notify()
+    job = commands.change_job(call.context, job, body)
     return queries.job_rows(call.store, [job])[0]
 
 
-@router.route("GET", "/jobs/{ref}/metrics", role=Role.VIEWER, response=MetricSeries)
-def job_metrics(call: ApiCall) -> MetricSeries:
+@router.get("/jobs/{ref}/metrics", Role.VIEWER)
+def job_metrics(call: ApiCall, job: Job) -> MetricSeries:
     """Metrics that a job reported over time, thinned to a bounded number of points."""
-    return metric_series.series(call.store, find_job(call))
+    return metric_series.series(call.store, job)
 
 
-@router.route(
-    "GET",
+@router.get(
     "/compare",
-    role=Role.VIEWER,
-    response=Comparison,
+    Role.VIEWER,
     params=(Param("jobs", "comma-separated references to jobs; code is compared with the first"),),
 )
 def compare_jobs(call: ApiCall, snapshots: SnapshotFiles) -> Comparison:
@@ -189,81 +158,37 @@ def compare_jobs(call: ApiCall, snapshots: SnapshotFiles) -> Comparison:
     return comparison.compare(call.store, snapshots, jobs)
 
 
-@router.route(
-    "POST",
-    "/jobs/{ref}/cancel",
-    role=Role.MEMBER,
-    response=JobRow,
-    foreign_action=AuditAction.CANCEL_JOB,
-)
-def cancel_job(call: ApiCall) -> JobRow:
+@router.post("/jobs/{ref}/cancel", Role.MEMBER, foreign=AuditAction.CANCEL_JOB)
+def cancel_job(call: ApiCall, job: Job) -> JobRow:
     """Cancel a job."""
-    job = find_job(call)
     commands.cancel(call.context, job)
-    call.notify()
     return queries.job_rows(call.store, [job])[0]
 
 
-@router.route(
-    "POST",
-    "/jobs/{ref}/resume",
-    role=Role.MEMBER,
-    body=ResubmitRequest,
-    response=JobRow,
-    foreign_action=AuditAction.RESUME_JOB,
-)
-def resume_job(call: ApiCall, storage: JobStorage) -> JobRow:
+@router.post("/jobs/{ref}/resume", Role.MEMBER, foreign=AuditAction.RESUME_JOB)
+def resume_job(call: ApiCall, storage: JobStorage, job: Job, body: ResubmitRequest) -> JobRow:
     """Start a new job from the last checkpoint, with the same or new code."""
-    return _resubmit(call, storage, ParentRelation.RESUME)
+    new = submission.resubmit(call.context, storage, job, body, ParentRelation.RESUME)
+    return queries.job_row(new, None, None)
 
 
-@router.route(
-    "POST",
-    "/jobs/{ref}/rerun",
-    role=Role.MEMBER,
-    body=ResubmitRequest,
-    response=JobRow,
-    foreign_action=AuditAction.RERUN_JOB,
-)
-def rerun_job(call: ApiCall, storage: JobStorage) -> JobRow:
+@router.post("/jobs/{ref}/rerun", Role.MEMBER, foreign=AuditAction.RERUN_JOB)
+def rerun_job(call: ApiCall, storage: JobStorage, job: Job, body: ResubmitRequest) -> JobRow:
     """Start a new job from the beginning, with the same or new code."""
-    return _resubmit(call, storage, ParentRelation.RERUN)
+    new = submission.resubmit(call.context, storage, job, body, ParentRelation.RERUN)
+    return queries.job_row(new, None, None)
 
 
-@router.route(
-    "GET", "/jobs/{ref}/events", role=Role.VIEWER, response=EventPage, params=events.PAGE_PARAMS
-)
-def list_job_events(call: ApiCall) -> EventPage:
+@router.get("/jobs/{ref}/events", Role.VIEWER, params=events.PAGE_PARAMS)
+def list_job_events(call: ApiCall, job: Job) -> EventPage:
     """List the events of a job, oldest first."""
-    return queries.event_page(call.store, events.event_query(call, find_job(call).id))
+    return queries.event_page(call.store, events.event_query(call, job.id))
 
 
-@router.route(
-    "POST",
-    "/checkpoints/release",
-    role=Role.MEMBER,
-    body=LocationRelease,
-    response=Acknowledgement,
-    foreign_action=AuditAction.RELEASE_LOCATION,
-)
-def release_checkpoint_location(call: ApiCall) -> Acknowledgement:
+@router.post("/checkpoints/release", Role.MEMBER, foreign=AuditAction.RELEASE_LOCATION)
+def release_checkpoint_location(call: ApiCall, body: LocationRelease) -> None:
     """Let others use a checkpoint location; of another user: an admin, with a reason."""
-    asked = call.parse_body(LocationRelease)
-    checkpoint_owners.release(call.store, call.user, asked.location, asked.reason, call.now)
-    return Acknowledgement()
-
-
-def find_job(call: ApiCall) -> Job:
-    """The job that the path names."""
-    return call.find_job(call.path_param("ref"))
-
-
-def _resubmit(call: ApiCall, storage: JobStorage, relation: ParentRelation) -> JobRow:
-    job = submission.resubmit(
-        call.context, storage, find_job(call), call.parse_body(ResubmitRequest), relation
-    )
-    call.notify()
-    return queries.job_row(job, None, None)
+    checkpoint_owners.release(call.store, call.user, body.location, body.reason, call.now)
 
 
 def _search(call: ApiCall) -> JobSearch | None:

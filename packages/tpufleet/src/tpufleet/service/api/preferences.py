@@ -14,36 +14,26 @@ router = Router()
 _USER = Param("user", "another user; requires the admin role")
 
 
-@router.route(
-    "GET",
-    "/preferences",
-    role=Role.VIEWER,
-    response=Preferences,
-    params=(_USER,),
-    foreign_action=AuditAction.READ_PREFERENCES,
-)
+@router.get("/preferences", Role.VIEWER, params=(_USER,), foreign=AuditAction.READ_PREFERENCES)
 def get_preferences(call: ApiCall) -> Preferences:
     """Settings, aliases, working directories and views of the caller."""
     owner = _owner(call)
     return call.store.document(Preferences, owner) or Preferences(owner=owner)
 
 
-@router.route(
-    "PATCH",
+@router.patch(
     "/preferences",
-    role=Role.VIEWER,  # only their own
-    body=PreferenceChanges,
-    response=Preferences,
+    Role.VIEWER,  # only their own
     params=(_USER,),
-    foreign_action=AuditAction.CHANGE_PREFERENCES,
+    foreign=AuditAction.CHANGE_PREFERENCES,
 )
-def change_preferences(call: ApiCall) -> Preferences:
+def change_preferences(call: ApiCall, body: PreferenceChanges) -> Preferences:
     """Set or remove preferences; entries that are missing stay as they are."""
-    owner, changes = _owner(call), call.parse_body(PreferenceChanges)
+    owner = _owner(call)
     changed = call.store.update_document(
         Preferences,
         owner,
-        lambda before: apply_changes(before or Preferences(owner=owner), changes),
+        lambda before: apply_changes(before or Preferences(owner=owner), body),
         required_user=owner,
     )
     return changed or Preferences(owner=owner)

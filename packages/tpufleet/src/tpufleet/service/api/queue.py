@@ -7,18 +7,15 @@ from tpufleet.model.job.jobs import Job
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role
 from tpufleet.model.tpu import topology
-from tpufleet.service.api.jobs import find_job
 from tpufleet.service.jobs import job_queue, queries
 from tpufleet.service.transport.routing import ApiCall, Param, Router
 
 router = Router()
 
 
-@router.route(
-    "GET",
+@router.get(
     "/queue",
-    role=Role.VIEWER,
-    response=QueuePage,
+    Role.VIEWER,
     params=(
         Param("pool", "pool name"),
         Param("type", "TPU type"),
@@ -39,55 +36,29 @@ def list_queue(call: ApiCall) -> QueuePage:
     )
 
 
-@router.route(
-    "POST",
-    "/queue/{ref}/move",
-    role=Role.MEMBER,
-    body=QueueMove,
-    response=JobRow,
-    foreign_action=AuditAction.MOVE_JOB,
-)
-def move_job(call: ApiCall) -> JobRow:
+@router.post("/queue/{ref}/move", Role.MEMBER, foreign=AuditAction.MOVE_JOB)
+def move_job(call: ApiCall, body: QueueMove, job: Job) -> JobRow:
     """Move a waiting job within its queue; ahead of other users requires the admin role."""
-    return _row(call, job_queue.move(call.context, find_job(call), call.parse_body(QueueMove)))
+    return _row(call, job_queue.move(call.context, job, body))
 
 
-@router.route(
-    "POST",
-    "/queue/{ref}/hold",
-    role=Role.MEMBER,
-    response=JobRow,
-    foreign_action=AuditAction.HOLD_JOB,
-)
-def hold_job(call: ApiCall) -> JobRow:
+@router.post("/queue/{ref}/hold", Role.MEMBER, foreign=AuditAction.HOLD_JOB)
+def hold_job(call: ApiCall, job: Job) -> JobRow:
     """Keep a job from being placed."""
-    return _row(call, job_queue.hold(call.context, find_job(call)))
+    return _row(call, job_queue.hold(call.context, job))
 
 
-@router.route(
-    "POST",
-    "/queue/{ref}/release",
-    role=Role.MEMBER,
-    response=JobRow,
-    foreign_action=AuditAction.RELEASE_JOB,
-)
-def release_job(call: ApiCall) -> JobRow:
+@router.post("/queue/{ref}/release", Role.MEMBER, foreign=AuditAction.RELEASE_JOB)
+def release_job(call: ApiCall, job: Job) -> JobRow:
     """Let a held job be placed again."""
-    return _row(call, job_queue.release(call.context, find_job(call)))
+    return _row(call, job_queue.release(call.context, job))
 
 
-@router.route(
-    "POST",
-    "/queue/{ref}/retry",
-    role=Role.MEMBER,
-    response=JobRow,
-    foreign_action=AuditAction.RETRY_JOB,
-)
-def retry_job(call: ApiCall) -> JobRow:
+@router.post("/queue/{ref}/retry", Role.MEMBER, foreign=AuditAction.RETRY_JOB)
+def retry_job(call: ApiCall, job: Job) -> JobRow:
     """Request capacity for a waiting job now, without waiting for the backoff."""
-    return _row(call, job_queue.retry(call.context, find_job(call)))
+    return _row(call, job_queue.retry(call.context, job))
 
 
 def _row(call: ApiCall, job: Job) -> JobRow:
-    call.notify()
     return queries.job_rows(call.store, [job])[0]

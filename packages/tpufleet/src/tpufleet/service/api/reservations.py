@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from tpufleet.model.api_types import (
-    Acknowledgement,
-    NewReservation,
-    ReservationExtension,
-    ReservationPage,
-)
+from tpufleet.model.api_types import NewReservation, ReservationExtension, ReservationPage
 from tpufleet.model.fleet.reservations import Reservation
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.model.people.audit import AuditAction
@@ -19,13 +14,7 @@ from tpufleet.service.transport.routing import ApiCall, Param, Router
 router = Router()
 
 
-@router.route(
-    "GET",
-    "/reservations",
-    role=Role.VIEWER,
-    response=ReservationPage,
-    params=(Param("all", "any value: ended ones too"),),
-)
+@router.get("/reservations", Role.VIEWER, params=(Param("all", "any value: ended ones too"),))
 def list_reservations(call: ApiCall) -> ReservationPage:
     """Reservations by start: active and coming ones."""
     ended = call.query_text("all") is not None
@@ -34,62 +23,31 @@ def list_reservations(call: ApiCall) -> ReservationPage:
     )
 
 
-@router.route(
-    "POST",
-    "/reservations",
-    role=Role.MEMBER,
-    body=NewReservation,
-    response=Reservation,
-    foreign_action=AuditAction.CREATE_RESERVATION,
-)
-def create_reservation(call: ApiCall) -> Reservation:
+@router.post("/reservations", Role.MEMBER, foreign=AuditAction.CREATE_RESERVATION)
+def create_reservation(call: ApiCall, body: NewReservation) -> Reservation:
     """Reserve slices of a pool; repeating the same request is safe."""
-    reservation = reservations.reserve(call.context, call.parse_body(NewReservation))
-    call.notify()
-    return reservation
+    return reservations.reserve(call.context, body)
 
 
-@router.route(
-    "PATCH",
-    "/reservations/{id}",
-    role=Role.MEMBER,
-    body=ReservationExtension,
-    response=Reservation,
-    foreign_action=AuditAction.CHANGE_RESERVATION,
-)
-def extend_reservation(call: ApiCall) -> Reservation:
+@router.patch("/reservations/{id}", Role.MEMBER, foreign=AuditAction.CHANGE_RESERVATION)
+def extend_reservation(call: ApiCall, body: ReservationExtension) -> Reservation:
     """Extend a reservation."""
-    by = call.parse_body(ReservationExtension).extend_by
-    reservation = reservations.extend(call.context, call.path_param("id"), by)
-    call.notify()
-    return reservation
+    return reservations.extend(call.context, call.path_param("id"), body.extend_by)
 
 
-@router.route(
-    "DELETE",
+@router.delete(
     "/reservations/{id}",
-    role=Role.MEMBER,
-    response=Reservation,
+    Role.MEMBER,
     params=(Param("reason", "why; required of an admin"),),
-    foreign_action=AuditAction.DELETE_RESERVATION,
+    foreign=AuditAction.DELETE_RESERVATION,
 )
 def end_reservation(call: ApiCall) -> Reservation:
     """Release a reservation; an admin breaks that of another user, with a reason."""
     reason = call.query_text("reason") or ""
-    reservation = reservations.end(call.context, call.path_param("id"), reason)
-    call.notify()
-    return reservation
+    return reservations.end(call.context, call.path_param("id"), reason)
 
 
-@router.route(
-    "POST",
-    "/slices/{id}/release",
-    role=Role.MEMBER,
-    response=Acknowledgement,
-    foreign_action=AuditAction.RELEASE_SLICE,
-)
-def release_held_slice(call: ApiCall) -> Acknowledgement:
+@router.post("/slices/{id}/release", Role.MEMBER, foreign=AuditAction.RELEASE_SLICE)
+def release_held_slice(call: ApiCall) -> None:
     """Return a slice that is held after a failure to its pool."""
     commands.release_held_slice(call.context, SliceId(call.path_param("id")))
-    call.notify()
-    return Acknowledgement()

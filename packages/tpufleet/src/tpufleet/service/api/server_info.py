@@ -17,7 +17,7 @@ from tpufleet.service.transport.routing import ApiCall, MediaType, Router
 router = Router()
 
 
-@router.route("GET", "/me", role=Role.VIEWER, response=CurrentUser)
+@router.get("/me", Role.VIEWER)
 def get_me(call: ApiCall) -> CurrentUser:
     """Current user."""
     return CurrentUser(
@@ -30,7 +30,7 @@ def get_me(call: ApiCall) -> CurrentUser:
     )
 
 
-@router.route("GET", "/status", role=Role.VIEWER, response=ServerStatus)
+@router.get("/status", Role.VIEWER)
 def get_status(call: ApiCall, server: AboutServer) -> ServerStatus:
     """Status of the control plane and its providers."""
     recent = server.recent_errors
@@ -43,13 +43,13 @@ def get_status(call: ApiCall, server: AboutServer) -> ServerStatus:
     )
 
 
-@router.route("GET", "/metrics", role=Role.VIEWER, response=str, media_type=MediaType.METRICS)
+@router.get("/metrics", Role.VIEWER, response=str, media_type=MediaType.METRICS)
 def get_metrics(call: ApiCall, metrics: ServerMetrics) -> Response:
     """Metrics in the text format of Prometheus."""
     return Response(metrics.text(), media_type=MediaType.METRICS.value)
 
 
-@router.route("GET", "/openapi.json", role=Role.VIEWER, response=dict)
+@router.get("/openapi.json", Role.VIEWER, response=dict)
 def get_openapi(call: ApiCall, document: OpenApiDocument) -> Response:
     """This document."""
     return Response(document.content, media_type=MediaType.JSON.value)

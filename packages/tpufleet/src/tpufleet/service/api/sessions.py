@@ -13,7 +13,6 @@ from tpufleet.model.people.users import Role
 from tpufleet.model.values.encoding import to_json
 from tpufleet.service.operations.server_status import AboutServer
 from tpufleet.service.people import user_commands
-from tpufleet.service.people.audit import AuditSubject
 from tpufleet.service.transport.routing import ApiCall, MediaType, Router, ServerSecret
 from tpufleet.service.web import sessions
 from tpufleet.service.web.sessions import LoginLinks
@@ -21,13 +20,7 @@ from tpufleet.service.web.sessions import LoginLinks
 router = Router()
 
 
-@router.route(
-    "POST",
-    "/session",
-    role=Role.VIEWER,
-    response=BrowserSession,
-    audit=lambda call: AuditSubject(action=AuditAction.CREATE_SESSION, target=call.user.name),
-)
+@router.post("/session", Role.VIEWER, response=BrowserSession, audit=AuditAction.CREATE_SESSION)
 def create_session(call: ApiCall, secret: ServerSecret, server: AboutServer) -> Response:
     """Log a browser in: sets a cookie that stands for the token of this request."""
     session_id = user_commands.create_session(call.context, sessions.LIFETIME)
@@ -53,7 +46,7 @@ def _is_encrypted(call: ApiCall, public_url: str) -> bool:
     )
 
 
-@router.route("GET", "/session", role=Role.VIEWER, response=BrowserSession)
+@router.get("/session", Role.VIEWER, response=BrowserSession)
 def get_session(call: ApiCall) -> Response:
     """The session of this browser."""
     if sessions.cookie_from(call.request.headers.get("cookie")) is None:
@@ -61,13 +54,7 @@ def get_session(call: ApiCall) -> Response:
     return _session_response(call, call.user.session_id)
 
 
-@router.route(
-    "DELETE",
-    "/session",
-    role=Role.VIEWER,
-    response=dict,
-    audit=lambda call: AuditSubject(action=AuditAction.DELETE_SESSION, target=call.user.name),
-)
+@router.delete("/session", Role.VIEWER, response=dict, audit=AuditAction.DELETE_SESSION)
 def delete_session(call: ApiCall) -> Response:
     """Log this browser out: its cookie is no longer accepted."""
     user_commands.delete_session(call.context)
@@ -76,13 +63,7 @@ def delete_session(call: ApiCall) -> Response:
     return response
 
 
-@router.route(
-    "POST",
-    "/session/link",
-    role=Role.VIEWER,
-    response=LoginLink,
-    audit=lambda call: AuditSubject(action=AuditAction.CREATE_LOGIN_LINK, target=call.user.name),
-)
+@router.post("/session/link", Role.VIEWER, audit=AuditAction.CREATE_LOGIN_LINK)
 def create_login_link(call: ApiCall, links: LoginLinks) -> LoginLink:
     """A path that logs a browser in as the caller, once, within two minutes."""
     code = links.create(call.token_hash, call.now)

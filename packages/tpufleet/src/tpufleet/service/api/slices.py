@@ -9,7 +9,6 @@ from starlette.responses import Response, StreamingResponse
 
 from tpufleet.errors import BadInput, Forbidden
 from tpufleet.model.api_types import (
-    Acknowledgement,
     AdoptedNode,
     AdoptRequest,
     FaultRequest,
@@ -39,20 +38,15 @@ MAX_ARGUMENTS = 1000
 router = Router()
 
 
-def _audit_host_command(call: ApiCall) -> AuditSubject:
+def _describe_command(call: ApiCall) -> str:
     request = call.parse_body(HostCommandRequest)
     hosts = "all hosts" if request.host is None else f"host {request.host}"
-    command = shlex.join(request.command) or request.kind.value
-    return AuditSubject(
-        action=AuditAction.EXEC, target=call.path_param("id"), detail=f"{hosts}: {command}"
-    )
+    return f"{hosts}: {shlex.join(request.command) or request.kind.value}"
 
 
-@router.route(
-    "GET",
+@router.get(
     "/slices",
-    role=Role.VIEWER,
-    response=SlicePage,
+    Role.VIEWER,
     params=(
         Param("pool", "pool name"),
         Param("job", "job that holds them"),
@@ -64,118 +58,83 @@ def list_slices(call: ApiCall) -> SlicePage:
     """List slices."""
     ref, slice_id = call.query_text("job"), call.query_text("id")
     if slice_id is not None:
-        found = call.store.slice(SliceId(slice_id))
-        known = [] if found is None else [found]
-        return SlicePage(slices=tuple(queries.slice_rows(call.store, known, call.now)))
-    slices = call.store.slices(
-        live_only=call.query_text("all") is None,
-        pool=call.query_text("pool"),
-        job_id=call.find_job(ref).id if ref else None,
-    )
+        slices = list(call.store.find_slices([SliceId(slice_id)]).values())
+    else:
+        slices = call.store.slices(
+            live_only=call.query_text("all") is None,
+            pool=call.query_text("pool"),
+            job_id=call.find_job(ref).id if ref else None,
+        )
     return SlicePage(slices=tuple(queries.slice_rows(call.store, slices, call.now)))
 
 
-@router.route(
-    "POST",
+@router.post(
     "/slices",
-    role=Role.ADMIN,  # it changes a machine with the credentials of the server
-    body=AdoptRequest,
-    response=AdoptedNode,
+    Role.ADMIN,  # it changes a machine with the credentials of the server
     audit=lambda call: AuditSubject(
         action=AuditAction.ADOPT_NODE,
         target=call.parse_body(AdoptRequest).node,
         detail=f"pool {call.parse_body(AdoptRequest).pool}",
     ),
 )
-def adopt_node(call: ApiCall) -> AdoptedNode:
+def adopt_node(call: ApiCall, body: AdoptRequest) -> AdoptedNode:
     """Adopt a node that a person made, as a slice of a pool."""
-    slice_id = adopted_nodes.adopt(call.context, call.parse_body(AdoptRequest))
-    call.notify()
-    return AdoptedNode(slice_id=slice_id)
+    return AdoptedNode(slice_id=adopted_nodes.adopt(call.context, body))
 
 
-@router.route(
-    "DELETE",
-    "/slices/{id}",
-    role=Role.ADMIN,
-    response=Acknowledgement,
-    audit=lambda call: AuditSubject(
-        action=AuditAction.UNREGISTER_NODE, target=call.path_param("id")
-    ),
-)
-def unregister_node(call: ApiCall) -> Acknowledgement:
+@router.delete("/slices/{id}", Role.ADMIN, audit=AuditAction.UNREGISTER_NODE)
+def unregister_node(call: ApiCall) -> None:
     """Give an adopted node back: its agent stops, and it is not deleted."""
     adopted_nodes.unregister(call.context, call.path_param("id"))
-    call.notify()
-    return Acknowledgement()
 
 
-@router.route(
-    "POST",
+@router.post(
     "/slices/{id}/fault",
-    role=Role.MEMBER,  # and the owner of the job on it, or an admin
-    body=FaultRequest,
-    response=Acknowledgement,
-    audit=lambda call: AuditSubject(
-        action=AuditAction.INJECT_FAULT,
-        target=call.path_param("id"),
-        detail=call.parse_body(FaultRequest).fault,
-    ),
+    Role.MEMBER,  # and the owner of the job on it, or an admin
+    audit=AuditAction.INJECT_FAULT,
+    detail=lambda call: call.parse_body(FaultRequest).fault,
 )
-def inject_fault(call: ApiCall, faults: Faults) -> Acknowledgement:
+def inject_fault(call: ApiCall, faults: Faults, body: FaultRequest) -> None:
     """Inject a fault into a slice."""
-    commands.request_fault(
-        call.context,
-        SliceId(call.path_param("id")),
-        call.parse_body(FaultRequest),
-        faults,
-    )
-    call.notify()
-    return Acknowledgement()
+    commands.request_fault(call.context, SliceId(call.path_param("id")), body, faults)
 
 
-@router.route(
-    "POST",
+@router.post(
     "/slices/{id}/commands",
-    role=Role.MEMBER,  # and the owner of the job on it, or an admin
-    body=HostCommandRequest,
-    response=Acknowledgement,
-    audit=_audit_host_command,
+    Role.MEMBER,  # and the owner of the job on it, or an admin
+    audit=AuditAction.EXEC,
+    detail=_describe_command,
 )
-def send_host_command(call: ApiCall, host_commands: HostCommandQueue) -> Acknowledgement:
+def send_host_command(
+    call: ApiCall, host_commands: HostCommandQueue, body: HostCommandRequest
+) -> None:
     """Run a command or a diagnosis on hosts of a slice, through their agents."""
-    request, slice_id = call.parse_body(HostCommandRequest), SliceId(call.path_param("id"))
-    if not 1 <= len(request.id) <= 64 or not request.id.isalnum():
+    slice_id = SliceId(call.path_param("id"))
+    if not 1 <= len(body.id) <= 64 or not body.id.isalnum():
         raise BadInput("id: must be 1 to 64 letters and digits")
-    if request.kind is HostCommandKind.COMMAND and not request.command:
+    if body.kind is HostCommandKind.COMMAND and not body.command:
         raise BadInput("command: missing; give the command to run")
-    if not timedelta(0) < request.timeout <= MAX_TIMEOUT:
+    if not timedelta(0) < body.timeout <= MAX_TIMEOUT:
         raise BadInput("timeout: must be more than 0 s and at most 1h; run longer work in a job")
-    profile = request.kind is HostCommandKind.PROFILE
-    if profile and not timedelta(0) < request.duration <= MAX_PROFILE:
+    profile = body.kind is HostCommandKind.PROFILE
+    if profile and not timedelta(0) < body.duration <= MAX_PROFILE:
         raise BadInput("duration: of a profile must be more than 0 s and at most 1m")
-    if len(request.command) > MAX_ARGUMENTS:
+    if len(body.command) > MAX_ARGUMENTS:
         raise BadInput(f"command: has more than {MAX_ARGUMENTS} arguments")
     tpu_slice = require_slice(call.store, slice_id, live=True)
     job_id = commands.require_slice_access(call.context, tpu_slice)
     simulated = tpu_slice.provider in SIMULATED_PROVIDERS
-    if simulated and request.kind is HostCommandKind.COMMAND and not call.user.is_admin:
+    if simulated and body.kind is HostCommandKind.COMMAND and not call.user.is_admin:
         # Agents of simulated slices run as the server's user, outside the isolation of jobs.
         raise Forbidden("commands on a simulated slice run as the server: requires the admin role")
-    require_host_index(tpu_slice, request.host)
+    require_host_index(tpu_slice, body.host)
     count = topology.find(tpu_slice.accelerator).hosts
-    indexes = range(count) if request.host is None else (request.host,)
+    indexes = range(count) if body.host is None else (body.host,)
     hosts = tuple(host_id(slice_id, index) for index in indexes)
-    host_commands.send(request, slice_id, hosts, call.now, job_id)
-    return Acknowledgement()
+    host_commands.send(body, slice_id, hosts, call.now, job_id)
 
 
-@router.route(
-    "GET",
-    "/slices/{id}/commands/{command}",
-    role=Role.MEMBER,  # and the owner of the job on the slice, or an admin
-    response=HostCommandReport,
-)
+@router.get("/slices/{id}/commands/{command}", Role.MEMBER)  # and the owner of the job on the slice
 def get_host_command(call: ApiCall, host_commands: HostCommandQueue) -> HostCommandReport:
     """Get the results of a host command."""
     slice_id = SliceId(call.path_param("id"))
@@ -183,10 +142,9 @@ def get_host_command(call: ApiCall, host_commands: HostCommandQueue) -> HostComm
     return host_commands.report(call.path_param("command"), call.path_param("id"), call.now)
 
 
-@router.route(
-    "GET",
+@router.get(
     "/slices/{id}/commands/{command}/file",
-    role=Role.MEMBER,  # and the owner of the job on the slice, or an admin
+    Role.MEMBER,  # and the owner of the job on the slice, or an admin
     params=(Param("host", "index of the host in the slice", number=True),),
     response=bytes,
     media_type=MediaType.BYTES,

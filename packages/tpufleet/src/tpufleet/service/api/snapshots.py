@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from tpufleet.model.api_types import Acknowledgement, StoredSnapshot
+from tpufleet.model.api_types import StoredSnapshot
 from tpufleet.model.people.users import Role
 from tpufleet.service.files.snapshots import SnapshotFiles, Upload
 from tpufleet.service.transport.routing import ApiCall, MediaType, Router, TooLarge, declared_length
@@ -14,38 +14,21 @@ UNLIMITED = 2**50  # the handler has its own limit, with a more helpful message
 router = Router()
 
 
-@router.route("HEAD", "/snapshots/{digest}", role=Role.MEMBER, media_type=MediaType.ARCHIVE)
+@router.route("HEAD", "/snapshots/{digest}", Role.MEMBER, media_type=MediaType.ARCHIVE)
 async def head_snapshot(call: ApiCall, snapshots: SnapshotFiles) -> Response:
     """200 when the server has this snapshot, else 404."""
     exists = await snapshots.touch(call.path_param("digest"))
     return Response(status_code=200 if exists else 404)
 
 
-@router.route(
-    "PUT",
-    "/snapshots/{digest}",
-    role=Role.MEMBER,
-    body=bytes,
-    response=Acknowledgement,
-    limit=UNLIMITED,
-    stream_body=True,
-)
-async def put_snapshot(call: ApiCall, snapshots: SnapshotFiles) -> Acknowledgement:
+@router.put("/snapshots/{digest}", Role.MEMBER, body=bytes, limit=UNLIMITED, stream_body=True)
+async def put_snapshot(call: ApiCall, snapshots: SnapshotFiles) -> None:
     """Upload code as a tar.gz."""
     _check_length(call, snapshots)
     await snapshots.put(call.path_param("digest"), _upload(call))
-    return Acknowledgement()
 
 
-@router.route(
-    "POST",
-    "/snapshots",
-    role=Role.MEMBER,
-    body=bytes,
-    response=StoredSnapshot,
-    limit=UNLIMITED,
-    stream_body=True,
-)
+@router.post("/snapshots", Role.MEMBER, body=bytes, limit=UNLIMITED, stream_body=True)
 async def post_snapshot(call: ApiCall, snapshots: SnapshotFiles) -> StoredSnapshot:
     """Upload code as a tar.gz; the server computes its digest."""
     _check_length(call, snapshots)

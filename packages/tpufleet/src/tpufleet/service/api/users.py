@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tpufleet.model.api_types import (
-    Acknowledgement,
     AuditPage,
     CreatedToken,
     DeletedUser,
@@ -28,14 +27,13 @@ from tpufleet.service.transport.routing import ApiCall, Param, Router, TokensPer
 router = Router()
 
 
-def _audit_put_user(call: ApiCall) -> AuditSubject:
-    new = call.parse_body(NewUser)
-    known = call.store.user(new.name)
-    kind = "new service account" if new.service else "new user"
+def _audit_put_user(call: ApiCall, body: NewUser) -> AuditSubject:
+    known = call.store.user(body.name)
+    kind = "new service account" if body.service else "new user"
     before = kind if known is None else f"was {known.role}"
-    jobs = "; takes over the jobs of a deleted user" if known is None and new.take_over else ""
+    jobs = "; takes over the jobs of a deleted user" if known is None and body.take_over else ""
     return AuditSubject(
-        action=AuditAction.PUT_USER, target=new.name, detail=f"role {new.role} ({before}){jobs}"
+        action=AuditAction.PUT_USER, target=body.name, detail=f"role {body.role} ({before}){jobs}"
     )
 
 
@@ -54,28 +52,19 @@ def _audit_delete_user(call: ApiCall, secrets: SecretFiles) -> AuditSubject:
     )
 
 
-def _audit_create_token(call: ApiCall) -> AuditSubject:
-    new = call.parse_body(NewToken)
-    target = new.user or call.user.name
-    span = new.expires_in
+def _audit_create_token(call: ApiCall, body: NewToken) -> AuditSubject:
+    target = body.user or call.user.name
+    span = body.expires_in
     if span is None:
         expires_at = user_commands.default_expiry(call.context, call.store.user(target))
         span = None if expires_at is None else expires_at - call.now
     lifetime = "does not expire" if span is None else f"expires in {span}"
-    note = f"; note: {new.note}" if new.note else ""
-    pool = f"; pool {new.pool}" if new.pool else ""
+    note = f"; note: {body.note}" if body.note else ""
+    pool = f"; pool {body.pool}" if body.pool else ""
     return AuditSubject(
         action=AuditAction.CREATE_TOKEN,
         target=target,
-        detail=f"scope {new.scope}{pool}; {lifetime}{note}",
-    )
-
-
-def _audit_put_secret(call: ApiCall) -> AuditSubject:
-    return AuditSubject(
-        action=AuditAction.PUT_SECRET,
-        target=call.path_param("name"),
-        detail=_secret_scope(call.parse_body(SecretValue).shared),
+        detail=f"scope {body.scope}{pool}; {lifetime}{note}",
     )
 
 
@@ -83,84 +72,49 @@ def _secret_scope(shared: bool) -> str:
     return "shared" if shared else "own"
 
 
-@router.route("GET", "/users", role=Role.ADMIN, response=UserPage)
+@router.get("/users", Role.ADMIN)
 def list_users(call: ApiCall) -> UserPage:
     """List users."""
     return UserPage(users=tuple(call.store.users()))
 
 
-@router.route("POST", "/users", role=Role.ADMIN, body=NewUser, response=User, audit=_audit_put_user)
-def put_user(call: ApiCall) -> User:
+@router.post("/users", Role.ADMIN, audit=_audit_put_user)
+def put_user(call: ApiCall, body: NewUser) -> User:
     """Create a user or change their role."""
-    return user_commands.put_user(call.context, call.parse_body(NewUser))
+    return user_commands.put_user(call.context, body)
 
 
-@router.route(
-    "DELETE", "/users/{name}", role=Role.ADMIN, response=DeletedUser, audit=_audit_delete_user
-)
+@router.delete("/users/{name}", Role.ADMIN, audit=_audit_delete_user)
 def delete_user(call: ApiCall, secrets: SecretFiles) -> DeletedUser:
     """Delete a user with their tokens and secrets, and cancel their jobs."""
-    deleted = user_commands.delete_user(call.context, secrets, call.path_param("name"))
-    call.notify()
-    return deleted
+    return user_commands.delete_user(call.context, secrets, call.path_param("name"))
 
 
-@router.route(
-    "GET",
-    "/tokens",
-    role=Role.VIEWER,
-    response=TokenPage,
-    params=(Param("user", "owner of the tokens; admins only"),),
-)
+@router.get("/tokens", Role.VIEWER, params=(Param("user", "owner of the tokens; admins only"),))
 def list_tokens(call: ApiCall) -> TokenPage:
     """List your tokens; an admin sees the tokens of all users."""
     return TokenPage(tokens=queries.token_rows(call.store, call.user, call.query_text("user")))
 
 
-@router.route(
-    "POST",
-    "/tokens",
-    role=Role.VIEWER,
-    body=NewToken,
-    response=CreatedToken,
-    audit=_audit_create_token,
-)
-def create_token(call: ApiCall, limit: TokensPerUser) -> CreatedToken:
+@router.post("/tokens", Role.VIEWER, audit=_audit_create_token)
+def create_token(call: ApiCall, limit: TokensPerUser, body: NewToken) -> CreatedToken:
     """Create a token."""
-    return user_commands.create_token(call.context, call.parse_body(NewToken), limit=limit)
+    return user_commands.create_token(call.context, body, limit=limit)
 
 
-@router.route(
-    "POST",
-    "/tokens/{id}/rotate",
-    role=Role.VIEWER,
-    body=TokenRotation,
-    response=CreatedToken,
-    audit=lambda call: AuditSubject(action=AuditAction.ROTATE_TOKEN, target=call.path_param("id")),
-)
-def rotate_token(call: ApiCall, limit: TokensPerUser) -> CreatedToken:
+@router.post("/tokens/{id}/rotate", Role.VIEWER, audit=AuditAction.ROTATE_TOKEN)
+def rotate_token(call: ApiCall, limit: TokensPerUser, body: TokenRotation) -> CreatedToken:
     """Replace a token by a new one with the same rights; the old one expires soon."""
-    return user_commands.rotate_token(
-        call.context, call.path_param("id"), call.parse_body(TokenRotation), limit
-    )
+    return user_commands.rotate_token(call.context, call.path_param("id"), body, limit)
 
 
-@router.route(
-    "DELETE",
-    "/tokens/{id}",
-    role=Role.VIEWER,
-    response=Acknowledgement,
-    audit=lambda call: AuditSubject(action=AuditAction.REVOKE_TOKEN, target=call.path_param("id")),
-)
-def revoke_token(call: ApiCall) -> Acknowledgement:
+@router.delete("/tokens/{id}", Role.VIEWER, audit=AuditAction.REVOKE_TOKEN)
+def revoke_token(call: ApiCall) -> None:
     """Revoke a token."""
     user_commands.revoke_token(call.context, call.path_param("id"))
-    return Acknowledgement()
 
 
-@router.route(
-    "GET", "/tokens/{id}/audit", role=Role.VIEWER, response=AuditPage, params=audit_log.PAGE_PARAMS
-)
+@router.get("/tokens/{id}/audit", Role.VIEWER, params=audit_log.PAGE_PARAMS)
 def list_token_audit_entries(call: ApiCall) -> AuditPage:
     """List audit entries of your token: made with it, or about it; newest first."""
     token = call.path_param("id")
@@ -169,49 +123,31 @@ def list_token_audit_entries(call: ApiCall) -> AuditPage:
     return audit_log.page(call, token=token)
 
 
-@router.route("GET", "/secrets", role=Role.MEMBER, response=SecretNames)
+@router.get("/secrets", Role.MEMBER)
 def list_secrets(call: ApiCall, secrets: SecretFiles) -> SecretNames:
     """List the names of your secrets and of shared secrets."""
     return SecretNames(own=secrets.names(call.user.name), shared=secrets.names())
 
 
-@router.route(
-    "PUT",
+@router.put(
     "/secrets/{name}",
-    role=Role.MEMBER,
-    body=SecretValue,
-    response=Acknowledgement,
-    audit=_audit_put_secret,
+    Role.MEMBER,
+    audit=AuditAction.PUT_SECRET,
+    detail=lambda call: _secret_scope(call.parse_body(SecretValue).shared),
 )
-def put_secret(call: ApiCall, secrets: SecretFiles) -> Acknowledgement:
+def put_secret(call: ApiCall, secrets: SecretFiles, body: SecretValue) -> None:
     """Set one of your secrets, or as an admin a shared secret."""
-    commands.put_secret(
-        call.context,
-        secrets,
-        call.path_param("name"),
-        call.parse_body(SecretValue),
-    )
-    return Acknowledgement()
+    commands.put_secret(call.context, secrets, call.path_param("name"), body)
 
 
-@router.route(
-    "DELETE",
+@router.delete(
     "/secrets/{name}",
-    role=Role.MEMBER,
-    response=Acknowledgement,
+    Role.MEMBER,
     params=(Param("shared", "any value: the shared secret of that name"),),
-    audit=lambda call: AuditSubject(
-        action=AuditAction.DELETE_SECRET,
-        target=call.path_param("name"),
-        detail=_secret_scope(call.query_text("shared") is not None),
-    ),
+    audit=AuditAction.DELETE_SECRET,
+    detail=lambda call: _secret_scope(call.query_text("shared") is not None),
 )
-def delete_secret(call: ApiCall, secrets: SecretFiles) -> Acknowledgement:
+def delete_secret(call: ApiCall, secrets: SecretFiles) -> None:
     """Delete a secret that no live job uses."""
-    commands.delete_secret(
-        call.context,
-        secrets,
-        call.path_param("name"),
-        shared=call.query_text("shared") is not None,
-    )
-    return Acknowledgement()
+    shared = call.query_text("shared") is not None
+    commands.delete_secret(call.context, secrets, call.path_param("name"), shared=shared)

@@ -8,7 +8,7 @@ from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.model.api_types import AdoptRequest
 from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.slices import ADOPTING_PROVIDERS, SliceId, SliceState, TpuSlice
-from tpufleet.model.inbox import InboxMessage, InboxMessageKind
+from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.service.jobs.commands import CommandContext
 from tpufleet.service.lookups import require_pool
 from tpufleet.stores.base import ChangeSet
@@ -43,10 +43,8 @@ def adopt(context: CommandContext, request: AdoptRequest) -> SliceId:
         return each.id
     # A new id each time: a slice that is gone never comes back, and no node has its name.
     slice_id = SliceId(f"{request.node[:_MAX_STEM].rstrip('-')}-{secrets.token_hex(3)}")
-    message = InboxMessage(
-        kind=InboxMessageKind.ADOPT,
-        at=context.now,
-        by=context.caller.name,
+    message = context.message(
+        InboxMessageKind.ADOPT,
         slice_id=slice_id,
         pool=pool.name,
         node=request.node,
@@ -64,12 +62,7 @@ def unregister(context: CommandContext, name: str) -> None:
             f"job {tpu_slice.job_id} runs on {tpu_slice.node}; wait for its end, or run "
             f"`tpu cancel {tpu_slice.job_id}`"
         )
-    message = InboxMessage(
-        kind=InboxMessageKind.UNREGISTER,
-        at=context.now,
-        by=context.caller.name,
-        slice_id=tpu_slice.id,
-    )
+    message = context.message(InboxMessageKind.UNREGISTER, slice_id=tpu_slice.id)
     context.store.commit(ChangeSet(messages=[message]))
 
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 from tpufleet.errors import BadInput, Conflict
-from tpufleet.model.events import Event, EventKind
 from tpufleet.model.fleet.pools import Pool
-from tpufleet.model.inbox import InboxMessage, InboxMessageKind
+from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.job import pod_settings
 from tpufleet.model.people.users import Role
 from tpufleet.model.tpu import topology
@@ -93,14 +92,6 @@ def delete_pool(context: CommandContext, name: str) -> None:
 def _commit_pool(
     context: CommandContext, name: str, state: str, change: ChangeSet, message: str = ""
 ) -> None:
-    by = context.caller.name
-    notice = InboxMessage(kind=InboxMessageKind.POOL_CHANGED, at=context.now, by=by, pool=name)
-    event = Event(
-        at=context.now,
-        kind=EventKind.POOL,
-        state=state,
-        message=message or f"{by} {state} it",
-        pool=name,
-        by=by,
-    )
+    notice = context.message(InboxMessageKind.POOL_CHANGED, pool=name)
+    event = context.pool_event(name, state, message or f"{context.caller.name} {state} it")
     context.store.commit(replace(change, messages=[notice], events=[event]))

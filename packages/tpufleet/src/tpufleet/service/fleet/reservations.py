@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 
 from tpufleet.errors import BadInput, Conflict, Fenced, Forbidden, NotFound
 from tpufleet.model.api_types import NewReservation
-from tpufleet.model.events import Event, EventKind
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.reservations import (
     KEPT_FOR,
@@ -20,7 +19,7 @@ from tpufleet.model.fleet.reservations import (
     Reservation,
     most_reserved,
 )
-from tpufleet.model.inbox import InboxMessage, InboxMessageKind
+from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.people.users import Role
 from tpufleet.policy.scheduling import reservation_limits
 from tpufleet.service.jobs.commands import CommandContext
@@ -291,15 +290,6 @@ def _what(reservation: Reservation) -> str:
 
 
 def _announce(context: CommandContext, changed: Reservation, state: str, message: str) -> None:
-    by = context.caller.name
-    event = Event(
-        at=context.now,
-        kind=EventKind.POOL,
-        state=state,
-        message=message,
-        pool=changed.pool,
-        by=by,
-        data={"reservation": changed.id},
-    )
-    notice = InboxMessage(kind=InboxMessageKind.RESERVED, at=context.now, by=by, pool=changed.pool)
+    event = context.pool_event(changed.pool, state, message, data={"reservation": changed.id})
+    notice = context.message(InboxMessageKind.RESERVED, pool=changed.pool)
     context.store.commit(ChangeSet(messages=[notice], events=[event]))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from tpufleet.errors import BadInput, Conflict, Forbidden
 from tpufleet.model.api_types import FaultRequest, JobChanges, SecretValue
@@ -39,6 +40,21 @@ class CommandContext:
     caller: Caller
     now: datetime
 
+    def message(self, kind: InboxMessageKind, **about: Any) -> InboxMessage:
+        """To the controller, from the caller."""
+        return InboxMessage(kind=kind, at=self.now, by=self.caller.name, **about)
+
+    def job_event(self, job_id: JobId, state: str, message: str) -> Event:
+        """That the caller caused."""
+        by, kind = self.caller.name, EventKind.JOB
+        return Event(at=self.now, kind=kind, state=state, message=message, job_id=job_id, by=by)
+
+    def pool_event(self, pool: str, state: str, message: str, **about: Any) -> Event:
+        by, kind = self.caller.name, EventKind.POOL
+        return Event(
+            at=self.now, kind=kind, state=state, message=message, pool=pool, by=by, **about
+        )
+
 
 def require_live(job: Job) -> None:
     if job.ended:
@@ -54,17 +70,9 @@ def cancel(context: CommandContext, job: Job, reason: str = "") -> None:
     if job.state is JobState.CANCELLED or job.cancel_requested_by is not None:
         return
     require_live(job)
-    notice = InboxMessage(
-        kind=InboxMessageKind.CANCEL, at=context.now, by=context.caller.name, job_id=job.id
-    )
-    event = Event(
-        at=context.now,
-        kind=EventKind.JOB,
-        state="cancel_requested",
-        message=f"cancellation requested by {context.caller.name}{reason and f': {reason}'}",
-        job_id=job.id,
-        by=context.caller.name,
-    )
+    notice = context.message(InboxMessageKind.CANCEL, job_id=job.id)
+    message = f"cancellation requested by {context.caller.name}{reason and f': {reason}'}"
+    event = context.job_event(job.id, "cancel_requested", message)
     context.store.commit(ChangeSet(messages=[notice], events=[event]))
 
 
@@ -105,19 +113,9 @@ def require_priority(caller: Caller, priority: int) -> None:
 
 def edit_job(context: CommandContext, job: Job, edit: JobEdit, message: str) -> Job:
     """Record the edit, why, and tell the controller if the job is live."""
-    by = context.caller.name
-    event = Event(
-        at=context.now,
-        kind=EventKind.JOB,
-        state="edited",
-        message=message,
-        job_id=job.id,
-        by=by,
-    )
-    notice = InboxMessage(kind=InboxMessageKind.EDITED, at=context.now, by=by, job_id=job.id)
-    context.store.commit(
-        ChangeSet(edits=[edit], events=[event], messages=[] if job.ended else [notice])
-    )
+    event = context.job_event(job.id, "edited", message)
+    notice = [] if job.ended else [context.message(InboxMessageKind.EDITED, job_id=job.id)]
+    context.store.commit(ChangeSet(edits=[edit], events=[event], messages=notice))
     return context.store.job(job.id) or job
 
 
@@ -168,12 +166,7 @@ def release_held_slice(context: CommandContext, slice_id: SliceId) -> None:
     if tpu_slice.reserved_for is None:
         raise Conflict(f"slice {slice_id} is not held after a failure")
     context.caller.require_owner(tpu_slice.reserved_for, f"the hold on slice {slice_id}")
-    notice = InboxMessage(
-        kind=InboxMessageKind.HELD_SLICE_RELEASED,
-        at=context.now,
-        by=context.caller.name,
-        slice_id=slice_id,
-    )
+    notice = context.message(InboxMessageKind.HELD_SLICE_RELEASED, slice_id=slice_id)
     context.store.commit(ChangeSet(messages=[notice]))
 
 
@@ -190,13 +183,8 @@ def request_fault(
     if tpu_slice.state is SliceState.GONE:
         raise Conflict(f"slice {slice_id} is gone")
     require_host_index(tpu_slice, request.host)
-    notice = InboxMessage(
-        kind=InboxMessageKind.FAULT,
-        at=context.now,
-        by=context.caller.name,
-        slice_id=slice_id,
-        fault=request.fault,
-        host_index=request.host,
+    notice = context.message(
+        InboxMessageKind.FAULT, slice_id=slice_id, fault=request.fault, host_index=request.host
     )
     context.store.commit(ChangeSet(messages=[notice]))
 

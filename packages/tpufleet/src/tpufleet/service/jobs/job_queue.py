@@ -8,10 +8,9 @@ from datetime import datetime, timedelta
 
 from tpufleet.errors import BadInput, Conflict, Forbidden
 from tpufleet.model.api_types import QueueEntry, QueueMove, QueuePage
-from tpufleet.model.events import Event, EventKind
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.reservations import Reservation
-from tpufleet.model.inbox import InboxMessage, InboxMessageKind
+from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.job.attempts import Attempt
 from tpufleet.model.job.job_edits import JobEdit
 from tpufleet.model.job.jobs import Job, JobId, JobState
@@ -187,16 +186,9 @@ def retry(context: CommandContext, job: Job) -> Job:
     require_live(job)
     if job.id not in {each.id for each in waiting_jobs(context.store)}:
         return job
-    by = context.caller.name
-    event = Event(
-        at=context.now,
-        kind=EventKind.JOB,
-        state="retry_requested",
-        message=f"{by} asked to try again now",
-        job_id=job.id,
-        by=by,
-    )
-    notice = InboxMessage(kind=InboxMessageKind.RETRY, at=context.now, by=by, job_id=job.id)
+    message = f"{context.caller.name} asked to try again now"
+    event = context.job_event(job.id, "retry_requested", message)
+    notice = context.message(InboxMessageKind.RETRY, job_id=job.id)
     context.store.commit(ChangeSet(messages=[notice], events=[event]))
     return job
 

@@ -10,10 +10,9 @@ import msgspec
 
 from tpufleet.errors import BadInput, Conflict, Forbidden
 from tpufleet.model.api_types import ResubmitRequest
-from tpufleet.model.events import Event, EventKind
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.slices import SIMULATED, SIMULATED_PROVIDERS
-from tpufleet.model.inbox import InboxMessage, InboxMessageKind
+from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.job import job_file
 from tpufleet.model.job.checkpoint_locations import location_error, spelled
 from tpufleet.model.job.jobs import (
@@ -387,20 +386,9 @@ def _submit_change(context: CommandContext, jobs: Sequence[Job]) -> ChangeSet:
     return ChangeSet(
         new_jobs=jobs,
         required_user=by,  # `delete_user` cancels what was committed before
-        messages=[
-            InboxMessage(kind=InboxMessageKind.SUBMITTED, at=context.now, by=by, job_id=job.id)
-            for job in jobs
-        ],
+        messages=[context.message(InboxMessageKind.SUBMITTED, job_id=job.id) for job in jobs],
         events=[
-            Event(
-                at=context.now,
-                kind=EventKind.JOB,
-                state=job.state.value,
-                message=_submit_message(job, by),
-                job_id=job.id,
-                by=by,
-            )
-            for job in jobs
+            context.job_event(job.id, job.state.value, _submit_message(job, by)) for job in jobs
         ],
     )
 

@@ -21,7 +21,7 @@ from tpufleet.model.api_types import (
     PurgeRequest,
     UnarchiveRequest,
 )
-from tpufleet.model.events import Event, EventKind
+from tpufleet.model.events import Event
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.jobs import checkpoint_leases, queries
@@ -354,11 +354,5 @@ def _event(
             f"some files could not be deleted: {deletion_problem(error)}; "
             f"`tpu archive purge {option}{job.id}` deletes what is left"
         )
-    return Event(
-        at=context.now,
-        kind=EventKind.JOB,
-        state="purged" if error is None else "purge_failed",
-        message=f"purged by {context.caller.name}: {outcome}",
-        job_id=job.id,
-        by=context.caller.name,
-    )
+    state = "purged" if error is None else "purge_failed"
+    return context.job_event(job.id, state, f"purged by {context.caller.name}: {outcome}")

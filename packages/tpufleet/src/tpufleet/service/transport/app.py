@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tpufleet import errors
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, FleetError, Forbidden, Temporary, Unauthorized
-from tpufleet.model.api_types import ERROR_HEADER, ErrorDetail, ErrorResponse
+from tpufleet.model.api_types import ERROR_HEADER, Acknowledgement, ErrorDetail, ErrorResponse
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.notifications import NotificationRules
 from tpufleet.model.people.retention_rules import RetentionRules
@@ -94,7 +94,7 @@ from tpufleet.service.transport.routing import (
 )
 from tpufleet.service.web import sessions
 from tpufleet.service.web.pages import WebPages
-from tpufleet.service.web.sessions import LoginLinks
+from tpufleet.service.web.sessions import SAFE_METHODS, LoginLinks
 from tpufleet.stores.base import Store
 
 logger = logging.getLogger(__name__)
@@ -358,7 +358,7 @@ class AuthMiddleware:
         if cookie is not None and not self._is_agent_path(scope["path"]):
             self._limiter.check_address(address, "")
             hashed, session_id = sessions.read_cookie(self._secret, cookie, now)
-            if scope["method"] not in sessions.SAFE_METHODS:
+            if scope["method"] not in SAFE_METHODS:
                 sent = _header(scope, sessions.CSRF_HEADER.encode())
                 sessions.check_csrf(self._secret, cookie, sent)
             return "", hashed, session_id
@@ -420,7 +420,6 @@ class Dispatcher:
         call = ApiCall(
             store=self._store,
             clock=self._clock,
-            notify=self._notify,
             route=route,
             request=request,
             now=self._clock.now(),
@@ -473,11 +472,15 @@ class Dispatcher:
             raise
 
     def _handle(self, call: ApiCall) -> Response:
-        if call.route.audit is not None:
-            return _response(self._handle_audited(call, call.route.audit(call)))
         if call.caller is None:  # an agent
             return _response(call.route.handler(call))
-        return _response(self._handle_by_owner(call, call.caller))
+        if call.route.audit is not None:
+            answer = self._handle_audited(call, call.route.audit(call))
+        else:
+            answer = self._handle_by_owner(call, call.caller)
+        if call.route.method not in SAFE_METHODS:
+            self._notify()
+        return _response(answer)
 
     def _handle_audited(self, call: ApiCall, subject: AuditSubject) -> object:
         requested = audit.entry(subject, call.user, call.address, call.now)
@@ -530,9 +533,9 @@ def _foreign_subject(call: ApiCall) -> AuditSubject | None:
     """None: the route only reads, and needs no entry."""
     route = call.route
     target = _foreign_target(call)
-    if route.foreign_action is not None:
-        return AuditSubject(action=route.foreign_action, target=target)
-    if route.method in ("GET", "HEAD"):
+    if route.foreign is not None:
+        return AuditSubject(action=route.foreign, target=target)
+    if route.method in SAFE_METHODS:
         return None
     return AuditSubject(action=AuditAction.REQUEST, target=f"{route.method} {route.path} {target}")
 
@@ -550,7 +553,8 @@ def _foreign_target(call: ApiCall) -> str:
 def _response(answer: object) -> Response:
     if isinstance(answer, Response):
         return answer
-    return Response(to_json(answer), media_type=MediaType.JSON.value)
+    content = to_json(Acknowledgement() if answer is None else answer)
+    return Response(content, media_type=MediaType.JSON.value)
 
 
 def error_response(error: FleetError) -> Response:

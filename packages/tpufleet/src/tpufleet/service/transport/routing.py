@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -12,9 +13,11 @@ from enum import StrEnum
 from typing import Any, NewType, TypeVar, TypeVarTuple, get_type_hints
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, Forbidden, Unauthorized
+from tpufleet.model.api_types import Acknowledgement
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role, TokenScope
@@ -83,16 +86,18 @@ class Route:
     method: str
     path: str  # below the prefix
     role: Role | str
-    handler: Callable[..., Any]  # of the call, and of what its other parameters ask for by type
+    # Of the call, and of what its other parameters ask for by type; `body` is the decoded body, and
+    # `job` the job that the path names.
+    handler: Callable[..., Any]
     params: tuple[Param, ...] = ()
-    body: Any = None  # type of the JSON body; bytes for a raw one
-    response: Any = None
+    body: Any = None  # type of the JSON body, by default that of the parameter; bytes for a raw one
+    response: Any = None  # by default what the handler returns
     media_type: MediaType = MediaType.JSON
     limit: int = DEFAULT_BODY_LIMIT  # bytes of the body
     stream_body: bool = False  # the handler reads the body itself
     audit: Callable[..., AuditSubject] | None = None  # what it enters into the audit log
     # Entered only when it concerns what belongs to another user, or is refused.
-    foreign_action: AuditAction | None = None
+    foreign: AuditAction | None = None
     # What a refused request asked for, where the body and not the path names it.
     foreign_target: Callable[[ApiCall], str] | None = None
 
@@ -122,8 +127,17 @@ def _bind(function: Callable[..., Any], provided: Mapping[Any, object]) -> Calla
     if not names:
         return function
     hints = get_type_hints(function)
-    bound = functools.partial(function, **{name: provided[hints[name]] for name in names})
-    return functools.update_wrapper(bound, function)
+    fixed = {name: provided[hints[name]] for name in names if name not in ("body", "job")}
+    bound = functools.partial(function, **fixed)
+    if len(fixed) == len(names):
+        return functools.update_wrapper(bound, function)
+
+    def with_request(call: ApiCall) -> Any:
+        found = {"job": call.path_job} if "job" in names else {}
+        decoded = {"body": call.parse_body(hints["body"])} if "body" in names else {}
+        return bound(call, **found, **decoded)
+
+    return functools.update_wrapper(with_request, function)
 
 
 class Router:
@@ -133,17 +147,51 @@ class Router:
         self.routes: list[Route] = []
 
     def route(
-        self, method: str, path: str, *, role: Role | str, **options: Any
+        self,
+        method: str,
+        path: str,
+        role: Role | str,
+        *,
+        audit: AuditAction | Callable[..., AuditSubject] | None = None,
+        detail: Callable[[ApiCall], str] = lambda _: "",
+        **options: Any,
     ) -> Callable[[Handler], Handler]:
-        """Register the decorated handler. `options` are the other fields of `Route`."""
+        """Register the decorated handler. `options` are the other fields of `Route`. With an
+        action, the target of the entry in the audit log is what the path names, else the caller."""
+
+        def subject(call: ApiCall) -> AuditSubject:
+            assert isinstance(audit, AuditAction)
+            target = call.path_param(name) if (name := first_placeholder(path)) else call.user.name
+            return AuditSubject(action=audit, target=target, detail=detail(call))
 
         def register(handler: Handler) -> Handler:
+            hints = get_type_hints(handler)
+            answer = hints["return"]
+            inferred = {
+                "body": hints.get("body"),
+                "response": Acknowledgement if answer is type(None) else answer,
+                "audit": subject if isinstance(audit, AuditAction) else audit,
+            }
+            if answer in (Response, object):
+                del inferred["response"]
+            fields = {**inferred, **options}
             self.routes.append(
-                Route(method=method, path=path, role=role, handler=handler, **options)
+                Route(method=method, path=path, role=role, handler=handler, **fields)
             )
             return handler
 
         return register
+
+    get = functools.partialmethod(route, "GET")
+    post = functools.partialmethod(route, "POST")
+    put = functools.partialmethod(route, "PUT")
+    patch = functools.partialmethod(route, "PATCH")
+    delete = functools.partialmethod(route, "DELETE")
+
+
+def first_placeholder(path: str) -> str | None:
+    match = re.search(r"\{(\w+)\}", path)
+    return match[1] if match else None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -152,7 +200,6 @@ class ApiCall:
 
     store: Store
     clock: Clock
-    notify: Callable[[], None]  # after a commit: wake the controller and the event streams
     route: Route
     request: Request
     now: datetime
@@ -193,6 +240,10 @@ class ApiCall:
         job = queries.find_job(self.store, ref, self.user.name, owner=own, pool=self.user.pool)
         token_scopes.require_job(self.user, job)
         return job
+
+    @property
+    def path_job(self) -> Job:
+        return self.find_job(self.path_param("ref"))
 
     def _own_job(self, job_id: JobId, ref: str) -> Job:
         """Of a caller that is limited to one job: no answer depends on other jobs."""
