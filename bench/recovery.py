@@ -29,7 +29,7 @@ from tpufleet.model.fleet.hosts import Host, NoticeKind
 from tpufleet.model.fleet.slices import SliceId, TpuSlice
 from tpufleet.providers.base import Order
 from tpufleet.providers.fake import FakeProvider
-from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.hosts.assignments import Assignments
 from tpufleet.service.hosts.heartbeats import Heartbeats
 from tpufleet.stores.base import Store
@@ -90,7 +90,8 @@ class Fleet:
             slice_token=lambda slice_id: f"token of {slice_id}",
             bootstrap_token=lambda slice_id: f"bootstrap token of {slice_id}",
         )
-        assignments = Assignments(self.store, SecretFiles(home / "secrets", [b"k" * 32]), b"secret")
+        secrets = JobSecrets(self.store, [b"k" * 32], clock)
+        assignments = Assignments(self.store, secrets, b"secret")
         self.beats = Heartbeats(self.store, assignments, self.controller.wake)
         self.lost: dict[str, float] = {}  # job → moment
         self._silent: set[SliceId] = set()

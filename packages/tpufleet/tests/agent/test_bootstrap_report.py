@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -15,7 +14,7 @@ from tpufleet.agent.bootstrap_report import MIN_INTERVAL_SECONDS, BootstrapRepor
 from tpufleet.agent.metadata import MetadataClient
 from tpufleet.errors import Unreachable
 from tpufleet.model.fleet import bootstrap
-from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
+from tpufleet.model.fleet.bootstrap import BootstrapStage
 
 
 def written(metadata_server, node, host):
@@ -74,11 +73,9 @@ def test_disabled_guest_attributes_do_not_stop_an_agent(server, capfd):  # noqa:
     bootstrap_report.from_environ({}).connecting(Unreachable("a host without a metadata server"))
 
 
-@pytest.mark.parametrize("text", ["", "{}", "null", "[1]", '{"host": -1}', '{"host": "x"}', "\0"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "null", "[1]", '{"host": 1, "stage": "x"}', '{"host": -1}', '{"host": "x"}', "\0"],
+)
 def test_what_other_processes_write_is_not_a_report(text):
     assert bootstrap.parse_report(text) is None
-
-
-def test_a_stage_of_another_release_is_unknown():
-    report = bootstrap.parse_report(json.dumps({"host": 1, "stage": "polishing"}))
-    assert report == BootstrapReport(host=1, stage=BootstrapStage.UNKNOWN)

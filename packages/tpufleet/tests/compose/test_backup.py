@@ -62,8 +62,6 @@ def filled(request, tmp_path) -> tuple[config.Config, str]:
     store.close()
     (home / "token").write_text("tpf_x\n")
     (home / "secret").write_text("s\n")
-    (home / "secrets" / ".own" / "ada").mkdir(parents=True)
-    (home / "secrets" / ".own" / "ada" / "wandb").write_text("key")
     (home / "logs").mkdir()
     (home / "logs" / "large.log").write_bytes(b"x" * 100_000)
     return settings(home), url
@@ -86,7 +84,7 @@ def test_every_row_and_file_is_restored_also_into_another_kind_of_database(
         str(path.relative_to(new.home)): path.stat().st_mode & 0o777
         for path in new.home.rglob("*") if path.is_file() and "fleet.db" not in path.name
     }  # fmt: skip
-    files = ("token", "secret", "secrets/.own/ada/wandb", "serve.lock", "restored-from")
+    files = ("token", "secret", "serve.lock", "restored-from")
     assert set(restored) == set(files)
     assert all(restored[name] == 0o600 for name in files[:-2])
 

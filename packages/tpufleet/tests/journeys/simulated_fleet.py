@@ -31,7 +31,7 @@ from tpufleet.model.people.users import Role, User
 from tpufleet.model.tpu import topology
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.fake import FakeProvider
-from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.fleet import pool_commands
 from tpufleet.service.hosts.assignments import Assignments
@@ -106,7 +106,7 @@ class SimulatedFleet:
         )
         self._job_storage = JobStorage(
             snapshots=SnapshotFiles(folder / "snapshots"),
-            secrets=SecretFiles(folder / "secrets", [b"k" * 32]),
+            secrets=JobSecrets(self.store, [b"k" * 32], self.clock),
             checkpoints="/checkpoints",
             providers=names,
         )

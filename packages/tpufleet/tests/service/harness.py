@@ -37,7 +37,7 @@ from tpufleet.service.operations.server_status import AboutServer
 from tpufleet.service.transport import auth
 from tpufleet.service.transport.app import create_app
 from tpufleet.service.transport.http_server import FleetServer, listen, make_server
-from tpufleet.service.transport.rate_limiter import RateLimiter
+from tpufleet.service.transport.limits import RateLimiter
 from tpufleet.stores.base import ChangeSet, Store
 
 SECRET = b"server secret of the tests"

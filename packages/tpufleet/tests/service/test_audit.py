@@ -38,9 +38,7 @@ WRITES = {
 
 def test_every_route_that_changes_access_or_what_belongs_to_others_is_audited():
     silent = {
-        name
-        for name, route in WRITES.items()
-        if route.audit is None and route.foreign is None
+        name for name, route in WRITES.items() if route.audit is None and route.foreign is None
     }
     assert silent == OWN_OR_SHARED
 

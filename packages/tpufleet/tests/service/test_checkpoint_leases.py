@@ -218,7 +218,7 @@ def test_a_location_that_no_job_can_use_is_refused_whatever_submits_it(service, 
             submit()
 
 
-def test_a_job_of_an_earlier_version_can_be_rerun_whatever_its_location_is(service):
+def test_a_job_can_be_resumed_however_its_location_is_spelled(service):
     service.submit("job-1", by="mel", checkpoint="gs://lab/run1")
     service.end_job("job-1")
     job = service.store.job(JobId("job-1"))

@@ -101,9 +101,7 @@ HOSTILE = ("negative PAX size of a folder", "sparse 0.1", "end in a file", "end 
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_an_archive_that_an_earlier_release_stored_as_it_came_is_not_expanded(
-    service, tmp_path, name
-):
+def test_an_archive_that_was_damaged_on_disk_is_not_expanded(service, tmp_path, name):
     compare(service, tmp_path, {"a": "1"}, {"a": "2"})
     content, message = MALFORMED[name]
     for stored in (service.folder / "snapshots").iterdir():

@@ -24,7 +24,7 @@ from tpufleet.policy.accounting import rate_limits
 from tpufleet.policy.accounting.rate_limits import RateLimit
 from tpufleet.service.transport import auth, routing
 from tpufleet.service.transport.http_server import make_server
-from tpufleet.service.transport.rate_limiter import RateLimiter, TooManyRequests
+from tpufleet.service.transport.limits import RateLimiter, TooManyRequests
 
 SLOW_CONNECTIONS = 500
 HALF_A_HEADER = b"POST /api/v1/agent/heartbeat HTTP/1.1\r\nHost: fleet\r\nX-Slow: "

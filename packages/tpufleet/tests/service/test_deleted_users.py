@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -14,14 +13,13 @@ import pytest
 from tests.service.harness import ServiceHarness
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Conflict, Unreachable
-from tpufleet.model.api_types import DeletedUser, NewChannel, NewReservation, SecretValue
+from tpufleet.model.api_types import DeletedUser, NewChannel, NewReservation
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.reservations import Reservation
 from tpufleet.model.people.notifications import Delivery, NotificationSettings
 from tpufleet.model.people.preferences import PreferenceChanges, Preferences
 from tpufleet.model.people.users import Role, User
-from tpufleet.service.files.secrets import SecretFiles
-from tpufleet.service.jobs import commands
+from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.jobs.commands import CommandContext
 from tpufleet.service.people import user_commands
 from tpufleet.service.transport.auth import Caller
@@ -107,7 +105,7 @@ def test_everything_of_a_user_goes_with_them(service):
     mel.put_secret("hf", "hunter2")
     service.client("ada").delete_user("mel")
     assert [service.store.documents(kind) for kind in DOCUMENTS] == [[], [], []]
-    assert not list(service.folder.glob("secrets/**/hf"))
+    assert not service.store.objects("secrets/")
     [ended] = service.store.documents(Reservation)
     assert (ended.ends_at, ended.end_reason) == (service.clock.now(), "user mel was deleted")
     messages = [each.message for each in service.client("ada").events(pool="lab").events]
@@ -139,7 +137,7 @@ def test_nothing_is_left_for_a_later_user_of_the_name_if_the_server_stops_half_w
             raise Unreachable("the server was killed")
 
     store, now = StoreThatStops(), service.clock.now()
-    files = SecretFiles(service.folder / "files", [b"k" * 32])
+    files = JobSecrets(store, [b"k" * 32], service.clock)
     for name, role in (("ada", Role.ADMIN), ("mel", Role.MEMBER)):
         store.put_user(User(name=name, role=role, created_at=now))
     files.put("hf", "hunter2", "mel")
@@ -193,52 +191,3 @@ def test_a_pool_of_an_admin_who_deletes_themself_is_not_open_to_all(service):
     ada.put_pool(replace(ada.pool("lab"), members=("ada",)))
     ada.delete_user("ada")
     assert service.store.pool("lab").members == ("eve",)
-
-
-# Secrets on the disk of a server.
-
-
-class FilesAfterTheDeletion(SecretFiles):
-    """Each is written right after its user and their files were deleted."""
-
-    context: CommandContext
-
-    def put(self, name: str, value: str, owner: str | None = None) -> None:
-        user_commands.delete_user(self.context, self, "mel")
-        super().put(name, value, owner)
-
-
-def test_a_secret_that_is_written_after_its_user_was_deleted_is_deleted_too(service, tmp_path):
-    store, now = service.store, service.clock.now()
-    files = FilesAfterTheDeletion(tmp_path / "files", [b"k" * 32])
-    files.context = CommandContext(store=store, caller=Caller(name="ada", role=Role.ADMIN), now=now)
-    mel = CommandContext(store=store, caller=Caller(name="mel", role=Role.MEMBER), now=now)
-    with pytest.raises(Conflict, match="user mel was deleted"):
-        commands.put_secret(mel, files, "hf", SecretValue(value="hunter2"))
-    store.put_user(User(name="mel", role=Role.MEMBER, created_at=now))
-    assert (files.names("mel"), files.get("hf", "mel")) == ((), None)
-
-
-def test_secrets_are_deleted_while_others_of_the_same_user_are_written(tmp_path):
-    files = SecretFiles(tmp_path, [b"k" * 32])
-    stop, outcomes = threading.Event(), set[str]()
-
-    def write() -> None:
-        while not stop.is_set():
-            try:
-                files.put("hf", "hunter2", "mel")
-                outcomes.add("written")
-            except Conflict:
-                outcomes.add("refused")
-            except Exception as error:
-                outcomes.add(repr(error))
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    for _ in range(300):
-        files.delete_all("mel")
-    stop.set()
-    thread.join()
-    files.delete_all("mel")
-    assert outcomes <= {"written", "refused"}
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -29,7 +29,7 @@ from tpufleet.model.job.jobs import JobId
 from tpufleet.model.job.snapshots import SnapshotEntry, snapshot_digest
 from tpufleet.service.files.repack_queue import MAX_UPLOADS_PER_USER, RepackQueue
 from tpufleet.service.files.tar_reader import TarReader
-from tpufleet.service.transport.rate_limiter import TooManyRequests
+from tpufleet.service.transport.limits import TooManyRequests
 
 
 def packed(folder) -> tuple[str, bytes]:

@@ -27,7 +27,7 @@ from tpufleet.service.hosts.host_commands import (
     RETENTION,
     HostCommandQueue,
 )
-from tpufleet.service.transport.rate_limiter import TooManyRequests
+from tpufleet.service.transport.limits import TooManyRequests
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 

@@ -41,7 +41,7 @@ from tpufleet.service.notifications import channels, destinations, outbox, sende
 from tpufleet.service.notifications.channels import ChannelSecrets
 from tpufleet.service.notifications.outbox import NotificationOutbox
 from tpufleet.service.operations import redaction
-from tpufleet.service.transport.rate_limiter import TooManyRequests
+from tpufleet.service.transport.limits import TooManyRequests
 from tpufleet.stores.base import ChangeSet
 
 KEY = b"k" * 32

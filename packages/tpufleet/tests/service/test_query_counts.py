@@ -18,7 +18,7 @@ from tpufleet.model.job.jobs import JobState
 from tpufleet.model.people.users import Role
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.transport import app
-from tpufleet.service.transport.fair_use import WorkerThreads
+from tpufleet.service.transport.limits import WorkerThreads
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.open_store import open_database
 from tpufleet.stores.sql.database import Database, DatabaseSession

@@ -21,9 +21,8 @@ from tests.service.harness import ServiceHarness
 from tpufleet.model.events import Event, EventKind
 from tpufleet.policy.accounting import rate_limits
 from tpufleet.policy.accounting.rate_limits import ConcurrencyLimit
-from tpufleet.service.transport import fair_use
-from tpufleet.service.transport.fair_use import RequestSlots
-from tpufleet.service.transport.rate_limiter import TooManyRequests
+from tpufleet.service.transport import limits
+from tpufleet.service.transport.limits import RequestSlots, TooManyRequests
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 
@@ -218,7 +217,7 @@ def test_a_response_that_is_not_read_keeps_its_slot(service):
 def test_a_client_that_reads_nothing_of_a_response_is_disconnected(
     service, connection, monkeypatch
 ):
-    monkeypatch.setattr(fair_use, "PART_TIMEOUT", timedelta(seconds=0.5))
+    monkeypatch.setattr(limits, "PART_TIMEOUT", timedelta(seconds=0.5))
     restart(service)
     add_large_events(service)
     with ask(service, connection=connection) as client:

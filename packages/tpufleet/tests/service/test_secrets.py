@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import stat
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -15,31 +11,26 @@ from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model.api_types import SecretNames
 from tpufleet.model.people.users import Role
 from tpufleet.service.files import secrets as secret_files
-from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.operations import redaction
 
 CANARY = "canary-7f3a9"
 
 
-OWN = Path(".own")
 NOBODYS = SecretNames(own=(), shared=())
 
 
-@pytest.mark.parametrize(("shared", "place"), [(True, ""), (False, OWN / "ada")])
-def test_a_secret_is_a_file_that_only_the_servers_user_reads(service, shared, place):
-    admin = service.client("ada")
+@pytest.mark.parametrize(("shared", "place"), [(True, "shared"), (False, "own/ada")])
+def test_a_secret_is_an_encrypted_object_of_the_store(service, shared, place):
+    admin, key = service.client("ada"), f"secrets/{place}/hf"
     admin.put_secret("hf", CANARY, shared=shared)
-    file = service.folder / "secrets" / place / "hf"
-    assert CANARY not in file.read_text() and file.read_text().startswith("tpufleet-sealed-1:")
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    for folder in (file.parent, service.folder / "secrets"):
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert CANARY.encode() not in service.store.read_objects([key])[key]
     listed = SecretNames(own=("hf",) * (not shared), shared=("hf",) * shared)
     assert admin.secrets() == listed
     with pytest.raises(NotFound):
         admin.delete_secret("hf", shared=not shared)
     admin.delete_secret("hf", shared=shared)
-    assert not file.exists()
+    assert not service.store.read_objects([key])
     with pytest.raises(NotFound):
         admin.delete_secret("hf", shared=shared)
 
@@ -114,20 +105,9 @@ def test_a_user_cannot_fill_the_disk_with_secrets(service, monkeypatch):
     service.client("mo").put_secret("hf-3", CANARY)
 
 
-def test_parallel_requests_do_not_exceed_the_limit_of_secrets(tmp_path, monkeypatch):
-    all_have_counted = threading.Barrier(8, timeout=0.5)
-
-    class FilesCountedAtOnce(SecretFiles):
-        """All requests count before the first one writes, unless they wait for each other."""
-
-        def names(self, owner: str | None = None) -> tuple[str, ...]:
-            counted = super().names(owner)
-            with contextlib.suppress(threading.BrokenBarrierError):
-                all_have_counted.wait()
-            return counted
-
+def test_parallel_requests_do_not_exceed_the_limit_of_secrets(service, monkeypatch):
     monkeypatch.setattr(secret_files, "MAX_SECRETS", 3)
-    files = FilesCountedAtOnce(tmp_path, KEYS)
+    files = JobSecrets(service.store, KEYS, service.clock)
 
     def put(number: int) -> bool:
         try:
@@ -225,25 +205,17 @@ def test_the_value_of_a_secret_is_told_to_the_agents_of_its_job_and_to_nobody_el
 KEYS = [b"1" * 32, b"2" * 32]
 
 
-def test_secrets_of_an_earlier_key_are_encrypted_again(tmp_path):
-    SecretFiles(tmp_path, KEYS[:1]).put("hf", CANARY, "ada")
-    SecretFiles(tmp_path, KEYS[:1]).put("wandb", "other-canary")
-    files = SecretFiles(tmp_path, KEYS[::-1])
-    assert files.get("hf", "ada") == CANARY and files.get("wandb", "ada") == "other-canary"
-    assert files.encrypt_all() == 2 and files.encrypt_all() == 0
-    for path in tmp_path.rglob("*"):
-        assert path.is_dir() or "canary" not in path.read_text()
-    with_new_key_only = SecretFiles(tmp_path, KEYS[1:])
-    assert with_new_key_only.get("hf", "ada") == CANARY
-    assert SecretFiles(tmp_path, KEYS[:1]).get("hf", "ada") is None
+def test_secrets_of_an_earlier_key_are_encrypted_again(service):
+    def with_keys(*keys: bytes) -> JobSecrets:
+        return JobSecrets(service.store, keys, service.clock)
 
-
-def test_a_secret_cannot_be_passed_off_as_another(tmp_path):
-    files = SecretFiles(tmp_path, KEYS)
-    files.put("hf", CANARY, "ada")
-    files.put("hf", "value-of-mel", "mel")
-    (tmp_path / ".own" / "ada" / "hf").rename(tmp_path / ".own" / "mel" / "hf")
-    assert files.get("hf", "mel") is None
+    with_keys(KEYS[0]).put("hf", CANARY, "ada")
+    with_keys(KEYS[0]).put("wandb", "other-canary")
+    secrets = with_keys(*KEYS[::-1])
+    assert secrets.get("hf", "ada") == CANARY and secrets.get("wandb", "ada") == "other-canary"
+    assert secrets.encrypt_again() == 2 and secrets.encrypt_again() == 0
+    assert with_keys(KEYS[1]).get("hf", "ada") == CANARY
+    assert with_keys(KEYS[0]).get("hf", "ada") is None
 
 
 def test_only_an_admin_reads_files_of_the_servers_machine_in_simulated_jobs(service):

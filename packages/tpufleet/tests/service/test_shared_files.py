@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from tpufleet.service.files import secrets as secrets_module
 from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.logs import LogGap
-from tpufleet.service.files.secrets import SecretFiles, SharedSecrets, derived_key
+from tpufleet.service.files.secrets import JobSecrets, derived_key
 from tpufleet.service.files.shared_logs import IDLE_AFTER, MIN_AGE, SharedLogs
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.stores.open_store import open_store
@@ -250,7 +250,7 @@ def test_the_first_result_is_kept_and_every_server_has_it(archive, tmp_path):
 
 def test_secrets_are_shared_and_encrypted(store, clock):
     store.put_user(ADA)
-    first, second = (SharedSecrets(store, [derived_key(b"server secret")], clock) for _ in range(2))
+    first, second = (JobSecrets(store, [derived_key(b"server secret")], clock) for _ in range(2))
     first.put("TOKEN", "hunter2 ünïcode", "ada")
     first.put("TOKEN", "everyone's")
     assert second.get("TOKEN", "ada") == "hunter2 ünïcode"
@@ -276,7 +276,7 @@ def test_two_servers_do_not_exceed_the_limit_of_secrets_together(store, clock, m
     """The other server stores one after this one has sealed its own."""
     monkeypatch.setattr(secrets_module, "MAX_SECRETS", 3)
     store.put_user(ADA)
-    first, second = (SharedSecrets(store, [derived_key(b"server secret")], clock) for _ in range(2))
+    first, second = (JobSecrets(store, [derived_key(b"server secret")], clock) for _ in range(2))
     first.put("ONE", "value-one", "ada")
     first.put("TWO", "value-two", "ada")
     seal = first._sealed.seal
@@ -295,46 +295,12 @@ def test_two_servers_do_not_exceed_the_limit_of_secrets_together(store, clock, m
 
 def test_a_secret_that_was_copied_to_another_name_cannot_be_read(store, clock, caplog):
     store.put_user(ADA)
-    secrets = SharedSecrets(store, [derived_key(b"server secret")], clock)
+    secrets = JobSecrets(store, [derived_key(b"server secret")], clock)
     secrets.put("MINE", "hunter2", "ada")
     [stored] = store.read_objects(["secrets/own/ada/MINE"]).values()
     store.put_object("secrets/own/bob/MINE", stored, clock.now())
     assert secrets.get("MINE", "bob") is None
     assert (
-        SharedSecrets(store, [derived_key(b"another server secret")], clock).get("MINE", "ada")
-        is None
+        JobSecrets(store, [derived_key(b"another server secret")], clock).get("MINE", "ada") is None
     )
     assert "cannot decrypt secrets/own/bob/MINE" in caplog.text
-
-
-def test_secrets_on_the_disk_of_a_server_are_taken_over(store, clock, tmp_path):
-    keys = [derived_key(b"server secret")]
-    files = SecretFiles(tmp_path, keys)
-    files.put("HUB", "shared")
-    files.put("TOKEN", "old", "ada")
-    files.put("TOKEN", "of a deleted user", "bob")
-    store.put_user(ADA)
-    secrets = SharedSecrets(store, keys, clock)
-    secrets.put("TOKEN", "new", "ada")
-    assert secrets.import_files(files) == 1
-    assert secrets.import_files(files) == 0
-    assert (secrets.get("HUB", "bob"), secrets.get("TOKEN", "ada")) == ("shared", "new")
-    assert secrets.import_files(SecretFiles(tmp_path / "none", keys)) == 0
-
-
-def test_logs_of_the_time_before_servers_shared_them_are_read(store, archive, clock, tmp_path):
-    before = ArchivedLogs(tmp_path / "one", archive)
-    before.append(ATTEMPT, HOST, 0, b"old\n")
-    before.upload_changes()
-    logs = SharedLogs(store, archive, clock, earlier=ArchivedLogs(tmp_path / "two", archive))
-    assert (logs.size(ATTEMPT, HOST), whole(logs)) == (4, b"old\n")
-    # An agent that runs meanwhile sends its log again, as the server has nothing of it.
-    with pytest.raises(LogGap) as gap:
-        logs.append(ATTEMPT, HOST, 4, b"new\n")
-    assert gap.value.size == 0
-    assert logs.append(ATTEMPT, HOST, 0, b"old\nnew\n") == 8
-    assert whole(logs) == b"old\nnew\n"
-
-
-def test_the_age_of_a_chunk_is_longer_than_any_database_call():
-    assert timedelta(seconds=30) < MIN_AGE

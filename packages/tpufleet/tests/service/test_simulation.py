@@ -12,7 +12,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.people.users import Role, User
 from tpufleet.model.tpu import topology
-from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.jobs import submission
 from tpufleet.service.jobs.commands import CommandContext
@@ -41,7 +41,7 @@ def submit(
     )
     storage = submission.JobStorage(
         snapshots=SnapshotFiles(folder / "snapshots"),
-        secrets=SecretFiles(folder / "secrets", [b"k" * 32]),
+        secrets=JobSecrets(store, [b"k" * 32], ManualClock()),
         checkpoints="/checkpoints",
         providers=("local", "tpu-vm"),
         default_provider=default,

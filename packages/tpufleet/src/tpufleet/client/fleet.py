@@ -515,8 +515,7 @@ class FleetClient:
 
     def find_slice(self, slice_id: str) -> SliceRow | None:
         """Also if it is gone."""
-        rows = self._get("/slices", SlicePage, id=slice_id, all="1").slices
-        return next((row for row in rows if row.id == slice_id), None)  # older servers send all
+        return next(iter(self._get("/slices", SlicePage, id=slice_id).slices), None)
 
     def adopt(self, node: str, zone: str, pool: str) -> SliceId:
         """Make a node that a person made a slice of a pool. The server prepares it; the startup

@@ -131,8 +131,6 @@ def unpack(packed: BinaryIO, folder: str | os.PathLike[str]) -> None:
                 target = root / require_path(member.name)
                 if member.issym():
                     entries.append(SnapshotEntry(path=member.name, target=member.linkname))
-                elif member.isdir():  # in those of earlier releases
-                    target.mkdir(parents=True, exist_ok=True)
                 elif not member.isreg():
                     raise BadInput(
                         f"snapshot: {member.name!r} is neither a file nor a symbolic link"

@@ -41,7 +41,7 @@ _RESTORED_FROM = "restored-from"  # in a restored state folder: the path of the 
 # the working folders of their hosts.
 _HOME_FILES = ("token", "port")
 _DATA_FILES = (
-    "secret", "secrets.key", "secrets/**/*", "snapshots/*.tar.gz", "results/*", "faults.yaml",
+    "secret", "snapshots/*.tar.gz", "results/*", "faults.yaml",
     "local/.root.json", "local/*/slice.json", "tpu-vm/**/*",
 )  # fmt: skip
 _CHECKPOINTS = "checkpoints"
@@ -237,7 +237,7 @@ def _files(settings: Config, optional: tuple[str, ...] | None) -> Iterator[tuple
     ):  # fmt: skip
         for pattern in chosen:
             for path in sorted(folder.glob(pattern)):
-                if path.is_file() and not path.is_symlink() and ".draft-" not in path.name:
+                if path.is_file() and not path.is_symlink():
                     yield f"{prefix}/{path.relative_to(folder)}", path
 
 

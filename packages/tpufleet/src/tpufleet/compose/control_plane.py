@@ -75,9 +75,6 @@ def serve(settings: Config, *, embedded: bool) -> int:
     server_files.make_private(home)
     for name in ("fleet.db", "token"):
         server_files.require_private(home / name)
-    for path in (settings.data / "secrets").rglob("*"):
-        if path.is_file():
-            server_files.require_private(path)
     with (
         server_files.exclusive_lock(home),
         contextlib.closing(_open_store(settings)) as store,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tpufleet.config import Config
 from tpufleet.errors import BadInput, Conflict
+from tpufleet.service.transport.http_server import listen
 from tpufleet.stores.base import Store
 
 log = logging.getLogger(__name__)
@@ -151,16 +152,10 @@ def listen_on_previous_port(address: str, port_file: Path) -> socket.socket:
 
 def _listen(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio disables Nagle's algorithm (40 ms per call) only when the protocol is explicit.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host.strip("[]"), int(port)))
+        return listen(host.strip("[]"), int(port))
     except OSError as error:
         raise BadInput(f"listen: cannot bind to {address}: {error.strerror}") from error
-    listener.listen(2048)
-    return listener
 
 
 def advertised_host(host: str) -> str:

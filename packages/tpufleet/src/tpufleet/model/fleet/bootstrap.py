@@ -27,7 +27,6 @@ class BootstrapStage(StrEnum):
     STARTING_SERVER = "starting the server"  # on the VM of `tpu deploy server`
     CONNECTING = "connecting to the server"
     CONNECTED = "connected"
-    UNKNOWN = "unknown"  # of another release
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +47,7 @@ class BootstrapReport:
 def parse_report(text: str) -> BootstrapReport | None:
     """None if it is not a report: any process on a host can write guest attributes."""
     try:
-        report = encoding.from_json_of_any_release(
-            text.encode(), BootstrapReport, {BootstrapStage: BootstrapStage.UNKNOWN}
-        )
+        report = encoding.from_json(text, BootstrapReport)
     except BadInput:
         return None
     return BootstrapReport(

@@ -29,7 +29,7 @@ from tpufleet.service.hosts.heartbeats import Heartbeats, check_host_exists
 from tpufleet.service.hosts.host_commands import HostCommandQueue
 from tpufleet.service.lookups import require_slice
 from tpufleet.service.transport import auth, identifiers
-from tpufleet.service.transport.fair_use import AGENTS
+from tpufleet.service.transport.limits import AGENTS
 from tpufleet.service.transport.routing import (
     SLICE_TOKEN,
     ApiCall,

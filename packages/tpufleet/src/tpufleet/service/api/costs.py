@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from tpufleet.model.job.jobs import Job
 from tpufleet.model.people.budgets import BUDGET_REPORT, BudgetReport
@@ -16,11 +16,10 @@ from tpufleet.model.values import encoding
 from tpufleet.policy.accounting import costs
 from tpufleet.service.jobs import queries
 from tpufleet.service.people import settled_costs
-from tpufleet.service.transport.rate_limiter import TooManyRequests
+from tpufleet.service.transport.limits import TooManyRequests
 from tpufleet.service.transport.routing import ApiCall, Param, PriceTable, Router
 
 _reporting = threading.Lock()  # one at a time: it may read very many jobs
-_BUSY_RETRY = timedelta(seconds=5)
 
 router = Router()
 
@@ -40,7 +39,7 @@ def get_costs(call: ApiCall, table: PriceTable) -> CostReport:
     """Report chip hours and costs, paid and lost."""
     since = call.query_time("since")
     if not _reporting.acquire(blocking=False):
-        raise TooManyRequests("another report of costs is being computed", _BUSY_RETRY)
+        raise TooManyRequests("another report of costs is being computed")
     try:
         return _report(call, since, table)
     finally:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
-
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from tpufleet.errors import BadInput
@@ -69,9 +66,7 @@ def _selected_jobs(call: ApiCall) -> str:
 def get_job_logs(call: ApiCall, logs: LogFiles) -> Response:
     """Read the logs of a job, each line prefixed with the rank of its host."""
     text = log_streams.log_text(call.store, logs, _job_with_files(call), _selection(call))
-    return StreamingResponse(
-        _read_in_threads(text), media_type=MediaType.TEXT.value, headers=_NO_SNIFFING
-    )
+    return StreamingResponse(text, media_type=MediaType.TEXT.value, headers=_NO_SNIFFING)
 
 
 @router.get(
@@ -172,9 +167,3 @@ def _selection(call: ApiCall) -> log_streams.LogSelection:
         attempt=call.query_int("attempt", None, most=999_999),
         tail=call.query_int("tail", None, most=1_000_000_000),
     )
-
-
-async def _read_in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Each chunk in a worker thread, so that a slow disk does not block the event loop."""
-    while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-        yield chunk

@@ -18,7 +18,7 @@ from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role, User
 from tpufleet.policy.events import count_of
 from tpufleet.service.api import audit_log
-from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.jobs import commands, queries
 from tpufleet.service.people import user_commands
 from tpufleet.service.people.audit import AuditSubject
@@ -37,7 +37,7 @@ def _audit_put_user(call: ApiCall, body: NewUser) -> AuditSubject:
     )
 
 
-def _audit_delete_user(call: ApiCall, secrets: SecretFiles) -> AuditSubject:
+def _audit_delete_user(call: ApiCall, secrets: JobSecrets) -> AuditSubject:
     name = call.path_param("name")
     ends = user_commands.ends_with_user(call.context, secrets, name)
     counts = (
@@ -85,7 +85,7 @@ def put_user(call: ApiCall, body: NewUser) -> User:
 
 
 @router.delete("/users/{name}", Role.ADMIN, audit=_audit_delete_user)
-def delete_user(call: ApiCall, secrets: SecretFiles) -> DeletedUser:
+def delete_user(call: ApiCall, secrets: JobSecrets) -> DeletedUser:
     """Delete a user with their tokens and secrets, and cancel their jobs."""
     return user_commands.delete_user(call.context, secrets, call.path_param("name"))
 
@@ -124,7 +124,7 @@ def list_token_audit_entries(call: ApiCall) -> AuditPage:
 
 
 @router.get("/secrets", Role.MEMBER)
-def list_secrets(call: ApiCall, secrets: SecretFiles) -> SecretNames:
+def list_secrets(call: ApiCall, secrets: JobSecrets) -> SecretNames:
     """List the names of your secrets and of shared secrets."""
     return SecretNames(own=secrets.names(call.user.name), shared=secrets.names())
 
@@ -135,7 +135,7 @@ def list_secrets(call: ApiCall, secrets: SecretFiles) -> SecretNames:
     audit=AuditAction.PUT_SECRET,
     detail=lambda call: _secret_scope(call.parse_body(SecretValue).shared),
 )
-def put_secret(call: ApiCall, secrets: SecretFiles, body: SecretValue) -> None:
+def put_secret(call: ApiCall, secrets: JobSecrets, body: SecretValue) -> None:
     """Set one of your secrets, or as an admin a shared secret."""
     commands.put_secret(call.context, secrets, call.path_param("name"), body)
 
@@ -147,7 +147,7 @@ def put_secret(call: ApiCall, secrets: SecretFiles, body: SecretValue) -> None:
     audit=AuditAction.DELETE_SECRET,
     detail=lambda call: _secret_scope(call.query_text("shared") is not None),
 )
-def delete_secret(call: ApiCall, secrets: SecretFiles) -> None:
+def delete_secret(call: ApiCall, secrets: JobSecrets) -> None:
     """Delete a secret that no live job uses."""
     shared = call.query_text("shared") is not None
     commands.delete_secret(call.context, secrets, call.path_param("name"), shared=shared)

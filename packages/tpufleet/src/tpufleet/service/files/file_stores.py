@@ -11,7 +11,7 @@ from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults, Archi
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.logs import DEFAULT_LIMIT, LogFiles
 from tpufleet.service.files.results import ResultFiles
-from tpufleet.service.files.secrets import SecretFiles, SharedSecrets
+from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.files.shared_logs import SegmentArchive, SharedLogs
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.stores.base import Store
@@ -25,7 +25,7 @@ class FileStores:
     snapshots: SnapshotFiles
     logs: LogFiles
     results: ResultFiles
-    secrets: SecretFiles
+    secrets: JobSecrets
     jobs: JobFiles  # all files of a job, to be measured and deleted
 
 
@@ -50,18 +50,14 @@ def open_file_stores(
     else:
         snapshots = ArchivedSnapshots(state / "snapshots", snapshot_limit, archive)
         results = ArchivedResults(state / "results", archive)
-        if shared:
-            earlier = ArchivedLogs(state / "logs", archive)
-            logs = SharedLogs(store, archive, clock, log_limit, earlier=earlier)
-        else:
-            logs = ArchivedLogs(state / "logs", archive, log_limit)
-    secrets = SecretFiles(state / "secrets", keys)
-    if shared:
-        shared_secrets = SharedSecrets(store, keys, clock)
-        shared_secrets.import_files(secrets)
-        secrets = shared_secrets
-    else:
-        secrets.encrypt_all()
+        logs = (
+            SharedLogs(store, archive, clock, log_limit)
+            if shared
+            else ArchivedLogs(state / "logs", archive, log_limit)
+        )
+    secrets = JobSecrets(store, keys, clock)
+    if not shared:
+        secrets.encrypt_again()
     return FileStores(
         state=state,
         snapshots=snapshots,

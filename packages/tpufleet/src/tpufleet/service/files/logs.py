@@ -6,7 +6,6 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from tpufleet.model.job.jobs import JobId
 from tpufleet.service.files import log_segments
 from tpufleet.service.files.log_segments import SegmentedLog
 from tpufleet.service.transport import identifiers
+from tpufleet.service.transport.limits import BoundedDict
 
 _BLOCK = 64 * 1024
 MAX_LINE_BYTES = 64 * 1024  # a longer line is split
@@ -65,9 +65,9 @@ class LogFiles:
             "server (log_limit); later output is not stored\n"
         ).encode()
         self._segment_bytes = max(1, min(_SEGMENT_BYTES, limit // _MIN_SEGMENTS))
-        self._usage: OrderedDict[JobId, _Usage] = OrderedDict()
+        self._usage = BoundedDict[JobId, _Usage](_MAX_COUNTED)
         self._usage_lock = threading.Lock()
-        self._opened: OrderedDict[Path, SegmentedLog] = OrderedDict()
+        self._opened = BoundedDict[Path, SegmentedLog](_MAX_LISTED)
         self._opened_lock = threading.Lock()
 
     def path(self, attempt: AttemptId, host: HostId) -> Path:
@@ -130,10 +130,7 @@ class LogFiles:
             usage = self._usage.get(job_id)
             if usage is None or usage.added >= self._limit // _RECOUNT_SHARE:
                 usage = _Usage(counted=self._stored_bytes(job_id))
-                self._usage[job_id] = usage
-            self._usage.move_to_end(job_id)
-            while len(self._usage) > _MAX_COUNTED:
-                self._usage.popitem(last=False)
+            self._usage[job_id] = usage
             return max(0, self._limit - usage.counted - usage.added)
 
     def _stored_bytes(self, job_id: JobId) -> int:
@@ -167,10 +164,7 @@ class LogFiles:
         """It remembers which segments there are, for readers."""
         path = self.path(attempt, host)
         with self._opened_lock:
-            log = self._opened.setdefault(path, SegmentedLog(path))
-            self._opened.move_to_end(path)
-            while len(self._opened) > _MAX_LISTED:
-                self._opened.popitem(last=False)
+            log = self._opened[path] = self._opened.get(path) or SegmentedLog(path)
         return log
 
     def _deletion_notice(self, size: int) -> str:

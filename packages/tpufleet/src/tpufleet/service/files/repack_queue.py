@@ -7,15 +7,13 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import TypeVar, TypeVarTuple
 from weakref import WeakValueDictionary
 
-from tpufleet.service.transport.rate_limiter import TooManyRequests
+from tpufleet.service.transport.limits import TooManyRequests
 
 MAX_AT_A_TIME = 2
 MAX_UPLOADS_PER_USER = 16  # being received, waiting or repacked
-_RETRY = timedelta(seconds=5)
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
@@ -34,7 +32,7 @@ class RepackQueue:
     def upload_of(self, user: str) -> Iterator[None]:
         """While an upload is in progress. Raises TooManyRequests."""
         if self._uploads[user] >= MAX_UPLOADS_PER_USER:
-            raise TooManyRequests(f"{MAX_UPLOADS_PER_USER} uploads are in progress", _RETRY)
+            raise TooManyRequests(f"{MAX_UPLOADS_PER_USER} uploads are in progress")
         self._uploads[user] += 1
         try:
             yield

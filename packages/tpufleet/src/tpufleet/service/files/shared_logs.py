@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -20,6 +20,7 @@ from tpufleet.service.files.archived import Archive
 from tpufleet.service.files.logs import DEFAULT_LIMIT, LogFiles, LogGap
 from tpufleet.service.operations.background import log_failure
 from tpufleet.service.transport import identifiers
+from tpufleet.service.transport.limits import BoundedDict
 from tpufleet.stores.base import Store, StoredObject
 
 logger = logging.getLogger(__name__)
@@ -53,19 +54,16 @@ class SharedLogs(LogFiles):
         archive: SegmentArchive,
         clock: Clock,
         limit: int = DEFAULT_LIMIT,
-        earlier: LogFiles | None = None,
     ) -> None:
-        """`earlier` has logs of the time before servers shared them."""
         super().__init__(Path("unused"), limit)
         self._store = store
         self._archive = archive
         self._clock = clock
-        self._earlier = earlier
         self._lock = threading.Lock()
         self._growing: set[str] = set()  # logs with chunks that may be moved
         self._segments: dict[str, list[tuple[int, int]]] = {}
-        self._cache: OrderedDict[str, bytes] = OrderedDict()
-        self._ends: OrderedDict[str, int] = OrderedDict()  # as readers saw them last
+        self._cache = BoundedDict[str, bytes](_CACHED_SEGMENTS)
+        self._ends = BoundedDict[str, int](_REMEMBERED_ENDS)  # as readers saw them last
 
     def append(self, attempt: AttemptId, host: HostId, offset: int, data: bytes) -> int:
         log = _log_name(attempt, host)
@@ -95,8 +93,6 @@ class SharedLogs(LogFiles):
 
     def size(self, attempt: AttemptId, host: HostId) -> int:
         last = self._last(_log_name(attempt, host))
-        if last is None and self._earlier is not None:
-            return self._earlier.size(attempt, host)
         return _end(last) if last is not None else 0
 
     def read(self, attempt: AttemptId, host: HostId, offset: int, count: int) -> bytes:
@@ -105,11 +101,10 @@ class SharedLogs(LogFiles):
         while count > 0:
             # One query when there is nothing new, as followers ask often.
             chunks = self._store.objects(f"{log}/", since=_chunk_name(log, offset))
-            if not chunks and self._earlier is not None:
-                return self._earlier.read(attempt, host, offset, count)
-            if chunks:
-                self._remember_end(log, _end(chunks[-1]))
-            if not chunks or offset >= _end(chunks[-1]):
+            if not chunks:
+                break
+            self._remember_end(log, _end(chunks[-1]))
+            if offset >= _end(chunks[-1]):
                 break
             part = self._read_part(log, chunks, offset, count)
             if not part:
@@ -123,8 +118,6 @@ class SharedLogs(LogFiles):
         if offset == self._ends.get(log):
             return offset
         chunks = self._store.objects(f"{log}/", since=_chunk_name(log, offset))
-        if not chunks and self._earlier is not None:
-            return self._earlier.next_stored(attempt, host, offset)
         if not chunks or offset >= min(_start(chunks[0]), _end(chunks[-1])):
             return offset
         later = [start for start, end in self._list_segments(log) if end > offset]
@@ -133,8 +126,6 @@ class SharedLogs(LogFiles):
     def stored_from(self, attempt: AttemptId, host: HostId, end: int) -> int:
         log = _log_name(attempt, host)
         chunks = self._store.objects(f"{log}/") if end else []
-        if not chunks and self._earlier is not None:
-            return self._earlier.stored_from(attempt, host, end)
         if not chunks or end > _start(chunks[0]):
             return min(end, _start(chunks[0])) if chunks else end
         found = _covering(self._list_segments(log), end - 1)
@@ -183,9 +174,6 @@ class SharedLogs(LogFiles):
     def _remember_end(self, log: str, end: int) -> None:
         with self._lock:
             self._ends[log] = end
-            self._ends.move_to_end(log)
-            while len(self._ends) > _REMEMBERED_ENDS:
-                self._ends.popitem(last=False)
 
     def _last(self, log: str) -> StoredObject | None:
         chunks = self._store.objects(f"{log}/", since=f"{log}/{_LAST}")
@@ -251,8 +239,6 @@ class SharedLogs(LogFiles):
                 return b""
             with self._lock:
                 self._cache[name] = data
-                while len(self._cache) > _CACHED_SEGMENTS:
-                    self._cache.popitem(last=False)
         return data[offset - found[0] :]
 
     def _list_segments(self, log: str) -> list[tuple[int, int]]:

@@ -131,30 +131,25 @@ class SnapshotFiles:
         try:
             with open(descriptor, "wb") as out:
                 try:
-                    packed = _pack_again(draft, out, self.limit * _MAX_INFLATION)
+                    digest = _pack_again(draft, out, self.limit * _MAX_INFLATION)
                 except DAMAGED as error:
                     raise BadInput(f"the snapshot is not a valid tar.gz: {error}") from error
-                if expected not in (None, packed.digest):
+                if expected not in (None, digest):
                     raise BadInput(
-                        f"the snapshot has digest {packed.digest}, not {expected}; upload it again"
+                        f"the snapshot has digest {digest}, not {expected}; upload it again"
                     )
                 out.flush()
                 os.fsync(out.fileno())
-            os.replace(name, self.path(packed.digest))
+            os.replace(name, self.path(digest))
         except BaseException:
             os.unlink(name)
             raise
-        return packed.digest
+        return digest
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Packed:
-    digest: str
-    folders: int  # entries of folders, which the digest does not cover
-
-
-def _pack_again(file: IO[bytes], out: IO[bytes], limit: int) -> _Packed:
-    """Raises BadInput, or one of `DAMAGED`. The order of the entries stays."""
+def _pack_again(file: IO[bytes], out: IO[bytes], limit: int) -> str:
+    """The digest, which does not cover folders. Raises BadInput, or one of `DAMAGED`. The order of
+    the entries stays."""
     total = count = names = 0
     entries = []
     folders: list[str] = []
@@ -174,7 +169,7 @@ def _pack_again(file: IO[bytes], out: IO[bytes], limit: int) -> _Packed:
             else:
                 entries.append(_copy_entry(tar, entry, copy))
     require_unpackable(entries, folders)
-    return _Packed(digest=snapshot_digest(entries), folders=len(folders))
+    return snapshot_digest(entries)
 
 
 def _copy_entry(tar: TarReader, entry: tarfile.TarInfo, copy: tarfile.TarFile) -> SnapshotEntry:

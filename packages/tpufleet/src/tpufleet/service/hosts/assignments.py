@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from tpufleet.model.fleet.agent_protocol import Assignment
 from tpufleet.model.fleet.hosts import HostId, host_id
@@ -17,14 +15,12 @@ from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import Job, ParentRelation
 from tpufleet.model.people.users import Role
 from tpufleet.model.tpu import topology
-from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.transport import auth, identifiers
+from tpufleet.service.transport.limits import BoundedDict
 from tpufleet.stores.base import Store
 
 logger = logging.getLogger(__name__)
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 _MAX_CACHED = 50_000  # slices
 HOST_FILE_PREFIX = "file:"  # a secret that the agent reads from a file on its host
@@ -43,11 +39,11 @@ class _CachedAssignment:
 class Assignments:
     """Caches the assignment of each slice for as long as the attempt's row is unchanged."""
 
-    def __init__(self, store: Store, secrets: SecretFiles, server_secret: bytes) -> None:
+    def __init__(self, store: Store, secrets: JobSecrets, server_secret: bytes) -> None:
         self._store = store
         self._server_secret = server_secret
         self._secrets = secrets
-        self._cache: OrderedDict[SliceId, _CachedAssignment] = OrderedDict()
+        self._cache = BoundedDict[SliceId, _CachedAssignment](_MAX_CACHED)
 
     def assignment_for(
         self, host: HostId, tpu_slice: TpuSlice, attempt: Attempt | None
@@ -61,7 +57,7 @@ class Assignments:
             if job is None:
                 return None
             cached = self._compute(tpu_slice.id, attempt, job)
-            _keep(self._cache, tpu_slice.id, cached)
+            self._cache[tpu_slice.id] = cached
         first = cached.assignment
         _, index = identifiers.parse_host_id(host)
         return replace(
@@ -165,10 +161,3 @@ def _stop(attempt: Attempt) -> EndReason | None:
     if attempt.stop_reason is not None:
         return attempt.stop_reason
     return EndReason.USER_ERROR if attempt.state is AttemptState.STOPPING else None
-
-
-def _keep(cache: OrderedDict[K, V], key: K, value: V) -> None:
-    cache[key] = value
-    cache.move_to_end(key)
-    while len(cache) > _MAX_CACHED:
-        cache.popitem(last=False)

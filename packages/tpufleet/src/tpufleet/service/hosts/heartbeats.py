@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -34,7 +33,7 @@ from tpufleet.service.hosts.assignments import Assignments
 from tpufleet.service.jobs.metric_series import MetricRecorder
 from tpufleet.service.operations.background import log_failure
 from tpufleet.service.transport import identifiers
-from tpufleet.service.transport.fair_use import HEARTBEATS
+from tpufleet.service.transport.limits import HEARTBEATS, BoundedDict
 from tpufleet.stores.base import ChangeSet, Store
 
 logger = logging.getLogger(__name__)
@@ -111,7 +110,7 @@ class Heartbeats:
         self._wake = wake
         self._min_interval = min_interval
         self._liveness: dict[HostId, HostLiveness] = {}
-        self._sent: OrderedDict[HostId, _SentChange] = OrderedDict()
+        self._sent = BoundedDict[HostId, _SentChange](_MAX_REMEMBERED)
         self._lookups: list[_Lookup] = []
         self._reading: asyncio.Task[None] | None = None
         self._changes: list[tuple[InboxMessage, asyncio.Future[None]]] = []
@@ -315,9 +314,6 @@ class Heartbeats:
         heartbeat = message.heartbeat
         assert heartbeat is not None
         self._sent[heartbeat.host_id] = _SentChange(reported_facts(heartbeat), message.at)
-        self._sent.move_to_end(heartbeat.host_id)
-        while len(self._sent) > _MAX_REMEMBERED:
-            self._sent.popitem(last=False)
 
 
 def reported_facts(source: Heartbeat | Host) -> tuple[object, ...]:

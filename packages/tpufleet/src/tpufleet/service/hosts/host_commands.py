@@ -28,8 +28,7 @@ from tpufleet.model.fleet.hosts import HostId, slice_id_of
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.job.jobs import JobId
 from tpufleet.service.operations.background import log_failure
-from tpufleet.service.transport.fair_use import HEARTBEATS
-from tpufleet.service.transport.rate_limiter import TooManyRequests
+from tpufleet.service.transport.limits import HEARTBEATS, TooManyRequests
 from tpufleet.stores.base import Store
 
 logger = logging.getLogger(__name__)
@@ -40,7 +39,6 @@ RETENTION = timedelta(minutes=10)
 MAX_PENDING_PER_HOST = 20
 # Of commands that need no more results, the newest are kept: all are read every second.
 MAX_KEPT_PER_HOST = 50
-_RETRY = timedelta(seconds=5)
 
 
 class HostCommandQueue:
@@ -86,8 +84,7 @@ class HostCommandQueue:
             if len(pending.get(host, ())) >= MAX_PENDING_PER_HOST:
                 raise TooManyRequests(
                     f"host {host} has {MAX_PENDING_PER_HOST} host commands without a result; "
-                    "wait until some of them have ended or timed out",
-                    _RETRY,
+                    "wait until some of them have ended or timed out"
                 )
 
     def pending_for(self, host: HostId) -> tuple[HostCommand, ...]:

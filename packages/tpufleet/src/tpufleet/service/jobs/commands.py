@@ -19,7 +19,7 @@ from tpufleet.model.job.job_edits import JobEdit
 from tpufleet.model.job.job_search import matches_wildcard
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.model.values.names import MAX_ITEMS
-from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.lookups import require_host_index, require_slice
 from tpufleet.service.transport import identifiers
 from tpufleet.service.transport.auth import Caller
@@ -189,16 +189,11 @@ def request_fault(
     context.store.commit(ChangeSet(messages=[notice]))
 
 
-def put_secret(context: CommandContext, files: SecretFiles, name: str, secret: SecretValue) -> None:
-    owner = _secret_owner(context, shared=secret.shared)
-    files.put(name, secret.value, owner)
-    if owner is not None and context.store.user(owner) is None:
-        # Maybe written after `delete_user` had deleted the others.
-        files.delete_all(owner)
-        raise Conflict(f"user {owner} was deleted")
+def put_secret(context: CommandContext, files: JobSecrets, name: str, secret: SecretValue) -> None:
+    files.put(name, secret.value, _secret_owner(context, shared=secret.shared))
 
 
-def delete_secret(context: CommandContext, files: SecretFiles, name: str, *, shared: bool) -> None:
+def delete_secret(context: CommandContext, files: JobSecrets, name: str, *, shared: bool) -> None:
     """Refused while a live job needs it for its next attempt."""
     owner = _secret_owner(context, shared=shared)
     for job in context.store.jobs(JobQuery(owner=owner, states=LIVE_STATES, limit=1_000_000)):

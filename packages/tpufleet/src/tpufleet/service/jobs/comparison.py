@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from tpufleet.model.job.metric_points import searchable_values
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.files.tar_reader import DAMAGED, TarReader
 from tpufleet.service.jobs import metric_series, queries
-from tpufleet.service.transport.rate_limiter import TooManyRequests
+from tpufleet.service.transport.limits import TooManyRequests
 from tpufleet.stores.base import Store
 
 MAX_JOBS = 20
@@ -44,7 +43,6 @@ _MAX_HEADERS_BYTES = 256 * 1024 * 1024  # of one snapshot, in addition
 _CHUNK = 64 * 1024
 MAX_LISTED_FILES = 2_000
 MAX_TEXT_BYTES = 32 * 1024 * 1024  # of one snapshot in memory; of other files, only the digest is
-_BUSY_RETRY = timedelta(seconds=5)
 _ARGUMENT = re.compile(r"(?:--?)?([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 _UNCOMPARED = ("name", "tags", "notes")  # they are in the head of the table
 _running = threading.Lock()  # one at a time: each takes memory and a processor
@@ -145,7 +143,7 @@ def _code_differences(snapshots: SnapshotFiles, jobs: Sequence[Job]) -> tuple[Co
     if all(other.snapshot == base.snapshot for other in others):
         return tuple(CodeDifference(job_id=other.id, same=True) for other in others)
     if not _running.acquire(blocking=False):
-        raise TooManyRequests("another comparison is running", _BUSY_RETRY)
+        raise TooManyRequests("another comparison is running")
     try:
         room, before = _Room(), _Snapshot(snapshots, base)
         return tuple(_code_difference(snapshots, before, other, room) for other in others)
@@ -175,7 +173,7 @@ def _code_difference(
         return CodeDifference(job_id=other.id, same=True)
     try:
         before, after = base.files(room), _Snapshot(snapshots, other).files(room)
-    except (*DAMAGED, NotFound, BadInput) as error:  # earlier releases stored any archive
+    except (*DAMAGED, NotFound, BadInput) as error:
         return CodeDifference(job_id=other.id, same=False, message=str(error))
     except _TooLarge:
         message = f"the snapshots have more than {MAX_UNPACKED_BYTES // 2**20} MiB when unpacked"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -184,7 +184,7 @@ class LogFollower:
             self.ended = job is None or job.ended
 
 
-async def stream_lines(hub: EventHub, follower: LogFollower) -> AsyncIterator[bytes]:
+async def stream_lines(hub: EventHub, follower: LogFollower) -> AsyncGenerator[bytes]:
     position = await asyncio.to_thread(follower.begin)
     yield f"retry: 1000\nid: {position}\n: connected\n\n".encode()
     idle_seconds = 0.0

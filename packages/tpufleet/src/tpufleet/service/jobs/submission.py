@@ -29,7 +29,7 @@ from tpufleet.model.people.users import Role
 from tpufleet.model.tpu import topology
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.model.values.encoding import from_json
-from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.hosts.assignments import HOST_FILE_PREFIX, checkpoint_location
 from tpufleet.service.jobs import checkpoint_leases, checkpoint_owners, queries
@@ -75,7 +75,7 @@ class JobStorage:
     """Where the server keeps what jobs refer to."""
 
     snapshots: SnapshotFiles
-    secrets: SecretFiles
+    secrets: JobSecrets
     checkpoints: str  # folder or URL; each job gets a folder below it
     state: str = ""  # the server's own folder, if there is one
     providers: tuple[str, ...] = ()  # configured on this server

@@ -29,7 +29,7 @@ from tpufleet.service.notifications import destinations
 from tpufleet.service.notifications.senders import ChannelSecret
 from tpufleet.service.operations import redaction
 from tpufleet.service.transport import identifiers
-from tpufleet.service.transport.rate_limiter import TooManyRequests
+from tpufleet.service.transport.limits import TooManyRequests
 from tpufleet.stores.base import Store
 
 _TEST_PREFIX = "test-"  # of the id of a delivery; others start with the number of an event

@@ -24,7 +24,7 @@ INTERVAL_SECONDS = 3600.0
 UNFINISHED_AFTER = timedelta(hours=6)
 # Longer than any client takes between upload and submit.
 UNUSED_AFTER = timedelta(days=1)
-_DRAFTS = ("snapshots/.upload-*", "results/.upload-*", "logs/**/.*.fetched", "secrets/**/.draft-*")
+_DRAFTS = ("snapshots/.upload-*", "results/.upload-*", "logs/**/.*.fetched")
 
 
 def run_until(

@@ -13,7 +13,7 @@ from tpufleet.model.people.audit import AuditAction, AuditEntry, AuditOutcome
 from tpufleet.policy.accounting import rate_limits
 from tpufleet.policy.accounting.rate_limits import TokenBucket
 from tpufleet.service.transport.auth import Caller
-from tpufleet.service.transport.rate_limiter import TooManyRequests, monotonic_now
+from tpufleet.service.transport.limits import TooManyRequests, monotonic_now
 from tpufleet.stores.base import Store
 
 MAX_DETAIL = 1000  # characters

@@ -14,7 +14,7 @@ from tpufleet.model.people.notifications import Delivery, NotificationSettings
 from tpufleet.model.people.preferences import Preferences
 from tpufleet.model.people.users import Role, Token, User
 from tpufleet.model.values.durations import MAX_DURATION
-from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.fleet import pool_commands, reservations
 from tpufleet.service.jobs.commands import LIVE_STATES, CommandContext, cancel
 from tpufleet.service.lookups import not_found, require_user
@@ -67,7 +67,7 @@ def _require_no_former_jobs(context: CommandContext, name: str) -> None:
         )
 
 
-def delete_user(context: CommandContext, files: SecretFiles, name: str) -> DeletedUser:
+def delete_user(context: CommandContext, files: JobSecrets, name: str) -> DeletedUser:
     require_user(context.store, name)
     _require_another_admin(context, name)
     deleted = ends_with_user(context, files, name)
@@ -79,7 +79,7 @@ def delete_user(context: CommandContext, files: SecretFiles, name: str) -> Delet
     return deleted
 
 
-def ends_with_user(context: CommandContext, files: SecretFiles, name: str) -> DeletedUser:
+def ends_with_user(context: CommandContext, files: JobSecrets, name: str) -> DeletedUser:
     """What would end if this user were deleted now."""
     store = context.store
     lasting = reservations.listed(store, context.now)
@@ -93,7 +93,7 @@ def ends_with_user(context: CommandContext, files: SecretFiles, name: str) -> De
 
 
 def _end_and_delete_all_of(
-    context: CommandContext, files: SecretFiles, name: str, cancelled: Collection[JobId] = ()
+    context: CommandContext, files: JobSecrets, name: str, cancelled: Collection[JobId] = ()
 ) -> list[JobId]:
     """The jobs that it cancelled; `cancelled`: those that were before."""
     jobs = [job for job in _live_jobs_of(context, name) if job.id not in cancelled]

@@ -42,7 +42,7 @@ from tpufleet.service.files.file_stores import FileStores
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
-from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.files.shared_logs import SharedLogs
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.hosts.assignments import Assignments
@@ -61,12 +61,14 @@ from tpufleet.service.people.audit import AuditLog, AuditSubject
 from tpufleet.service.transport import auth, signed_links, token_scopes
 from tpufleet.service.transport.auth import Caller
 from tpufleet.service.transport.event_streams import EventHub
-from tpufleet.service.transport.fair_use import (
+from tpufleet.service.transport.limits import (
     AGENTS,
     AUTHENTICATION,
     USERS,
+    RateLimiter,
     RequestSlot,
     RequestSlots,
+    TooManyRequests,
     in_parts,
 )
 from tpufleet.service.transport.openapi import OpenApiDocument
@@ -77,7 +79,6 @@ from tpufleet.service.transport.probes import (
     Probes,
     storage_problem,
 )
-from tpufleet.service.transport.rate_limiter import RateLimiter, TooManyRequests
 from tpufleet.service.transport.routing import (
     API_PREFIX,
     SLICE_TOKEN,
@@ -157,7 +158,7 @@ def create_app(
         OpenApiDocument: OpenApiDocument(ROUTES),
         PriceTable: price_table() if prices is None else prices,
         ResultFiles: files.results,
-        SecretFiles: files.secrets,
+        JobSecrets: files.secrets,
         ServerMetrics: metrics,
         ServerSecret: secret,
         SnapshotFiles: files.snapshots,

@@ -6,12 +6,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
-from datetime import timedelta
 
-from starlette.responses import Response
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tpufleet.errors import BadInput, Unauthorized
@@ -20,8 +19,7 @@ from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.values.encoding import to_json
 from tpufleet.service.jobs import queries
 from tpufleet.service.operations.background import log_failure
-from tpufleet.service.transport.fair_use import AUTHENTICATION
-from tpufleet.service.transport.rate_limiter import TooManyRequests
+from tpufleet.service.transport.limits import AUTHENTICATION, BoundedDict, TooManyRequests
 from tpufleet.stores.base import EventQuery, Store, Subscription
 
 logger = logging.getLogger(__name__)
@@ -34,7 +32,6 @@ RECHECK_SECONDS = 15.0  # how often the token of an open stream is checked
 # Each of one job reads the database every second, and each of a log four times. A page has two.
 MAX_STREAMS_PER_USER = 200
 KEEP_ALIVE = b": keep-alive\n\n"
-_RETRY_STREAM = timedelta(seconds=15)
 _BATCH_SIZE = 500
 _KEPT_BATCHES = 16  # streams that lag behind differ by few
 
@@ -123,7 +120,7 @@ class ChangeBatches:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._tasks: OrderedDict[tuple[int, int], asyncio.Task[ChangeBatch]] = OrderedDict()
+        self._tasks = BoundedDict[tuple[int, int], asyncio.Task[ChangeBatch]](_KEPT_BATCHES)
 
     async def after(self, cursor: int, latest: int) -> ChangeBatch:
         """`latest`: number of the newest event, so that nothing read before it is used."""
@@ -132,8 +129,6 @@ class ChangeBatches:
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = asyncio.create_task(asyncio.to_thread(_read_batch, self._store, cursor))
             self._tasks[key] = task
-            while len(self._tasks) > _KEPT_BATCHES:
-                self._tasks.popitem(last=False)
         return await asyncio.shield(task)  # a stream that ends must not end it for the others
 
 
@@ -147,75 +142,51 @@ def _read_batch(store: Store, cursor: int) -> ChangeBatch:
     )
 
 
-class EventStream(Response):
-    """Sends what an iterator yields, and closes the iterator when the client disconnects."""
+class EventStream(StreamingResponse):
+    """Ends when the client disconnects, or the caller's token is revoked or expires: it may be open
+    for days."""
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
         hub: EventHub,
-        chunks: AsyncIterator[bytes],
+        chunks: AsyncGenerator[bytes],
         check_caller: Callable[[], object],
         caller: str,
     ) -> None:
         if hub.streams_by_caller[caller] >= MAX_STREAMS_PER_USER:
-            raise TooManyRequests(f"{MAX_STREAMS_PER_USER} streams are open", _RETRY_STREAM)
-        self._caller = caller
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._hub = hub
-        self._chunks = chunks
-        self._check_caller = check_caller
+            raise TooManyRequests(f"{MAX_STREAMS_PER_USER} streams are open")
+        self._hub, self._caller, self._chunks = hub, caller, chunks
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(_while_allowed(chunks, check_caller), headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._hub.streams_by_caller[self._caller] += 1
-        pump = asyncio.create_task(self._pump(send))
-        disconnected = asyncio.create_task(_until_disconnect(receive))
-        refused = asyncio.create_task(self._until_refused())
-        tasks = (pump, disconnected, refused)
-        ended_by_us = False
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            ended_by_us = done == {refused}
+            await super().__call__(scope, receive, send)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             self._hub.streams_by_caller -= Counter({self._caller: 1})  # leaves out those with none
-        if ended_by_us:
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _until_refused(self) -> None:
-        """Until the caller's token is revoked or expires: a stream may be open for days."""
-        while True:
-            await asyncio.sleep(RECHECK_SECONDS)
-            try:
-                await AUTHENTICATION.run(self._check_caller)
-            except Unauthorized:
-                return
-            except Exception as error:
-                log_failure(logger, "check the caller of a stream", error)
-
-    async def _pump(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        try:
-            async for chunk in self._chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        except OSError as error:
-            logger.debug("client of a stream disconnected: %s", error)
-            return
-        except Exception as error:
-            # The client reconnects with the last event id that it received.
-            log_failure(logger, "continue an event stream", error)
-        finally:
-            await self._chunks.aclose()  # type: ignore[attr-defined]
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._chunks.aclose()
 
 
-async def _until_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _while_allowed(
+    chunks: AsyncIterator[bytes], check_caller: Callable[[], object]
+) -> AsyncIterator[bytes]:
+    """The caller is checked from time to time; there is a chunk at least every 15 seconds."""
+    clock = asyncio.get_running_loop().time
+    checked_at = clock()
+    try:
+        async for chunk in chunks:
+            if clock() - checked_at >= RECHECK_SECONDS:
+                await AUTHENTICATION.run(check_caller)
+                checked_at = clock()
+            yield chunk
+    except Unauthorized as error:
+        logger.debug("stream ended: %s", error)
+    except Exception as error:
+        # The client reconnects with the last event id that it received.
+        log_failure(logger, "continue an event stream", error)
 
 
 def sse_message(kind: str, value: object, event_id: str | int | None = None) -> bytes:
@@ -225,7 +196,7 @@ def sse_message(kind: str, value: object, event_id: str | int | None = None) -> 
 
 async def stream_changes(
     hub: EventHub, store: Store, after: int | None, job_id: JobId | None
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     """Every event after this number (None: from now on), each batch preceded by its jobs' rows. The
     stream of one job also sends its row when its progress changes."""
     cursor = after if after is not None else await asyncio.to_thread(store.last_event)

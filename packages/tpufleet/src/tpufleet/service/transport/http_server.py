@@ -79,6 +79,7 @@ def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(BACKLOG)  # clients may connect before the server starts
     except OSError:
         listener.close()
         raise

@@ -19,7 +19,7 @@ from tpufleet.errors import (
 )
 from tpufleet.model.fleet.server_status import CONTROLLER_REPORT
 from tpufleet.service.operations.write_problems import write_problem
-from tpufleet.service.transport.fair_use import PROBES
+from tpufleet.service.transport.limits import PROBES
 from tpufleet.stores.base import Store
 
 logger = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from tpufleet.service.jobs.commands import CommandContext
 from tpufleet.service.people.audit import AuditSubject
 from tpufleet.service.transport import identifiers, token_scopes
 from tpufleet.service.transport.auth import Caller
-from tpufleet.service.transport.fair_use import USERS, RequestSlot
+from tpufleet.service.transport.limits import USERS, RequestSlot
 from tpufleet.stores.base import Store
 
 T = TypeVar("T")

@@ -33,7 +33,7 @@ def read_cookie(secret: bytes, cookie: str, now: datetime) -> tuple[str, str]:
     """The hash of the user token, and the id of the session."""
     value = _verify(secret, "session", cookie, now)
     token_hash, _, session_id = (value or "").partition(".")
-    if not session_id:  # changed, expired, or of a version that did not store sessions
+    if not session_id:
         raise Unauthorized("the session has expired; log in again")
     return token_hash, session_id
 

@@ -1,13 +1,16 @@
-"""What one caller can take of a server: worker threads in groups that do not wait for each other,
-and a number of requests per user, so that one user cannot take all threads, or all memory with
-large responses that they do not receive."""
+"""What one caller can take of a server: requests in a time, worker threads in groups that do not
+wait for each other, and requests at a time, so that one user cannot take all threads, or all memory
+with large responses that they do not receive. A proxy does not know users, so it cannot do this."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TypeVar, TypeVarTuple
 
 import anyio
@@ -15,17 +18,89 @@ import anyio.to_thread
 from anyio.lowlevel import RunVar
 from starlette.types import Message, Send
 
-from tpufleet.policy.accounting.rate_limits import ConcurrencyLimit
-from tpufleet.service.transport.rate_limiter import TooManyRequests
+from tpufleet.errors import Unreachable
+from tpufleet.policy.accounting import rate_limits
+from tpufleet.policy.accounting.rate_limits import ConcurrencyLimit, RateLimit, TokenBucket
 
+K = TypeVar("K")
+V = TypeVar("V")
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 RETRY_AFTER = timedelta(seconds=5)
+_MAX_REMEMBERED = 100_000
+_VALID_FOR = timedelta(minutes=10)
 # Larger bodies are sent in parts of this size: uvicorn waits for the client between two of them.
 PART_BYTES = 64 * 1024
 # For a part. A person who reads a response in a pager may take a while.
 PART_TIMEOUT = timedelta(minutes=10)
+
+
+class BoundedDict(OrderedDict[K, V]):
+    """Forgets what was written longest ago."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        while len(self) > self._most:
+            self.popitem(last=False)
+
+
+def monotonic_now() -> datetime:
+    """Not the time of day: a clock step must neither block callers nor free them."""
+    return datetime.fromtimestamp(time.monotonic(), UTC)
+
+
+class TooManyRequests(Unreachable):
+    """The caller sends more requests than its limit."""
+
+    def __init__(self, message: str, retry_after: timedelta = RETRY_AFTER) -> None:
+        self.retry_after_seconds = max(1, math.ceil(retry_after.total_seconds()))
+        super().__init__(f"{message}; retry in {self.retry_after_seconds} s")
+
+
+class RateLimiter:
+    """Used in the event loop only. The least recently used callers are forgotten first."""
+
+    def __init__(self, now: Callable[[], datetime] = monotonic_now) -> None:
+        self._now = now
+        self._buckets = BoundedDict[str, TokenBucket](_MAX_REMEMBERED)
+        self._valid = BoundedDict[str, datetime](_MAX_REMEMBERED)  # token hash → last accepted
+
+    def check_caller(self, caller: str, limit: RateLimit) -> None:
+        """Before a request of this caller is handled."""
+        key = f"caller:{caller}"
+        self._buckets[key], wait = rate_limits.take(self._buckets.get(key), limit, self._now())
+        if wait is not None:
+            raise TooManyRequests("too many requests", wait)
+
+    def check_address(self, address: str, token_hash: str) -> None:
+        """Before a token is looked up: strangers must not keep the database busy. A token that was
+        valid a moment ago is let through, whoever else uses the same address."""
+        last, now = self._valid.get(token_hash), self._now()
+        if last is not None and now - last <= _VALID_FOR:
+            return
+        bucket = self._buckets.get(f"address:{address}")
+        if bucket is not None:
+            _, wait = rate_limits.take(bucket, rate_limits.PER_STRANGER, now)
+            if wait is not None:
+                raise TooManyRequests(
+                    f"too many requests without a valid token from {address}", wait
+                )
+
+    def accept(self, token_hash: str) -> None:
+        self._valid[token_hash] = self._now()
+
+    def reject(self, address: str, token_hash: str) -> None:
+        """A request without a valid token was received from this address."""
+        self._valid.pop(token_hash, None)
+        key = f"address:{address}"
+        bucket, _ = rate_limits.take(self._buckets.get(key), rate_limits.PER_STRANGER, self._now())
+        self._buckets[key] = bucket
 
 
 class WorkerThreads:
@@ -90,7 +165,7 @@ class RequestSlots:
     def start_download(self, name: str) -> None:
         caller = self._caller(name)
         if caller.downloads >= self._limit.downloads:
-            raise TooManyRequests(f"{self._limit.downloads} downloads are open", RETRY_AFTER)
+            raise TooManyRequests(f"{self._limit.downloads} downloads are open")
         caller.downloads += 1
 
     def end_download(self, name: str) -> None:
@@ -109,7 +184,7 @@ class RequestSlots:
 
     def _too_many(self) -> TooManyRequests:
         message = f"{self._limit.running} of your requests are running, as many as may at a time"
-        return TooManyRequests(message, RETRY_AFTER)
+        return TooManyRequests(message)
 
 
 class RequestSlot:
