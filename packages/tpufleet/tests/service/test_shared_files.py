@@ -233,7 +233,7 @@ def test_purging_deletes_both_parts_of_a_log(store, archive, clock, tmp_path):
         state=tmp_path, snapshots=SnapshotFiles(tmp_path), archive=archive, store=store
     )
     assert files.size(JobId("job")) == 3
-    files.delete(JobId("job"), checkpoints=False)
+    files.delete(JobId("job"), ("logs", "results"))
     assert archive.objects == {}
     assert [each.name.split("/")[1] for each in store.objects("logs/")] == ["job2"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import Store, StoredObject
 
-_FILES = ("logs", "results")
+FILES = ("logs", "results")
 _CHECKPOINTS = ("checkpoints",)
 
 
@@ -28,7 +28,7 @@ class JobFiles:
 
     def size(self, job_id: JobId) -> int:
         """Bytes of logs and results."""
-        return self._size(job_id, _FILES)
+        return self._size(job_id, FILES)
 
     def checkpoint_size(self, job_id: JobId) -> int:
         return self._size(job_id, _CHECKPOINTS)
@@ -40,20 +40,19 @@ class JobFiles:
         in_store = sum(each.size for each in self._chunks(job_id)) if kind == "logs" else 0
         return listed.get(job_id, 0) + in_store
 
-    def _size(self, job_id: JobId, kinds: tuple[str, ...]) -> int:
+    def _size(self, job_id: JobId, kinds: Sequence[str]) -> int:
         on_disk = sum(deep_folders.size(path) for path in self._paths(job_id, kinds))
         in_store = sum(each.size for each in self._chunks(job_id)) if "logs" in kinds else 0
         return on_disk + in_store + sum(size for _, size in self._objects(job_id, kinds))
 
-    def delete(self, job_id: JobId, checkpoints: bool) -> None:
-        """Idempotent."""
-        kinds = _FILES + _CHECKPOINTS if checkpoints else _FILES
+    def delete(self, job_id: JobId, kinds: Sequence[str]) -> None:
+        """Idempotent. `kinds`: `logs`, `results` and `checkpoints`."""
         for path in self._paths(job_id, kinds):
             deep_folders.delete(path)
         objects = [name for name, _ in self._objects(job_id, kinds)]
         if self.archive is not None and objects:
             self.archive.delete(objects)
-        if self.store is not None:
+        if self.store is not None and "logs" in kinds:
             self.store.delete_objects([each.name for each in self._chunks(job_id)])
 
     def sizes(self, kind: str) -> dict[JobId, int]:
@@ -67,17 +66,7 @@ class JobFiles:
             sizes[job_id] = sizes.get(job_id, 0) + listed.size
         return sizes
 
-    def delete_kind(self, job_id: JobId, kind: str) -> None:
-        """Idempotent."""
-        for path in self._paths(job_id, (kind,)):
-            deep_folders.delete(path)
-        objects = [name for name, _ in self._objects(job_id, (kind,))]
-        if self.archive is not None and objects:
-            self.archive.delete(objects)
-        if self.store is not None and kind == "logs":
-            self.store.delete_objects([each.name for each in self._chunks(job_id)])
-
-    def _paths(self, job_id: JobId, kinds: tuple[str, ...]) -> Iterator[Path]:
+    def _paths(self, job_id: JobId, kinds: Sequence[str]) -> Iterator[Path]:
         for kind in kinds:
             yield self.state / kind / identifiers.parse_job_id(job_id)
 
@@ -86,7 +75,7 @@ class JobFiles:
             return []
         return self.store.objects(f"logs/{identifiers.parse_job_id(job_id)}/")
 
-    def _objects(self, job_id: JobId, kinds: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    def _objects(self, job_id: JobId, kinds: Sequence[str]) -> Iterator[tuple[str, int]]:
         """Objects in the bucket, with their sizes."""
         if self.archive is None:
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -22,6 +21,7 @@ from tpufleet.model.fleet.reservations import (
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.people.users import Role
 from tpufleet.policy.scheduling import reservation_limits
+from tpufleet.service import leases
 from tpufleet.service.jobs.commands import CommandContext
 from tpufleet.service.lookups import require_pool
 from tpufleet.service.transport import identifiers
@@ -31,7 +31,6 @@ _LEASE = "reservations"
 MAX_LATE = timedelta(minutes=5)  # of a request that took a while
 _LEASE_TTL = timedelta(seconds=30)
 _WAIT_SECONDS = 2.0
-_RETRY_SECONDS = 0.02
 
 
 def listed(store: Store, now: datetime, *, ended: bool = False) -> list[Reservation]:
@@ -256,25 +255,15 @@ def _require_room(store: Store, pool: Pool, wanted: Reservation) -> None:
 
 @contextlib.contextmanager
 def no_changes(context: CommandContext) -> Iterator[Lease]:
-    """One change at a time, so that two cannot take the last slice. Each request is a holder of its
-    own: a lease is granted again to whoever holds it. One that outlives its lease, since the server
-    was frozen, changes nothing."""
-    store, holder = context.store, secrets.token_hex(8)
+    """One change at a time, so that two cannot take the last slice. One that outlives its lease,
+    since the server was frozen, changes nothing."""
+    busy = Conflict("another reservation is being made; try again")
     deadline = time.monotonic() + _WAIT_SECONDS
-    while True:
-        now = store.time() or context.now
-        lease = store.acquire_lease(_LEASE, holder, _LEASE_TTL, now)
-        if lease is not None:
-            break
-        if time.monotonic() >= deadline:
-            raise Conflict("another reservation is being made; try again")
-        time.sleep(_RETRY_SECONDS)
     try:
-        yield lease
+        with leases.hold(context.store, _LEASE, _LEASE_TTL, context.now, deadline, busy) as lease:
+            yield lease
     except Fenced as error:
-        raise Conflict("another reservation was made meanwhile; try again") from error
-    finally:
-        store.release_lease(lease)
+        raise busy from error
 
 
 def _forget_old(store: Store, now: datetime) -> None:

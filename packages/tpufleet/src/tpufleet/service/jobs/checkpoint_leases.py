@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -18,13 +17,13 @@ from datetime import datetime, timedelta
 from tpufleet.errors import Conflict, Unreachable
 from tpufleet.model.job.checkpoint_locations import spelled
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobState
+from tpufleet.service import leases
 from tpufleet.service.hosts.assignments import checkpoint_location
 from tpufleet.stores.base import JobQuery, Lease, Store
 
 LEASE_NAME = "checkpoint locations"
 LEASE_TTL = timedelta(seconds=60)
 WAIT_SECONDS = 10.0
-RETRY_SECONDS = 0.05
 _NO_LIMIT = 10_000_000
 _lock = threading.Lock()  # requests of one server wait here
 
@@ -38,17 +37,13 @@ class LocationsBusy(Unreachable):
 
 @contextmanager
 def exclusive(store: Store, now: datetime) -> Iterator[Lease]:
-    """Commit with the lease as fence, so that nothing is written after it has expired. Raises
-    LocationsBusy."""
+    """Commit with the lease as fence. Raises LocationsBusy."""
     deadline = time.monotonic() + WAIT_SECONDS
     if not _lock.acquire(timeout=WAIT_SECONDS):
         raise LocationsBusy
     try:
-        lease = _acquire(store, now, deadline)
-        try:
+        with leases.hold(store, LEASE_NAME, LEASE_TTL, now, deadline, LocationsBusy()) as lease:
             yield lease
-        finally:
-            store.release_lease(lease)
     finally:
         _lock.release()
 
@@ -97,12 +92,3 @@ def normalized(location: str) -> str:
         except (OSError, ValueError):  # a link that this user may not read; no valid path
             return spelled(location)
     return spelled(location) if "://" in location else posixpath.normpath(location)
-
-
-def _acquire(store: Store, now: datetime, deadline: float) -> Lease:
-    holder = secrets.token_hex(8)
-    while (lease := store.acquire_lease(LEASE_NAME, holder, LEASE_TTL, now)) is None:
-        if time.monotonic() >= deadline:
-            raise LocationsBusy
-        time.sleep(RETRY_SECONDS)
-    return lease

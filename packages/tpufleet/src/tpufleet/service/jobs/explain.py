@@ -16,12 +16,11 @@ from tpufleet.model.job.jobs import Job, JobState
 from tpufleet.model.tpu.topology import short_name
 from tpufleet.policy.events import count_of
 from tpufleet.policy.recovery import liveness
-from tpufleet.policy.scheduling import placement
 from tpufleet.policy.scheduling.capacity import CapacitySource, RefusalHistory
 from tpufleet.service.fleet import capacity_sources
 from tpufleet.service.jobs import job_queue, queries
 from tpufleet.service.operations import server_status
-from tpufleet.stores.base import JobQuery, Store
+from tpufleet.stores.base import Store
 
 _REFUSED = {
     RefusalKind.CAPACITY: "no capacity",
@@ -49,7 +48,9 @@ def _explain_waiting(
     summaries: tuple[AttemptSummary, ...],
     now: datetime,
 ) -> JobExplanation:
-    ahead = jobs_ahead(store, job)
+    queue = job_queue.queue_of(store, job)
+    ahead = job_queue.jobs_ahead(queue, job)
+    start = job_queue.latest_start(store, queue, job, now)
     waited = now - _waiting_since(job, attempts)
     details, moments = [], []
     if attempts and attempts[-1].end_reason is not None:
@@ -60,17 +61,15 @@ def _explain_waiting(
         details.append(f"in backoff for another {format_duration(job.not_before - now)}")
         moments.append(job.not_before)
     if ahead:
-        queue = f"pool {job.spec.pool}" if job.spec.pool else short_name(job.spec.accelerator)
-        start = job_queue.latest_start(store, job, now)
+        name = f"pool {job.spec.pool}" if job.spec.pool else short_name(job.spec.accelerator)
         when = f"; starts in {format_duration(start - now)} at the latest" if start else ""
-        details.append(f"{count_of(ahead, 'job')} ahead in the queue for {queue}{when}")
-        moments += [start] if start else []
-    elif (turn := latest_start_in_pool(store, job)) is not None:
+        details.append(f"{count_of(ahead, 'job')} ahead in the queue for {name}{when}")
+    elif start is not None and start > now:
         details.append(
-            f"next in pool {job.spec.pool}; starts in {format_duration(turn - now)} at the latest, "
-            "when the time limits of enough running jobs expire"
+            f"next in pool {job.spec.pool}; starts in {format_duration(start - now)} at the "
+            "latest, when the time limits of enough running jobs expire"
         )
-        moments.append(turn)
+    moments += [start] if start is not None and (ahead or start > now) else []
     refusals = blocking_refusals(store, job, now)
     details += [_describe_refusal(job, refusal, now) for refusal in refusals]
     details += provider_problems(store, job, now)
@@ -190,40 +189,6 @@ def _explain_ended(
         advice=advice.replace("JOB", job.id),
         attempts=summaries,
     )
-
-
-def jobs_ahead(store: Store, job: Job) -> int:
-    """Jobs before this one in the same queue: its pool, or without a pool its accelerator type."""
-    waiting = store.jobs(
-        JobQuery(states=job_queue.WAITING_STATES, pool=job.spec.pool, limit=1_000_000)
-    )
-    steps = job_queue.usage_steps(store)
-    rank = lambda each: placement.queue_rank(each, steps.get(each.owner, 0))
-    own_rank = rank(job)
-    return sum(
-        1
-        for other in waiting
-        if other.id != job.id
-        and other.spec.pool == job.spec.pool
-        and (job.spec.pool is not None or other.spec.accelerator == job.spec.accelerator)
-        and other.held_by is None
-        and rank(other) < own_rank
-    )
-
-
-def latest_start_in_pool(store: Store, job: Job) -> datetime | None:
-    """When a job that is next in its pool starts at the latest, if time limits determine that."""
-    pool = store.pool(job.spec.pool) if job.spec.pool is not None else None
-    if pool is None:
-        return None
-    slices = store.slices(pool=pool.name)
-    held = Counter(each.job_id for each in slices if each.live and each.job_id is not None)
-    free = sum(each.live and each.job_id is None for each in slices)
-    headroom = max(0, pool.largest - sum(not each.fenced for each in slices))
-    short = job.spec.slices - held.pop(job.id, 0) - free - headroom
-    if short <= 0 or job.spec.slices > pool.largest:
-        return None
-    return placement.earliest_start(job_queue.occupants(store, held), short)
 
 
 def blocking_refusals(store: Store, job: Job, now: datetime) -> list[CapacityRefusal]:

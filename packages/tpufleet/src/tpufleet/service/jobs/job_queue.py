@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -132,11 +133,18 @@ def _forecast(store: Store, queue: Sequence[Job], now: datetime) -> list[Forecas
     return _forecast_pool(store, pool, waiting, now)
 
 
-def latest_start(store: Store, job: Job, now: datetime) -> datetime | None:
+def queue_of(store: Store, job: Job) -> list[Job]:
+    """The jobs that wait for the same, in order."""
+    return [each for each in waiting_jobs(store) if queue_name(each) == queue_name(job)]
+
+
+def jobs_ahead(queue: Sequence[Job], job: Job) -> int:
+    before = itertools.takewhile(lambda each: each.id != job.id, queue)
+    return sum(each.held_by is None for each in before)
+
+
+def latest_start(store: Store, queue: Sequence[Job], job: Job, now: datetime) -> datetime | None:
     """When a job of a pool starts at the latest, as far as time limits tell."""
-    if job.spec.pool is None:
-        return None
-    queue = [each for each in waiting_jobs(store) if each.spec.pool == job.spec.pool]
     forecasts = _forecast(store, queue, now) if queue else []
     return next((each.starts_at for each in forecasts if each.job_id == job.id), None)
 
@@ -221,7 +229,7 @@ def move(context: CommandContext, job: Job, request: QueueMove) -> Job:
     """Move a job within its queue. Only an admin may move it ahead of jobs of other users."""
     context.caller.require_job_owner(job)
     require_live(job)
-    queue = [each for each in waiting_jobs(context.store) if queue_name(each) == queue_name(job)]
+    queue = queue_of(context.store, job)
     if job.id not in {each.id for each in queue}:
         raise _not_waiting(job)
     others = [each for each in queue if each.id != job.id]

@@ -23,7 +23,7 @@ from tpufleet.model.api_types import (
 )
 from tpufleet.model.events import Event
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
-from tpufleet.service.files.job_files import JobFiles
+from tpufleet.service.files.job_files import FILES, JobFiles
 from tpufleet.service.jobs import checkpoint_leases, queries
 from tpufleet.service.jobs.commands import CommandContext
 from tpufleet.service.jobs.lineages import batches, lineages_of, pages
@@ -157,7 +157,7 @@ def _delete_all(files: JobFiles, plan: _PurgePlan) -> dict[JobId, DeletionError]
 
 def _delete(files: JobFiles, job_id: JobId, checkpoints: bool) -> DeletionError | None:
     try:
-        files.delete(job_id, checkpoints)
+        files.delete(job_id, (*FILES, "checkpoints") if checkpoints else FILES)
     except DELETION_ERRORS as error:
         logger.warning("cannot delete the files of job %s: %s", job_id, error)
         return error

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from tpufleet.model.api_types import PurgeRequest
-from tpufleet.model.events import Event, EventKind
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId
 from tpufleet.model.people.retention_rules import RetentionRule, RetentionRules
 from tpufleet.model.people.users import Role
@@ -44,12 +43,12 @@ def apply(store: Store, files: JobFiles, rules: RetentionRules, now: datetime) -
     lease = store.acquire_lease(LEASE_NAME, secrets.token_hex(4), LEASE_TTL, store.time() or now)
     if lease is None:
         return {}  # another server does it
+    caller = Caller(name=ACTOR, role=Role.ADMIN)
+    context = CommandContext(store=store, caller=caller, now=now)
     counts = {
-        "logs": _apply_to_logs(store, files, rules.logs, now),
-        "checkpoints": _apply_to_checkpoints(store, files, rules.checkpoints, now),
-        "code": _apply_to_code(store, files, rules.code, now),
-    }
-    counts |= {
+        "logs": _apply(context, files, FileKind.LOGS, rules.logs),
+        "checkpoints": _apply(context, files, FileKind.CHECKPOINTS, rules.checkpoints),
+        "code": _apply_to_code(context, files, rules.code),
         "events": 0 if rules.events.age is None else store.delete_events(now - rules.events.age),
     }
     for kind, count in counts.items():
@@ -59,73 +58,66 @@ def apply(store: Store, files: JobFiles, rules: RetentionRules, now: datetime) -
     return counts
 
 
-def _apply_to_logs(store: Store, files: JobFiles, rule: RetentionRule, now: datetime) -> int:
+def _apply(context: CommandContext, files: JobFiles, kind: FileKind, rule: RetentionRule) -> int:
     count = 0
-    for deletions in _deletions(store, files, FileKind.LOGS, rule, now):
+    for deletions in _deletions(context.store, files, kind, rule, context.now):
+        wanted = [_reference(each) for each, _ in deletions if kind is FileKind.CHECKPOINTS]
+        named = context.store.referring_jobs(wanted)
         done = []
-        for deletion, _ in deletions:
+        for deletion, lineage in deletions:
+            # Checkpoints that a job of another lineage names as its own are kept.
+            if named.get(_reference(deletion), set()) - {job.id for job in lineage.jobs}:
+                continue
             if deletion.files.size:
-                if not _delete_kind(store, files, deletion, "logs", now):
+                if not _delete(context, files, deletion, lineage, kind):
                     continue
                 count += 1
             done.append(deletion.files.job_id)
-        store.mark_deleted(done, FileKind.LOGS)
+        context.store.mark_deleted(done, kind)
     return count
 
 
-def _apply_to_checkpoints(store: Store, files: JobFiles, rule: RetentionRule, now: datetime) -> int:
-    count = 0
-    for deletions in _deletions(store, files, FileKind.CHECKPOINTS, rule, now):
-        named = store.referring_jobs([_reference(each) for each, _ in deletions])
-        done = []
-        for deletion, lineage in deletions:
-            job_id = deletion.files.job_id
-            # Checkpoints that a job of another lineage names as its own are kept.
-            if not named[_reference(deletion)] <= {job.id for job in lineage.jobs}:
-                continue
-            if deletion.files.size:
-                # Under the lease no job can be resumed from them.
-                with checkpoint_leases.exclusive(store, now) as lease:
-                    if _resumed_meanwhile(store, lineage):
-                        continue
-                    store.commit(ChangeSet(), fence=lease)  # still held
-                    if not _delete_kind(store, files, deletion, "checkpoints", now):
-                        continue
-                count += 1
-            done.append(job_id)
-        store.mark_deleted(done, FileKind.CHECKPOINTS)
-    return count
-
-
-def _delete_kind(
-    store: Store, files: JobFiles, deletion: Deletion, kind: str, now: datetime
+def _delete(
+    context: CommandContext,
+    files: JobFiles,
+    deletion: Deletion,
+    lineage: JobLineage,
+    kind: FileKind,
 ) -> bool:
     """Whether all were deleted; either is an event. One job must not keep the files of the
     others."""
-    job_id = deletion.files.job_id
+    job_id, store = deletion.files.job_id, context.store
     try:
-        files.delete_kind(job_id, kind)
+        if kind is FileKind.LOGS:
+            files.delete(job_id, (kind,))
+        else:
+            # Under the lease no job can be resumed from them.
+            with checkpoint_leases.exclusive(store, context.now) as lease:
+                if _resumed_meanwhile(store, lineage):
+                    return False
+                store.commit(ChangeSet(), fence=lease)  # still held
+                files.delete(job_id, (kind,))
     except retention.DELETION_ERRORS as error:
         logger.warning(
             "cannot delete the %s of job %s; retrying in an hour: %s", kind, job_id, error
         )
-        _record_failure(store, deletion, kind, retention.deletion_problem(error), now)
+        _record_failure(context, deletion, kind, retention.deletion_problem(error))
         return False
-    message = f"{kind} deleted: {deletion.reason}"
-    store.commit(ChangeSet(events=[_event(deletion, f"{kind}_deleted", message, now)]))
+    event = context.job_event(job_id, f"{kind}_deleted", f"{kind} deleted: {deletion.reason}")
+    store.commit(ChangeSet(events=[event]))
     return True
 
 
 def _record_failure(
-    store: Store, deletion: Deletion, kind: str, problem: str, now: datetime
+    context: CommandContext, deletion: Deletion, kind: FileKind, problem: str
 ) -> None:
     """Once, and not every hour."""
-    state = f"{kind}_not_deleted"
-    latest = EventQuery(job_id=deletion.files.job_id, newest=True, limit=_LATEST_EVENTS)
-    if any(event.state == state for event in store.events(latest)):
+    job_id, state = deletion.files.job_id, f"{kind}_not_deleted"
+    latest = EventQuery(job_id=job_id, newest=True, limit=_LATEST_EVENTS)
+    if any(event.state == state for event in context.store.events(latest)):
         return
     message = f"some {kind} could not be deleted: {problem}; retrying every hour: {deletion.reason}"
-    store.commit(ChangeSet(events=[_event(deletion, state, message, now)]))
+    context.store.commit(ChangeSet(events=[context.job_event(job_id, state, message)]))
 
 
 def _reference(deletion: Deletion) -> str:
@@ -177,12 +169,10 @@ def _resumed_meanwhile(store: Store, lineage: JobLineage) -> bool:
     return any(job.id not in known for job in now.jobs) or now.live is not None
 
 
-def _apply_to_code(store: Store, files: JobFiles, rule: RetentionRule, now: datetime) -> int:
+def _apply_to_code(context: CommandContext, files: JobFiles, rule: RetentionRule) -> int:
     if rule.age is None:
         return 0
-    caller = Caller(name=ACTOR, role=Role.ADMIN)
     request = PurgeRequest(older_than=rule.age, all_owners=True, dry_run=False)
-    context = CommandContext(store=store, caller=caller, now=now)
     count, more = 0, True
     while more:
         report = retention.purge(context, files, request, whole_lineages=True)
@@ -194,14 +184,3 @@ def _ended_at(jobs: tuple[Job, ...]) -> datetime | None:
     """When the last of them ended; None while one is live."""
     moments = [job.ended_at for job in jobs]
     return None if None in moments else max(moment for moment in moments if moment is not None)
-
-
-def _event(deletion: Deletion, state: str, message: str, now: datetime) -> Event:
-    return Event(
-        at=now,
-        kind=EventKind.JOB,
-        state=state,
-        message=message,
-        job_id=deletion.files.job_id,
-        by=ACTOR,
-    )

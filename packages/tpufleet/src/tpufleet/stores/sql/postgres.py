@@ -27,7 +27,6 @@ from tpufleet.errors import (
 from tpufleet.stores.base import StoreChange, Subscription
 from tpufleet.stores.sql.database import DatabaseSession, Query, Row
 from tpufleet.stores.sql.outage_log import OutageLog
-from tpufleet.stores.sql.postgres_batches import combined
 from tpufleet.stores.sql.postgres_listener import CHANNEL, PostgresListener
 from tpufleet.stores.sql.sql_store import SqlStore
 
@@ -368,7 +367,7 @@ class _PostgresSession:
         query."""
         writes, self._writes = self._writes, []
         pending: list[Query] = []
-        for statement, rows in combined(writes):
+        for statement, rows in writes:
             if len(rows) <= FEW_ROWS:
                 pending += [(statement, row) for row in rows]
                 continue
