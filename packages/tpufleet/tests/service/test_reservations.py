@@ -60,7 +60,7 @@ def test_a_server_that_was_frozen_beyond_its_lease_reserves_nothing(service, lab
 
     monkeypatch.setattr(reservation_limits, "refusal", freeze)
     monkeypatch.setattr(reservations, "_require_room", lambda *_: None)  # it saw room before
-    with pytest.raises(Conflict, match="another reservation was made meanwhile"):
+    with pytest.raises(Conflict, match="another reservation is being made"):
         reserve(service, "r1", slices=2)
     assert [each.id for each in service.store.documents(Reservation)] == ["r2"]
 

@@ -127,6 +127,7 @@ class FleetClient:
         self._transport = Transport(
             url, token, timeout=timeout, ca_file=ca_file, certificate=certificate
         )
+        self._call = self._transport.call
         self._reconnect_timeout = reconnect_timeout
         self._sleep = sleep
         self._interrupted = interrupted
@@ -150,22 +151,20 @@ class FleetClient:
 
     def login_link(self) -> LoginLink:
         """A path of the web page that logs a browser in as the caller."""
-        return self._transport.call("POST", "/session/link", LoginLink)
+        return self._call("POST", "/session/link", LoginLink)
 
     # Jobs
 
     def submit(self, jobs: Sequence[NewJob]) -> tuple[JobRow, ...]:
         """Submit all jobs or none. Idempotent: the ids are in the request."""
-        return self._transport.call(
+        return self._call(
             "POST", "/jobs", JobPage, body=SubmitRequest(jobs=tuple(jobs)), timeout=_BULK_SECONDS
         ).jobs
 
     def check_jobs(self, jobs: Sequence[NewJob]) -> tuple[JobRow, ...]:
         """What `submit` would submit. Nothing is changed."""
         body = SubmitRequest(jobs=tuple(jobs))
-        return self._transport.call(
-            "POST", "/jobs/check", JobPage, body=body, timeout=_BULK_SECONDS
-        ).jobs
+        return self._call("POST", "/jobs/check", JobPage, body=body, timeout=_BULK_SECONDS).jobs
 
     def jobs(
         self,
@@ -213,7 +212,7 @@ class FleetClient:
 
     def change_job(self, ref: str, changes: JobChanges) -> JobRow:
         """Change name, tags, notes or priority."""
-        return self._transport.call("PATCH", f"/jobs/{job_segment(ref)}", JobRow, body=changes)
+        return self._call("PATCH", f"/jobs/{job_segment(ref)}", JobRow, body=changes)
 
     def metrics(self, ref: str) -> MetricSeries:
         return self._get(f"/jobs/{job_segment(ref)}/metrics", MetricSeries)
@@ -222,7 +221,7 @@ class FleetClient:
         return self._get("/compare", Comparison, jobs=",".join(refs))
 
     def cancel(self, ref: str) -> JobRow:
-        return self._transport.call("POST", f"/jobs/{job_segment(ref)}/cancel", JobRow)
+        return self._call("POST", f"/jobs/{job_segment(ref)}/cancel", JobRow)
 
     def resume(
         self,
@@ -312,36 +311,28 @@ class FleetClient:
     def create_link(self, ref: str, resource: str, expires_in: timedelta) -> SignedLink:
         """A link to the `logs` or the `result` of a job that works without a token."""
         body = NewLink(resource=resource, expires_in=expires_in)
-        return self._transport.call(
-            "POST", f"/jobs/{job_segment(ref)}/links", SignedLink, body=body
-        )
+        return self._call("POST", f"/jobs/{job_segment(ref)}/links", SignedLink, body=body)
 
     def delete_job_files(self, ref: str) -> None:
         """Delete the result and the code of an ended job. It cannot be rerun afterwards."""
-        self._transport.call("DELETE", f"/jobs/{job_segment(ref)}/files")
+        self._call("DELETE", f"/jobs/{job_segment(ref)}/files")
 
     def archive(self, request: ArchiveRequest) -> tuple[JobRow, ...]:
         """Leave ended jobs out of listings, or list which ones (dry run: the first 10,000)."""
-        page = self._transport.call(
-            "POST", "/archive", JobPage, body=request, timeout=_BULK_SECONDS
-        )
-        rows = [*page.jobs]
-        while page.next is not None and not request.dry_run:
-            page = self._transport.call(
-                "POST", "/archive", JobPage, body=request, timeout=_BULK_SECONDS
-            )
+        rows: list[JobRow] = []
+        while True:
+            page = self._call("POST", "/archive", JobPage, body=request, timeout=_BULK_SECONDS)
             rows += page.jobs
-        return tuple(rows)
+            if page.next is None or request.dry_run:
+                return tuple(rows)
 
     def unarchive(self, refs: Sequence[str]) -> tuple[JobRow, ...]:
         body = UnarchiveRequest(jobs=tuple(refs))
-        return self._transport.call("POST", "/unarchive", JobPage, body=body).jobs
+        return self._call("POST", "/unarchive", JobPage, body=body).jobs
 
     def purge(self, request: PurgeRequest) -> PurgeReport:
         """Delete the files of ended jobs, or list which ones (dry run)."""
-        return self._transport.call(
-            "POST", "/purge", PurgeReport, body=request, timeout=_BULK_SECONDS
-        )
+        return self._call("POST", "/purge", PurgeReport, body=request, timeout=_BULK_SECONDS)
 
     # The queue
 
@@ -360,44 +351,42 @@ class FleetClient:
         self, ref: str, *, first: bool = False, last: bool = False, before: str | None = None
     ) -> JobRow:
         body = QueueMove(first=first, last=last, before=before)
-        return self._transport.call("POST", f"/queue/{job_segment(ref)}/move", JobRow, body=body)
+        return self._call("POST", f"/queue/{job_segment(ref)}/move", JobRow, body=body)
 
     def hold_in_queue(self, ref: str) -> JobRow:
-        return self._transport.call("POST", f"/queue/{job_segment(ref)}/hold", JobRow)
+        return self._call("POST", f"/queue/{job_segment(ref)}/hold", JobRow)
 
     def retry_in_queue(self, ref: str) -> JobRow:
-        return self._transport.call("POST", f"/queue/{job_segment(ref)}/retry", JobRow)
+        return self._call("POST", f"/queue/{job_segment(ref)}/retry", JobRow)
 
     def release_in_queue(self, ref: str) -> JobRow:
-        return self._transport.call("POST", f"/queue/{job_segment(ref)}/release", JobRow)
+        return self._call("POST", f"/queue/{job_segment(ref)}/release", JobRow)
 
     # Reservations
 
     def reservations(self, *, ended: bool = False) -> tuple[Reservation, ...]:
-        page = self._get("/reservations", ReservationPage, all="1" if ended else None)
-        return page.reservations
+        return self._get("/reservations", ReservationPage, all=1 if ended else None).reservations
 
     def reserve(self, new: NewReservation) -> Reservation:
-        return self._transport.call("POST", "/reservations", Reservation, body=new)
+        return self._call("POST", "/reservations", Reservation, body=new)
 
     def extend_reservation(self, reservation_id: str, by: timedelta) -> Reservation:
         path = f"/reservations/{path_segment(reservation_id)}"
-        body = ReservationExtension(extend_by=by)
-        return self._transport.call("PATCH", path, Reservation, body=body)
+        return self._call("PATCH", path, Reservation, body=ReservationExtension(extend_by=by))
 
     def end_reservation(self, reservation_id: str, reason: str = "") -> Reservation:
         """Release one's own; an admin breaks that of another user, with a reason."""
         path = f"/reservations/{path_segment(reservation_id)}"
         params = {"reason": reason or None}
-        return self._transport.call("DELETE", path, Reservation, params=params)
+        return self._call("DELETE", path, Reservation, params=params)
 
     def release_held_slice(self, slice_id: str) -> None:
-        self._transport.call("POST", f"/slices/{path_segment(slice_id)}/release")
+        self._call("POST", f"/slices/{path_segment(slice_id)}/release")
 
     def release_checkpoint_location(self, location: str, reason: str = "") -> None:
         """Let others use it; an admin says why they release that of another user."""
         body = LocationRelease(location=location, reason=reason)
-        self._transport.call("POST", "/checkpoints/release", body=body)
+        self._call("POST", "/checkpoints/release", body=body)
 
     # The inventory
 
@@ -406,8 +395,7 @@ class FleetClient:
 
     def annotate(self, name: str, change: InventoryChange) -> InventoryNote:
         """Change alias, note or belongs-to of a slice or a pool."""
-        path = f"/inventory/{path_segment(name)}"
-        return self._transport.call("PATCH", path, InventoryNote, body=change)
+        return self._call("PATCH", f"/inventory/{path_segment(name)}", InventoryNote, body=change)
 
     # Preferences
 
@@ -417,9 +405,7 @@ class FleetClient:
     def change_preferences(
         self, changes: PreferenceChanges, user: str | None = None
     ) -> Preferences:
-        return self._transport.call(
-            "PATCH", "/preferences", Preferences, body=changes, params={"user": user}
-        )
+        return self._call("PATCH", "/preferences", Preferences, body=changes, params={"user": user})
 
     # Notifications
 
@@ -427,16 +413,14 @@ class FleetClient:
         return self._get("/notifications", ChannelPage).channels
 
     def put_channel(self, name: str, new: NewChannel) -> CreatedChannel:
-        path = f"/notifications/{path_segment(name)}"
-        return self._transport.call("PUT", path, CreatedChannel, body=new)
+        return self._call("PUT", f"/notifications/{path_segment(name)}", CreatedChannel, body=new)
 
     def delete_channel(self, name: str) -> NotificationChannel:
-        path = f"/notifications/{path_segment(name)}"
-        return self._transport.call("DELETE", path, NotificationChannel)
+        return self._call("DELETE", f"/notifications/{path_segment(name)}", NotificationChannel)
 
     def test_channel(self, name: str) -> Delivery:
         """Queue a message, and return how it stands."""
-        return self._transport.call("POST", f"/notifications/{path_segment(name)}/test", Delivery)
+        return self._call("POST", f"/notifications/{path_segment(name)}/test", Delivery)
 
     def deliveries(self) -> tuple[Delivery, ...]:
         """What was sent to your channels lately, newest first."""
@@ -451,10 +435,10 @@ class FleetClient:
         self, name: str, role: Role, *, service: bool | None = None, take_over: bool = False
     ) -> User:
         body = NewUser(name=name, role=role, service=service, take_over=take_over)
-        return self._transport.call("POST", "/users", User, body=body)
+        return self._call("POST", "/users", User, body=body)
 
     def delete_user(self, name: str) -> DeletedUser:
-        return self._transport.call("DELETE", f"/users/{path_segment(name)}", DeletedUser)
+        return self._call("DELETE", f"/users/{path_segment(name)}", DeletedUser)
 
     def tokens(self, user: str | None = None) -> tuple[TokenRow, ...]:
         return self._get("/tokens", TokenPage, user=user).tokens
@@ -471,11 +455,11 @@ class FleetClient:
         pool: str | None = None,
     ) -> CreatedToken:
         body = NewToken(user=user, note=note, expires_in=expires_in, scope=scope, pool=pool)
-        return self._transport.call("POST", "/tokens", CreatedToken, body=body)
+        return self._call("POST", "/tokens", CreatedToken, body=body)
 
     def rotate_token(self, token_id: str, overlap: timedelta) -> CreatedToken:
         path = f"/tokens/{path_segment(token_id)}/rotate"
-        return self._transport.call("POST", path, CreatedToken, body=TokenRotation(overlap=overlap))
+        return self._call("POST", path, CreatedToken, body=TokenRotation(overlap=overlap))
 
     def audit(
         self,
@@ -490,28 +474,26 @@ class FleetClient:
         return self._get(path, AuditPage, user=user, before=before, limit=limit).entries
 
     def revoke_token(self, token_id: str) -> None:
-        self._transport.call("DELETE", f"/tokens/{path_segment(token_id)}")
+        self._call("DELETE", f"/tokens/{path_segment(token_id)}")
 
     def secrets(self) -> SecretNames:
         return self._get("/secrets", SecretNames)
 
     def put_secret(self, name: str, value: str, *, shared: bool = False) -> None:
         body = SecretValue(value=value, shared=shared)
-        self._transport.call("PUT", f"/secrets/{path_segment(name)}", body=body)
+        self._call("PUT", f"/secrets/{path_segment(name)}", body=body)
 
     def delete_secret(self, name: str, *, shared: bool = False) -> None:
         params = {"shared": "true"} if shared else {}
-        self._transport.call("DELETE", f"/secrets/{path_segment(name)}", params=params)
+        self._call("DELETE", f"/secrets/{path_segment(name)}", params=params)
 
     # Slices and pools
 
     def slices(
         self, *, pool: str | None = None, job: str | None = None, include_released: bool = False
     ) -> tuple[SliceRow, ...]:
-        page = self._get(
-            "/slices", SlicePage, pool=pool, job=job, all="1" if include_released else None
-        )
-        return page.slices
+        gone = 1 if include_released else None
+        return self._get("/slices", SlicePage, pool=pool, job=job, all=gone).slices
 
     def find_slice(self, slice_id: str) -> SliceRow | None:
         """Also if it is gone."""
@@ -521,14 +503,14 @@ class FleetClient:
         """Make a node that a person made a slice of a pool. The server prepares it; the startup
         script in its metadata then has to run on its hosts."""
         body = AdoptRequest(node=node, zone=zone, pool=pool)
-        return self._transport.call("POST", "/slices", AdoptedNode, body=body).slice_id
+        return self._call("POST", "/slices", AdoptedNode, body=body).slice_id
 
     def unregister(self, slice_id: str) -> None:
         """Give an adopted node back. It is not deleted."""
-        self._transport.call("DELETE", f"/slices/{path_segment(slice_id)}")
+        self._call("DELETE", f"/slices/{path_segment(slice_id)}")
 
     def send_host_command(self, slice_id: str, request: HostCommandRequest) -> None:
-        self._transport.call("POST", f"/slices/{path_segment(slice_id)}/commands", body=request)
+        self._call("POST", f"/slices/{path_segment(slice_id)}/commands", body=request)
 
     def host_command(self, slice_id: str, command_id: str) -> HostCommandReport:
         return self._get(
@@ -557,7 +539,7 @@ class FleetClient:
 
     def inject_fault(self, slice_id: str, fault: str, host: int | None = None) -> None:
         body = FaultRequest(fault=fault, host=host)
-        self._transport.call("POST", f"/slices/{path_segment(slice_id)}/fault", body=body)
+        self._call("POST", f"/slices/{path_segment(slice_id)}/fault", body=body)
 
     def pools(self) -> tuple[Pool, ...]:
         return self._get("/pools", PoolPage).pools
@@ -566,10 +548,10 @@ class FleetClient:
         return self._get(f"/pools/{path_segment(name)}", Pool)
 
     def put_pool(self, pool: Pool) -> Pool:
-        return self._transport.call("PUT", f"/pools/{path_segment(pool.name)}", Pool, body=pool)
+        return self._call("PUT", f"/pools/{path_segment(pool.name)}", Pool, body=pool)
 
     def delete_pool(self, name: str) -> None:
-        self._transport.call("DELETE", f"/pools/{path_segment(name)}")
+        self._call("DELETE", f"/pools/{path_segment(name)}")
 
     # Snapshots
 
@@ -581,7 +563,7 @@ class FleetClient:
         return True
 
     def put_snapshot(self, digest: str, packed: BinaryIO | bytes) -> None:
-        self._transport.call(
+        self._call(
             "PUT", f"/snapshots/{path_segment(digest)}", content=packed, timeout=_BULK_SECONDS
         )
 
@@ -599,10 +581,10 @@ class FleetClient:
         body = ResubmitRequest(
             id=job_id or new_job_id(), changes=dict(changes or {}), snapshot=snapshot
         )
-        return self._transport.call("POST", f"/jobs/{job_segment(ref)}/{verb}", JobRow, body=body)
+        return self._call("POST", f"/jobs/{job_segment(ref)}/{verb}", JobRow, body=body)
 
     def _get(self, path: str, answer: type[T], **params: Any) -> T:
-        return self._transport.call("GET", path, answer, params=params)
+        return self._call("GET", path, answer, params=params)
 
     def _listen(
         self, path: str, params: Mapping[str, Any], last: str | None

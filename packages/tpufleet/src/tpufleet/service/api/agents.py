@@ -40,7 +40,7 @@ from tpufleet.service.transport.routing import (
 )
 
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
-MIN_NONCE_LENGTH, MAX_NONCE_LENGTH = 16, 128
+NONCE_LENGTHS = (16, 128)
 
 T = TypeVar("T")
 router = Router()
@@ -60,8 +60,7 @@ def register_host(call: ApiCall, secret: ServerSecret) -> SliceTokenReply:
     if tpu_slice is None or tpu_slice.state is SliceState.GONE:
         raise Unauthorized(f"no slice named {slice_id}")
     check_host_exists(request.host_id, tpu_slice)
-    if not MIN_NONCE_LENGTH <= len(request.nonce) <= MAX_NONCE_LENGTH:
-        raise BadInput(f"nonce: must be {MIN_NONCE_LENGTH} to {MAX_NONCE_LENGTH} characters")
+    identifiers.check_range("nonce: length", len(request.nonce), *NONCE_LENGTHS)
     digest = auth.token_hash(request.nonce)
     if call.store.register_agent(request.host_id, digest) != digest:
         raise Forbidden(f"host {request.host_id} is already bound to another agent")

@@ -30,10 +30,8 @@ router = Router()
     Role.VIEWER,
     params=(
         *PAGE_PARAMS,
-        Param("slice", "only of this slice"),
-        Param("pool", "only of this pool"),
         Param("user", "only what this user caused"),
-        Param("reservation", "only of this reservation"),
+        *(Param(name, f"only of this {name}") for name in ("slice", "pool", "reservation")),
     ),
 )
 def list_events(call: ApiCall) -> EventPage:

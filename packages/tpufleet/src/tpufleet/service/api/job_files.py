@@ -26,6 +26,7 @@ from tpufleet.service.jobs import commands, log_streams
 from tpufleet.service.operations import retention
 from tpufleet.service.transport import event_streams, signed_links
 from tpufleet.service.transport.event_streams import EventHub
+from tpufleet.service.transport.identifiers import SECOND, check_range
 from tpufleet.service.transport.routing import (
     API_PREFIX,
     ApiCall,
@@ -113,7 +114,7 @@ def create_link(call: ApiCall, secret: ServerSecret, body: NewLink, job: Job) ->
     call.user.require_job_owner(job)
     if body.resource not in _LINKED_RESOURCES:
         raise BadInput(f"resource: must be logs or result, not {body.resource[:40]!r}")
-    signed_links.check_lifetime(body.expires_in)
+    check_range("expires_in", body.expires_in, SECOND, signed_links.MAX_LIFETIME)
     expires_at = (call.now + body.expires_in).replace(microsecond=0)
     path = f"{API_PREFIX}/jobs/{job.id}/{body.resource}"
     return SignedLink(

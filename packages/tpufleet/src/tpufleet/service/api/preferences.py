@@ -43,8 +43,7 @@ def _owner(call: ApiCall) -> str:
     user = call.query_text("user")
     if user is None or user == call.user.name:
         return call.user.name
-    if not call.user.is_admin:
-        raise Forbidden(f"preferences of {user}: requires the admin role")
+    call.user.require_admin(f"reading or changing preferences of {user}")
     if call.user.limited:
         raise Forbidden(f"preferences of {user}: requires a token without limits")
     require_user(call.store, user)

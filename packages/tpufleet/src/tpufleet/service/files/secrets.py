@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.service.lookups import not_found
 from tpufleet.service.operations import redaction
 from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import Store
@@ -128,8 +129,7 @@ class JobSecrets:
         key = _object_name(identifiers.check_secret_name(name), owner)
         if not self._store.read_objects([key]):
             kind = "shared secret" if owner is None else "secret"
-            near = identifiers.suggestion(name, self.names(owner))
-            raise NotFound(f"no {kind} named {name!r}{near}")
+            raise NotFound(not_found(kind, name, self.names(owner), "secret list"))
         self._store.delete_objects([key])
         redaction.forget(owner, _log_source(name))
 

@@ -10,7 +10,7 @@ from tpufleet.model.fleet import fleets
 from tpufleet.model.fleet.slices import ADOPTING_PROVIDERS, SliceId, SliceState, TpuSlice
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.service.jobs.commands import CommandContext
-from tpufleet.service.lookups import require_pool
+from tpufleet.service.lookups import not_found, require_pool
 from tpufleet.stores.base import ChangeSet
 
 # A name is at most 63 characters long, also as a label, with a suffix of 7.
@@ -79,4 +79,4 @@ def _find(context: CommandContext, name: str) -> TpuSlice:
             f"{name} was created by this server, which deletes it when its pool or job no longer "
             "needs it; only adopted nodes are unregistered"
         )
-    raise NotFound(f"no adopted node named {name!r}; `tpu inventory` lists them")
+    raise NotFound(not_found("adopted node", name, (), "inventory"))

@@ -12,6 +12,7 @@ from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.job import pod_settings
 from tpufleet.model.people.users import Role
 from tpufleet.model.tpu import topology
+from tpufleet.model.values.durations import MAX_DURATION
 from tpufleet.model.values.names import label_error
 from tpufleet.policy.events import count_of
 from tpufleet.service.fleet import reservations
@@ -19,6 +20,8 @@ from tpufleet.service.jobs.commands import LIVE_STATES, CommandContext
 from tpufleet.service.lookups import require_pool
 from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import ChangeSet, JobQuery
+
+MAX_SLICES = 1_000_000
 
 
 def put_pool(context: CommandContext, pool: Pool, providers: Sequence[str]) -> Pool:
@@ -30,14 +33,13 @@ def put_pool(context: CommandContext, pool: Pool, providers: Sequence[str]) -> P
         raise BadInput(f"provider: unknown provider {pool.provider!r}{near}")
     if pool.largest < 1 or not 0 <= pool.smallest <= pool.largest:
         raise BadInput("smallest, largest: must satisfy 0 ≤ smallest ≤ largest and 1 ≤ largest")
-    if pool.slices_per_user is not None and pool.slices_per_user < 1:
-        raise BadInput("slices_per_user: must be at least 1; leave it out for no limit")
+    if pool.slices_per_user is not None:
+        identifiers.check_range("slices_per_user", pool.slices_per_user, 1, MAX_SLICES)
     if not pool.capacity:
         raise BadInput("capacity: must list at least one kind, such as spot")
-    if not timedelta(0) <= pool.hold_after_failure <= timedelta(days=1):
-        raise BadInput("hold_after_failure: must be from 0 to 24 hours")
-    if pool.idle_after.total_seconds() < 0:
-        raise BadInput("idle_after: must not be negative")
+    zero, day = timedelta(0), timedelta(days=1)
+    identifiers.check_range("hold_after_failure", pool.hold_after_failure, zero, day)
+    identifiers.check_range("idle_after", pool.idle_after, zero, MAX_DURATION)
     before = context.store.pool(pool.name)
     _check_members(context, pool.members, before.members if before else ())
     pod_settings.check_pod(pool.pod)

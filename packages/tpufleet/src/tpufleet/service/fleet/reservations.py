@@ -23,11 +23,12 @@ from tpufleet.model.people.users import Role
 from tpufleet.policy.scheduling import reservation_limits
 from tpufleet.service import leases
 from tpufleet.service.jobs.commands import CommandContext
-from tpufleet.service.lookups import require_pool
+from tpufleet.service.lookups import not_found, require_pool
 from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import ChangeSet, Lease, Store
 
 _LEASE = "reservations"
+MIN_DURATION = timedelta(minutes=1)
 MAX_LATE = timedelta(minutes=5)  # of a request that took a while
 _LEASE_TTL = timedelta(seconds=30)
 _WAIT_SECONDS = 2.0
@@ -46,13 +47,11 @@ def reserve(context: CommandContext, new: NewReservation) -> Reservation:
     identifiers.parse_job_id(new.id)
     pool = _find_pool(context, new.pool)
     starts_at = max(new.starts_at or now, now)
-    if starts_at - now > MAX_AHEAD:
-        raise BadInput(f"starts_at: more than {MAX_AHEAD.days} days ahead")
-    _check_duration(new.duration)
+    identifiers.check_range("starts_at: from now", starts_at - now, timedelta(0), MAX_AHEAD)
+    identifiers.check_range("duration", new.duration, MIN_DURATION, MAX_DURATION)
     identifiers.check_text("note", new.note, 500)
     slices = _default_slices(context, pool) if new.slices is None else new.slices
-    if not 1 <= slices <= pool.largest:
-        raise BadInput(f"slices: pool {pool.name} has 1 to {pool.largest}, not {slices}")
+    identifiers.check_range("slices", slices, 1, pool.largest)
     reservation = Reservation(
         id=new.id,
         pool=pool.name,
@@ -87,7 +86,7 @@ def reserve(context: CommandContext, new: NewReservation) -> Reservation:
 
 
 def extend(context: CommandContext, reservation_id: str, by: timedelta) -> Reservation:
-    _check_duration(by)
+    identifiers.check_range("duration", by, MIN_DURATION, MAX_DURATION)
     with no_changes(context) as lock:
         reservation = find(context.store, reservation_id)
         context.caller.require_owner(reservation.owner, f"reservation {reservation.id}")
@@ -95,8 +94,8 @@ def extend(context: CommandContext, reservation_id: str, by: timedelta) -> Reser
             raise Conflict(f"reservation {reservation.id} has ended; make a new one")
         pool = _find_pool(context, reservation.pool)
         extended = replace(reservation, ends_at=reservation.ends_at + by)
-        if extended.ends_at - max(extended.starts_at, context.now) > MAX_DURATION:
-            raise BadInput(f"a reservation lasts at most {MAX_DURATION.days} days")
+        left = extended.ends_at - max(extended.starts_at, context.now)
+        identifiers.check_range("duration", left, MIN_DURATION, MAX_DURATION)
         _require_allowed(context, pool, extended)
         _require_room(context.store, pool, extended)
         context.store.update_document(
@@ -169,14 +168,9 @@ def _finish(
 def _end(context: CommandContext, reservation_id: str, reason: str, lock: Lease) -> Reservation:
     reservation = find(context.store, reservation_id)
     mine = reservation.owner == context.caller.name
-    if not mine and not context.caller.is_admin:
-        raise Forbidden(
-            f"reservation {reservation.id} belongs to {reservation.owner}; only "
-            f"{reservation.owner} or an admin may end it"
-        )
-    if not mine and not reason.strip():
+    if not mine and context.caller.is_admin and not reason.strip():
         raise BadInput(f"reason: missing; tell {reservation.owner} why it is broken")
-    context.caller.record_foreign_access(reservation.owner, f"reservation {reservation.id}")
+    context.caller.require_owner(reservation.owner, f"reservation {reservation.id}")
     if reservation.ends_at <= context.now:
         return reservation
     verb = "released" if mine else "broke"
@@ -195,13 +189,8 @@ def find(store: Store, reservation_id: str) -> Reservation:
         ]
         if len(known) == 1 and reservation_id:
             return known[0]
-        raise NotFound(f"no reservation {reservation_id!r}; list them with `tpu reserve list`")
+        raise NotFound(not_found("reservation", reservation_id, (), "reserve list"))
     return reservation
-
-
-def _check_duration(duration: timedelta) -> None:
-    if not timedelta(minutes=1) <= duration <= MAX_DURATION:
-        raise BadInput(f"duration: must be from 1 minute to {MAX_DURATION.days} days")
 
 
 def _find_pool(context: CommandContext, name: str) -> Pool:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from threading import Lock
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.errors import Conflict, NotFound
 from tpufleet.model.fleet.host_commands import (
     HEARTBEAT_ALLOWANCE,
     MAX_FILE_BYTES,
@@ -28,6 +28,7 @@ from tpufleet.model.fleet.hosts import HostId, slice_id_of
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.job.jobs import JobId
 from tpufleet.service.operations.background import log_failure
+from tpufleet.service.transport.identifiers import check_range
 from tpufleet.service.transport.limits import HEARTBEATS, TooManyRequests
 from tpufleet.stores.base import Store
 
@@ -101,8 +102,7 @@ class HostCommandQueue:
     ) -> None:
         """A part of the file that the host sends with its result. Sending it again is no error."""
         self._require_sent(command_id, host)
-        if not 0 <= offset <= MAX_FILE_BYTES - len(data):
-            raise BadInput(f"offset: the file may have {MAX_FILE_BYTES} bytes")
+        check_range("offset", offset, 0, MAX_FILE_BYTES - len(data))
         self._store.put_object(f"{_files(command_id, host)}{offset:012d}", data, now)
 
     def read_file(self, command_id: str, slice_id: str, host: HostId) -> Iterator[bytes]:

@@ -104,11 +104,8 @@ def change_job(context: CommandContext, job: Job, changes: JobChanges) -> Job:
 
 
 def require_priority(caller: Caller, priority: int) -> None:
-    if abs(priority) > MAX_MEMBER_PRIORITY and not caller.is_admin:
-        raise Forbidden(
-            f"priority: {priority} requires the admin role; choose from -{MAX_MEMBER_PRIORITY} to "
-            f"{MAX_MEMBER_PRIORITY}"
-        )
+    if abs(priority) > MAX_MEMBER_PRIORITY:
+        caller.require_admin(f"priority {priority}, above {MAX_MEMBER_PRIORITY},")
 
 
 def edit_job(context: CommandContext, job: Job, edit: JobEdit, message: str) -> Job:
@@ -121,8 +118,7 @@ def edit_job(context: CommandContext, job: Job, edit: JobEdit, message: str) -> 
 
 def _changed_tags(job: Job, changes: JobChanges) -> tuple[str, ...]:
     tags = job.spec.tags if changes.tags is None else changes.tags
-    if len(changes.remove_tags) > MAX_ITEMS:
-        raise BadInput(f"remove_tags: at most {MAX_ITEMS} at a time")
+    identifiers.check_range("number of remove_tags", len(changes.remove_tags), 0, MAX_ITEMS)
     kept = [
         tag
         for tag in tags
@@ -204,8 +200,6 @@ def delete_secret(context: CommandContext, files: JobSecrets, name: str, *, shar
 
 
 def _secret_owner(context: CommandContext, *, shared: bool) -> str | None:
-    if shared and not context.caller.is_admin:
-        raise Forbidden(
-            "changing a shared secret requires the admin role; omit --shared to set your own"
-        )
+    if shared:
+        context.caller.require_admin("changing a shared secret, not your own,")
     return None if shared else context.caller.name

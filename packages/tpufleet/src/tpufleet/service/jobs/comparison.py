@@ -24,6 +24,7 @@ from tpufleet.model.job.metric_points import searchable_values
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.files.tar_reader import DAMAGED, TarReader
 from tpufleet.service.jobs import metric_series, queries
+from tpufleet.service.transport.identifiers import check_range
 from tpufleet.service.transport.limits import TooManyRequests
 from tpufleet.stores.base import Store
 
@@ -82,8 +83,7 @@ class _TooLarge(Exception):
 
 def compare(store: Store, snapshots: SnapshotFiles, jobs: Sequence[Job]) -> Comparison:
     """The first job is what the code of the others is compared with."""
-    if not 2 <= len(jobs) <= MAX_JOBS:
-        raise BadInput(f"jobs: name 2 to {MAX_JOBS} jobs to compare, not {len(jobs)}")
+    check_range("number of jobs", len(jobs), 2, MAX_JOBS)
     settings = [flat_settings(job) for job in jobs]
     series = [metric_series.series(store, job) for job in jobs]
     last = [

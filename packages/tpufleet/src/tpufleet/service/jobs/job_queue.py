@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from tpufleet.errors import BadInput, Conflict, Forbidden
+from tpufleet.errors import BadInput, Conflict
 from tpufleet.model.api_types import QueueEntry, QueueMove, QueuePage
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.reservations import Reservation
@@ -218,9 +218,8 @@ def release(context: CommandContext, job: Job) -> Job:
     require_live(job)
     if job.held_by is None:
         raise Conflict(f"job {job.id} is not held")
-    by_admin = job.held_by not in (context.caller.name, job.owner)
-    if by_admin and not context.caller.is_admin:
-        raise Forbidden(f"job {job.id} is held by {job.held_by}; requires the admin role")
+    if job.held_by not in (context.caller.name, job.owner):
+        context.caller.require_admin(f"releasing job {job.id}, which {job.held_by} holds,")
     message = f"released by {context.caller.name}"
     return commands.edit_job(context, job, JobEdit(job_id=job.id, held_by=""), message)
 
@@ -239,12 +238,9 @@ def move(context: CommandContext, job: Job, request: QueueMove) -> Job:
     before = [each.id for each in queue].index(job.id)
     passed = {each.id: each for each in others[target:before]}
     foreign = [each for each in passed.values() if each.owner != context.caller.name]
-    if foreign and not context.caller.is_admin:
+    if foreign:
         other = foreign[0]
-        raise Forbidden(
-            f"{other.owner}/{other.spec.name} is ahead of it; moving a job ahead of those of other "
-            "users requires the admin role"
-        )
+        context.caller.require_admin(f"moving it ahead of {other.owner}/{other.spec.name}")
     if target >= len(others):
         return job
     return _put_before(context, job, others[target], usage_steps(context.store))

@@ -133,8 +133,7 @@ def submit(context: CommandContext, storage: JobStorage, body: bytes) -> list[Jo
 
 def _read(context: CommandContext, storage: JobStorage, body: bytes) -> dict[JobId, Job]:
     submission = from_json(body, RawSubmission, "request body")
-    if not 0 < len(submission.jobs) <= MAX_JOBS_PER_CALL:
-        raise BadInput(f"jobs: must be 1 to {MAX_JOBS_PER_CALL} jobs, not {len(submission.jobs)}")
+    identifiers.check_range("number of jobs", len(submission.jobs), 1, MAX_JOBS_PER_CALL)
     check = _Checks(context, storage, context.caller.name)
     jobs: dict[JobId, Job] = {}
     for index, new in enumerate(submission.jobs):
@@ -237,10 +236,8 @@ class _Checks:
 
     def spec(self, spec: JobSpec) -> None:
         self._patterns.update(spec.metrics.values())
-        if len(self._patterns) > MAX_PATTERNS_PER_CALL:
-            raise BadInput(
-                f"metrics: more than {MAX_PATTERNS_PER_CALL} different patterns in one call"
-            )
+        count = len(self._patterns)
+        identifiers.check_range("metrics: patterns in one call", count, 0, MAX_PATTERNS_PER_CALL)
         token_scopes.require_pool(self._context.caller, spec.pool)
         require_priority(self._context.caller, spec.priority)
         for index, name in enumerate(spec.providers):

@@ -25,10 +25,10 @@ from tpufleet.model.values.encoding import from_json, to_json
 from tpufleet.model.values.records import replace
 from tpufleet.policy.notifications import MAX_TESTS_PER_HOUR
 from tpufleet.service.files.secrets import SealedValues
+from tpufleet.service.lookups import not_found
 from tpufleet.service.notifications import destinations
 from tpufleet.service.notifications.senders import ChannelSecret
 from tpufleet.service.operations import redaction
-from tpufleet.service.transport import identifiers
 from tpufleet.service.transport.limits import TooManyRequests
 from tpufleet.stores.base import Store
 
@@ -118,8 +118,7 @@ def listed(store: Store, owner: str) -> tuple[NotificationChannel, ...]:
 def find(store: Store, owner: str, name: str) -> NotificationChannel:
     known = {each.name: each for each in listed(store, owner)}
     if name not in known:
-        near = identifiers.suggestion(name, list(known))
-        raise NotFound(f"no channel named {name!r}{near}; `tpu notify` lists yours")
+        raise NotFound(not_found("channel", name, known, "notify"))
     return known[name]
 
 
@@ -179,8 +178,4 @@ def check_job_channels(store: Store, owner: str, wanted: Sequence[str]) -> None:
     known = {each.name for each in listed(store, owner)}
     for name in names:
         if name != "none" and name not in known:
-            near = identifiers.suggestion(name, sorted(known))
-            raise BadInput(
-                f"notify: you have no channel named {name!r}{near}; add it with "
-                f"`tpu notify add {name}`"
-            )
+            raise BadInput("notify: " + not_found("channel", name, known, "notify"))

@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 
-from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden, ProviderError
+from tpufleet.errors import BadInput, Conflict, FleetError, ProviderError
 from tpufleet.model.api_types import (
     ArchiveRequest,
     EndedJobSelection,
@@ -311,8 +311,8 @@ def _named(context: CommandContext, request: EndedJobSelection) -> list[Job]:
 def _matching(
     context: CommandContext, request: EndedJobSelection, among: JobQuery, whole_lineages: bool
 ) -> Iterator[Job]:
-    if request.all_owners and not context.caller.is_admin:
-        raise Forbidden("selecting the jobs of all users requires the admin role")
+    if request.all_owners:
+        context.caller.require_admin("selecting the jobs of all users")
     if request.all_owners and not request.dry_run:
         context.caller.record_foreign_access("all users", "jobs of all users")
     if wrong := request.states - ENDED_STATES:

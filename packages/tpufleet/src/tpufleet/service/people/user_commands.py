@@ -117,8 +117,8 @@ def _live_jobs_of(context: CommandContext, owner: str) -> list[Job]:
 
 def create_token(context: CommandContext, new: NewToken, *, limit: int) -> CreatedToken:
     name = new.user or context.caller.name
-    if name != context.caller.name and not context.caller.is_admin:
-        raise Forbidden(f"creating a token for {name} requires the admin role")
+    if name != context.caller.name:
+        context.caller.require_admin(f"creating a token for {name}")
     identifiers.check_text("note", new.note, 200)
     if new.pool is not None and context.store.pool(new.pool) is None:
         pools = (pool.name for pool in context.store.pools())
@@ -149,11 +149,8 @@ def _expiry(context: CommandContext, expires_in: timedelta | None, user: User) -
     now = context.now
     if expires_in is None:
         return default_expiry(context, user)
-    if not timedelta(0) < expires_in <= MAX_DURATION:
-        raise BadInput("expires_in: must be more than zero and at most ten years")
-    if user.service and expires_in > MAX_SERVICE_TOKEN_LIFETIME:
-        days = MAX_SERVICE_TOKEN_LIFETIME.days
-        raise BadInput(f"expires_in: tokens of service accounts last at most {days} days")
+    longest = MAX_SERVICE_TOKEN_LIFETIME if user.service else MAX_DURATION
+    identifiers.check_range("expires_in", expires_in, identifiers.SECOND, longest)
     _require_within_own_lifetime(context, now + expires_in)
     return now + expires_in
 
@@ -182,8 +179,7 @@ def rotate_token(
     """Replace a token by a new one with the same rights and lifetime. The old one stays valid for
     a while, so that the programs that use it can change over. `limit`: of tokens per user; as many
     may be replaced and still valid."""
-    if not timedelta(0) <= rotation.overlap <= MAX_OVERLAP:
-        raise BadInput(f"overlap: must be from zero to {MAX_OVERLAP.days} days")
+    identifiers.check_range("overlap", rotation.overlap, timedelta(0), MAX_OVERLAP)
     token = find_token(context, token_id)
     if token.session_of is not None:
         raise Conflict(
@@ -303,7 +299,7 @@ def find_token(context: CommandContext, token_id: str) -> Token:
     for token in context.store.tokens(None if context.caller.is_admin else context.caller.name):
         if token.id == token_id:
             return token
-    raise NotFound(f"no token with id {token_id!r}; list your tokens with `tpu token list`")
+    raise NotFound(not_found("token", token_id, (), "token list"))
 
 
 def _kind(service: bool) -> str:

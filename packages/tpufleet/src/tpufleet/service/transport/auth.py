@@ -53,12 +53,15 @@ class Caller:
     def is_admin(self) -> bool:
         return self.role is Role.ADMIN
 
-    def require_role(self, role: Role) -> None:
+    def require_role(self, role: Role, to: str = "this") -> None:
         if _RANK[self.role] < _RANK[role]:
             raise Forbidden(
-                f"requires the {role} role; {self.name} has the {self.role} role. "
+                f"{to} requires the {role} role; {self.name} has the {self.role} role. "
                 "An admin can change it with `tpu user`"
             )
+
+    def require_admin(self, to: str) -> None:
+        self.require_role(Role.ADMIN, to)
 
     def require_job_owner(self, job: Job) -> None:
         self.require_owner(job.owner, f"job {job.id}", f" ({job.spec.name})")

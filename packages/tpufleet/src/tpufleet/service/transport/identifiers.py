@@ -5,11 +5,17 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from datetime import timedelta
+from typing import TypeVar
 
 from tpufleet.errors import BadInput
 from tpufleet.model.fleet.hosts import HostId
 from tpufleet.model.job.attempts import AttemptId
 from tpufleet.model.job.jobs import JobId
+from tpufleet.model.values.durations import to_builtin
+
+T = TypeVar("T", int, timedelta)
+SECOND = timedelta(seconds=1)  # the shortest of most durations
 
 # None of these can contain a slash, a leading dot or a control character.
 _JOB = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
@@ -42,21 +48,27 @@ def parse_host_id(text: HostId | str) -> tuple[str, int]:
 
 
 def check_secret_name(text: str) -> str:
-    if not _SECRET.fullmatch(text):
-        raise BadInput(
-            f"invalid secret name {text[:80]!r}: use at most 64 letters, digits, dots, dashes and "
-            "underscores, starting with a letter or digit"
-        )
-    return text
+    return _check_name("secret", _SECRET, text, "dots, dashes and underscores")
 
 
 def check_user_name(text: str) -> str:
-    if not _USER.fullmatch(text):
+    return _check_name("user", _USER, text, "dots, dashes, underscores and @")
+
+
+def _check_name(kind: str, pattern: re.Pattern[str], text: str, signs: str) -> str:
+    if not pattern.fullmatch(text):
         raise BadInput(
-            f"invalid user name {text[:80]!r}: use at most 64 letters, digits, dots, dashes, "
-            "underscores and @, starting with a letter or digit"
+            f"invalid {kind} name {text[:80]!r}: use at most 64 letters, digits, {signs}, starting "
+            "with a letter or digit"
         )
     return text
+
+
+def check_range(field: str, value: T, least: T, most: T) -> None:
+    """Of numbers, or durations."""
+    if not least <= value <= most:
+        shown = (to_builtin(x) if isinstance(x, timedelta) else x for x in (least, most, value))
+        raise BadInput("{}: must be from {} to {}, not {}".format(field, *shown))
 
 
 def check_text(field: str, text: str, limit: int) -> str:

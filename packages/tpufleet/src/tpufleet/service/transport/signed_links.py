@@ -11,7 +11,7 @@ import hmac
 from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qsl, urlencode
 
-from tpufleet.errors import BadInput, Unauthorized
+from tpufleet.errors import Unauthorized
 from tpufleet.model.people.users import Role, TokenScope
 from tpufleet.service.transport.auth import Caller
 from tpufleet.stores.base import Store
@@ -29,11 +29,6 @@ def sign(path: str, caller: Caller, expires_at: datetime, secret: bytes) -> str:
     }
     signature = _signature(path, params["user"], params["token"], params["expires"], secret)
     return f"{path}?{urlencode({**params, 'signature': signature.decode()})}"
-
-
-def check_lifetime(lifetime: timedelta) -> None:
-    if not timedelta(0) < lifetime <= MAX_LIFETIME:
-        raise BadInput(f"expires_in: must be more than zero and at most {MAX_LIFETIME.days} days")
 
 
 def signature_of(method: str, query: bytes) -> str | None:
