@@ -11,9 +11,8 @@ import pytest
 from tests import postgres
 from tests.contract import store_builders as a
 from tpufleet.model.fleet.hosts import HostLiveness
-from tpufleet.stores.base import ChangeSet
+from tpufleet.stores.base import ChangeSet, Store
 from tpufleet.stores.sql.postgres import PostgresDatabase
-from tpufleet.stores.sql.sql_store import SqlStore
 from tpufleet.stores.sql.sqlite import SqliteDatabase
 
 MODES = {
@@ -53,7 +52,7 @@ def database(request, tmp_path):
 
 
 def test_commits_are_durable_and_liveness_need_not_be(database):
-    store = SqlStore(database)
+    store = Store(database)
     database.durable.clear()
     store.commit(ChangeSet(new_jobs=[a.job()], messages=[a.message()]))
     store.put_user(a.user())

@@ -23,10 +23,9 @@ from tests.polling import wait_until
 from tpufleet.errors import Conflict, Fenced, FleetError, Unreachable
 from tpufleet.model.fleet.hosts import HostId, HostLiveness
 from tpufleet.model.people.preferences import Preferences
-from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery
+from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Store
 from tpufleet.stores.open_store import open_store
 from tpufleet.stores.sql import schema_migrations, sqlite
-from tpufleet.stores.sql.sql_store import SqlStore
 
 TTL = timedelta(seconds=15)
 
@@ -541,7 +540,7 @@ def test_liveness_moves_the_log_of_sqlite_into_the_database(tmp_path):
     """So that no commit that a client waits for does it."""
     path = tmp_path / "fleet.db"
     database = sqlite.SqliteDatabase(path, checkpoint_interval=0.0)
-    with contextlib.closing(SqlStore(database)) as store:
+    with contextlib.closing(Store(database)) as store:
         store.record_heartbeats([HostLiveness(host_id=HostId("s/0"), seen_at=a.NOW)])
         before = path.stat().st_size
         store.commit(ChangeSet(new_jobs=[a.job(f"j{number}") for number in range(500)]))

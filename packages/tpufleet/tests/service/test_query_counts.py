@@ -19,10 +19,9 @@ from tpufleet.model.people.users import Role
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.transport import app
 from tpufleet.service.transport.limits import WorkerThreads
-from tpufleet.stores.base import ChangeSet
+from tpufleet.stores.base import ChangeSet, Store
 from tpufleet.stores.open_store import open_database
 from tpufleet.stores.sql.database import Database, DatabaseSession
-from tpufleet.stores.sql.sql_store import SqlStore
 
 T = TypeVar("T")
 
@@ -87,7 +86,7 @@ def service(request, tmp_path_factory) -> Iterator[tuple[ServiceHarness, Countin
     folder = tmp_path_factory.mktemp("counted")
     url = postgres.fresh_url() if request.param == "postgres" else f"sqlite:///{folder}/fleet.db"
     database = CountingDatabase(open_database(url))
-    store = SqlStore(database)
+    store = Store(database)
     fill(store)
     service = ServiceHarness(store, folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -99,7 +98,7 @@ def service(request, tmp_path_factory) -> Iterator[tuple[ServiceHarness, Countin
     store.close()
 
 
-def fill(store: SqlStore) -> None:
+def fill(store: Store) -> None:
     """Half of the jobs run on a slice of a pool, and the others wait for one."""
     jobs, attempts, slices = [], [], []
     for number in range(JOBS):

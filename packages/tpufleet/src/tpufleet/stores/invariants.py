@@ -9,7 +9,7 @@ from tpufleet.errors import Conflict, Fenced
 from tpufleet.model.job.attempts import Attempt, AttemptId
 from tpufleet.model.job.jobs import Job, JobId
 from tpufleet.model.job.lifecycle import can_reach
-from tpufleet.stores.base import Lease
+from tpufleet.stores.records import Lease
 
 
 def check_new_job_ids(new_jobs: Sequence[Job], taken: Collection[JobId]) -> None:

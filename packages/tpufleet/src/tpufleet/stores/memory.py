@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tpufleet.errors import Unreachable
+from tpufleet.stores.base import Store
 from tpufleet.stores.sql.database import DatabaseSession
-from tpufleet.stores.sql.sql_store import SqlStore
 from tpufleet.stores.sql.sqlite import SqliteDatabase, SqliteSession, transact
 
 T = TypeVar("T")
 
 
-class MemoryStore(SqlStore):
+class MemoryStore(Store):
     def __init__(self) -> None:
         super().__init__(_MemoryDatabase())
 

@@ -16,10 +16,7 @@ def open_store(url: str) -> Store:
         from tpufleet.stores.memory import MemoryStore
 
         return MemoryStore()
-    database = open_database(url)
-    from tpufleet.stores.sql.sql_store import SqlStore
-
-    return SqlStore(database)
+    return Store(open_database(url))
 
 
 def open_database(url: str) -> Database:

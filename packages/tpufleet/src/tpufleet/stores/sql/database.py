@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from tpufleet.errors import Unreachable
-from tpufleet.stores.base import StoreChange, Subscription
+from tpufleet.stores.records import StoreChange, Subscription
 
 T = TypeVar("T")
 Row = tuple[Any, ...]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from tpufleet.model.job.jobs import Job
-from tpufleet.stores.base import checkpoint_reference, code_reference, location_reference
+from tpufleet.stores.records import checkpoint_reference, code_reference, location_reference
 from tpufleet.stores.sql import sql_rows
 from tpufleet.stores.sql.database import DatabaseSession, Row
 

@@ -24,11 +24,11 @@ from tpufleet.errors import (
     Unreachable,
     optional_packages,
 )
-from tpufleet.stores.base import StoreChange, Subscription
+from tpufleet.stores.base import Store
+from tpufleet.stores.records import StoreChange, Subscription
 from tpufleet.stores.sql.database import DatabaseSession, Query, Row
 from tpufleet.stores.sql.outage_log import OutageLog
 from tpufleet.stores.sql.postgres_listener import CHANNEL, PostgresListener
-from tpufleet.stores.sql.sql_store import SqlStore
 
 if TYPE_CHECKING:
     import psycopg
@@ -65,8 +65,8 @@ class Timeouts:
     disk_full: float = 60.0
 
 
-def open_postgres(url: str, timeouts: Timeouts | None = None) -> SqlStore:
-    return SqlStore(PostgresDatabase(url, timeouts))
+def open_postgres(url: str, timeouts: Timeouts | None = None) -> Store:
+    return Store(PostgresDatabase(url, timeouts))
 
 
 @cache

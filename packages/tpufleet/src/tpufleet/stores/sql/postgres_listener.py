@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tpufleet.backoff import Backoff
 from tpufleet.errors import Unreachable
-from tpufleet.stores.base import StoreChange
+from tpufleet.stores.records import StoreChange
 from tpufleet.stores.sql.database import DatabaseSession
 
 if TYPE_CHECKING:

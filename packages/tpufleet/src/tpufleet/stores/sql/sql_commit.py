@@ -11,7 +11,7 @@ from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.job.attempts import Attempt
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobState
 from tpufleet.stores import invariants
-from tpufleet.stores.base import ChangeSet, Lease, StoreChange
+from tpufleet.stores.records import ChangeSet, Lease, StoreChange
 from tpufleet.stores.sql import job_references, sql_people, sql_rows
 from tpufleet.stores.sql.database import Database, DatabaseSession, Query, Row
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tpufleet.model.job.job_search import MetricTerm
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
-from tpufleet.stores.base import EventQuery, JobQuery, code_reference
+from tpufleet.stores.records import EventQuery, JobQuery, code_reference
 from tpufleet.stores.sql import sql_people, sql_rows
 
 Select = tuple[str, list[Any]]

@@ -15,7 +15,7 @@ from tpufleet.model.job.job_search import (
     has_wildcard,
 )
 from tpufleet.model.job.jobs import Job
-from tpufleet.stores.base import JobQuery
+from tpufleet.stores.records import JobQuery
 from tpufleet.stores.sql import sql_queries, sql_rows
 from tpufleet.stores.sql.database import Database, DatabaseSession, Row
 

@@ -23,7 +23,7 @@ from tpufleet.errors import (
     StorageUnusable,
     Unreachable,
 )
-from tpufleet.stores.base import StoreChange, Subscription
+from tpufleet.stores.records import StoreChange, Subscription
 from tpufleet.stores.sql.database import DatabaseSession, NoNotifications, Query, Row
 from tpufleet.stores.sql.outage_log import OutageLog
 
