@@ -58,7 +58,7 @@ class Listener:
 def listen(service: ServiceHarness, **params) -> Listener:
     quick = service.client("vic", sleep=lambda _: threading.Event().wait(0.02))
     listener = Listener(quick, **params)
-    wait_until(lambda: service.app.state.hub.open_streams > 0)
+    wait_until(lambda: service.app.state.hub.streams_by_caller.total() > 0)
     return listener
 
 
@@ -145,20 +145,20 @@ def test_a_client_that_reads_nothing_holds_up_nobody(service):
     with socket.create_connection(("127.0.0.1", service.port)) as asleep:
         asleep.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         asleep.sendall(request.encode())
-        wait_until(lambda: service.app.state.hub.open_streams == 1)
+        wait_until(lambda: service.app.state.hub.streams_by_caller.total() == 1)
         for _ in range(20):
             write(service, *("x" * 5000 for _ in range(50)))
         listener = listen(service, after=0)
         wait_until(lambda: len(listener.messages) == 1000)
         assert service.client("vic").me().name == "vic"
-        assert service.app.state.hub.open_streams == 2
-    wait_until(lambda: service.app.state.hub.open_streams == 1)
+        assert service.app.state.hub.streams_by_caller.total() == 2
+    wait_until(lambda: service.app.state.hub.streams_by_caller.total() == 1)
 
 
 def test_a_shutdown_does_not_wait_for_streams(service):
     for _ in range(3):
         listen(service)
-    wait_until(lambda: service.app.state.hub.open_streams == 3)
+    wait_until(lambda: service.app.state.hub.streams_by_caller.total() == 3)
     assert service.stop() < SHUTDOWN_GRACE_SECONDS
     service.start()
 

@@ -233,9 +233,9 @@ def test_a_reader_who_leaves_is_forgotten(running):
     lines = running.client().follow_logs("job-1")
     running.send_log(ATTEMPT, HOST, 0, b"a\n")
     assert next(lines).line == "a"
-    assert running.app.state.hub.open_streams == 1
+    assert running.app.state.hub.streams_by_caller.total() == 1
     lines.close()
-    wait_until(lambda: running.app.state.hub.open_streams == 0)
+    wait_until(lambda: running.app.state.hub.streams_by_caller.total() == 0)
 
 
 def test_a_progress_bar_moves_while_it_is_followed(tmp_path):

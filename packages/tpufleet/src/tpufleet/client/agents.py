@@ -29,8 +29,6 @@ from tpufleet.model.values import encoding
 
 T = TypeVar("T")
 
-MAX_LOG_CHUNK = 256 * 1024
-
 # After this a new heartbeat is worth more than the one that hangs.
 HEARTBEAT_TIMEOUT = httpx.Timeout(10.0, connect=3.0)
 LOG_TIMEOUT = httpx.Timeout(15.0, connect=3.0)

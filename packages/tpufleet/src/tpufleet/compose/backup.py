@@ -46,7 +46,6 @@ _DATA_FILES = (
 )  # fmt: skip
 _CHECKPOINTS = "checkpoints"
 _JOBS_PER_PAGE = 1_000
-OPTIONAL_FOLDERS = ("logs", _CHECKPOINTS)  # jobs write to them
 # A path has at most 4,096 bytes; the rest is left for the folder to restore into.
 MAX_NAME_BYTES = 3072
 MAX_NAMED_SKIPPED = 20

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,12 +77,8 @@ class ArchivedResults(ResultFiles):
         super().__init__(folder)
         self._archive = archive
 
-    def put(self, job_id: JobId, data: bytes) -> bool:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".upload-") as draft:
-            draft.write(data)
-            draft.flush()
-            return self._archive.create(_result_name(job_id), Path(draft.name))
+    def _store(self, job_id: JobId, draft: Path) -> bool:
+        return self._archive.create(_result_name(job_id), draft)
 
     def require(self, job_id: JobId) -> Path:
         path = self._path(job_id)

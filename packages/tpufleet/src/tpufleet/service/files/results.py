@@ -23,10 +23,13 @@ class ResultFiles:
             draft.write(data)
             draft.flush()
             os.fsync(draft.fileno())
-            try:
-                os.link(draft.name, self._path(job_id))
-            except FileExistsError:
-                return False
+            return self._store(job_id, Path(draft.name))
+
+    def _store(self, job_id: JobId, draft: Path) -> bool:
+        try:
+            os.link(draft, self._path(job_id))
+        except FileExistsError:
+            return False
         return True
 
     def require(self, job_id: JobId) -> Path:

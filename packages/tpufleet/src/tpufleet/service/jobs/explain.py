@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpufleet.model.api_types import AttemptSummary, JobExplanation, JobRow, SliceRow
@@ -33,20 +34,21 @@ _REFUSED = {
 
 def explain(store: Store, job: Job, now: datetime) -> JobExplanation:
     attempts = store.attempts(job.id)
-    summaries = tuple(_summarize(attempt, now) for attempt in attempts)
+    brief = JobExplanation(
+        job_id=job.id,
+        state=job.state,
+        message=f"{job.state}: {job.reason}",
+        advice=job.advice,
+        attempts=tuple(_summarize(attempt, now) for attempt in attempts),
+    )
     if job.ended:
-        return _explain_ended(job, attempts, summaries, store.files_deleted_at(job.id))
-    if attempts and attempts[-1].live:
-        return _explain_running(store, job, attempts, summaries, now)
-    return _explain_waiting(store, job, attempts, summaries, now)
+        return _explain_ended(job, attempts, brief, store.files_deleted_at(job.id))
+    explain = _explain_running if attempts and attempts[-1].live else _explain_waiting
+    return explain(store, job, attempts, brief, now)
 
 
 def _explain_waiting(
-    store: Store,
-    job: Job,
-    attempts: list[Attempt],
-    summaries: tuple[AttemptSummary, ...],
-    now: datetime,
+    store: Store, job: Job, attempts: list[Attempt], brief: JobExplanation, now: datetime
 ) -> JobExplanation:
     queue = job_queue.queue_of(store, job)
     ahead = job_queue.jobs_ahead(queue, job)
@@ -54,7 +56,7 @@ def _explain_waiting(
     waited = now - _waiting_since(job, attempts)
     details, moments = [], []
     if attempts and attempts[-1].end_reason is not None:
-        details.append(f"attempt {attempts[-1].number} ended: {summaries[-1].message}")
+        details.append(f"attempt {attempts[-1].number} ended: {brief.attempts[-1].message}")
     if job.cancel_requested_by is not None:
         details.append(f"cancellation requested by {job.cancel_requested_by}")
     if job.not_before is not None and job.not_before > now:
@@ -85,15 +87,12 @@ def _explain_waiting(
     released = [row.id for row in rows if row.state is SliceState.RELEASING]
     if released:
         details.append(f"being released: {', '.join(released)}")
-    return JobExplanation(
-        job_id=job.id,
-        state=job.state,
+    return replace(
+        brief,
         message=f"{job.state} for {format_duration(waited)}: {job.reason}",
         details=tuple(details),
         until=max(moments, default=None),
         ahead=ahead,
-        advice=job.advice,
-        attempts=summaries,
         sources=capacity_sources.source_statuses(store, job, now),
     )
 
@@ -120,14 +119,10 @@ def _provider_reason(tpu_slice: SliceRow) -> str:
 
 
 def _explain_running(
-    store: Store,
-    job: Job,
-    attempts: list[Attempt],
-    summaries: tuple[AttemptSummary, ...],
-    now: datetime,
+    store: Store, job: Job, attempts: list[Attempt], brief: JobExplanation, now: datetime
 ) -> JobExplanation:
     row: JobRow = queries.job_rows(store, [job])[0]
-    details = [f"attempt {attempts[-1].number}: {summaries[-1].message}"]
+    details = [_last_attempt(brief)]
     details += _setup_details(store, attempts[-1])
     if row.progress is not None:
         details.append(describe_progress(row.progress, now))
@@ -136,15 +131,11 @@ def _explain_running(
     limit = liveness.timeout_at(job, tuple(attempts))
     if limit is not None:
         details.append(f"its time limit expires in {format_duration(limit - now)}")
-    return JobExplanation(
-        job_id=job.id,
-        state=job.state,
-        message=f"{job.state}: {job.reason}",
-        details=tuple(details),
-        until=limit,
-        advice=job.advice,
-        attempts=summaries,
-    )
+    return replace(brief, details=tuple(details), until=limit)
+
+
+def _last_attempt(brief: JobExplanation) -> str:
+    return f"attempt {brief.attempts[-1].number}: {brief.attempts[-1].message}"
 
 
 def _setup_details(store: Store, attempt: Attempt) -> list[str]:
@@ -160,14 +151,9 @@ def _setup_details(store: Store, attempt: Attempt) -> list[str]:
 
 
 def _explain_ended(
-    job: Job,
-    attempts: list[Attempt],
-    summaries: tuple[AttemptSummary, ...],
-    files_deleted_at: datetime | None,
+    job: Job, attempts: list[Attempt], brief: JobExplanation, files_deleted_at: datetime | None
 ) -> JobExplanation:
-    details = []
-    if attempts:
-        details.append(f"attempt {attempts[-1].number}: {summaries[-1].message}")
+    details = [_last_attempt(brief)] if attempts else []
     info = END_REASONS.get(job.end_reason) if job.end_reason is not None else None
     # Without an attempt, nothing was detected on a host: the reason says why it was not placed. A
     # program error is in the message already, with the exit status by which it is known.
@@ -181,14 +167,7 @@ def _explain_ended(
             f"its logs and code were deleted on {files_deleted_at:%Y-%m-%d}: submit it from the "
             "folder of its code, with `tpu run`"
         )
-    return JobExplanation(
-        job_id=job.id,
-        state=job.state,
-        message=f"{job.state}: {job.reason}",
-        details=tuple(details),
-        advice=advice.replace("JOB", job.id),
-        attempts=summaries,
-    )
+    return replace(brief, details=tuple(details), advice=advice.replace("JOB", job.id))
 
 
 def blocking_refusals(store: Store, job: Job, now: datetime) -> list[CapacityRefusal]:

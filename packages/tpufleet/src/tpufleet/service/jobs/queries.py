@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
+import msgspec
+
 from tpufleet.errors import Conflict, NotFound
 from tpufleet.model.api_types import (
     EventPage,
@@ -323,20 +325,7 @@ def event_page(store: Store, query: EventQuery) -> EventPage:
 def token_rows(store: Store, caller: Caller, user: str | None) -> tuple[TokenRow, ...]:
     """The caller's tokens; for an admin those of all users. Never the hash."""
     rows = store.tokens(user if caller.is_admin else caller.name)
-    return tuple(
-        TokenRow(
-            id=token.id,
-            user=token.user,
-            note=token.note,
-            created_at=token.created_at,
-            last_used_at=token.last_used_at,
-            expires_at=token.expires_at,
-            scope=token.scope,
-            pool=token.pool,
-            session_of=token.session_of,
-        )
-        for token in rows
-    )
+    return tuple(msgspec.convert(token, TokenRow, from_attributes=True) for token in rows)
 
 
 def _ambiguous(what: str, jobs: Sequence[Job]) -> str:

@@ -471,13 +471,15 @@ def _is_below(location: str, root: str) -> bool:
     return f"{location}/".startswith(f"{root}/")
 
 
-def _refuse_system_folder(job: Job) -> None:
+def _paths(job: Job) -> set[str]:
+    """Its location on disk, as it is written and with links resolved."""
     if "://" in job.checkpoint:
-        return
-    for path in (
-        spelled(job.checkpoint),
-        checkpoint_leases.normalized(job.checkpoint),
-    ):
+        return set()
+    return {spelled(job.checkpoint), checkpoint_leases.normalized(job.checkpoint)}
+
+
+def _refuse_system_folder(job: Job) -> None:
+    for path in _paths(job):
         below = any(_is_below(path, folder) for folder in (*KERNEL_FOLDERS, *SYSTEM_FOLDERS))
         if path in SHARED_FOLDERS or (below and not _is_below(path, "/dev/shm")):
             raise BadInput(
@@ -488,14 +490,9 @@ def _refuse_system_folder(job: Job) -> None:
 
 def _refuse_state_folder(job: Job, state: str) -> None:
     """It has the secrets of the server, and the folders above it have it."""
-    if not state or "://" in job.checkpoint:
-        return
-    real = checkpoint_leases.normalized(state)
-    for path in (
-        spelled(job.checkpoint),
-        checkpoint_leases.normalized(job.checkpoint),
-    ):
-        for folder in (state, real):
+    folders = {state, checkpoint_leases.normalized(state)} if state else set[str]()
+    for path in _paths(job):
+        for folder in folders:
             if _is_below(path, folder) or _is_below(folder, path):
                 raise BadInput(
                     f"checkpoint: {job.checkpoint} overlaps the state folder of the server; leave "

@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -111,6 +111,13 @@ _STATUS: tuple[tuple[type[FleetError], int], ...] = (
     (errors.Conflict, 409),
     (errors.Fenced, 409),
 )
+_is_agent_path = re.compile(
+    "|".join(
+        re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(API_PREFIX + route.path))
+        for route in ROUTES
+        if route.role == SLICE_TOKEN
+    )
+).fullmatch
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -242,52 +249,38 @@ def create_app(
     return app
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AuthMiddleware:
     """Authenticates users before anything else happens. The routes for agents do it themselves,
     because their token depends on the slice that the request names."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        store: Store,
-        clock: Clock,
-        secret: bytes,
-        limiter: RateLimiter,
-        slots: RequestSlots,
-        probes: Probes,
-        pages: WebPages,
-        links: LoginLinks,
-    ) -> None:
-        self._app = app
-        self._store = store
-        self._clock = clock
-        self._secret = secret
-        self._limiter = limiter
-        self._slots = slots
-        self._probes = probes
-        self._pages = pages
-        self._links = links
-        agents = "|".join(
-            re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(API_PREFIX + route.path))
-            for route in ROUTES
-            if route.role == SLICE_TOKEN
-        )
-        self._is_agent_path = re.compile(agents).fullmatch
+    app: ASGIApp = field(kw_only=False)
+    store: Store
+    clock: Clock
+    secret: bytes
+    limiter: RateLimiter
+    slots: RequestSlots
+    probes: Probes
+    pages: WebPages
+    links: LoginLinks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         if _is_ambiguous(scope):
-            await _ambiguous_request()(scope, receive, send)
+            message = "send one of Content-Length, Transfer-Encoding, and one Authorization header"
+            response = error_response(BadInput(message))
+            response.headers["Connection"] = "close"
+            await response(scope, receive, send)
             return
         if scope["path"] == "/metrics":  # where scrapers look by default
             scope = {**scope, "path": f"{API_PREFIX}/metrics"}
         if scope["path"] in PROBE_PATHS:
-            await (await self._probes.respond(scope["path"]))(scope, receive, send)
+            await (await self.probes.respond(scope["path"]))(scope, receive, send)
             return
-        if self._pages.is_public(scope["path"], scope["method"]):
-            await self._pages.respond(Request(scope))(scope, receive, send)
+        if self.pages.is_public(scope["path"], scope["method"]):
+            await self.pages.respond(Request(scope))(scope, receive, send)
             return
         address, token, token_hash, session, caller = _address(scope), "", "", "", None
         check_caller: Callable[[], Caller] | None = None
@@ -299,25 +292,25 @@ class AuthMiddleware:
                 token, token_hash = signature, auth.token_hash(signature)
             else:
                 token, token_hash, session = await self._credentials(scope, header, address)
-            self._limiter.check_address(address, token_hash)
+            self.limiter.check_address(address, token_hash)
             if signature is not None:
                 check_caller = partial(self._link_caller, scope["path"], query)
                 caller = await AUTHENTICATION.run(check_caller)
                 limits_key = f"links:{caller.name}"
-                self._limiter.check_caller(limits_key, rate_limits.PER_USER)
-                self._limiter.accept(token_hash)
+                self.limiter.check_caller(limits_key, rate_limits.PER_USER)
+                self.limiter.accept(token_hash)
                 scope["query_string"] = signed_links.without_signature(query)
-            elif self._is_agent_path(scope["path"]):
-                self._limiter.check_caller(f"slice:{token_hash}", rate_limits.PER_SLICE_TOKEN)
+            elif _is_agent_path(scope["path"]):
+                self.limiter.check_caller(f"slice:{token_hash}", rate_limits.PER_SLICE_TOKEN)
             else:
                 check_caller = partial(self._caller, token, token_hash, session)
                 caller = await AUTHENTICATION.run(check_caller)
                 limits_key = caller.limits_key
-                self._limiter.check_caller(limits_key, rate_limits.PER_USER)
-                self._limiter.accept(token_hash)
+                self.limiter.check_caller(limits_key, rate_limits.PER_USER)
+                self.limiter.accept(token_hash)
         except Exception as error:
             if isinstance(error, Unauthorized):
-                self._limiter.reject(address, token_hash)
+                self.limiter.reject(address, token_hash)
             response = _failure_response(error, "cannot authenticate the caller")
             await response(scope, receive, send)
             return
@@ -325,25 +318,25 @@ class AuthMiddleware:
         scope["tpufleet.token_hash"] = token_hash
         scope["tpufleet.check_caller"] = check_caller or _refuse_agent
         if caller is not None:
-            await self._respond(scope, receive, send, RequestSlot(self._slots, limits_key))
+            await self._respond(scope, receive, send, RequestSlot(self.slots, limits_key))
             return
 
         async def send_agent_response(message: Message) -> None:
             # The routes for agents verify the token, so the status says whether it is valid.
             if message["type"] == "http.response.start":
                 if message["status"] == 401:
-                    self._limiter.reject(address, token_hash)
+                    self.limiter.reject(address, token_hash)
                 else:
-                    self._limiter.accept(token_hash)
+                    self.limiter.accept(token_hash)
             await send(message)
 
-        await self._app(scope, receive, send_agent_response)
+        await self.app(scope, receive, send_agent_response)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send, slot: RequestSlot) -> None:
         """Keeps the slot until the client has received the response: it is in memory as long."""
         scope["tpufleet.slot"] = slot
         try:
-            await self._app(scope, receive, in_parts(send))
+            await self.app(scope, receive, in_parts(send))
         except TimeoutError:
             logger.info("the client of %s stopped receiving", scope["path"])
         finally:
@@ -354,53 +347,46 @@ class AuthMiddleware:
     ) -> tuple[str, str, str]:
         """The token of the request, its hash, and the id of the session. Browsers send a cookie, or
         a login link, instead of a token; then only the hash is known."""
-        now = self._clock.now()
+        now = self.clock.now()
         cookie = sessions.cookie_from(_header(scope, b"cookie")) if header is None else None
-        if cookie is not None and not self._is_agent_path(scope["path"]):
-            self._limiter.check_address(address, "")
-            hashed, session_id = sessions.read_cookie(self._secret, cookie, now)
+        if cookie is not None and not _is_agent_path(scope["path"]):
+            self.limiter.check_address(address, "")
+            hashed, session_id = sessions.read_cookie(self.secret, cookie, now)
             if scope["method"] not in SAFE_METHODS:
                 sent = _header(scope, sessions.CSRF_HEADER.encode())
-                sessions.check_csrf(self._secret, cookie, sent)
+                sessions.check_csrf(self.secret, cookie, sent)
             return "", hashed, session_id
         try:
             token = auth.bearer_token(header)
         except Unauthorized:
-            self._limiter.check_address(address, "")
+            self.limiter.check_address(address, "")
             raise
         if token.startswith(sessions.LINK_PREFIX) and _creates_session(scope):
-            self._limiter.check_address(address, "")
-            return "", await AUTHENTICATION.run(self._links.redeem, token, now), ""
+            self.limiter.check_address(address, "")
+            return "", await AUTHENTICATION.run(self.links.redeem, token, now), ""
         return token, auth.token_hash(token), ""
 
     def _caller(self, token: str, token_hash: str, session: str) -> Caller:
         if token.startswith(JOB_TOKEN_PREFIX):
-            return auth.authenticate_job(token, self._secret, self._store)
-        now = self._clock.now()
-        return auth.authenticate(token_hash, self._store, now, session)
+            return auth.authenticate_job(token, self.secret, self.store)
+        now = self.clock.now()
+        return auth.authenticate(token_hash, self.store, now, session)
 
     def _link_caller(self, path: str, query: bytes) -> Caller:
-        now = self._clock.now()
-        return signed_links.authenticate(path, query, self._secret, self._store, now)
+        now = self.clock.now()
+        return signed_links.authenticate(path, query, self.secret, self.store, now)
 
 
+@dataclass(frozen=True, slots=True)
 class Dispatcher:
     """Calls the handler of a route: checks the caller's rights, reads the request, and enters into
     the audit log what belongs there."""
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        audit_log: AuditLog,
-        metrics: ServerMetrics,
-        notify: Callable[[], None],
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._audit_log = audit_log
-        self._metrics = metrics
-        self._notify = notify
+    store: Store
+    clock: Clock
+    audit_log: AuditLog
+    metrics: ServerMetrics
+    notify: Callable[[], None]
 
     def endpoint(self, route: Route) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
@@ -410,7 +396,7 @@ class Dispatcher:
             except Exception as error:
                 response = _failure_response(error, f"{route.method} {route.path} failed")
             passed = time.monotonic() - started
-            self._metrics.count(route.operation_id, response.status_code, passed)
+            self.metrics.count(route.operation_id, response.status_code, passed)
             return response
 
         endpoint.__name__ = route.operation_id
@@ -419,17 +405,17 @@ class Dispatcher:
     async def _respond(self, route: Route, request: Request) -> Response:
         scope = request.scope
         call = ApiCall(
-            store=self._store,
-            clock=self._clock,
+            store=self.store,
+            clock=self.clock,
             route=route,
             request=request,
-            now=self._clock.now(),
+            now=self.clock.now(),
             token=scope["tpufleet.token"],
             token_hash=scope["tpufleet.token_hash"],
             caller=scope["tpufleet.caller"],
             slot=scope.get("tpufleet.slot"),
             check_caller=scope["tpufleet.check_caller"],
-            checked_at=self._clock.uptime(),
+            checked_at=self.clock.uptime(),
         )
         if isinstance(route.role, Role):
             await self._require_rights(call)
@@ -441,22 +427,19 @@ class Dispatcher:
             return _response(await route.handler(call))
         if call.slot is None:
             return await AGENTS.run(self._handle, call)
-        await self._take_slot(call, call.slot)
+        since = self.clock.uptime()
+        await call.slot.acquire()
+        if self.clock.uptime() - since > SLOW_BODY:
+            await self._check_again(call)
         response = await USERS.run(self._handle, call)
         if isinstance(response, FileResponse | StreamingResponse):
             call.slot.become_download()
         return response
 
-    async def _take_slot(self, call: ApiCall, slot: RequestSlot) -> None:
-        since = self._clock.uptime()
-        await slot.acquire()
-        if self._clock.uptime() - since > SLOW_BODY:
-            await self._check_again(call)
-
     async def _check_again(self, call: ApiCall) -> None:
         """What was checked before the body, for what happened while it arrived or waited."""
         call.caller = await AUTHENTICATION.run(call.check_caller)
-        call.now = self._clock.now()
+        call.now = self.clock.now()
         await self._require_rights(call)
 
     async def _require_rights(self, call: ApiCall) -> None:
@@ -480,17 +463,17 @@ class Dispatcher:
         else:
             answer = self._handle_by_owner(call, call.caller)
         if call.route.method not in SAFE_METHODS:
-            self._notify()
+            self.notify()
         return _response(answer)
 
     def _handle_audited(self, call: ApiCall, subject: AuditSubject) -> object:
         requested = audit.entry(subject, call.user, call.address, call.now)
-        self._audit_log.check_limit(call.user.name)
-        self._audit_log.record(requested)
+        self.audit_log.check_limit(call.user.name)
+        self.audit_log.record(requested)
         try:
             return call.route.handler(call)
         except FleetError as error:
-            self._audit_log.record_refusal(requested, error)
+            self.audit_log.record_refusal(requested, error)
             raise
 
     def _handle_by_owner(self, call: ApiCall, caller: Caller) -> object:
@@ -501,7 +484,7 @@ class Dispatcher:
 
         def enter(owner: str, what: str) -> None:
             foreign = replace(subject, target=what, detail=f"of {owner}")
-            self._audit_log.record(audit.entry(foreign, call.user, call.address, call.now))
+            self.audit_log.record(audit.entry(foreign, call.user, call.address, call.now))
 
         call.caller = replace(caller, on_foreign_access=enter)
         try:
@@ -511,9 +494,9 @@ class Dispatcher:
             raise
 
     def _record_refusal(self, call: ApiCall, subject: AuditSubject, error: FleetError) -> None:
-        self._audit_log.check_limit(call.user.name)
+        self.audit_log.check_limit(call.user.name)
         refused = audit.entry(subject, call.user, call.address, call.now)
-        self._audit_log.record_refusal(refused, error)
+        self.audit_log.record_refusal(refused, error)
 
 
 async def _refused_subject(call: ApiCall) -> AuditSubject | None:
@@ -597,10 +580,6 @@ def _failure_response(error: Exception, what: str) -> Response:
     if isinstance(error, OSError) and error.errno in _DISK_FULL_ERRORS:
         return error_response(errors.StorageFull(str(error)))
     logger.error(what, exc_info=error)
-    return _internal_error()
-
-
-def _internal_error() -> Response:
     return _error(500, "FleetError", "internal server error; see the server log")
 
 
@@ -642,13 +621,6 @@ def _is_ambiguous(scope: Scope) -> bool:
     names = [name for name, _ in scope["headers"]]
     both = b"content-length" in names and b"transfer-encoding" in names
     return both or names.count(b"authorization") > 1
-
-
-def _ambiguous_request() -> Response:
-    message = "send either Content-Length or Transfer-Encoding, and one Authorization header"
-    response = error_response(errors.BadInput(message))
-    response.headers["Connection"] = "close"
-    return response
 
 
 def _header(scope: Scope, name: bytes) -> str | None:

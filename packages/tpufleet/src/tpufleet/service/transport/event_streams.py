@@ -50,10 +50,6 @@ class EventHub:
         self.streams_by_caller: Counter[str] = Counter()  # open now
         self.batches = ChangeBatches(store)
 
-    @property
-    def open_streams(self) -> int:
-        return self.streams_by_caller.total()
-
     def notify(self) -> None:
         """There may be new events. Safe from any thread."""
         if self._loop is not None and not self._loop.is_closed():
