@@ -127,7 +127,7 @@ def test_a_file_is_taken_and_given_only_for_its_command(commands):
     commands.append_file("e1", HOSTS[0], 0, b"x", NOW)
     with pytest.raises(NotFound):
         commands.read_file("e1", "b", HOSTS[0])
-    with pytest.raises(BadInput, match="may have"):
+    with pytest.raises(BadInput, match="offset: must be from 0"):
         commands.append_file("e1", HOSTS[0], MAX_FILE_BYTES, b"x", NOW)
 
 

@@ -178,6 +178,8 @@ class ControlPlane:
             snapshot_limit=settings.snapshot_limit,
             log_limit=settings.log_limit,
         )
+        if not settings.shares_files:  # else other servers accept requests
+            files.secrets.encrypt_again()
         local = [each for each in self._providers.values() if isinstance(each, LocalProvider)]
         app = create_app(
             store=self._store,

@@ -56,8 +56,6 @@ def open_file_stores(
             else ArchivedLogs(state / "logs", archive, log_limit)
         )
     secrets = JobSecrets(store, keys, clock)
-    if not shared:
-        secrets.encrypt_again()
     return FileStores(
         state=state,
         snapshots=snapshots,

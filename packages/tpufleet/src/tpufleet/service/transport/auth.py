@@ -80,7 +80,7 @@ class Caller:
 
 
 def new_token() -> str:
-    return TOKEN_PREFIX + _base64url(secrets.token_bytes(32))
+    return TOKEN_PREFIX + base64url(secrets.token_bytes(32))
 
 
 def token_hash(token: str) -> str:
@@ -95,29 +95,33 @@ def session_hash(session_id: str) -> str:
 
 def slice_token(secret: bytes, slice_id: SliceId) -> str:
     """The token that the agents of a slice share."""
-    return _base64url(hmac.digest(secret, f"slice:{slice_id}".encode(), "sha256"))
+    return mac(secret, f"slice:{slice_id}")
 
 
 def bootstrap_token(secret: bytes, slice_id: SliceId) -> str:
     """Each host of a slice can exchange it once for the slice token."""
-    return _base64url(hmac.digest(secret, f"bootstrap:{slice_id}".encode(), "sha256"))
+    return mac(secret, f"bootstrap:{slice_id}")
 
 
 def job_token(secret: bytes, attempt_id: AttemptId) -> str:
     """The token that the processes of an attempt share, valid while it is live."""
-    mac = hmac.digest(secret, f"attempt:{attempt_id}".encode(), "sha256")
-    return f"{JOB_TOKEN_PREFIX}{attempt_id}.{_base64url(mac)}"
+    return f"{JOB_TOKEN_PREFIX}{attempt_id}.{mac(secret, f'attempt:{attempt_id}')}"
 
 
 def is_slice_token(token: str, secret: bytes, slice_id: SliceId) -> bool:
-    return _equal(slice_token(secret, slice_id), token)
+    return equal(slice_token(secret, slice_id), token)
 
 
 def is_bootstrap_token(token: str, secret: bytes, slice_id: SliceId) -> bool:
-    return _equal(bootstrap_token(secret, slice_id), token)
+    return equal(bootstrap_token(secret, slice_id), token)
 
 
-def _equal(expected: str, token: str) -> bool:
+def mac(secret: bytes, text: str) -> str:
+    return base64url(hmac.digest(secret, text.encode(), "sha256"))
+
+
+def equal(expected: str, token: str) -> bool:
+    """In a time that does not depend on either."""
     return hmac.compare_digest(expected.encode(), token.encode())
 
 
@@ -163,7 +167,7 @@ def authenticate_job(token: str, secret: bytes, store: Store) -> Caller:
     """A process of the live attempt whose token this is. It acts for the owner of its job, on this
     job alone, and never as an admin."""
     attempt_id = AttemptId(token.removeprefix(JOB_TOKEN_PREFIX).rpartition(".")[0])
-    if not _equal(job_token(secret, attempt_id), token):
+    if not equal(job_token(secret, attempt_id), token):
         raise Unauthorized("invalid token of an attempt")
     attempt = store.attempt(attempt_id)
     if attempt is None or not attempt.live:
@@ -181,5 +185,5 @@ def record_use(token: Token, store: Store, now: datetime) -> None:
     store.update_token(token.id, lambda known: replace(known, last_used_at=now))
 
 
-def _base64url(data: bytes) -> str:
+def base64url(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

@@ -6,14 +6,12 @@ names the token, or the session of a browser, that created it, and ends with tha
 
 from __future__ import annotations
 
-import base64
-import hmac
 from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qsl, urlencode
 
 from tpufleet.errors import Unauthorized
 from tpufleet.model.people.users import Role, TokenScope
-from tpufleet.service.transport.auth import Caller
+from tpufleet.service.transport.auth import Caller, equal, mac
 from tpufleet.stores.base import Store
 
 MAX_LIFETIME = timedelta(days=90)
@@ -28,7 +26,7 @@ def sign(path: str, caller: Caller, expires_at: datetime, secret: bytes) -> str:
         "expires": str(int(expires_at.timestamp())),
     }
     signature = _signature(path, params["user"], params["token"], params["expires"], secret)
-    return f"{path}?{urlencode({**params, 'signature': signature.decode()})}"
+    return f"{path}?{urlencode({**params, 'signature': signature})}"
 
 
 def signature_of(method: str, query: bytes) -> str | None:
@@ -41,7 +39,7 @@ def authenticate(path: str, query: bytes, secret: bytes, store: Store, now: date
     params = dict(_pairs(query))
     user, token_id, expires, signature = (params.get(name, "") for name in _PARAMS)
     expected = _signature(path, user, token_id, expires, secret)
-    if not hmac.compare_digest(expected, signature.encode()):
+    if not equal(expected, signature):
         raise Unauthorized("invalid link: its signature does not match")
     moment = datetime.fromtimestamp(int(expires), UTC)
     if moment <= now:
@@ -79,6 +77,5 @@ def _pairs(query: bytes) -> list[tuple[str, str]]:
     return parse_qsl(query.decode("latin-1"), keep_blank_values=True)
 
 
-def _signature(path: str, user: str, token_id: str, expires: str, secret: bytes) -> bytes:
-    text = f"link:{path}:{expires}:{token_id}:{user}"
-    return base64.urlsafe_b64encode(hmac.digest(secret, text.encode(), "sha256")).rstrip(b"=")
+def _signature(path: str, user: str, token_id: str, expires: str, secret: bytes) -> str:
+    return mac(secret, f"link:{path}:{expires}:{token_id}:{user}")

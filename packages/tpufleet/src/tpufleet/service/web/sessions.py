@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hmac
 import secrets
 from datetime import UTC, datetime, timedelta
 from http.cookies import CookieError, SimpleCookie
 
 from tpufleet.errors import Forbidden, Unauthorized
+from tpufleet.service.transport.auth import base64url, equal, mac
 from tpufleet.stores.base import Store
 
 COOKIE = "tpufleet_session"
@@ -46,7 +46,7 @@ def csrf_token(secret: bytes, cookie: str) -> str:
 
 
 def check_csrf(secret: bytes, cookie: str, sent: str | None) -> None:
-    if not hmac.compare_digest(csrf_token(secret, cookie).encode(), (sent or "").encode()):
+    if not equal(csrf_token(secret, cookie), sent or ""):
         raise Forbidden("the request does not come from the page; reload it, and try again")
 
 
@@ -88,7 +88,7 @@ class LoginLinks:
 
 def _sign(secret: bytes, purpose: str, value: str, expires: datetime) -> str:
     payload = f"{value}|{int(expires.timestamp())}"
-    return f"{_encoded(payload)}.{_signature(secret, f'{purpose}:{payload}')}"
+    return f"{base64url(payload.encode())}.{_signature(secret, f'{purpose}:{payload}')}"
 
 
 def _verify(secret: bytes, purpose: str, signed: str, now: datetime) -> str | None:
@@ -98,19 +98,14 @@ def _verify(secret: bytes, purpose: str, signed: str, now: datetime) -> str | No
         payload = base64.urlsafe_b64decode(padded).decode("ascii")
     except (binascii.Error, ValueError):
         return None
-    if _encoded(payload) != encoded:  # decoding ignores stray characters
+    if base64url(payload.encode()) != encoded:  # decoding ignores stray characters
         return None
     expected = _signature(secret, f"{purpose}:{payload}")
-    if not hmac.compare_digest(expected.encode(), signature.encode()):
+    if not equal(expected, signature):
         return None
     value, _, expires = payload.rpartition("|")
     return value if now < datetime.fromtimestamp(int(expires), UTC) else None
 
 
-def _encoded(payload: str) -> str:
-    return base64.urlsafe_b64encode(payload.encode()).rstrip(b"=").decode()
-
-
 def _signature(secret: bytes, text: str) -> str:
-    digest = hmac.digest(secret, b"web:" + text.encode(), "sha256")
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+    return mac(secret, f"web:{text}")
