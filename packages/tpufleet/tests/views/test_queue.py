@@ -84,7 +84,7 @@ def test_a_held_job_has_no_position(world, tpu: Tpu, admin: Tpu, pool):
     tpu.ok("queue", "release", "a")
     assert [entry["position"] for entry in tpu.json("queue")["queue"]] == [1, 2]
     admin.ok("queue", "hold", "mel/a")
-    assert "held by ada; requires the admin role" in tpu("queue", "release", "a").stderr
+    assert "which ada holds, requires the admin role" in tpu("queue", "release", "a").stderr
 
 
 def test_a_waiting_job_is_tried_again_by_its_owner(world, tpu: Tpu, admin: Tpu, pool):

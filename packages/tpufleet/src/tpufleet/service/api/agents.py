@@ -29,7 +29,6 @@ from tpufleet.service.hosts.heartbeats import Heartbeats, check_host_exists
 from tpufleet.service.hosts.host_commands import HostCommandQueue
 from tpufleet.service.lookups import require_slice
 from tpufleet.service.transport import auth, identifiers
-from tpufleet.service.transport.limits import AGENTS
 from tpufleet.service.transport.routing import (
     SLICE_TOKEN,
     ApiCall,
@@ -44,6 +43,15 @@ NONCE_LENGTHS = (16, 128)
 
 T = TypeVar("T")
 router = Router()
+
+
+def _verify_host(call: ApiCall, secret: ServerSecret) -> None:
+    """The query names the host, so that no body of a stranger is read."""
+    _authenticated_slice(call, _host(call), secret)
+
+
+def _host(call: ApiCall) -> HostId:
+    return HostId(call.query_text("host") or "")
 
 
 @router.post("/agent/register", SLICE_TOKEN, body=SliceTokenRequest)
@@ -102,18 +110,11 @@ async def heartbeat(
     body=bytes,
     response=LogSize,
     limit=MAX_CHUNK_BYTES,
-    stream_body=True,
+    verify=_verify_host,
 )
-async def append_log(call: ApiCall, logs: LogFiles, secret: ServerSecret) -> object:
+def append_log(call: ApiCall, logs: LogFiles) -> object:
     """Append to the log of a host; 409 gives the size when bytes are missing."""
-    host = HostId(call.query_text("host") or "")
-    slice_id = _authenticated_slice(call, host, secret)
-    await call.read_body()
-    return await AGENTS.run(_append_log, call, logs, host, slice_id)
-
-
-def _append_log(call: ApiCall, logs: LogFiles, host: HostId, slice_id: SliceId) -> object:
-    attempt_id = _attempt(call, host, slice_id).id
+    attempt_id, host = _attempt(call).id, _host(call)
     offset = call.query_int("offset", None)
     if offset is None:
         raise BadInput("offset: missing; give the position of the first byte in the log")
@@ -146,18 +147,12 @@ def put_host_command_result(
     ),
     body=bytes,
     limit=MAX_CHUNK_BYTES,
-    stream_body=True,
+    verify=_verify_host,
 )
-async def put_host_command_file(
-    call: ApiCall, commands: HostCommandQueue, secret: ServerSecret
-) -> None:
+def put_host_command_file(call: ApiCall, commands: HostCommandQueue) -> None:
     """Upload a part of the file that belongs to the result of a host command."""
-    host = HostId(call.query_text("host") or "")
-    _authenticated_slice(call, host, secret)
-    await call.read_body()
-    offset = call.query_int("offset", 0) or 0
-    command = call.path_param("command")
-    await AGENTS.run(commands.append_file, command, host, offset, call.body, call.now)
+    command, offset = call.path_param("command"), call.query_int("offset", 0)
+    commands.append_file(command, _host(call), offset, call.body, call.now)
 
 
 @router.post(
@@ -166,45 +161,33 @@ async def put_host_command_file(
     params=(Param("attempt", "attempt id"), Param("host", "host id")),
     body=bytes,
     limit=MAX_RESULT_BYTES,
-    stream_body=True,
+    verify=_verify_host,
 )
-async def put_result(call: ApiCall, results: ResultFiles, secret: ServerSecret) -> Acknowledgement:
+def put_result(call: ApiCall, results: ResultFiles) -> Acknowledgement:
     """Upload the result of a job; `done` is false when it already has one."""
-    host = HostId(call.query_text("host") or "")
-    slice_id = _authenticated_slice(call, host, secret)
-    await call.read_body()
-    return await AGENTS.run(_put_result, call, results, host, slice_id)
-
-
-def _put_result(
-    call: ApiCall, results: ResultFiles, host: HostId, slice_id: SliceId
-) -> Acknowledgement:
-    attempt = _attempt(call, host, slice_id)
+    attempt = _attempt(call)
     if not attempt.live:
         raise Conflict(f"attempt {attempt.id} has ended; its result is no longer accepted")
     return Acknowledgement(done=results.put(attempt.job_id, call.body))
 
 
 @router.get("/agent/snapshots/{digest}", SLICE_TOKEN, media_type=MediaType.ARCHIVE)
-async def fetch_snapshot(call: ApiCall, snapshots: SnapshotFiles, secret: ServerSecret) -> Response:
+def fetch_snapshot(call: ApiCall, snapshots: SnapshotFiles, secret: ServerSecret) -> Response:
     """Download the code of the job that holds the slice."""
-    path = await AGENTS.run(_snapshot_path, call, snapshots, secret)
-    return FileResponse(path, media_type=MediaType.ARCHIVE.value)
-
-
-def _snapshot_path(call: ApiCall, snapshots: SnapshotFiles, secret: ServerSecret) -> str:
     digest = call.path_param("digest")
     for tpu_slice in call.store.slices():
         if auth.is_slice_token(call.token, secret, tpu_slice.id):
             job = call.store.job(tpu_slice.job_id) if tpu_slice.job_id else None
             if job is None or job.snapshot != digest:
                 raise Forbidden(f"slice {tpu_slice.id} is not held by a job with this snapshot")
-            return str(snapshots.require(digest))
+            path = snapshots.require(digest)
+            return FileResponse(path, media_type=MediaType.ARCHIVE.value)
     raise Unauthorized("not the token of a live slice")
 
 
-def _attempt(call: ApiCall, host: HostId, slice_id: SliceId) -> Attempt:
-    """The attempt that the query names, which must run on this slice, and on this host of it."""
+def _attempt(call: ApiCall) -> Attempt:
+    """The attempt that the query names, which must run on the host that it names."""
+    host, slice_id = _host(call), _slice_of(_host(call))
     attempt_id = AttemptId(call.query_text("attempt") or "")
     identifiers.parse_attempt_id(attempt_id)
     attempt = call.store.attempt(attempt_id)

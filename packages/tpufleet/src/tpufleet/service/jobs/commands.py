@@ -105,7 +105,8 @@ def change_job(context: CommandContext, job: Job, changes: JobChanges) -> Job:
 
 def require_priority(caller: Caller, priority: int) -> None:
     if abs(priority) > MAX_MEMBER_PRIORITY:
-        caller.require_admin(f"priority {priority}, above {MAX_MEMBER_PRIORITY},")
+        most = MAX_MEMBER_PRIORITY
+        caller.require_admin(f"priority: {priority}, not from -{most} to {most},")
 
 
 def edit_job(context: CommandContext, job: Job, edit: JobEdit, message: str) -> Job:

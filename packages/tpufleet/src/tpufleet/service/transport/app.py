@@ -421,6 +421,8 @@ class Dispatcher:
             await self._require_rights(call)
             call.on_slow_body = self._check_again
         call.read_query()
+        if route.verify is not None:
+            route.verify(call)
         if not route.stream_body:
             await call.read_body()
         if route.is_async:

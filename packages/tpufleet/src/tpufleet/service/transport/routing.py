@@ -95,6 +95,7 @@ class Route:
     media_type: MediaType = MediaType.JSON
     limit: int = DEFAULT_BODY_LIMIT  # bytes of the body
     stream_body: bool = False  # the handler reads the body itself
+    verify: Callable[..., None] | None = None  # called before the body is read
     audit: Callable[..., AuditSubject] | None = None  # what it enters into the audit log
     # Entered only when it concerns what belongs to another user, or is refused.
     foreign: AuditAction | None = None
@@ -118,8 +119,9 @@ class Route:
 
     def bind(self, provided: Mapping[Any, object]) -> Route:
         """The same route with functions of the call alone."""
-        audit = self.audit and _bind(self.audit, provided)
-        return replace(self, handler=_bind(self.handler, provided), audit=audit)
+        functions = {"handler": self.handler, "audit": self.audit, "verify": self.verify}
+        bound = {name: _bind(each, provided) for name, each in functions.items() if each}
+        return replace(self, **bound)  # type: ignore[arg-type]
 
 
 def _bind(function: Callable[..., Any], provided: Mapping[Any, object]) -> Callable[..., Any]:
