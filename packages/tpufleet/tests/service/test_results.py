@@ -88,7 +88,7 @@ def test_the_files_of_a_job_that_has_ended_can_be_dropped(with_code):
 
 def test_files_stay_while_their_job_lives_and_code_while_any_job_that_runs_it_does(with_code):
     service, digest = with_code
-    with pytest.raises(Conflict, match="needs its files"):
+    with pytest.raises(Conflict, match="can be deleted after it has ended"):
         service.client().delete_job_files("job-1")
     service.end_job("job-1")
     service.submit("job-2")

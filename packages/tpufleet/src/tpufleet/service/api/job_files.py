@@ -127,7 +127,8 @@ def delete_job_files(
     call: ApiCall, results: ResultFiles, snapshots: SnapshotFiles, job: Job
 ) -> None:
     """Delete the result of an ended job, and its code unless another job needs it."""
-    commands.require_files_deletable(call.context, job)
+    call.user.require_job_owner(job)
+    commands.require_ended(job, "deleted")
     results.delete(job.id)
     if job.snapshot is not None and not retention.code_is_needed(call.store, job):
         snapshots.delete(job.snapshot)

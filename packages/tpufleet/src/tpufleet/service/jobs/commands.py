@@ -133,11 +133,12 @@ def _shown(value: object) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
-def require_files_deletable(context: CommandContext, job: Job) -> None:
-    context.caller.require_job_owner(job)
+def require_ended(job: Job, then: str) -> None:
+    """`then`: what it can be after that."""
     if not job.ended:
         raise Conflict(
-            f"job {job.id} is {job.state} and needs its files; run `tpu cancel {job.id}` first"
+            f"job {job.id} ({job.spec.name}) is {job.state}; it can be {then} after it has ended\n"
+            f"  next: wait for it with `tpu logs -f {job.id}`, or run `tpu cancel {job.id}`"
         )
 
 

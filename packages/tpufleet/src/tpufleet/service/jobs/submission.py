@@ -33,7 +33,7 @@ from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.hosts.assignments import HOST_FILE_PREFIX, checkpoint_location
 from tpufleet.service.jobs import checkpoint_leases, checkpoint_owners, queries
-from tpufleet.service.jobs.commands import CommandContext, require_priority
+from tpufleet.service.jobs.commands import CommandContext, require_ended, require_priority
 from tpufleet.service.lookups import not_found
 from tpufleet.service.notifications.channels import check_job_channels
 from tpufleet.service.operations import retention
@@ -85,26 +85,24 @@ class JobStorage:
     tpu_vm_containers: bool = True  # the same for TPU VMs
     local_hosts: int | None = None  # simulated hosts at a time; None: unlimited
 
-    def refuses_images(self, spec: JobSpec, store: Store) -> bool:
-        """Whether a simulated slice may get the job, which would refuse its image."""
-        may_simulate = self.simulates(spec, store) or (
-            spec.pool is None and not SIMULATED_PROVIDERS.isdisjoint(spec.providers)
-        )
-        return may_simulate and not self.local_containers
+    def providers_for(self, spec: JobSpec, store: Store) -> set[str | None]:
+        """That may run the job; None if it is not known which."""
+        if spec.pool is None:
+            return {*(spec.providers or (self.default_provider,))}
+        pool = store.pool(spec.pool)
+        return {None if pool is None else pool.provider}
 
-    def refuses_images_on_tpu_vms(self, spec: JobSpec, store: Store) -> bool:
-        """Whether the job can only run on TPU VMs, whose hosts do not let it use Docker."""
-        pool = store.pool(spec.pool) if spec.pool is not None else None
-        default = (self.default_provider,) if self.default_provider else ()
-        providers = (pool.provider,) if pool is not None else spec.providers or default
-        return {*providers} == {"tpu-vm"} and not self.tpu_vm_containers
+    def image_problem(self, spec: JobSpec, store: Store) -> str | None:
+        """Why a host that may get the job would refuse its image."""
+        providers = self.providers_for(spec, store)
+        if providers & SIMULATED_PROVIDERS and not self.local_containers:
+            return IMAGES_REFUSED
+        only_tpu_vms = providers == {"tpu-vm"} and not self.tpu_vm_containers
+        return TPU_VM_IMAGES_REFUSED if only_tpu_vms else None
 
     def simulates(self, spec: JobSpec, store: Store) -> bool:
         """Whether the job runs on simulated slices."""
-        if spec.pool is not None:
-            pool = store.pool(spec.pool)
-            return pool is not None and pool.provider in SIMULATED_PROVIDERS
-        return {*(spec.providers or (self.default_provider,))} <= SIMULATED_PROVIDERS
+        return self.providers_for(spec, store) <= SIMULATED_PROVIDERS
 
 
 def check(context: CommandContext, storage: JobStorage, body: bytes) -> list[Job]:
@@ -160,17 +158,7 @@ def resubmit(
     """A new job with the code of its parent, or with the snapshot in the request."""
     context.caller.require_job_owner(parent)
     verb = "resumed" if relation is ParentRelation.RESUME else "rerun"
-    if not parent.ended:
-        why = (
-            "two jobs cannot write the same checkpoints"
-            if relation is ParentRelation.RESUME
-            else "`tpu run` or `tpu submit` starts another one beside it"
-        )
-        raise Conflict(
-            f"job {parent.id} is still {parent.state}; it can be {verb} after it has ended: {why}\n"
-            f"  next: wait for it with `tpu logs -f {parent.id}`, or end it with "
-            f"`tpu cancel {parent.id}`"
-        )
+    require_ended(parent, verb)
     retention.require_files(context.store, parent, f"so it cannot be {verb}; submit a new job")
     document = {**job_file.to_document(parent.spec), **options.changes}
     base = queries.default_base(context.store, parent)
@@ -256,12 +244,8 @@ class _Checks:
                 f"provider; pass --provider {real[0]}, or set `provider: {real[0]}` in the config "
                 "file of the server (--provider local simulates the job without TPUs)"
             )
-        if spec.image is not None and self._storage.refuses_images(spec, self._context.store):
-            raise BadInput(f"image: {IMAGES_REFUSED}")
-        if spec.image is not None and self._storage.refuses_images_on_tpu_vms(
-            spec, self._context.store
-        ):
-            raise BadInput(f"image: {TPU_VM_IMAGES_REFUSED}")
+        if spec.image and (problem := self._storage.image_problem(spec, self._context.store)):
+            raise BadInput(f"image: {problem}")
         for field in ("reuse", "require_reservation"):
             if getattr(spec, field) and spec.pool is None:
                 raise BadInput(f"{field}: only with a pool; add `pool: NAME`, or remove this field")
@@ -291,10 +275,8 @@ class _Checks:
 
     def _host_file(self, spec: JobSpec, name: str) -> None:
         """A simulated host is the machine of the server, whose files are not for every user."""
-        providers = spec.providers or (self._storage.default_provider,)
-        if spec.pool is not None and self._pools is not None:
-            providers = (self._pools[spec.pool].provider,)
-        if SIMULATED_PROVIDERS.intersection(providers) and not self._context.caller.is_admin:
+        providers = self._storage.providers_for(spec, self._context.store)
+        if providers & SIMULATED_PROVIDERS and not self._context.caller.is_admin:
             raise Forbidden(
                 f"secrets.{name}: files of the server's machine require the admin role, and "
                 "simulated slices run there; store the value with `tpu secret set` and use its name"
@@ -433,11 +415,7 @@ def _require_no_live_relative(context: CommandContext, job: Job) -> None:
     relatives = [root]
     while relatives:
         member = relatives.pop()
-        if not member.ended:
-            raise Conflict(
-                f"job {member.id} uses the same checkpoints and is {member.state}; "
-                f"run `tpu cancel {member.id}` first"
-            )
+        require_ended(member, "followed by another one with the same checkpoints")
         children = context.store.jobs(JobQuery(parent=member.id, archived=None, limit=10_000))
         relatives += [child for child in children if child.parent_relation is ParentRelation.RESUME]
 

@@ -25,7 +25,7 @@ from tpufleet.model.events import Event
 from tpufleet.model.job.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.service.files.job_files import FILES, JobFiles
 from tpufleet.service.jobs import checkpoint_leases, queries
-from tpufleet.service.jobs.commands import CommandContext
+from tpufleet.service.jobs.commands import CommandContext, require_ended
 from tpufleet.service.jobs.lineages import batches, lineages_of, pages
 from tpufleet.stores.base import (
     ChangeSet,
@@ -299,11 +299,7 @@ def _named(context: CommandContext, request: EndedJobSelection) -> list[Job]:
     for ref in request.jobs:
         job = queries.find_job(context.store, ref, context.caller.name)
         caller.require_job_owner(job)
-        if not job.ended:
-            raise Conflict(
-                f"job {job.id} ({job.spec.name}) is {job.state}; it can be archived or purged "
-                f"after it has ended: `tpu cancel {job.id}`"
-            )
+        require_ended(job, "archived or purged")
         named[job.id] = job
     return list(named.values())
 
