@@ -82,16 +82,10 @@ async def stream_logs(call: ApiCall, logs: LogFiles, hub: EventHub) -> Response:
     job = await call.run_in_thread(_job_with_files, call)
     selection = _selection(call)
     selection.validate(job)
-    follower = log_streams.LogFollower(
-        call.store,
-        logs,
-        call.clock,
-        job.id,
-        selection,
-        log_streams.parse_position(
-            call.request.headers.get("last-event-id") or call.query_text("from")
-        ),
+    position = log_streams.parse_position(
+        call.request.headers.get("last-event-id") or call.query_text("from")
     )
+    follower = log_streams.LogFollower(call.store, logs, call.clock, job.id, selection, position)
     lines = log_streams.stream_lines(hub, follower)
     return event_streams.EventStream(hub, lines, call.check_caller, call.user.limits_key)
 

@@ -71,13 +71,7 @@ def reserve(context: CommandContext, new: NewReservation) -> Reservation:
             raise BadInput(f"starts_at: {new.starts_at:%Y-%m-%d %H:%M} UTC has passed")
         _require_allowed(context, pool, reservation)
         _require_room(store, pool, reservation)
-        store.update_document(
-            Reservation,
-            reservation.id,
-            lambda _: reservation,
-            fence=lock,
-            required_user=reservation.owner,
-        )
+        _save(store, reservation, lock)
         _forget_old(store, now)
     _announce(
         context, reservation, "reserved", f"{reservation.owner} reserved {_what(reservation)}"
@@ -98,15 +92,16 @@ def extend(context: CommandContext, reservation_id: str, by: timedelta) -> Reser
         identifiers.check_range("duration", left, MIN_DURATION, MAX_DURATION)
         _require_allowed(context, pool, extended)
         _require_room(context.store, pool, extended)
-        context.store.update_document(
-            Reservation,
-            extended.id,
-            lambda _: extended,
-            fence=lock,
-            required_user=extended.owner,
-        )
+        _save(context.store, extended, lock)
     _announce(context, extended, "reserved", f"{context.caller.name} extended {_what(extended)}")
     return extended
+
+
+def _save(store: Store, changed: Reservation, lock: Lease) -> None:
+    owner = changed.owner
+    store.update_document(
+        Reservation, changed.id, lambda _: changed, fence=lock, required_user=owner
+    )
 
 
 def end(context: CommandContext, reservation_id: str, reason: str) -> Reservation:
@@ -115,19 +110,10 @@ def end(context: CommandContext, reservation_id: str, reason: str) -> Reservatio
         return _end(context, reservation_id, reason, lock)
 
 
-def end_all(context: CommandContext, pool: str, lock: Lease | None = None) -> None:
-    """Those of a pool that is deleted. `lock`: of `no_changes`, if the caller has it."""
+def end_all(context: CommandContext, pool: str, lock: Lease) -> None:
+    """Those of a pool that is deleted. `lock`: of `no_changes`."""
     lasting = [each for each in listed(context.store, context.now) if each.pool == pool]
-    if not lasting:
-        return
-    if lock is None:
-        with no_changes(context) as own:
-            end_all(context, pool, own)
-        return
-    reason = f"pool {pool} was deleted"
-    for each in lasting:
-        _finish(context, each, reason, lock)
-        _announce(context, each, "released", f"the reservation of {each.owner} has ended: {reason}")
+    _end_each(context, lasting, f"pool {pool} was deleted", lock)
 
 
 def end_of_user(context: CommandContext, owner: str) -> None:
@@ -145,9 +131,14 @@ def end_of_former_members(context: CommandContext, pool: Pool) -> None:
             _end_each(context, [each], reason)
 
 
-def _end_each(context: CommandContext, reservations: Iterable[Reservation], reason: str) -> None:
+def _end_each(
+    context: CommandContext,
+    reservations: Iterable[Reservation],
+    reason: str,
+    lock: Lease | None = None,
+) -> None:
     for each in reservations:
-        _finish(context, each, reason)
+        _finish(context, each, reason, lock)
         _announce(context, each, "released", f"the reservation of {each.owner} has ended: {reason}")
 
 

@@ -95,74 +95,66 @@ def _text(
         yield from files.text(attempt.id, host, start, prefix)
 
 
+@dataclass(slots=True)
 class LogFollower:
     """Reads one batch at a time. Used by one stream, in one thread at a time."""
 
-    def __init__(
-        self,
-        store: Store,
-        files: LogFiles,
-        clock: Clock,
-        job_id: JobId,
-        selection: LogSelection,
-        position: LogPosition | None,
-    ) -> None:
-        self._store = store
-        self._files = files
-        self._clock = clock
-        self._job_id = job_id
-        self._selection = selection
-        self._position = position
-        self.ended = False
+    store: Store
+    files: LogFiles
+    clock: Clock
+    job_id: JobId
+    selection: LogSelection
+    position: LogPosition | None
+    ended: bool = False
 
     def begin(self) -> LogPosition:
         """The position of the first batch, so that a client that is disconnected before it misses
         nothing."""
-        if self._position is None:
+        if self.position is None:
             attempt = self._attempt()
-            number = attempt.number if attempt is not None else self._selection.attempt or 0
-            self._position = (
+            number = attempt.number if attempt is not None else self.selection.attempt or 0
+            self.position = (
                 self._start(attempt)[1] if attempt is not None else LogPosition(attempt=number)
             )
-        return self._position
+        return self.position
 
     def read(self) -> list[bytes]:
         """Lines since the last call. Sets `ended` when there will be no more."""
         attempt = self._attempt()
         if attempt is None:
-            job = self._store.job(self._job_id)
+            job = self.store.job(self.job_id)
             self.ended = job is None or job.ended
             return []
         hosts, position = self._start(attempt)
         complete = self._settled(attempt)
         batch, offsets = [], list(position.offsets)
         for at, (rank, host) in enumerate(hosts):
-            for line, end in self._files.lines(
+            for line, end in self.files.lines(
                 attempt.id, host, offsets[at], complete=complete
             ).lines:
                 offsets[at] = end
                 number = str(LogPosition(attempt=attempt.number, offsets=tuple(offsets)))
                 value = LogLine(host=rank, attempt=attempt.number, line=line)
                 batch.append(sse_message("line", value, number))
-        self._position = LogPosition(attempt=attempt.number, offsets=tuple(offsets))
+        self.position = LogPosition(attempt=attempt.number, offsets=tuple(offsets))
         if complete and not batch:
             self._next_attempt(attempt)
         return batch
 
     def _attempt(self) -> Attempt | None:
-        if self._position is not None:
-            return self._store.attempt(attempt_id(self._job_id, self._position.attempt))
-        if self._selection.attempt is not None:
-            return self._store.attempt(attempt_id(self._job_id, self._selection.attempt))
-        return self._store.newest_attempts([self._job_id]).get(self._job_id)
+        if self.position is not None:
+            return self.store.attempt(attempt_id(self.job_id, self.position.attempt))
+        if self.selection.attempt is not None:
+            return self.store.attempt(attempt_id(self.job_id, self.selection.attempt))
+        return self.store.newest_attempts([self.job_id]).get(self.job_id)
 
     def _start(self, attempt: Attempt) -> tuple[list[tuple[int, HostId]], LogPosition]:
-        hosts = self._selection.hosts(self._store, attempt)
-        if self._position is not None and len(self._position.offsets) == len(hosts):
-            return hosts, self._position
-        tail = self._selection.tail if self._position is None else None
+        hosts = self.selection.hosts(self.store, attempt)
+        if self.position is not None and len(self.position.offsets) == len(hosts):
+            return hosts, self.position
+        tail = self.selection.tail if self.position is None else None
         offsets = tuple(
-            0 if tail is None else self._files.tail_offset(attempt.id, host, tail)
+            0 if tail is None else self.files.tail_offset(attempt.id, host, tail)
             for _, host in hosts
         )
         return hosts, LogPosition(attempt=attempt.number, offsets=offsets)
@@ -170,16 +162,16 @@ class LogFollower:
     def _settled(self, attempt: Attempt) -> bool:
         if attempt.state is not AttemptState.ENDED:
             return False
-        return attempt.ended_at is None or self._clock.now() - attempt.ended_at >= SETTLE_TIME
+        return attempt.ended_at is None or self.clock.now() - attempt.ended_at >= SETTLE_TIME
 
     def _next_attempt(self, attempt: Attempt) -> None:
-        if self._selection.attempt is not None:
+        if self.selection.attempt is not None:
             self.ended = True
             return
         # Read the job first: after it has ended there are no further attempts.
-        job = self._store.job(self._job_id)
-        if self._store.attempt(attempt_id(self._job_id, attempt.number + 1)) is not None:
-            self._position = LogPosition(attempt=attempt.number + 1)
+        job = self.store.job(self.job_id)
+        if self.store.attempt(attempt_id(self.job_id, attempt.number + 1)) is not None:
+            self.position = LogPosition(attempt=attempt.number + 1)
         else:
             self.ended = job is None or job.ended
 
