@@ -27,7 +27,7 @@ from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.job.jobs import JobId
 from tpufleet.model.job.snapshots import SnapshotEntry, snapshot_digest
-from tpufleet.service.files.repack_queue import MAX_UPLOADS_PER_USER, RepackQueue
+from tpufleet.service.files.snapshots import MAX_UPLOADS_PER_USER, RepackQueue
 from tpufleet.service.files.tar_reader import TarReader
 from tpufleet.service.transport.limits import TooManyRequests
 

@@ -23,7 +23,7 @@ from tpufleet.model.fleet.slices import SliceId, SliceState
 from tpufleet.model.job.jobs import JobState
 from tpufleet.model.values import encoding
 from tpufleet.model.values.records import replace
-from tpufleet.service.operations import server_presence
+from tpufleet.service.operations import server_status
 from tpufleet.stores.base import ChangeSet
 from tpufleet.views.cli.operators.status import lines
 
@@ -66,13 +66,13 @@ def test_hosts_of_deleted_slices_do_not_count_as_reporting(world, tpu):
 
 def test_servers_of_one_store_are_listed_until_they_stop(world, tpu):
     now, stopping = world.clock.now(), threading.Event()
-    server_presence.announce(world.store, "one", now - timedelta(minutes=70))
-    server_presence.announce(world.store, "two", now)
+    server_status.announce(world.store, "one", now - timedelta(minutes=70))
+    server_status.announce(world.store, "two", now)
     shown = tpu("status").stdout
     assert "other      two, version" in shown and "other      one" not in shown
     assert [each.name for each in world.store.objects("servers/")] == ["servers/two"]
     stopping.set()
-    server_presence.announce_until(stopping, world.store, "two", world.clock)
+    server_status.announce_until(stopping, world.store, "two", world.clock)
     assert "other" not in tpu("status").stdout
 
 

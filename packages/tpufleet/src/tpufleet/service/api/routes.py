@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from tpufleet.service.api import (
     agents,
-    audit_log,
     costs,
     events,
-    inventory,
     job_files,
     jobs,
     notifications,
@@ -32,13 +30,11 @@ ROUTES: tuple[Route, ...] = (
     *slices.router.routes,
     *pools.router.routes,
     *reservations.router.routes,
-    *inventory.router.routes,
     *costs.router.routes,
     *snapshots.router.routes,
     *users.router.routes,
     *preferences.router.routes,
     *notifications.router.routes,
-    *audit_log.router.routes,
     *server_info.router.routes,
     *sessions.router.routes,
 )

@@ -1,4 +1,4 @@
-"""Slices: list them, inject faults, run commands on their hosts."""
+"""Slices: list them, adopt nodes, inject faults, run commands on their hosts; and the inventory."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from tpufleet.model.fleet.host_commands import (
     HostCommandRequest,
 )
 from tpufleet.model.fleet.hosts import host_id
+from tpufleet.model.fleet.inventory import Inventory, InventoryChange, InventoryNote
 from tpufleet.model.fleet.slices import SIMULATED_PROVIDERS, SliceId
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role
 from tpufleet.model.tpu import topology
-from tpufleet.service.fleet import adopted_nodes
+from tpufleet.service.fleet import adopted_nodes, inventory
 from tpufleet.service.hosts.host_commands import HostCommandQueue
 from tpufleet.service.jobs import commands, queries
 from tpufleet.service.lookups import require_host_index, require_slice
@@ -151,3 +152,15 @@ def get_host_command_file(call: ApiCall, host_commands: HostCommandQueue) -> Res
     host = host_id(slice_id, call.query_int("host", 0) or 0)
     parts = host_commands.read_file(call.path_param("command"), slice_id, host)
     return StreamingResponse(parts, media_type=MediaType.BYTES.value)
+
+
+@router.get("/inventory", Role.VIEWER)
+def get_inventory(call: ApiCall) -> Inventory:
+    """Slices and room in pools, with state, owner, job and notes; chips by type and zone."""
+    return inventory.inventory(call.store, call.now)
+
+
+@router.patch("/inventory/{name}", Role.MEMBER)
+def annotate_inventory(call: ApiCall, body: InventoryChange) -> InventoryNote:
+    """Change alias, note or belongs-to of a slice or a pool."""
+    return inventory.annotate(call.context, call.path_param("name"), body)

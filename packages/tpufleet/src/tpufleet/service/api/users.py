@@ -1,4 +1,4 @@
-"""Users, their tokens and their secrets."""
+"""Users, their tokens, their secrets, and the audit log."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ from tpufleet.model.api_types import (
 from tpufleet.model.people.audit import AuditAction
 from tpufleet.model.people.users import Role, User
 from tpufleet.policy.events import count_of
-from tpufleet.service.api import audit_log
 from tpufleet.service.files.secrets import JobSecrets
 from tpufleet.service.jobs import commands, queries
 from tpufleet.service.people import user_commands
 from tpufleet.service.people.audit import AuditSubject
 from tpufleet.service.transport.routing import ApiCall, Param, Router, TokensPerUser
+
+MAX_ENTRIES_PER_PAGE = 10_000
+
+_AUDIT_PARAMS = (
+    Param("before", "number of the last entry of the previous page", number=True),
+    Param("limit", "most entries to return, default 100", number=True),
+)
 
 router = Router()
 
@@ -114,13 +120,13 @@ def revoke_token(call: ApiCall) -> None:
     user_commands.revoke_token(call.context, call.path_param("id"))
 
 
-@router.get("/tokens/{id}/audit", Role.VIEWER, params=audit_log.PAGE_PARAMS)
+@router.get("/tokens/{id}/audit", Role.VIEWER, params=_AUDIT_PARAMS)
 def list_token_audit_entries(call: ApiCall) -> AuditPage:
     """List audit entries of your token: made with it, or about it; newest first."""
     token = call.path_param("id")
     if not call.user.is_admin:  # who sees those of tokens that were revoked, too
         user_commands.find_token(call.context, token)
-    return audit_log.page(call, token=token)
+    return _audit_page(call, token=token)
 
 
 @router.get("/secrets", Role.MEMBER)
@@ -151,3 +157,22 @@ def delete_secret(call: ApiCall, secrets: JobSecrets) -> None:
     """Delete a secret that no live job uses."""
     shared = call.query_text("shared") is not None
     commands.delete_secret(call.context, secrets, call.path_param("name"), shared=shared)
+
+
+@router.get("/audit", Role.ADMIN, params=(Param("user", "who made the request"), *_AUDIT_PARAMS))
+def list_audit_entries(call: ApiCall) -> AuditPage:
+    """List the audit log, newest first."""
+    return _audit_page(call, actor=call.query_text("user"))
+
+
+def _audit_page(call: ApiCall, *, actor: str | None = None, token: str | None = None) -> AuditPage:
+    return AuditPage(
+        entries=tuple(
+            call.store.audit(
+                actor=actor,
+                token=token,
+                before=call.query_int("before", None),
+                limit=call.query_int("limit", 100, least=1, most=MAX_ENTRIES_PER_PAGE),
+            )
+        )
+    )

@@ -6,17 +6,20 @@ upload a snapshot that has the digest of another user's code, and more in it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import hashlib
-import logging
 import os
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TypeVar, TypeVarTuple, cast
+from weakref import WeakValueDictionary
 
 from starlette.concurrency import run_in_threadpool
 
@@ -31,15 +34,52 @@ from tpufleet.model.job.snapshots import (
     require_unpackable,
     snapshot_digest,
 )
-from tpufleet.service.files.repack_queue import RepackQueue
 from tpufleet.service.files.tar_reader import DAMAGED, TarReader
+from tpufleet.service.transport.limits import TooManyRequests
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 DEFAULT_LIMIT = 512 * 1024 * 1024  # of the upload
 _MAX_INFLATION = 8  # unpacked size as a multiple of the limit; more is a decompression bomb
 _MAX_ENTRIES = 200_000
+MAX_UPLOADS_PER_USER = 16  # being received, waiting or repacked
+MAX_REPACKS = 2  # at a time: seconds of CPU time each, which must not delay other requests
 _MAX_NAMES = 24 * 1024 * 1024  # characters of all paths and link targets, which are kept in memory
+
+
+class RepackQueue:
+    """Runs the repacking of uploads in threads of its own. Each user has one turn at a time, so that
+    many uploads of one user delay those of others by one. Used in the event loop only."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(MAX_REPACKS, thread_name_prefix="snapshots")
+        self._uploads: Counter[str] = Counter()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @contextlib.contextmanager
+    def upload_of(self, user: str) -> Iterator[None]:
+        """While an upload is in progress. Raises TooManyRequests."""
+        if self._uploads[user] >= MAX_UPLOADS_PER_USER:
+            raise TooManyRequests(f"{MAX_UPLOADS_PER_USER} uploads are in progress")
+        self._uploads[user] += 1
+        try:
+            yield
+        finally:
+            self._uploads[user] -= 1
+            if not self._uploads[user]:
+                del self._uploads[user]
+
+    @contextlib.asynccontextmanager
+    async def turn_of(self, user: str) -> AsyncIterator[None]:
+        """Waits while another upload of this user has its turn."""
+        lock = self._turns.setdefault(user, asyncio.Lock())
+        async with lock:
+            yield
+
+    async def run(self, work: Callable[[*Arguments], T], *args: *Arguments) -> T:
+        """In a thread, once one is free."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
 
 async def _stays_connected() -> bool:

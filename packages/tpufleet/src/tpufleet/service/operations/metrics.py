@@ -24,7 +24,6 @@ from tpufleet.model.job.jobs import ENDED_STATES, JobState
 from tpufleet.model.tpu import topology
 from tpufleet.service.jobs import queries
 from tpufleet.service.operations import server_status
-from tpufleet.service.operations.write_problems import write_problem
 from tpufleet.stores.base import JobQuery, Store
 
 MAX_JOBS = 500
@@ -96,7 +95,7 @@ class _FleetCollector(Collector):
         yield GaugeMetricFamily(
             "tpufleet_writable",
             "1 while the server can record submissions and ends of jobs; 0 on a full disk.",
-            0 if write_problem(self._store, self._state) else 1,
+            0 if server_status.write_problem(self._store, self._state) else 1,
         )
         counts = self._store.count_jobs()
         jobs = GaugeMetricFamily("tpufleet_jobs", "Jobs, by state.", labels=["state"])

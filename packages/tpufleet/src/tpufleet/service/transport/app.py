@@ -53,7 +53,7 @@ from tpufleet.service.jobs.queries import EndedJobRows
 from tpufleet.service.jobs.submission import JobStorage
 from tpufleet.service.notifications.channels import ChannelSecrets
 from tpufleet.service.notifications.outbox import NotificationOutbox
-from tpufleet.service.operations import housekeeping, server_presence
+from tpufleet.service.operations import housekeeping, server_status
 from tpufleet.service.operations.metrics import ServerMetrics
 from tpufleet.service.operations.server_status import AboutServer
 from tpufleet.service.people import audit
@@ -192,7 +192,7 @@ def create_app(
     awaited: list[Callable[[threading.Event], None]] = []
     if server.announced:
         awaited.append(
-            partial(server_presence.announce_until, store=store, name=server.name, clock=clock)
+            partial(server_status.announce_until, store=store, name=server.name, clock=clock)
         )
     if isinstance(files.logs, ArchivedLogs):
         awaited.append(files.logs.upload_until)

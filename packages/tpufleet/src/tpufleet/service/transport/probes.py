@@ -18,7 +18,7 @@ from tpufleet.errors import (
     StorageUnusable,
 )
 from tpufleet.model.fleet.server_status import CONTROLLER_REPORT
-from tpufleet.service.operations.write_problems import write_problem
+from tpufleet.service.operations.server_status import write_problem
 from tpufleet.service.transport.limits import PROBES
 from tpufleet.stores.base import Store
 
