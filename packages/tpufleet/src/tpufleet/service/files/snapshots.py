@@ -49,7 +49,7 @@ _MAX_NAMES = 24 * 1024 * 1024  # characters of all paths and link targets, which
 
 
 class RepackQueue:
-    """Runs the repacking of uploads in threads of its own. Each user has one turn at a time, so that
+    """Repacks uploads in threads of its own. Each user has one turn at a time, so that
     many uploads of one user delay those of others by one. Used in the event loop only."""
 
     def __init__(self) -> None:
