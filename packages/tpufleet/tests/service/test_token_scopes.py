@@ -119,7 +119,7 @@ def test_a_service_account_gets_tokens_that_expire_from_an_admin_only(service):
     assert ada.put_user("ci", Role.MEMBER, service=True).service
     created = ada.create_token("ci")
     assert created.expires_at == service.clock.now() + 90 * DAY
-    with pytest.raises(BadInput, match="at most 366 days"):
+    with pytest.raises(BadInput, match="to 366d"):
         ada.create_token("ci", expires_in=400 * DAY)
     with pytest.raises(BadInput, match="cannot have the admin role"):
         ada.put_user("ci", Role.ADMIN)
