@@ -47,7 +47,7 @@ def test_a_channel_is_added_tested_listed_and_deleted(tpu, receiver):
 def test_a_job_chooses_its_channels(world, tpu, receiver):
     refused = tpu("run", "v5e-16", "--notify", "team", "--detach", "--", "x")
     assert refused.exit_code == 2
-    assert "you have no channel named 'team'" in refused.stderr
+    assert "no channel named 'team'" in refused.stderr
     tpu.ok("notify", "add", "team", "--slack", receiver.url)
     tpu.ok("notify", "add", "quiet", "--slack", receiver.url, "--on", "budget")
     tpu.ok("run", "v5e-16", "--name", "a", "--notify", "quiet:failure", "--detach", "--", "x")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput, Forbidden, NotFound
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.people.users import User
@@ -18,6 +18,13 @@ def require_pool(store: Store, name: str) -> Pool:
     if pool is None:
         raise NotFound(not_found("pool", name, (each.name for each in store.pools()), "pool list"))
     return pool
+
+
+def require_member(pool: Pool, user: str, *, is_admin: bool, field: str = "") -> None:
+    if not pool.admits(user, is_admin=is_admin):
+        raise Forbidden(
+            f"{field}{user} is not a member of {pool.name}; an admin can change its members"
+        )
 
 
 def require_user(store: Store, name: str) -> User:

@@ -34,7 +34,7 @@ from tpufleet.model.job.snapshots import (
     require_unpackable,
     snapshot_digest,
 )
-from tpufleet.service.files.tar_reader import DAMAGED, TarReader
+from tpufleet.service.files.tar_reader import DAMAGED, TOO_LARGE, TarReader
 from tpufleet.service.transport.limits import TooManyRequests
 
 T = TypeVar("T")
@@ -202,7 +202,7 @@ def _pack_again(file: IO[bytes], out: IO[bytes], limit: int) -> str:
             count, total = count + 1, total + entry.size
             names += len(entry.name) + len(entry.linkname)
             if total > limit or count > _MAX_ENTRIES or names > _MAX_NAMES:
-                raise BadInput("the snapshot is too large when unpacked")
+                raise BadInput(TOO_LARGE)
             require_path(entry.name)
             if entry.isdir():
                 folders.append(entry.name)

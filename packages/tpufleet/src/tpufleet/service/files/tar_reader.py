@@ -17,6 +17,7 @@ from tpufleet.errors import BadInput
 
 # What a damaged archive raises. Not OSError: the disk may be full.
 DAMAGED = (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile, ValueError)
+TOO_LARGE = "the snapshot is too large when unpacked"
 # A path or link target is at most 4 KiB.
 _MAX_HEADER_BYTES = 64 * 1024  # of one entry
 _MAX_DIGITS = 20  # of a number in a PAX header
@@ -134,7 +135,7 @@ class TarReader:
     def _read(self, size: int) -> bytes:
         self._limit_left -= size
         if self._limit_left < 0:
-            raise BadInput("the snapshot is too large when unpacked")
+            raise BadInput(TOO_LARGE)
         return self._unzipped.read(size)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from tpufleet.errors import BadInput, Conflict, Fenced, Forbidden, NotFound
+from tpufleet.errors import BadInput, Conflict, Fenced, NotFound
 from tpufleet.model.api_types import NewReservation
 from tpufleet.model.fleet.pools import Pool
 from tpufleet.model.fleet.reservations import (
@@ -23,7 +23,7 @@ from tpufleet.model.people.users import Role
 from tpufleet.policy.scheduling import reservation_limits
 from tpufleet.service import leases
 from tpufleet.service.jobs.commands import CommandContext
-from tpufleet.service.lookups import not_found, require_pool
+from tpufleet.service.lookups import not_found, require_member, require_pool
 from tpufleet.service.transport import identifiers
 from tpufleet.stores.base import ChangeSet, Lease, Store
 
@@ -186,9 +186,7 @@ def find(store: Store, reservation_id: str) -> Reservation:
 
 def _find_pool(context: CommandContext, name: str) -> Pool:
     pool = require_pool(context.store, name)
-    caller = context.caller
-    if not pool.admits(caller.name, is_admin=caller.is_admin):
-        raise Forbidden(f"{caller.name} is not a member of pool {name}")
+    require_member(pool, context.caller.name, is_admin=context.caller.is_admin)
     return pool
 
 

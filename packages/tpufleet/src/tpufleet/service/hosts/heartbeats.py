@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from tpufleet.errors import BadInput
 from tpufleet.model.fleet.agent_protocol import Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.fleet.hosts import (
     MAX_HEARTBEAT_POINTS,
@@ -26,11 +25,11 @@ from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.job.attempts import Attempt
 from tpufleet.model.job.end_reasons import EndReason
 from tpufleet.model.job.jobs import JobId
-from tpufleet.model.tpu import topology
 from tpufleet.model.values.records import replace
 from tpufleet.policy.recovery import liveness
 from tpufleet.service.hosts.assignments import Assignments
 from tpufleet.service.jobs.metric_series import MetricRecorder
+from tpufleet.service.lookups import require_host_index
 from tpufleet.service.operations.background import log_failure
 from tpufleet.service.transport import identifiers
 from tpufleet.service.transport.limits import HEARTBEATS, BoundedDict
@@ -365,7 +364,4 @@ def _agent_restarted(heartbeat: Heartbeat, host: Host | None, assignment: Assign
 
 
 def check_host_exists(host_id: HostId, tpu_slice: TpuSlice) -> None:
-    _, index = identifiers.parse_host_id(host_id)
-    hosts = topology.find(tpu_slice.accelerator).hosts
-    if index >= hosts:
-        raise BadInput(f"slice {tpu_slice.id} has {hosts} hosts; host {index} does not exist")
+    require_host_index(tpu_slice, identifiers.parse_host_id(host_id)[1])

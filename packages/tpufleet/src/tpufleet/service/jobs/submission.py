@@ -34,7 +34,7 @@ from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.hosts.assignments import HOST_FILE_PREFIX, checkpoint_location
 from tpufleet.service.jobs import checkpoint_leases, checkpoint_owners, queries
 from tpufleet.service.jobs.commands import CommandContext, require_ended, require_priority
-from tpufleet.service.lookups import not_found
+from tpufleet.service.lookups import not_found, require_member
 from tpufleet.service.notifications.channels import check_job_channels
 from tpufleet.service.operations import retention
 from tpufleet.service.transport import identifiers, token_scopes
@@ -293,11 +293,7 @@ class _Checks:
         pool = self._pools.get(name)
         if pool is None:
             raise BadInput("pool: " + not_found("pool", name, self._pools, "pool list"))
-        owner = self._owner
-        if not pool.admits(owner, is_admin=self._owner_is_admin()):
-            raise Forbidden(
-                f"pool: {owner} is not a member of {name}; an admin can change its members"
-            )
+        require_member(pool, self._owner, is_admin=self._owner_is_admin(), field="pool: ")
         if pool.accelerator != spec.accelerator:
             raise BadInput(
                 f"pool: {name} has {short_name(pool.accelerator)} slices, but the job needs "

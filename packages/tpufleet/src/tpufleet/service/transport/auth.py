@@ -19,6 +19,7 @@ from tpufleet.model.people.users import JOB_TOKEN_PREFIX, TOKEN_PREFIX, Role, To
 from tpufleet.stores.base import Store
 
 _RANK = {Role.VIEWER: 0, Role.MEMBER: 1, Role.ADMIN: 2}
+SESSION_ENDED = "the session has ended; log in again"
 _RECORD_USE_INTERVAL = timedelta(minutes=5)  # a write for every call would be too expensive
 
 
@@ -140,7 +141,7 @@ def authenticate(hashed: str, store: Store, now: datetime, session_id: str = "")
     the session must not have ended either."""
     session = store.token_by_hash(session_hash(session_id)) if session_id else None
     if session_id and (session is None or session.expired(now)):
-        raise Unauthorized("the session has ended; log in again")
+        raise Unauthorized(SESSION_ENDED)
     known, user = store.token_and_user(hashed) or (None, None)
     if known is None or user is None:
         raise Unauthorized("unknown token; it may have been revoked")

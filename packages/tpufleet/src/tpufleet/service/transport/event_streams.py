@@ -178,8 +178,8 @@ async def _while_allowed(
                 await AUTHENTICATION.run(check_caller)
                 checked_at = clock()
             yield chunk
-    except Unauthorized as error:
-        logger.debug("stream ended: %s", error)
+    except Unauthorized:
+        return
     except Exception as error:
         # The client reconnects with the last event id that it received.
         log_failure(logger, "continue an event stream", error)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from http.cookies import CookieError, SimpleCookie
 
 from tpufleet.errors import Forbidden, Unauthorized
-from tpufleet.service.transport.auth import base64url, equal, mac
+from tpufleet.service.transport.auth import SESSION_ENDED, base64url, equal, mac
 from tpufleet.stores.base import Store
 
 COOKIE = "tpufleet_session"
@@ -34,7 +34,7 @@ def read_cookie(secret: bytes, cookie: str, now: datetime) -> tuple[str, str]:
     value = _verify(secret, "session", cookie, now)
     token_hash, _, session_id = (value or "").partition(".")
     if not session_id:
-        raise Unauthorized("the session has expired; log in again")
+        raise Unauthorized(SESSION_ENDED)
     return token_hash, session_id
 
 
