@@ -198,7 +198,7 @@ def test_a_host_beyond_the_size_of_its_slice_is_refused(running):
     with running.http(running.slice_token("s1")) as http:
         answer = http.post("/agent/heartbeat", content=to_json(running.make_heartbeat("s1/4")))
     assert answer.status_code == 400
-    assert "4 hosts" in answer.text
+    assert "hosts 0 to 3" in answer.text
 
 
 def test_secrets_are_resolved_at_the_moment_of_the_beat(service):
