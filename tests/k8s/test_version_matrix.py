@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tpufleet_testbed.kubernetes import binaries, cluster, earlier_releases
+from tests.k8s import earlier_releases
+from tpufleet_testbed.kubernetes import binaries, cluster
 from tpufleet_testbed.kubernetes.binaries import ControlPlaneBuildError
 
 ROOT = Path(__file__).parents[2]
