@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Protocol
+from typing import Annotated, Protocol
+
+import msgspec
 
 from tpufleet.model.job.jobs import Capacity
 from tpufleet.model.tpu import tpu_zones
@@ -22,12 +24,11 @@ class CapacityHolder(Protocol):
     accelerator: Accelerator
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CapacityLimit:
+class CapacityLimit(msgspec.Struct, frozen=True, kw_only=True):
     """At most `most` matching nodes (stock), or chips or cores (quota), as Google counts the quota
     of the type. Patterns may contain * and ?."""
 
-    most: int
+    most: Annotated[int, msgspec.Meta(ge=0)]
     zone: str = "*"
     accelerator: str = "*"
     capacity: str = "*"

@@ -29,38 +29,38 @@ quota:
 
 
 def test_a_plan_is_read():
-    assert fault_plan.parse(PLAN) == GkeFaultPlan(
-        zones=("us-central1-a", "us-central1-b"),
-        create=timedelta(minutes=1),
-        chips=timedelta(seconds=20),
-        operations=5,
-        stock={
-            ("us-central1-a", "ct5p-hightpu-4t"): 0,
-            ("us-central1-b", "ct5p-hightpu-4t", "spot"): 0,
-            ("us-central1-b", "ct5p-hightpu-4t", "on-demand"): 8,
-        },
-        quota={("us-central1", "tpu-v5p-slice"): 64},
-    )
+    gke = GkeEmulator(clock=ManualClock())
+    fault_plan.apply(fault_plan.parse(PLAN), gke)
+    assert gke.zones == ("us-central1-a", "us-central1-b")
+    assert gke.creation_time == timedelta(minutes=1)
+    assert gke.device_plugin_delay == timedelta(seconds=20)
+    assert gke.max_operations == 5
+    assert gke.stock == {
+        ("us-central1-a", "ct5p-hightpu-4t"): 0,
+        ("us-central1-b", "ct5p-hightpu-4t", "spot"): 0,
+        ("us-central1-b", "ct5p-hightpu-4t", "on-demand"): 8,
+    }
+    assert gke.quotas == {("us-central1", "tpu-v5p-slice"): 64}
     assert fault_plan.parse("") == GkeFaultPlan()
 
 
 INVALID = {
-    "unknown field": ("stocks: {}", "unknown field 'stocks'; did you mean stock?"),
-    "not a mapping": ("[1]", "expected a mapping"),
+    "unknown field": ("stocks: {}", "stocks: unknown field; did you mean stock?"),
+    "not a mapping": ("[1]", "must be a mapping"),
     "not YAML": ("a: [", "expected"),
     "duration": ("create: soon", "create: 'soon' is not a duration"),
-    "zone": ("zones: [a]", "zones: 'a' is not a zone"),
-    "zone of stock": ("stock: {us-central1: {}}", "stock: 'us-central1' is not a zone"),
+    "zone": ("zones: [a]", "zones[0]: 'a' is not a zone"),
+    "zone of stock": ("stock: {us-central1: {}}", "stock.us-central1: 'us-central1' is not a zone"),
     "machine": (
         "stock: {us-central1-a: {ct6e-standart-4t: 0}}",
-        "stock.us-central1-a: unknown machine type 'ct6e-standart-4t'; did you mean ct6e-standard",
+        "unknown machine type 'ct6e-standart-4t'; did you mean ct6e-standard",
     ),
     "kind": (
         "stock: {us-central1-a: {ct5p-hightpu-4t: {spto: 0}}}",
-        "stock.us-central1-a.ct5p-hightpu-4t: unknown kind of capacity 'spto'; did you mean spot",
+        "stock.us-central1-a.ct5p-hightpu-4t.spto: unknown value 'spto'; did you mean spot",
     ),
-    "number": ("quota: {us-central1: {tpu7x: -1}}", "quota.us-central1.tpu7x: expected a number"),
-    "operations": ("operations: many", "operations: expected a number from 0, not 'many'"),
+    "number": ("quota: {us-central1: {tpu7x: -1}}", "quota.us-central1.tpu7x: must be an integer"),
+    "operations": ("operations: many", "operations: must be an integer of at least 0, not 'many'"),
 }
 
 
