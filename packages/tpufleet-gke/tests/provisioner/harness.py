@@ -16,7 +16,7 @@ from tpufleet_gke.provisioner.kube.pool_events import EventReporter
 from tpufleet_gke.provisioner.loop import Provisioner
 from tpufleet_gke.provisioner.model import label_keys, pod_owners
 from tpufleet_testbed.gke.grpc_server import GkeServer, client
-from tpufleet_testbed.gke.node_backends import NoNodes
+from tpufleet_testbed.gke.node_backends import NodeBackend
 from tpufleet_testbed.gke.node_pools import GkeEmulator
 
 
@@ -73,7 +73,7 @@ class ProvisionerHarness:
         """Without simulated nodes, pools stay empty and pods stay as tests wrote them."""
         self.clock = clock or ManualClock()
         self.simulated = SimulatedNodes(self.clock) if simulate_nodes else None
-        self.gke = GkeEmulator(clock=self.clock, nodes=self.simulated or NoNodes())
+        self.gke = GkeEmulator(clock=self.clock, nodes=self.simulated or NodeBackend())
         self.server = GkeServer(self.gke).start()
         self.list_timeout, self.dry_run = list_timeout, dry_run
         self.settings = builders.settings(**settings)

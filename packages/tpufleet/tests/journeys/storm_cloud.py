@@ -15,11 +15,11 @@ from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 from tpufleet_testbed.cloud_tpu.capacity import CloudCapacity
 from tpufleet_testbed.cloud_tpu.emulator import Emulator
 from tpufleet_testbed.cloud_tpu.fault_plan import CloudFaultPlan
-from tpufleet_testbed.cloud_tpu.host_backend import NoHosts
+from tpufleet_testbed.cloud_tpu.host_backend import HostBackend
 from tpufleet_testbed.cloud_tpu.nodes import NodeRecord, State
 
 
-class NoticedHosts(NoHosts):
+class NoticedHosts(HostBackend):
     """Remembers which nodes got a notice."""
 
     def __init__(self) -> None:

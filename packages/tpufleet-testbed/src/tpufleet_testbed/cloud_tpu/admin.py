@@ -10,6 +10,7 @@ import grpc
 
 from tpufleet.errors import BadInput
 from tpufleet.model.values import encoding
+from tpufleet_testbed import servers
 from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
 from tpufleet_testbed.cloud_tpu.cloud import Cloud
 from tpufleet_testbed.cloud_tpu.nodes import Health, NodeRecord, State
@@ -49,12 +50,8 @@ class AdminService:
             "Ledger": self._ledger,
             "ProjectApi": lambda body: {"url": self._project_url},
         }
-        return grpc.method_handlers_generic_handler(
-            ADMIN,
-            {
-                name: grpc.unary_unary_rpc_method_handler(self._wrap(method))
-                for name, method in methods.items()
-            },
+        return servers.grpc_service(
+            ADMIN, {name: (None, self._wrap(method)) for name, method in methods.items()}
         )
 
     def _wrap(

@@ -16,6 +16,7 @@ from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.local import processes
 from tpufleet.providers.local.provider import LocalProvider
 from tpufleet_testbed.cloud_tpu import host_agent, metadata_server
+from tpufleet_testbed.cloud_tpu.host_backend import HostBackend
 from tpufleet_testbed.cloud_tpu.metadata_server import MetadataServer
 from tpufleet_testbed.cloud_tpu.nodes import NodeRecord
 
@@ -29,7 +30,7 @@ NOTICES = {
 }
 
 
-class AgentHosts:
+class AgentHosts(HostBackend):
     def __init__(self, root: Path, metadata_server: MetadataServer) -> None:
         self._metadata = metadata_server
         agent = (

@@ -9,7 +9,8 @@ import grpc
 from google.cloud.tpu_v2.types import cloud_tpu
 from google.cloud.tpu_v2alpha1.types import cloud_tpu as alpha
 
-from tpufleet_testbed.cloud_tpu.grpc_service import Handler, TpuService, serialize
+from tpufleet_testbed import servers
+from tpufleet_testbed.cloud_tpu.grpc_service import Handler, TpuService
 from tpufleet_testbed.cloud_tpu.nodes import MaintenanceWindow, NodeRecord
 
 TPU_ALPHA = "google.cloud.tpu.v2alpha1.Tpu"
@@ -25,14 +26,10 @@ class AlphaService:
             "ListNodes": (alpha.ListNodesRequest, self._list_nodes),
             "PerformMaintenance": (alpha.PerformMaintenanceRequest, self._perform_maintenance),
         }
-        return grpc.method_handlers_generic_handler(
+        return servers.grpc_service(
             TPU_ALPHA,
             {
-                name: grpc.unary_unary_rpc_method_handler(
-                    self._service.wrap(f"v2alpha1.{name}", handler),
-                    request_deserializer=request.deserialize,
-                    response_serializer=serialize,
-                )
+                name: (request, self._service.wrap(f"v2alpha1.{name}", handler))
                 for name, (request, handler) in methods.items()
             },
         )

@@ -23,7 +23,7 @@ from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
 from tpufleet_testbed.cloud_tpu.billing import BillingEntry, BillingLedger, CapacityResponse
 from tpufleet_testbed.cloud_tpu.capacity import UNLIMITED, CloudCapacity
 from tpufleet_testbed.cloud_tpu.fault_plan import NO_FAULTS, CallFaults, CloudFaultPlan
-from tpufleet_testbed.cloud_tpu.host_backend import HostBackend, NoHosts
+from tpufleet_testbed.cloud_tpu.host_backend import HostBackend
 from tpufleet_testbed.cloud_tpu.locations import ZONES, Latencies
 from tpufleet_testbed.cloud_tpu.nodes import (
     Health,
@@ -62,7 +62,7 @@ class Cloud:
         self.zones = tuple(zones)
         self.stock = stock
         self.latencies = latencies or plan.latencies
-        self.hosts = hosts or NoHosts()
+        self.hosts = hosts or HostBackend()
         self.operations = Operations(clock.now)
         self.ledger = BillingLedger()
         self.call_faults = CallFaults(plan)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,10 +19,7 @@ from tpufleet_testbed.cloud_tpu.metadata_server import MetadataServer
 from tpufleet_testbed.cloud_tpu.project_api import ProjectApi
 from tpufleet_testbed.cloud_tpu.queued_resources import QueuedResources
 from tpufleet_testbed.cloud_tpu.scheduled_faults import schedule_faults
-
-log = logging.getLogger(__name__)
-
-POLL_SECONDS = 0.2  # between runs of due events, on the system clock
+from tpufleet_testbed.servers import GrpcServer
 
 
 class Emulator:
@@ -65,31 +60,23 @@ class Emulator:
         admin = AdminService(self.cloud, self.project.url)
         alpha = AlphaService(self.service)
         handlers = [*self.service.handlers(), alpha.handler(), admin.handler()]
+        real_time = clock is None or isinstance(clock, SystemClock)
         try:
-            self._server, port = grpc_service.create_server(handlers, address)
+            self._server = GrpcServer(handlers, address, self._run_due if real_time else None)
         except BadInput:
             self.metadata.close()
             self.project.close()
             raise
-        self.endpoint = f"{address.rpartition(':')[0]}:{port}"
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._real_time = clock is None or isinstance(clock, SystemClock)
+        self.endpoint = self._server.address
 
     def start(self) -> None:
         if self._hosts is not None:
             self._hosts.start()
         self._server.start()
-        if self._real_time:
-            self._thread = threading.Thread(target=self._run, name="emulator", daemon=True)
-            self._thread.start()
 
     def close(self) -> None:
-        self._closing.set()
         self.service.close()
-        self._server.stop(grace=1).wait()
-        if self._thread is not None:
-            self._thread.join()
+        self._server.close()
         if self._hosts is not None:
             self._hosts.close()
         self.metadata.close()
@@ -113,10 +100,6 @@ class Emulator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self) -> None:
-        while not self._closing.wait(POLL_SECONDS):
-            try:
-                with self.cloud.lock:
-                    self.cloud.run_due()
-            except Exception:
-                log.exception("unexpected error in the emulator loop; continuing")
+    def _run_due(self) -> None:
+        with self.cloud.lock:
+            self.cloud.run_due()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
@@ -16,7 +14,7 @@ from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from tpufleet.errors import BadInput
+from tpufleet_testbed import servers
 from tpufleet_testbed.cloud_tpu import api_errors, catalog, guest_attributes
 from tpufleet_testbed.cloud_tpu.api_errors import ApiError
 from tpufleet_testbed.cloud_tpu.cloud import Cloud
@@ -92,20 +90,11 @@ class TpuService:
         }
         services = {OPERATIONS: operations, LOCATIONS: locations, TPU: methods}
         return [
-            grpc.method_handlers_generic_handler(
+            servers.grpc_service(
                 service,
-                {
-                    name: grpc.unary_unary_rpc_method_handler(
-                        self.wrap(name, handler),
-                        # Of proto-plus, or plain protocol buffers.
-                        request_deserializer=getattr(request, "deserialize", None)
-                        or request.FromString,
-                        response_serializer=serialize,
-                    )
-                    for name, (request, handler) in handlers.items()
-                },
+                {name: (kind, self.wrap(name, handle)) for name, (kind, handle) in table.items()},
             )
-            for service, handlers in services.items()
+            for service, table in services.items()
         ]
 
     def close(self) -> None:
@@ -303,37 +292,6 @@ class TpuService:
     ) -> Any:
         self._cloud.operations.get(request.name)
         return empty_pb2.Empty()
-
-
-def create_server(
-    handlers: Sequence[grpc.GenericRpcHandler], address: str
-) -> tuple[grpc.Server, int]:
-    """A server that is not yet started, and the port that it is bound to."""
-    server = grpc.server(
-        ThreadPoolExecutor(64, thread_name_prefix="emulator"),
-        options=[("grpc.so_reuseport", 0)],
-    )
-    for handler in handlers:
-        server.add_generic_rpc_handlers((handler,))
-    try:
-        _check_free(address)
-        return server, server.add_insecure_port(address)
-    except (OSError, RuntimeError) as error:
-        raise BadInput(
-            f"cannot listen on {address}: {error}; choose another with --listen"
-        ) from error
-
-
-def _check_free(address: str) -> None:
-    """Checked first, because gRPC would log its own, longer error."""
-    host, _, port = address.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    socket.create_server((host.strip("[]"), int(port)), family=family).close()
-
-
-def serialize(message: Any) -> bytes:
-    kind = type(message)
-    return kind.serialize(message) if hasattr(kind, "serialize") else message.SerializeToString()
 
 
 def _abort(context: grpc.ServicerContext, error: ApiError) -> None:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from tpufleet_testbed.cloud_tpu.nodes import NodeRecord
 
 
-class HostBackend(Protocol):
-    """Runs the hosts of nodes."""
+class HostBackend:
+    """Runs the hosts of nodes. This one has none, for tests of the API alone."""
 
     def boot(self, node: NodeRecord) -> None: ...
     def update_metadata(self, node: NodeRecord) -> None:
         """Publish the node's new metadata to its hosts, which go on."""
-        ...
 
     def run_startup_script(self, node: NodeRecord) -> None:
         """Run the startup script again, as a user does on a host."""
-        ...
 
     def notify(self, node: NodeRecord) -> None:
         """Publish the node's notice to its hosts."""
-        ...
 
     def kill_host(self, node: NodeRecord, host: int) -> None: ...
     def stall_host(self, node: NodeRecord, host: int) -> None: ...
@@ -30,20 +25,4 @@ class HostBackend(Protocol):
         self, node: NodeRecord, host: int, query_path: str
     ) -> dict[tuple[str, str], str]:
         """What the host wrote below the path, by namespace and key."""
-        ...
-
-
-class NoHosts:
-    """Nodes without hosts, for tests of the API alone."""
-
-    def boot(self, node: NodeRecord) -> None: ...
-    def update_metadata(self, node: NodeRecord) -> None: ...
-    def run_startup_script(self, node: NodeRecord) -> None: ...
-    def notify(self, node: NodeRecord) -> None: ...
-    def kill_host(self, node: NodeRecord, host: int) -> None: ...
-    def stall_host(self, node: NodeRecord, host: int) -> None: ...
-    def terminate(self, node: NodeRecord) -> None: ...
-    def guest_attributes(
-        self, node: NodeRecord, host: int, query_path: str
-    ) -> dict[tuple[str, str], str]:
         return {}

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tpufleet_testbed.servers import Answer, HttpServer
 
 ROOT = "computeMetadata/v1/instance"
 MAX_WAIT_SECONDS = 3600.0
-SHUTDOWN_POLL_SECONDS = 0.02  # how soon a server notices that it is to end; the default is 0.5
+NOT_FOUND = 404, "not found"
 
 
 class MetadataServer:
@@ -23,20 +25,8 @@ class MetadataServer:
         self._guest: dict[tuple[str, int], dict[tuple[str, str], str]] = {}  # by node and host
         self._changed = threading.Condition()
         self._closing = False
-        self._host = address[0]
-        self._server = ThreadingHTTPServer(address, self._handler())
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            args=(SHUTDOWN_POLL_SECONDS,),
-            name="metadata",
-            daemon=True,
-        )
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://{self._host}:{self._server.server_port}"
+        self._server = HttpServer(self._answer, address)
+        self.url = self._server.url
 
     def put(self, node: str, values: dict[str, str]) -> None:
         """Set all values of a node's hosts, by path below `instance/`."""
@@ -72,9 +62,7 @@ class MetadataServer:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
     def read(self, node: str, host: int, path: str) -> str | None:
         with self._changed:
@@ -98,78 +86,50 @@ class MetadataServer:
             return str(host) if node in self._values else None
         return self._values.get(node, {}).get(path)
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        respond, write = self._respond, self._write
+    def _answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        status, text = self._respond(method, target, headers, body.decode())
+        answered = {"Content-Type": "application/text", "Metadata-Flavor": "Google"}
+        if method == "GET" and status == 200:
+            answered["ETag"] = etag(text)
+        return status, answered, text.encode()
 
-        class MetadataHandler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                flavor = self.headers.get("Metadata-Flavor")
-                try:
-                    self._send(*respond(self.path, flavor))
-                except ConnectionError:  # the host ended while it waited
-                    self.close_connection = True
-
-            def do_PUT(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
-                self._send(*write(self.path, body, self.headers.get("Metadata-Flavor")))
-
-            def _send(self, status: int, body: str, etag: str) -> None:
-                payload = body.encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/text")
-                self.send_header("Metadata-Flavor", "Google")
-                if etag:
-                    self.send_header("ETag", etag)
-                self.send_header("Content-Length", str(len(payload)))
-                self.end_headers()
-                self.wfile.write(payload)
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Not logged: hosts poll all the time."""
-
-        return MetadataHandler
-
-    def _respond(self, target: str, flavor: str | None) -> tuple[int, str, str]:
-        if flavor != "Google":
-            return 403, "Missing Metadata-Flavor:Google header.", ""
+    def _respond(
+        self, method: str, target: str, headers: Mapping[str, str], body: str
+    ) -> tuple[int, str]:
+        if headers.get("metadata-flavor") != "Google":
+            return 403, "Missing Metadata-Flavor:Google header."
         parts = urlsplit(target)
-        query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
         try:
             _, node, host, rest = unquote(parts.path).split("/", 3)
             index = int(host)
         except ValueError:
-            return 404, "host not found", ""
+            return NOT_FOUND
         if not rest.startswith(f"{ROOT}/"):
-            return 404, "not found", ""
+            return NOT_FOUND
         path = rest.removeprefix(f"{ROOT}/")
+        if method != "GET":
+            return self._write(node, index, path, body)
+        query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
         if query.get("wait_for_change", "").lower() == "true":
             seconds = float(query.get("timeout_sec") or MAX_WAIT_SECONDS)
             known = query.get("last_etag", "") or self._current_etag(node, index, path)
             value = self.wait_for_change(node, index, path, known, seconds)
         else:
             value = self.read(node, index, path)
-        return (404, "not found", "") if value is None else (200, value, etag(value))
+        return NOT_FOUND if value is None else (200, value)
 
-    def _write(self, target: str, value: str, flavor: str | None) -> tuple[int, str, str]:
+    def _write(self, node: str, host: int, path: str, value: str) -> tuple[int, str]:
         """Guest attributes, the only values that a host may write; only where they are enabled."""
-        if flavor != "Google":
-            return 403, "Missing Metadata-Flavor:Google header.", ""
-        try:
-            _, node, host, rest = unquote(urlsplit(target).path).split("/", 3)
-            root, namespace, key = rest.rsplit("/", 2)
-            index = int(host)
-        except ValueError:
-            return 404, "not found", ""
-        enabled = (self.read(node, index, "attributes/enable-guest-attributes") or "").upper()
-        if root != f"{ROOT}/guest-attributes":
-            return 404, "not found", ""
-        if enabled != "TRUE":
-            return 403, "guest attributes are disabled", ""
+        root, _, name = path.partition("/")
+        namespace, _, key = name.partition("/")
+        if root != "guest-attributes" or not key or "/" in key:
+            return NOT_FOUND
+        enabled = self.read(node, host, "attributes/enable-guest-attributes") or ""
+        if enabled.upper() != "TRUE":
+            return 403, "guest attributes are disabled"
         with self._changed:
-            self._guest.setdefault((node, index), {})[namespace, key] = value
-        return 200, "", ""
+            self._guest.setdefault((node, host), {})[namespace, key] = value
+        return 200, ""
 
     def _current_etag(self, node: str, host: int, path: str) -> str:
         value = self.read(node, host, path)

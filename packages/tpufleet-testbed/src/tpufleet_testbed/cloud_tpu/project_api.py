@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import json
-import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -15,7 +14,7 @@ from tpufleet.model.tpu import topology, tpu_zones
 from tpufleet_testbed.cloud_tpu import catalog
 from tpufleet_testbed.cloud_tpu.api_errors import PROJECT_NUMBER
 from tpufleet_testbed.cloud_tpu.compute_api import ComputeApi
-from tpufleet_testbed.cloud_tpu.metadata_server import SHUTDOWN_POLL_SECONDS
+from tpufleet_testbed.servers import Answer, HttpServer
 
 # By the first part of our paths. Service Usage and Cloud Storage are enabled in every project.
 SERVICES = {
@@ -50,24 +49,8 @@ class ProjectApi:
     def __init__(self, state: ProjectState | None = None) -> None:
         self.state = state or ProjectState()
         self.compute = ComputeApi()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            args=(SHUTDOWN_POLL_SECONDS,),
-            name="project-api",
-            daemon=True,
-        )
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server = HttpServer(self._answer)
+        self.url, self.close = self._server.url, self._server.close
 
     def answer(
         self, target: str, body: dict[str, Any], method: str = "GET"
@@ -146,33 +129,9 @@ class ProjectApi:
             for place in places
         ]
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        answer = self.answer
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._respond({})
-
-            def do_DELETE(self) -> None:
-                self._respond({})
-
-            def do_POST(self) -> None:
-                length = int(self.headers.get("Content-Length") or 0)
-                self._respond(json.loads(self.rfile.read(length) or b"{}"))
-
-            def _respond(self, body: dict[str, Any]) -> None:
-                status, content = answer(self.path, body, self.command)
-                payload = json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(payload)))
-                self.end_headers()
-                self.wfile.write(payload)
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Not logged."""
-
-        return Handler
+    def _answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        status, content = self.answer(target, json.loads(body or b"{}"), method)
+        return status, {"Content-Type": "application/json"}, json.dumps(content).encode()
 
 
 def set_quota(

@@ -11,6 +11,7 @@ from tpufleet.errors import Conflict
 from tpufleet.kubernetes.connections import NODE, POD, Connection
 from tpufleet.model.fleet import compute_reservations
 from tpufleet_testbed.gke import validation
+from tpufleet_testbed.gke.node_backends import NodeBackend
 from tpufleet_testbed.kubernetes import kwok_nodes
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ FLEX_START = "cloud.google.com/gke-flex-start"
 QUEUED_TAINT = {"key": "cloud.google.com/gke-queued", "value": "true", "effect": "NoSchedule"}
 
 
-class KwokNodes:
+class KwokNodes(NodeBackend):
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 

@@ -16,7 +16,7 @@ from google.rpc import code_pb2, status_pb2
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput
 from tpufleet_testbed.gke import capacity, error_texts, output_fields, validation
-from tpufleet_testbed.gke.node_backends import NodeBackend, NoNodes
+from tpufleet_testbed.gke.node_backends import NodeBackend
 
 OPERATION_RETENTION = timedelta(hours=12)  # of finished operations
 _DOING = {
@@ -57,7 +57,7 @@ class GkeEmulator:
     """One cluster. `advance` runs everything that is due by the clock."""
 
     clock: Clock
-    nodes: NodeBackend = field(default_factory=NoNodes)
+    nodes: NodeBackend = field(default_factory=NodeBackend)
     creation_time: timedelta = timedelta(seconds=30)
     deletion_time: timedelta = timedelta(seconds=10)
     # From the creation of a flex-start pool until it has its nodes.

@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc
 
+from tpufleet_testbed import servers
 from tpufleet_testbed.terraform import plugin_protocol as protocol
 from tpufleet_testbed.terraform.emulated_google_cloud import (
     EmulatedGoogleCloud,
@@ -193,20 +194,17 @@ def _block(arguments: Mapping[str, Any]) -> Any:
 def serve(cloud: EmulatedGoogleCloud) -> Iterator[dict[str, str]]:
     """Yields the environment variables with which Terraform or OpenTofu uses this provider."""
     provider = GoogleProvider(cloud)
-    handlers = {
-        method: grpc.unary_unary_rpc_method_handler(
-            lambda request, context, method=method: getattr(provider, method)(request),
-            request_deserializer=MESSAGES[taken].FromString,
-            response_serializer=MESSAGES[returned].SerializeToString,
+    methods = {
+        method: (
+            MESSAGES[taken],
+            lambda request, _, method=method: getattr(provider, method)(request),
         )
-        for method, (taken, returned) in protocol.METHODS.items()
+        for method, taken in protocol.METHODS.items()
     }
     # The schema is larger than what gRPC sends by default.
     options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-    server = grpc.server(ThreadPoolExecutor(max_workers=16), options=options)
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(protocol.SERVICE, handlers),)
-    )
+    services = [servers.grpc_service(protocol.SERVICE, methods)]
+    server = grpc.server(ThreadPoolExecutor(max_workers=16), services, options=options)
     with tempfile.TemporaryDirectory(prefix="tpufleet-provider-") as folder:
         socket = str(Path(folder) / "provider.sock")
         server.add_insecure_port(f"unix:{socket}")

@@ -57,18 +57,18 @@ ImportRequest: 1 type_name string, 2 id string
 ImportedResource: 1 type_name string, 2 state DynamicValue
 ImportResponse: 1 imported_resources *ImportedResource, 2 diagnostics *Diagnostic
 """
-# Method → messages of request and response.
+# Method → message of its request.
 METHODS = {
-    "GetSchema": ("Empty", "GetSchema"),
-    "PrepareProviderConfig": ("ConfigRequest", "PrepareResponse"),
-    "ValidateResourceTypeConfig": ("Empty", "Diagnostics"),
-    "Configure": ("Empty", "Diagnostics"),
-    "UpgradeResourceState": ("UpgradeRequest", "UpgradeResponse"),
-    "ReadResource": ("ReadRequest", "ReadResponse"),
-    "PlanResourceChange": ("PlanRequest", "PlanResponse"),
-    "ApplyResourceChange": ("ApplyRequest", "ApplyResponse"),
-    "ImportResourceState": ("ImportRequest", "ImportResponse"),
-    "Stop": ("Empty", "Empty"),
+    "GetSchema": "Empty",
+    "PrepareProviderConfig": "ConfigRequest",
+    "ValidateResourceTypeConfig": "Empty",
+    "Configure": "Empty",
+    "UpgradeResourceState": "UpgradeRequest",
+    "ReadResource": "ReadRequest",
+    "PlanResourceChange": "PlanRequest",
+    "ApplyResourceChange": "ApplyRequest",
+    "ImportResourceState": "ImportRequest",
+    "Stop": "Empty",
 }
 
 

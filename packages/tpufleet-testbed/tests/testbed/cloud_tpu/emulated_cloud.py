@@ -12,14 +12,14 @@ from tests.testbed.cloud_tpu.clients import PARENT, alpha_client_of, client_of
 from tpufleet.clocks import ManualClock
 from tpufleet_testbed.cloud_tpu.capacity import CapacityLimit
 from tpufleet_testbed.cloud_tpu.emulator import Emulator
-from tpufleet_testbed.cloud_tpu.host_backend import NoHosts
+from tpufleet_testbed.cloud_tpu.host_backend import HostBackend
 from tpufleet_testbed.cloud_tpu.locations import IMMEDIATE
 from tpufleet_testbed.cloud_tpu.nodes import NodeRecord
 
 FIXED = replace(IMMEDIATE, boot=timedelta(seconds=90), deletion=timedelta(seconds=20))
 
 
-class _Hosts(NoHosts):
+class _Hosts(HostBackend):
     """Every host has written these guest attributes."""
 
     def __init__(self, attributes: dict[str, str]) -> None:

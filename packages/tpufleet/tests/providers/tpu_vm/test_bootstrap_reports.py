@@ -14,10 +14,10 @@ from tpufleet.model.fleet.bootstrap import BootstrapReport, BootstrapStage
 from tpufleet.providers.tpu_vm import bootstrap_reports
 from tpufleet_testbed.cloud_tpu import metadata_server
 from tpufleet_testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
-from tpufleet_testbed.cloud_tpu.host_backend import NoHosts
+from tpufleet_testbed.cloud_tpu.host_backend import HostBackend
 
 
-class ReportingHosts(NoHosts):
+class ReportingHosts(HostBackend):
     """Hosts that only write guest attributes, through a real metadata server."""
 
     def __init__(self, metadata):
