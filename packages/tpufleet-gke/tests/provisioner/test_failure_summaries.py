@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tpufleet_gke.provisioner.gke import failures
-from tpufleet_testbed.gke import error_texts
+from tpufleet_testbed.gke import api_errors
 
 QUOTAS = "raise it at https://console.cloud.google.com/iam-admin/quotas"
 INSTANCES = (
@@ -15,7 +15,10 @@ INSTANCES = (
 # Texts of Google's troubleshooting pages and of reports by users.
 SUMMARIES = {
     "stockout of an operation": (
-        error_texts.stockout("p", "us-central1-a", "c", "pool", 4, 35.2),
+        api_errors.text(
+            "stockout", project="p", zone="us-central1-a", cluster="c", pool="pool", nodes=4,
+            seconds=35.2,
+        ),
         "GCE_STOCKOUT: no capacity in us-central1-a; it is tried again, also in other zones of "
         "GCP_ZONES",
     ),
@@ -24,7 +27,7 @@ SUMMARIES = {
         "GCE_STOCKOUT: no capacity; it is tried again, also in other zones of GCP_ZONES",
     ),
     "no such machines": (
-        error_texts.no_machine_type("ct6e-standard-4t", "us-west4-c"),
+        api_errors.text("no-machine-type", machine="ct6e-standard-4t", zone="us-west4-c"),
         "us-west4-c has no ct6e-standard-4t; allow a zone that has it in GCP_ZONES: `tpu types "
         "--zones`",
     ),
@@ -34,16 +37,16 @@ SUMMARIES = {
         "--zones`",
     ),
     "no such reservation": (
-        error_texts.no_reservation("lab"),
+        api_errors.text("no-reservation", name="lab"),
         "reservation lab does not exist in this zone; check its name, zone and project: `gcloud "
         "compute reservations list`",
     ),
     "full reservation": (
-        error_texts.full_reservation("lab"),
+        api_errors.text("full-reservation", name="lab"),
         "reservation lab is full or not ready; free some of it or wait; it is tried again",
     ),
     "quota of a call": (
-        error_texts.quota("p", "TPU_LITE_PODSLICE_V5", 16, 24, 8),
+        api_errors.quota("p", "TPU_LITE_PODSLICE_V5", 16, 24, 8),
         f"quota TPU_LITE_PODSLICE_V5: 16 needed, 8 of 24 left; {QUOTAS}",
     ),
     "several quotas of a call": (
@@ -54,7 +57,7 @@ SUMMARIES = {
         f"quota CPUS: 320 needed, 69 of 72 left; {QUOTAS}",
     ),
     "quota of instances": (
-        error_texts.late_quota("c", "pool", "CPUS", 4, 8),
+        api_errors.text("late-quota", cluster="c", pool="pool", metric="CPUS", nodes=4, limit=8),
         f"quota CPUS: the limit is 8 in region us-central1; {QUOTAS}",
     ),
     "quota, cut short": (
@@ -138,11 +141,11 @@ SUMMARIES = {
         "subnetwork fast does not exist; check GCP_NODE_ADDITIONAL_NETWORKS",
     ),
     "operations": (
-        error_texts.too_many_operations("c", 5),
+        api_errors.text("too-many-operations", cluster="c", limit=5),
         "other operations run on the cluster; it is tried again",
     ),
     "busy": (
-        error_texts.busy("operation-1-2", "deleting", "c"),
+        api_errors.text("busy", operation="operation-1-2", doing="deleting", cluster="c"),
         "other operations run on the cluster; it is tried again",
     ),
     "several instances": (

@@ -11,7 +11,7 @@ pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 from tests.provisioner.harness import ProvisionerHarness
 from tpufleet_gke.provisioner.gke import failures
 from tpufleet_gke.provisioner.model.cluster_state import FailureCause
-from tpufleet_testbed.gke import error_texts
+from tpufleet_testbed.gke import api_errors
 
 MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
 LABEL = "tpu-v5-lite-podslice"
@@ -41,7 +41,9 @@ def test_a_region_without_quota_is_left_for_the_next(harness):
 
 
 def test_a_quota_that_instances_exceed_later_is_left_for_the_next_region(harness):
-    text = error_texts.late_quota("c", "pool", "TPU_LITE_PODSLICE_V5", 4, 8)
+    text = api_errors.text(
+        "late-quota", cluster="c", pool="pool", metric="TPU_LITE_PODSLICE_V5", nodes=4, limit=8
+    )
     harness.gke.fail_next_creation(8, text)
     harness.submit()
     harness.advance(2 * MINUTE)
@@ -64,11 +66,13 @@ def test_pools_are_upgraded_by_gke_only_where_it_insists(harness, channel):
 
 
 QUOTA_TEXTS = {
-    "of a call": error_texts.quota("p", "TPU_LITE_PODSLICE_V5", 16, 24, 8),
+    "of a call": api_errors.quota("p", "TPU_LITE_PODSLICE_V5", 16, 24, 8),
     "of a call, in a list": '(1) insufficient regional quota to satisfy request: resource "CPUS"',
     "of a call, before 2019": 'Insufficient regional quota to satisfy request for resource: "C"',
     "of the whole project": 'Insufficient project quota to satisfy request: resource "CPUS"',
-    "of an operation": error_texts.late_quota("c", "pool", "CPUS_ALL_REGIONS", 4, 8),
+    "of an operation": api_errors.text(
+        "late-quota", cluster="c", pool="pool", metric="CPUS_ALL_REGIONS", nodes=4, limit=8
+    ),
     "of an operation, cut short": "Insufficient quota to satisfy the request: Not all instances",
 }
 

@@ -9,14 +9,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError, ProviderUnavailable
 from tpufleet_gke.provisioner.gke.auto_provisioning import AutoProvisioningLimits
-from tpufleet_gke.provisioner.gke.calls import GkeCall, InFlightCalls
+from tpufleet_gke.provisioner.gke.calls import GkeCall, InFlightCalls, PoolAction
 from tpufleet_gke.provisioner.gke.node_pools import NodePools
 from tpufleet_gke.provisioner.gke.pool_listing import PoolListing
 from tpufleet_gke.provisioner.kube import observations
@@ -170,12 +169,7 @@ class Provisioner:
             if demand.pool_spec is not None
         }
         demanded = {pool.name for pool in pools if pool.parent in parents}
-        users = observations.pool_users(owned, nodes)
         cordoned_since, cordoned = observations.cordoned_pools(nodes)
-        self.tracker.observe_owners(pools, owners, now)
-        self.tracker.observe_waiting(pools, demanded, now)
-        self.tracker.observe_idle(pools, demanded, users, now)
-        self.tracker.observe_unused(pools, users, now)
         self._reporter.forget_except({demand.pod.uid for demand in demands})
         state = ClusterState(
             pools=pools,
@@ -184,42 +178,30 @@ class Provisioner:
             youngest_node_at=observations.youngest_nodes(nodes),
             ready_nodes=observations.ready_nodes(nodes),
             ready_chips=observations.ready_chips(nodes, self._settings.pod_resource),
-            users=users,
-            idle_since=self.tracker.idle_since,
-            unused_since=self.tracker.unused_since,
-            adopting=self.tracker.adopting(self._calls.adopting),
-            unadoptable=frozenset(self.tracker.unadoptable),
-            owner_missing_since=self.tracker.owner_missing_since,
-            not_serving_since=self.tracker.not_serving_since,
+            users=observations.pool_users(owned, nodes),
             cordoned_since=cordoned_since,
             cordoned=cordoned,
-            cordon_reasons=self.tracker.observe_cordons(pools),
-            can_cordon=self.tracker.can_cordon(now),
-            kept_until=self.tracker.kept_until(pools, now),
-            deleting=self.tracker.deleting(now) | self._calls.deleting,
-            creating=self.tracker.creating([pool.name for pool in pools], self._calls.creating),
         )
-        self.tracker.observe_free(state, now)
-        return replace(state, free_since=self.tracker.free_since)
+        calls = self._calls
+        return self.tracker.observe(
+            state, demanded, now,
+            creating=calls.creating, adopting=calls.adopting, deleting=calls.deleting,
+        )  # fmt: skip
 
     def _act(self, plan: PoolPlan, state: ClusterState, now: datetime) -> None:
         if self._dry_run:
             self._log_plan(plan)
             return
         for create in plan.creates:
-            call = GkeCall(action=create, started_at=now, state=state)
-            self._calls.start(call, functools.partial(self._create, create))
+            self._start(create, state, now, functools.partial(self._create, create))
         for adopt in plan.adoptions:
-            call = GkeCall(action=adopt, started_at=now, state=state)
-            self._calls.start(call, functools.partial(self._adopt, adopt))
+            self._start(adopt, state, now, functools.partial(self._adopt, adopt))
         for cordon in plan.cordons:
-            call = GkeCall(action=cordon, started_at=now, state=state)
-            self._calls.start(call, functools.partial(self._cordon, cordon))
+            self._start(cordon, state, now, functools.partial(self._cordon, cordon))
             self.tracker.cordon_reasons[cordon.pool.name] = cordon.reason
         for delete in plan.deletes:
             node_name = next(iter(self._nodes_of(delete.pool.name)), None)
-            call = GkeCall(action=delete, started_at=now, state=state, node_name=node_name)
-            self._calls.start(call, functools.partial(self._delete, delete))
+            self._start(delete, state, now, functools.partial(self._delete, delete), node_name)
         for misfit in plan.misfits:
             self._results.handle_misfit(misfit.spec, misfit.reason, now)
         for waiting in plan.waiting:
@@ -228,6 +210,17 @@ class Provisioner:
                 self._reporter.report_on_pod(
                     waiting.pod, reason, waiting.reason, waiting.cause, waiting.detail
                 )
+
+    def _start(
+        self,
+        action: PoolAction,
+        state: ClusterState,
+        now: datetime,
+        send: Callable[[], bool],
+        node_name: str | None = None,
+    ) -> None:
+        call = GkeCall(action=action, started_at=now, state=state, node_name=node_name)
+        self._calls.start(call, send)
 
     def _log_plan(self, plan: PoolPlan) -> None:
         """Log what a dry run would do, once for as long as it stays the same."""

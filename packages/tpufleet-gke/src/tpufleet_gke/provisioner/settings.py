@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Annotated, Any, Literal, TypeVar
@@ -14,13 +14,12 @@ from msgspec import Meta
 from tpufleet import schema
 from tpufleet.errors import BadInput
 from tpufleet.model.tpu import tpu_types
+from tpufleet.model.values import durations
 from tpufleet.schema import Problem, Text, about
 from tpufleet_gke.locations import Zone
 from tpufleet_gke.provisioner.model import label_keys
 
-_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?")
 T = TypeVar("T")
-_TRUE, _FALSE = {"1", "t", "true"}, {"0", "f", "false"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,29 +67,17 @@ def _limit(text: str) -> Limit:
     return Limit(total, namespaces)
 
 
-def _duration(least: timedelta) -> Callable[[str], timedelta]:
-    def parse(text: str) -> timedelta:
-        match = _DURATION.fullmatch("0s" if text == "0" else text)
-        if match is None:
-            raise BadInput(f"expected a duration such as 10s or 1m30s, got {text!r}")
-        hours, minutes, seconds, milliseconds = (float(part or 0) for part in match.groups())
-        value = timedelta(hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
-        if value < least:
-            raise BadInput("must be more than 0; unset it for the default")
-        return value
-
-    return parse
+def _duration(text: str) -> timedelta | None:
+    """Also in milliseconds, as in Go."""
+    milliseconds = re.fullmatch(r"(\d+)ms", text)
+    return timedelta(milliseconds=int(milliseconds[1])) if milliseconds else durations.parse(text)
 
 
-def _write_duration(value: timedelta) -> str:
-    seconds = int(value.total_seconds())
-    return f"{seconds // 60}m" if seconds and seconds % 60 == 0 else f"{seconds}s"
-
-
-def _flag(text: str) -> bool:
-    if text.lower() not in _TRUE | _FALSE:
-        raise BadInput(f"expected true or false, got {text!r}")
-    return text.lower() in _TRUE
+def _positive(text: str) -> timedelta | None:
+    value = _duration(text)
+    if value == timedelta(0):
+        raise BadInput("must be more than 0; unset it for the default")
+    return value
 
 
 def variable(name: str, default: Any) -> Any:
@@ -104,13 +91,9 @@ def from_variables(kind: type[T], environ: Mapping[str, str]) -> T:
     return schema.parse(kind, {name: value for name, value in values.items() if value}, lax=True)
 
 
-Flag = Annotated[bool, schema.custom("true or false", _flag)]
-Duration = Annotated[
-    timedelta, schema.custom("duration", _duration(timedelta(0)), write=_write_duration)
-]
+Duration = Annotated[timedelta, schema.custom("duration", _duration, write=durations.to_builtin)]
 PositiveDuration = Annotated[
-    timedelta,
-    schema.custom("duration", _duration(timedelta(milliseconds=1)), write=_write_duration),
+    timedelta, schema.custom("duration", _positive, write=durations.to_builtin)
 ]
 Networks = tuple[Annotated[NodeNetwork, schema.custom("NETWORK:SUBNETWORK", _network)], ...]
 LimitText = Annotated[Limit, schema.custom("limits", _limit, write=lambda _: "no limit")]
@@ -150,7 +133,7 @@ class ProvisionerSettings(msgspec.Struct, frozen=True, kw_only=True):
     secondary_disk: Annotated[Text, about("Image of a secondary disk, with container images.")] = (
         variable("GCP_NODE_SECONDARY_DISK", "")
     )
-    secure_boot: Annotated[Flag, about("Secure boot of nodes.")] = variable(
+    secure_boot: Annotated[bool, about("Secure boot of nodes.")] = variable(
         "GCP_NODE_SECURE_BOOT", True
     )
     additional_networks: Annotated[
@@ -159,14 +142,14 @@ class ProvisionerSettings(msgspec.Struct, frozen=True, kw_only=True):
     disk_type: Annotated[Text, about("Type of boot disks.", default="GKE's")] = variable(
         "GCP_NODE_DISK_TYPE", ""
     )
-    confidential_storage: Annotated[Flag, about("Confidential storage on boot disks.")] = variable(
+    confidential_storage: Annotated[bool, about("Confidential storage on boot disks.")] = variable(
         "GCP_NODE_CONFIDENTIAL_STORAGE", False
     )
     boot_disk_kms_key: Annotated[Text, about("Key that encrypts boot disks.")] = variable(
         "GCP_NODE_BOOT_DISK_KMS_KEY", ""
     )
     force_on_demand: Annotated[
-        Flag,
+        bool,
         about("No spot, no reservation; needs the admission webhook, which removes the selectors."),
     ] = variable("GCP_FORCE_ON_DEMAND", False)
     node_min_lifespan: Annotated[PositiveDuration, about("Minimum lifetime of nodes.")] = variable(
@@ -190,7 +173,7 @@ class ProvisionerSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = variable("SERVE_KINDS", ("jobset",))
     spot_fallback: Annotated[
-        Flag, about("Spot for pods that tolerate it, when on-demand is out of stock.")
+        bool, about("Spot for pods that tolerate it, when on-demand is out of stock.")
     ] = variable("GCP_SPOT_FALLBACK", False)
     max_pods_per_node: Annotated[
         int, Meta(ge=1), about("For nodes with many small pods beside the job's.")
@@ -246,7 +229,7 @@ class ProvisionerSettings(msgspec.Struct, frozen=True, kw_only=True):
         about("How long an unused pool of an ended JobSet is kept for the next one of its kind."),
     ] = variable("WARM_POOL_TTL", timedelta(0))
     respect_auto_provisioning: Annotated[
-        Flag, about("No pools for pods that node auto-provisioning of the cluster serves.")
+        bool, about("No pools for pods that node auto-provisioning of the cluster serves.")
     ] = variable("RESPECT_NODE_AUTO_PROVISIONING", True)
     poll_interval: Annotated[
         PositiveDuration, about("How often GKE is polled while pools are created or deleted.")

@@ -52,7 +52,7 @@ def emulator(
     folder = connection.settings().home / "emulator" if agents else None
     limits = dict(_node_limit(option) for option in nodes)
 
-    from tpufleet_testbed.cloud_tpu.program import run_emulator
+    from tpufleet_testbed.cloud_tpu.emulator import run_emulator
 
     context.exit(run_emulator(listen, folder, plan, limits, speed))
 

@@ -1,4 +1,4 @@
-"""Admin service of the emulator, on the same port: inject faults, force states, read the ledger."""
+"""Admin service of the emulator, on the same port: inject faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpufleet.model.values import encoding
 from tpufleet_testbed import servers
 from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
 from tpufleet_testbed.cloud_tpu.cloud import Cloud
-from tpufleet_testbed.cloud_tpu.nodes import Health, NodeRecord, State
+from tpufleet_testbed.cloud_tpu.nodes import NodeRecord, State
 
 ADMIN = "tpufleet_testbed.cloud_tpu.Admin"
 
@@ -23,13 +23,6 @@ class InjectFault:
     node: str  # short or full name
     fault: str
     host: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ForceState:
-    node: str
-    state: str
-    health: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,9 +38,7 @@ class AdminService:
     def handler(self) -> grpc.GenericRpcHandler:
         methods: dict[str, Callable[[bytes], Any]] = {
             "InjectFault": self._inject_fault,
-            "ForceState": self._force_state,
             "RunStartupScript": self._run_startup_script,
-            "Ledger": self._ledger,
             "ProjectApi": lambda body: {"url": self._project_url},
         }
         return servers.grpc_service(
@@ -99,17 +90,6 @@ class AdminService:
                 raise BadInput(f"unknown fault {request.fault!r}")
         return {"node": node.id, "state": node.state.name}
 
-    def _force_state(self, body: bytes) -> dict[str, str]:
-        request = encoding.from_json(body, ForceState)
-        node = self._find(request.node)
-        try:
-            state = State[request.state]
-            health = Health[request.health] if request.health else None
-        except KeyError as error:
-            raise BadInput(f"unknown state {error}") from error
-        self._cloud.force_state(node, state, health, self._cloud.clock.now())
-        return {"node": node.id, "state": node.state.name}
-
     def _run_startup_script(self, body: bytes) -> dict[str, str]:
         """What a user does with ssh on the hosts of a node."""
         node = self._find(encoding.from_json(body, StartupRun).node)
@@ -117,16 +97,6 @@ class AdminService:
             raise BadInput(f"{node.id} is {node.state.name}")
         self._cloud.hosts.run_startup_script(node)
         return {"node": node.id, "state": node.state.name}
-
-    def _ledger(self, body: bytes) -> dict[str, Any]:
-        now = self._cloud.clock.now()
-        return {
-            "now": now,
-            "entries": self._cloud.ledger.entries,
-            "responses": self._cloud.ledger.responses,
-            "chip_hours": self._cloud.ledger.chip_hours(now),
-            "running": len(self._cloud.ledger.running()),
-        }
 
     def _find(self, name: str) -> NodeRecord:
         for node in self._cloud.nodes.values():

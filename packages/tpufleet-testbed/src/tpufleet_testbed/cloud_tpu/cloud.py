@@ -92,6 +92,15 @@ class Cloud:
     def schedule(self, at: datetime, action: Callable[[datetime], None]) -> None:
         heapq.heappush(self._events, _ScheduledEvent(at, next(self._numbers), action))
 
+    def _unless_changed(
+        self, record: NodeRecord, at: datetime, action: Callable[[datetime], None]
+    ) -> None:
+        """Schedule, unless the node is started, stopped or ended before."""
+        generation = record.generation
+        self.schedule(
+            at, lambda moment: action(moment) if record.generation == generation else None
+        )
+
     # Nodes
     def create(self, parent: str, node_id: str, template: cloud_tpu.Node, now: datetime) -> str:
         """Returns the name of the operation."""
@@ -100,7 +109,7 @@ class Cloud:
         if over is not None:
             self._record_response(record, now, over)
             raise over
-        operation = self.operations.begin(parent, record.name, "create", now)
+        operation = self.operations.begin(record.name, "create", now)
         record.creation = operation
         short = self.shortage([record], now)
         self._record_response(record, now, short)
@@ -183,20 +192,19 @@ class Cloud:
     def start(self, record: NodeRecord, now: datetime, operation: str | None) -> None:
         """Boot the hosts of a node that has its capacity."""
         self.nodes[record.name] = record
-        generation = record.generation = record.generation + 1
+        record.generation += 1
 
         def ready(at: datetime) -> None:
-            if record.generation == generation and self.nodes.get(record.name) is record:
+            if self.nodes.get(record.name) is record:
                 self._become_ready(record, at)
                 if operation is not None:
                     self.operations.succeed(operation, cloud_tpu.Node.pb(record.to_api()))
 
-        self.schedule(now + self.latency("boot", record.id), ready)
+        self._unless_changed(record, now + self.latency("boot", record.id), ready)
 
     def delete(self, name: str, now: datetime, end_reason: str = "deleted") -> str:
         record = self.node(name)
-        parent = name.partition("/nodes/")[0]
-        operation = self.operations.begin(parent, name, "delete", now)
+        operation = self.operations.begin(name, "delete", now)
         if record.creation:
             cancelled = ApiError(Code.CANCELLED, f"{name} was deleted while it was created.")
             self.operations.fail(record.creation, cancelled)
@@ -225,17 +233,15 @@ class Cloud:
             )
         if record.state is not State.READY:
             raise api_errors.api_error("conflict", target=name)
-        operation = self.operations.begin(name.partition("/nodes/")[0], name, "stop", now)
+        operation = self.operations.begin(name, "stop", now)
         self._release_hosts(record, State.STOPPING, now, "stopped")
-        generation = record.generation
 
         def stopped(at: datetime) -> None:
-            if record.generation == generation:
-                record.state = State.STOPPED
-                self.operations.succeed(operation, cloud_tpu.Node.pb(record.to_api()))
-                self.notify_stock_freed(at)
+            record.state = State.STOPPED
+            self.operations.succeed(operation, cloud_tpu.Node.pb(record.to_api()))
+            self.notify_stock_freed(at)
 
-        self.schedule(now + self.latency("stop", record.id), stopped)
+        self._unless_changed(record, now + self.latency("stop", record.id), stopped)
         self.run_due()
         return operation
 
@@ -251,9 +257,7 @@ class Cloud:
         node_validation.check_editable(template)
         node_validation.check_disks(template.data_disks, record.accelerator, record.zone)
         self.check_writable_disks(record.name, template)
-        operation = self.operations.begin(
-            record.name.partition("/nodes/")[0], record.name, "update", now
-        )
+        operation = self.operations.begin(record.name, "update", now)
 
         def applied(at: datetime) -> None:
             record.template = template
@@ -269,7 +273,7 @@ class Cloud:
         record = self.node(name)
         if record.state is not State.STOPPED:
             raise api_errors.api_error("conflict", target=name)
-        operation = self.operations.begin(name.partition("/nodes/")[0], name, "start", now)
+        operation = self.operations.begin(name, "start", now)
         record.state = State.STARTING
         self.start(record, now, operation)
         return operation
@@ -290,13 +294,8 @@ class Cloud:
             record.health = Health.UNHEALTHY_MAINTENANCE
             record.health_description = "a host maintenance event is scheduled"
         self.hosts.notify(record)
-        generation = record.generation
-
-        def preempt(at: datetime) -> None:
-            if record.generation == generation:
-                self.reclaim(record, at)
-
-        self.schedule(now + self.latency("notice_period", record.id), preempt)
+        due = now + self.latency("notice_period", record.id)
+        self._unless_changed(record, due, lambda at: self.reclaim(record, at))
 
     def plan_maintenance(
         self, record: NodeRecord, ahead: timedelta, *, scheduled: bool = True
@@ -327,9 +326,7 @@ class Cloud:
                 Code.FAILED_PRECONDITION,
                 f"Cloud TPU received a bad request. No maintenance of {name} can be started.",
             )
-        operation = self.operations.begin(
-            name.partition("/nodes/")[0], name, "performMaintenance", now
-        )
+        operation = self.operations.begin(name, "performMaintenance", now)
         record.maintenance = replace(window, ongoing=True)
         self.send_notice(record, "maintenance", now)
         return operation
@@ -383,19 +380,11 @@ class Cloud:
             ),
         )
         if record.template.scheduling_config.preemptible:
-            self._end_after(record, PREEMPTIBLE_LIFETIME, at)
+            end = lambda moment: self.reclaim(record, moment, State.TERMINATED)
+            self._unless_changed(record, at + PREEMPTIBLE_LIFETIME, end)
         self.hosts.boot(record)
         for callback in self.node_ready:
             callback(record, at)
-
-    def _end_after(self, record: NodeRecord, lifetime: timedelta, now: datetime) -> None:
-        generation = record.generation
-
-        def end(at: datetime) -> None:
-            if record.generation == generation:
-                self.reclaim(record, at, State.TERMINATED)
-
-        self.schedule(now + lifetime, end)
 
     def _release_hosts(
         self, record: NodeRecord, state: NodeState, at: datetime, end_reason: str

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadInput
-from tpufleet_testbed.cloud_tpu import api_errors, grpc_service
+from tpufleet_testbed.cloud_tpu import api_errors, fault_plan, grpc_service
 from tpufleet_testbed.cloud_tpu.admin import AdminService
 from tpufleet_testbed.cloud_tpu.agent_hosts import AgentHosts
 from tpufleet_testbed.cloud_tpu.alpha_service import AlphaService
-from tpufleet_testbed.cloud_tpu.capacity import UNLIMITED, CloudCapacity
+from tpufleet_testbed.cloud_tpu.capacity import UNLIMITED, CapacityLimit, CloudCapacity
 from tpufleet_testbed.cloud_tpu.cloud import Cloud
 from tpufleet_testbed.cloud_tpu.fault_plan import NO_FAULTS, CloudFaultPlan
 from tpufleet_testbed.cloud_tpu.locations import ZONES, Latencies
@@ -103,3 +105,33 @@ class Emulator:
     def _run_due(self) -> None:
         with self.cloud.lock:
             self.cloud.run_due()
+
+
+def run_emulator(
+    listen: str,
+    agents_folder: Path | None,  # None: nodes run no agent
+    plan_file: Path | None,
+    nodes: Mapping[str, int],  # maximum by zone
+    speed: float,  # of all operations
+) -> int:
+    """Run the Cloud TPU emulator until SIGTERM or SIGINT. Returns the exit status."""
+    plan = fault_plan.load(plan_file) if plan_file else NO_FAULTS
+    limits = [CapacityLimit(zone=zone, most=most) for zone, most in nodes.items()]
+    emulator = Emulator(
+        stock=CloudCapacity(nodes=(*limits, *plan.stock), quota=plan.quota),
+        latencies=plan.latencies.divided_by(speed),
+        plan=plan,
+        agents_folder=agents_folder,
+        address=listen,
+    )
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    with emulator:
+        print(
+            f"Cloud TPU API at {emulator.endpoint} (set tpu_vm.endpoint in the config file)",
+            flush=True,
+        )
+        stopping.wait()
+        print(emulator.billing_summary(), flush=True)
+    return 0

@@ -24,6 +24,7 @@ from tpufleet_testbed.cloud_tpu.queued_resources import QueuedResources
 TPU = "google.cloud.tpu.v2.Tpu"
 OPERATIONS = "google.longrunning.Operations"
 LOCATIONS = "google.cloud.location.Locations"
+SERVICE_IDENTITY = f"service-{api_errors.PROJECT_NUMBER}@cloud-tpu.iam.gserviceaccount.com"
 # A call with the fault `hang` fails when the emulator closes, or after this.
 HANG_SECONDS = 60.0
 # Listings with a field for unreachable zones.
@@ -55,39 +56,62 @@ class TpuService:
         self._listings: dict[tuple[str, str, str], Any] = {}
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
+        cloud, queue, types = self._cloud, self._queue, cloud_tpu
+
+        def started(call: Callable[[Any, datetime], str]) -> Handler:
+            """A method that returns an operation, of which `call` gives the name."""
+            return lambda request, now: cloud.operations.get(call(request, now))
+
         methods: dict[str, tuple[Any, Handler]] = {
-            "CreateNode": (cloud_tpu.CreateNodeRequest, self._create_node),
-            "DeleteNode": (cloud_tpu.DeleteNodeRequest, self._delete_node),
-            "GetNode": (cloud_tpu.GetNodeRequest, self._get_node),
-            "ListNodes": (cloud_tpu.ListNodesRequest, self._list_nodes),
-            "StopNode": (cloud_tpu.StopNodeRequest, self._stop_node),
-            "StartNode": (cloud_tpu.StartNodeRequest, self._start_node),
-            "UpdateNode": (cloud_tpu.UpdateNodeRequest, self._update_node),
-            "CreateQueuedResource": (cloud_tpu.CreateQueuedResourceRequest, self._create_queued),
-            "DeleteQueuedResource": (cloud_tpu.DeleteQueuedResourceRequest, self._delete_queued),
-            "GetQueuedResource": (cloud_tpu.GetQueuedResourceRequest, self._get_queued),
-            "ListQueuedResources": (cloud_tpu.ListQueuedResourcesRequest, self._list_queued),
-            "ResetQueuedResource": (cloud_tpu.ResetQueuedResourceRequest, self._reset_queued),
-            "GetGuestAttributes": (cloud_tpu.GetGuestAttributesRequest, self._get_guest),
-            "GenerateServiceIdentity": (
-                cloud_tpu.GenerateServiceIdentityRequest,
-                self._service_identity,
-            ),
-            "ListAcceleratorTypes": (cloud_tpu.ListAcceleratorTypesRequest, self._list_types),
-            "GetAcceleratorType": (cloud_tpu.GetAcceleratorTypeRequest, self._get_type),
-            "ListRuntimeVersions": (cloud_tpu.ListRuntimeVersionsRequest, self._list_runtimes),
-            "GetRuntimeVersion": (cloud_tpu.GetRuntimeVersionRequest, self._get_runtime),
-        }
+            "CreateNode": (types.CreateNodeRequest, started(
+                lambda r, now: cloud.create(r.parent, r.node_id, r.node, now))),
+            "DeleteNode": (types.DeleteNodeRequest, started(
+                lambda r, now: cloud.delete(r.name, now))),
+            "GetNode": (types.GetNodeRequest, lambda r, now: cloud.node(r.name).to_api()),
+            "ListNodes": (types.ListNodesRequest, self._list_nodes),
+            "StopNode": (types.StopNodeRequest, started(lambda r, now: cloud.stop(r.name, now))),
+            "StartNode": (types.StartNodeRequest, started(
+                lambda r, now: cloud.start_stopped(r.name, now))),
+            "UpdateNode": (types.UpdateNodeRequest, started(
+                lambda r, now: cloud.update(r.node, r.update_mask.paths, now))),
+            "GetGuestAttributes": (types.GetGuestAttributesRequest, self._get_guest),
+            "CreateQueuedResource": (types.CreateQueuedResourceRequest, started(
+                lambda r, now: queue.create(
+                    r.parent, r.queued_resource_id, r.queued_resource, now, r.request_id))),
+            "DeleteQueuedResource": (types.DeleteQueuedResourceRequest, started(
+                lambda r, now: queue.delete(r.name, r.force, now))),
+            "GetQueuedResource": (types.GetQueuedResourceRequest,
+                lambda r, now: queue.get(r.name).to_api()),
+            "ListQueuedResources": (types.ListQueuedResourcesRequest, self._list_queued),
+            "ResetQueuedResource": (types.ResetQueuedResourceRequest, started(
+                lambda r, now: queue.reset(r.name, now))),
+            "GenerateServiceIdentity": (types.GenerateServiceIdentityRequest,
+                lambda r, now: cloud.zone_of(r.parent) and types.GenerateServiceIdentityResponse(
+                    identity=types.ServiceIdentity(email=SERVICE_IDENTITY))),
+            "ListAcceleratorTypes": (types.ListAcceleratorTypesRequest, self._list_types),
+            "GetAcceleratorType": (types.GetAcceleratorTypeRequest,
+                lambda r, now: catalog.find_by_name(r.name, catalog.accelerator_types(
+                    r.name.partition("/acceleratorTypes/")[0]))),
+            "ListRuntimeVersions": (types.ListRuntimeVersionsRequest, self._list_runtimes),
+            "GetRuntimeVersion": (types.GetRuntimeVersionRequest,
+                lambda r, now: catalog.find_by_name(r.name, catalog.runtime_versions(
+                    r.name.partition("/runtimeVersions/")[0]))),
+        }  # fmt: skip
         operations: dict[str, tuple[Any, Handler]] = {
-            "GetOperation": (operations_pb2.GetOperationRequest, self._get_operation),
+            "GetOperation": (operations_pb2.GetOperationRequest,
+                lambda r, now: cloud.operations.get(r.name)),
             "ListOperations": (operations_pb2.ListOperationsRequest, self._list_operations),
-            "DeleteOperation": (operations_pb2.DeleteOperationRequest, self._delete_operation),
-            "CancelOperation": (operations_pb2.CancelOperationRequest, self._cancel_operation),
-        }
+            "DeleteOperation": (operations_pb2.DeleteOperationRequest,
+                lambda r, now: cloud.operations.delete(r.name)),
+            # Accepted, and without effect, which the reference allows.
+            "CancelOperation": (operations_pb2.CancelOperationRequest,
+                lambda r, now: cloud.operations.get(r.name) and empty_pb2.Empty()),
+        }  # fmt: skip
         locations: dict[str, tuple[Any, Handler]] = {
             "ListLocations": (locations_pb2.ListLocationsRequest, self._list_locations),
-            "GetLocation": (locations_pb2.GetLocationRequest, self._get_location),
-        }
+            "GetLocation": (locations_pb2.GetLocationRequest,
+                lambda r, now: cloud.zone_of(r.name) and _location(r.name)),
+        }  # fmt: skip
         services = {OPERATIONS: operations, LOCATIONS: locations, TPU: methods}
         return [
             servers.grpc_service(
@@ -145,20 +169,9 @@ class TpuService:
         return answer
 
     def _fail_operation(self, error: str, target: str, zone: str, now: datetime) -> Any:
-        name = self._cloud.operations.begin(target, target, "create", now)
+        name = self._cloud.operations.begin(target, "create", now)
         self._cloud.operations.fail(name, api_errors.api_error(error, zone=zone, target=target))
         return self._cloud.operations.get(name)
-
-    # Nodes
-    def _create_node(self, request: cloud_tpu.CreateNodeRequest, now: datetime) -> Any:
-        name = self._cloud.create(request.parent, request.node_id, request.node, now)
-        return self._cloud.operations.get(name)
-
-    def _delete_node(self, request: cloud_tpu.DeleteNodeRequest, now: datetime) -> Any:
-        return self._cloud.operations.get(self._cloud.delete(request.name, now))
-
-    def _get_node(self, request: cloud_tpu.GetNodeRequest, now: datetime) -> Any:
-        return self._cloud.node(request.name).to_api()
 
     def _list_nodes(self, request: cloud_tpu.ListNodesRequest, now: datetime) -> Any:
         page, next_page = self.page_of_nodes(request)
@@ -181,16 +194,6 @@ class TpuService:
     def find_node(self, name: str) -> NodeRecord:
         return self._cloud.node(name)
 
-    def _stop_node(self, request: cloud_tpu.StopNodeRequest, now: datetime) -> Any:
-        return self._cloud.operations.get(self._cloud.stop(request.name, now))
-
-    def _start_node(self, request: cloud_tpu.StartNodeRequest, now: datetime) -> Any:
-        return self._cloud.operations.get(self._cloud.start_stopped(request.name, now))
-
-    def _update_node(self, request: cloud_tpu.UpdateNodeRequest, now: datetime) -> Any:
-        name = self._cloud.update(request.node, request.update_mask.paths, now)
-        return self._cloud.operations.get(name)
-
     def _get_guest(self, request: cloud_tpu.GetGuestAttributesRequest, now: datetime) -> Any:
         return cloud_tpu.GetGuestAttributesResponse(
             guest_attributes=guest_attributes.query(
@@ -200,24 +203,6 @@ class TpuService:
                 request.worker_ids,
             )
         )
-
-    # Queued resources
-    def _create_queued(self, request: cloud_tpu.CreateQueuedResourceRequest, now: datetime) -> Any:
-        self._cloud.zone_of(request.parent)
-        name = self._queue.create(
-            request.parent,
-            request.queued_resource_id,
-            request.queued_resource,
-            now,
-            request.request_id,
-        )
-        return self._cloud.operations.get(name)
-
-    def _delete_queued(self, request: cloud_tpu.DeleteQueuedResourceRequest, now: datetime) -> Any:
-        return self._cloud.operations.get(self._queue.delete(request.name, request.force, now))
-
-    def _get_queued(self, request: cloud_tpu.GetQueuedResourceRequest, now: datetime) -> Any:
-        return self._queue.get(request.name).to_api()
 
     def _list_queued(self, request: cloud_tpu.ListQueuedResourcesRequest, now: datetime) -> Any:
         self._cloud.zone_of(request.parent)
@@ -229,10 +214,6 @@ class TpuService:
             queued_resources=[item.to_api() for item in page], next_page_token=next_page
         )
 
-    def _reset_queued(self, request: cloud_tpu.ResetQueuedResourceRequest, now: datetime) -> Any:
-        return self._cloud.operations.get(self._queue.reset(request.name, now))
-
-    # Catalog
     def _list_types(self, request: cloud_tpu.ListAcceleratorTypesRequest, now: datetime) -> Any:
         self._cloud.zone_of(request.parent)
         page, next_page = catalog.paginate(catalog.accelerator_types(request.parent), request)
@@ -240,28 +221,10 @@ class TpuService:
             accelerator_types=page, next_page_token=next_page
         )
 
-    def _get_type(self, request: cloud_tpu.GetAcceleratorTypeRequest, now: datetime) -> Any:
-        parent = request.name.partition("/acceleratorTypes/")[0]
-        self._cloud.zone_of(parent)
-        return catalog.find_by_name(request.name, catalog.accelerator_types(parent))
-
-    def _service_identity(
-        self, request: cloud_tpu.GenerateServiceIdentityRequest, now: datetime
-    ) -> Any:
-        self._cloud.zone_of(request.parent)
-        email = f"service-{api_errors.PROJECT_NUMBER}@cloud-tpu.iam.gserviceaccount.com"
-        return cloud_tpu.GenerateServiceIdentityResponse(
-            identity=cloud_tpu.ServiceIdentity(email=email)
-        )
-
     def _list_locations(self, request: locations_pb2.ListLocationsRequest, _: datetime) -> Any:
         found = [_location(f"{request.name}/locations/{zone}") for zone in self._cloud.zones]
         page, next_page = catalog.paginate(found, request)
         return locations_pb2.ListLocationsResponse(locations=page, next_page_token=next_page)
-
-    def _get_location(self, request: locations_pb2.GetLocationRequest, now: datetime) -> Any:
-        self._cloud.zone_of(request.name)
-        return _location(request.name)
 
     def _list_runtimes(self, request: cloud_tpu.ListRuntimeVersionsRequest, now: datetime) -> Any:
         page, next_page = catalog.paginate(catalog.runtime_versions(request.parent), request)
@@ -269,29 +232,9 @@ class TpuService:
             runtime_versions=page, next_page_token=next_page
         )
 
-    def _get_runtime(self, request: cloud_tpu.GetRuntimeVersionRequest, now: datetime) -> Any:
-        parent = request.name.partition("/runtimeVersions/")[0]
-        return catalog.find_by_name(request.name, catalog.runtime_versions(parent))
-
-    # Operations
-    def _get_operation(self, request: operations_pb2.GetOperationRequest, now: datetime) -> Any:
-        return self._cloud.operations.get(request.name)
-
     def _list_operations(self, request: operations_pb2.ListOperationsRequest, _: datetime) -> Any:
         page, next_page = catalog.paginate(self._cloud.operations.list_under(request.name), request)
         return operations_pb2.ListOperationsResponse(operations=page, next_page_token=next_page)
-
-    def _delete_operation(
-        self, request: operations_pb2.DeleteOperationRequest, now: datetime
-    ) -> Any:
-        self._cloud.operations.delete(request.name)
-        return empty_pb2.Empty()
-
-    def _cancel_operation(
-        self, request: operations_pb2.CancelOperationRequest, now: datetime
-    ) -> Any:
-        self._cloud.operations.get(request.name)
-        return empty_pb2.Empty()
 
 
 def _abort(context: grpc.ServicerContext, error: ApiError) -> None:

@@ -22,7 +22,9 @@ class Operations:
     _operations: dict[str, operations_pb2.Operation] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def begin(self, parent: str, target: str, verb: str, now: datetime) -> str:
+    def begin(self, target: str, verb: str, now: datetime) -> str:
+        """On a resource, or in a location."""
+        parent = "/".join(target.split("/")[:4])
         name = (
             f"{parent}/operations/operation-{int(now.timestamp() * 1000)}-{next(self._numbers):08x}"
         )
@@ -59,9 +61,10 @@ class Operations:
             if name.startswith(f"{parent}/")
         ]
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str) -> empty_pb2.Empty:
         self.get(name)
         del self._operations[name]
+        return empty_pb2.Empty()
 
     def _end(self, operation: operations_pb2.Operation) -> None:
         operation.done = True

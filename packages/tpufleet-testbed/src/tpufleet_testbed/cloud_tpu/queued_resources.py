@@ -85,6 +85,7 @@ class QueuedResources:
         now: datetime,
         request_id: str = "",
     ) -> str:
+        self._cloud.zone_of(parent)
         if request_id and (parent, request_id) in self._by_request_id:
             return self._by_request_id[parent, request_id]
         queued_id = queued_id or f"queued-resource-{len(self._by_request_id) + len(self.records)}"
@@ -112,7 +113,7 @@ class QueuedResources:
         if over is not None:
             raise over
         self.records[name] = record
-        operation = self._cloud.operations.begin(parent, name, "create", now)
+        operation = self._cloud.operations.begin(name, "create", now)
         self._cloud.operations.succeed(operation, cloud_tpu.QueuedResource.pb(record.to_api()))
         if request_id:
             self._by_request_id[parent, request_id] = operation
@@ -139,9 +140,7 @@ class QueuedResources:
             raise api_errors.api_error("conflict", target=name)
         if nodes and not force:
             raise api_errors.api_error("conflict", target=name)
-        operation = self._cloud.operations.begin(
-            name.partition("/queuedResources/")[0], name, "delete", now
-        )
+        operation = self._cloud.operations.begin(name, "delete", now)
         record.state, record.by_user = QueuedState.DELETING, True
         for node in nodes:
             self._cloud.delete(node.name, now)
@@ -155,9 +154,7 @@ class QueuedResources:
         record = self.get(name)
         if record.state is not QueuedState.SUSPENDED:
             raise api_errors.api_error("conflict", target=name)
-        operation = self._cloud.operations.begin(
-            name.partition("/queuedResources/")[0], name, "reset", now
-        )
+        operation = self._cloud.operations.begin(name, "reset", now)
         record.state, record.error = QueuedState.WAITING_FOR_RESOURCES, None
         self._cloud.operations.succeed(operation, cloud_tpu.QueuedResource.pb(record.to_api()))
         self._try_provision(record, now)

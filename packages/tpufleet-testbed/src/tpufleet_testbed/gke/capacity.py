@@ -7,7 +7,7 @@ from typing import Any
 
 from google.cloud import container_v1 as api
 
-from tpufleet_testbed.gke import error_texts, validation
+from tpufleet_testbed.gke import api_errors, validation
 
 _Status: Any = api.NodePool.Status
 _WITHOUT_NODES = (_Status.PROVISIONING, _Status.ERROR)
@@ -59,8 +59,8 @@ def exceeded_quota(
         )
         if used + chips <= limit:
             return ""
-        metric = error_texts.quota_metric(label, spot=kind == "spot")
-        message = message or error_texts.quota(project, metric, chips, limit, limit - used)
+        metric = api_errors.QUOTA_METRICS[label][kind == "spot"]
+        message = message or api_errors.quota(project, metric, chips, limit, limit - used)
     return message
 
 
@@ -73,14 +73,14 @@ def exceeded_reservation(
         return ""
     name = _reservation(pool)
     if name not in reservations:
-        return error_texts.no_reservation(name)
+        return api_errors.text("no-reservation", name=name)
     used = sum(
         validation.node_count(other)
         for other in pools
         if other.status not in _WITHOUT_NODES and _reservation(other) == name
     )
     fits = used + validation.node_count(pool) <= reservations[name]
-    return "" if fits else error_texts.full_reservation(name)
+    return "" if fits else api_errors.text("full-reservation", name=name)
 
 
 def _reservation(pool: Any) -> str:

@@ -9,7 +9,8 @@ import grpc
 from google.cloud import container_v1 as api
 
 from tpufleet_testbed import servers
-from tpufleet_testbed.gke.node_pools import GkeApiError, GkeEmulator, parse_pool_name
+from tpufleet_testbed.gke.api_errors import GkeApiError
+from tpufleet_testbed.gke.node_pools import GkeEmulator, parse_pool_name
 
 SERVICE = "google.container.v1.ClusterManager"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,8 +15,8 @@ from google.cloud import container_v1 as api
 from google.rpc import code_pb2, status_pb2
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import BadInput
-from tpufleet_testbed.gke import capacity, error_texts, output_fields, validation
+from tpufleet_testbed.gke import api_errors, capacity, output_fields, validation
+from tpufleet_testbed.gke.api_errors import GkeApiError
 from tpufleet_testbed.gke.node_backends import NodeBackend
 
 OPERATION_RETENTION = timedelta(hours=12)  # of finished operations
@@ -32,14 +33,6 @@ _CANONICAL_CODES = {
     "GCE_STOCKOUT": code_pb2.RESOURCE_EXHAUSTED,
     "GCE_QUOTA_EXCEEDED": code_pb2.RESOURCE_EXHAUSTED,
 }
-
-
-class GkeApiError(Exception):
-    """An error response with this status."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code, self.message = code, message
 
 
 @dataclass(slots=True)
@@ -146,8 +139,7 @@ class GkeEmulator:
                 self._done(record)
                 self._add_nodes(record, pool)
 
-            due = self.clock.now() + self.upgrade_time
-            self._pending.append(_PendingOperation(record, name, due, finish))
+            self._later(record, name, self.upgrade_time, finish)
             return record
 
     def set_status(self, name: str, status: str, message: str = "", condition: str = "") -> None:
@@ -192,10 +184,7 @@ class GkeEmulator:
         with self._called("update"):
             pool = self._pool(name)
             self._check_not_busy(parent, name)
-            try:
-                validation.validate_labels(labels)
-            except BadInput as error:
-                raise GkeApiError("INVALID_ARGUMENT", str(error)) from error
+            validation.validate_labels(labels)
             self._check_operations(parent)
             pool.status = Status.RECONCILING
             record = self._operation(Operation.Type.UPGRADE_NODES, parent, name)
@@ -206,8 +195,7 @@ class GkeEmulator:
                 self.nodes.relabel_nodes(pool)
                 self._done(record)
 
-            due = self.clock.now() + self.relabel_time
-            self._pending.append(_PendingOperation(record, name, due, finish))
+            self._later(record, name, self.relabel_time, finish)
             return record
 
     def list_operations(self) -> api.ListOperationsResponse:
@@ -227,17 +215,13 @@ class GkeEmulator:
                     "ALREADY_EXISTS", f"Already exists: {parent}/nodePools/{pool.name}"
                 )
             output_fields.fill_pool(pool, parent, self.zones)
-            try:
-                validation.validate(pool, self.not_offered)
-            except BadInput as error:
-                raise GkeApiError("INVALID_ARGUMENT", str(error)) from error
+            validation.validate(pool, self.not_offered)
             upgrades = "management" not in pool or pool.management.auto_upgrade
             if self.release_channel and not upgrades:
-                text = error_texts.release_channel(self.release_channel)
-                raise GkeApiError("INVALID_ARGUMENT", text)
+                raise api_errors.invalid_argument("release-channel", channel=self.release_channel)
             policy = pool.placement_policy.policy_name
             if policy and self.policies is not None and policy not in self.policies:
-                raise GkeApiError("INVALID_ARGUMENT", f"resource policy {policy!r} was not found")
+                raise api_errors.invalid_argument("no-policy", policy=policy)
             self._check_quota(parent, pool)
             self._check_operations(parent)
             pool.status = Status.PROVISIONING
@@ -246,9 +230,8 @@ class GkeEmulator:
             self.created_at[pool.name] = self.clock.now()
             record = self._operation(Operation.Type.CREATE_NODE_POOL, parent, pool.name)
             duration = self._creation_times.pop(0) if self._creation_times else self.creation_time
-            due = self.clock.now() + duration
             finish = lambda: self._finish_creation(record, pool)
-            self._pending.append(_PendingOperation(record, pool.name, due, finish))
+            self._later(record, pool.name, duration, finish)
             return record
 
     def delete(self, parent: str, name: str) -> Any:
@@ -263,9 +246,8 @@ class GkeEmulator:
             record = self._operation(Operation.Type.DELETE_NODE_POOL, parent, name)
             # https://cloud.google.com/sdk/gcloud/reference/container/node-pools/delete
             self.nodes.drain_nodes(name)
-            due = self.clock.now() + self.deletion_time
             finish = lambda: self._finish_deletion(record, pool)
-            self._pending.append(_PendingOperation(record, name, due, finish))
+            self._later(record, name, self.deletion_time, finish)
             return record
 
     def advance(self) -> None:
@@ -282,8 +264,21 @@ class GkeEmulator:
             for name in expired:
                 del self.operations[name]
 
-    def _called(self, method: str) -> _Call:
-        return _Call(self, method)
+    @contextmanager
+    def _called(self, method: str) -> Iterator[None]:
+        """One API call: holds the lock, runs what is due, and fails if a test asked for it."""
+        with self._lock:
+            self.calls.append(method)
+            self.advance()
+            for index, (failing, error) in enumerate(self._call_errors):
+                if failing == method:
+                    del self._call_errors[index]
+                    raise error
+            yield
+
+    def _later(self, record: Any, pool: str, delay: timedelta, finish: Callable[[], None]) -> None:
+        due = self.clock.now() + delay
+        self._pending.append(_PendingOperation(record, pool, due, finish))
 
     def _pool(self, name: str) -> Any:
         if name not in self.pools:
@@ -292,7 +287,7 @@ class GkeEmulator:
 
     def _operation(self, kind: Any, parent: str, pool: str) -> Any:
         name = f"operation-{next(self._numbers)}"
-        started = _timestamp(self.clock.now())
+        started = self.clock.now().isoformat()
         record = output_fields.new_operation(name, kind, parent, pool, started)
         self.operations[name] = record
         return record
@@ -318,7 +313,8 @@ class GkeEmulator:
         )  # fmt: skip
         if running is not None:
             doing = _DOING.get(running.operation_type.name, "upgrading")
-            message = error_texts.busy(running.name, doing, parent.rpartition("/")[2])
+            cluster = parent.rpartition("/")[2]
+            message = api_errors.text("busy", operation=running.name, doing=doing, cluster=cluster)
             raise GkeApiError("FAILED_PRECONDITION", message)
 
     def _check_operations(self, parent: str) -> None:
@@ -326,7 +322,9 @@ class GkeEmulator:
                    if one.record.status is Operation.Status.RUNNING}  # fmt: skip
         if self.max_operations is not None and len(running) >= self.max_operations:
             cluster = parent.rpartition("/")[2]
-            message = error_texts.too_many_operations(cluster, self.max_operations)
+            message = api_errors.text(
+                "too-many-operations", cluster=cluster, limit=self.max_operations
+            )
             raise GkeApiError("RESOURCE_EXHAUSTED", message)
 
     def _finish_creation(self, record: Any, pool: Any) -> None:
@@ -346,26 +344,22 @@ class GkeEmulator:
         elif pool.config.flex_start:
             pool.status = Status.RUNNING
             self._done(record)
-            due, appear = (
-                self.clock.now() + self.flex_start_delay,
-                lambda: self._add_nodes(record, pool),
-            )
-            self._pending.append(_PendingOperation(record, pool.name, due, appear))
+            appear = lambda: self._add_nodes(record, pool)
+            self._later(record, pool.name, self.flex_start_delay, appear)
         elif free is not None and free < validation.node_count(pool):
             _, project, _, _, _, cluster = self._cluster_of(pool.name).split("/")
             started = datetime.fromisoformat(record.start_time)
-            message = error_texts.stockout(
-                project, pool.locations[0], cluster, pool.name, validation.node_count(pool),
-                (self.clock.now() - started).total_seconds(),
+            message = api_errors.text(
+                "stockout", project=project, zone=pool.locations[0], cluster=cluster,
+                pool=pool.name, nodes=validation.node_count(pool),
+                seconds=(self.clock.now() - started).total_seconds(),
             )  # fmt: skip
             self._fail(record, pool, code_pb2.RESOURCE_EXHAUSTED, message, condition="GCE_STOCKOUT")
         elif self._missing_nodes:
             partial = api.NodePool(pool)
             partial.initial_node_count -= self._missing_nodes.pop(0)
-            message = (
-                f"Google Compute Engine: Not all instances running in IGM. Expected "
-                f"{pool.initial_node_count}, running {partial.initial_node_count}."
-            )
+            nodes, running = pool.initial_node_count, partial.initial_node_count
+            message = api_errors.text("lost-nodes", nodes=nodes, running=running)
             self._done(record)
             self.set_status(pool.name, "RUNNING_WITH_ERROR", message)
             self._add_nodes(record, partial)
@@ -379,13 +373,11 @@ class GkeEmulator:
         late = self.device_plugin_delay > timedelta(0)
         self.nodes.create_nodes(pool, chips=not late)
         if late:
-            due = self.clock.now() + self.device_plugin_delay
             register = lambda: self.nodes.register_chips(pool)
-            self._pending.append(_PendingOperation(record, pool.name, due, register))
+            self._later(record, pool.name, self.device_plugin_delay, register)
         if pool.config.max_run_duration:
-            due = self.clock.now() + pool.config.max_run_duration
             expire = lambda: self.nodes.delete_nodes(pool.name)
-            self._pending.append(_PendingOperation(record, pool.name, due, expire))
+            self._later(record, pool.name, pool.config.max_run_duration, expire)
 
     def _fail(self, record: Any, pool: Any, code: int, message: str, condition: str = "") -> None:
         record.error = status_pb2.Status(code=code, message=message)
@@ -402,38 +394,11 @@ class GkeEmulator:
         self._done(record)
 
     def _done(self, record: Any) -> None:
-        record.status, record.end_time = Operation.Status.DONE, _timestamp(self.clock.now())
+        record.status, record.end_time = Operation.Status.DONE, self.clock.now().isoformat()
 
     def _is_expired(self, record: Any, now: datetime) -> bool:
         ended = record.end_time
         return bool(ended) and datetime.fromisoformat(ended) + OPERATION_RETENTION < now
-
-
-class _Call:
-    """One API call: holds the lock, runs what is due, and fails if a test asked for it."""
-
-    def __init__(self, gke: GkeEmulator, method: str) -> None:
-        self._gke, self._method = gke, method
-
-    def __enter__(self) -> None:
-        self._gke._lock.acquire()
-        try:
-            self._gke.calls.append(self._method)
-            self._gke.advance()
-            for index, (method, error) in enumerate(self._gke._call_errors):
-                if method == self._method:
-                    del self._gke._call_errors[index]
-                    raise error
-        except BaseException:
-            self._gke._lock.release()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._gke._lock.release()
-
-
-def _timestamp(at: datetime) -> str:
-    return at.isoformat()
 
 
 def parse_pool_name(resource: str) -> tuple[str, str]:
@@ -441,5 +406,5 @@ def parse_pool_name(resource: str) -> tuple[str, str]:
     match = re.fullmatch(r"(projects/[^/]+/locations/[^/]+/clusters/[^/]+)/nodePools/(.+)",
                          resource)  # fmt: skip
     if match is None:
-        raise GkeApiError("INVALID_ARGUMENT", f"invalid node pool name {resource!r}")
+        raise api_errors.invalid_argument("resource-name", name=resource)
     return match[1], match[2]

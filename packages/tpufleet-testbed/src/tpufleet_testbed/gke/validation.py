@@ -7,10 +7,10 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tpufleet.errors import BadInput
 from tpufleet.model.tpu import machine_types as tpu_machines
 from tpufleet.model.tpu import tpu_types
-from tpufleet_testbed.gke import error_texts
+from tpufleet_testbed.gke import api_errors
+from tpufleet_testbed.gke.api_errors import invalid_argument
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
@@ -55,12 +55,12 @@ def node_count(pool: Any) -> int:
 
 def validate(pool: Any, not_offered: Collection[tuple[str, str]] = ()) -> None:
     if not NAME.fullmatch(pool.name):
-        raise BadInput(error_texts.invalid_name(pool.name))
+        raise invalid_argument("name", name=pool.name)
     name = pool.config.machine_type
     machine = machine_types().get(name)
     for zone in pool.locations:
         if machine is None or (zone, name) in not_offered:
-            raise BadInput(error_texts.no_machine_type(name, zone))
+            raise invalid_argument("no-machine-type", machine=name, zone=zone)
     assert machine is not None
     validate_labels(pool.config.labels)
     _check_reservation(pool.config.reservation_affinity)
@@ -72,56 +72,60 @@ def validate(pool: Any, not_offered: Collection[tuple[str, str]] = ()) -> None:
 def validate_labels(labels: Mapping[str, str]) -> None:
     length = sum(len(key) + len(value) for key, value in labels.items())
     if length > MAX_LABELS:
-        raise BadInput(f"labels have {length} characters in all; up to {MAX_LABELS} are supported")
+        raise invalid_argument("labels-length", length=length, most=MAX_LABELS)
     for key, value in labels.items():
         domain = key.rpartition("/")[0]
         if not KEY.fullmatch(key) or not VALUE.fullmatch(value):
-            raise BadInput(f"invalid label {key}={value}")
+            raise invalid_argument("label", key=key, value=value)
         if RESERVED.search(domain):
-            raise BadInput(f"label {key} is reserved")
+            raise invalid_argument("label-reserved", key=key)
 
 
 def _check_reservation(affinity: Any) -> None:
     """Of SPECIFIC_RESERVATION: "Must specify key value fields for specifying the reservations"."""
     specific = affinity.consume_reservation_type.name == "SPECIFIC_RESERVATION"
     if specific and (affinity.key != RESERVATION_KEY or len(affinity.values) != 1):
-        raise BadInput(f"SPECIFIC_RESERVATION requires the key {RESERVATION_KEY} and one value")
+        raise invalid_argument("reservation-key", key=RESERVATION_KEY)
 
 
 def unsupported_placement(pool: Any) -> str:
     """GKE's message; empty when Compute Engine can place the nodes."""
     machine, compact = pool.config.machine_type, pool.placement_policy.type_.name == "COMPACT"
     if machine.startswith("tpu7x-") and compact:
-        return error_texts.workload_policy_required(machine)
+        return api_errors.text("workload-policy-required", machine=machine)
     return ""
 
 
 def unsupported_disk(pool: Any) -> str:
     """GKE's message; empty when the machines can have such boot disks."""
     machine, disk = pool.config.machine_type, pool.config.disk_type
-    return "" if tpu_machines.can_have_disk(machine, disk) else error_texts.disk(disk, machine)
+    if tpu_machines.can_have_disk(machine, disk):
+        return ""
+    return api_errors.text("disk", disk=disk, machine=machine)
 
 
 def _check_flex_start(pool: Any) -> None:
     if not pool.autoscaling.enabled:
-        raise BadInput(error_texts.FLEX_START_WITHOUT_AUTOSCALING)
+        raise invalid_argument("flex-start-without-autoscaling")
     if pool.initial_node_count:
-        raise BadInput(error_texts.FLEX_START_WITH_NODES)
+        raise invalid_argument("flex-start-with-nodes")
     if pool.config.spot or pool.config.reservation_affinity.values or pool.management.auto_repair:
-        raise BadInput("flex-start cannot be combined with spot, reservations or auto-repair")
+        raise invalid_argument("flex-start-capacity")
 
 
 def _check_topology(pool: Any, chips: int) -> None:
     placement, nodes = pool.placement_policy, node_count(pool)
     if nodes == 1 and (placement.tpu_topology or placement.policy_name):
-        raise BadInput(error_texts.SINGLE_HOST_TOPOLOGY)
+        raise invalid_argument("single-host-topology")
     if not placement.tpu_topology and not placement.policy_name and nodes != 1:
-        raise BadInput("a multi-host TPU slice requires a placement policy with tpuTopology")
+        raise invalid_argument("no-topology")
     product = math.prod(int(size) for size in topology_of(pool).split("x"))
     limits = pool.autoscaling
     if limits.enabled and nodes > 1 and limits.max_node_count * chips != product:
-        raise BadInput(error_texts.invalid_slice_size(limits.max_node_count, topology_of(pool)))
+        raise invalid_argument(
+            "slice-size", nodes=limits.max_node_count, topology=topology_of(pool)
+        )
     if product != nodes * chips:
-        raise BadInput(
-            f"topology {topology_of(pool)} has {product} chips, but {nodes} nodes have {chips} each"
+        raise invalid_argument(
+            "chips", topology=topology_of(pool), product=product, nodes=nodes, chips=chips
         )

@@ -81,16 +81,20 @@ def config_files(layout: ControlPlaneLayout) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def kubeconfig(layout: ControlPlaneLayout) -> dict[str, Any]:
+def kubeconfig(layout: ControlPlaneLayout, name: str = "admin") -> dict[str, Any]:
+    """Of the user that has the certificate of this name."""
     pki = layout.pki
     cluster = {"server": layout.url, "certificate-authority": str(pki / "ca.crt")}
-    user = {"client-certificate": str(pki / "admin.crt"), "client-key": str(pki / "admin.key")}
+    user = {
+        "client-certificate": str(pki / f"{name}.crt"),
+        "client-key": str(pki / f"{name}.key"),
+    }
     return {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "local", "cluster": cluster}],
-        "users": [{"name": "admin", "user": user}],
-        "contexts": [{"name": "local", "context": {"cluster": "local", "user": "admin"}}],
+        "users": [{"name": name, "user": user}],
+        "contexts": [{"name": "local", "context": {"cluster": "local", "user": name}}],
         "current-context": "local",
     }
 

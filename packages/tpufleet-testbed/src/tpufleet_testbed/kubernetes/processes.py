@@ -34,17 +34,13 @@ class ProcessRecord:
 
     name: str
     pid: int
-    started_at: float
-    since_boot: float | None = None  # seconds; None: recorded by an earlier version
+    since_boot: float  # seconds
 
     @property
     def process(self) -> psutil.Process | None:
         try:
             process = psutil.Process(self.pid)
-            if self.since_boot is None:
-                same = abs(process.create_time() - self.started_at) < 1.0
-            else:
-                same = abs(_since_boot(process) - self.since_boot) < 1.0
+            same = abs(_since_boot(process) - self.since_boot) < 1.0
             return process if same and process.status() != psutil.STATUS_ZOMBIE else None
         except psutil.NoSuchProcess:
             return None
@@ -83,10 +79,8 @@ class ProcessRegistry:
                 start_new_session=True,
                 env={**os.environ, **component.environment},
             )
-        started = psutil.Process(process.pid)
-        record = ProcessRecord(
-            component.name, process.pid, started.create_time(), _since_boot(started)
-        )
+        started = _since_boot(psutil.Process(process.pid))
+        record = ProcessRecord(component.name, process.pid, started)
         self._save([*(other for other in self.all() if other.name != component.name), record])
         _CHILDREN[process.pid] = process
         return record

@@ -9,7 +9,7 @@ The list was written from the documentation, without looking at the emulator. So
 - TPUS, PLAN, NODES: .../kubernetes-engine/docs/concepts/tpus, .../concepts/plan-tpus and
   .../troubleshooting/node-pools
 - MODELS: https://cloud.google.com/compute/docs/instances/provisioning-models
-- answers of GKE that public reports quote, which `error_texts` lists
+- answers of GKE that public reports quote, which `api_errors` lists
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from google.cloud import container_v1 as api
 
 from tests.provisioner.simulated_nodes import SimulatedNodes
 from tests.testbed.gke.test_node_pools import PARENT, ZONE, Cluster, node_pool
-from tpufleet_testbed.gke import error_texts
+from tpufleet_testbed.gke import api_errors
 
 MACHINE, LABEL, REGION = "ct5lp-hightpu-4t", "tpu-v5-lite-podslice", "us-central1"
 Placement = api.NodePool.PlacementPolicy
@@ -96,7 +96,9 @@ def out_of_stock(cluster: Cluster) -> api.NodePool:
 
 
 def out_of_quota_later(cluster: Cluster) -> api.NodePool:
-    text = error_texts.late_quota("c", "pool", "TPU_LITE_PODSLICE_V5", 4, 8)
+    text = api_errors.text(
+        "late-quota", cluster="c", pool="pool", metric="TPU_LITE_PODSLICE_V5", nodes=4, limit=8
+    )
     cluster.gke.fail_next_creation(8, text, "GCE_QUOTA_EXCEEDED")
     return pool(cluster)
 
@@ -269,10 +271,10 @@ VALUES: dict[str, tuple[Act, object]] = {
     # GCA: reservations
     "a reservation with room": (reservation_error({"r": 8}, "r", "r"), ""),
     "a reservation without room": (
-        reservation_error({"r": 7}, "r", "r"), error_texts.full_reservation("r"),
+        reservation_error({"r": 7}, "r", "r"), api_errors.text("full-reservation", name="r"),
     ),
     "a reservation that does not exist": (
-        reservation_error({"r": 8}, "s"), error_texts.no_reservation("s"),
+        reservation_error({"r": 8}, "s"), api_errors.text("no-reservation", name="s"),
     ),
     "a block of a reservation": (
         reservation_error({"r": 8}, "projects/p/reservations/r/reservationBlocks/b"), "",
@@ -282,7 +284,7 @@ VALUES: dict[str, tuple[Act, object]] = {
             c, machine="tpu7x-standard-4t", nodes=2, topology="",
             placement=Placement(type_="COMPACT", tpu_topology="2x2x2"),
         ).status_message,
-        error_texts.workload_policy_required("tpu7x-standard-4t"),
+        api_errors.text("workload-policy-required", machine="tpu7x-standard-4t"),
     ),
     "a workload policy of tpu7x": (
         lambda c: pool(
@@ -414,7 +416,7 @@ QUOTAS = [
 
 @pytest.mark.parametrize(("machine", "spot", "metric"), QUOTAS)
 def test_a_quota_has_the_name_that_users_see(cluster, machine, spot, metric):
-    for label in error_texts.QUOTA_METRICS:
+    for label in api_errors.QUOTA_METRICS:
         cluster.gke.quotas[REGION, label] = 0
     with pytest.raises(exceptions.PermissionDenied, match=f'resource "{metric}"'):
         cluster.create(node_pool(machine=machine, nodes=1, topology="", spot=spot))

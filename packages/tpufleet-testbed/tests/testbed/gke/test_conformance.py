@@ -2,7 +2,7 @@
 
 Statuses are from the API reference,
 https://cloud.google.com/kubernetes-engine/docs/reference/rest/v1/projects.locations.clusters.nodePools
-(`Status`, `StatusCondition.Code`); error texts from the reports listed in `error_texts`.
+(`Status`, `StatusCondition.Code`); error texts from the reports listed in `api_errors.yaml`.
 """
 
 from __future__ import annotations

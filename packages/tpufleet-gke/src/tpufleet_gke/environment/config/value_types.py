@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -42,92 +43,69 @@ def _name(longest: int, example: str) -> Meta:
     )  # fmt: skip
 
 
+def _text(label: str, pattern: str, example: str, repair: Callable[[str], str] = _dashes) -> Meta:
+    return schema.text(label, pattern, example=example, repair=repair)
+
+
 Name = Annotated[str, _name(40, "train-1")]
 ShortName = Annotated[str, _name(20, "ml")]
 TpuType = Annotated[str, schema.custom("TPU type", _tpu_type, {"type": "string"})]
 NetworkRange = Annotated[str, schema.custom("CIDR range", _network_range, {"type": "string"})]
-Location = Annotated[
-    str,
-    schema.text(
-        "location", r"[a-z]+(-[a-z]+[0-9]+)?", example="us",
-        repair=lambda text: text.strip().lower(),
-    ),
-]  # fmt: skip
+Location = Annotated[str, _text("location", r"[a-z]+(-[a-z]+[0-9]+)?", "us", str.lower)]
 # https://cloud.google.com/resource-manager/docs/creating-managing-projects: 6 to 30 characters.
+_PROJECT = r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"
 Project = Annotated[
-    str,
-    schema.text(
-        "project id", r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]", example="my-project",
-        repair=lambda text: _dashes(text, 30),
-    ),
-]  # fmt: skip
+    str, _text("project id", _PROJECT, "my-project", lambda text: _dashes(text, 30))
+]
 # https://cloud.google.com/storage/docs/buckets#naming
+_BUCKET = r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
 BucketName = Annotated[
     str,
-    schema.text(
-        "bucket name", r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]", example="my-project-state",
-        repair=lambda text: _dashes(text.removeprefix("gs://")),
+    _text(
+        "bucket name", _BUCKET, "my-project-state", lambda text: _dashes(text.removeprefix("gs://"))
     ),
 ]  # fmt: skip
 # https://cloud.google.com/iam/docs/service-accounts-create: 6 to 30 characters.
+_ACCOUNT = r"[a-z][a-z0-9-]{4,28}[a-z0-9]"
 ServiceAccount = Annotated[
     str,
-    schema.text(
-        "service account name", r"[a-z][a-z0-9-]{4,28}[a-z0-9]", example="gke-nodes",
-        repair=lambda text: _dashes(text.partition("@")[0], 30),
+    _text(
+        "service account name", _ACCOUNT, "gke-nodes",
+        lambda text: _dashes(text.partition("@")[0], 30),
     ),
 ]  # fmt: skip
+_ROLE = r"(projects/[a-z0-9:.-]+/|organizations/[0-9]+/)?roles/[A-Za-z0-9_.]+"
 IamRole = Annotated[
     str,
-    schema.text(
-        "role", r"(projects/[a-z0-9:.-]+/|organizations/[0-9]+/)?roles/[A-Za-z0-9_.]+",
-        example="roles/logging.logWriter",
-        repair=lambda text: f"roles/{text.removeprefix('role/').strip('/')}",
+    _text(
+        "role", _ROLE, "roles/logging.logWriter",
+        lambda text: f"roles/{text.removeprefix('role/').strip('/')}",
     ),
 ]  # fmt: skip
+_API = r"[a-z0-9-]+\.googleapis\.com"
 GoogleApi = Annotated[
     str,
-    schema.text(
-        "service", r"[a-z0-9-]+\.googleapis\.com", example="container.googleapis.com",
-        repair=lambda text: f"{text.strip().lower()}.googleapis.com",
+    _text(
+        "service", _API, "container.googleapis.com",
+        lambda text: f"{text.strip().lower()}.googleapis.com",
     ),
 ]  # fmt: skip
-MachineType = Annotated[
-    str,
-    schema.text(
-        "machine type", r"[a-z][a-z0-9]*(-[a-z0-9]+)+", example="n2-standard-8", repair=_dashes
-    ),
-]
-Version = Annotated[
-    str,
-    schema.text(
-        "version", r"v?[0-9]+(\.[0-9]+){1,2}([-+.][A-Za-z0-9.-]+)?", example="1.33",
-        repair=str.strip,
-    ),
-]  # fmt: skip
+_MACHINE = r"[a-z][a-z0-9]*(-[a-z0-9]+)+"
+MachineType = Annotated[str, _text("machine type", _MACHINE, "n2-standard-8")]
+_VERSION = r"v?[0-9]+(\.[0-9]+){1,2}([-+.][A-Za-z0-9.-]+)?"
+Version = Annotated[str, _text("version", _VERSION, "1.33", str.strip)]
+_IMAGE = r"[a-z0-9]([A-Za-z0-9._:/@-]*[A-Za-z0-9])?(:[A-Za-z0-9._-]+|@sha256:[0-9a-f]{64})"
 PinnedImage = Annotated[
     str,
-    schema.text(
-        "pinned image",
-        r"[a-z0-9]([A-Za-z0-9._:/@-]*[A-Za-z0-9])?(:[A-Za-z0-9._-]+|@sha256:[0-9a-f]{64})",
-        example="us-docker.pkg.dev/my-project/ml-images/tpufleet:0.1.0",
-        repair=lambda text: f"{text}:0.1.0",
-    ),
-]
-NodeLabel = Annotated[
-    str,
-    schema.text(
-        "label", r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", example="team",
-        repair=_dashes,
+    _text(
+        "pinned image", _IMAGE, "us-docker.pkg.dev/my-project/ml-images/tpufleet:0.1.0",
+        lambda text: f"{text}:0.1.0",
     ),
 ]  # fmt: skip
+_LABEL = r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+NodeLabel = Annotated[str, _text("label", _LABEL, "team")]
 # https://cloud.google.com/resource-manager/docs/labels-overview#requirements
 ResourceLabel = Annotated[
-    str,
-    schema.text(
-        "label of Google Cloud", r"[a-z][a-z0-9_-]{0,62}", example="cost-center", repair=_dashes
-    ),
+    str, _text("label of Google Cloud", r"[a-z][a-z0-9_-]{0,62}", "cost-center")
 ]
-ResourceLabelValue = Annotated[
-    str, schema.text("label value", r"[a-z0-9_-]{0,63}", example="lab-1", repair=_dashes)
-]
+ResourceLabelValue = Annotated[str, _text("label value", r"[a-z0-9_-]{0,63}", "lab-1")]

@@ -16,10 +16,12 @@ from tpufleet_gke.provisioner.planning.warm_pools import AdoptPool
 # Creates are bounded by the setting CONCURRENCY, as upstream.
 MAX_CONCURRENT_DELETES = 16
 
+PoolAction = CreatePool | DeletePool | AdoptPool | CordonPool
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GkeCall:
-    action: CreatePool | DeletePool | AdoptPool | CordonPool
+    action: PoolAction
     started_at: datetime
     state: ClusterState  # that the call was decided on
     node_name: str | None = None  # a node of the pool to delete

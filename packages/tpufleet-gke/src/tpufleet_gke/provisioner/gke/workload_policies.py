@@ -110,22 +110,19 @@ def create_missing(
     """Create the missing policies and wait for them."""
     started = {name: policies.create(name) for name in policies.missing()}
     operations = {name: operation for name, operation in started.items() if operation is not None}
-    results: dict[str, str] = {}
+    failed: dict[str, str] = {}
     deadline = time.monotonic() + OPERATIONS_TIMEOUT
-    while True:
-        for name in operations.keys() - results.keys():
-            error = policies.operation_error(operations[name])
-            if error is not None:
-                results[name] = error
-        if len(results) == len(operations):
-            created = tuple(name for name in operations if not results[name])
-            return CreatedPolicies(created, {name: text for name, text in results.items() if text})
-        if time.monotonic() > deadline:
-            raise ProviderUnavailable(
-                f"{len(operations) - len(results)} policies were not created within "
-                f"{OPERATIONS_TIMEOUT:g} s; run the command again"
-            )
-        sleep(POLL_SECONDS)
+    for name, operation in operations.items():
+        while (error := policies.operation_error(operation)) is None:
+            if time.monotonic() > deadline:
+                raise ProviderUnavailable(
+                    f"policy {name} was not created within {OPERATIONS_TIMEOUT:g} s; run the "
+                    "command again"
+                )
+            sleep(POLL_SECONDS)
+        if error:
+            failed[name] = error
+    return CreatedPolicies(tuple(name for name in operations if name not in failed), failed)
 
 
 def run(environ: Mapping[str, str], region: str, *, dry_run: bool = False, root: str = "") -> int:

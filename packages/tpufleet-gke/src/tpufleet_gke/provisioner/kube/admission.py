@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tpufleet_gke.provisioner.model import label_keys
-from tpufleet_gke.provisioner.settings import Flag, variable
+from tpufleet_gke.provisioner.settings import variable
 
 Json = dict[str, Any]
 
@@ -30,7 +30,7 @@ NOT_ON_DEMAND = (
 class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Environment variables of the former webhook."""
 
-    force_on_demand: Flag = variable("FORCE_ON_DEMAND", False)
+    force_on_demand: bool = variable("FORCE_ON_DEMAND", False)
     location_hint: str = variable("RESERVATION_LOCATION_HINT", "")
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Protocol
+from typing import Any, Protocol
 
 from tpufleet.kubernetes import event_recorder
 from tpufleet.kubernetes.connections import JOB, JOBSET, LEADER_WORKER_SET, POD, Json
@@ -58,20 +58,10 @@ class BackgroundRecorder:
         self._sink = sink
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="events")
 
-    def record(
-        self,
-        involved_object: Json,
-        reason: str,
-        message: str,
-        *,
-        warning: bool = False,
-        annotations: Mapping[str, str] | None = None,
-    ) -> None:
+    def record(self, involved_object: Json, reason: str, message: str, **options: Any) -> None:
         def write() -> None:
             try:
-                self._sink.record(
-                    involved_object, reason, message, warning=warning, annotations=annotations
-                )
+                self._sink.record(involved_object, reason, message, **options)
             except Exception:
                 log.exception("cannot write event %s on %s", reason, involved_object["name"])
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from tpufleet_gke.provisioner.model.cluster_state import (
     ERROR_STATUSES,
@@ -13,9 +14,7 @@ from tpufleet_gke.provisioner.model.cluster_state import (
     PendingPool,
     PoolFailure,
     PoolStatus,
-    PoolUser,
 )
-from tpufleet_gke.provisioner.model.pod_owners import OwnerStatus
 from tpufleet_gke.provisioner.planning.pool_plan import CreatePool, DeletePool
 from tpufleet_gke.provisioner.planning.request_backoff import (
     KEPT_BACKOFF,
@@ -32,6 +31,7 @@ DELETE_RETRY_AFTER = timedelta(seconds=30)
 ADOPTION_LOST_AFTER = timedelta(minutes=2)
 FORGET_AFTER = timedelta(days=1)
 FORGET_KEPT_AFTER = timedelta(minutes=1)
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,39 +61,9 @@ class PoolTracker:
     cordon_reasons: dict[str, str] = field(default_factory=dict)
     cordon_denied_until: datetime | None = None  # without the permission to
 
-    def creating(
-        self, listed: Iterable[str], in_flight: Mapping[str, PendingPool]
-    ) -> dict[str, PendingPool]:
-        """Pools that were or are being requested and are not listed yet."""
-        listed_names = set(listed)
-        accepted = {
-            name: pending.create.pending_pool for name, pending in self.pending_creates.items()
-        }
-        return {
-            name: pool
-            for name, pool in (accepted | dict(in_flight)).items()
-            if name not in listed_names
-        }
-
-    def deleting(self, now: datetime) -> frozenset[str]:
-        return frozenset(
-            name
-            for name, (_, requested_at) in self.pending_deletes.items()
-            if requested_at + DELETE_RETRY_AFTER > now
-        )
-
     def keep(self, pool: str, now: datetime) -> None:
         _, times = self.kept.get(pool, (now, 0))
         self.kept[pool] = (now + KEPT_BACKOFF.delay(times + 1, key=pool), times + 1)
-
-    def kept_until(self, pools: Iterable[ObservedPool], now: datetime) -> dict[str, datetime]:
-        listed = {pool.name for pool in pools}
-        self.kept = {
-            name: (until, times)
-            for name, (until, times) in self.kept.items()
-            if name in listed and until + FORGET_KEPT_AFTER > now
-        }
-        return {name: until for name, (until, _) in self.kept.items()}
 
     def can_cordon(self, now: datetime) -> bool:
         return self.cordon_denied_until is None or self.cordon_denied_until <= now
@@ -102,95 +72,87 @@ class PoolTracker:
         """For a while: someone may grant the permission."""
         self.cordon_denied_until = now + PERMANENT_WAIT
 
-    def observe_cordons(self, pools: Iterable[ObservedPool]) -> dict[str, str]:
-        listed = {pool.name for pool in pools}
+    def observe(
+        self,
+        state: ClusterState,
+        demanded: Collection[str],
+        now: datetime,
+        *,
+        creating: Mapping[str, PendingPool],
+        adopting: Iterable[AdoptPool],
+        deleting: frozenset[str],
+    ) -> ClusterState:
+        """The state, with what is remembered. `demanded` are the pools for which a pod waits;
+        `creating`, `adopting` and `deleting` are those with a call in flight."""
+        pools = {pool.name: pool for pool in state.pools}
+        managed = [pool for pool in state.pools if pool.managed]
+        running = [pool for pool in state.pools if pool.status is PoolStatus.RUNNING]
+        without_users = [pool for pool in running if pool.name not in state.users]
+        unused = [pool for pool in without_users if pool.managed]
+        running_parents = {user.parent for users in state.users.values() for user in users}
+        self.owner_missing_since = _since(
+            self.owner_missing_since, now,
+            (pool.owner for pool in managed if pool.owner and pool.owner not in state.owners),
+        )  # fmt: skip
+        up = [pool.name for pool in state.pools if pool.status in ERROR_STATUSES]
+        up += [pool.name for pool in running]
+        self.not_serving_since = _since(
+            self.not_serving_since, now, (name for name in up if name in demanded)
+        )
+        self.free_since = _since(
+            self.free_since, now, (pool.name for pool in without_users if state.is_complete(pool))
+        )
+        self.idle_since = _since(
+            self.idle_since, now,
+            (
+                pool.name for pool in unused
+                if pool.parent in running_parents and pool.name not in demanded
+            ),
+        )  # fmt: skip
+        self.unused_since = _since(self.unused_since, now, (pool.name for pool in unused))
+        self._observe_adoptions(pools, now)
         self.cordon_reasons = {
-            name: reason for name, reason in self.cordon_reasons.items() if name in listed
+            name: reason for name, reason in self.cordon_reasons.items() if name in pools
         }
-        return self.cordon_reasons
-
-    def observe_owners(
-        self,
-        pools: Iterable[ObservedPool],
-        owners: Mapping[tuple[str, str], OwnerStatus],
-        now: datetime,
-    ) -> None:
-        missing = {pool.owner for pool in pools if pool.managed and pool.owner not in owners}
-        self.owner_missing_since = {
-            owner: self.owner_missing_since.get(owner, now)
-            for owner in missing
-            if owner is not None
+        self.kept = {
+            name: (until, times)
+            for name, (until, times) in self.kept.items()
+            if name in pools and until + FORGET_KEPT_AFTER > now
         }
+        pending = {name: one.create.pending_pool for name, one in self.pending_creates.items()}
+        given = (*(adopt for adopt, _ in self.pending_adoptions.values()), *adopting)
+        return replace(
+            state,
+            owner_missing_since=self.owner_missing_since,
+            not_serving_since=self.not_serving_since,
+            free_since=self.free_since,
+            idle_since=self.idle_since,
+            unused_since=self.unused_since,
+            adopting={adopt.pool.name: adopt.parent for adopt in given},
+            unadoptable=frozenset(self.unadoptable),
+            cordon_reasons=self.cordon_reasons,
+            can_cordon=self.can_cordon(now),
+            kept_until={name: until for name, (until, _) in self.kept.items()},
+            deleting=deleting
+            | {
+                name
+                for name, (_, requested_at) in self.pending_deletes.items()
+                if requested_at + DELETE_RETRY_AFTER > now
+            },
+            creating={
+                name: pool for name, pool in (pending | dict(creating)).items() if name not in pools
+            },
+        )
 
-    def observe_waiting(
-        self, pools: Iterable[ObservedPool], demanded: set[str], now: datetime
-    ) -> None:
-        """Note pools that are up while a pod still waits for them."""
-        not_serving = {
-            pool.name
-            for pool in pools
-            if pool.name in demanded and pool.status in (PoolStatus.RUNNING, *ERROR_STATUSES)
-        }
-        self.not_serving_since = {
-            name: self.not_serving_since.get(name, now) for name in not_serving
-        }
-
-    def observe_free(self, state: ClusterState, now: datetime) -> None:
-        """Note pools that are complete and used by no leader."""
-        free = [
-            pool.name
-            for pool in state.pools
-            if pool.status is PoolStatus.RUNNING
-            and pool.name not in state.users
-            and state.is_complete(pool)
-        ]
-        self.free_since = {name: self.free_since.get(name, now) for name in free}
-
-    def observe_idle(
-        self,
-        pools: Iterable[ObservedPool],
-        demanded: set[str],
-        users: Mapping[str, frozenset[PoolUser]],
-        now: datetime,
-    ) -> None:
-        """Note pools without users whose own Job runs on another pool."""
-        running_parents = {user.parent for of_pool in users.values() for user in of_pool}
-        idle = {
-            pool.name
-            for pool in pools
-            if pool.managed
-            and pool.status is PoolStatus.RUNNING
-            and pool.parent in running_parents
-            and pool.name not in users
-            and pool.name not in demanded
-        }
-        self.idle_since = {name: self.idle_since.get(name, now) for name in idle}
-
-    def observe_unused(
-        self,
-        pools: Sequence[ObservedPool],
-        users: Mapping[str, frozenset[PoolUser]],
-        now: datetime,
-    ) -> None:
-        """Note running pools on which no leader runs, and adoptions that have taken effect."""
-        unused = [
-            pool.name
-            for pool in pools
-            if pool.managed and pool.status is PoolStatus.RUNNING and pool.name not in users
-        ]
-        self.unused_since = {name: self.unused_since.get(name, now) for name in unused}
-        parents = {pool.name: pool.parent for pool in pools}
+    def _observe_adoptions(self, pools: Mapping[str, ObservedPool], now: datetime) -> None:
+        """Forget those that have taken effect, or were lost."""
         for name, (adopt, requested_at) in list(self.pending_adoptions.items()):
             lost = requested_at + ADOPTION_LOST_AFTER <= now
-            if lost or parents.get(name, adopt.parent) == adopt.parent:
+            if lost or name not in pools or pools[name].parent == adopt.parent:
                 del self.pending_adoptions[name]
             if lost:
                 self.unadoptable.add(name)
-        self.unadoptable &= set(parents)
-
-    def adopting(self, in_flight: Iterable[AdoptPool]) -> dict[str, tuple[str, str]]:
-        pending = (adopt for adopt, _ in self.pending_adoptions.values())
-        return {adopt.pool.name: adopt.parent for adopt in (*pending, *in_flight)}
+        self.unadoptable &= set(pools)
 
     def observe_failures(
         self,
@@ -242,3 +204,10 @@ class PoolTracker:
         for delete in finished:
             del self.pending_deletes[delete.pool.name]
         return finished
+
+
+def _since(
+    before: Mapping[Key, datetime], now: datetime, present: Iterable[Key]
+) -> dict[Key, datetime]:
+    """Since when each has been present."""
+    return {key: before.get(key, now) for key in present}

@@ -141,21 +141,6 @@ def corefile(node: NodeLayout) -> str:
 """
 
 
-def kubelet_kubeconfig(node: NodeLayout) -> dict[str, Any]:
-    """For the kubelet, with the permissions of a node."""
-    pki = node.plane.pki
-    cluster = {"server": node.plane.url, "certificate-authority": str(pki / "ca.crt")}
-    user = {"client-certificate": str(pki / "node.crt"), "client-key": str(pki / "node.key")}
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "local", "cluster": cluster}],
-        "users": [{"name": "node", "user": user}],
-        "contexts": [{"name": "local", "context": {"cluster": "local", "user": "node"}}],
-        "current-context": "local",
-    }
-
-
 def node_labels(node: NodeLayout) -> dict[str, str]:
     zone = node.shape.zone
     return {

@@ -18,7 +18,7 @@ import psutil
 import yaml
 
 from tpufleet.errors import Conflict, FleetError, NotFound, Permanent
-from tpufleet_testbed.kubernetes import certificates, cluster_layout, kwok_nodes
+from tpufleet_testbed.kubernetes import certificates, cluster_layout, components, kwok_nodes
 from tpufleet_testbed.kubernetes.binaries import Progress
 from tpufleet_testbed.kubernetes.cluster_layout import ControlPlaneLayout
 from tpufleet_testbed.kubernetes.components import Component
@@ -190,7 +190,7 @@ def _write_config(node: NodeLayout, plane: KubernetesControlPlane, pause: Image)
     (folder / "Corefile").write_text(node_config.corefile(node))
     for name, content in {
         "kubelet.yaml": node_config.kubelet_config(node),
-        "kubeconfig": node_config.kubelet_kubeconfig(node),
+        "kubeconfig": components.kubeconfig(node.plane, "node"),
     }.items():
         (folder / name).write_text(yaml.safe_dump(content, sort_keys=False))
     (folder / "cni" / "10-pods.conflist").write_text(
