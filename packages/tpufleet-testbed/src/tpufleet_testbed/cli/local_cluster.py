@@ -92,7 +92,7 @@ def up(
     if node and (reason := real_node.unsupported_reason()):
         raise real_node.RealNodeUnsupported(reason)
     if gke_plan:
-        emulated_gke.check_plan(gke_plan)
+        emulated_gke.load_plan(gke_plan)
     for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: leave no half-started cluster
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     plane = cluster.up(_folder(folder), output.print_status)

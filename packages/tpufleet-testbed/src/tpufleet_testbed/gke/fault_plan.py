@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +13,7 @@ from msgspec import Meta
 from tpufleet import schema
 from tpufleet.model.tpu import tpu_types
 from tpufleet.model.values import durations
+from tpufleet.schema import Problem
 from tpufleet_testbed import plan_files
 from tpufleet_testbed.gke.node_pools import GkeEmulator
 
@@ -48,6 +49,11 @@ class GkeFaultPlan(msgspec.Struct, frozen=True, kw_only=True):
     operations: Count | None = None  # at the same time; None: no limit
     stock: Mapping[Zone, Mapping[Machine, Amounts]] = {}  # nodes
     quota: Mapping[Region, Mapping[Label, Amounts]] = {}  # chips
+
+    def check(self) -> Iterator[Problem]:
+        for zone in self.zones:
+            if zone.rpartition("-")[0] != self.zones[0].rpartition("-")[0]:
+                yield "zones", f"{self.zones[0]} and {zone} are not in one region"
 
 
 def apply(plan: GkeFaultPlan, gke: GkeEmulator) -> None:

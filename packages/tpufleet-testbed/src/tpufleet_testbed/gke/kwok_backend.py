@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,8 +13,6 @@ from tpufleet.model.fleet import compute_reservations
 from tpufleet_testbed.gke import validation
 from tpufleet_testbed.gke.node_backends import NodeBackend
 from tpufleet_testbed.kubernetes import kwok_nodes
-
-log = logging.getLogger(__name__)
 
 EFFECTS = {
     "NO_SCHEDULE": "NoSchedule",
@@ -36,10 +34,8 @@ class KwokNodes(NodeBackend):
     def create_nodes(self, pool: Any, *, chips: bool = True) -> None:
         nodes = kwok_node_pool(pool)
         for node in kwok_nodes.node_manifests(nodes if chips else replace(nodes, chips=0)):
-            try:
+            with contextlib.suppress(Conflict):  # it exists
                 self._connection.create(NODE, node)
-            except Conflict:
-                log.info("node %s already exists", node["metadata"]["name"])
 
     def register_chips(self, pool: Any) -> None:
         """As the device plugin does, once it runs on the node."""

@@ -71,7 +71,6 @@ class PlanFile:
         except (OSError, UnicodeDecodeError, BadInput) as error:
             log.error("%s: %s; the last valid plan stays in effect", self._path, error)
             return False
-        log.info("read the fault plan %s", self._path)
         return True
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpufleet.errors import FleetError, Permanent
-from tpufleet_testbed.kubernetes import go_sources
+from tpufleet_testbed.kubernetes import go_sources, programs
 
 GIB = 2**30
 # Measured: binaries 0.4 GB, Go's build cache 2.6 GB, modules 2 GB.
@@ -106,9 +106,7 @@ def check_disk_space(folders: list[Path], needed: int = COLD_BUILD_SPACE) -> Non
 
 
 def _build(go: str, root: Path, progress: Progress) -> Build:
-    caches = subprocess.run(
-        [go, "env", "GOCACHE", "GOMODCACHE"], capture_output=True, text=True, check=True
-    ).stdout.split()
+    caches = programs.run("go env", [go, "env", "GOCACHE", "GOMODCACHE"]).split()
     check_disk_space([root, *map(Path, caches)])
     final = root / go_sources.build_key()  # before the build: the checkout may change meanwhile
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=root))
@@ -159,14 +157,12 @@ def module_folder(go: str, work: Path, module: str) -> Path:
 
 def download_module(go: str, work: Path, module: str, **variables: str) -> dict[str, str]:
     """What Go knows about the module, which is then in the module cache."""
-    result = subprocess.run(
-        [go, "mod", "download", "-json", module],
-        cwd=work, env={**os.environ, **variables}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if result.returncode != 0:
-        output = result.stderr.strip() or result.stdout
-        raise ControlPlaneBuildError(f"cannot download {module}: {output}")
-    downloaded: dict[str, str] = json.loads(result.stdout)
+    argv = [go, "mod", "download", "-json", module]
+    environ = {**os.environ, **variables}
+    output = programs.run(
+        f"go mod download {module}", argv, ControlPlaneBuildError, cwd=work, env=environ
+    )
+    downloaded: dict[str, str] = json.loads(output)
     return downloaded
 
 

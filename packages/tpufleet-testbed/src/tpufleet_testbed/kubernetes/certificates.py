@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 from tpufleet.errors import FleetError, Permanent
+from tpufleet_testbed.kubernetes import programs
 
 DAYS = "3650"
 
@@ -67,6 +67,4 @@ def _openssl(*args: str | Path) -> None:
             "openssl not found on PATH, required by the local control plane; "
             "run `apt-get install openssl`"
         )
-    result = subprocess.run([program, *map(str, args)], capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise FleetError(f"openssl {args[0]} failed: {result.stderr.strip()}")
+    programs.run(f"openssl {args[0]}", [program, *args])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import FleetError
+from tpufleet_testbed.kubernetes import programs
 from tpufleet_testbed.kubernetes.binaries import Build
 from tpufleet_testbed.kubernetes.cluster_layout import ControlPlaneLayout
 from tpufleet_testbed.kubernetes.processes import READY_TIMEOUT, ComponentNotReady
@@ -28,16 +28,8 @@ class KubernetesControlPlane:
 
     def kubectl(self, *args: str, stdin: str | None = None) -> str:
         """Output of kubectl. FleetError with its error output if it fails."""
-        result = subprocess.run(
-            [str(self.build.harness), "kubectl", f"--kubeconfig={self.kubeconfig}", *args],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if result.returncode != 0:
-            raise FleetError(f"kubectl {args[0]} failed: {result.stderr.strip()}")
-        return result.stdout
+        argv = [self.build.harness, "kubectl", f"--kubeconfig={self.kubeconfig}", *args]
+        return programs.run(f"kubectl {args[0]}", argv, input=(stdin or "").encode())
 
     def wait_until_accepted(self, manifest: dict[str, Any], kinds: str) -> None:
         """Wait until a dry-run create of `manifest` succeeds and `kinds` can be listed.

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpufleet.errors import BadInput
 from tpufleet_testbed.kubernetes import processes
 from tpufleet_testbed.kubernetes.binaries import Progress
 from tpufleet_testbed.kubernetes.cluster_layout import ControlPlaneLayout
@@ -33,7 +32,7 @@ def start(
     link = plane.layout.folder / PLAN
     link.unlink(missing_ok=True)
     if plan is not None:
-        check_plan(plan)
+        load_plan(plan)
         link.symlink_to(plan.absolute())
     component = _component(plane.layout)
     registry = ProcessRegistry(plane.layout.folder)
@@ -46,19 +45,8 @@ def start(
     progress(f"the emulated GKE API listens on {endpoint(plane.layout)}")
 
 
-def check_plan(plan: Path) -> None:
-    """BadInput when the fault plan is not valid."""
-    zones = _load(plan).zones
-    for zone in zones:
-        if _region(zone) != _region(zones[0]):
-            raise BadInput(
-                f"{plan}: zones: {zones[0]} and {zone} are not in one region, as nodes of a GKE "
-                "cluster are"
-            )
-
-
-def _load(plan: Path) -> GkeFaultPlan:
-    # Imports Google's client.
+def load_plan(plan: Path) -> GkeFaultPlan:
+    """BadInput when it is not valid. Imports Google's client."""
     from tpufleet_testbed.gke import fault_plan
 
     return fault_plan.load(plan)
@@ -88,7 +76,7 @@ def provisioner_settings(plane: KubernetesControlPlane) -> dict[str, str]:
 
 def _zones(layout: ControlPlaneLayout) -> tuple[str, ...]:
     plan = layout.folder / PLAN
-    return _load(plan).zones if plan.is_symlink() else (ZONE,)
+    return load_plan(plan).zones if plan.is_symlink() else (ZONE,)
 
 
 def _region(zone: str) -> str:

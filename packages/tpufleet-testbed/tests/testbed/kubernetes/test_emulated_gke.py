@@ -14,10 +14,10 @@ def test_a_plan_with_zones_of_two_regions_is_refused(tmp_path):
     plan = tmp_path / "gke.yaml"
     plan.write_text("zones: [us-central1-a, us-east5-b]\n")
     with pytest.raises(BadInput, match="us-central1-a and us-east5-b are not in one region"):
-        emulated_gke.check_plan(plan)
+        emulated_gke.load_plan(plan)
 
 
 def test_a_plan_of_any_one_region_is_accepted(tmp_path):
     plan = tmp_path / "gke.yaml"
     plan.write_text("zones: [us-east5-a, us-east5-b]\n")
-    emulated_gke.check_plan(plan)
+    emulated_gke.load_plan(plan)

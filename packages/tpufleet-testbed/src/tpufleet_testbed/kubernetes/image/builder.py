@@ -10,14 +10,13 @@ import hashlib
 import os
 import platform
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pathspec
 
-from tpufleet_testbed.kubernetes import binaries
+from tpufleet_testbed.kubernetes import binaries, programs
 from tpufleet_testbed.kubernetes.binaries import Progress
 from tpufleet_testbed.kubernetes.image import chroot, containerfile, oci
 from tpufleet_testbed.kubernetes.image.chroot import ImageBuildError
@@ -113,9 +112,6 @@ class _Builder:
         return self._layer(f"base {self._key(name)}", entries)
 
     def _copied_layer(self, step: Copy) -> Blob:
-        if not step.stage:
-            raise ImageBuildError("the last stage may only copy from other stages")
-
         def entries() -> Iterator[tuple[Path, str]]:
             stage = self._folder(step.stage)
             for source in step.sources:
@@ -166,8 +162,6 @@ class _Builder:
                 self._copy(step, root)
 
     def _copy(self, step: Copy, root: Path) -> None:
-        if step.stage:
-            raise ImageBuildError("only the last stage may copy from other stages")
         target = root / step.target.lstrip("/")
         for source in step.sources:
             into_folder = step.target.endswith("/") or len(step.sources) > 1
@@ -220,12 +214,8 @@ class _Builder:
 
 
 def _copy_tree(source: Path, target: Path) -> None:
-    result = subprocess.run(
-        ["cp", "--archive", "--reflink=auto", str(source), str(target)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if result.returncode != 0:
-        raise ImageBuildError(f"cannot copy {source}: {result.stderr.strip()}")
+    argv = ["cp", "--archive", "--reflink=auto", source, target]
+    programs.run(f"copying {source}", argv, ImageBuildError)
 
 
 def _hash(text: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tpufleet.errors import FleetError, Permanent
+from tpufleet_testbed.kubernetes import programs
 
 RELEASES = {"11": "bullseye", "12": "bookworm", "13": "trixie"}
 DEBIAN = re.compile(r"(?:docker\.io/library/)?debian:(\d+)[.0-9]*(?:-slim)?")
@@ -60,14 +61,9 @@ def bootstrap_debian(image: str, root: Path, mtime: int) -> None:
             f"unsupported base image {image}; use an official Debian image, such as debian:12-slim"
         )
     release = RELEASES[match[1]]
-    argv = ["debootstrap", "--variant=minbase", release, str(root), MIRROR]
-    result = subprocess.run(
-        argv, capture_output=True, text=True, check=False,
-        env={**os.environ, "SOURCE_DATE_EPOCH": str(mtime), "LC_ALL": "C"},
-    )  # fmt: skip
-    if result.returncode != 0:
-        output = (result.stdout + result.stderr).strip()[-2000:]
-        raise ImageBuildError(f"debootstrap {release} failed:\n{output}")
+    argv = ["debootstrap", "--variant=minbase", release, root, MIRROR]
+    environ = {**os.environ, "SOURCE_DATE_EPOCH": str(mtime), "LC_ALL": "C"}
+    programs.run(f"debootstrap {release}", argv, ImageBuildError, env=environ)
     (root / "etc" / "apt" / "sources.list").write_text(
         f"deb {MIRROR} {release} main\ndeb {MIRROR} {release}-updates main\n"
         f"deb {SECURITY} {release}-security main\n"
@@ -85,11 +81,13 @@ def run_in_chroot(root: Path, command: str, environment: Mapping[str, str]) -> N
     resolver = root / "etc" / "resolv.conf"
     resolver.touch()
     certificate = {"PIP_CERT": f"/{CA_BUNDLE}"} if (root / CA_BUNDLE).exists() else {}
-    result = subprocess.run(
+    programs.run(
+        f"RUN {command}",
         [
             "unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child",
-            "--", "/bin/sh", "-euc", CHROOT_SCRIPT, "run", str(root), command,
+            "--", "/bin/sh", "-euc", CHROOT_SCRIPT, "run", root, command,
         ],
+        ImageBuildError,
         env={
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": "/root", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive",
@@ -97,9 +95,6 @@ def run_in_chroot(root: Path, command: str, environment: Mapping[str, str]) -> N
             **{name: os.environ[name] for name in PROXIES if name in os.environ},
             **certificate, **environment,
         },
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        stdin=subprocess.DEVNULL,
     )  # fmt: skip
     resolver.write_text("")
-    if result.returncode != 0:
-        output = (result.stdout + result.stderr).strip()[-2000:]
-        raise ImageBuildError(f"RUN {command} failed:\n{output}")

@@ -56,8 +56,12 @@ def parse(text: str, arguments: Mapping[str, str] | None = None) -> list[BuildSt
     stages = parser.finish()
     if not stages:
         raise BadInput("no FROM instruction")
-    if any(isinstance(step, Run) for step in stages[-1].steps):
-        raise BadInput("RUN in the last stage; move it to an earlier stage and COPY the result")
+    for stage in stages:
+        copies = [isinstance(step, Copy) and bool(step.stage) for step in stage.steps]
+        if not all(copies) if stage is stages[-1] else any(copies):
+            raise BadInput(
+                f"stage {stage.name}: the last stage consists of COPY --from=STAGE, no other has it"
+            )
     return stages
 
 

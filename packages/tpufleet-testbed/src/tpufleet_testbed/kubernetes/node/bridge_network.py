@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpufleet.errors import FleetError
+from tpufleet_testbed.kubernetes import programs
 
 RANGE = ipaddress.ip_network("10.88.0.0/16")
 PREFIX_LENGTH = 24  # of the subnet of one cluster
@@ -76,7 +76,4 @@ def cni_config(network: BridgeNetwork, addresses: Path) -> dict[str, object]:
 
 
 def _ip(*args: str) -> str:
-    result = subprocess.run(["ip", *args], capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise FleetError(f"ip {' '.join(args)} failed: {result.stderr.strip()}")
-    return result.stdout
+    return programs.run(f"ip {' '.join(args)}", ["ip", *args])

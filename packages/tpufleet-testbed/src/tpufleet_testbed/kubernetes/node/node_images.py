@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import subprocess
 from typing import Any, BinaryIO
 
-from tpufleet.errors import FleetError
+from tpufleet_testbed.kubernetes import programs
 from tpufleet_testbed.kubernetes.control_plane import KubernetesControlPlane
 from tpufleet_testbed.kubernetes.image import oci
 from tpufleet_testbed.kubernetes.image.oci import Blob, Image
@@ -54,10 +53,5 @@ def _add_layer(node: NodeLayout, layer: Blob) -> None:
 
 def _ctr(node: NodeLayout, *args: str, stdin: bytes | BinaryIO = b"") -> None:
     source: dict[str, Any] = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
-    result = subprocess.run(
-        ["ctr", "--address", str(node.socket), "--namespace", "k8s.io", *args],
-        capture_output=True, check=False, **source,
-    )  # fmt: skip
-    if result.returncode != 0:
-        output = result.stderr.decode(errors="replace").strip()
-        raise FleetError(f"ctr {' '.join(args[:2])} failed: {output}")
+    argv = ["ctr", "--address", node.socket, "--namespace", "k8s.io", *args]
+    programs.run(f"ctr {' '.join(args[:2])}", argv, **source)

@@ -49,7 +49,7 @@ def test_arguments_are_expanded():
     ("line", "message"),
     [
         ("HEALTHCHECK CMD true", "unsupported instruction HEALTHCHECK"),
-        ("RUN true", "RUN in the last stage"),
+        ("RUN true", "the last stage consists of COPY"),
         ("COPY --chmod=755 a b", "cannot parse"),
         ("ENTRYPOINT tpu", "cannot parse"),
         ("FROM a b", "cannot parse"),
