@@ -12,7 +12,7 @@ from tests.k8s.patient_connection import PatientConnection
 from tests.k8s.rigs import eventually
 from tests.k8s.test_gke_provider import GkeWorld
 from tpufleet.errors import ProviderUnavailable
-from tpufleet.kubernetes.connections import JOBSET, POD, SECRET, Connection
+from tpufleet.kubernetes.connections import JOB, JOBSET, POD, SECRET, Connection
 from tpufleet.model.fleet.cloud_slices import CloudState
 from tpufleet.model.fleet.slices import SliceId
 from tpufleet.providers.base import Fault
@@ -82,6 +82,28 @@ def started(rig, world):
 
 def observed(provider):
     return {found.id: (found.state.value, found.message) for found in provider.listing()}
+
+
+def there(rig):
+    """What the server has: the slots of JobSets, Jobs and pods."""
+    jobsets = [
+        one["metadata"]["annotations"] for one in rig.connection.list(JOBSET, rig.namespace)[0]
+    ]
+    jobs = [
+        (job["metadata"]["name"], job["metadata"]["uid"], job.get("status"))
+        for job in rig.connection.list(JOB, rig.namespace)[0]
+    ]
+    pods = [
+        (
+            pod["metadata"]["uid"],
+            [owner["uid"] for owner in pod["metadata"].get("ownerReferences") or ()],
+            pod["metadata"].get("deletionTimestamp"),
+            pod["spec"].get("nodeName"),
+            {name: pod["status"].get(name) for name in ("phase", "conditions")},
+        )
+        for pod in rig.connection.list(POD, rig.namespace)[0]
+    ]
+    return jobsets, jobs, pods
 
 
 def up(provider, *names):
@@ -162,7 +184,7 @@ def test_two_watching_servers_agree_on_lost_and_replaced_slices(rig, started):
             bad.extend(one for one in found if one.lost_hosts or one.state not in COMING)
             return [one.id for one in found if one.state is CloudState.UP] == [mine, "b"] * 2
 
-        eventually(both_up, 120, lambda: [observed(provider) for provider in servers])
+        eventually(both_up, 120, lambda: ([observed(provider) for provider in servers], there(rig)))
         assert bad == []
         acts.inject(SliceId(mine), Fault.PREEMPT)
         assert observed(acts)[mine][0] == "preempted"

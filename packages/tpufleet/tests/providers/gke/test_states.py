@@ -277,6 +277,18 @@ def test_an_oom_kill_is_the_loss_reason_also_after_the_pods_are_gone():
     assert observe(UP, slots(pods=UIDS)).loss is None
 
 
+def test_a_pod_that_ends_does_not_hide_its_replacement_of_the_same_second():
+    """Kubernetes' timestamps are in seconds."""
+    ending = [pod(host, "Failed", uid=f"old-{host}") for host in range(4)]
+    assert observe([*UP, *ending]).state == "up" == observe([*ending, *UP]).state
+
+
+def test_a_loss_that_two_servers_note_keeps_the_pods_that_both_saw():
+    first = slots(pods=UIDS).slots[0].mark_lost("deleted", preempted=True, leaving=["new-0"])
+    second = first.mark_lost("preempted", preempted=True, leaving=UIDS)
+    assert set(second.retired_pods) == {*UIDS, "new-0"}
+
+
 def test_retired_pods_are_ignored():
     slot = slots(retired_pods=UIDS)
     assert observe(UP, slot).state is CloudState.CREATING

@@ -51,13 +51,15 @@ class SliceSlot:
         loss: LossReason | None = None,
     ) -> SliceSlot:
         """`leaving`: UIDs of all current pods of this slot. Earlier ones never come back and are
-        forgotten, so a slot that is lost a thousand times does not grow."""
+        forgotten, so a slot that is lost a thousand times does not grow. Another server may have
+        noted the loss first, with pods that have come since and go with their Job."""
+        known = self.retired_pods if self.loss_message else ()
         return replace(
             self,
             loss_message=message,
             loss=loss,
             preempted=preempted,
-            retired_pods=tuple(sorted(set(leaving))),
+            retired_pods=tuple(sorted({*known, *leaving})),
         )
 
 

@@ -114,9 +114,11 @@ def host_index(pod: Json) -> int:
 
 
 def current_pods(pods: Iterable[Json], slot: SliceSlot) -> dict[int, Json]:
-    """By host, the newest pod that may serve the slice now in this slot."""
+    """By host, the newest pod that may serve the slice now in this slot. Times are in seconds: a
+    pod that ends is not taken for newer than its replacement of the same second."""
     current: dict[int, Json] = {}
-    for pod in sorted(pods, key=lambda one: one["metadata"]["creationTimestamp"]):
+    newest = lambda pod: (pod["metadata"]["creationTimestamp"], is_active(pod))
+    for pod in sorted(pods, key=newest):
         if pod["metadata"]["uid"] not in slot.retired_pods:
             current[host_index(pod)] = pod
     return current
