@@ -127,10 +127,8 @@ class Provisioner:
             except Exception as error:
                 wait = self._settings.poll_interval
                 self.metrics.rounds.labels(outcome="failed").inc()
-                if isinstance(error, FleetError):
-                    log.warning("reconciling failed: %s", error)
-                else:
-                    log.exception("unexpected error while reconciling; continuing")
+                unexpected = None if isinstance(error, FleetError) else error
+                log.warning("reconciling failed: %s", error, exc_info=unexpected)
             self.metrics.leading.set(self._is_leader())
             self._closing.wait(MIN_INTERVAL.total_seconds())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 
@@ -21,7 +21,9 @@ ADMIN = "tpufleet_testbed.cloud_tpu.Admin"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InjectFault:
     node: str  # short or full name
-    fault: str
+    fault: Literal[
+        "preempt", "terminate", "preempt-notice", "maintenance", "kill-host", "stall-host", "vanish"
+    ]
     host: int | None = None
 
 
@@ -86,8 +88,6 @@ class AdminService:
                 self._cloud.hosts.stall_host(node, request.host or 0)
             case "vanish":
                 self._cloud.vanish(node, now)
-            case _:
-                raise BadInput(f"unknown fault {request.fault!r}")
         return {"node": node.id, "state": node.state.name}
 
     def _run_startup_script(self, body: bytes) -> dict[str, str]:

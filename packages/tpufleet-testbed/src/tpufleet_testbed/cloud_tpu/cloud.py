@@ -19,7 +19,7 @@ from google.cloud.tpu_v2.types import cloud_tpu
 
 from tpufleet.clocks import Clock
 from tpufleet_testbed.cloud_tpu import api_errors, node_validation, nodes
-from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
+from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code, bad_request, invalid_argument
 from tpufleet_testbed.cloud_tpu.billing import BillingEntry, BillingLedger, CapacityResponse
 from tpufleet_testbed.cloud_tpu.capacity import UNLIMITED, CloudCapacity
 from tpufleet_testbed.cloud_tpu.fault_plan import NO_FAULTS, CallFaults, CloudFaultPlan
@@ -152,7 +152,7 @@ class Cloud:
         self._check_networks(template)
         blocks = {node.template.cidr_block for node in self.nodes.values()}
         if template.cidr_block and template.cidr_block in blocks:
-            raise api_errors.invalid_argument(f"The CIDR block {template.cidr_block} is in use.")
+            raise invalid_argument(f"The CIDR block {template.cidr_block} is in use.")
         return NodeRecord(
             name=name,
             zone=zone,
@@ -167,7 +167,7 @@ class Cloud:
         for config in (template.network_config, *template.network_configs):
             for kind, name in (("network", config.network), ("subnetwork", config.subnetwork)):
                 if name.rpartition("/")[2] in self.missing:
-                    raise api_errors.bad_request(f'The {kind} "{name}" was not found.')
+                    raise bad_request(f'The {kind} "{name}" was not found.')
 
     def check_writable_disks(self, name: str, template: cloud_tpu.Node) -> None:
         """Only one node at a time can attach a disk in read-write mode."""
@@ -178,7 +178,7 @@ class Cloud:
             for disk in node.template.data_disks if node.name != name else ():
                 shared = wanted.get(disk.source_disk)
                 if shared is not None and (shared or node_validation.is_writable(disk)):
-                    raise api_errors.invalid_argument(
+                    raise invalid_argument(
                         f'The disk "{disk.source_disk}" is already attached to {node.id}.'
                     )
 
@@ -248,11 +248,9 @@ class Cloud:
     def update(self, request: cloud_tpu.Node, paths: Sequence[str], now: datetime) -> str:
         record = self.node(request.name)
         if record.state not in (State.READY, State.STOPPED):
-            raise api_errors.bad_request(
-                f"update is not supported while in state {record.state.name}"
-            )
+            raise bad_request(f"update is not supported while in state {record.state.name}")
         if not paths:
-            raise api_errors.invalid_argument("The update mask is empty.")
+            raise invalid_argument("The update mask is empty.")
         template = nodes.updated(record.template, request, paths)
         node_validation.check_editable(template)
         node_validation.check_disks(template.data_disks, record.accelerator, record.zone)

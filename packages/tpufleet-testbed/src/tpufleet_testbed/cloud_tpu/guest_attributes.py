@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from google.cloud.tpu_v2.types import cloud_tpu
 
-from tpufleet_testbed.cloud_tpu import api_errors
+from tpufleet_testbed.cloud_tpu.api_errors import invalid_argument
 from tpufleet_testbed.cloud_tpu.host_backend import HostBackend
 from tpufleet_testbed.cloud_tpu.nodes import NodeRecord
 
@@ -26,11 +26,11 @@ def query(
             value = cloud_tpu.GuestAttributesValue(items=entries)
             answers.append(cloud_tpu.GuestAttributes(query_path=path, query_value=value))
     if not answers:
-        raise api_errors.invalid_argument(f'The "GuestAttributes" value "{path}" was not found.')
+        raise invalid_argument(f'The "GuestAttributes" value "{path}" was not found.')
     return answers
 
 
 def _index(worker: str, node: NodeRecord) -> int:
     if not worker.isdecimal() or int(worker) >= node.accelerator.hosts:
-        raise api_errors.invalid_argument(f'The worker "{worker}" was not found.')
+        raise invalid_argument(f'The worker "{worker}" was not found.')
     return int(worker)

@@ -17,8 +17,8 @@ from google.cloud.tpu_v2.types import cloud_tpu
 from tpufleet.errors import BadInput
 from tpufleet.model.tpu import topology, tpu_zones
 from tpufleet.model.tpu.topology import Accelerator
-from tpufleet_testbed.cloud_tpu import api_errors, catalog
-from tpufleet_testbed.cloud_tpu.api_errors import ApiError
+from tpufleet_testbed.cloud_tpu import catalog
+from tpufleet_testbed.cloud_tpu.api_errors import ApiError, bad_request, invalid_argument
 
 LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
@@ -43,23 +43,19 @@ def validate(
     node_id: str, node: cloud_tpu.Node, zone: str, id_pattern: re.Pattern[str] = NODE_ID
 ) -> Accelerator:
     if not id_pattern.fullmatch(node_id):
-        raise api_errors.invalid_argument(f"The node id {node_id!r} is not valid.")
+        raise invalid_argument(f"The node id {node_id!r} is not valid.")
     accelerator = _accelerator(node, zone)
     if not node.runtime_version:
-        raise api_errors.invalid_argument('The field "RuntimeVersion" is required.')
+        raise invalid_argument('The field "RuntimeVersion" is required.')
     if node.runtime_version not in catalog.RUNTIME_VERSIONS:
-        raise api_errors.invalid_argument(
-            f'The field "RuntimeVersion" cannot be "{node.runtime_version}".'
-        )
+        raise invalid_argument(f'The field "RuntimeVersion" cannot be "{node.runtime_version}".')
     if node.network_configs and "network_config" in node:
-        raise api_errors.invalid_argument(
-            "network_config and network_configs are mutually exclusive."
-        )
+        raise invalid_argument("network_config and network_configs are mutually exclusive.")
     scheduling = node.scheduling_config
     if scheduling.reserved and (scheduling.spot or scheduling.preemptible):
-        raise api_errors.invalid_argument("A reserved node cannot be spot or preemptible.")
+        raise invalid_argument("A reserved node cannot be spot or preemptible.")
     if node.cidr_block and not _is_29(node.cidr_block):
-        raise api_errors.invalid_argument(f"The CIDR block {node.cidr_block} is not a /29 block.")
+        raise invalid_argument(f"The CIDR block {node.cidr_block} is not a /29 block.")
     check_editable(node)
     check_disks(node.data_disks, accelerator, zone)
     return accelerator
@@ -68,9 +64,7 @@ def validate(
 def check_editable(node: cloud_tpu.Node) -> None:
     """Fields that UpdateNode may change too."""
     if len(node.description) > MAX_DESCRIPTION:
-        raise api_errors.invalid_argument(
-            f"The description has more than {MAX_DESCRIPTION} characters."
-        )
+        raise invalid_argument(f"The description has more than {MAX_DESCRIPTION} characters.")
     _check_labels(node.labels)
     _check_tags(node.tags)
     _check_metadata(node.metadata)
@@ -82,21 +76,17 @@ def check_disks(
     disks = list(disks)
     most = MAX_DISKS_V6E if accelerator.generation == "v6e" else MAX_DISKS
     if len(disks) + 1 > most:
-        raise api_errors.invalid_argument(
+        raise invalid_argument(
             f"A host of {accelerator.name} has {most} disks at most, with its boot disk."
         )
     for disk in disks:
         match = DISK.fullmatch(disk.source_disk)
         if match is None:
-            raise api_errors.invalid_argument(
-                f'The disk "{disk.source_disk}" is not the full path of a disk.'
-            )
+            raise invalid_argument(f'The disk "{disk.source_disk}" is not the full path of a disk.')
         if match["location"] not in (zone, zone.rpartition("-")[0]):
-            raise api_errors.invalid_argument(
-                f'The disk "{disk.source_disk}" is not in zone {zone}.'
-            )
+            raise invalid_argument(f'The disk "{disk.source_disk}" is not in zone {zone}.')
         if accelerator.hosts > 1 and is_writable(disk):
-            raise api_errors.invalid_argument(
+            raise invalid_argument(
                 f'The disk "{disk.source_disk}" must be read-only: {accelerator.name} has several '
                 "hosts."
             )
@@ -111,7 +101,7 @@ def _accelerator(node: cloud_tpu.Node, zone: str) -> Accelerator:
     if not name and "accelerator_config" in node:
         name = _name_of(node.accelerator_config, zone)
     if not name:
-        raise api_errors.invalid_argument('The field "AcceleratorType" is required.')
+        raise invalid_argument('The field "AcceleratorType" is required.')
     try:
         accelerator = topology.find(name)
     except BadInput as error:
@@ -133,7 +123,7 @@ def _name_of(config: cloud_tpu.AcceleratorConfig, zone: str) -> str:
 
 
 def _type_not_found(name: str, zone: str) -> ApiError:
-    return api_errors.bad_request(
+    return bad_request(
         f'The requested accelerator configuration for accelerator type, "{name}", could not be '
         f'found in the zonal accelerator configurations for "{zone}".; the accelerator {name} was '
         f"not found in zone {zone}"
@@ -142,28 +132,28 @@ def _type_not_found(name: str, zone: str) -> ApiError:
 
 def _check_labels(labels: Mapping[str, str]) -> None:
     if len(labels) > MAX_LABELS:
-        raise api_errors.invalid_argument(f"The resource has more than {MAX_LABELS} labels.")
+        raise invalid_argument(f"The resource has more than {MAX_LABELS} labels.")
     for key, value in labels.items():
         if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
-            raise api_errors.invalid_argument(f"The label {key}={value} is not valid.")
+            raise invalid_argument(f"The label {key}={value} is not valid.")
 
 
 def _check_tags(tags: Sequence[str]) -> None:
     if len(tags) > MAX_TAGS:
-        raise api_errors.invalid_argument(f"The node has more than {MAX_TAGS} network tags.")
+        raise invalid_argument(f"The node has more than {MAX_TAGS} network tags.")
     for tag in tags:
         if not TAG.fullmatch(tag):
-            raise api_errors.invalid_argument(f"The network tag {tag!r} is not valid.")
+            raise invalid_argument(f"The network tag {tag!r} is not valid.")
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:
     for key, value in metadata.items():
         if not METADATA_KEY.fullmatch(key):
-            raise api_errors.invalid_argument(f"The metadata key {key[:140]!r} is not valid.")
+            raise invalid_argument(f"The metadata key {key[:140]!r} is not valid.")
         if len(value.encode()) > METADATA_VALUE_BYTES:
-            raise api_errors.invalid_argument(f"The metadata value of {key!r} is too large.")
+            raise invalid_argument(f"The metadata value of {key!r} is too large.")
     if sum(len(value.encode()) for value in metadata.values()) > METADATA_BYTES:
-        raise api_errors.invalid_argument("The metadata is too large.")
+        raise invalid_argument("The metadata is too large.")
 
 
 def _is_29(block: str) -> bool:

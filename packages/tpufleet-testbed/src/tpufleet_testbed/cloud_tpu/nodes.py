@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 from google.cloud.tpu_v2.types import cloud_tpu
 
 from tpufleet.model.tpu.topology import Accelerator
-from tpufleet_testbed.cloud_tpu import api_errors, catalog, node_validation
-from tpufleet_testbed.cloud_tpu.api_errors import PROJECT_NUMBER
+from tpufleet_testbed.cloud_tpu import catalog, node_validation
+from tpufleet_testbed.cloud_tpu.api_errors import PROJECT_NUMBER, invalid_argument
 
 State: Any = cloud_tpu.Node.State
 Health: Any = cloud_tpu.Node.Health
@@ -151,7 +151,7 @@ def updated(
         elif path in UPDATABLE:
             setattr(result, path, getattr(request, path))
         else:
-            raise api_errors.invalid_argument(f"The field {path} cannot be updated.")
+            raise invalid_argument(f"The field {path} cannot be updated.")
     return result
 
 

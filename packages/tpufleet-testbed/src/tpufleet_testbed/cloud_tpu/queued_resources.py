@@ -11,7 +11,7 @@ from google.cloud.tpu_v2.types import cloud_tpu
 from google.rpc import status_pb2
 
 from tpufleet_testbed.cloud_tpu import api_errors
-from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code
+from tpufleet_testbed.cloud_tpu.api_errors import ApiError, Code, invalid_argument
 from tpufleet_testbed.cloud_tpu.cloud import Cloud
 from tpufleet_testbed.cloud_tpu.node_validation import RESERVATION, RESOURCE_ID
 from tpufleet_testbed.cloud_tpu.nodes import NodeRecord, State
@@ -91,9 +91,9 @@ class QueuedResources:
         queued_id = queued_id or f"queued-resource-{len(self._by_request_id) + len(self.records)}"
         name = f"{parent}/queuedResources/{queued_id}"
         if not RESOURCE_ID.fullmatch(queued_id):
-            raise api_errors.invalid_argument(f"The id {queued_id!r} is not valid.")
+            raise invalid_argument(f"The id {queued_id!r} is not valid.")
         if request.reservation_name and not RESERVATION.fullmatch(request.reservation_name):
-            raise api_errors.invalid_argument(
+            raise invalid_argument(
                 f'The field "ReservationName" cannot be "{request.reservation_name}".'
             )
         if name in self.records:
@@ -190,7 +190,7 @@ class QueuedResources:
         wanted = []
         for spec in record.request.tpu.node_spec:
             if spec.parent != parent:
-                raise api_errors.invalid_argument(
+                raise invalid_argument(
                     f"The parent {spec.parent!r} of the node is not that of the queued resource."
                 )
             template = cloud_tpu.Node()
@@ -204,7 +204,7 @@ class QueuedResources:
                     )
                 )
         if not wanted:
-            raise api_errors.invalid_argument("The request names no node.")
+            raise invalid_argument("The request names no node.")
         return wanted
 
     def _expire(self, record: QueuedRecord) -> None:
@@ -267,7 +267,7 @@ def _node_ids(spec: cloud_tpu.QueuedResource.Tpu.NodeSpec, queued_id: str) -> li
         return [spec.node_id]
     params = spec.multislice_params
     if params.node_count < 2:
-        raise api_errors.invalid_argument(
+        raise invalid_argument(
             f"The field node_count cannot be {params.node_count}: it needs to be > 1."
         )
     prefix = params.node_id_prefix or queued_id

@@ -9,6 +9,7 @@ from tpufleet_gke.environment.terraform.hcl import (
     Expression,
     Nested,
     output,
+    project_roles,
     reference,
     resource,
 )
@@ -89,14 +90,10 @@ def _service_account(environment: Environment) -> list[Block]:
                 depends_on=_apis(environment),
             )
         )  # fmt: skip
-    blocks += [
-        resource(
-            "google_project_iam_member", f"automation_{role.rpartition('/')[2]}",
-            project=environment.project, role=role, member=member,
-            depends_on=_apis(environment),
-        )
-        for role in automation_roles(environment)
-    ]  # fmt: skip
+    blocks += project_roles(
+        environment.project, "automation", member, automation_roles(environment),
+        depends_on=_apis(environment),
+    )  # fmt: skip
     bucket: object = names.automation_bucket(environment)
     if environment.automation.create_bucket:
         bucket = reference("google_storage_bucket", "automation", "name")

@@ -6,11 +6,9 @@ CRDs at plan time, before anything has installed them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tpufleet_gke.environment.config import names
 from tpufleet_gke.environment.config.sections import Environment
-from tpufleet_gke.environment.terraform.hcl import Block, output, reference, resource
+from tpufleet_gke.environment.terraform.hcl import Block, output, project_roles, reference, resource
 
 OBJECT_USER = "roles/storage.objectUser"
 BUCKET_READER = "roles/storage.legacyBucketReader"
@@ -60,9 +58,9 @@ def _teams(environment: Environment) -> list[Block]:
             environment, key, names.team_service_account(environment, name),
             f"jobs of team {name}", names.team_namespace(name, team), team.service_account,
         )  # fmt: skip
-        blocks += _project_roles(environment, key, team.roles)
-        if environment.tensorboard is not None:
-            blocks += _project_roles(environment, key, ["roles/aiplatform.user"])
+        extra = ["roles/aiplatform.user"] if environment.tensorboard is not None else []
+        roles = [*team.roles, *extra]
+        blocks += project_roles(environment.project, key, _member(key), roles)
         for bucket in writable_buckets(environment, name):
             blocks += _bucket_access(environment, key, bucket)
     return blocks
@@ -79,7 +77,8 @@ def _server(environment: Environment) -> list[Block]:
         environment, "bridge", names.bridge_account(environment), "Firestore bridge",
         environment.server.namespace, BRIDGE_KSA,
     )  # fmt: skip
-    return [*blocks, *_project_roles(environment, "bridge", ["roles/datastore.user"])]
+    roles = ["roles/datastore.user"]
+    return [*blocks, *project_roles(environment.project, "bridge", _member("bridge"), roles)]
 
 
 def _provisioner(environment: Environment) -> list[Block]:
@@ -87,11 +86,11 @@ def _provisioner(environment: Environment) -> list[Block]:
     return [
         *_account(
             environment, "provisioner", names.provisioner_account(environment),
-            "creates node pools for jobs", PROVISIONER_NAMESPACE, PROVISIONER_KSA,
+            "provisioner", PROVISIONER_NAMESPACE, PROVISIONER_KSA,
         ),
         resource(
             "google_project_iam_custom_role", "provisioner", project=environment.project,
-            role_id=role, title=f"{environment.name}: node pool provisioner",
+            role_id=role, title=f"{environment.name}: provisioner",
             permissions=list(PROVISIONER_PERMISSIONS),
         ),
         resource(
@@ -124,16 +123,6 @@ def _account(
             role="roles/iam.workloadIdentityUser",
             member=f"serviceAccount:{pool}[{namespace}/{ksa}]",
         ),
-    ]  # fmt: skip
-
-
-def _project_roles(environment: Environment, key: str, roles: Sequence[str]) -> list[Block]:
-    return [
-        resource(
-            "google_project_iam_member", f"{key}_{role.rpartition('/')[2]}",
-            project=environment.project, role=role, member=_member(key),
-        )
-        for role in roles
     ]  # fmt: skip
 
 

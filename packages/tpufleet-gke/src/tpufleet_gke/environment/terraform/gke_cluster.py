@@ -13,6 +13,7 @@ from tpufleet_gke.environment.terraform.hcl import (
     Expression,
     Nested,
     output,
+    project_roles,
     reference,
     resource,
 )
@@ -34,13 +35,7 @@ def _node_account(environment: Environment) -> list[Block]:
             account_id=names.node_account(environment),
             display_name=f"{environment.name}: nodes of GKE",
         ),
-        *(
-            resource(
-                "google_project_iam_member", f"nodes_{role.rpartition('/')[2]}",
-                project=environment.project, role=role, member=member,
-            )
-            for role in environment.nodes.roles
-        ),
+        *project_roles(environment.project, "nodes", member, environment.nodes.roles),
     ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,18 @@ def resource(kind: str, label: str, /, comment: str = "", **body: Any) -> Block:
     """Arguments that are None are left out."""
     kept = {key: value for key, value in body.items() if value is not None}
     return Block(kind="resource", labels=(kind, identifier(label)), body=kept, comment=comment)
+
+
+def project_roles(
+    project: str, key: str, member: object, roles: Iterable[str], **body: Any
+) -> list[Block]:
+    return [
+        resource(
+            "google_project_iam_member", f"{key}_{role.rpartition('/')[2]}", project=project,
+            role=role, member=member, **body,
+        )
+        for role in roles
+    ]  # fmt: skip
 
 
 def output(name: str, value: Any, description: str) -> Block:

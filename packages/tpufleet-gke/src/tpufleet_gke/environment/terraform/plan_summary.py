@@ -23,25 +23,18 @@ NOUNS = {
     "google_container_cluster": "GKE cluster",
     "google_container_node_pool": "node pool",
     "google_project_iam_custom_role": "custom role",
-    "google_project_iam_member": "role on the project",
+    "google_project_iam_member": "project role",
     "google_project_service": "API",
     "google_service_account": "service account",
-    "google_service_account_iam_member": "role on a service account",
+    "google_service_account_iam_member": "service account role",
     "google_storage_bucket": "bucket",
-    "google_storage_bucket_iam_member": "role on a bucket",
+    "google_storage_bucket_iam_member": "bucket role",
     "google_storage_bucket_object": "outputs file",
     "google_vertex_ai_tensorboard": "TensorBoard",
 }
 NAMES = ("account_id", "repository_id", "role_id", "service", "display_name", "name")
-
-
-# Shown together, with their plural.
-COUNTED = {
-    "API": "APIs",
-    "role on the project": "roles on the project",
-    "role on a bucket": "roles on buckets",
-    "role on a service account": "roles on service accounts",
-}
+# Shown together.
+COUNTED = ("API", "project role", "bucket role", "service account role")
 
 
 class Action(StrEnum):
@@ -88,7 +81,7 @@ def sentences(found: Sequence[Change]) -> list[tuple[str, float | None]]:
             lines.append((f"{change.stage}: {sentence(change)}", change.usd))
     for (stage, action, noun), names in groups.items():
         listed = ", ".join(dict.fromkeys(name.removesuffix(".googleapis.com") for name in names))
-        plural = COUNTED[noun] if len(names) > 1 else noun
+        plural = f"{noun}s" if len(names) > 1 else noun
         lines.append((f"{stage}: {action} {len(names)} {plural}: {listed}", 0.0))
     return sorted(lines, key=lambda line: line[0].partition(":")[0])
 
@@ -150,9 +143,9 @@ def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    return (
-        "unset" if value is None else str(value).lower() if value in (True, False) else str(value)
-    )
+    if value is None:
+        return "unset"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _difference_usd(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:

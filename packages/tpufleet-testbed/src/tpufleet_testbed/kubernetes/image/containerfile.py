@@ -44,18 +44,11 @@ def parse(text: str, arguments: Mapping[str, str] | None = None) -> list[BuildSt
     parser = _Parser(dict(arguments or {}))
     for number, line in _instructions(text):
         instruction, _, rest = line.partition(" ")
-        if instruction not in INSTRUCTIONS:
-            supported = ", ".join(sorted(INSTRUCTIONS))
-            raise BadInput(
-                f"line {number}: unsupported instruction {instruction}; supported are {supported}"
-            )
         try:
             parser.add(instruction, rest.strip())
         except (ValueError, KeyError) as error:
             raise BadInput(f"line {number}: cannot parse {line!r}: {error}") from error
     stages = parser.finish()
-    if not stages:
-        raise BadInput("no FROM instruction")
     for stage in stages:
         copies = [isinstance(step, Copy) and bool(step.stage) for step in stage.steps]
         if not all(copies) if stage is stages[-1] else any(copies):
@@ -75,6 +68,8 @@ class _Parser:
         self._arguments: dict[str, str] = {}
 
     def add(self, instruction: str, rest: str) -> None:
+        if instruction not in INSTRUCTIONS:
+            raise ValueError(f"supported are {', '.join(sorted(INSTRUCTIONS))}")
         if instruction == "ARG":
             self._argument(rest)
         elif instruction == "FROM":
