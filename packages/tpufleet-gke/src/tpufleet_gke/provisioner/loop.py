@@ -283,7 +283,9 @@ class Provisioner:
 
     def _nodes_of(self, pool: str) -> list[str]:
         nodes = self._cluster.nodes()
-        return [str(node["metadata"]["name"]) for node in nodes if _pool_of(node) == pool]
+        return [
+            str(node["metadata"]["name"]) for node in nodes if observations.pool_of(node) == pool
+        ]
 
     def _update_metrics(self, state: ClusterState) -> None:
         managed = [pool for pool in state.pools if pool.managed]
@@ -307,10 +309,6 @@ class Provisioner:
             longest = IDLE_INTERVAL
         wait = plan.recheck_at - now if plan.recheck_at is not None else longest
         return min(max(wait, MIN_INTERVAL), longest)
-
-
-def _pool_of(node: Json) -> str:
-    return str((node["metadata"].get("labels") or {}).get(label_keys.NODE_POOL, ""))
 
 
 def _is_managed(node: Json) -> bool:

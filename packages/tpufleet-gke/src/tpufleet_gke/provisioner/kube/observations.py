@@ -80,7 +80,7 @@ def youngest_nodes(nodes: Iterable[Json]) -> dict[str, datetime]:
     """By pool: when its newest node was created."""
     newest: dict[str, datetime] = {}
     for node in nodes:
-        pool = _pool_of(node)
+        pool = pool_of(node)
         if pool:
             created = pod_owners.parse_time(node["metadata"]["creationTimestamp"])
             newest[pool] = max(newest.get(pool, created), created)
@@ -89,7 +89,7 @@ def youngest_nodes(nodes: Iterable[Json]) -> dict[str, datetime]:
 
 def pool_users(owned: Iterable[OwnedPod], nodes: Iterable[Json]) -> dict[str, frozenset[PoolUser]]:
     """By pool: the Jobs whose leaders are bound to one of its nodes and have not ended."""
-    pool_by_node = {node["metadata"]["name"]: _pool_of(node) for node in nodes}
+    pool_by_node = {node["metadata"]["name"]: pool_of(node) for node in nodes}
     users: dict[str, set[PoolUser]] = {}
     for one in owned:
         pool = pool_by_node.get((one.pod.get("spec") or {}).get("nodeName", ""))
@@ -117,7 +117,7 @@ def cordoned_pools(nodes: Iterable[Json]) -> tuple[dict[str, datetime], frozense
     times: dict[str, list[datetime | None]] = {}
     for node in nodes:
         at = (node["metadata"].get("annotations") or {}).get(label_keys.CORDONED_AT)
-        times.setdefault(_pool_of(node), []).append(pod_owners.parse_time(at) if at else None)
+        times.setdefault(pool_of(node), []).append(pod_owners.parse_time(at) if at else None)
     whole = {
         pool: max(at for at in of_pool if at is not None)
         for pool, of_pool in times.items()
@@ -128,7 +128,7 @@ def cordoned_pools(nodes: Iterable[Json]) -> tuple[dict[str, datetime], frozense
 
 def ready_nodes(nodes: Iterable[Json]) -> dict[str, int]:
     """By pool: how many of its nodes are ready."""
-    return dict(Counter(_pool_of(node) for node in nodes if _pool_of(node) and _is_ready(node)))
+    return dict(Counter(pool_of(node) for node in nodes if pool_of(node) and _is_ready(node)))
 
 
 def ready_chips(nodes: Iterable[Json], resource: str) -> dict[str, int]:
@@ -136,13 +136,13 @@ def ready_chips(nodes: Iterable[Json], resource: str) -> dict[str, int]:
     is ready and offers none."""
     chips: Counter[str] = Counter()
     for node in nodes:
-        if _pool_of(node) and _is_ready(node):
+        if pool_of(node) and _is_ready(node):
             allocatable = (node.get("status") or {}).get("allocatable") or {}
-            chips[_pool_of(node)] += int(quantities.parse(allocatable.get(resource, 0)))
+            chips[pool_of(node)] += int(quantities.parse(allocatable.get(resource, 0)))
     return dict(chips)
 
 
-def _pool_of(node: Json) -> str:
+def pool_of(node: Json) -> str:
     return str((node["metadata"].get("labels") or {}).get(label_keys.NODE_POOL, ""))
 
 
