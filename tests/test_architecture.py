@@ -103,7 +103,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "client", "model", "config", "clocks", "backoff", "errors", "kubernetes.probes",
     },
     "tpufleet_firestore.cli": {"tpufleet_firestore", "errors", "views.cli", "views.text"},
-    "tpufleet_testbed": {"model", "clocks", "backoff", "errors", "providers", "kubernetes"},
+    "tpufleet_testbed": {
+        "model", "clocks", "backoff", "errors", "providers", "kubernetes", "schema",
+    },
     "tpufleet_testbed.cli": {"tpufleet_testbed", "model", "errors", "views.cli"},
     "tpufleet_migration": {
         "client", "config", "errors", "model", "runtime", "views", "tpufleet_activations",
